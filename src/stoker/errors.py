@@ -1,0 +1,37 @@
+"""The exception tree: everything stoker raises on its own account descends from ``StokerError``.
+
+Errors that torch's loader raises keep torch's type and words; the classes here that stand for one of
+those inherit from torch's type as well, so ``except RuntimeError`` goes on working.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StokerError(Exception):
+    """Base of every error that stoker raises on its own account."""
+
+
+class UsageError(StokerError, ValueError):
+    """A wrong argument or a file that cannot be used; the command line ends with exit code 2."""
+
+
+class TransportError(StokerError, RuntimeError):
+    """A record or a payload that cannot have come from a stoker worker."""
+
+
+class WorkerDiedError(StokerError, RuntimeError):
+    """A worker process ended without being asked to (torch: ``exited unexpectedly``).
+
+    Attributes:
+        workers: ids of the workers that died.
+    """
+
+    def __init__(self, message: str, workers: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.workers = tuple(workers)
+
+
+class WorkerTimeoutError(StokerError, RuntimeError):
+    """No batch arrived within ``timeout`` seconds (torch: ``timed out``)."""

@@ -1,0 +1,37 @@
+"""The one order in which everything is torn down.
+
+Told to leave (stop flag, STOP record, end of pipes) -> joined under one deadline for all -> SIGTERM -> SIGKILL. Slots
+need no step of their own: their memory is anonymous and goes with the last mapping.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+LEAVE_S = 5.0  # for all workers together; a sample that is being loaded may end in that time. torch: 5 s for each
+TERM_S = 1.0  # between SIGTERM and SIGKILL; nothing of the user's is left to be saved then
+
+
+def join(processes: Sequence[Any], leave_s: float = LEAVE_S) -> None:
+    """Waits for processes that have been told to leave, and ends those that do not.
+
+    Args:
+        processes: ``multiprocessing.Process`` objects of this process.
+        leave_s: seconds for all of them together.
+    """
+    deadline = time.monotonic() + leave_s
+    try:
+        for p in processes:
+            p.join(max(0.0, deadline - time.monotonic()))
+    finally:  # a second Ctrl-C must not leave anybody behind
+        rest = [p for p in processes if p.is_alive()]
+        for p in rest:
+            p.terminate()
+        deadline = time.monotonic() + TERM_S
+        for p in rest:
+            p.join(max(0.0, deadline - time.monotonic()))
+            if p.is_alive():
+                p.kill()
+                p.join()

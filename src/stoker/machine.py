@@ -1,0 +1,334 @@
+"""What this machine really grants: cores, memory, shared memory, page-locked memory, GPUs, pressure.
+
+``os.cpu_count()`` and ``/proc/meminfo`` speak of the host. A container is granted less: by affinity
+(sched_getaffinity(2)), by CPU quota (cgroup v2 ``cpu.max``, v1 ``cpu.cfs_quota_us``), by a memory limit (v2 ``memory.max``,
+v1 ``memory.limit_in_bytes``; Linux' admin-guide/cgroup-v2 and cgroup-v1/memory). Everything here is read from files and
+takes a millisecond; what cannot be read is ``None`` and never an error.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+NO_LIMIT = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
+SHM_SMALL = 256 << 20  # Docker's default is 64 MB; torch's own loader needs some batches' worth
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One accelerator: name, total and free memory in bytes, utilisation in per cent (None where unknown)."""
+
+    name: str
+    memory: int | None
+    memory_free: int | None
+    utilisation: float | None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The grant, in plain numbers. Bytes, unless the name says otherwise.
+
+    Attributes:
+        cores: cores granted, a whole number of at least 1: the least of affinity and quota (rounded up).
+        cores_host: what ``os.cpu_count()`` says.
+        cores_affinity: cores this process may run on.
+        cpu_quota: cores' worth of CPU time granted by cgroups, or None.
+        memory: memory granted: the least of the host's and the cgroups' limits.
+        memory_host: the host's memory.
+        memory_limit: the least limit of the cgroups, or None.
+        memory_available: what could be taken now without swapping.
+        swap_used: swap in use on the host.
+        shm: size of ``/dev/shm``; shm_free: what is free there.
+        memlock: limit of page-locked memory (RLIMIT_MEMLOCK), None for unlimited.
+        open_files: limit of open descriptors.
+        pressure: PSI "some avg10" per cent for cpu, memory and io, where the kernel tells.
+        gpus: accelerators, by NVML or nvidia-smi.
+        python, platform: versions.
+        warnings: what looks wrong, each with a remedy.
+    """
+
+    cores: int
+    cores_host: int
+    cores_affinity: int
+    cpu_quota: float | None
+    memory: int
+    memory_host: int
+    memory_limit: int | None
+    memory_available: int
+    swap_used: int
+    shm: int | None
+    shm_free: int | None
+    memlock: int | None
+    open_files: int | None
+    pressure: dict[str, float] = field(default_factory=dict)
+    gpus: list[Gpu] = field(default_factory=list)
+    python: str = ""
+    platform: str = ""
+    warnings: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain dicts and lists, for JSON."""
+        return asdict(self)
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except OSError:
+        return None
+
+
+def _number(text: str | None) -> int | None:
+    try:
+        n = int(text.split()[0]) if text else None
+    except (ValueError, IndexError):
+        return None
+    return n if n is not None and 0 <= n < NO_LIMIT else None
+
+
+def _cgroup_dirs(controller: str, root: Path, proc: Path) -> list[Path]:
+    """Directories whose limits hold for this process, from its own cgroup up to the root; v1 and v2 mixed."""
+    out: list[Path] = []
+    for line in (_read(proc / "self/cgroup") or "").splitlines():
+        parts = line.split(":", 2)
+        if len(parts) != 3:
+            continue
+        _, names, path = parts
+        if not names:
+            bases = [root / "unified", root]
+        elif controller in names.split(","):
+            bases = [root / controller, root / names]
+        else:
+            continue
+        for base in bases:
+            if not base.is_dir():
+                continue
+            # In a container the path is the host's and does not exist here: the mount's own root then speaks.
+            here = base / path.lstrip("/")
+            while True:
+                if here.is_dir():
+                    out.append(here)
+                if here == base or base not in here.parents:
+                    break
+                here = here.parent
+            break
+    return out
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> float | None:
+    """Cores' worth of CPU time that cgroups grant, the least over all levels; None without a quota."""
+    least: float | None = None
+    for d in _cgroup_dirs("cpu", root, proc):
+        quota = period = None
+        if text := _read(d / "cpu.max"):
+            fields = text.split()
+            if len(fields) == 2 and fields[0] != "max":
+                quota, period = _number(fields[0]), _number(fields[1])
+        elif text := _read(d / "cpu.cfs_quota_us"):
+            if not text.strip().startswith("-"):
+                quota, period = _number(text), _number(_read(d / "cpu.cfs_period_us"))
+        if quota and period:
+            least = quota / period if least is None else min(least, quota / period)
+    return least
+
+
+def memory_limit(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int | None:
+    """The least memory limit of the cgroups this process is in, in bytes; None without one."""
+    limits = []
+    for d in _cgroup_dirs("memory", root, proc):
+        for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
+            n = _number(_read(d / name))
+            if n:
+                limits.append(n)
+    return min(limits, default=None)
+
+
+def memory_used(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int | None:
+    """Bytes in use in this process' memory cgroup, less the page cache that can be dropped."""
+    for d in _cgroup_dirs("memory", root, proc):
+        for name in ("memory.current", "memory.usage_in_bytes"):
+            used = _number(_read(d / name))
+            if used is not None:
+                stat = dict(line.split() for line in (_read(d / "memory.stat") or "").splitlines() if line.count(" ") == 1)
+                cache = stat.get("inactive_file") or stat.get("total_inactive_file") or "0"
+                return max(0, used - int(cache))
+    return None
+
+
+def _meminfo() -> dict[str, int]:
+    out = {}
+    for line in (_read(Path("/proc/meminfo")) or "").splitlines():
+        name, _, rest = line.partition(":")
+        fields = rest.split()
+        if fields and fields[0].isdigit():
+            out[name] = int(fields[0]) * 1024
+    return out
+
+
+def _host_memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 0
+
+
+def _limit(name: str) -> int | None:
+    try:
+        import resource
+
+        soft, _ = resource.getrlimit(getattr(resource, name))
+    except (ImportError, AttributeError, OSError):
+        return None
+    return None if soft < 0 or soft >= NO_LIMIT else soft
+
+
+def _pressure() -> dict[str, float]:
+    out = {}
+    for what in ("cpu", "memory", "io"):
+        for line in (_read(Path("/proc/pressure") / what) or "").splitlines():
+            if line.startswith("some"):
+                out[what] = float(line.split("avg10=")[1].split()[0])
+    return out
+
+
+def _gpus() -> list[Gpu]:
+    """By NVML where pynvml is installed, else by nvidia-smi, else none. Never initialises CUDA."""
+    try:
+        import pynvml
+    except ImportError:
+        return _gpus_smi()
+    try:
+        pynvml.nvmlInit()
+    except Exception:
+        return []
+    try:
+        out = []
+        for i in range(pynvml.nvmlDeviceGetCount()):
+            h = pynvml.nvmlDeviceGetHandleByIndex(i)
+            name = pynvml.nvmlDeviceGetName(h)
+            mem = pynvml.nvmlDeviceGetMemoryInfo(h)
+            try:
+                use: float | None = float(pynvml.nvmlDeviceGetUtilizationRates(h).gpu)
+            except Exception:  # not supported on this device
+                use = None
+            out.append(Gpu(name.decode() if isinstance(name, bytes) else name, int(mem.total), int(mem.free), use))
+        return out
+    except Exception:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpus_smi() -> list[Gpu]:
+    smi = shutil.which("nvidia-smi")
+    if not smi:
+        return []
+    query = "--query-gpu=name,memory.total,memory.free,utilization.gpu"
+    try:
+        p = subprocess.run([smi, query, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    out = []
+    for line in p.stdout.splitlines() if p.returncode == 0 else []:
+        name, total, free, use = ([*(f.strip() for f in line.split(",")), "", "", ""])[:4]
+        mib = [int(v) << 20 if v.isdigit() else None for v in (total, free)]
+        out.append(Gpu(name, mib[0], mib[1], float(use) if use.isdigit() else None))
+    return out
+
+
+def cores_granted() -> int:
+    """Cores this process may use at once: the least of affinity and CPU quota, at least 1."""
+    quota = cpu_quota()
+    return max(1, min(_affinity(), math.ceil(quota) if quota else 1 << 30))
+
+
+def memory_granted() -> int:
+    """Bytes of memory this process may use: the least of the host's and the cgroups' limits."""
+    host, limit = _host_memory(), memory_limit()
+    return min(host, limit) if limit else host
+
+
+def _affinity() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def read() -> Machine:
+    """Reads everything afresh.
+
+    Example:
+        >>> m = read()
+        >>> 1 <= m.cores <= m.cores_affinity
+        True
+    """
+    info = _meminfo()
+    host, limit = _host_memory(), memory_limit()
+    memory = min(host, limit) if limit else host
+    available = info.get("MemAvailable", memory)
+    used = memory_used() if limit else None
+    if limit and used is not None:
+        available = min(available, max(0, limit - used))
+    try:
+        st = os.statvfs("/dev/shm")
+        shm: int | None = st.f_blocks * st.f_frsize
+        shm_free: int | None = st.f_bavail * st.f_frsize
+    except (OSError, AttributeError):
+        shm = shm_free = None
+    machine = Machine(
+        cores=cores_granted(),
+        cores_host=os.cpu_count() or 1,
+        cores_affinity=_affinity(),
+        cpu_quota=cpu_quota(),
+        memory=memory,
+        memory_host=host,
+        memory_limit=limit,
+        memory_available=available,
+        swap_used=info.get("SwapTotal", 0) - info.get("SwapFree", 0),
+        shm=shm,
+        shm_free=shm_free,
+        memlock=_limit("RLIMIT_MEMLOCK"),
+        open_files=_limit("RLIMIT_NOFILE"),
+        pressure=_pressure(),
+        gpus=_gpus(),
+        python=platform.python_version(),
+        platform=f"{sys.platform} {platform.release()} {platform.machine()}",
+    )
+    machine.warnings.extend(_wrong(machine))
+    return machine
+
+
+def _wrong(m: Machine) -> list[str]:
+    out = []
+    if m.cpu_quota is not None and m.cpu_quota < m.cores_affinity:
+        out.append(
+            f"a CPU quota grants {m.cpu_quota:g} of the {m.cores_affinity} cores that os.cpu_count() and torch show: "
+            f"use at most {m.cores} workers, or raise the quota"
+        )
+    if m.shm is not None and m.shm < SHM_SMALL:
+        out.append(
+            f"/dev/shm has {m.shm >> 20} MB: torch's own loader will end with a bus error on large batches "
+            "(docker run --shm-size=1g); stoker's slots do not live there"
+        )
+    if m.memory_available < m.memory // 10:
+        out.append(f"only {m.memory_available >> 20} MB of {m.memory >> 20} MB memory are free: fewer workers, smaller prefetch")
+    if m.swap_used > m.memory_host // 20:
+        out.append(f"{m.swap_used >> 20} MB are swapped out: something does not fit into memory")
+    for what, share in m.pressure.items():
+        if share >= 10:
+            out.append(f"tasks stalled on {what} for {share:.0f} % of the last 10 s (PSI): the machine is shared or short of {what}")
+    if m.open_files is not None and m.open_files < 1024:
+        out.append(f"only {m.open_files} open files are allowed: raise it with ulimit -n 4096")
+    if m.gpus and m.memlock is not None and m.memlock < 64 << 20:
+        out.append(
+            f"RLIMIT_MEMLOCK is {m.memlock >> 10} KB; CUDA's own pinning is not bound by it, but mlock and RDMA are"
+        )
+    return out

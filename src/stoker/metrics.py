@@ -1,0 +1,72 @@
+"""What a loader did, in numbers. Nothing else of stoker is imported here, and nothing here costs a microsecond.
+
+``report/schema.py`` says how these numbers look in a report.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class LoaderMetrics:
+    """Sums over all epochs of one loader. Times are seconds of the consumer's clock unless said otherwise.
+
+    Attributes:
+        name: the line that made the loader, as ``file:line``.
+        batches: batches delivered.
+        samples: samples in them.
+        epochs: epochs begun.
+        wait_s: the consumer was blocked in ``next()``.
+        first_wait_s: the part of ``wait_s`` before the first batch of each epoch, workers' start included.
+        step_s: the consumer did its own work between two batches.
+        settings: the loader's settings, by torch's names.
+        tasks: tasks that workers finished.
+        fetch_ns, collate_ns, transport_ns: wall time in workers, summed over workers.
+        cpu_ns: CPU time of those tasks.
+    """
+
+    name: str = ""
+    batches: int = 0
+    samples: int = 0
+    epochs: int = 0
+    wait_s: float = 0.0
+    first_wait_s: float = 0.0
+    step_s: float = 0.0
+    settings: dict[str, Any] = field(default_factory=dict)
+    tasks: int = 0
+    fetch_ns: int = 0
+    collate_ns: int = 0
+    transport_ns: int = 0
+    cpu_ns: int = 0
+
+    def task(self, times: tuple[int, int, int, int]) -> None:
+        """Adds one task's nanoseconds: fetch, collate, transport, CPU."""
+        fetch, collate, transport, cpu = times
+        self.tasks += 1
+        self.fetch_ns += fetch
+        self.collate_ns += collate
+        self.transport_ns += transport
+        self.cpu_ns += cpu
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples per second of wait and step together; 0.0 before the first batch."""
+        total = self.wait_s + self.step_s
+        return self.samples / total if total else 0.0
+
+    @property
+    def wait_share(self) -> float:
+        """Part of the loop's time spent waiting, 0 to 1."""
+        total = self.wait_s + self.step_s
+        return self.wait_s / total if total else 0.0
+
+    def stages(self) -> dict[str, dict[str, float]]:
+        """Seconds per stage inside the workers, summed over workers; empty where they were not measured."""
+        if not self.tasks:
+            return {}
+        wall = {"fetch": self.fetch_ns, "collate": self.collate_ns, "transport": self.transport_ns}
+        out = {name: {"self_s": ns / 1e9} for name, ns in wall.items()}
+        out["worker"] = {"cpu_s": self.cpu_ns / 1e9, "tasks": self.tasks}
+        return out

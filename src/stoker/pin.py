@@ -1,0 +1,108 @@
+"""Pinning, where there is an accelerator: batches are copied to page-locked memory by a thread, as torch does.
+
+The thread stands between the pool and the scheduler, so a batch is pinned while the consumer computes, and its slot
+is free again as soon as it is copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from typing import Any
+
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils import pin_memory as torch_pin
+
+from .source import Task
+from .workers.protocol import Pool, Result
+
+POLL_S = 0.1  # how late the thread may notice that it is to end
+
+
+class _Pinned:
+    def __init__(self, result: Result, data: Any) -> None:
+        self.worker, self.epoch, self.task = result.worker, result.epoch, result.task
+        self.ended, self.times = result.ended, result.times
+        self._data = data
+
+    def take(self) -> Any:
+        data, self._data = self._data, None
+        return data
+
+    def drop(self) -> None:
+        self._data = None
+
+
+class PinnedPool:
+    """A pool whose results are in page-locked memory.
+
+    Args:
+        pool: where results come from; from now on only this object calls its ``receive``.
+        device: torch's name of the accelerator.
+    """
+
+    def __init__(self, pool: Pool, device: str | None) -> None:
+        self._pool, self._device = pool, device
+        self._out: queue.SimpleQueue[Result | BaseException] = queue.SimpleQueue()
+        self._ending = threading.Event()
+        self._index = torch.accelerator.current_device_index()
+        self.thread = threading.Thread(target=self._run, name="stoker_pin", daemon=True)
+        self.thread.start()
+
+    def submit(self, worker: int, epoch: int, task: Task) -> None:
+        self._pool.submit(worker, epoch, task)
+
+    def resume(self, epoch: int, shared_seed: int | None) -> None:
+        self._pool.resume(epoch, shared_seed)
+
+    def retire(self, worker: int) -> None:
+        self._pool.retire(worker)
+
+    def receive(self, timeout: float | None) -> Result | None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = 5.0 if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                item = self._out.get(timeout=left)
+            except queue.Empty:
+                if deadline is not None:
+                    return None
+                if not self.thread.is_alive():
+                    raise RuntimeError("Pin memory thread exited unexpectedly") from None
+                continue
+            if isinstance(item, BaseException):
+                raise item
+            return item
+
+    def close(self) -> None:
+        self._ending.set()
+        if threading.current_thread() is not self.thread:
+            self.thread.join()
+        self._pool.close()
+
+    def _run(self) -> None:
+        torch.set_num_threads(1)  # thread-local: the copy must not take every core from the consumer
+        with contextlib.suppress(RuntimeError):
+            torch.accelerator.set_device_index(self._index)
+        while not self._ending.is_set():
+            try:
+                result = self._pool.receive(POLL_S)
+            except BaseException as e:  # the consumer raises it
+                self._out.put(e)
+                continue
+            if result is not None:
+                self._out.put(result if result.ended else self._pin(result))
+
+    def _pin(self, result: Result) -> Result:
+        try:
+            data = result.take()
+            if not isinstance(data, ExceptionWrapper):
+                data = torch_pin.pin_memory(data, self._device)
+        except Exception:
+            data = ExceptionWrapper(where=f"in pin memory thread for device {self._index}")
+        return _Pinned(result, data)
+
+

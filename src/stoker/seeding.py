@@ -1,0 +1,74 @@
+"""Random state: torch's per-worker seeds to the bit, and counter-based seeds per task.
+
+Task seeds make random augmentation a function of (base seed, epoch, task) alone: which worker runs a task, how many
+there are, and where a run was resumed cannot change a bit. The counter is spread with SplitMix64 (Steele, Lea and
+Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data._utils.worker import _generate_state
+
+try:
+    import numpy as np
+except ModuleNotFoundError:  # torch works without NumPy, and so do its loader's seeds
+    np = None  # type: ignore[assignment]
+
+_MASK = (1 << 64) - 1
+
+
+def splitmix64(x: int) -> int:
+    """One step of SplitMix64: 64 bits in, 64 well-mixed bits out."""
+    x = (x + 0x9E3779B97F4A7C15) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def task_seed(base_seed: int, epoch: int, task: int) -> int:
+    """The 64-bit seed of one task.
+
+    Example:
+        >>> task_seed(1, 0, 0) != task_seed(1, 0, 1) != task_seed(1, 1, 0)
+        True
+    """
+    return splitmix64(splitmix64(splitmix64(base_seed & _MASK) ^ epoch) ^ task)
+
+
+def seed_worker(base_seed: int, worker: int) -> int:
+    """Seeds Python, torch and NumPy as torch's loader seeds its worker ``worker``. Returns the worker's seed."""
+    seed = base_seed + worker
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if np is not None:
+        np.random.seed(_generate_state(base_seed, worker))
+    return seed
+
+
+def seed_task(base_seed: int, epoch: int, task: int) -> None:
+    """Seeds Python, torch and NumPy for one task."""
+    seed = task_seed(base_seed, epoch, task)
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if np is not None:
+        np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
+
+
+@contextmanager
+def unchanged() -> Iterator[None]:
+    """Puts the three process-wide generators back as they were, whatever is drawn inside."""
+    python, cpu = random.getstate(), torch.get_rng_state()
+    numpy: Any = np.random.get_state() if np is not None else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        torch.set_rng_state(cpu)
+        if np is not None:
+            np.random.set_state(numpy)

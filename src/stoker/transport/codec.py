@@ -1,0 +1,248 @@
+"""Any Python object as a small meta block plus leaves: blocks of bytes that go into a slot.
+
+Pickle protocol 5 (PEP 574) carries the object's skeleton; tensors and NumPy arrays are left out of the stream and
+travel as leaves. A tensor that already lies in the slot (collated there) is not copied. Tensors that overlap in
+memory go on overlapping; dtypes, strides and ``requires_grad`` are kept, as torch's own loader keeps them. What is
+no plain CPU tensor (sparse, quantized, a subclass) goes the way its class pickles itself, its storage as a leaf.
+
+Streams are written and read by processes that forked from, or were started by, the same parent: pickle is safe here.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import io
+import marshal
+import pickle
+from collections import ChainMap
+from collections.abc import Iterable
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+import torch
+
+from .ring import Bytes, SlotWriter, aligned
+
+# A tensor leaf: offset, dtype, shape, strides, elements spanned, requires_grad. A buffer leaf: offset, length.
+TensorRow = tuple[int, int, tuple[int, ...], tuple[int, ...], int, bool]
+ONE, LIST = b"1", b"L"  # instead of a stream, for the two commonest batches: a tensor, and a list of tensors
+SMALL_ARRAY = 512  # bytes; a smaller array is cheaper in the stream than as a leaf
+DTYPES: list[torch.dtype] = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str)
+_CODES = {d: i for i, d in enumerate(DTYPES)}
+# What users registered for their types, with multiprocessing or with copyreg. A live view on both.
+_REDUCERS = ChainMap(ForkingPickler._extra_reducers, copyreg.dispatch_table)  # type: ignore[attr-defined]
+
+
+def _leaf(index: int) -> torch.Tensor:
+    """Stands in the stream for tensor leaf ``index``; ``_Unpickler`` binds it to the slot at hand."""
+    raise pickle.UnpicklingError(f"tensor leaf {index} outside of a slot")
+
+
+def _storage(leaf: torch.Tensor) -> torch.UntypedStorage:
+    return leaf.untyped_storage()
+
+
+def _typed_storage(leaf: torch.Tensor, code: int) -> Any:
+    return torch.storage.TypedStorage(wrap_storage=leaf.untyped_storage(), dtype=DTYPES[code], _internal=True)
+
+
+def _simple(t: torch.Tensor) -> bool:
+    return _plain(t) and not t.requires_grad and not t.is_conj() and not t.is_neg()
+
+
+def _plain(t: torch.Tensor) -> bool:
+    return (
+        t.layout is torch.strided
+        and t.device.type == "cpu"
+        and not t.is_quantized
+        and not t.is_nested
+        and t.dtype in _CODES
+    )
+
+
+def _keep(buffers: list[pickle.PickleBuffer], b: pickle.PickleBuffer) -> bool:
+    """Keeps an array out of the stream; True leaves it in."""
+    with b.raw() as raw:
+        if raw.nbytes < SMALL_ARRAY:
+            return True
+    buffers.append(b)
+    return False
+
+
+class _Pickler(pickle.Pickler):
+    """Leaves tensors out of the stream and remembers them in order."""
+
+    def __init__(self, stream: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
+        # Not a method: that would be a cycle, and the tensors would hold their slot until it is collected.
+        super().__init__(stream, protocol=5, buffer_callback=functools.partial(_keep, buffers))
+        self.dispatch_table = _REDUCERS
+        self.tensors: list[torch.Tensor] = []
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is torch.Tensor and _plain(obj):
+            if obj.requires_grad and not obj.is_leaf:
+                raise RuntimeError(
+                    "Cowardly refusing to serialize non-leaf tensor which requires_grad, since autograd does not "
+                    "support crossing process boundaries.  If you just want to transfer the data, call detach() on "
+                    "the tensor before serializing (e.g., putting it on the queue)."
+                )
+            return _leaf, (self._add(obj),)
+        if isinstance(obj, torch.storage.TypedStorage) and obj.device.type == "cpu":
+            return _typed_storage, (_bytes_of(obj._untyped_storage), _CODES[obj.dtype])
+        if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
+            return _storage, (_bytes_of(obj),)
+        if isinstance(obj, torch.Tensor) and obj.device.type == "cpu":
+            return obj.__reduce_ex__(5)  # the class knows what it carries; its storages come back here
+        return NotImplemented
+
+    def _add(self, t: torch.Tensor) -> int:
+        if t.is_conj() or t.is_neg():
+            t = t.resolve_conj().resolve_neg()
+        self.tensors.append(t)
+        return len(self.tensors) - 1
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, stream: io.BytesIO, buffers: Iterable[Any], leaves: list[TensorRow], memory: Any) -> None:
+        super().__init__(stream, buffers=buffers)
+        # Not a method: pickle's memo would hold it, it the unpickler, and so the slot until the cycle is collected.
+        self._tensor = functools.partial(_view, leaves, memory)
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name == "_leaf" and module == __name__:
+            return self._tensor
+        return super().find_class(module, name)
+
+
+def _view(leaves: list[TensorRow], memory: Any, index: int) -> torch.Tensor:
+    offset, code, shape, strides, span, grad = leaves[index]
+    dtype = DTYPES[code]
+    if span:
+        t = torch.frombuffer(memory, dtype=dtype, count=span, offset=offset).as_strided(shape, strides)
+    else:
+        t = torch.empty(0, dtype=dtype).as_strided(shape, strides)
+    return t.requires_grad_() if grad else t
+
+
+def _bytes_of(s: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(s, 0, (s.nbytes(),), (1,))
+
+
+class Encoded:
+    """An object taken apart: a meta block and leaves, each with its place. Lay it out, then write it.
+
+    Attributes:
+        meta: bytes; what ``decode`` needs beside the leaves.
+        size: bytes that the leaves take, counted from the beginning of their memory.
+        inside: some leaf lies in the slot already.
+    """
+
+    def __init__(self, obj: Any) -> None:
+        self._buffers: list[pickle.PickleBuffer] = []
+        if type(obj) is torch.Tensor and _simple(obj):
+            self._tensors, self._stream = [obj], ONE
+        elif type(obj) is list and obj and all(type(t) is torch.Tensor and _simple(t) for t in obj):
+            self._tensors, self._stream = obj, LIST
+        else:
+            stream = io.BytesIO()
+            pickler = _Pickler(stream, self._buffers)
+            pickler.dump(obj)
+            self._stream = stream.getvalue()
+            self._tensors = pickler.tensors
+        self._copies: list[tuple[int, torch.Tensor]] = []
+        self._spans: list[tuple[int, int]] = []
+        self.meta = b""
+        self.size = 0
+        self.inside = False
+
+    def lay(self, slot: SlotWriter | None = None) -> Encoded:
+        """Gives every leaf its place, behind what ``slot`` holds already. May be called again for another slot."""
+        base, held, self.size = 0, 0, 0
+        if slot is not None and slot.whole is not None:
+            base, held, self.size = slot.address, slot.capacity, slot.used
+        self.inside = False
+        rows: list[TensorRow] = []
+        outside: list[tuple[int, int, int]] = []
+        for i, t in enumerate(self._tensors):
+            shape, strides, at = tuple(t.shape), t.stride(), t.data_ptr()
+            span = 0
+            if t.numel():
+                span = 1
+                for n, step in zip(shape, strides, strict=True):
+                    span += (n - 1) * step
+                if base <= at < base + held:
+                    self.inside = True
+                else:
+                    outside.append((at, at + span * t.element_size(), i))
+            rows.append((at - base, _CODES[t.dtype], shape, strides, span, t.requires_grad))
+        self._copies = []
+        if outside:
+            self._place(rows, outside)
+        self._spans = []
+        for b in self._buffers:
+            n = b.raw().nbytes
+            at = aligned(self.size)
+            self.size = at + n
+            self._spans.append((at, n))
+        table = marshal.dumps((rows, self._spans))
+        self.meta = len(table).to_bytes(4, "little") + table + self._stream
+        return self
+
+    def _place(self, rows: list[TensorRow], outside: list[tuple[int, int, int]]) -> None:
+        """Blocks for the leaves that are not in the slot; leaves that overlap in memory share one."""
+        outside.sort()
+        groups: list[tuple[int, int, list[tuple[int, int]]]] = []
+        for lo, hi, i in outside:
+            if groups and lo < groups[-1][1]:
+                start, end, members = groups[-1]
+                members.append((i, lo))
+                groups[-1] = (start, max(end, hi), members)
+            else:
+                groups.append((lo, hi, [(i, lo)]))
+        for start, end, members in groups:
+            block = aligned(self.size)
+            self.size = block + end - start
+            self._copies.append((block, _bytes_at(self._tensors[members[0][0]], start, end)))
+            for i, lo in members:
+                rows[i] = (block + lo - start, *rows[i][1:])
+
+    def write(self, memory: Bytes) -> None:
+        """Copies the leaves that are not there yet into ``memory``, at least ``size`` bytes."""
+        if self._copies:
+            out = torch.from_numpy(memory)
+            for at, src in self._copies:
+                out[at : at + src.numel()].copy_(src)
+        for (at, n), b in zip(self._spans, self._buffers, strict=True):
+            memory[at : at + n] = np.frombuffer(b.raw(), np.uint8)
+
+    def blob(self) -> bytes:
+        """Meta and leaves in one piece, for a message that carries both. Only where nothing is ``inside``."""
+        out = np.zeros(self.size, np.uint8)
+        self.write(out)
+        return self.meta + out.tobytes()
+
+
+def _bytes_at(t: torch.Tensor, start: int, end: int) -> torch.Tensor:
+    """The bytes [start, end) of the process' memory, which ``t``'s storage holds, as uint8."""
+    s = t.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8).set_(s, start - s.data_ptr(), (end - start,), (1,))
+
+
+def decode(meta: bytes | memoryview, memory: Any) -> Any:
+    """Puts an object together again. Its tensors and arrays are views on ``memory`` and hold it.
+
+    Args:
+        meta: an ``Encoded.meta``.
+        memory: a writable buffer with the leaves at its beginning.
+    """
+    n = 4 + int.from_bytes(meta[:4], "little")
+    rows, spans = marshal.loads(meta[4:n])
+    stream = meta[n:]
+    if len(stream) == 1:
+        tensors = [_view(rows, memory, i) for i in range(len(rows))]
+        return tensors[0] if stream == ONE else tensors
+    view = memoryview(memory) if spans else None
+    buffers = [view[at : at + size] for at, size in spans] if view is not None else ()
+    return _Unpickler(io.BytesIO(stream), buffers, rows, memory).load()

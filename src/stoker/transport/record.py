@@ -1,0 +1,195 @@
+"""Fixed-size records on pipes: the only thing that wakes anybody. No threads, no locks, no feeder.
+
+A record is one header of ``HEADER.size`` bytes and at most ``INLINE`` bytes behind it. Together they stay
+within ``PIPE_BUF``, so that POSIX makes each write atomic: several workers share one pipe to the parent and
+their records never mix (pipe(7), "PIPE_BUF"). A payload that is longer is sent as several records, all but
+the last marked ``MORE``; only payloads that found no slot take that way.
+"""
+
+from __future__ import annotations
+
+import enum
+import fcntl
+import os
+import select
+import struct
+import threading
+from collections import deque
+from typing import NamedTuple
+
+from ..errors import TransportError
+
+HEADER = struct.Struct("<BBHIiIqqqqqqq")
+INLINE = min(getattr(select, "PIPE_BUF", 512), 4096) - HEADER.size
+READ_BYTES = 1 << 16  # one read takes all a default pipe can hold
+PIPE_BYTES = 1 << 20  # what a pipe is grown to when 64 KB prove too few; Linux' default upper limit
+
+
+class Kind(enum.IntEnum):
+    """What a record says."""
+
+    TASK = 1  # parent to worker: fetch these indices
+    RESUME = 2  # parent to worker: a new epoch begins, rebuild the fetcher
+    STOP = 3  # parent to worker: leave
+    BATCH = 4  # worker to parent: here is the batch (or the error) of a task
+    END = 5  # worker to parent: this worker's iterable dataset is exhausted
+
+
+MORE = 1  # flag: the payload goes on in this sender's next record
+
+
+class Times(NamedTuple):
+    """Nanoseconds that a worker spent on one task."""
+
+    fetch: int = 0
+    collate: int = 0
+    transport: int = 0
+    cpu: int = 0
+
+
+class Record(NamedTuple):
+    """One message.
+
+    Attributes:
+        kind: what it says.
+        worker: who it concerns.
+        epoch: epoch of the task, counted by the parent from 0; wraps at 2**32.
+        task: number of the task within its epoch.
+        slot: slot that holds the leaves, or -1.
+        used: bytes in use in that slot.
+        meta: bytes of the codec's meta block at the head of the slot's used part, 0 where it is in ``payload``.
+        times: what the task cost.
+        payload: inline bytes.
+    """
+
+    kind: int
+    worker: int
+    epoch: int
+    task: int
+    slot: int = -1
+    used: int = 0
+    meta: int = 0
+    times: Times = Times()
+    payload: bytes = b""
+
+
+def pack(r: Record, payload: bytes | memoryview, flags: int = 0) -> bytes:
+    """The bytes of one record; ``payload`` has to fit ``INLINE``."""
+    head = HEADER.pack(r.kind, flags, r.worker, len(payload), r.slot, r.epoch, r.task, r.used, r.meta, *r.times)
+    return head + payload
+
+
+def split(r: Record) -> list[bytes]:
+    """The record as the atomic writes that carry it."""
+    payload = r.payload
+    if len(payload) <= INLINE:
+        return [pack(r, payload)]
+    view = memoryview(payload)
+    parts = [pack(r, view[i : i + INLINE], MORE) for i in range(0, len(view), INLINE)]
+    last = (len(view) - 1) // INLINE * INLINE
+    parts[-1] = pack(r, view[last:])
+    return parts
+
+
+class Reader:
+    """Reads records off a pipe, whole ones only.
+
+    Args:
+        fd: the read end, owned by whoever made it.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._rest = b""
+        self._parts: dict[int, list[bytes]] = {}
+        self.ready: deque[Record] = deque()
+
+    def feed(self) -> bool:
+        """Reads what there is into ``ready``. Returns False at the end of the pipe.
+
+        Raises:
+            BlockingIOError: nothing to read, on a non-blocking pipe.
+            TransportError: bytes that are no record.
+        """
+        data = os.read(self.fd, READ_BYTES)
+        if not data:
+            return False
+        buf = self._rest + data if self._rest else data
+        at, size, head = 0, len(buf), HEADER.size
+        while size - at >= head:
+            kind, flags, worker, length, slot, epoch, task, used, meta, f, c, t, cpu = HEADER.unpack_from(buf, at)
+            if not 1 <= kind <= 5 or length > INLINE:
+                raise TransportError(f"a record of kind {kind} and {length} bytes cannot be")
+            if size - at - head < length:
+                break
+            payload = buf[at + head : at + head + length]
+            at += head + length
+            if flags & MORE:
+                self._parts.setdefault(worker, []).append(payload)
+                continue
+            if worker in self._parts:
+                payload = b"".join([*self._parts.pop(worker), payload])
+            self.ready.append(Record(kind, worker, epoch, task, slot, used, meta, Times(f, c, t, cpu), payload))
+        self._rest = buf[at:]
+        return True
+
+
+class Outbox:
+    """Writes records to one worker and never blocks: what the pipe does not take waits here.
+
+    A worker that is busy does not read. Were the parent to block on it while the worker blocks on a full
+    result pipe, both would wait for ever.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._waiting: deque[bytes] = deque()
+        self._lock = threading.Lock()  # a pinning thread flushes while the consumer puts
+        os.set_blocking(fd, False)
+
+    def put(self, r: Record) -> None:
+        """Sends a record, or keeps it for ``flush``. A worker that has gone swallows it."""
+        with self._lock:
+            if self._waiting:
+                self._waiting.extend(split(r))
+                return
+            for i, part in enumerate(parts := split(r)):
+                try:
+                    os.write(self.fd, part)
+                except BlockingIOError:
+                    self._grow()
+                    self._waiting.extend(parts[i:])
+                    return
+                except BrokenPipeError:
+                    return
+
+    def flush(self) -> bool:
+        """Writes what waits. Returns True when nothing is left."""
+        if not self._waiting:
+            return True
+        with self._lock:
+            while self._waiting:
+                try:
+                    os.write(self.fd, self._waiting[0])
+                except BlockingIOError:
+                    return False
+                except BrokenPipeError:
+                    self._waiting.clear()
+                    return True
+                self._waiting.popleft()
+        return True
+
+    def _grow(self) -> None:
+        try:
+            fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        except (OSError, AttributeError):  # over the user's pipe limit, or no Linux: the outbox holds the rest
+            pass
+
+
+def send(fd: int, r: Record) -> None:
+    """Writes a record to a blocking pipe, as atomic writes."""
+    if len(r.payload) <= INLINE:
+        os.write(fd, pack(r, r.payload))
+        return
+    for part in split(r):
+        os.write(fd, part)

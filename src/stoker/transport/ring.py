@@ -1,0 +1,308 @@
+"""The slot ring: shared memory written once by a worker, read in place by the consumer, used again warm.
+
+One ``Arena`` belongs to one worker. It is an anonymous file (memfd_create(2)), so a 64 MB ``/dev/shm`` cannot hurt
+and nothing is left behind whoever dies. Space is taken with fallocate(2), so shortage is an error and not a bus error,
+and page tables are filled at once with ``MADV_POPULATE_WRITE`` (madvise(2), Linux 5.14), which costs a third of
+touching page after page; ``docs/notes/slots.md`` has the numbers.
+
+Life of a slot; only the side named may make the move:
+
+    FREE --worker--> FILLING --worker--> IN_FLIGHT --parent--> LEASED --parent--> FREE
+                        |                    +--parent (dropped, or copied out)--> FREE
+                        +--worker (batch turned out small)--> FREE
+
+In shared memory only "free or not" has to be known by both sides: one 32-bit stamp a slot, 0 while taken, else a
+count that grows with every release, so the worker takes the slot that was released last, whose pages are warm.
+The stamp is the only word both sides write, and each side writes it only in its own moves.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+MAX_SLOTS = 1024  # every slot is one mapping on each side; Linux allows 65,530 mappings a process
+ALIGN = 64  # a cache line, and more than any dtype asks for
+GRAIN = 1 << 16  # slots are multiples of this, so batches of nearly one size fit each other's slots
+SLACK = 8  # a slot that proved too small is replaced by one an eighth larger than needed
+MADV_POPULATE_WRITE = 23  # linux/mman.h; Python's mmap has no name for it
+
+_CONTROL = struct.Struct("<QQQ")  # stop, slots in use, end of the file's used part
+_TABLE_AT = 64
+_STAMPS_AT = _TABLE_AT + MAX_SLOTS * 16
+HEADER_BYTES = -(-(_STAMPS_AT + MAX_SLOTS * 4) // mmap.PAGESIZE) * mmap.PAGESIZE
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def aligned(n: int) -> int:
+    """``n`` rounded up to ``ALIGN``."""
+    return -(-n // ALIGN) * ALIGN
+
+
+class Arena:
+    """The memory of one worker: an anonymous file with a header page and slots behind it.
+
+    Both sides hold one; ``fd`` is inherited (fork) or handed over (spawn, forkserver).
+    """
+
+    def __init__(self, fd: int | None = None) -> None:
+        if fd is None:
+            fd = os.memfd_create("stoker", os.MFD_CLOEXEC)
+            try:
+                os.posix_fallocate(fd, 0, HEADER_BYTES)
+            except BaseException:
+                os.close(fd)
+                raise
+        self.fd = fd
+        self._head = mmap.mmap(fd, HEADER_BYTES)
+        view = memoryview(self._head)
+        self._control = view[: _CONTROL.size].cast("Q")
+        self._table = view[_TABLE_AT:_STAMPS_AT].cast("Q")
+        self.stamps = view[_STAMPS_AT : _STAMPS_AT + 4 * MAX_SLOTS].cast("I")
+        if not self._control[2]:
+            self._control[2] = HEADER_BYTES
+        self._close = weakref.finalize(self, os.close, fd)
+        self._close.atexit = False  # the process' end closes it anyway
+
+    @property
+    def stop(self) -> bool:
+        """The parent has given up on this worker's tasks."""
+        return bool(self._control[0])
+
+    @stop.setter
+    def stop(self, value: bool) -> None:
+        self._control[0] = int(value)
+
+    @property
+    def slots(self) -> int:
+        """Slots made so far."""
+        return self._control[1]
+
+    def place(self, slot: int) -> tuple[int, int]:
+        """Offset in the file and capacity of a slot, in bytes."""
+        return self._table[2 * slot], self._table[2 * slot + 1]
+
+    def map(self, slot: int) -> mmap.mmap:
+        """Maps a slot. It is unmapped when the last view on it dies."""
+        offset, capacity = self.place(slot)
+        return mmap.mmap(self.fd, capacity, offset=offset)
+
+    def add(self, nbytes: int, slot: int | None = None) -> int | None:
+        """Takes room for a slot, a new one or, larger and elsewhere, for an existing one.
+
+        Returns:
+            The slot's number, or None when there is no room (memory, cgroup, number of slots).
+        """
+        capacity = -(-nbytes // GRAIN) * GRAIN
+        offset = self._control[2]
+        if slot is None and self.slots >= MAX_SLOTS:
+            return None
+        try:
+            os.posix_fallocate(self.fd, offset, capacity)
+        except OSError:
+            return None
+        if slot is None:
+            slot = self._control[1]
+            self._control[1] = slot + 1
+        else:
+            self.punch(slot)
+        self._table[2 * slot], self._table[2 * slot + 1] = offset, capacity
+        self._control[2] = offset + capacity
+        return slot
+
+    def punch(self, slot: int) -> None:
+        """Gives the slot's pages back to the system; its number stays."""
+        offset, capacity = self.place(slot)
+        if capacity:
+            _punch(self.fd, offset, capacity)
+        self._table[2 * slot + 1] = 0
+
+
+def _punch(fd: int, offset: int, length: int) -> None:
+    """fallocate(2) with FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE; failing only costs memory."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate(ctypes.c_int(fd), ctypes.c_int(3), ctypes.c_int64(offset), ctypes.c_int64(length))
+
+
+class SlotWriter:
+    """The worker's side of an arena: takes slots, fills them, never writes to one that anybody still sees."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self._maps: dict[int, tuple[int, mmap.mmap]] = {}
+        self._kept: dict[int, weakref.ref[Any]] = {}
+        self.slot = -1
+        self.used = 0
+        self.capacity = 0
+        self.address = 0
+        self.whole: Bytes | None = None
+        self._stamp = 0
+
+    def take(self, nbytes: int) -> bool:
+        """Starts filling a slot of at least ``nbytes``. Returns False when there is none to be had."""
+        slot = self._choose(nbytes)
+        if slot is None:
+            return False
+        offset, self.capacity = self.arena.place(slot)
+        mapped = self._maps.get(slot)
+        if mapped is None or mapped[0] != offset:
+            memory = self.arena.map(slot)
+            try:
+                memory.madvise(mmap.MADV_HUGEPAGE)  # heeded only where shmem_enabled says "advise"
+                memory.madvise(MADV_POPULATE_WRITE, 0, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+            except OSError:  # an older kernel: the pages come one fault at a time
+                pass
+            self._maps[slot] = mapped = (offset, memory)
+        self._stamp, self.arena.stamps[slot] = self.arena.stamps[slot] or 1, 0
+        # The lease: every tensor in the slot holds this very array, so its death says that the last one died.
+        self.whole = np.frombuffer(mapped[1], np.uint8)
+        self.address = self.whole.ctypes.data
+        self.slot, self.used = slot, 0
+        return True
+
+    def room(self, nbytes: int) -> int | None:
+        """Reserves bytes in the slot being filled: their offset, aligned, or None when they do not fit."""
+        at = aligned(self.used)
+        if self.whole is None or at + nbytes > self.capacity:
+            return None
+        self.used = at + nbytes
+        return at
+
+    def sent(self) -> None:
+        """The slot is the parent's now. Should the dataset have kept a tensor in it, it is not written again."""
+        if self.whole is not None:
+            self._kept[self.slot] = weakref.ref(self.whole)
+        self._forget()
+
+    def cancel(self) -> None:
+        """The slot was not needed after all."""
+        if self.whole is not None:
+            slot = self.slot
+            self.sent()
+            self.arena.stamps[slot] = self._stamp
+
+    def _forget(self) -> None:
+        self.whole, self.slot, self.used, self.capacity, self.address = None, -1, 0, 0, 0
+
+    def _choose(self, nbytes: int) -> int | None:
+        best = small = None
+        newest = 0
+        stamps = self.arena.stamps
+        for slot in range(self.arena.slots):
+            stamp = stamps[slot]
+            if not stamp or self._is_kept(slot):
+                continue
+            if self.arena.place(slot)[1] < nbytes:
+                small = slot
+            elif stamp > newest:
+                best, newest = slot, stamp
+        if best is not None:
+            return best
+        if small is not None:
+            self._maps.pop(small, None)
+            return self.arena.add(nbytes + nbytes // SLACK, small)
+        return self.arena.add(nbytes)
+
+    def _is_kept(self, slot: int) -> bool:
+        ref = self._kept.get(slot)
+        if ref is None:
+            return False
+        if ref() is not None:
+            return True
+        del self._kept[slot]
+        return False
+
+
+class SlotReader:
+    """The parent's side of an arena: leases slots to the consumer and frees each when its last tensor dies."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.leases: dict[int, tuple[weakref.ref[Bytes], int]] = {}
+        self._maps: dict[int, tuple[int, mmap.mmap]] = {}
+        self._stamp = max(arena.stamps[: max(arena.slots, 1)], default=0) + 1
+        self._owner = os.getpid()
+        self._lost: set[int] = set()
+        _readers.add(self)
+
+    def lease(self, slot: int, used: int) -> Bytes:
+        """The slot's first ``used`` bytes as an array. The slot is free again when nothing refers to the array."""
+        whole = np.frombuffer(self._map(slot), np.uint8, count=used)
+
+        def ended(_: object) -> None:
+            self.leases.pop(slot, None)
+            self.release(slot)
+
+        self.leases[slot] = (weakref.ref(whole, ended), used)
+        return whole
+
+    def leased_bytes(self) -> int:
+        """Bytes that the consumer holds. Counted afresh: leases end in any thread, at any moment."""
+        return sum(used for _, used in list(self.leases.values()))
+
+    def copy(self, slot: int, used: int) -> Bytes:
+        """The same bytes in private memory; the slot is free at once."""
+        out = np.array(np.frombuffer(self._map(slot), np.uint8, count=used))
+        self.release(slot)
+        return out
+
+    def release(self, slot: int) -> None:
+        """Gives a slot back to its worker."""
+        # A child forked by the user inherits the leases; what ends there must not free what is in use here.
+        if os.getpid() != self._owner or slot in self._lost:
+            return
+        self._stamp = self._stamp % 0xFFFFFFFF + 1  # never 0, which means "taken"
+        self.arena.stamps[slot] = self._stamp
+
+    def reclaim(self) -> None:
+        """After the worker has gone: frees what it was filling or had sent, but not what is leased."""
+        for slot in range(self.arena.slots):
+            if slot not in self.leases and not self.arena.stamps[slot]:
+                self.release(slot)
+
+    def lose(self) -> None:
+        """A child of the user's sees the leased slots from now on: they are never written again."""
+        self._lost.update(self.leases)
+
+    def _map(self, slot: int) -> mmap.mmap:
+        offset, _ = self.arena.place(slot)
+        mapped = self._maps.get(slot)
+        if mapped is None or mapped[0] != offset:
+            self._maps[slot] = mapped = (offset, self.arena.map(slot))
+        return mapped[1]
+
+
+_readers: weakref.WeakSet[SlotReader] = weakref.WeakSet()
+_own_fork = False
+
+
+@contextmanager
+def own_fork() -> Iterator[None]:
+    """Around the start of stoker's own workers, which never look at leased slots."""
+    global _own_fork
+    before, _own_fork = _own_fork, True
+    try:
+        yield
+    finally:
+        _own_fork = before
+
+
+def _forked() -> None:
+    # torch's batches survive a fork because their memory is never used again; so do those a child can see here.
+    if not _own_fork:
+        for reader in list(_readers):
+            reader.lose()
+
+
+os.register_at_fork(after_in_parent=_forked)

@@ -1,0 +1,79 @@
+"""The border between the scheduler and whatever runs its tasks. A new kind of worker is one new file behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..source import Task
+from ..transport.record import Times
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """All that a worker has to know; what torch hands to its ``_worker_loop``.
+
+    Attributes:
+        kind: torch's ``_DatasetKind``.
+        dataset: the dataset; copied by fork or pickled.
+        auto_collation: whether a task is a list of indices.
+        collate_fn: the loader's collate function.
+        drop_last: torch's.
+        base_seed: drawn by the iterator; a worker's seed is ``base_seed + id``.
+        init_fn: called with the worker's id before the first fetch.
+        num_workers: how many there are, for ``get_worker_info()``.
+        shared_seed: torch's seed for datapipes, else None.
+        task_seeds: seed per task instead of per worker.
+    """
+
+    kind: int
+    dataset: Any
+    auto_collation: bool
+    collate_fn: Callable[[Any], Any]
+    drop_last: bool
+    base_seed: int
+    init_fn: Callable[[int], None] | None
+    num_workers: int
+    shared_seed: int | None
+    task_seeds: bool
+
+
+class Result(Protocol):
+    """What came back for one task."""
+
+    worker: int
+    epoch: int
+    task: int
+    ended: bool
+    times: Times
+
+    def take(self) -> Any:
+        """The batch, or torch's ``ExceptionWrapper``. Once only."""
+
+    def drop(self) -> None:
+        """Nobody wants it; gives its slot back."""
+
+
+class Pool(Protocol):
+    """Workers of one kind."""
+
+    def submit(self, worker: int, epoch: int, task: Task) -> None:
+        """Gives a worker a task. Never blocks."""
+
+    def resume(self, epoch: int, shared_seed: int | None) -> None:
+        """A new epoch begins for every worker."""
+
+    def retire(self, worker: int) -> None:
+        """The worker has no more work in this run; it may leave."""
+
+    def receive(self, timeout: float | None) -> Result | None:
+        """The next result, or None after ``timeout`` seconds.
+
+        Raises:
+            WorkerDiedError: a worker that was not told to leave is gone.
+        """
+
+    def close(self) -> None:
+        """Ends all workers and frees everything. May be called twice, and by any process: a forked child's call does
+        nothing."""
