@@ -77,18 +77,18 @@ class SlotCollate:
         tensors that require grad are errors.
         """
         elem = batch[0]
-        if type(elem) is not torch.Tensor or elem.layout is not torch.strided or elem.device.type != "cpu":
+        if type(elem) is not torch.Tensor or not elem.is_cpu or elem.layout is not torch.strided or elem.is_nested:
             return _stock(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
-        if elem.is_nested or elem.is_quantized:
+        if elem.is_quantized:
             return _stock(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
-        shape = (len(batch), *elem.shape)
-        count = elem.numel() * len(batch)
+        out = torch.empty(0, dtype=elem.dtype)
         writer = self._writer
-        at = writer.room(count * elem.element_size()) if count and writer.whole is not None else None
-        if at is None:
-            out = torch.empty(shape, dtype=elem.dtype)
-        else:
-            out = torch.frombuffer(writer.whole, dtype=elem.dtype, count=count, offset=at).view(shape)
+        if writer.whole is not None:
+            count = elem.numel() * len(batch)
+            at = writer.room(count * elem.element_size()) if count else None
+            if at is not None:
+                out = torch.frombuffer(writer.whole, dtype=elem.dtype, count=count, offset=at)
+                out = out.view(len(batch), *elem.shape)
         return torch.stack(batch, 0, out=out)  # type: ignore[arg-type]
 
     def install(self) -> None:

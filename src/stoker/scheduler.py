@@ -133,10 +133,11 @@ class Scheduler:
         except StopIteration:
             return
         n = self._knobs.num_workers
-        share = self._knobs.window // max(1, sum(self._active))
+        in_order = self._knobs.in_order
+        share = 0 if in_order else self._knobs.window // max(1, sum(self._active))
         for _ in range(n):
             worker, self._turn = self._turn, (self._turn + 1) % n
-            if self._active[worker] and (self._knobs.in_order or self._load[worker] < share):
+            if self._active[worker] and (in_order or self._load[worker] < share):
                 break
         else:
             return

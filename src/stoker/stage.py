@@ -1,8 +1,4 @@
-"""The stages inside a worker: fetch the samples of a task, collate them, and say what each cost.
-
-Fetching itself is torch's own (``_DatasetKind.create_fetcher``), so ``__getitems__``, ``drop_last`` and every error
-of a dataset are what they are there.
-"""
+"""The stages inside a worker: fetch the samples of a task, collate them, and say what each cost."""
 
 from __future__ import annotations
 
@@ -28,17 +24,30 @@ class Stages:
 
     def __init__(self, kind: int, dataset: Any, auto_collation: bool, collate: SlotCollate, drop_last: bool) -> None:
         self._collate = collate
-        self._fetcher = _DatasetKind.create_fetcher(kind, dataset, auto_collation, collate, drop_last)
-        self._fetch: Callable[[Any], Any] = self._fetcher.fetch
         self.fetch_ns = 0
         self.collate_ns = 0
+        self._run: Callable[[Any], Any]
+        if kind == _DatasetKind.Map:
+            self._run = _map(dataset, auto_collation, collate)
+        else:  # torch's own: when an iterable has ended, and what drop_last means then, is decided in there
+            self._run = _DatasetKind.create_fetcher(kind, dataset, auto_collation, collate, drop_last).fetch
 
     def run(self, indices: Any) -> Any:
         """One batch. Leaves the nanoseconds of both stages in ``fetch_ns`` and ``collate_ns``."""
         self._collate.spent_ns = 0
         began = time.perf_counter_ns()
         try:
-            return self._fetch(indices)
+            return self._run(indices)
         finally:
             self.collate_ns = self._collate.spent_ns
             self.fetch_ns = time.perf_counter_ns() - began - self.collate_ns
+
+
+def _map(dataset: Any, auto_collation: bool, collate: SlotCollate) -> Callable[[Any], Any]:
+    """torch's ``_MapDatasetFetcher`` with its look-ups done once and not once a sample."""
+    if not auto_collation:
+        return lambda index: collate(dataset[index])
+    many = getattr(dataset, "__getitems__", None)
+    if many:
+        return lambda indices: collate(many(indices))
+    return lambda indices: collate([dataset[i] for i in indices])

@@ -11,6 +11,7 @@ Streams are written and read by processes that forked from, or were started by, 
 from __future__ import annotations
 
 import copyreg
+import ctypes
 import functools
 import io
 import marshal
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .ring import Bytes, SlotWriter, aligned
+from .ring import SlotWriter, aligned
 
 # A tensor leaf: offset, dtype, shape, strides, elements spanned, requires_grad. A buffer leaf: offset, length.
 TensorRow = tuple[int, int, tuple[int, ...], tuple[int, ...], int, bool]
@@ -95,6 +96,8 @@ class _Pickler(pickle.Pickler):
             return _storage, (_bytes_of(obj),)
         if isinstance(obj, torch.Tensor) and obj.device.type == "cpu":
             return obj.__reduce_ex__(5)  # the class knows what it carries; its storages come back here
+        if type(obj) is np.ndarray and not obj.flags.writeable and not obj.dtype.hasobject:
+            return obj.copy(order="K").__reduce_ex__(5)  # a batch is writable, whatever its samples were
         return NotImplemented
 
     def _add(self, t: torch.Tensor) -> int:
@@ -151,7 +154,7 @@ class Encoded:
             pickler.dump(obj)
             self._stream = stream.getvalue()
             self._tensors = pickler.tensors
-        self._copies: list[tuple[int, torch.Tensor]] = []
+        self._copies: list[tuple[int, int, int]] = []  # place, address, bytes
         self._spans: list[tuple[int, int]] = []
         self.meta = b""
         self.size = 0
@@ -204,30 +207,25 @@ class Encoded:
         for start, end, members in groups:
             block = aligned(self.size)
             self.size = block + end - start
-            self._copies.append((block, _bytes_at(self._tensors[members[0][0]], start, end)))
+            self._copies.append((block, start, end - start))
             for i, lo in members:
                 rows[i] = (block + lo - start, *rows[i][1:])
 
-    def write(self, memory: Bytes) -> None:
-        """Copies the leaves that are not there yet into ``memory``, at least ``size`` bytes."""
-        if self._copies:
-            out = torch.from_numpy(memory)
-            for at, src in self._copies:
-                out[at : at + src.numel()].copy_(src)
+    def write(self, address: int) -> None:
+        """Copies the leaves that are not there yet to ``address``, where ``size`` bytes are writable."""
+        for at, source, n in self._copies:
+            ctypes.memmove(address + at, source, n)
         for (at, n), b in zip(self._spans, self._buffers, strict=True):
-            memory[at : at + n] = np.frombuffer(b.raw(), np.uint8)
+            ctypes.memmove(address + at, np.frombuffer(b.raw(), np.uint8).ctypes.data, n)
 
     def blob(self) -> bytes:
         """Meta and leaves in one piece, for a message that carries both. Only where nothing is ``inside``."""
+        if len(self._copies) == 1 and not self._spans:
+            _, source, n = self._copies[0]
+            return self.meta + ctypes.string_at(source, n)
         out = np.zeros(self.size, np.uint8)
-        self.write(out)
+        self.write(out.ctypes.data)
         return self.meta + out.tobytes()
-
-
-def _bytes_at(t: torch.Tensor, start: int, end: int) -> torch.Tensor:
-    """The bytes [start, end) of the process' memory, which ``t``'s storage holds, as uint8."""
-    s = t.untyped_storage()
-    return torch.empty(0, dtype=torch.uint8).set_(s, start - s.data_ptr(), (end - start,), (1,))
 
 
 def decode(meta: bytes | memoryview, memory: Any) -> Any:

@@ -39,6 +39,7 @@ from .protocol import WorkerSpec
 
 POLL_MS = 500  # how late a worker may notice that its parent has gone without a signal
 PARENT_POLL_S = 5.0  # how late the parent may notice a death that no descriptor told; torch's own interval
+FLUSH_S = 0.01  # between two looks at a task pipe that was full
 PR_SET_PDEATHSIG = 1
 
 
@@ -85,6 +86,7 @@ def main(spec: WorkerSpec, worker: int, tasks: Fd, results: Fd, memory: Fd, othe
         if hasattr(torch.multiprocessing, "_set_thread_name"):
             torch.multiprocessing._set_thread_name("stoker_worker")
         torch.set_num_threads(1)
+        import gc; gc.freeze()
         _Worker(spec, worker, tasks.fd, results.fd, Arena(os.dup(memory.fd))).run()
     except (KeyboardInterrupt, BrokenPipeError):
         pass  # the parent says it; and whoever does not read any more does not want to hear it
@@ -160,7 +162,11 @@ class _Worker:
             try:
                 if self.spec.task_seeds:
                     seeding.seed_task(self.spec.base_seed, r.epoch, r.task)
-                data = self.stages.run(pickle.loads(r.payload))  # type: ignore[union-attr]
+                if self.stages is None:
+                    # The reason was told with the first task. torch stumbles over a local it never set, and scripts
+                    # see that type.
+                    raise UnboundLocalError("no 'fetcher': this worker failed while it was starting")
+                data = self.stages.run(pickle.loads(r.payload))
             except Exception as e:
                 self.writer.cancel()
                 if isinstance(e, StopIteration) and self.spec.kind == _DatasetKind.Iterable:
@@ -208,7 +214,7 @@ class _Worker:
             if not w.take(need):
                 return -1, e.size, len(e.meta), e.blob()
         assert w.whole is not None
-        e.write(w.whole)
+        e.write(w.address)
         w.used = max(e.size, 1)
         if not long:
             return w.slot, w.used, 0, e.meta
@@ -322,19 +328,19 @@ class ProcessPool:
 
     def receive(self, timeout: float | None) -> Received | None:
         ready = self._reader.ready
-        if not ready and not self._read():
+        if not ready:
             deadline = None if timeout is None else time.monotonic() + timeout
-            while not ready:
+            while True:
                 left = PARENT_POLL_S if deadline is None else max(0.0, deadline - time.monotonic())
-                busy = [o for o in self._outboxes if not o.flush()]
-                events = self._poll.poll(min(left, 0.01 if busy else PARENT_POLL_S) * 1000)
-                if self._read():
+                if not all([o.flush() for o in self._outboxes]):
+                    left = min(left, FLUSH_S)
+                events = self._poll.poll(min(left, PARENT_POLL_S) * 1000)
+                if events and self._read():
                     break
-                if events:
+                if events or (deadline is not None and time.monotonic() >= deadline):
                     self._check_alive(events)
-                elif deadline is not None and time.monotonic() >= deadline:
-                    self._check_alive([])
-                    return None
+                    if not events:
+                        return None
         return Received(self, ready.popleft())
 
     def _read(self) -> bool:
