@@ -1,7 +1,25 @@
 """stoker keeps the accelerator fed: a drop-in for ``torch.utils.data.DataLoader``."""
 
-from .errors import StokerError
-from .loader import DataLoader, install, installed, uninstall
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 __all__ = ["DataLoader", "StokerError", "install", "installed", "uninstall"]
+
+if TYPE_CHECKING:
+    from .errors import StokerError
+    from .loader import DataLoader, install, installed, uninstall
+
+
+def __getattr__(name: str) -> Any:
+    # Looked up when first used: ``stoker check`` and a worker that starts need no torch loader of ours.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(".errors" if name == "StokerError" else ".loader", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

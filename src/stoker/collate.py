@@ -89,7 +89,11 @@ class SlotCollate:
             if at is not None:
                 out = torch.frombuffer(writer.whole, dtype=elem.dtype, count=count, offset=at)
                 out = out.view(len(batch), *elem.shape)
-        return torch.stack(batch, 0, out=out)  # type: ignore[arg-type]
+        try:
+            return torch.stack(batch, 0, out=out)  # type: ignore[arg-type]
+        except Exception:
+            pass
+        return _stock(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]  # raises as torch does
 
     def install(self) -> None:
         """Makes ``default_collate`` in this process use ``stack``. For worker processes only."""

@@ -27,7 +27,7 @@ _TORCH_HAS_IN_ORDER = "in_order" in torch_loader.DataLoader.__init__.__code__.co
 
 
 class LoaderState:
-    """What stoker keeps for one loader between its iterators. Copies and pickles as an empty one.
+    """What stoker keeps for one loader between its iterators; beside the loader, so it is neither copied nor pickled.
 
     Attributes:
         arenas: shared memory of the last workers, warm.
@@ -39,12 +39,6 @@ class LoaderState:
         self.arenas: list[Any] = []
         self.metrics = LoaderMetrics()
         self.measured: Any = None
-
-    def __reduce__(self) -> tuple[type[LoaderState], tuple[()]]:
-        return LoaderState, ()
-
-    def __deepcopy__(self, memo: Any) -> LoaderState:
-        return LoaderState()
 
 
 _states: weakref.WeakKeyDictionary[Any, LoaderState] = weakref.WeakKeyDictionary()
@@ -75,7 +69,8 @@ def get_iterator(loader: Any) -> Any:
         loader.num_workers = AutoWorkers(state.measured.workers)
     from .iterators import ProcessIter
 
-    loader.check_worker_number_rationality()
+    if not isinstance(loader.num_workers, AutoWorkers):
+        loader.check_worker_number_rationality()
     return ProcessIter(loader, budget(), state.arenas, state.metrics)
 
 

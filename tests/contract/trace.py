@@ -39,10 +39,6 @@ def told(e: BaseException) -> tuple[Any, ...]:
 
 
 def _steady(text: str) -> str:
-    # The one message that differs on purpose: torch in a worker says of ragged samples that a storage cannot be
-    # resized; stoker says what torch says without workers.
-    if "resize storage" in text or "stack expects each tensor" in text:
-        return "ragged"
     if "UnboundLocalError" in text:
         return "torch's worker failed while it was starting"
     return re.sub(r"0x[0-9a-f]+", "0x", text)

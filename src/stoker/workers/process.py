@@ -277,9 +277,18 @@ class ProcessPool:
         except BaseException:
             self.close()
             raise
+        self._watch()
+
+    def _watch(self) -> None:
         # torch's own table of worker pids: a SIGCHLD then raises in the main thread, with the signal's name.
         signal_handling._set_worker_pids(id(self), tuple(p.pid for p in self.processes))
         signal_handling._set_SIGCHLD_handler()
+
+    def grow(self) -> None:
+        """One worker more."""
+        self._add(len(self.processes))
+        signal_handling._remove_worker_pids(id(self))
+        self._watch()
 
     def _add(self, worker: int) -> None:
         reader = self._arenas.pop() if self._arenas else SlotReader(Arena())
@@ -372,7 +381,7 @@ class ProcessPool:
             return reader.lease(slot, used)
         return reader.copy(slot, used)
 
-    def close(self) -> None:
+    def close(self, leave_s: float = lifecycle.LEAVE_S) -> None:
         if self._closed or os.getpid() != self._owner:
             return
         self._closed = True
@@ -386,7 +395,7 @@ class ProcessPool:
             os.close(outbox.fd)
         os.close(self._reader.fd)
         os.close(self._write)
-        lifecycle.join(self.processes)
+        lifecycle.join(self.processes, leave_s)
         for reader in self.readers:
             reader.reclaim()
         self._arenas.extend(self.readers)

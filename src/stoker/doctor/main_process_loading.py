@@ -1,0 +1,19 @@
+"""``main_process_loading``: with ``num_workers=0`` loading and training take turns in one process."""
+
+from __future__ import annotations
+
+from . import Case, Finding
+from .model import speedup
+
+
+def check(case: Case) -> Finding | None:
+    if case.loader["settings"]["num_workers"] != 0:
+        return None
+    evidence = {"num_workers": 0, "cores": case.cores, "wait_ms": case.wait * 1e3, "step_ms": case.step * 1e3}
+    return Finding(
+        "main_process_loading",
+        case.share,
+        evidence,
+        f"load in worker processes: num_workers={case.cores}",
+        speedup(case, case.cores),
+    )

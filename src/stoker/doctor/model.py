@@ -1,0 +1,26 @@
+"""What a loop would take with other settings: the slowest of three things that have to happen for each batch.
+
+The consumer's own step; a worker's time shared by the workers; and, for work that runs on this machine's cores, all
+CPU seconds over all cores. The same reasoning as the bounds of a closed queueing network (Denning and Buzen, "The
+operational analysis of queueing network models", ACM Computing Surveys 10(3), 1978).
+"""
+
+from __future__ import annotations
+
+from . import Case
+
+
+def period(case: Case, workers: int) -> float | None:
+    """Seconds per batch with ``workers`` workers; None where the workers' time is not known."""
+    service = case.service
+    if service is None:
+        return None
+    return max(case.step, service / workers, (case.cpu + case.step_cpu) / case.cores)
+
+
+def speedup(case: Case, workers: int) -> float | None:
+    """Loop time now over loop time with ``workers`` workers, at least 1."""
+    then = period(case, workers)
+    if not then:
+        return None
+    return max(1.0, (case.wait + case.step) / then)

@@ -1,0 +1,96 @@
+"""The JSON report: one schema, versioned. ``docs/report.md`` documents every key.
+
+``schema`` grows by one whenever a key is removed or changes its meaning; new keys may appear at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+
+SCHEMA = 1
+TIMES = ("wait_s", "first_wait_s", "step_s")
+COUNTS = ("batches", "samples", "epochs", "tasks", "fetch_ns", "collate_ns", "transport_ns", "cpu_ns")
+
+
+def loader_entry(metrics: dict[str, Any], threads: int) -> dict[str, Any]:
+    """One of the report's ``loaders`` from the fields of a ``LoaderMetrics``."""
+    total = metrics["wait_s"] + metrics["step_s"]
+    stages: dict[str, dict[str, float]] = {}
+    if metrics["tasks"]:
+        for name in ("fetch", "collate", "transport"):
+            stages[name] = {"self_s": metrics[f"{name}_ns"] / 1e9}
+        stages["worker"] = {"cpu_s": metrics["cpu_ns"] / 1e9, "tasks": metrics["tasks"]}
+    stages["startup"] = {"wait_s": metrics["first_wait_s"]}
+    return {
+        "name": metrics["name"],
+        "batches": metrics["batches"],
+        "samples": metrics["samples"],
+        "epochs": metrics["epochs"],
+        "wait_s": metrics["wait_s"],
+        "step_s": metrics["step_s"],
+        "samples_per_s": metrics["samples"] / total * metrics.get("processes", 1) if total else 0.0,
+        "settings": {**metrics["settings"], "threads": threads, "processes": metrics.get("processes", 1)},
+        "stages": stages,
+    }
+
+
+def merged(snapshots: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The loaders of all processes; those made by one line are one entry, its sums over all processes."""
+    by_name: dict[str, dict[str, Any]] = {}
+    threads = 1
+    for snapshot in snapshots:
+        threads = max(threads, int(snapshot.get("threads", 1)))
+        for m in snapshot["loaders"]:
+            if not m["epochs"]:
+                continue
+            if m["name"] not in by_name:
+                by_name[m["name"]] = {**m, "processes": 1}
+                continue
+            entry = by_name[m["name"]]
+            entry["processes"] += 1
+            for key in (*TIMES, *COUNTS):
+                entry[key] += m[key]
+    return [loader_entry(m, threads) for m in by_name.values()]
+
+
+def check_writable(path: Path) -> None:
+    """Raises before the run what would otherwise be raised after it.
+
+    Raises:
+        UsageError: no file can be written there.
+    """
+    folder = path.parent
+    if path.is_dir():
+        raise UsageError(f"the report cannot be written to {path}: it is a folder (--json FILE names another place)")
+    if not folder.is_dir():
+        raise UsageError(f"the report cannot be written to {path}: there is no folder {folder} (--json FILE names another place)")
+    probe = path if path.exists() else folder
+    if not os.access(probe, os.W_OK):
+        raise UsageError(f"the report cannot be written to {path}: no write access (--json FILE names another place)")
+
+
+def load(path: Path) -> dict[str, Any] | None:
+    """A report of an earlier run, or None when there is none that this version can read."""
+    try:
+        report = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(report, dict) or report.get("schema") != SCHEMA or not isinstance(report.get("loaders"), list):
+        return None
+    return report
+
+
+def save(report: dict[str, Any], path: Path) -> None:
+    """Writes the report whole or not at all."""
+    temp = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temp.write_text(json.dumps(report, indent=2, default=str) + "\n")
+        os.replace(temp, path)
+    finally:
+        temp.unlink(missing_ok=True)

@@ -1,0 +1,122 @@
+"""The report for people: what was seen, the verdict, what to do, and, after ``--apply``, before and after."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TextIO
+
+from .terminal import colour_wanted, human_seconds, style, table, width
+
+COLOURS = {"healthy": "green", "input-bound": "red", "transfer-bound": "red", "unknown": "yellow"}
+FEW = 5
+
+
+def render(report: dict[str, Any], path: Path, stream: TextIO) -> str:
+    """The whole report as text that fits the stream.
+
+    Args:
+        report: as in ``report.schema``.
+        path: where it was written.
+        stream: where the text will go; decides width and colour.
+    """
+    colour, columns = colour_wanted(stream), width(stream)
+    out = ["", style("stoker", "bold", colour) + _partial(report)]
+    if not report["loaders"]:
+        out.append("no DataLoader was iterated in this run: nothing to say about data loading")
+        return "\n".join([*out, f"report: {path}", ""])
+    out.append(_loaders(report, columns))
+    out.append(f"verdict: {style(report['verdict'], COLOURS[report['verdict']], colour)}{_why(report)}")
+    for f in report["findings"]:
+        gain = f", predicted {f['predicted_speedup']:.2f}x" if f["predicted_speedup"] else ""
+        out.append(f"  {style(f['cause'], 'bold', colour)}: costs {f['share']:.0%} of the loop. Fix: {f['fix']}{gain}")
+    if report["applied"]:
+        out += _applied(report, columns, colour)
+    elif report["verdict"] == "input-bound":
+        out.append("try: stoker run --apply " + " ".join(report["command"]))
+    out.append(f"report: {path}")
+    return "\n".join(out) + "\n"
+
+
+def _partial(report: dict[str, Any]) -> str:
+    code = report["exit_code"]
+    said = f" (the command ended by signal {-code})" if code < 0 else f" (the command's exit code was {code})" if code else ""
+    return said + (" (partial: a process ended without a last word)" if report["partial"] else "")
+
+
+def _step(entry: dict[str, Any], what: str) -> float:
+    return float(entry[what]) / max(1, int(entry["batches"]))
+
+
+def _share(entry: dict[str, Any]) -> float:
+    total = entry["wait_s"] + entry["step_s"]
+    return float(entry["wait_s"] / total) if total else 0.0
+
+
+def _loaders(report: dict[str, Any], columns: int) -> str:
+    headers = ["loader", "workers", "batches", "waited", "of loop", "step", "samples/s"]
+    rows = []
+    for e in report["loaders"]:
+        workers = str(e["settings"].get("num_workers", "?")) + (" auto" if e["settings"].get("auto") else "")
+        rows.append(
+            [
+                e["name"],
+                workers,
+                f"{e['batches']:,}",
+                human_seconds(e["wait_s"]),
+                f"{_share(e):.0%}",
+                human_seconds(_step(e, "step_s")),
+                f"{e['samples_per_s']:,.0f}",
+            ]
+        )
+    return table(headers, rows, columns)
+
+
+def _why(report: dict[str, Any]) -> str:
+    verdict = report["verdict"]
+    main = max(report["loaders"], key=lambda e: float(e["wait_s"] + e["step_s"]))
+    if verdict == "healthy":
+        return f": your loader is fine, the loop waits for data {_share(main):.0%} of its time"
+    if verdict == "unknown":
+        return f": {main['batches']} batches are too few to tell; let it run for more steps"
+    words = f": the loop waits for data {_share(main):.0%} of its time"
+    if not report["findings"]:
+        words += ", and more workers would not help: the samples themselves cost too much for the cores granted"
+    return words
+
+
+def _applied(report: dict[str, Any], columns: int, colour: bool) -> list[str]:
+    applied = report["applied"]
+    before = {e["name"]: e for e in (applied["before"] or {}).get("loaders", [])}
+    out = ["", style("before / after", "bold", colour)]
+    rows = []
+    for e in report["loaders"]:
+        old = before.get(e["name"])
+        for label, entry in (("before", old), ("after", e)):
+            if entry is None:
+                continue
+            gain = f"{e['samples_per_s'] / old['samples_per_s']:.2f}x" if old and label == "after" and old["samples_per_s"] else ""
+            rows.append(
+                [
+                    e["name"],
+                    label,
+                    str(entry["settings"].get("num_workers", "?")),
+                    human_seconds(_step(entry, "wait_s")),
+                    human_seconds(_step(entry, "step_s")),
+                    f"{entry['samples_per_s']:,.0f}",
+                    gain,
+                ]
+            )
+    out.append(table(["loader", "", "workers", "wait/step", "step", "samples/s", "speed-up"], rows, columns))
+    if not before:
+        out.append("no observed run of this command to compare with: run it once without --apply")
+    for f in (applied["before"] or {}).get("findings", []):
+        if f.get("predicted_speedup"):
+            out.append(f"predicted from the observed run ({f['cause']}): {f['predicted_speedup']:.2f}x")
+    for name, change in applied["settings"].items():
+        out.append(f"{name}: {change['reason']}")
+        if change["from"] != change["to"]:
+            now, then = change["from"]["num_workers"], change["to"]["num_workers"]
+            out.append("the same in your own code, one line:")
+            out.append(f"  - DataLoader(..., num_workers={now})")
+            out.append(f"  + stoker.DataLoader(..., num_workers=\"auto\")    # {then} here; sample order unchanged")
+    return out

@@ -1,0 +1,244 @@
+"""``stoker run``: runs a script or a command as it is, listens to its loaders, and reports.
+
+The script runs in a Python of its own, so ``__main__``, argv, tracebacks, pickling and the exit code are its own, with no
+stoker frames in between. A ``sitecustomize`` on PYTHONPATH arms the watch in that process and in every Python it
+starts (torchrun, accelerate, ``python -m``). What they see comes back over a Unix socket in the abstract namespace (unix(7)),
+which is no file and cannot be left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from . import machine
+from .doctor.verdict import diagnose
+from .errors import UsageError
+from .report import schema, text
+
+HOOK = Path(__file__).parent / "_hook"
+SOURCE = Path(__file__).parent.parent
+MAX_LINE = 16 << 20  # bytes of one report of a process; more is no report
+PR_SET_PDEATHSIG = 1
+FORWARD = tuple(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGCONT")
+    if hasattr(signal, name)
+)
+SI_KERNEL = 0x80  # sigaction(2): sent by the kernel, as Ctrl-C is, and so to the whole foreground group
+
+
+class Listener:
+    """Collects the last word of every watched process.
+
+    Attributes:
+        last: by process id, the latest snapshot.
+    """
+
+    def __init__(self) -> None:
+        self.address = f"stoker-{secrets.token_hex(16)}"
+        self.last: dict[int, dict[str, Any]] = {}
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._server.bind("\0" + self.address)
+        self._server.listen(64)
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        threading.Thread(target=self._accept, name="stoker_listen", daemon=True).start()
+
+    def close(self) -> None:
+        """No new connections; what was sent on the old ones is read to its end."""
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        for t in self._threads:
+            t.join(timeout=2.0)  # a process that outlives the command does not keep the report waiting
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            # An abstract socket has no permissions of its own: only this user's processes are heard.
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            if struct.unpack("iII", credentials)[1] != os.getuid():
+                connection.close()
+                continue
+            t = threading.Thread(target=self._read, args=(connection,), daemon=True)
+            self._threads.append(t)
+            t.start()
+
+    def _read(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as lines:
+            for line in iter(lambda: lines.readline(MAX_LINE), b""):
+                try:
+                    snapshot = json.loads(line)
+                    self.last[int(snapshot["pid"])] = snapshot
+                except (ValueError, KeyError, TypeError):
+                    continue  # half a line of a process that was killed
+
+
+def command_line(command: list[str], module: bool) -> list[str]:
+    """What is executed: a script by this Python, ``-m`` likewise, anything else that is on PATH as it is."""
+    if module:
+        return [sys.executable, "-m", *command]
+    first = command[0]
+    path = Path(first)
+    if path.suffix == ".py" or (path.is_file() and not os.access(path, os.X_OK)):
+        return [sys.executable, *command]
+    if os.sep in first and path.is_file():
+        return command
+    if shutil.which(first):
+        return command
+    return [sys.executable, *command]  # does not exist: Python says so in its own words
+
+
+def run(command: list[str], module: bool, apply: bool, json_path: Path, max_steps: int | None) -> int:
+    """Runs ``command`` and writes the report.
+
+    Args:
+        command: script or command with its arguments.
+        module: the first word is a module's name, as after ``python -m``.
+        apply: put stoker's engine and measured settings behind its loaders.
+        json_path: where the JSON report goes.
+        max_steps: end each process after so many batches.
+
+    Returns:
+        The command's exit code; a command killed by a signal kills this process by the same one.
+
+    Raises:
+        UsageError: the report cannot be written; nothing was run.
+    """
+    if not sys.platform.startswith("linux"):
+        raise UsageError("stoker run works on Linux only; stoker.DataLoader works everywhere")
+    schema.check_writable(json_path)
+    before = _before(schema.load(json_path), command, module) if apply else None
+    listener = Listener()
+    code = _execute(command_line(command, module), _environment(listener.address, apply, max_steps), listener)
+    listener.close()
+    report = _report(command, module, code, list(listener.last.values()), before)
+    schema.save(report, json_path)
+    sys.stderr.write(text.render(report, json_path, sys.stderr))
+    sys.stderr.flush()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARD)
+        os.kill(os.getpid(), -code)
+    return code
+
+
+def _environment(address: str, apply: bool, max_steps: int | None) -> dict[str, str]:
+    env = dict(os.environ)
+    path = env.get("PYTHONPATH")
+    env["PYTHONPATH"] = f"{HOOK}{os.pathsep}{path}" if path else str(HOOK)
+    env.update(STOKER_RUN=address, STOKER_HOME=str(SOURCE))
+    for name in ("STOKER_APPLY", "STOKER_MAX_STEPS"):
+        env.pop(name, None)
+    if apply:
+        env["STOKER_APPLY"] = "1"
+    if max_steps is not None:
+        env["STOKER_MAX_STEPS"] = str(max_steps)
+    return env
+
+
+def _in_foreground() -> bool:
+    """Whether the terminal's Ctrl-C reaches this process group."""
+    try:
+        tty = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(tty) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(tty)
+
+
+def _execute(line: list[str], env: dict[str, str], listener: Listener) -> int:
+    """Runs the command; signals sent to this process go on to it, once."""
+    shared_group = _in_foreground()  # else it gets a group of its own, or a signal to ours would reach it twice
+    libc = ctypes.CDLL(None)
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARD)
+
+    def child() -> None:  # between fork and exec; no thread has been started yet
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARD)
+        if not shared_group:
+            os.setpgid(0, 0)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    try:
+        process = subprocess.Popen(line, env=env, preexec_fn=child)  # noqa: PLW1509
+    except OSError as e:
+        raise UsageError(f"cannot run {line[0]}: {e.strerror}") from e
+    listener.start()
+    threading.Thread(target=_forward, args=(process, shared_group), name="stoker_signals", daemon=True).start()
+    return process.wait()
+
+
+def _forward(process: subprocess.Popen[bytes], shared_group: bool) -> None:
+    while True:
+        info = signal.sigwaitinfo(FORWARD)
+        if shared_group and info.si_code == SI_KERNEL:
+            continue  # the terminal told it already
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(info.si_signo)
+
+
+def _before(old: dict[str, Any] | None, command: list[str], module: bool) -> dict[str, Any] | None:
+    """The observed run that an applied one is compared with: the report that lies there, if it is of this command."""
+    if old is None or old.get("command") != _command(command, module):
+        return None
+    if old.get("applied"):
+        earlier = old["applied"].get("before")
+        return earlier if isinstance(earlier, dict) else None
+    return {"verdict": old["verdict"], "loaders": old["loaders"], "findings": old["findings"]}
+
+
+def _command(command: list[str], module: bool) -> list[str]:
+    return ["-m", *command] if module else list(command)
+
+
+def _report(
+    command: list[str], module: bool, code: int, snapshots: list[dict[str, Any]], before: dict[str, Any] | None
+) -> dict[str, Any]:
+    grant = machine.read().as_dict()
+    loaders = schema.merged(snapshots)
+    cuda = any(s.get("cuda") for s in snapshots)
+    verdict, findings = diagnose(loaders, grant["cores"], cuda)
+    applied_settings: dict[str, Any] = {}
+    for s in snapshots:
+        applied_settings.update(s.get("applied") or {})
+    applied = None
+    if applied_settings:
+        applied = {"settings": applied_settings, "before": before, "speedup": _speedup(before, loaders)}
+    return {
+        "schema": schema.SCHEMA,
+        "command": _command(command, module),
+        "exit_code": code,
+        "machine": grant,
+        "loaders": loaders,
+        "verdict": verdict,
+        "findings": [f.as_dict() for f in findings],
+        "applied": applied,
+        "partial": any(not s.get("final") for s in snapshots),
+    }
+
+
+def _speedup(before: dict[str, Any] | None, loaders: list[dict[str, Any]]) -> dict[str, float]:
+    """By loader, samples per second now over samples per second before."""
+    old = {e["name"]: e["samples_per_s"] for e in (before or {}).get("loaders", [])}
+    return {e["name"]: e["samples_per_s"] / old[e["name"]] for e in loaders if old.get(e["name"])}

@@ -1,0 +1,73 @@
+"""``stoker run --apply``: measured settings behind loaders that were written without stoker in mind.
+
+A loader keeps its own settings where measuring does not promise more, and wherever a sample cannot be loaded in a
+worker: a script must not break because somebody wanted it faster.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from .. import loader as stoker_loader
+from ..options import AutoWorkers
+from .probe import Measured, measure
+
+
+def decide(loader: Any, measured: Measured) -> tuple[int, str]:
+    """The worker count to use for a loader with settings of its own, and why."""
+    own = int(loader.num_workers)
+    if measured.failed or not measured.rates:
+        return own, f"kept {own}: {measured.reason}"
+    best = measured.rates[measured.workers]
+    if own == 0 and measured.inline_rate is not None and measured.inline_rate >= best:
+        return 0, f"kept 0: one process alone makes {measured.inline_rate:.3g} batches/s, workers {best:.3g}"
+    return measured.workers, measured.reason
+
+
+def attach(module: Any, applied: dict[str, Any]) -> None:
+    """Puts stoker's engine behind ``module.DataLoader``; each loader is measured when it is first iterated.
+
+    Args:
+        module: torch.utils.data.dataloader.
+        applied: gets one entry a loader: ``{"from": settings, "to": settings, "reason": words}``.
+    """
+    done: dict[str, int] = {}
+
+    def _get_iterator(loader: Any) -> Any:
+        name = loader.__dict__.get("_stoker_name", "?")
+        if "_stoker_applied" not in loader.__dict__:
+            loader.__dict__["_stoker_applied"] = True
+            # "auto" measures for itself; an iterable dataset's shards depend on the count, so that stays.
+            if not isinstance(loader.num_workers, AutoWorkers) and loader._dataset_kind == 0 and stoker_loader.SUPPORTED:
+                if name not in done:
+                    _measure(loader, name, applied, done)
+                _use(loader, done[name])
+        return stoker_loader.get_iterator(loader)
+
+    module.DataLoader._get_iterator = _get_iterator
+
+
+def _measure(loader: Any, name: str, applied: dict[str, Any], done: dict[str, int]) -> None:
+    own = int(loader.num_workers)
+    if len(loader.dataset) == 0:
+        done[name] = own
+        return
+    began = time.monotonic()
+    sys.stderr.write(f"stoker: measuring workers for {name} ... ")
+    sys.stderr.flush()
+    count, reason = decide(loader, measure(loader, stoker_loader.budget()))
+    sys.stderr.write(f"{count} ({time.monotonic() - began:.1f} s)\n")
+    done[name] = count
+    applied[name] = {"from": {"num_workers": own}, "to": {"num_workers": count}, "reason": reason}
+
+
+def _use(loader: Any, count: int) -> None:
+    """Gives a loader another count. Its own count keeps torch's seeds; another one seeds each task."""
+    if count == int(loader.num_workers):
+        return
+    loader.num_workers = AutoWorkers(count)
+    if loader.prefetch_factor is None:
+        loader.prefetch_factor = 2
+    stoker_loader.state_of(loader).measured = Measured(count, reason="applied")

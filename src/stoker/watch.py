@@ -1,0 +1,360 @@
+"""Watches a script's loaders from inside its process: wait, step and, in forked workers, the stages.
+
+Two clock readings and a few additions a batch; never a device sync. What is seen goes to ``stoker run`` over a socket once
+a second and at the end, so that a script that is killed leaves what was seen until then.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import mmap
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils.data import _utils as torch_utils
+
+from . import loader as stoker_loader
+from .metrics import LoaderMetrics
+from .options import AutoWorkers
+
+BEAT_S = 1.0  # between two reports of a process
+MAX_WORKERS = 256  # rows of the table that forked workers write their times to
+ROW = 4  # fetch, collate, CPU (nanoseconds), tasks
+
+_now = time.perf_counter
+
+
+class Enough(SystemExit):
+    """``--max-steps`` is reached: the script ends here, and well."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+class _Clock:
+    """One iterator's place in its loader's numbers."""
+
+    __slots__ = ("first", "inside", "left", "metrics")
+
+    def __init__(self, metrics: LoaderMetrics) -> None:
+        self.metrics = metrics
+        self.left = 0.0
+        self.inside = False
+        self.first = True
+
+
+class _Stages:
+    """What torch's own workers write their times to: a row each, in memory shared by fork."""
+
+    current: _Stages | None = None  # of the loader whose workers are being forked
+
+    def __init__(self, metrics: LoaderMetrics) -> None:
+        self._memory = mmap.mmap(-1, MAX_WORKERS * ROW * 8)
+        self._rows = memoryview(self._memory).cast("q")
+        self._seen = [0] * ROW
+        self._metrics = metrics
+
+    def add(self, worker: int, fetch: int, collate: int, cpu: int) -> None:
+        if worker < MAX_WORKERS:
+            for i, v in enumerate((fetch, collate, cpu, 1)):
+                self._rows[worker * ROW + i] += v
+
+    def collect(self) -> None:
+        """Moves what came in since to the loader's numbers."""
+        total = [sum(self._rows[i::ROW]) for i in range(ROW)]
+        fetch, collate, cpu, tasks = (a - b for a, b in zip(total, self._seen, strict=True))
+        self._seen = total
+        m = self._metrics
+        m.fetch_ns += fetch
+        m.collate_ns += collate
+        m.cpu_ns += cpu
+        m.tasks += tasks
+
+
+class Watch:
+    """The watch on one process.
+
+    Args:
+        max_steps: end the script after so many batches, or None.
+        apply: put stoker's engine and measured settings behind the script's loaders.
+    """
+
+    def __init__(self, max_steps: int | None = None, apply: bool = False) -> None:
+        self.max_steps, self.apply = max_steps, apply
+        self.loaders: dict[str, LoaderMetrics] = {}
+        self.applied: dict[str, Any] = {}
+        self._stages: dict[str, _Stages] = {}
+        self._steps = 0
+        self._beat = 0.0
+        self._socket: socket.socket | None = None
+        self._cpu = (0.0, 0.0)
+
+    def metrics_of(self, loader: Any) -> LoaderMetrics:
+        """The numbers of the line that made this loader; loaders made by one line share them."""
+        name = loader.__dict__.get("_stoker_name", "?")
+        metrics = self.loaders.setdefault(name, LoaderMetrics(name))
+        state = stoker_loader.state_of(loader)
+        state.metrics = metrics
+        metrics.settings = settings_of(loader)
+        return metrics
+
+    def stages_of(self, name: str, metrics: LoaderMetrics) -> _Stages:
+        if name not in self._stages:
+            self._stages[name] = _Stages(metrics)
+        return self._stages[name]
+
+    def step(self, now: float) -> None:
+        """A batch was delivered."""
+        self._steps += 1
+        if now - self._beat >= BEAT_S:
+            self._beat = now
+            self.send()
+
+    def enough(self) -> bool:
+        return self.max_steps is not None and self._steps >= self.max_steps
+
+    def snapshot(self, final: bool) -> dict[str, Any]:
+        """What was seen so far, for ``report.schema``."""
+        for stages in self._stages.values():
+            stages.collect()
+        return {
+            "pid": os.getpid(),
+            "argv": sys.argv,
+            "rank": int(os.environ.get("RANK", "0")) if os.environ.get("RANK", "0").isdigit() else 0,
+            "final": final,
+            "cuda": bool(torch.cuda.is_available() and torch.cuda.is_initialized()),
+            "threads": torch.get_num_threads(),
+            "loaders": [vars(m) for m in self.loaders.values()],
+            "applied": self.applied,
+        }
+
+    def send(self, final: bool = False) -> None:
+        """Tells ``stoker run``; when nobody listens, nothing happens."""
+        if not self.loaders:
+            return
+        try:
+            if self._socket is None:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                self._socket.settimeout(1.0)
+                self._socket.connect("\0" + os.environ["STOKER_RUN"])
+            self._socket.sendall(json.dumps(self.snapshot(final), default=str).encode() + b"\n")
+        except (OSError, KeyError):
+            pass
+
+    def end(self) -> None:
+        self.send(final=True)
+
+    def forked(self) -> None:
+        """In a child: it is a process of its own, with nothing seen yet."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.close()
+        self._socket, self._steps, self._beat = None, 0, 0.0
+        for metrics in self.loaders.values():
+            metrics.__init__(metrics.name, settings=metrics.settings)  # type: ignore[misc]
+        self._stages = {}
+
+
+def settings_of(loader: Any) -> dict[str, Any]:
+    """A loader's settings by torch's names, for the report."""
+    context = loader.multiprocessing_context
+    return {
+        "dataset": type(loader.dataset).__name__,
+        "batch_size": getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size,
+        "num_workers": int(loader.num_workers),
+        "auto": isinstance(loader.num_workers, AutoWorkers),
+        "prefetch_factor": loader.prefetch_factor,
+        "persistent_workers": loader.persistent_workers,
+        "pin_memory": bool(loader.pin_memory),
+        "in_order": getattr(loader, "in_order", True),
+        "multiprocessing_context": context.get_start_method() if hasattr(context, "get_start_method") else None,
+        "iterable": loader._dataset_kind != 0,
+    }
+
+
+def count(batch: Any, default: int) -> int:
+    """Samples in a batch: the length of its first tensor or array, of a list of anything else, or ``default``."""
+    for _ in range(4):
+        if isinstance(batch, torch.Tensor) or hasattr(batch, "__array__"):
+            return int(batch.shape[0]) if batch.ndim else default
+        if isinstance(batch, Mapping) and batch:
+            batch = next(iter(batch.values()))
+        elif isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)) and len(batch):
+            if not isinstance(batch[0], (torch.Tensor, Mapping, Sequence)) or isinstance(batch[0], (str, bytes)):
+                return len(batch)
+            batch = batch[0]
+        else:
+            break
+    return default
+
+
+def made_at(frame: FrameType | None) -> str:
+    """``file:line`` of the user's code that is making a loader: the nearest frame outside of libraries."""
+    nearest = None
+    while frame is not None:
+        path = frame.f_code.co_filename
+        inside = path.startswith("<") or _is_engine(path)
+        if not inside:
+            here = f"{_short(path)}:{frame.f_lineno}"
+            nearest = nearest or here
+            if "site-packages" not in path and "dist-packages" not in path and not path.startswith(_STDLIB):
+                return here
+        frame = frame.f_back
+    return nearest or "?"
+
+
+_STDLIB = os.path.dirname(os.__file__) + os.sep
+_ENGINES = tuple(os.path.dirname(os.path.abspath(f)) + os.sep for f in (torch.__file__, __file__))
+
+
+def _is_engine(path: str) -> bool:
+    return path.startswith(_ENGINES)
+
+
+def _short(path: str) -> str:
+    with contextlib.suppress(ValueError):
+        relative = os.path.relpath(path)
+        if not relative.startswith(".."):
+            return relative
+    return path
+
+
+def attach(module: Any) -> Watch:
+    """Puts the watch on torch's loader module; ``STOKER_APPLY`` and ``STOKER_MAX_STEPS`` say what else to do."""
+    steps = os.environ.get("STOKER_MAX_STEPS", "")
+    watch = Watch(int(steps) if steps.isdigit() else None, os.environ.get("STOKER_APPLY") == "1")
+    _watch_loaders(module, watch)
+    _watch_batches(module._BaseDataLoaderIter, watch)
+    _watch_fetchers(watch)
+    if watch.apply:
+        from .tune import apply
+
+        apply.attach(module, watch.applied)
+    atexit.register(watch.end)
+    os.register_at_fork(after_in_child=watch.forked)
+    return watch
+
+
+def _watch_loaders(module: Any, watch: Watch) -> None:
+    loader_class = module.DataLoader
+    init, start = loader_class.__init__, loader_class.__iter__
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        self.__dict__["_stoker_name"] = made_at(sys._getframe(1))
+        init(self, *args, **kwargs)
+
+    @functools.wraps(start)
+    def __iter__(self: Any) -> Any:
+        began = _now()
+        metrics = watch.metrics_of(self)
+        before, _Stages.current = _Stages.current, watch.stages_of(metrics.name, metrics)
+        try:
+            it = start(self)
+        finally:
+            _Stages.current = before
+        metrics.settings = settings_of(self)
+        metrics.settings["engine"] = "stoker" if type(it).__module__.startswith("stoker.") else "torch"
+        _watch_batches(type(it), watch)
+        clock = it.__dict__["_stoker_clock"] = _Clock(metrics)
+        metrics.epochs += 1
+        spent = _now() - began
+        metrics.wait_s += spent
+        metrics.first_wait_s += spent
+        return it
+
+    loader_class.__init__, loader_class.__iter__ = __init__, __iter__
+
+
+def _watch_batches(cls: Any, watch: Watch) -> None:
+    """Wraps ``__next__`` where ``cls`` defines it, once."""
+    original: Callable[[Any], Any] | None = vars(cls).get("__next__")
+    if original is None or hasattr(original, "_stoker_watched"):
+        return
+
+    @functools.wraps(original)
+    def __next__(self: Any) -> Any:
+        clock = self.__dict__.get("_stoker_clock")
+        if clock is None or clock.inside:
+            return original(self)
+        metrics = clock.metrics
+        began = _now()
+        if clock.left:
+            metrics.step_s += began - clock.left
+            clock.left = 0.0
+        if watch.max_steps is not None and watch.enough():
+            raise Enough
+        clock.inside = True
+        try:
+            batch = original(self)
+        except StopIteration:
+            metrics.wait_s += _now() - began
+            raise
+        finally:
+            clock.inside = False
+        now = _now()
+        waited = now - began
+        metrics.wait_s += waited
+        if clock.first:
+            clock.first = False
+            metrics.first_wait_s += waited
+        metrics.batches += 1
+        metrics.samples += count(batch, metrics.settings.get("batch_size") or 1)
+        watch.step(now)
+        clock.left = _now()
+        return batch
+
+    __next__._stoker_watched = True  # type: ignore[attr-defined]
+    cls.__next__ = __next__
+
+
+def _watch_fetchers(watch: Watch) -> None:
+    """Times torch's own fetchers, in its workers and inline. stoker's workers report for themselves."""
+    fetch_module = torch_utils.fetch
+    for cls in (fetch_module._MapDatasetFetcher, fetch_module._IterableDatasetFetcher):
+        _watch_fetcher(cls)
+
+
+def _watch_fetcher(cls: Any) -> None:
+    original = cls.fetch
+
+    @functools.wraps(original)
+    def fetch(self: Any, index: Any) -> Any:
+        stages = _Stages.current or self.__dict__.get("_stoker_stages")
+        info = torch.utils.data.get_worker_info()
+        if stages is None:
+            return original(self, index)
+        if "_stoker_stages" not in self.__dict__:
+            self._stoker_stages = stages
+            self._stoker_collate_ns = 0
+            self.collate_fn = _timed(self, self.collate_fn)
+        self._stoker_collate_ns = 0
+        began, cpu = time.perf_counter_ns(), time.thread_time_ns()
+        try:
+            return original(self, index)
+        finally:
+            collate = self._stoker_collate_ns
+            spent = time.perf_counter_ns() - began - collate
+            stages.add(info.id if info is not None else 0, spent, collate, time.thread_time_ns() - cpu)
+
+    cls.fetch = fetch
+
+
+def _timed(fetcher: Any, collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def timed(data: Any) -> Any:
+        began = time.perf_counter_ns()
+        try:
+            return collate(data)
+        finally:
+            fetcher._stoker_collate_ns = time.perf_counter_ns() - began
+
+    return timed

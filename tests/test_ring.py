@@ -1,0 +1,254 @@
+"""The ring: a batch is yours. Writable, aliased by nobody, never changed by later work, alive as long as it is held."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import stoker
+from stoker import loader as stoker_loader
+from stoker.options import Budget
+from stoker.transport.ring import Arena, SlotReader, SlotWriter
+
+SEED = int(os.environ.get("STOKER_SEED", "0"))
+
+
+class Noise(Dataset):
+    """Sample ``i`` is noise that only ``i`` decides, and its checksum."""
+
+    def __init__(self, n: int, floats: int) -> None:
+        self.n, self.floats = n, floats
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        x = torch.from_numpy(np.random.default_rng(i).standard_normal(self.floats, dtype=np.float32))
+        return x, zlib.crc32(x.numpy().tobytes())
+
+
+def intact(batch: Any) -> bool:
+    return all(zlib.crc32(x.numpy().tobytes()) == int(crc) for x, crc in zip(*batch, strict=True))
+
+
+@pytest.fixture
+def small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stoker_loader, "budget", lambda: Budget(lease_bytes=1 << 20, lease_slots=16))
+
+
+@pytest.mark.parametrize("floats", [10, 5000])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_batches_are_intact_whatever_is_kept_and_dropped(floats: int, persistent: bool, small_budget: None) -> None:
+    """Thousands of random keep and drop patterns; every kept batch is checked when it is dropped, and again at the end."""
+    seed = f"{SEED}/{floats}/{persistent}"
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    loader = stoker.DataLoader(Noise(1500, floats), batch_size=4, num_workers=2, persistent_workers=persistent)
+    kept: list[Any] = []
+    for _ in range(4):
+        keep = rng.choice([0.05, 0.3, 0.9])
+        for batch in loader:
+            assert intact(batch), f"seed {seed}"
+            if rng.random() < keep:
+                kept.append(batch)
+            del batch
+            while kept and rng.random() < 0.4 or len(kept) > 60:
+                assert intact(kept.pop(rng.randrange(len(kept)))), f"seed {seed}"
+    del loader
+    gc.collect()
+    assert all(intact(b) for b in kept), f"seed {seed}"
+
+
+def test_writing_to_a_batch_changes_no_other() -> None:
+    loader = stoker.DataLoader(Noise(200, 5000), batch_size=2, num_workers=2)
+    batches = []
+    for batch in loader:
+        assert intact(batch)
+        batch[0].fill_(float("nan"))
+        batches.append(batch)
+    assert all(torch.isnan(b[0]).all() for b in batches)
+    assert all(intact(b) for b in loader)
+
+
+def test_every_third_batch_is_kept(small_budget: None) -> None:
+    loader = stoker.DataLoader(Noise(900, 20_000), batch_size=3, num_workers=2)
+    kept = [b for i, b in enumerate(loader) if i % 3 == 0]
+    assert len(kept) == 100
+    assert all(intact(b) for b in kept)
+
+
+def test_a_list_of_two_gigabytes() -> None:
+    """More than a slot a worker, less than the machine: nothing blocks and every bit is right."""
+    loader = stoker.DataLoader(Noise(52, 10_000_000), batch_size=2, num_workers=2)
+    batches = list(loader)
+    assert sum(b[0].nbytes for b in batches) >= 2 << 30 or sum(b[0].nbytes for b in batches) == 52 * 40_000_000
+    assert all(intact(b) for b in batches)
+
+
+def test_a_batch_outlives_its_loader_and_its_workers() -> None:
+    loader = stoker.DataLoader(Noise(8, 5000), batch_size=2, num_workers=2)
+    it = iter(loader)
+    batch = next(it)
+    view = batch[0][1:, 5:].numpy()
+    expected = view.copy()
+    del batch, it, loader
+    gc.collect()
+    other = stoker.DataLoader(Noise(80, 5000), batch_size=2, num_workers=2)
+    assert all(intact(b) for b in other)
+    assert np.array_equal(view, expected)
+
+
+@pytest.mark.parametrize("hold", ["row", "numpy", "detach", "memoryview", "dlpack", "storage"])
+def test_any_view_holds_the_slot(hold: str) -> None:
+    """Whatever is made of a tensor without a copy keeps its memory from being used again."""
+    loader = stoker.DataLoader(Noise(600, 5000), batch_size=2, num_workers=1)
+    it = iter(loader)
+    batch = next(it)
+    expected = batch[0].clone()
+    made: Any = {
+        "row": lambda t: t[0],
+        "numpy": lambda t: t.numpy().reshape(-1)[:5000],
+        "detach": lambda t: t.detach().view(-1)[:5000],
+        "memoryview": lambda t: memoryview(t.numpy().reshape(-1)),
+        "dlpack": lambda t: torch.from_dlpack(t),
+        "storage": lambda t: t.untyped_storage(),
+    }[hold](batch[0])
+    del batch
+    for _ in it:
+        pass
+    found = torch.tensor([], dtype=torch.float32)
+    if hold == "storage":
+        found = torch.empty(0).set_(made, 0, (2, 5000), (5000, 1))
+    else:
+        found = torch.as_tensor(np.asarray(made))
+    assert torch.equal(found.reshape(-1)[:5000], expected.reshape(-1)[:5000])
+
+
+class Hoarder(Dataset):
+    """Its collate function keeps what it made, in the worker, and hands an old one out again."""
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return torch.full((3000,), float(i))
+
+
+class KeepingCollate:
+    def __init__(self) -> None:
+        self.kept: list[torch.Tensor] = []
+
+    def __call__(self, batch: list[torch.Tensor]) -> Any:
+        made = torch.utils.data.default_collate(batch)
+        self.kept.append(made)
+        return made, self.kept[len(self.kept) // 2], self.kept[0][1:]
+
+
+def test_what_a_worker_keeps_is_not_written_again() -> None:
+    loader = stoker.DataLoader(Hoarder(), batch_size=2, num_workers=1, collate_fn=KeepingCollate())
+    for i, (new, middle, first) in enumerate(loader):
+        j = (i + 1) // 2
+        assert new[:, 0].tolist() == [2 * i, 2 * i + 1]
+        assert middle.eq(torch.tensor([[2.0 * j], [2.0 * j + 1]])).all()
+        assert first.eq(1.0).all()
+
+
+def test_a_fork_of_the_users_sees_its_batch_unchanged() -> None:
+    """torch's batches survive in a forked child, because their memory is never used again."""
+    loader = stoker.DataLoader(Noise(600, 5000), batch_size=2, num_workers=1)
+    it = iter(loader)
+    batch = next(it)
+    read, write = os.pipe()
+    done, go = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.read(done, 1)  # until the parent has gone through the whole epoch
+        os.write(write, b"ok" if intact(batch) else b"no")
+        os._exit(0)
+    del batch
+    for _ in it:
+        pass
+    os.write(go, b"x")
+    assert os.read(read, 2) == b"ok"
+    os.waitpid(pid, 0)
+    for fd in (read, write, done, go):
+        os.close(fd)
+
+
+def test_slots_are_used_again_and_last_in_first_out() -> None:
+    arena = Arena()
+    writer, reader = SlotWriter(arena), SlotReader(arena)
+    used = []
+    for _ in range(3):
+        assert writer.take(100_000)
+        used.append(writer.slot)
+        writer.sent()
+    assert used == [0, 1, 2]
+    reader.release(1)
+    reader.release(0)
+    assert writer.take(100_000)
+    assert writer.slot == 0
+    writer.sent()
+    assert writer.take(100_000)
+    assert writer.slot == 1
+
+
+def test_a_slot_that_is_too_small_is_replaced() -> None:
+    arena = Arena()
+    writer, reader = SlotWriter(arena), SlotReader(arena)
+    assert writer.take(1000)
+    writer.sent()
+    lease = reader.lease(0, 1000)
+    del lease
+    assert writer.take(10_000_000)
+    assert writer.slot == 0
+    assert writer.whole is not None
+    writer.whole[:] = 7
+    writer.sent()
+    assert arena.slots == 1
+    assert reader.lease(0, 10_000_000).min() == 7
+
+
+def test_no_slot_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "no space")
+
+    arena = Arena()
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    assert not SlotWriter(arena).take(1000)
+
+
+class Reluctant(Noise):
+    """As if the system had no memory for slots: the worker's fallocate fails."""
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        def refuse(*_: object) -> None:
+            raise OSError(28, "no space")
+
+        os.posix_fallocate = refuse  # only this worker process
+        return super().__getitem__(i)
+
+
+def test_batches_arrive_when_there_is_no_memory_for_slots() -> None:
+    assert all(intact(b) for b in stoker.DataLoader(Reluctant(40, 50_000), batch_size=4, num_workers=2))
+
+
+def test_the_ring_does_not_grow_with_the_epoch() -> None:
+    loader = stoker.DataLoader(Noise(400, 5000), batch_size=2, num_workers=2)
+    for batch in loader:
+        del batch
+    arenas = stoker_loader.state_of(loader).arenas
+    assert len(arenas) == 2
+    assert all(r.arena.slots <= 6 for r in arenas)  # two in flight, one leased, one being filled, and a little luck
+    assert all(not r.leases for r in arenas)
+    for _ in loader:
+        pass
+    assert all(a is b for a, b in zip(sorted(arenas, key=id), sorted(stoker_loader.state_of(loader).arenas, key=id), strict=True))
