@@ -89,7 +89,7 @@ def test_a_list_of_two_gigabytes() -> None:
     """More than a slot a worker, less than the machine: nothing blocks and every bit is right."""
     loader = stoker.DataLoader(Noise(52, 10_000_000), batch_size=2, num_workers=2)
     batches = list(loader)
-    assert sum(b[0].nbytes for b in batches) >= 2 << 30 or sum(b[0].nbytes for b in batches) == 52 * 40_000_000
+    assert sum(b[0].nbytes for b in batches) >= 2_000_000_000
     assert all(intact(b) for b in batches)
 
 

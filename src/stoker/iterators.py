@@ -90,7 +90,8 @@ class ProcessIter(_BaseDataLoaderIter):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
-        self._scheduler.begin(self._next_index, self._shared_seed)
+        # Not self._next_index: the scheduler would hold the iterator, and `del it` would end no worker.
+        self._scheduler.begin(functools.partial(next, self._sampler_iter), self._shared_seed)
 
     def __next__(self) -> Any:
         if _profiling() or self._IterableDataset_len_called is not None or self._sampler_iter is None:

@@ -123,22 +123,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     ) -> None:
         if isinstance(num_workers, str) and num_workers == "auto":
             num_workers = AutoWorkers(first_guess(dataset))
-        if getattr(sampler, "_stoker_default", False):
-            # Rebuilt from another loader's attributes, which name its parts twice: that is no contradiction.
-            shuffle = None
-            if isinstance(sampler, torch_loader._InfiniteConstantSampler) or batch_sampler is not None:
-                if not getattr(batch_sampler, "_stoker_default", False):
-                    batch_size = 1 if batch_sampler is not None else batch_size
-                elif batch_sampler.sampler is sampler:  # type: ignore[union-attr]
-                    batch_sampler = None
-                sampler = sampler if batch_sampler is None and _finite(sampler) else None
+        batch_size, asked, sampler, batch_sampler = _once(batch_size, shuffle, sampler, batch_sampler)
         self._shuffle = shuffle
-        given = sampler is not None or batch_sampler is not None
         newer = {"in_order": in_order} if _TORCH_HAS_IN_ORDER else {}
         super().__init__(
             dataset,
             batch_size,
-            shuffle,
+            asked,
             sampler,
             batch_sampler,
             num_workers,  # type: ignore[arg-type]
@@ -156,8 +147,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
         if not _TORCH_HAS_IN_ORDER:
             self.in_order = in_order
-        for part in () if given else (self.sampler,):
-            part._stoker_default = True  # type: ignore[union-attr]
+        if sampler is None:
+            self.sampler._stoker_default = True  # type: ignore[union-attr]
         if batch_sampler is None and self.batch_sampler is not None:
             self.batch_sampler._stoker_default = True  # type: ignore[union-attr]
 
@@ -170,14 +161,21 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return get_iterator(self)
 
 
-def _own_parts(batch_sampler: Any, sampler: Any, batch_size: int | None, drop_last: bool) -> bool:
-    return (
-        isinstance(batch_sampler, BatchSampler)
-        and getattr(batch_sampler, "_stoker_default", False)
-        and batch_sampler.sampler is sampler
-        and batch_sampler.batch_size == batch_size
-        and batch_sampler.drop_last == drop_last
-    )
+def _once(batch_size: int | None, shuffle: bool | None, sampler: Any, batch_sampler: Any) -> tuple[Any, Any, Any, Any]:
+    """The arguments that decide the order, each said once.
+
+    A loader that is built again from another one's attributes gets the samplers which that one made beside the
+    arguments it made them from. Only those are taken out; what a user contradicts stays torch's error.
+    """
+    if getattr(batch_sampler, "_stoker_default", False) and batch_sampler.sampler is sampler:
+        batch_sampler = None
+    if getattr(sampler, "_stoker_default", False):
+        shuffle = None
+        if batch_sampler is not None:
+            sampler, batch_size = None, 1 if batch_size is None else batch_size
+        elif isinstance(sampler, torch_loader._InfiniteConstantSampler):
+            sampler = None
+    return batch_size, shuffle, sampler, batch_sampler
 
 
 def first_guess(dataset: Any) -> int:

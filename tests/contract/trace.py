@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import random
 import re
@@ -80,9 +81,11 @@ def run(cls: Callable[..., Any], build: Callable[[], tuple[tuple[Any, ...], Conf
                     trace.append(("len", len(loader)))
                 except Exception as e:
                     trace.append(("len", *told(e)))
+            gc.collect()  # torch's iterators in cycles would be ended later, in somebody else's measurement or fork
             trace += _epoch(loader, plan["leave_after"] if epoch == 0 else None, plan["limit"])
             trace.append(("random", *random_state(kwargs.get("generator"))))
         del loader
+    gc.collect()  # torch's iterators in cycles would be ended later, in somebody else's measurement or fork
     seen = [(w.category.__name__, re.sub(r"0x[0-9a-f]+", "0x", str(w.message))) for w in caught]
     return [*trace, ("warnings", tuple(w for w in seen if w[0] not in ("ResourceWarning", "DeprecationWarning")))]
 

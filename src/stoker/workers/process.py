@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import pickle
 import select
@@ -76,6 +77,9 @@ def main(spec: WorkerSpec, worker: int, tasks: Fd, results: Fd, memory: Fd, othe
         others: descriptors inherited by fork that would keep other pipes open.
         parent: pid to die with, or 0 when that is not known (forkserver; a thread that may end).
     """
+    # What was garbage in the parent is not collected here: another loader's iterator would try to end its workers.
+    # And pages that the collector does not touch stay shared.
+    gc.freeze()
     try:
         for fd in others:
             with contextlib.suppress(OSError):
@@ -86,7 +90,6 @@ def main(spec: WorkerSpec, worker: int, tasks: Fd, results: Fd, memory: Fd, othe
         if hasattr(torch.multiprocessing, "_set_thread_name"):
             torch.multiprocessing._set_thread_name("stoker_worker")
         torch.set_num_threads(1)
-        import gc; gc.freeze()
         _Worker(spec, worker, tasks.fd, results.fd, Arena(os.dup(memory.fd))).run()
     except (KeyboardInterrupt, BrokenPipeError):
         pass  # the parent says it; and whoever does not read any more does not want to hear it
@@ -271,6 +274,7 @@ class ProcessPool:
         self._poll = select.poll()
         self._poll.register(read, select.POLLIN)
         self._closed = False
+        self._watched = False
         try:
             for worker in range(spec.num_workers):
                 self._add(worker)
@@ -281,13 +285,19 @@ class ProcessPool:
 
     def _watch(self) -> None:
         # torch's own table of worker pids: a SIGCHLD then raises in the main thread, with the signal's name.
+        self._unwatch()
         signal_handling._set_worker_pids(id(self), tuple(p.pid for p in self.processes))
         signal_handling._set_SIGCHLD_handler()
+        self._watched = True
+
+    def _unwatch(self) -> None:
+        if self._watched:
+            signal_handling._remove_worker_pids(id(self))
+            self._watched = False
 
     def grow(self) -> None:
         """One worker more."""
         self._add(len(self.processes))
-        signal_handling._remove_worker_pids(id(self))
         self._watch()
 
     def _add(self, worker: int) -> None:
@@ -385,7 +395,7 @@ class ProcessPool:
         if self._closed or os.getpid() != self._owner:
             return
         self._closed = True
-        signal_handling._remove_worker_pids(id(self))
+        self._unwatch()
         for reader in self.readers:
             reader.arena.stop = True
         for worker in range(len(self.processes)):

@@ -1,0 +1,194 @@
+"""Wrong arguments get torch's error, attributes are torch's, and the iterator has torch's names."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+import stoker
+from stoker.options import AutoWorkers
+
+from . import datasets as d
+from .trace import canon
+
+MAP, STREAM = d.Map(10, "tensor"), d.Stream(10, "tensor")
+WRONG: list[tuple[Any, dict[str, Any]]] = [
+    (MAP, {"num_workers": -1}),
+    (MAP, {"timeout": -1}),
+    (MAP, {"prefetch_factor": 2}),
+    (MAP, {"num_workers": 1, "prefetch_factor": -2}),
+    (MAP, {"persistent_workers": True}),
+    (MAP, {"multiprocessing_context": "fork"}),
+    (MAP, {"num_workers": 1, "multiprocessing_context": "no such"}),
+    (MAP, {"num_workers": 1, "multiprocessing_context": object}),
+    (MAP, {"sampler": RandomSampler(MAP), "shuffle": True}),
+    (MAP, {"batch_sampler": [[1]], "batch_size": 3}),
+    (MAP, {"batch_sampler": [[1]], "shuffle": True}),
+    (MAP, {"batch_sampler": [[1]], "sampler": [1]}),
+    (MAP, {"batch_sampler": [[1]], "drop_last": True}),
+    (MAP, {"batch_size": None, "drop_last": True}),
+    (MAP, {"batch_size": 0}),
+    (MAP, {"batch_size": "three"}),
+    (MAP, {"num_workers": "many"}),
+    (MAP, {"num_workers": None}),
+    (STREAM, {"shuffle": True}),
+    (STREAM, {"shuffle": 3}),
+    (STREAM, {"sampler": [1]}),
+    (STREAM, {"batch_sampler": [[1]]}),
+    (d.Map(0, "tensor"), {"shuffle": True}),
+    (MAP, {"no_such_argument": 1}),
+]
+LATE: list[tuple[Any, dict[str, Any]]] = [
+    (MAP, {"timeout": 1}),
+    (MAP, {"num_workers": 1, "prefetch_factor": 0}),
+]
+FROZEN = ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
+
+
+def outcome(act: Any) -> tuple[str, str]:
+    try:
+        act()
+    except Exception as e:
+        return type(e).__name__, str(e).replace("stoker.loader.", "").replace("_MultiProcessingDataLoaderIter", "")
+    return "nothing", ""
+
+
+@pytest.mark.parametrize("case", range(len(WRONG)))
+def test_wrong_arguments_get_torchs_error(case: int) -> None:
+    dataset, kwargs = WRONG[case]
+    theirs = outcome(lambda: torch.utils.data.DataLoader(dataset, **kwargs))
+    assert theirs[0] != "nothing"
+    assert outcome(lambda: stoker.DataLoader(dataset, **kwargs)) == theirs
+
+
+@pytest.mark.parametrize("case", range(len(LATE)))
+def test_what_torch_finds_only_when_iterated(case: int) -> None:
+    dataset, kwargs = LATE[case]
+    assert outcome(lambda: iter(torch.utils.data.DataLoader(dataset, **kwargs)))[0] == "AssertionError"
+    assert outcome(lambda: iter(stoker.DataLoader(dataset, **kwargs)))[0] == "AssertionError"
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_frozen_attributes(name: str) -> None:
+    theirs, ours = torch.utils.data.DataLoader(MAP), stoker.DataLoader(MAP)
+    assert outcome(lambda: setattr(ours, name, 1)) == outcome(lambda: setattr(theirs, name, 1))
+    ours.num_workers = 2
+    assert ours.num_workers == 2
+
+
+def test_the_signature_is_torchs() -> None:
+    theirs = inspect.signature(torch.utils.data.DataLoader.__init__).parameters
+    ours = inspect.signature(stoker.DataLoader.__init__).parameters
+    assert [(p.name, p.kind, p.default) for p in ours.values()] == [(p.name, p.kind, p.default) for p in theirs.values()]
+
+
+def loaders() -> Iterator[tuple[str, Any]]:
+    numbers = list(range(10))
+    yield "plain", stoker.DataLoader(MAP, batch_size=3, num_workers=1)
+    yield "inline", stoker.DataLoader(MAP, 4)
+    yield "auto", stoker.DataLoader(MAP, batch_size=3, shuffle=True, num_workers="auto", drop_last=True)
+    yield "shuffled", stoker.DataLoader(MAP, batch_size=3, shuffle=True, num_workers=2, prefetch_factor=3)
+    yield "context", stoker.DataLoader(MAP, num_workers=1, multiprocessing_context="fork", timeout=9, persistent_workers=True)
+    yield "sampler", stoker.DataLoader(MAP, batch_size=2, sampler=numbers)
+    yield "batch sampler", stoker.DataLoader(MAP, batch_sampler=[[1, 2], [3]])
+    yield "no batches", stoker.DataLoader(MAP, batch_size=None)
+    yield "stream", stoker.DataLoader(STREAM, batch_size=3, num_workers=1)
+    yield "auto stream", stoker.DataLoader(STREAM, batch_size=3, num_workers="auto")
+
+
+@pytest.mark.parametrize("name", [name for name, _ in loaders()])
+def test_a_loader_can_be_built_again_from_its_attributes(name: str) -> None:
+    """Every argument is a public attribute of the same name, and all of them together make the same loader again."""
+    loader = dict(loaders())[name]
+    names = list(inspect.signature(type(loader).__init__).parameters)[1:]
+    again = type(loader)(**{n: getattr(loader, n) for n in names})
+    for n in names:
+        if n not in ("sampler", "batch_sampler"):
+            assert getattr(again, n) == getattr(loader, n), n
+    assert isinstance(again.num_workers, AutoWorkers) == name.startswith("auto")
+    assert isinstance(loader.num_workers, int)
+    torch.manual_seed(0)
+    first = [canon(b) for b in loader]
+    torch.manual_seed(0)
+    assert [canon(b) for b in again] == first
+
+
+@pytest.mark.parametrize("name", [name for name, _ in loaders() if name not in ("batch sampler", "no batches")])
+def test_lightning_builds_it_again(name: str) -> None:
+    """The steps of Lightning's ``_get_dataloader_init_args_and_kwargs``, with another sampler put in."""
+    loader = dict(loaders())[name]
+    attrs = {k: v for k, v in vars(loader).items() if not k.startswith("_")}
+    attrs["multiprocessing_context"] = loader.multiprocessing_context
+    params = dict(inspect.signature(type(loader).__init__).parameters)
+    wanted = {n for n, p in params.items() if n in attrs and p.default is not attrs[n]} | {"dataset"}
+    kwargs = {k: v for k, v in attrs.items() if k in wanted}
+    if isinstance(loader.dataset, torch.utils.data.IterableDataset):
+        kwargs.update(sampler=None, batch_sampler=None)
+    else:
+        sampler = DistributedSampler(loader.dataset, num_replicas=2, rank=0, shuffle=False)
+        kwargs.update(sampler=sampler, shuffle=False, batch_sampler=None)
+    again = type(loader)(**kwargs)
+    assert again.batch_size == loader.batch_size
+    assert isinstance(again.num_workers, AutoWorkers) == name.startswith("auto")
+    assert list(again)
+
+
+def test_the_iterator_has_torchs_names() -> None:
+    loader = stoker.DataLoader(MAP, batch_size=3, num_workers=2, persistent_workers=True)
+    assert isinstance(loader, torch.utils.data.DataLoader)
+    assert loader._iterator is None
+    assert loader._auto_collation
+    assert loader._index_sampler is loader.batch_sampler
+    it = iter(loader)
+    assert isinstance(it, _BaseDataLoaderIter)
+    assert loader._iterator is it
+    assert len(it) == 4
+    next(it)
+    assert it._num_yielded == 1
+    assert [w.is_alive() for w in it._workers] == [True, True]
+    assert len({w.pid for w in it._workers}) == 2
+    with pytest.raises(NotImplementedError):
+        pickle.dumps(it)
+    assert iter(loader) is it
+    assert it._num_yielded == 0
+    assert len(list(it)) == 4
+    workers = it._workers
+    it._shutdown_workers()
+    assert [w.exitcode for w in workers] == [0, 0]
+
+
+def test_a_loader_can_be_copied_and_pickled() -> None:
+    for _, loader in loaders():
+        next(iter(loader))
+        if loader._iterator is not None:
+            continue
+        for again in (copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
+            assert again.num_workers == loader.num_workers
+            assert isinstance(again.num_workers, AutoWorkers) == isinstance(loader.num_workers, AutoWorkers)
+            assert len([canon(b) for b in again]) > 0
+
+
+def test_too_many_workers_are_warned_of_as_torch_does() -> None:
+    def words(cls: Any) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            cls(MAP, num_workers=1000)
+        return [str(w.message) for w in caught]
+
+    assert words(stoker.DataLoader) == words(torch.utils.data.DataLoader) != []
+
+
+def test_the_samplers_are_torchs() -> None:
+    assert isinstance(stoker.DataLoader(MAP).sampler, SequentialSampler)
+    assert isinstance(stoker.DataLoader(MAP, shuffle=True).sampler, RandomSampler)
+    assert type(stoker.DataLoader(MAP).batch_sampler) is BatchSampler
+    assert stoker.DataLoader(MAP, shuffle=True).shuffle is True

@@ -1,0 +1,134 @@
+"""fork, spawn and forkserver; dead, slow and unpicklable workers; install."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import stoker
+
+from . import datasets as d
+from . import trace
+from .test_same_batches import draw
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_same_under_other_contexts(context: str, persistent: bool) -> None:
+    for kind in ("augmented", "dict"):
+        kw = {"batch_size": 3, "num_workers": 2, "multiprocessing_context": context, "shuffle": True}
+        plan = {"seed": 5, "epochs": 2, "leave_after": 1, "ask_len": False, "limit": 30}
+
+        def build(kind: str = kind, kw: dict[str, Any] = kw) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            return (d.Map(11, kind),), {**kw, "persistent_workers": persistent, "worker_init_fn": d.init_numpy}
+
+        assert trace.run(stoker.DataLoader, build, plan) == trace.run(torch.utils.data.DataLoader, build, plan)
+
+
+class Unpicklable(d.Map):
+    def __init__(self) -> None:
+        super().__init__(4, "tensor")
+        self.transform = [str, {"inner": lambda x: x}]
+
+
+def test_what_cannot_be_pickled_is_named() -> None:
+    with pytest.warns(UserWarning, match="pickle error"), pytest.raises((AttributeError, pickle.PicklingError, TypeError)) as e:
+        iter(stoker.DataLoader(Unpicklable(), num_workers=1, multiprocessing_context="spawn"))
+    assert "dataset.transform[1]['inner']" in str(e.value)
+
+
+class Deadly(d.Map):
+    def __init__(self, how: str) -> None:
+        super().__init__(40, "tensor")
+        self.how = how
+
+    def __getitem__(self, i: Any) -> Any:
+        if i == 7:
+            if self.how == "exit":
+                os._exit(3)
+            os.kill(os.getpid(), getattr(signal, self.how))
+        return super().__getitem__(i)
+
+
+@pytest.mark.parametrize("how", ["exit", "SIGKILL", "SIGSEGV"])
+def test_a_dead_worker_is_an_error_and_no_hang(how: str) -> None:
+    loader = stoker.DataLoader(Deadly(how), batch_size=2, num_workers=2)
+    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid(\(s\))? \d+.*\) (exited unexpectedly|is killed by signal)"):
+        list(loader)
+
+
+class Slow(d.Map):
+    def __getitem__(self, i: Any) -> Any:
+        time.sleep(60 if i == 4 else 0)
+        return super().__getitem__(i)
+
+
+def test_the_timeout_is_torchs() -> None:
+    loader = stoker.DataLoader(Slow(8, "tensor"), batch_size=2, num_workers=2, timeout=0.5)
+    it = iter(loader)
+    next(it), next(it)
+    with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.5 seconds"):
+        next(it)
+
+
+def test_install_is_for_torchs_own_class() -> None:
+    before = torch.utils.data.DataLoader._get_iterator
+    with stoker.installed():
+        with stoker.installed():
+            loader = torch.utils.data.DataLoader(d.Map(9, "dict"), batch_size=2, num_workers=2)
+            assert type(iter(loader)).__module__ == "stoker.iterators"
+        assert type(iter(loader)).__module__ == "stoker.iterators"
+    assert torch.utils.data.DataLoader._get_iterator is before
+    assert type(iter(loader)).__module__ == "torch.utils.data.dataloader"
+    stoker.uninstall()
+    assert torch.utils.data.DataLoader._get_iterator is before
+
+
+@pytest.mark.parametrize("i", range(30))
+def test_the_same_when_installed(i: int) -> None:
+    """The drawn comparison again, torch's class against itself with stoker behind it."""
+    build, plan, words = draw(random.Random(f"installed/{i}"))
+    with stoker.installed():
+        ours = trace.run(torch.utils.data.DataLoader, build, plan)
+    assert ours == trace.run(torch.utils.data.DataLoader, build, plan), words
+
+
+def augmented(workers: Any, seed: int = 3, epochs: int = 2, **kw: Any) -> list[Any]:
+    torch.manual_seed(seed)
+    loader = stoker.DataLoader(d.Map(40, "augmented"), batch_size=4, shuffle=True, num_workers="auto", **kw)
+    if workers is not None:
+        from stoker.loader import state_of
+        from stoker.options import AutoWorkers
+        from stoker.tune.probe import Measured
+
+        state_of(loader).measured = Measured(workers)
+        loader.num_workers = AutoWorkers(workers)
+    return [[trace.canon(b) for b in loader] for _ in range(epochs)]
+
+
+def test_auto_gives_the_same_bits_whatever_the_count() -> None:
+    one = augmented(1)
+    assert one[0] != one[1]
+    for workers in (2, 3, 5, None):
+        assert augmented(workers) == one
+    assert augmented(2, persistent_workers=True)[0] == one[0]
+    assert augmented(3, persistent_workers=True) == augmented(1, persistent_workers=True)
+
+
+def test_measuring_leaves_the_random_state_and_the_order_alone() -> None:
+    def order(workers: Any) -> Any:
+        torch.manual_seed(1), random.seed(1), np.random.seed(1)
+        loader = stoker.DataLoader(d.Map(40, "int"), batch_size=4, shuffle=True, num_workers=workers)
+        out = [b.tolist() for b in loader]
+        return out, trace.random_state(None)
+
+    assert order("auto") == order(2)
+    assert order("auto") == order(0)

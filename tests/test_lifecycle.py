@@ -1,0 +1,196 @@
+"""Nothing is left behind: no process, no file in /dev/shm or the temp folder, however a run ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+PRELUDE = """
+import os, sys, time, threading
+import torch, stoker
+from torch.utils.data import Dataset
+
+class Data(Dataset):
+    def __init__(self, n=64, nap=0.0):
+        self.n, self.nap = n, nap
+    def __len__(self):
+        return self.n
+    def __getitem__(self, i):
+        if self.nap:
+            time.sleep(self.nap)
+        return torch.full((20000,), float(i))
+
+def workers(it):
+    print(*[w.pid for w in it._workers], flush=True)
+"""
+WAYS = {
+    "end": """
+        loader = stoker.DataLoader(Data(), batch_size=4, num_workers=3)
+        it = iter(loader); workers(it)
+        for b in it: pass
+    """,
+    "break": """
+        loader = stoker.DataLoader(Data(), batch_size=4, num_workers=3)
+        it = iter(loader); workers(it)
+        for b in it: break
+    """,
+    "exception": """
+        loader = stoker.DataLoader(Data(), batch_size=4, num_workers=3, persistent_workers=True)
+        it = iter(loader); workers(it)
+        for b in it: raise RuntimeError("the script's own")
+    """,
+    "exit in the middle": """
+        loader = stoker.DataLoader(Data(nap=0.01), batch_size=4, num_workers=3, persistent_workers=True)
+        it = iter(loader); workers(it)
+        next(it)
+        sys.exit(3)
+    """,
+    "os._exit": """
+        it = iter(stoker.DataLoader(Data(nap=0.01), batch_size=4, num_workers=3)); workers(it)
+        next(it)
+        os._exit(4)
+    """,
+    "in a thread": """
+        def work():
+            it = iter(stoker.DataLoader(Data(), batch_size=4, num_workers=3)); workers(it)
+            for b in it: pass
+        t = threading.Thread(target=work); t.start(); t.join()
+    """,
+    "spawn": """
+        if __name__ == "__main__":
+            it = iter(stoker.DataLoader(Data(), batch_size=4, num_workers=2, multiprocessing_context="spawn")); workers(it)
+            for b in it: break
+    """,
+}
+CODES = {"exception": 1, "exit in the middle": 3, "os._exit": 4}
+FOREVER = """
+    loader = stoker.DataLoader(Data(10**9, nap={nap}), batch_size=4, num_workers=3, persistent_workers={persistent})
+    it = iter(loader); workers(it)
+    for b in it: pass
+"""
+
+
+def start(tmp_path: Path, body: str) -> subprocess.Popen[str]:
+    script = tmp_path / "script.py"
+    script.write_text(PRELUDE + textwrap.dedent(body))
+    env = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    (tmp_path / "tmp").mkdir()
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore::UserWarning", str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def wait_until(what: Callable[[], bool], seconds: float) -> bool:
+    """Polls; the limit is there to fail on a hang, not to measure."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if what():
+            return True
+        threading.Event().wait(0.01)
+    return what()
+
+
+def gone(pids: list[int]) -> bool:
+    return not any(psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE for p in pids)
+
+
+def shm() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def first_line(process: subprocess.Popen[str]) -> list[int]:
+    assert process.stdout is not None
+    return [int(w) for w in process.stdout.readline().split()]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_is_left_when_a_script_ends(tmp_path: Path, way: str) -> None:
+    before = shm()
+    process = start(tmp_path, WAYS[way])
+    out, err = process.communicate(timeout=60)
+    pids = [int(w) for w in out.split()]
+    assert process.returncode == CODES.get(way, 0), err
+    assert len(pids) >= 2
+    assert wait_until(lambda: gone(pids), 5), err
+    assert shm() == before
+    assert not [f for f in os.listdir(tmp_path / "tmp") if not f.startswith("torch")], os.listdir(tmp_path / "tmp")
+    if way != "exception":
+        assert not err, err
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("nap", [0.0, 30.0])
+def test_nothing_is_left_when_the_parent_is_killed(tmp_path: Path, nap: float, persistent: bool) -> None:
+    before = shm()
+    process = start(tmp_path, FOREVER.format(nap=nap, persistent=persistent))
+    pids = first_line(process)
+    assert len(pids) == 3
+    process.kill()
+    process.wait(10)
+    assert wait_until(lambda: gone(pids), 5)
+    assert shm() == before
+    assert not os.listdir(tmp_path / "tmp")
+    process.communicate()
+
+
+@pytest.mark.parametrize("group", [True, False])
+@pytest.mark.parametrize("nap", [0.0, 30.0])
+def test_ctrl_c_is_one_clean_traceback(tmp_path: Path, nap: float, group: bool) -> None:
+    """Ctrl-C reaches the whole group, as from a terminal, or the main process alone, as from ``kill -INT``."""
+    before = shm()
+    process = start(tmp_path, FOREVER.format(nap=nap, persistent=False))
+    pids = first_line(process)
+    if group:
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode in (-signal.SIGINT, 130, 1)
+    assert err.count("Traceback (most recent call last)") == 1, err
+    assert err.rstrip().endswith("KeyboardInterrupt"), err
+    assert wait_until(lambda: gone(pids), 5)
+    assert shm() == before
+
+
+def test_a_loader_that_is_dropped_takes_its_workers_along() -> None:
+    import torch
+
+    import stoker
+
+    it = iter(stoker.DataLoader(torch.utils.data.TensorDataset(torch.arange(100)), num_workers=2))
+    next(it)
+    workers = it._workers
+    threads = threading.active_count()
+    del it
+    assert wait_until(lambda: all(not w.is_alive() for w in workers), 5)
+    assert [w.exitcode for w in workers] == [0, 0]
+    assert threading.active_count() == threads
+
+
+def test_descriptors_do_not_pile_up() -> None:
+    import torch
+
+    import stoker
+
+    loader = stoker.DataLoader(torch.utils.data.TensorDataset(torch.zeros(64, 5000)), batch_size=4, num_workers=2)
+    for _ in loader:
+        pass
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        for batch in loader:
+            del batch
+            break
+        for _ in loader:
+            pass
+    assert len(os.listdir("/proc/self/fd")) <= before
