@@ -1,56 +1,84 @@
 # make demo, make test: all of the set-up and the job; run again, the set-up is skipped.
+# Paths are relative to this folder, so that a checkout may lie anywhere: make -C path/to/stoker demo
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
-ROOT := $(patsubst %/,%,$(dir $(abspath $(lastword $(MAKEFILE_LIST)))))
-VENV := $(ROOT)/.venv
-PY := $(VENV)/bin/python
-STAMP := $(VENV)/.ready
-DATA := $(ROOT)/examples/data
-REPORT := $(DATA)/stoker-report.json
+PY := .venv/bin/python
+STAMP := .venv/.ready
+UNFINISHED := .venv/.unfinished
+REPORT := examples/data/stoker-report.json
+PYTHON ?=
 
-# Run, not only found: a shim may stand on PATH for a Python that is not there. 3.11 first, for which wheels are surest.
-PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
-	$$p -c 'import sys, venv; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
+# The stamp holds the folder it was made for. A checkout that was moved, a Python that is gone, or another PYTHON than
+# last time sets up again, as does a change of what is to be installed.
+WHO := import sys; print(sys.base_prefix, sys.version_info)
+ifneq ($(shell test "$$(cat $(STAMP) 2>/dev/null)" = "$$(pwd -P)" && have=$$($(PY) -c '$(WHO)' 2>/dev/null) && \
+	if test -n "$(PYTHON)"; then test "$$("$(PYTHON)" -c '$(WHO)' 2>/dev/null)" = "$$have"; fi && echo ready),ready)
+$(STAMP): always
+endif
 
-$(STAMP): $(ROOT)/pyproject.toml $(ROOT)/constraints.txt
-	@test -n "$(PYTHON)" || { echo "no Python 3.10 to 3.13 found; make PYTHON=/path/to/python" >&2; exit 1; }
-	@rm -f "$@"
-	@"$(PY)" -c 'import sys' 2>/dev/null || { rm -rf "$(VENV)"; echo "making .venv with $(PYTHON)"; "$(PYTHON)" -m venv "$(VENV)"; }
-	@echo "installing (a minute or two)"
-	@"$(PY)" -m pip install --quiet --disable-pip-version-check -c "$(ROOT)/constraints.txt" -e "$(ROOT)[dev]"
-	@touch "$@"
+# Candidates are run, not only found: a shim may stand on PATH for a Python that is not there. 3.11 first, for which
+# wheels are surest. What a set-up that was interrupted left is not built upon: a package may lie there by half.
+$(STAMP): pyproject.toml constraints.txt
+	@set -e; \
+	fits='import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info < (3, 14))'; \
+	if test -n "$(PYTHON)"; then \
+		python="$(PYTHON)"; \
+		"$$python" -c "$$fits" 2>/dev/null || { echo "PYTHON=$$python does not run as a Python 3.10 to 3.13 with venv" >&2; exit 1; }; \
+		same() { test "$$("$$python" -c '$(WHO)')" = "$$($(PY) -c '$(WHO)')"; }; \
+	else \
+		same() { :; }; \
+	fi; \
+	if test -e $(UNFINISHED) || ! $(PY) -c "$$fits" 2>/dev/null || ! $(PY) -m pip --version >/dev/null 2>&1 || ! same; then \
+		if test -z "$$python"; then \
+			for p in python3.11 python3.12 python3.13 python3.10 python3; do \
+				if $$p -c "$$fits" >/dev/null 2>&1; then python=$$p; break; fi; \
+			done; \
+		fi; \
+		test -n "$$python" || { echo "no Python 3.10 to 3.13 with venv runs here; make PYTHON=/path/to/python" >&2; exit 1; }; \
+		echo "making .venv with $$python"; \
+		rm -rf .venv; mkdir .venv; touch $(UNFINISHED); \
+		"$$python" -m venv .venv; \
+	fi; \
+	rm -f $@; touch $(UNFINISHED); \
+	echo "installing into .venv (a minute or two, once)"; \
+	$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev]"; \
+	pwd -P > $(UNFINISHED); mv $(UNFINISHED) $@
 
-.PHONY: help setup demo test slow lint types bench bench-gpu clean
+.PHONY: always help setup demo test slow lint types bench bench-gpu clean
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' "$(ROOT)/Makefile" | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
+	@echo "  PYTHON=/path/to/python chooses the interpreter (3.10 to 3.13)"
 
-setup: $(STAMP) ## virtual environment with everything pinned
+setup: $(STAMP) ## the virtual environment in .venv, everything pinned
 
 demo: $(STAMP) ## an untouched training script on real photographs: observed, sped up, compared
-	@cd "$(ROOT)" && "$(PY)" examples/make_photos.py --out "$(DATA)"
-	@cd "$(ROOT)" && echo "\n== stoker run examples/train_lazy.py" && \
-		"$(VENV)/bin/stoker" run --json "$(REPORT)" examples/train_lazy.py
-	@cd "$(ROOT)" && echo "\n== stoker run --apply examples/train_lazy.py" && \
-		"$(VENV)/bin/stoker" run --apply --json "$(REPORT)" examples/train_lazy.py
+	@$(PY) examples/make_photos.py --out examples/data
+	@printf '\n== stoker run examples/train_lazy.py\n'
+	@.venv/bin/stoker run --json $(REPORT) examples/train_lazy.py
+	@printf '\n== stoker run --apply examples/train_lazy.py\n'
+	@.venv/bin/stoker run --apply --json $(REPORT) examples/train_lazy.py
 
 test: $(STAMP) ## every test but the slow ones
-	@cd "$(ROOT)" && "$(PY)" -m pytest
+	@$(PY) -m pytest
 
 slow: $(STAMP) ## the slow tests
-	@cd "$(ROOT)" && "$(PY)" -m pytest -m slow
+	@$(PY) -m pytest -m slow
 
 lint: $(STAMP) ## ruff: lint and format
-	@cd "$(ROOT)" && "$(VENV)/bin/ruff" check . && "$(VENV)/bin/ruff" format --check .
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
 
 types: $(STAMP) ## mypy --strict
-	@cd "$(ROOT)" && "$(VENV)/bin/mypy" --strict src
+	@$(PY) -m mypy --strict src
 
 bench: $(STAMP) ## stoker against torch, alternated in one run
-	@cd "$(ROOT)" && "$(PY)" -m benchmarks run
+	@$(PY) -m benchmarks run
 
 bench-gpu: $(STAMP) ## the same with a device; says so where there is none
-	@cd "$(ROOT)" && "$(PY)" -m benchmarks gpu
+	@$(PY) -m benchmarks gpu
 
 clean: ## remove everything that make made
-	@cd "$(ROOT)" && rm -rf .venv examples/data benchmarks/data benchmarks/results/local .pytest_cache .mypy_cache .ruff_cache build dist src/*.egg-info
+	rm -rf .venv examples/data examples/.data.making-* benchmarks/data benchmarks/results/local
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	find src tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +

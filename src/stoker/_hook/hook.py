@@ -18,19 +18,38 @@ class _Loader(importlib.abc.Loader):
 
     def exec_module(self, module):
         self._real.exec_module(module)
-        try:
-            sys.path.append(os.environ["STOKER_HOME"])  # last: it must not shadow anything of the script's
-            from stoker import watch
-        except Exception as e:
-            sys.stderr.write(f"stoker: not watching this process: {type(e).__name__}: {e}\n")
-            return
-        finally:
-            if os.environ["STOKER_HOME"] in sys.path:
-                sys.path.remove(os.environ["STOKER_HOME"])
-        watch.attach(module)
+        _on_first_loader(module)
 
     def __getattr__(self, name):  # get_source and the like, for tracebacks
         return getattr(self._real, name)
+
+
+def _on_first_loader(module):
+    """torch is half imported now; the watch needs all of it, so it waits for the first loader."""
+    original = module.DataLoader.__init__
+
+    def __init__(self, *args, **kwargs):
+        if module.DataLoader.__init__ is __init__:
+            module.DataLoader.__init__ = original
+            _attach(module)
+        module.DataLoader.__init__(self, *args, **kwargs)
+
+    __init__.__wrapped__ = original  # what inspect.signature shows
+    module.DataLoader.__init__ = __init__
+
+
+def _attach(module):
+    home = os.environ.get("STOKER_HOME", "")
+    sys.path.append(home)  # last: it must not shadow anything of the script's
+    try:
+        from stoker import watch
+    except Exception as e:
+        sys.stderr.write(f"stoker: not watching this process: {type(e).__name__}: {e}\n")
+        return
+    finally:
+        if home in sys.path:
+            sys.path.remove(home)
+    watch.attach(module)
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -5,11 +5,12 @@ import sys
 
 _here = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [p for p in sys.path if os.path.abspath(p or ".") != _here]
-sys.modules.pop("sitecustomize", None)
+_this = sys.modules.pop("sitecustomize", None)
 try:
     import sitecustomize  # noqa: F401  the one this file stands in front of
 except ModuleNotFoundError:
-    pass
+    if _this is not None:
+        sys.modules["sitecustomize"] = _this
 if "STOKER_RUN" in os.environ:
     try:
         import importlib.util

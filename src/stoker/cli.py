@@ -1,0 +1,89 @@
+"""The command ``stoker``. Exit codes: 0 it worked, 1 it failed, 2 wrong usage; ``run`` has the script's own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from . import __version__
+from .errors import UsageError
+
+REPORT = "stoker-report.json"
+RUN_EXAMPLE = """examples:
+  stoker run train.py --epochs 1           observe the script as it is
+  stoker run --apply train.py --epochs 1   the same with stoker's engine and measured settings
+  stoker run torchrun --nproc-per-node 2 train.py
+  stoker run -m package.train
+
+Options of stoker come before the script; everything behind it is the script's.
+The exit code is the script's own."""
+CHECK_EXAMPLE = """example:
+  stoker check --json | jq .cores"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="stoker",
+        description="Keeps the accelerator fed: says what starves it, and mends it.",
+        epilog="example:\n  stoker run train.py",
+        formatter_class=raw,
+    )
+    parser.add_argument("--version", action="version", version=f"stoker {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    run = commands.add_parser(
+        "run", help="run a script and report what its loaders did", epilog=RUN_EXAMPLE, formatter_class=raw
+    )
+    run.add_argument("--apply", action="store_true", help="put stoker's engine and measured settings behind its loaders")
+    run.add_argument("--json", type=Path, default=Path(REPORT), metavar="FILE", help=f"the report (default: {REPORT})")
+    run.add_argument("--max-steps", type=_positive, metavar="N", help="end the script after N batches")
+    run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in python -m")
+    run.add_argument("script", metavar="SCRIPT|COMMAND", help="a Python script, or a command that starts Python")
+    run.add_argument("args", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
+    check = commands.add_parser(
+        "check", help="what this machine really grants", epilog=CHECK_EXAMPLE, formatter_class=raw
+    )
+    check.add_argument("--json", action="store_true", help="one JSON object")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
+    return int(text)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line ``argv`` (without the program's name) and returns its exit code."""
+    parser = _parser()
+    words = sys.argv[1:] if argv is None else argv
+    options = parser.parse_args(words)
+    try:
+        if options.command == "run":
+            from . import run
+
+            return run.run([options.script, *options.args], options.module, options.apply, options.json, options.max_steps)
+        if options.command == "check":
+            return _check(options.json)
+    except UsageError as e:
+        sys.stderr.write(f"stoker: {e}\n")
+        return 2
+    except BrokenPipeError:  # ... | head
+        sys.stderr.close()
+        return 1
+    parser.print_help(sys.stderr)
+    return 2
+
+
+def _check(as_json: bool) -> int:
+    from . import machine
+    from .report import check
+
+    grant = machine.read()
+    if as_json:
+        print(json.dumps({**grant.as_dict(), "versions": check.versions()}, indent=2))
+    else:
+        print(check.render(grant, sys.stdout))
+    return 0

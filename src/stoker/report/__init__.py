@@ -1,0 +1,1 @@
+"""Reports: what was seen, as JSON (``schema``) and for people (``text``, ``terminal``)."""
