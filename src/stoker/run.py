@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import mmap
 import os
 import secrets
 import shutil
@@ -37,6 +38,7 @@ FORWARD = tuple(
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGCONT")
     if hasattr(signal, name)
 )
+LIVE = ("wait_s", "first_wait_s", "step_s", "batches", "samples", "epochs")  # as in watch.py, which imports torch
 SI_KERNEL = 0x80  # sigaction(2): sent by the kernel, as Ctrl-C is, and so to the whole foreground group
 
 
@@ -50,6 +52,7 @@ class Listener:
     def __init__(self) -> None:
         self.address = f"stoker-{secrets.token_hex(16)}"
         self.last: dict[int, dict[str, Any]] = {}
+        self._rows: dict[int, Any] = {}
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._server.bind("\0" + self.address)
         self._server.listen(64)
@@ -82,13 +85,32 @@ class Listener:
             t.start()
 
     def _read(self, connection: socket.socket) -> None:
-        with connection, connection.makefile("rb") as lines:
-            for line in iter(lambda: lines.readline(MAX_LINE), b""):
-                try:
-                    snapshot = json.loads(line)
-                    self.last[int(snapshot["pid"])] = snapshot
-                except (ValueError, KeyError, TypeError):
-                    continue  # half a line of a process that was killed
+        with connection:
+            try:
+                _, fds, _, _ = socket.recv_fds(connection, 1, 1)
+                memory = mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)
+                os.close(fds[0])
+            except (OSError, IndexError, ValueError):
+                return
+            with connection.makefile("rb") as lines:
+                for line in iter(lambda: lines.readline(MAX_LINE), b""):
+                    try:
+                        snapshot = json.loads(line)
+                        self.last[int(snapshot["pid"])] = snapshot
+                        self._rows[int(snapshot["pid"])] = memory
+                    except (ValueError, KeyError, TypeError):
+                        continue  # half a line of a process that was killed
+
+    def snapshots(self) -> list[dict[str, Any]]:
+        """The last snapshot of each process; of one that was killed, brought up to its last batch."""
+        for pid, snapshot in self.last.items():
+            if not snapshot.get("final"):
+                view = memoryview(self._rows[pid]).cast("d")
+                for i, metrics in enumerate(snapshot["loaders"]):
+                    row = view[i * len(LIVE) : (i + 1) * len(LIVE)].tolist()
+                    for key, value in zip(LIVE, row, strict=False):
+                        metrics[key] = type(metrics[key])(max(value, metrics[key]))
+        return list(self.last.values())
 
 
 def command_line(command: list[str], module: bool) -> list[str]:
@@ -129,12 +151,13 @@ def run(command: list[str], module: bool, apply: bool, json_path: Path, max_step
     listener = Listener()
     code = _execute(command_line(command, module), _environment(listener.address, apply, max_steps), listener)
     listener.close()
-    report = _report(command, module, code, list(listener.last.values()), before)
+    report = _report(command, module, code, listener.snapshots(), before)
     schema.save(report, json_path)
     sys.stderr.write(text.render(report, json_path, sys.stderr))
     sys.stderr.flush()
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARD)
         os.kill(os.getpid(), -code)
     return code

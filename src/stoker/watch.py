@@ -28,6 +28,8 @@ from .options import AutoWorkers
 
 BEAT_S = 1.0  # between two reports of a process
 MAX_WORKERS = 256  # rows of the table that forked workers write their times to
+LIVE = ("wait_s", "first_wait_s", "step_s", "batches", "samples", "epochs")
+LIVE_ROWS = 256  # loaders of one process; later ones share the last row
 ROW = 4  # fetch, collate, CPU (nanoseconds), tasks
 
 _now = time.perf_counter
@@ -43,10 +45,11 @@ class Enough(SystemExit):
 class _Clock:
     """One iterator's place in its loader's numbers."""
 
-    __slots__ = ("first", "inside", "left", "metrics")
+    __slots__ = ("first", "inside", "left", "metrics", "row")
 
-    def __init__(self, metrics: LoaderMetrics) -> None:
+    def __init__(self, metrics: LoaderMetrics, row: memoryview) -> None:
         self.metrics = metrics
+        self.row = row
         self.left = 0.0
         self.inside = False
         self.first = True
@@ -80,6 +83,24 @@ class _Stages:
         m.tasks += tasks
 
 
+class Live:
+    """How far each loader came, in memory that ``stoker run`` holds too: it is there after a SIGKILL.
+
+    One row of doubles a loader, in the order of the snapshots: ``LIVE``.
+    """
+
+    def __init__(self, fd: int | None = None) -> None:
+        self.fd = os.memfd_create("stoker-live", os.MFD_CLOEXEC) if fd is None else fd
+        if fd is None:
+            os.ftruncate(self.fd, LIVE_ROWS * len(LIVE) * 8)
+        self._memory = mmap.mmap(self.fd, LIVE_ROWS * len(LIVE) * 8)
+        self._view = memoryview(self._memory).cast("d")
+
+    def row(self, index: int) -> memoryview:
+        i = min(index, LIVE_ROWS - 1) * len(LIVE)
+        return self._view[i : i + len(LIVE)]
+
+
 class Watch:
     """The watch on one process.
 
@@ -96,12 +117,15 @@ class Watch:
         self._steps = 0
         self._beat = 0.0
         self._socket: socket.socket | None = None
-        self._cpu = (0.0, 0.0)
+        self._live = Live()
 
     def metrics_of(self, loader: Any) -> LoaderMetrics:
         """The numbers of the line that made this loader; loaders made by one line share them."""
         name = loader.__dict__.get("_stoker_name", "?")
+        new = name not in self.loaders
         metrics = self.loaders.setdefault(name, LoaderMetrics(name))
+        if new:
+            self.send()  # before its first batch: from here on the live rows say how far it came
         state = stoker_loader.state_of(loader)
         state.metrics = metrics
         metrics.settings = settings_of(loader)
@@ -111,6 +135,10 @@ class Watch:
         if name not in self._stages:
             self._stages[name] = _Stages(metrics)
         return self._stages[name]
+
+    def row(self, metrics: LoaderMetrics) -> memoryview:
+        """The live row of a loader."""
+        return self._live.row(list(self.loaders).index(metrics.name))
 
     def step(self, now: float) -> None:
         """A batch was delivered."""
@@ -146,6 +174,7 @@ class Watch:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 self._socket.settimeout(1.0)
                 self._socket.connect("\0" + os.environ["STOKER_RUN"])
+                socket.send_fds(self._socket, [b"\n"], [self._live.fd])
             self._socket.sendall(json.dumps(self.snapshot(final), default=str).encode() + b"\n")
         except (OSError, KeyError):
             pass
@@ -159,6 +188,7 @@ class Watch:
             with contextlib.suppress(OSError):
                 self._socket.close()
         self._socket, self._steps, self._beat = None, 0, 0.0
+        self._live = Live()
         for metrics in self.loaders.values():
             metrics.__init__(metrics.name, settings=metrics.settings)  # type: ignore[misc]
         self._stages = {}
@@ -257,7 +287,9 @@ def _watch_loaders(module: Any, watch: Watch) -> None:
     def __iter__(self: Any) -> Any:
         began = _now()
         metrics = watch.metrics_of(self)
-        before, _Stages.current = _Stages.current, watch.stages_of(metrics.name, metrics)
+        known = stoker_loader.state_of(self).measured
+        stages = watch.stages_of(metrics.name, metrics)
+        before, _Stages.current = _Stages.current, stages
         try:
             it = start(self)
         finally:
@@ -265,9 +297,14 @@ def _watch_loaders(module: Any, watch: Watch) -> None:
         metrics.settings = settings_of(self)
         metrics.settings["engine"] = "stoker" if type(it).__module__.startswith("stoker.") else "torch"
         _watch_batches(type(it), watch)
-        clock = it.__dict__["_stoker_clock"] = _Clock(metrics)
+        if hasattr(it, "_dataset_fetcher"):  # inline: fetched in this process
+            it._dataset_fetcher._stoker_stages = stages
+        clock = it.__dict__["_stoker_clock"] = _Clock(metrics, watch.row(metrics))
         metrics.epochs += 1
         spent = _now() - began
+        measured = stoker_loader.state_of(self).measured
+        if measured is not None and measured is not known:
+            spent -= measured.seconds  # measuring is not waiting; it happens once
         metrics.wait_s += spent
         metrics.first_wait_s += spent
         return it
@@ -309,6 +346,9 @@ def _watch_batches(cls: Any, watch: Watch) -> None:
             metrics.first_wait_s += waited
         metrics.batches += 1
         metrics.samples += count(batch, metrics.settings.get("batch_size") or 1)
+        row = clock.row
+        row[0], row[1], row[2] = metrics.wait_s, metrics.first_wait_s, metrics.step_s
+        row[3], row[4], row[5] = metrics.batches, metrics.samples, metrics.epochs
         watch.step(now)
         clock.left = _now()
         return batch
@@ -329,13 +369,12 @@ def _watch_fetcher(cls: Any) -> None:
 
     @functools.wraps(original)
     def fetch(self: Any, index: Any) -> Any:
-        stages = _Stages.current or self.__dict__.get("_stoker_stages")
+        stages = self.__dict__.get("_stoker_stages") or _Stages.current
         info = torch.utils.data.get_worker_info()
         if stages is None:
             return original(self, index)
-        if "_stoker_stages" not in self.__dict__:
+        if "_stoker_collate_ns" not in self.__dict__:
             self._stoker_stages = stages
-            self._stoker_collate_ns = 0
             self.collate_fn = _timed(self, self.collate_fn)
         self._stoker_collate_ns = 0
         began, cpu = time.perf_counter_ns(), time.thread_time_ns()

@@ -26,8 +26,9 @@ class Case:
 
     @property
     def wait(self) -> float:
-        """Seconds of waiting per batch."""
-        return float(self.loader["wait_s"]) / self.batches
+        """Seconds of waiting per batch, without what each epoch waits for its workers to start."""
+        startup = float(self.loader["stages"].get("startup", {}).get("wait_s", 0.0))
+        return max(0.0, float(self.loader["wait_s"]) - startup) / self.batches
 
     @property
     def step(self) -> float:

@@ -23,12 +23,12 @@ def diagnose(loaders: list[dict[str, Any]], cores: int, cuda: bool) -> tuple[str
     seen = [entry for entry in loaders if entry["batches"] >= FEW]
     if not seen:
         return "unknown", []
-    total = sum(entry["wait_s"] + entry["step_s"] for entry in seen)
+    cases = [Case(entry, cores, cuda) for entry in seen]
+    total = sum((case.wait + case.step) * case.batches for case in cases)
     findings = []
     waited = 0.0
-    for entry in seen:
-        case = Case(entry, cores, cuda)
-        weight = (entry["wait_s"] + entry["step_s"]) / total if total else 0.0
+    for case in cases:
+        weight = (case.wait + case.step) * case.batches / total if total else 0.0
         waited += case.share * weight
         if case.share * weight < STARVED:
             continue

@@ -31,7 +31,7 @@ def attach(module: Any, applied: dict[str, Any]) -> None:
 
     Args:
         module: torch.utils.data.dataloader.
-        applied: gets one entry a loader: ``{"from": settings, "to": settings, "reason": words}``.
+        applied: gets one entry a loader: ``{"from": settings, "to": settings, "reason": words, "measured_s": s}``.
     """
     done: dict[str, int] = {}
 
@@ -57,10 +57,11 @@ def _measure(loader: Any, name: str, applied: dict[str, Any], done: dict[str, in
     began = time.monotonic()
     sys.stderr.write(f"stoker: measuring workers for {name} ... ")
     sys.stderr.flush()
-    count, reason = decide(loader, measure(loader, stoker_loader.budget()))
+    measured = stoker_loader.state_of(loader).measured = measure(loader, stoker_loader.budget())
+    count, reason = decide(loader, measured)
     sys.stderr.write(f"{count} ({time.monotonic() - began:.1f} s)\n")
     done[name] = count
-    applied[name] = {"from": {"num_workers": own}, "to": {"num_workers": count}, "reason": reason}
+    applied[name] = {"from": {"num_workers": own}, "to": {"num_workers": count}, "reason": reason, "measured_s": measured.seconds}
 
 
 def _use(loader: Any, count: int) -> None:
@@ -70,4 +71,5 @@ def _use(loader: Any, count: int) -> None:
     loader.num_workers = AutoWorkers(count)
     if loader.prefetch_factor is None:
         loader.prefetch_factor = 2
-    stoker_loader.state_of(loader).measured = Measured(count, reason="applied")
+    state = stoker_loader.state_of(loader)
+    state.measured = state.measured or Measured(count, reason="applied")

@@ -1,0 +1,369 @@
+"""``stoker run``: the script's own argv, output, exit code and traceback; a report of what was seen, whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+TRAIN = """
+    import sys, os, time, random
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Data(Dataset):
+        def __len__(self):
+            return 80
+        def __getitem__(self, i):
+            time.sleep({nap})
+            return torch.full((4,), float(i)), i
+
+    if __name__ == "__main__":
+        torch.manual_seed(0)
+        loader = DataLoader(Data(), batch_size=4, shuffle=True, num_workers={workers})   # LINE
+        for epoch in range(2):
+            for x, y in loader:
+                time.sleep({step})
+                {extra}
+            print("epoch", epoch, y.tolist(), sys.argv[1:])
+"""
+
+
+def script(tmp_path: Path, body: str = TRAIN, name: str = "train.py", **kw: Any) -> Path:
+    path = tmp_path / name
+    settings = {"nap": 0.0, "workers": 1, "step": 0.0, "extra": "pass", **kw}
+    text = textwrap.dedent(body)
+    path.write_text(text.format(**settings) if body is TRAIN else text)
+    return path
+
+
+def stoker(tmp_path: Path, *args: str | Path, **kw: Any) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "stoker", "run", *map(str, args)]
+    return subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120, **kw)
+
+
+def report(tmp_path: Path, name: str = "stoker-report.json") -> dict[str, Any]:
+    return json.loads((tmp_path / name).read_text())  # type: ignore[no-any-return]
+
+
+def test_an_untouched_script_is_observed(tmp_path: Path) -> None:
+    path = script(tmp_path, nap=0.005)
+    plain = subprocess.run([sys.executable, path, "--lr", "1"], capture_output=True, text=True, cwd=tmp_path)
+    p = stoker(tmp_path, path, "--lr", "1")
+    assert p.returncode == 0, p.stderr
+    assert p.stdout == plain.stdout
+    r = report(tmp_path)
+    assert r["schema"] == 1
+    assert r["command"] == [str(path), "--lr", "1"]
+    assert r["exit_code"] == 0
+    assert r["applied"] is None
+    assert r["partial"] is False
+    assert r["machine"]["cores"] >= 1
+    (loader,) = r["loaders"]
+    line = next(i for i, text in enumerate(path.read_text().splitlines(), 1) if "LINE" in text)
+    assert loader["name"] == f"train.py:{line}"
+    assert (loader["batches"], loader["samples"], loader["epochs"]) == (40, 160, 2)
+    assert loader["settings"]["num_workers"] == 1
+    assert loader["settings"]["engine"] == "torch"
+    assert loader["stages"]["worker"]["tasks"] >= 40
+    assert loader["stages"]["fetch"]["self_s"] > 40 * 4 * 0.004
+    assert r["verdict"] == "input-bound"
+    assert f"train.py:{line}" in p.stderr
+    assert "input-bound" in p.stderr
+
+
+def test_a_loop_that_does_not_wait_is_healthy(tmp_path: Path) -> None:
+    p = stoker(tmp_path, script(tmp_path, step=0.03))
+    assert p.returncode == 0
+    r = report(tmp_path)
+    assert r["verdict"] == "healthy", r["loaders"]
+    assert r["findings"] == []
+    assert "your loader is fine" in p.stderr
+
+
+def test_loading_in_the_main_process_is_named(tmp_path: Path) -> None:
+    stoker(tmp_path, script(tmp_path, workers=0, nap=0.002, step=0.005))
+    r = report(tmp_path)
+    assert [f["cause"] for f in r["findings"]] == ["main_process_loading"]
+    assert r["findings"][0]["predicted_speedup"] >= 1
+    assert 0 < r["findings"][0]["share"] <= 1
+
+
+def test_apply_and_compare(tmp_path: Path) -> None:
+    path = script(tmp_path, nap=0.005, workers=1)
+    assert stoker(tmp_path, path).returncode == 0
+    first = report(tmp_path)
+    p = stoker(tmp_path, "--apply", path)
+    assert p.returncode == 0, p.stderr
+    r = report(tmp_path)
+    (name,) = (e["name"] for e in r["loaders"])
+    assert r["applied"]["before"]["loaders"] == first["loaders"]
+    assert r["applied"]["settings"][name]["from"] == {"num_workers": 1}
+    assert r["applied"]["settings"][name]["to"]["num_workers"] > 1  # it sleeps: more workers than cores pay
+    assert r["applied"]["speedup"][name] > 1
+    assert r["loaders"][0]["settings"]["engine"] == "stoker"
+    assert r["loaders"][0]["samples"] == 160
+    assert "before / after" in p.stderr
+    assert "stoker.DataLoader" in p.stderr
+    again = stoker(tmp_path, "--apply", path)
+    assert again.returncode == 0
+    assert report(tmp_path)["applied"]["before"]["loaders"] == first["loaders"]
+
+
+def test_apply_keeps_the_order_of_samples(tmp_path: Path) -> None:
+    path = script(tmp_path, extra="print(y.tolist())")
+    plain = stoker(tmp_path, path)
+    assert stoker(tmp_path, "--apply", path).stdout == plain.stdout
+
+
+def test_apply_does_not_break_what_cannot_be_loaded_in_a_worker(tmp_path: Path) -> None:
+    path = script(
+        tmp_path,
+        """
+        import os, torch
+        from torch.utils.data import DataLoader, Dataset
+        here = os.getpid()
+        class Data(Dataset):
+            def __len__(self): return 40
+            def __getitem__(self, i):
+                assert os.getpid() == here, "only in the main process"
+                return i
+        print(sum(len(b) for b in DataLoader(Data(), batch_size=4)))
+        """,
+    )
+    p = stoker(tmp_path, "--apply", path)
+    assert p.returncode == 0, p.stderr
+    assert p.stdout == "40\n"
+    (change,) = report(tmp_path)["applied"]["settings"].values()
+    assert change["from"] == change["to"] == {"num_workers": 0}
+    assert "kept 0" in change["reason"]
+
+
+def test_the_exit_code_and_traceback_are_the_scripts(tmp_path: Path) -> None:
+    path = script(tmp_path, extra="if epoch: raise KeyError('mine')")
+    plain = subprocess.run([sys.executable, path], capture_output=True, text=True, cwd=tmp_path)
+    p = stoker(tmp_path, path)
+    assert p.returncode == plain.returncode == 1
+    assert p.stdout == plain.stdout
+    assert p.stderr.startswith(plain.stderr)
+    assert "stoker" not in plain.stderr
+    r = report(tmp_path)
+    assert r["exit_code"] == 1
+    assert r["loaders"][0]["batches"] == 21
+
+
+@pytest.mark.parametrize(("body", "code"), [("import sys; sys.exit(7)", 7), ("this is no python", 1), ("", 0)])
+def test_other_ends(tmp_path: Path, body: str, code: int) -> None:
+    path = script(tmp_path, body)
+    plain = subprocess.run([sys.executable, path], capture_output=True, text=True, cwd=tmp_path)
+    p = stoker(tmp_path, path)
+    assert p.returncode == plain.returncode == code
+    assert p.stderr.startswith(plain.stderr)
+    assert report(tmp_path)["loaders"] == []
+    assert "no DataLoader was iterated" in p.stderr
+
+
+def test_a_script_that_does_not_exist(tmp_path: Path) -> None:
+    p = stoker(tmp_path, "nowhere.py")
+    assert p.returncode == 2
+    assert "No such file or directory" in p.stderr
+    assert "Traceback" not in p.stderr
+    assert report(tmp_path)["exit_code"] == 2
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_script_ended_by_a_signal(tmp_path: Path, sig: signal.Signals) -> None:
+    path = script(tmp_path, extra=f"if epoch: time.sleep(1.2); os.kill(os.getpid(), {int(sig)}); time.sleep(30)")
+    p = stoker(tmp_path, path)
+    assert p.returncode == -sig
+    r = report(tmp_path)
+    assert r["exit_code"] in (-sig, 130)
+    assert r["loaders"][0]["batches"] >= 20
+    assert r["partial"] is (sig != signal.SIGINT)
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("group", [True, False])
+def test_a_signal_to_stoker_reaches_the_script_once(tmp_path: Path, sig: signal.Signals, group: bool) -> None:
+    path = script(
+        tmp_path,
+        """
+        import signal, sys, threading
+        got = []
+        for s in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(s, lambda s, f: got.append(s))
+        print("ready", flush=True)
+        while not got:
+            threading.Event().wait(0.05)
+        threading.Event().wait(0.5)
+        print(got, flush=True)
+        sys.exit(9)
+        """,
+    )
+    p = subprocess.Popen(
+        [sys.executable, "-m", "stoker", "run", str(path)], cwd=tmp_path, stdout=subprocess.PIPE, text=True,
+        stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    assert p.stdout is not None
+    assert p.stdout.readline() == "ready\n"
+    (os.killpg if group else os.kill)(p.pid, sig)
+    out, _ = p.communicate(timeout=60)
+    assert p.returncode == 9
+    assert out == f"[{sig!r}]\n".replace(repr(sig), str(int(sig)))
+    assert report(tmp_path)["exit_code"] == 9
+
+
+def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
+    path = script(tmp_path, extra="epoch or print('going', flush=True) or time.sleep(30)")
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.execv(sys.executable, [sys.executable, "-m", "stoker", "run", str(path)])
+    out = b""
+    while b"going" not in out:
+        out += os.read(fd, 1000)
+    children = psutil.Process(pid).children(recursive=True)
+    os.write(fd, b"\x03")
+    while True:
+        try:
+            data = os.read(fd, 1000)
+        except OSError:
+            break
+        if not data:
+            break
+        out += data
+    _, status = os.waitpid(pid, 0)
+    os.close(fd)
+    assert os.WIFSIGNALED(status)
+    assert os.WTERMSIG(status) == signal.SIGINT
+    assert out.count(b"KeyboardInterrupt") == 1, out
+    assert report(tmp_path)["loaders"][0]["batches"] == 1
+    assert not any(c.is_running() and c.status() != psutil.STATUS_ZOMBIE for c in children)
+
+
+def test_killing_stoker_kills_the_script(tmp_path: Path) -> None:
+    path = script(tmp_path, extra="epoch or print('going', flush=True) or time.sleep(30)")
+    p = subprocess.Popen(
+        [sys.executable, "-m", "stoker", "run", str(path)], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    assert p.stdout is not None
+    assert p.stdout.readline() == "going\n"
+    children = psutil.Process(p.pid).children(recursive=True)
+    assert len(children) >= 2
+    p.kill()
+    p.communicate()
+    gone, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+
+
+def test_max_steps(tmp_path: Path) -> None:
+    p = stoker(tmp_path, "--max-steps", "7", script(tmp_path))
+    assert p.returncode == 0
+    assert p.stdout == ""
+    assert report(tmp_path)["loaders"][0]["batches"] == 7
+
+
+def test_a_report_that_cannot_be_written_is_said_before_the_run(tmp_path: Path) -> None:
+    path = script(tmp_path, "open('ran', 'w')")
+    for target in (tmp_path / "no" / "folder.json", tmp_path):
+        p = stoker(tmp_path, "--json", target, path)
+        assert p.returncode == 2
+        assert "cannot be written" in p.stderr
+        assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_no_write_access(tmp_path: Path) -> None:
+    path = script(tmp_path, "pass")
+    (tmp_path / "ro").mkdir(mode=0o500)
+    assert stoker(tmp_path, "--json", tmp_path / "ro" / "r.json", path).returncode == 2
+
+
+def test_commands_that_start_python_themselves(tmp_path: Path) -> None:
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    script(package, nap=0.001)
+    for line in (["-m", "pkg.train", "a"], [sys.executable, "-m", "pkg.train", "a"], ["env", sys.executable, "pkg/train.py", "a"]):
+        p = stoker(tmp_path, *line)
+        assert p.returncode == 0, p.stderr
+        assert "['a']" in p.stdout
+        assert report(tmp_path)["loaders"][0]["batches"] == 40
+
+
+def test_every_child_is_watched(tmp_path: Path) -> None:
+    script(tmp_path)
+    path = script(
+        tmp_path,
+        """
+        import subprocess, sys
+        for p in [subprocess.Popen([sys.executable, "train.py"]) for _ in range(2)]:
+            p.wait()
+        """,
+        "launch.py",
+    )
+    assert stoker(tmp_path, path).returncode == 0
+    (loader,) = report(tmp_path)["loaders"]
+    assert loader["batches"] == 80
+    assert loader["settings"]["processes"] == 2
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    path = script(
+        tmp_path,
+        """
+        import torch, torch.distributed as dist
+        from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+        dist.init_process_group("gloo")
+        data = TensorDataset(torch.arange(40))
+        loader = DataLoader(data, batch_size=2, sampler=DistributedSampler(data), num_workers=1)
+        for (x,) in loader:
+            dist.all_reduce(x.sum())
+        dist.destroy_process_group()
+        """,
+    )
+    p = stoker(tmp_path, sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29517", path)
+    assert p.returncode == 0, p.stderr
+    (loader,) = report(tmp_path)["loaders"]
+    assert loader["batches"] == 20
+    assert loader["settings"]["processes"] == 2
+
+
+def test_a_sitecustomize_of_the_users_still_runs(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("import builtins; builtins.mine = 5")
+    path = script(tmp_path, "import sys; print(mine, [p for p in sys.path if 'stoker' in p and p.endswith('_hook')])")
+    p = stoker(tmp_path, path, env={**os.environ, "PYTHONPATH": str(tmp_path / "site")})
+    assert p.stdout == "5 []\n", p.stderr
+
+
+def test_several_loaders_nested_and_left_early(tmp_path: Path) -> None:
+    path = script(
+        tmp_path,
+        """
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+        data = TensorDataset(torch.arange(40))
+        train = DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True)
+        for i, _ in enumerate(train):
+            for _ in DataLoader(data, batch_size=10):
+                pass
+            if i == 2:
+                break
+        for _ in train:
+            pass
+        """,
+    )
+    assert stoker(tmp_path, path).returncode == 0
+    train, val = sorted(report(tmp_path)["loaders"], key=lambda e: e["name"])
+    assert (train["batches"], train["epochs"]) == (13, 2)
+    assert (val["batches"], val["epochs"], val["samples"]) == (12, 3, 120)
