@@ -43,6 +43,11 @@ def _partial(report: dict[str, Any]) -> str:
     return said + (" (partial: a process ended without a last word)" if report["partial"] else "")
 
 
+def _short(name: str) -> str:
+    """``file:line`` without the folders, which would push the numbers out of a small terminal."""
+    return name.replace("\\", "/").rsplit("/", 1)[-1]
+
+
 def _step(entry: dict[str, Any], what: str) -> float:
     return float(entry[what]) / max(1, int(entry["batches"]))
 
@@ -59,7 +64,7 @@ def _loaders(report: dict[str, Any], columns: int) -> str:
         workers = str(e["settings"].get("num_workers", "?")) + (" auto" if e["settings"].get("auto") else "")
         rows.append(
             [
-                e["name"],
+                _short(e["name"]),
                 workers,
                 f"{e['batches']:,}",
                 human_seconds(e["wait_s"]),
@@ -97,7 +102,7 @@ def _applied(report: dict[str, Any], columns: int, colour: bool) -> list[str]:
             gain = f"{e['samples_per_s'] / old['samples_per_s']:.2f}x" if old and label == "after" and old["samples_per_s"] else ""
             rows.append(
                 [
-                    e["name"],
+                    _short(e["name"]),
                     label,
                     str(entry["settings"].get("num_workers", "?")),
                     human_seconds(_step(entry, "wait_s")),

@@ -1,0 +1,1 @@
+"""Benchmarks: stoker against torch's DataLoader, alternated in one run. ``python -m benchmarks run``; see README.md."""

@@ -1,0 +1,74 @@
+"""The workloads: datasets and what a consumer does with a batch. Importable by a spawned worker."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+ROOT = Path(__file__).parent.parent
+SAMPLE = (3, 224, 224)
+BATCH_BYTES = 256 * 3 * 224 * 224 * 4
+
+
+class Big(Dataset):
+    """transport: 64 samples in turn that cost nothing to make, so only moving them counts."""
+
+    def __init__(self) -> None:
+        self.base = torch.randn(64, *SAMPLE)
+
+    def __len__(self) -> int:
+        return 256 * 24
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return self.base[i & 63]
+
+
+class Tiny(Dataset):
+    """overhead: a scalar, so only what a loader adds to a batch counts."""
+
+    def __init__(self, batches: int = 2000) -> None:
+        self.n = 64 * batches
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return torch.tensor(i)
+
+
+class Photos(Dataset):
+    """jpeg: the demo's photographs, decoded, resized, cropped and flipped as the demo does."""
+
+    def __init__(self, folder: Path) -> None:
+        with open(folder / "labels.csv", newline="") as file:
+            self.rows = [(folder / r["path"], int(r["label"])) for r in csv.DictReader(file)][:2000]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        path, label = self.rows[i]
+        image = Image.open(path).convert("RGB").resize((128, 96)).crop((32, 16, 96, 80))
+        x = torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
+        return (x.flip(2) if torch.rand(()) < 0.5 else x), label
+
+
+def photos() -> Path:
+    """The folder of photographs; ``make demo`` or ``examples/make_photos.py`` makes it."""
+    for folder in (ROOT / "examples" / "data", ROOT / "benchmarks" / "data"):
+        if (folder / "labels.csv").is_file():
+            return folder
+    raise FileNotFoundError("no photographs: python examples/make_photos.py --out benchmarks/data --count 2000")
+
+
+def touch(batch: Any) -> int:
+    """What a consumer does at least: one float of each page of each tensor. Returns the samples."""
+    x = batch[0] if isinstance(batch, (list, tuple)) else batch
+    x.reshape(-1)[::1024].sum()
+    return len(x)
