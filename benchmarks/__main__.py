@@ -38,12 +38,17 @@ def run(a: argparse.Namespace) -> int:
     names = [n for n in a.workloads.split(",") if n]
     wrong = [n for n in names if n not in WORKLOADS]
     if wrong or a.rounds < 1:
-        print(f"unknown workload {wrong[0]!r}; there are {', '.join(WORKLOADS)}" if wrong else "--rounds: at least 1", file=sys.stderr)
+        print(
+            f"unknown workload {wrong[0]!r}; there are {', '.join(WORKLOADS)}" if wrong else "--rounds: at least 1",
+            file=sys.stderr,
+        )
         return 2
     a.out.mkdir(parents=True, exist_ok=True)
     path = a.json or a.out / time.strftime("%Y%m%d-%H%M%S.jsonl")
     grant = machine.read()
-    lines: list[dict[str, Any]] = [{"machine": grant.as_dict(), "load": os.getloadavg(), "rounds": a.rounds, "quick": a.quick}]
+    lines: list[dict[str, Any]] = [
+        {"machine": grant.as_dict(), "load": os.getloadavg(), "rounds": a.rounds, "quick": a.quick}
+    ]
     quick = ["--quick"] if a.quick else []
     with open(path, "w") as raw:
 
@@ -59,10 +64,15 @@ def run(a: argparse.Namespace) -> int:
                 for contestant in ("stoker", "torch") if r % 2 == 0 else ("torch", "stoker"):
                     began = time.monotonic()
                     keep(measure(name, contestant, r, *quick))
-                    print(f"round {r + 1}/{a.rounds} {name} {contestant}: {time.monotonic() - began:.1f} s", file=sys.stderr)
+                    print(
+                        f"round {r + 1}/{a.rounds} {name} {contestant}: {time.monotonic() - began:.1f} s",
+                        file=sys.stderr,
+                    )
                 if name == "transport":
                     keep(measure(name, "limit", r))
-    print(f"{grant.cores} cores, {grant.memory >> 30} GiB, python {grant.python}, load at the start {lines[0]['load'][0]:.1f}")
+    print(
+        f"{grant.cores} cores, {grant.memory >> 30} GiB, python {grant.python}, load at the start {lines[0]['load'][0]:.1f}"
+    )
     print(table.render(lines))
     print(f"raw lines: {path}")
     return 0 if all(r.met for r in table.rows(lines)) and not any("failed" in line for line in lines) else 1

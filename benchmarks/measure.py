@@ -62,7 +62,13 @@ def loop(name: str, contestant: str, quick: bool, device: str | None = None) -> 
         loader = LOADERS[contestant](dataset, **kw)
         for epoch, (s, batches, samples) in enumerate(epochs(loader, 2 if quick or name == "jpeg" else 3, device), 1):
             rate = {"transport": batches * w.BATCH_BYTES / s / 1e9, "overhead": batches / s, "jpeg": samples / s}[name]
-            emit(metric=f"{name}{' persistent' if persistent else ''}", epoch=epoch, value=rate, seconds=s, batches=batches)
+            emit(
+                metric=f"{name}{' persistent' if persistent else ''}",
+                epoch=epoch,
+                value=rate,
+                seconds=s,
+                batches=batches,
+            )
         del loader
         if name == "jpeg":
             return

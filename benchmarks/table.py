@@ -10,7 +10,9 @@ from typing import Any
 # Ratio stoker/torch that a row has to reach; time rows the other way round (torch/stoker), so more is always better.
 TARGETS = {"transport": 4.0, "transport persistent": 4.0, "overhead": 4.0, "overhead persistent": 4.0, "jpeg": 1.0}
 STARTUP_TARGET = 1.0
-NOISE = 0.05  # a row whose target is "not slower" may be short of 1.0 by this much: what equal contestants differ by here
+NOISE = (
+    0.05  # a row whose target is "not slower" may be short of 1.0 by this much: what equal contestants differ by here
+)
 UNITS = {"transport": "GB/s", "overhead": "batches/s", "jpeg": "images/s", "startup": "ms"}
 
 
@@ -107,5 +109,7 @@ def render(lines: list[dict[str, Any]], markdown: bool = False) -> str:
         body.append(f"two bare processes stacking into reused shared memory: {bare:.2f} GB/s")
         for r in rows(lines):
             if r.metric.startswith("transport"):
-                body.append(f"  {r.metric}: stoker {statistics.median(r.stoker) / bare:.0%} of it, torch {statistics.median(r.torch) / bare:.0%}")
+                body.append(
+                    f"  {r.metric}: stoker {statistics.median(r.stoker) / bare:.0%} of it, torch {statistics.median(r.torch) / bare:.0%}"
+                )
     return "\n".join(body)

@@ -251,4 +251,7 @@ def test_the_ring_does_not_grow_with_the_epoch() -> None:
     assert all(not r.leases for r in arenas)
     for _ in loader:
         pass
-    assert all(a is b for a, b in zip(sorted(arenas, key=id), sorted(stoker_loader.state_of(loader).arenas, key=id), strict=True))
+    assert all(
+        a is b
+        for a, b in zip(sorted(arenas, key=id), sorted(stoker_loader.state_of(loader).arenas, key=id), strict=True)
+    )

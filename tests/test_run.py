@@ -293,7 +293,11 @@ def test_commands_that_start_python_themselves(tmp_path: Path) -> None:
     package.mkdir()
     (package / "__init__.py").touch()
     script(package, nap=0.001)
-    for line in (["-m", "pkg.train", "a"], [sys.executable, "-m", "pkg.train", "a"], ["env", sys.executable, "pkg/train.py", "a"]):
+    for line in (
+        ["-m", "pkg.train", "a"],
+        [sys.executable, "-m", "pkg.train", "a"],
+        ["env", sys.executable, "pkg/train.py", "a"],
+    ):
         p = stoker(tmp_path, *line)
         assert p.returncode == 0, p.stderr
         assert "['a']" in p.stdout
@@ -331,7 +335,9 @@ def test_torchrun(tmp_path: Path) -> None:
         dist.destroy_process_group()
         """,
     )
-    p = stoker(tmp_path, sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29517", path)
+    p = stoker(
+        tmp_path, sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29517", path
+    )
     assert p.returncode == 0, p.stderr
     (loader,) = report(tmp_path)["loaders"]
     assert loader["batches"] == 20

@@ -36,7 +36,9 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "run", help="run a script and report what its loaders did", epilog=RUN_EXAMPLE, formatter_class=raw
     )
-    run.add_argument("--apply", action="store_true", help="put stoker's engine and measured settings behind its loaders")
+    run.add_argument(
+        "--apply", action="store_true", help="put stoker's engine and measured settings behind its loaders"
+    )
     run.add_argument("--json", type=Path, default=Path(REPORT), metavar="FILE", help=f"the report (default: {REPORT})")
     run.add_argument("--max-steps", type=_positive, metavar="N", help="end the script after N batches")
     run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in python -m")
@@ -64,7 +66,9 @@ def main(argv: list[str] | None = None) -> int:
         if options.command == "run":
             from . import run
 
-            return run.run([options.script, *options.args], options.module, options.apply, options.json, options.max_steps)
+            return run.run(
+                [options.script, *options.args], options.module, options.apply, options.json, options.max_steps
+            )
         if options.command == "check":
             return _check(options.json)
     except UsageError as e:

@@ -7,6 +7,7 @@ user's collate function that calls ``default_collate`` inside gets the slot too.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -71,29 +72,28 @@ class SlotCollate:
             self.spent_ns = time.perf_counter_ns() - began
 
     def stack(self, batch: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
-        """What ``default_collate`` calls for tensors: torch.stack into the slot, or into fresh memory.
+        """What ``default_collate`` calls for tensors: torch.stack, into the slot where there is one.
 
-        ``out=`` is given in both cases, because torch gives it too: it decides which mixtures of dtypes and which
-        tensors that require grad are errors.
+        torch's workers always stack into an ``out`` of the first sample's dtype, which makes an error of other dtypes
+        and of samples that require grad. Whatever is not plain goes to torch's own function and fails there.
         """
         elem = batch[0]
-        if type(elem) is not torch.Tensor or not elem.is_cpu or elem.layout is not torch.strided or elem.is_nested:
-            return _stock(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
-        if elem.is_quantized:
-            return _stock(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
-        out = torch.empty(0, dtype=elem.dtype)
+        if type(elem) is torch.Tensor and elem.is_cpu and elem.layout is torch.strided and not elem.is_nested:
+            with contextlib.suppress(Exception):
+                out = self._into_slot(batch, elem)
+                if out.dtype is elem.dtype and not out.requires_grad:
+                    return out
+        return _stock(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
+
+    def _into_slot(self, batch: Sequence[torch.Tensor], elem: torch.Tensor) -> torch.Tensor:
         writer = self._writer
         if writer.whole is not None:
             count = elem.numel() * len(batch)
             at = writer.room(count * elem.element_size()) if count else None
             if at is not None:
                 out = torch.frombuffer(writer.whole, dtype=elem.dtype, count=count, offset=at)
-                out = out.view(len(batch), *elem.shape)
-        try:
-            return torch.stack(batch, 0, out=out)  # type: ignore[arg-type]
-        except Exception:
-            pass
-        return _stock(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]  # raises as torch does
+                return torch.stack(batch, 0, out=out.view(len(batch), *elem.shape))  # type: ignore[arg-type]
+        return torch.stack(batch, 0)  # type: ignore[arg-type]
 
     def install(self) -> None:
         """Makes ``default_collate`` in this process use ``stack``. For worker processes only."""

@@ -23,6 +23,8 @@ from .options import AutoWorkers, Budget
 T_co = TypeVar("T_co", covariant=True)
 LEASE_SHARE = 4  # the consumer may keep a quarter of the granted memory in slots; beyond that batches are copied out
 SUPPORTED = sys.platform == "linux"
+if SUPPORTED:
+    from .iterators import ProcessIter
 _TORCH_HAS_IN_ORDER = "in_order" in torch_loader.DataLoader.__init__.__code__.co_varnames  # torch >= 2.6
 
 
@@ -67,8 +69,6 @@ def get_iterator(loader: Any) -> Any:
 
         state.measured = probe.measure(loader, budget())
         loader.num_workers = AutoWorkers(state.measured.workers)
-    from .iterators import ProcessIter
-
     if not isinstance(loader.num_workers, AutoWorkers):
         loader.check_worker_number_rationality()
     return ProcessIter(loader, budget(), state.arenas, state.metrics)

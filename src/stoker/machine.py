@@ -157,7 +157,9 @@ def memory_used(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc"))
         for name in ("memory.current", "memory.usage_in_bytes"):
             used = _number(_read(d / name))
             if used is not None:
-                stat = dict(line.split() for line in (_read(d / "memory.stat") or "").splitlines() if line.count(" ") == 1)
+                stat = dict(
+                    line.split() for line in (_read(d / "memory.stat") or "").splitlines() if line.count(" ") == 1
+                )
                 cache = stat.get("inactive_file") or stat.get("total_inactive_file") or "0"
                 return max(0, used - int(cache))
     return None
@@ -319,12 +321,16 @@ def _wrong(m: Machine) -> list[str]:
             "(docker run --shm-size=1g); stoker's slots do not live there"
         )
     if m.memory_available < m.memory // 10:
-        out.append(f"only {m.memory_available >> 20} MB of {m.memory >> 20} MB memory are free: fewer workers, smaller prefetch")
+        out.append(
+            f"only {m.memory_available >> 20} MB of {m.memory >> 20} MB memory are free: fewer workers, smaller prefetch"
+        )
     if m.swap_used > m.memory_host // 20:
         out.append(f"{m.swap_used >> 20} MB are swapped out: something does not fit into memory")
     for what, share in m.pressure.items():
         if share >= 10:
-            out.append(f"tasks stalled on {what} for {share:.0f} % of the last 10 s (PSI): the machine is shared or short of {what}")
+            out.append(
+                f"tasks stalled on {what} for {share:.0f} % of the last 10 s (PSI): the machine is shared or short of {what}"
+            )
     if m.open_files is not None and m.open_files < 1024:
         out.append(f"only {m.open_files} open files are allowed: raise it with ulimit -n 4096")
     if m.gpus and m.memlock is not None and m.memlock < 64 << 20:

@@ -104,5 +104,3 @@ class PinnedPool:
         except Exception:
             data = ExceptionWrapper(where=f"in pin memory thread for device {self._index}")
         return _Pinned(result, data)
-
-

@@ -17,6 +17,7 @@ from torch.utils.data._utils.worker import _generate_state
 
 try:
     import numpy as np
+    import numpy.random  # noqa: F401  loaded lazily by NumPy 2; here once, not in every worker
 except ModuleNotFoundError:  # torch works without NumPy, and so do its loader's seeds
     np = None  # type: ignore[assignment]
 

@@ -140,7 +140,9 @@ class Counting(Map):
 
 
 class Stream(IterableDataset):
-    def __init__(self, n: int, kind: str, error: str | None = None, bad: tuple[int, ...] = (), shard: bool = True) -> None:
+    def __init__(
+        self, n: int, kind: str, error: str | None = None, bad: tuple[int, ...] = (), shard: bool = True
+    ) -> None:
         self.n, self.kind, self.error, self.bad, self.shard = n, kind, error, bad, shard
 
     def __iter__(self) -> Any:
@@ -210,11 +212,19 @@ def aliasing(batch: list[Any]) -> Any:
 
 
 def wrapping(batch: list[Any]) -> Any:
-    return {"n": len(batch), "batch": torch.utils.data.default_collate(batch), "id": getattr(get_worker_info(), "id", None)}
+    return {
+        "n": len(batch),
+        "batch": torch.utils.data.default_collate(batch),
+        "id": getattr(get_worker_info(), "id", None),
+    }
 
 
 def to_numpy(batch: Any) -> Any:
-    return {"i": np.arange(5000), "ro": np.frombuffer(b"abcdefgh" * 200, np.uint8), "f": np.asfortranarray(np.ones((40, 50)))}
+    return {
+        "i": np.arange(5000),
+        "ro": np.frombuffer(b"abcdefgh" * 200, np.uint8),
+        "f": np.asfortranarray(np.ones((40, 50))),
+    }
 
 
 def refusing(batch: Any) -> Any:

@@ -88,7 +88,9 @@ def test_frozen_attributes(name: str) -> None:
 def test_the_signature_is_torchs() -> None:
     theirs = inspect.signature(torch.utils.data.DataLoader.__init__).parameters
     ours = inspect.signature(stoker.DataLoader.__init__).parameters
-    assert [(p.name, p.kind, p.default) for p in ours.values()] == [(p.name, p.kind, p.default) for p in theirs.values()]
+    assert [(p.name, p.kind, p.default) for p in ours.values()] == [
+        (p.name, p.kind, p.default) for p in theirs.values()
+    ]
 
 
 def loaders() -> Iterator[tuple[str, Any]]:
@@ -97,7 +99,10 @@ def loaders() -> Iterator[tuple[str, Any]]:
     yield "inline", stoker.DataLoader(MAP, 4)
     yield "auto", stoker.DataLoader(MAP, batch_size=3, shuffle=True, num_workers="auto", drop_last=True)
     yield "shuffled", stoker.DataLoader(MAP, batch_size=3, shuffle=True, num_workers=2, prefetch_factor=3)
-    yield "context", stoker.DataLoader(MAP, num_workers=1, multiprocessing_context="fork", timeout=9, persistent_workers=True)
+    yield (
+        "context",
+        stoker.DataLoader(MAP, num_workers=1, multiprocessing_context="fork", timeout=9, persistent_workers=True),
+    )
     yield "sampler", stoker.DataLoader(MAP, batch_size=2, sampler=numbers)
     yield "batch sampler", stoker.DataLoader(MAP, batch_sampler=[[1, 2], [3]])
     yield "no batches", stoker.DataLoader(MAP, batch_size=None)

@@ -40,7 +40,10 @@ class Unpicklable(d.Map):
 
 
 def test_what_cannot_be_pickled_is_named() -> None:
-    with pytest.warns(UserWarning, match="pickle error"), pytest.raises((AttributeError, pickle.PicklingError, TypeError)) as e:
+    with (
+        pytest.warns(UserWarning, match="pickle error"),
+        pytest.raises((AttributeError, pickle.PicklingError, TypeError)) as e,
+    ):
         iter(stoker.DataLoader(Unpicklable(), num_workers=1, multiprocessing_context="spawn"))
     assert "dataset.transform[1]['inner']" in str(e.value)
 
@@ -61,7 +64,9 @@ class Deadly(d.Map):
 @pytest.mark.parametrize("how", ["exit", "SIGKILL", "SIGSEGV"])
 def test_a_dead_worker_is_an_error_and_no_hang(how: str) -> None:
     loader = stoker.DataLoader(Deadly(how), batch_size=2, num_workers=2)
-    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid(\(s\))? \d+.*\) (exited unexpectedly|is killed by signal)"):
+    with pytest.raises(
+        RuntimeError, match=r"DataLoader worker \(pid(\(s\))? \d+.*\) (exited unexpectedly|is killed by signal)"
+    ):
         list(loader)
 
 

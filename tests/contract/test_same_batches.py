@@ -25,7 +25,9 @@ CONFIGS, PER_TEST = 500, 20
 def draw(rng: random.Random) -> tuple[Any, dict[str, Any], str]:
     """A builder of (args, kwargs), a plan, and a description."""
     n = rng.choice([0, 1, 5, 17, 30])
-    style = rng.choice(["map"] * 6 + ["batched", "counting", "tensors", "subset", "concat", "stream", "stream", "sized", "uneven"])
+    style = rng.choice(
+        ["map"] * 6 + ["batched", "counting", "tensors", "subset", "concat", "stream", "stream", "sized", "uneven"]
+    )
     kind = rng.choice(d.MAP_KINDS)
     error = rng.choice(d.ERRORS)
     bad = tuple(rng.sample(range(n), min(n, rng.choice([1, 2])))) if error and n else ()
@@ -33,7 +35,13 @@ def draw(rng: random.Random) -> tuple[Any, dict[str, Any], str]:
     kw: dict[str, Any] = {"num_workers": workers}
     iterable = style in ("stream", "sized", "uneven")
     said = rng.choice([n, max(1, n // 2), n + 4])
-    sampling = "none" if iterable else rng.choice(["none", "shuffle", "shuffle", "list", "weighted", "lazy", "eager", "random", "batches", "lists"])
+    sampling = (
+        "none"
+        if iterable
+        else rng.choice(
+            ["none", "shuffle", "shuffle", "list", "weighted", "lazy", "eager", "random", "batches", "lists"]
+        )
+    )
     batch = rng.choice([None, 1, 2, 3, 7, 40]) if sampling not in ("batches", "lists") else 1
     if sampling not in ("batches", "lists"):
         kw["batch_size"] = batch
@@ -97,8 +105,18 @@ def draw(rng: random.Random) -> tuple[Any, dict[str, Any], str]:
         return (ds,), made
 
     left = rng.choice([None, None, 0, 1, 3])
-    plan = {"seed": rng.randrange(1 << 30), "epochs": 2, "leave_after": left, "ask_len": rng.random() < 0.5, "limit": 60}
-    return build, plan, f"style={style} n={n} kind={kind} error={error} bad={bad} sampling={sampling} said={said} {kw} {plan}"
+    plan = {
+        "seed": rng.randrange(1 << 30),
+        "epochs": 2,
+        "leave_after": left,
+        "ask_len": rng.random() < 0.5,
+        "limit": 60,
+    }
+    return (
+        build,
+        plan,
+        f"style={style} n={n} kind={kind} error={error} bad={bad} sampling={sampling} said={said} {kw} {plan}",
+    )
 
 
 @pytest.mark.parametrize("part", range(CONFIGS // PER_TEST))

@@ -69,7 +69,9 @@ def check_writable(path: Path) -> None:
     if path.is_dir():
         raise UsageError(f"the report cannot be written to {path}: it is a folder (--json FILE names another place)")
     if not folder.is_dir():
-        raise UsageError(f"the report cannot be written to {path}: there is no folder {folder} (--json FILE names another place)")
+        raise UsageError(
+            f"the report cannot be written to {path}: there is no folder {folder} (--json FILE names another place)"
+        )
     probe = path if path.exists() else folder
     if not os.access(probe, os.W_OK):
         raise UsageError(f"the report cannot be written to {path}: no write access (--json FILE names another place)")

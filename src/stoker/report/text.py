@@ -39,7 +39,13 @@ def render(report: dict[str, Any], path: Path, stream: TextIO) -> str:
 
 def _partial(report: dict[str, Any]) -> str:
     code = report["exit_code"]
-    said = f" (the command ended by signal {-code})" if code < 0 else f" (the command's exit code was {code})" if code else ""
+    said = (
+        f" (the command ended by signal {-code})"
+        if code < 0
+        else f" (the command's exit code was {code})"
+        if code
+        else ""
+    )
     return said + (" (partial: a process ended without a last word)" if report["partial"] else "")
 
 
@@ -99,7 +105,11 @@ def _applied(report: dict[str, Any], columns: int, colour: bool) -> list[str]:
         for label, entry in (("before", old), ("after", e)):
             if entry is None:
                 continue
-            gain = f"{e['samples_per_s'] / old['samples_per_s']:.2f}x" if old and label == "after" and old["samples_per_s"] else ""
+            gain = (
+                f"{e['samples_per_s'] / old['samples_per_s']:.2f}x"
+                if old and label == "after" and old["samples_per_s"]
+                else ""
+            )
             rows.append(
                 [
                     _short(e["name"]),
@@ -123,5 +133,5 @@ def _applied(report: dict[str, Any], columns: int, colour: bool) -> list[str]:
             now, then = change["from"]["num_workers"], change["to"]["num_workers"]
             out.append("the same in your own code, one line:")
             out.append(f"  - DataLoader(..., num_workers={now})")
-            out.append(f"  + stoker.DataLoader(..., num_workers=\"auto\")    # {then} here; sample order unchanged")
+            out.append(f'  + stoker.DataLoader(..., num_workers="auto")    # {then} here; sample order unchanged')
     return out

@@ -123,7 +123,9 @@ def _view(leaves: list[TensorRow], memory: Any, index: int) -> torch.Tensor:
     offset, code, shape, strides, span, grad = leaves[index]
     dtype = DTYPES[code]
     if span:
-        t = torch.frombuffer(memory, dtype=dtype, count=span, offset=offset).as_strided(shape, strides)
+        t = torch.frombuffer(memory, dtype=dtype, count=span, offset=offset)
+        if len(shape) != 1 or strides != (1,):
+            t = t.as_strided(shape, strides)
     else:
         t = torch.empty(0, dtype=dtype).as_strided(shape, strides)
     return t.requires_grad_() if grad else t

@@ -1,9 +1,8 @@
 """Fixed-size records on pipes: the only thing that wakes anybody. No threads, no locks, no feeder.
 
 A record is one header of ``HEADER.size`` bytes and at most ``INLINE`` bytes behind it. Together they stay
-within ``PIPE_BUF``, so that POSIX makes each write atomic: several workers share one pipe to the parent and
-their records never mix (pipe(7), "PIPE_BUF"). A payload that is longer is sent as several records, all but
-the last marked ``MORE``; only payloads that found no slot take that way.
+within ``PIPE_BUF``, so that a write is all or nothing (pipe(7), "PIPE_BUF"), on a non-blocking pipe as well. A payload
+that is longer is sent as several records, all but the last marked ``MORE``; only those that found no slot go that way.
 """
 
 from __future__ import annotations
@@ -96,13 +95,14 @@ class Reader:
 
     Args:
         fd: the read end, owned by whoever made it.
+        ready: where whole records are put; may be shared by several readers.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, ready: deque[Record] | None = None) -> None:
         self.fd = fd
         self._rest = b""
         self._parts: dict[int, list[bytes]] = {}
-        self.ready: deque[Record] = deque()
+        self.ready: deque[Record] = deque() if ready is None else ready
 
     def feed(self) -> bool:
         """Reads what there is into ``ready``. Returns False at the end of the pipe.
@@ -153,7 +153,8 @@ class Outbox:
             if self._waiting:
                 self._waiting.extend(split(r))
                 return
-            for i, part in enumerate(parts := split(r)):
+            parts = [pack(r, r.payload)] if len(r.payload) <= INLINE else split(r)
+            for i, part in enumerate(parts):
                 try:
                     os.write(self.fd, part)
                 except BlockingIOError:

@@ -24,10 +24,16 @@ import struct
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import numpy.typing as npt  # at run time it would cost ten milliseconds
+
+    Bytes: TypeAlias = npt.NDArray[np.uint8]
+else:
+    Bytes = np.ndarray
 
 MAX_SLOTS = 1024  # every slot is one mapping on each side; Linux allows 65,530 mappings a process
 ALIGN = 64  # a cache line, and more than any dtype asks for
@@ -39,8 +45,6 @@ _CONTROL = struct.Struct("<QQQ")  # stop, slots in use, end of the file's used p
 _TABLE_AT = 64
 _STAMPS_AT = _TABLE_AT + MAX_SLOTS * 16
 HEADER_BYTES = -(-(_STAMPS_AT + MAX_SLOTS * 4) // mmap.PAGESIZE) * mmap.PAGESIZE
-
-Bytes = npt.NDArray[np.uint8]
 
 
 def aligned(n: int) -> int:

@@ -40,7 +40,11 @@ def attach(module: Any, applied: dict[str, Any]) -> None:
         if "_stoker_applied" not in loader.__dict__:
             loader.__dict__["_stoker_applied"] = True
             # "auto" measures for itself; an iterable dataset's shards depend on the count, so that stays.
-            if not isinstance(loader.num_workers, AutoWorkers) and loader._dataset_kind == 0 and stoker_loader.SUPPORTED:
+            if (
+                not isinstance(loader.num_workers, AutoWorkers)
+                and loader._dataset_kind == 0
+                and stoker_loader.SUPPORTED
+            ):
                 if name not in done:
                     _measure(loader, name, applied, done)
                 _use(loader, done[name])
@@ -61,7 +65,12 @@ def _measure(loader: Any, name: str, applied: dict[str, Any], done: dict[str, in
     count, reason = decide(loader, measured)
     sys.stderr.write(f"{count} ({time.monotonic() - began:.1f} s)\n")
     done[name] = count
-    applied[name] = {"from": {"num_workers": own}, "to": {"num_workers": count}, "reason": reason, "measured_s": measured.seconds}
+    applied[name] = {
+        "from": {"num_workers": own},
+        "to": {"num_workers": count},
+        "reason": reason,
+        "measured_s": measured.seconds,
+    }
 
 
 def _use(loader: Any, count: int) -> None:

@@ -79,7 +79,9 @@ def measure(loader: Any, budget: Budget) -> Measured:
         return Measured(1, reason="an iterable dataset: only itself knows how to share its samples among workers")
     draw = _indices(loader)
     if draw is None:
-        return Measured(cores, reason=f"a sampler of its own, whose order is not to be disturbed: {cores} cores granted")
+        return Measured(
+            cores, reason=f"a sampler of its own, whose order is not to be disturbed: {cores} cores granted"
+        )
     spec = WorkerSpec(
         kind=loader._dataset_kind,
         dataset=loader.dataset,
@@ -98,9 +100,16 @@ def measure(loader: Any, budget: Budget) -> Measured:
         prober = _Prober(pool, draw, time.monotonic() + LIMIT_S)
         rates = prober.curve(cores)
     except _ProbeError as e:
-        return Measured(cores, reason=f"{e}: {cores} cores granted", seconds=time.monotonic() - began, failed=e.__cause__ is not None)
+        return Measured(
+            cores,
+            reason=f"{e}: {cores} cores granted",
+            seconds=time.monotonic() - began,
+            failed=e.__cause__ is not None,
+        )
     except Exception as e:
-        return Measured(cores, reason=f"could not measure ({type(e).__name__}: {e})", seconds=time.monotonic() - began, failed=True)
+        return Measured(
+            cores, reason=f"could not measure ({type(e).__name__}: {e})", seconds=time.monotonic() - began, failed=True
+        )
     finally:
         if pool is not None:
             pool.close(leave_s=0.0)

@@ -1,4 +1,4 @@
-"""Worker processes: tasks in by a pipe of their own, batches out through their arena and one shared pipe.
+"""Worker processes: tasks in and results out by pipes of their own, batches through their arena.
 
 The parent never blocks on a worker (``Outbox``), a worker may block on the parent (backpressure), so they cannot wait
 for each other. A worker leaves when it is told to, when its task pipe ends, when its parent has gone (prctl(2),
@@ -16,6 +16,8 @@ import select
 import signal
 import threading
 import time
+from collections import deque
+from collections.abc import Iterator
 from multiprocessing import reduction
 from typing import Any
 
@@ -65,22 +67,34 @@ def _die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def main(spec: WorkerSpec, worker: int, tasks: Fd, results: Fd, memory: Fd, others: list[int], parent: int) -> None:
+def main(
+    spec: WorkerSpec,
+    worker: int,
+    tasks: Fd,
+    results: Fd,
+    memory: Fd,
+    others: list[int],
+    parent: int,
+    interruptible: bool,
+) -> None:
     """The life of a worker process.
 
     Args:
         spec: what to do.
         worker: this worker's id.
         tasks: read end of its own task pipe.
-        results: write end of the pipe that all workers share.
+        results: write end of its own result pipe.
         memory: its arena.
         others: descriptors inherited by fork that would keep other pipes open.
         parent: pid to die with, or 0 when that is not known (forkserver; a thread that may end).
+        interruptible: whether SIGINT is to get through; it is blocked while a worker starts.
     """
     # What was garbage in the parent is not collected here: another loader's iterator would try to end its workers.
     # And pages that the collector does not touch stay shared.
     gc.freeze()
     try:
+        if interruptible:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         for fd in others:
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -93,6 +107,21 @@ def main(spec: WorkerSpec, worker: int, tasks: Fd, results: Fd, memory: Fd, othe
         _Worker(spec, worker, tasks.fd, results.fd, Arena(os.dup(memory.fd))).run()
     except (KeyboardInterrupt, BrokenPipeError):
         pass  # the parent says it; and whoever does not read any more does not want to hear it
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # on the way out it would be a traceback
+
+
+@contextlib.contextmanager
+def _uninterrupted(method: str) -> Iterator[None]:
+    """Around a fork: Ctrl-C waits until the child is in ``main``, which takes it without a traceback."""
+    if method != "fork":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Worker:
@@ -124,13 +153,15 @@ class _Worker:
         poll = select.poll()
         poll.register(self.reader.fd, select.POLLIN)
         parent = os.getppid()
+        os.set_blocking(self.reader.fd, False)
         while True:
             while not self.reader.ready:
-                if poll.poll(POLL_MS):
+                try:
                     if not self.reader.feed():
                         return
-                elif os.getppid() != parent:
-                    return
+                except BlockingIOError:
+                    if not poll.poll(POLL_MS) and os.getppid() != parent:
+                        return
             r = self.reader.ready.popleft()
             if r.kind == Kind.STOP:
                 return
@@ -257,7 +288,6 @@ class ProcessPool:
         context: a multiprocessing context, or torch.multiprocessing itself.
         budget: how much the consumer may keep in slots.
         arenas: memory of an earlier epoch's workers, used again warm; taken out of this list.
-        stacklevel: frames to the caller, for warnings.
     """
 
     def __init__(self, spec: WorkerSpec, context: Any, budget: Budget, arenas: list[SlotReader]) -> None:
@@ -268,11 +298,9 @@ class ProcessPool:
         self._outboxes: list[Outbox] = []
         self._retired: set[int] = set()
         self._owner = os.getpid()
-        read, self._write = os.pipe()
-        os.set_blocking(read, False)
-        self._reader = Reader(read)
-        self._poll = select.poll()
-        self._poll.register(read, select.POLLIN)
+        self._inboxes: dict[int, Reader] = {}
+        self._ready: deque[Record] = deque()
+        self._poll = select.poll()  # results, and the death of a worker
         self._closed = False
         self._watched = False
         try:
@@ -304,31 +332,30 @@ class ProcessPool:
         reader = self._arenas.pop() if self._arenas else SlotReader(Arena())
         reader.arena.stop = False
         tasks, outbox = os.pipe()
+        inbox, results = os.pipe()
+        os.set_blocking(inbox, False)
         self._outboxes.append(Outbox(outbox))
+        self._inboxes[inbox] = Reader(inbox, self._ready)
         self.readers.append(reader)
         try:
             # A thread may end before the workers do, and PR_SET_PDEATHSIG speaks of the thread that forked.
             method = getattr(self._context, "get_start_method", lambda: "")()
             known = method != "forkserver" and threading.current_thread() is threading.main_thread()
-            mine = [self._reader.fd, *(o.fd for o in self._outboxes)] if method == "fork" else []
+            ours = [*self._inboxes, *(box.fd for box in self._outboxes)] if method == "fork" else []
+            parent = self._owner if known else 0
+            interruptible = signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
             process = self._context.Process(
                 target=main,
-                args=(
-                    self._spec,
-                    worker,
-                    Fd(tasks),
-                    Fd(self._write),
-                    Fd(reader.arena.fd),
-                    mine,
-                    self._owner if known else 0,
-                ),
+                args=(self._spec, worker, Fd(tasks), Fd(results), Fd(reader.arena.fd), ours, parent, interruptible),
             )
             process.daemon = True
-            with own_fork():
+            with own_fork(), _uninterrupted(method):
                 process.start()
         finally:
             os.close(tasks)
+            os.close(results)
         self.processes.append(process)
+        self._poll.register(inbox, select.POLLIN)
         self._poll.register(process.sentinel, select.POLLIN)
 
     def submit(self, worker: int, epoch: int, task: Task) -> None:
@@ -346,40 +373,33 @@ class ProcessPool:
             self._outboxes[worker].put(Record(Kind.STOP, worker, 0, 0))
 
     def receive(self, timeout: float | None) -> Received | None:
-        ready = self._reader.ready
-        if not ready:
-            deadline = None if timeout is None else time.monotonic() + timeout
-            while True:
-                left = PARENT_POLL_S if deadline is None else max(0.0, deadline - time.monotonic())
-                if not all([o.flush() for o in self._outboxes]):
-                    left = min(left, FLUSH_S)
-                events = self._poll.poll(min(left, PARENT_POLL_S) * 1000)
-                if events and self._read():
-                    break
-                if events or (deadline is not None and time.monotonic() >= deadline):
-                    self._check_alive(events)
-                    if not events:
-                        return None
-        return Received(self, ready.popleft())
-
-    def _read(self) -> bool:
-        try:
-            self._reader.feed()
-        except BlockingIOError:
-            return False
-        return bool(self._reader.ready)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._ready:
+            left = PARENT_POLL_S if deadline is None else max(0.0, deadline - time.monotonic())
+            if not all([box.flush() for box in self._outboxes]):
+                left = min(left, FLUSH_S)
+            events = self._poll.poll(min(left, PARENT_POLL_S) * 1000)
+            for fd, _ in events:
+                if fd in self._inboxes and not self._inboxes[fd].feed():
+                    self._poll.unregister(fd)  # it has gone; its sentinel says so, too
+            if self._ready:
+                break
+            self._check_alive(events)
+            if not events and deadline is not None and time.monotonic() >= deadline:
+                return None
+        return Received(self, self._ready.popleft())
 
     def _check_alive(self, events: list[tuple[int, int]]) -> None:
-        gone = {fd for fd, _ in events}
-        for worker in self._retired:  # it was told to leave and did; its sentinel would wake us for ever
-            sentinel = self.processes[worker].sentinel
-            if sentinel in gone:
+        """Raises when a worker that was not told to leave is gone, and all that it sent has been read."""
+        woken = {fd for fd, _ in events}
+        for worker in self._retired:  # it was told to leave, and did
+            if (sentinel := self.processes[worker].sentinel) in woken:
                 self._poll.unregister(sentinel)
         dead = [w for w, p in enumerate(self.processes) if w not in self._retired and not p.is_alive()]
-        if not dead or self._read():
-            return
-        for worker in dead:
-            self.retire(worker)
+        if not dead or any(fd in woken for fd in self._inboxes):
+            return  # look again when the pipes are silent: a last result may be in there
+        for w in dead:
+            self.retire(w)
         pids = ", ".join(str(self.processes[w].pid) for w in dead)
         raise WorkerDiedError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly", dead)
 
@@ -401,10 +421,8 @@ class ProcessPool:
         for worker in range(len(self.processes)):
             if worker not in self._retired:
                 self.retire(worker)
-        for outbox in self._outboxes:
-            os.close(outbox.fd)
-        os.close(self._reader.fd)
-        os.close(self._write)
+        for fd in (*self._inboxes, *(box.fd for box in self._outboxes)):
+            os.close(fd)
         lifecycle.join(self.processes, leave_s)
         for reader in self.readers:
             reader.reclaim()
