@@ -71,7 +71,8 @@ def run(a: argparse.Namespace) -> int:
                 if name == "transport":
                     keep(measure(name, "limit", r))
     print(
-        f"{grant.cores} cores, {grant.memory >> 30} GiB, python {grant.python}, load at the start {lines[0]['load'][0]:.1f}"
+        f"{grant.cores} cores, {grant.memory >> 30} GiB, python {grant.python}, "
+        f"load at the start {lines[0]['load'][0]:.1f}"
     )
     print(table.render(lines))
     print(f"raw lines: {path}")

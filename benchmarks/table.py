@@ -109,7 +109,8 @@ def render(lines: list[dict[str, Any]], markdown: bool = False) -> str:
         body.append(f"two bare processes stacking into reused shared memory: {bare:.2f} GB/s")
         for r in rows(lines):
             if r.metric.startswith("transport"):
-                body.append(
-                    f"  {r.metric}: stoker {statistics.median(r.stoker) / bare:.0%} of it, torch {statistics.median(r.torch) / bare:.0%}"
-                )
+                shares = [
+                    f"{n} {statistics.median(v) / bare:.0%}" for n, v in (("stoker", r.stoker), ("torch", r.torch))
+                ]
+                body.append(f"  {r.metric}: {', '.join(shares)} of it")
     return "\n".join(body)

@@ -60,7 +60,7 @@ def test_batches_are_intact_whatever_is_kept_and_dropped(floats: int, persistent
             if rng.random() < keep:
                 kept.append(batch)
             del batch
-            while kept and rng.random() < 0.4 or len(kept) > 60:
+            while (kept and rng.random() < 0.4) or len(kept) > 60:
                 assert intact(kept.pop(rng.randrange(len(kept)))), f"seed {seed}"
     del loader
     gc.collect()

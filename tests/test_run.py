@@ -261,7 +261,7 @@ def test_killing_stoker_kills_the_script(tmp_path: Path) -> None:
     assert len(children) >= 2
     p.kill()
     p.communicate()
-    gone, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
 
 

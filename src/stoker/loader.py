@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch.utils.data
 from torch.utils.data import dataloader as torch_loader
-from torch.utils.data.sampler import BatchSampler, Sampler
+from torch.utils.data.sampler import Sampler
 
 from . import machine
 from .metrics import LoaderMetrics
@@ -148,9 +148,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if not _TORCH_HAS_IN_ORDER:
             self.in_order = in_order
         if sampler is None:
-            self.sampler._stoker_default = True  # type: ignore[union-attr]
+            self.sampler._stoker_default = True  # type: ignore[attr-defined]
         if batch_sampler is None and self.batch_sampler is not None:
-            self.batch_sampler._stoker_default = True  # type: ignore[union-attr]
+            self.batch_sampler._stoker_default = True  # type: ignore[attr-defined]
 
     @property
     def shuffle(self) -> bool | None:
@@ -197,7 +197,7 @@ def install() -> None:
     global _installs
     with _install_lock:
         _installs += 1
-        torch_loader.DataLoader._get_iterator = get_iterator  # type: ignore[method-assign]
+        torch_loader.DataLoader._get_iterator = get_iterator  # type: ignore[method-assign, assignment]
 
 
 def uninstall() -> None:

@@ -1,9 +1,9 @@
 """What this machine really grants: cores, memory, shared memory, page-locked memory, GPUs, pressure.
 
 ``os.cpu_count()`` and ``/proc/meminfo`` speak of the host. A container is granted less: by affinity
-(sched_getaffinity(2)), by CPU quota (cgroup v2 ``cpu.max``, v1 ``cpu.cfs_quota_us``), by a memory limit (v2 ``memory.max``,
-v1 ``memory.limit_in_bytes``; Linux' admin-guide/cgroup-v2 and cgroup-v1/memory). Everything here is read from files and
-takes a millisecond; what cannot be read is ``None`` and never an error.
+(sched_getaffinity(2)), by CPU quota (cgroup v2 ``cpu.max``, v1 ``cpu.cfs_quota_us``), by a memory limit (v2
+``memory.max``, v1 ``memory.limit_in_bytes``; Linux' admin-guide/cgroup-v2 and cgroup-v1/memory). Everything here is
+read from files and takes a millisecond; what cannot be read is ``None`` and never an error.
 """
 
 from __future__ import annotations
@@ -132,9 +132,8 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -
             fields = text.split()
             if len(fields) == 2 and fields[0] != "max":
                 quota, period = _number(fields[0]), _number(fields[1])
-        elif text := _read(d / "cpu.cfs_quota_us"):
-            if not text.strip().startswith("-"):
-                quota, period = _number(text), _number(_read(d / "cpu.cfs_period_us"))
+        elif (text := _read(d / "cpu.cfs_quota_us")) and not text.strip().startswith("-"):
+            quota, period = _number(text), _number(_read(d / "cpu.cfs_period_us"))
         if quota and period:
             least = quota / period if least is None else min(least, quota / period)
     return least
@@ -322,14 +321,15 @@ def _wrong(m: Machine) -> list[str]:
         )
     if m.memory_available < m.memory // 10:
         out.append(
-            f"only {m.memory_available >> 20} MB of {m.memory >> 20} MB memory are free: fewer workers, smaller prefetch"
+            f"only {m.memory_available >> 20} MB of {m.memory >> 20} MB memory are free: fewer workers, less prefetch"
         )
     if m.swap_used > m.memory_host // 20:
         out.append(f"{m.swap_used >> 20} MB are swapped out: something does not fit into memory")
     for what, share in m.pressure.items():
         if share >= 10:
             out.append(
-                f"tasks stalled on {what} for {share:.0f} % of the last 10 s (PSI): the machine is shared or short of {what}"
+                f"tasks stalled on {what} for {share:.0f} % of the last 10 s (PSI): "
+                f"the machine is shared or short of {what}"
             )
     if m.open_files is not None and m.open_files < 1024:
         out.append(f"only {m.open_files} open files are allowed: raise it with ulimit -n 4096")

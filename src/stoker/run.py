@@ -1,9 +1,9 @@
 """``stoker run``: runs a script or a command as it is, listens to its loaders, and reports.
 
-The script runs in a Python of its own, so ``__main__``, argv, tracebacks, pickling and the exit code are its own, with no
-stoker frames in between. A ``sitecustomize`` on PYTHONPATH arms the watch in that process and in every Python it
-starts (torchrun, accelerate, ``python -m``). What they see comes back over a Unix socket in the abstract namespace (unix(7)),
-which is no file and cannot be left behind.
+The script runs in a Python of its own, so ``__main__``, argv, tracebacks, pickling and the exit code are its own, with
+no stoker frames in between. A ``sitecustomize`` on PYTHONPATH arms the watch in that process and in every Python it
+starts (torchrun, accelerate, ``python -m``). What they see comes back over a Unix socket in the abstract namespace
+(unix(7)), which is no file and cannot be left behind.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def _execute(line: list[str], env: dict[str, str], listener: Listener) -> int:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
     try:
-        process = subprocess.Popen(line, env=env, preexec_fn=child)  # noqa: PLW1509
+        process = subprocess.Popen(line, env=env, preexec_fn=child)
     except OSError as e:
         raise UsageError(f"cannot run {line[0]}: {e.strerror}") from e
     listener.start()

@@ -1,7 +1,7 @@
 """Watches a script's loaders from inside its process: wait, step and, in forked workers, the stages.
 
-Two clock readings and a few additions a batch; never a device sync. What is seen goes to ``stoker run`` over a socket once
-a second and at the end, so that a script that is killed leaves what was seen until then.
+Two clock readings and a few additions a batch; never a device sync. What is seen goes to ``stoker run`` over a socket
+once a second and at the end, and into memory shared with it, so that a killed script leaves all it did until then.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Clock:
 
     __slots__ = ("first", "inside", "left", "metrics", "row")
 
-    def __init__(self, metrics: LoaderMetrics, row: memoryview) -> None:
+    def __init__(self, metrics: LoaderMetrics, row: Any) -> None:
         self.metrics = metrics
         self.row = row
         self.left = 0.0
@@ -96,7 +96,7 @@ class Live:
         self._memory = mmap.mmap(self.fd, LIVE_ROWS * len(LIVE) * 8)
         self._view = memoryview(self._memory).cast("d")
 
-    def row(self, index: int) -> memoryview:
+    def row(self, index: int) -> Any:
         i = min(index, LIVE_ROWS - 1) * len(LIVE)
         return self._view[i : i + len(LIVE)]
 
@@ -136,7 +136,7 @@ class Watch:
             self._stages[name] = _Stages(metrics)
         return self._stages[name]
 
-    def row(self, metrics: LoaderMetrics) -> memoryview:
+    def row(self, metrics: LoaderMetrics) -> Any:
         """The live row of a loader."""
         return self._live.row(list(self.loaders).index(metrics.name))
 
@@ -299,7 +299,7 @@ def _watch_loaders(module: Any, watch: Watch) -> None:
         _watch_batches(type(it), watch)
         if hasattr(it, "_dataset_fetcher"):  # inline: fetched in this process
             it._dataset_fetcher._stoker_stages = stages
-        clock = it.__dict__["_stoker_clock"] = _Clock(metrics, watch.row(metrics))
+        it.__dict__["_stoker_clock"] = _Clock(metrics, watch.row(metrics))
         metrics.epochs += 1
         spent = _now() - began
         measured = stoker_loader.state_of(self).measured

@@ -7,7 +7,7 @@ _here = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [p for p in sys.path if os.path.abspath(p or ".") != _here]
 _this = sys.modules.pop("sitecustomize", None)
 try:
-    import sitecustomize  # noqa: F401  the one this file stands in front of
+    import sitecustomize  # type: ignore[import-not-found] # noqa: F401  the one this file stands in front of
 except ModuleNotFoundError:
     if _this is not None:
         sys.modules["sitecustomize"] = _this

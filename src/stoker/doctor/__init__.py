@@ -45,7 +45,7 @@ class Case:
     def service(self) -> float | None:
         """Seconds of a worker's time per batch; None where the workers could not be seen."""
         stages = self.loader["stages"]
-        tasks = stages.get("worker", {}).get("tasks", 0)
+        tasks = int(stages.get("worker", {}).get("tasks", 0))
         if not tasks:
             return None
         return sum(float(s.get("self_s", 0.0)) for s in stages.values()) / tasks

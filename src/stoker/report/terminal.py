@@ -75,7 +75,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], columns: int) -
             lines.append("  ".join(parts).rstrip())
         return "\n".join(lines)
     blocks = []
-    for r in rows:
-        named = [(h, c) for h, c in zip(headers, r, strict=True) if c]
+    for row in rows:
+        named = [(h, c) for h, c in zip(headers, row, strict=True) if c]
         blocks.append("\n".join(f"{h + ':' if h else '':<12}{c}" for h, c in named))
     return "\n\n".join(blocks)

@@ -1,1 +1,1 @@
-"""Transport: how a batch crosses from a worker to the consumer. See ``ring`` for the memory, ``codec`` for the bytes."""
+"""Transport: how a batch crosses from a worker to the consumer: ``ring`` the memory, ``codec`` the bytes."""

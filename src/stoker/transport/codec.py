@@ -90,7 +90,7 @@ class _Pickler(pickle.Pickler):
                     "the tensor before serializing (e.g., putting it on the queue)."
                 )
             return _leaf, (self._add(obj),)
-        if isinstance(obj, torch.storage.TypedStorage) and obj.device.type == "cpu":
+        if isinstance(obj, torch.storage.TypedStorage) and obj._untyped_storage.device.type == "cpu":
             return _typed_storage, (_bytes_of(obj._untyped_storage), _CODES[obj.dtype])
         if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
             return _storage, (_bytes_of(obj),)

@@ -7,6 +7,7 @@ that is longer is sent as several records, all but the last marked ``MORE``; onl
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import fcntl
 import os
@@ -181,10 +182,8 @@ class Outbox:
         return True
 
     def _grow(self) -> None:
-        try:
+        with contextlib.suppress(OSError):  # over the user's limit for pipes: the outbox holds the rest
             fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        except (OSError, AttributeError):  # over the user's pipe limit, or no Linux: the outbox holds the rest
-            pass
 
 
 def send(fd: int, r: Record) -> None:

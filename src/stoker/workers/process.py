@@ -172,7 +172,7 @@ class _Worker:
 
     def _begin(self) -> None:
         spec = self.spec
-        self.stages = Stages(spec.kind, self.dataset, spec.auto_collation, self.collate, spec.drop_last)  # type: ignore[arg-type]
+        self.stages = Stages(spec.kind, self.dataset, spec.auto_collation, self.collate, spec.drop_last)
 
     def _share_seed(self, shared_seed: int | None) -> None:
         if isinstance(self.dataset, IterDataPipe) and shared_seed is not None:
@@ -376,7 +376,7 @@ class ProcessPool:
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._ready:
             left = PARENT_POLL_S if deadline is None else max(0.0, deadline - time.monotonic())
-            if not all([box.flush() for box in self._outboxes]):
+            if [box for box in self._outboxes if not box.flush()]:
                 left = min(left, FLUSH_S)
             events = self._poll.poll(min(left, PARENT_POLL_S) * 1000)
             for fd, _ in events:

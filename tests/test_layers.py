@@ -1,0 +1,154 @@
+"""The house: who may import whom, what is public, and what importing costs."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import stoker
+
+SRC = Path(stoker.__file__).parent
+BASE = {"errors"}
+# A room, and the rooms it may import when it is imported. docs/architecture.md draws the same.
+MAY: dict[str, set[str]] = {
+    "errors": set(),
+    "metrics": set(),
+    "lifecycle": set(),
+    "machine": set(),
+    "source": set(),
+    "seeding": set(),
+    "options": BASE,
+    "transport": BASE,
+    "collate": {"transport"},
+    "stage": {"collate"},
+    "workers": BASE | {"collate", "lifecycle", "options", "seeding", "source", "stage", "transport"},
+    "scheduler": BASE | {"metrics", "options", "source", "workers"},
+    "pin": {"source", "workers"},
+    "iterators": BASE | {"metrics", "options", "pin", "scheduler", "transport", "workers"},
+    "loader": {"iterators", "machine", "metrics", "options"},
+    "tune": BASE | {"loader", "machine", "options", "source", "workers"},
+    "watch": {"loader", "metrics", "options"},
+    "doctor": set(),
+    "report": BASE | {"machine"},
+    "run": BASE | {"doctor", "machine", "report"},
+    "cli": BASE | {"__init__"},
+    "_hook": set(),
+    "__main__": {"cli"},
+    "__init__": set(),
+}
+# Only when they are needed, and so not at import: "auto" measures, --apply measures, commands find their clients.
+LAZY = {
+    ("loader", "tune"),
+    ("watch", "tune"),
+    ("cli", "run"),
+    ("cli", "machine"),
+    ("cli", "report"),
+    ("_hook", "watch"),
+}
+ROAD = {"source", "seeding", "stage", "collate", "transport", "workers", "scheduler", "pin", "iterators"}
+CLIENTS = {"tune", "doctor", "report", "run", "cli", "watch"}
+
+
+def room_of(path: Path) -> str:
+    relative = path.relative_to(SRC)
+    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+
+
+def imports(path: Path) -> set[tuple[str, bool]]:
+    """Rooms that a file imports, and whether only inside a function."""
+    tree = ast.parse(path.read_text())
+    lazy = {
+        id(n) for f in ast.walk(tree) if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef)) for n in ast.walk(f)
+    }
+    typing = {
+        id(n) for i in tree.body if isinstance(i, ast.If) and "TYPE_CHECKING" in ast.dump(i.test) for n in ast.walk(i)
+    }
+    depth = len(path.relative_to(SRC).parts)
+    out: set[tuple[str, bool]] = set()
+    for node in ast.walk(tree):
+        if id(node) in typing or not isinstance(node, (ast.Import, ast.ImportFrom)):
+            continue
+        if isinstance(node, ast.Import):
+            names = [a.name.split(".")[1:] for a in node.names if a.name.split(".")[0] == "stoker"]
+        elif node.level == 0:
+            parts = (node.module or "").split(".")
+            names = [[*parts[1:], a.name] for a in node.names] if parts[0] == "stoker" else []
+        elif node.level < depth:
+            names = [[room_of(path)]]
+        else:
+            names = [[node.module.split(".")[0]]] if node.module else [[a.name] for a in node.names]
+        for name in names:
+            room = name[0] if name and ((SRC / name[0]).is_dir() or (SRC / f"{name[0]}.py").is_file()) else "__init__"
+            if room != room_of(path):
+                out.add((room, id(node) in lazy))
+    return out
+
+
+def test_imports_point_one_way() -> None:
+    wrong = []
+    for path in SRC.rglob("*.py"):
+        room = room_of(path)
+        assert room in MAY, f"a new room {room}: say in MAY and in docs/architecture.md what it may import"
+        for other, lazy in imports(path):
+            if other not in MAY[room] and not (lazy and (room, other) in LAZY):
+                wrong.append(f"{path.relative_to(SRC)} imports {other}")
+    assert not wrong
+
+
+def test_no_stage_knows_the_clients() -> None:
+    for room in ROAD:
+        assert not MAY[room] & CLIENTS
+        assert not any((room, client) in LAZY for client in CLIENTS)
+
+
+def test_there_is_no_circle() -> None:
+    seen: dict[str, int] = {}
+
+    def depth(room: str, path: tuple[str, ...] = ()) -> int:
+        assert room not in path, path
+        if room not in seen:
+            seen[room] = 1 + max((depth(r, (*path, room)) for r in MAY[room]), default=0)
+        return seen[room]
+
+    for room in MAY:
+        depth(room)
+
+
+def test_the_public_names() -> None:
+    """A change here is a change of the promise: say it in CHANGELOG.md."""
+    assert stoker.__all__ == ["DataLoader", "StokerError", "install", "installed", "uninstall"]
+    assert sorted(stoker.__all__) == stoker.__all__
+    for name in ("install", "uninstall", "installed"):
+        assert not inspect.signature(getattr(stoker, name)).parameters
+    assert issubclass(stoker.StokerError, Exception)
+    assert (SRC / "py.typed").exists()
+
+
+def test_every_file_says_what_it_is_for() -> None:
+    for path in SRC.rglob("*.py"):
+        assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def test_importing_costs_less_than_fifty_milliseconds_more_than_torch() -> None:
+    """The least of five processes: whatever else the machine does only adds."""
+    code = (
+        "import torch, time; t = time.perf_counter(); import stoker; stoker.DataLoader; print(time.perf_counter() - t)"
+    )
+    assert min(float(run(code)) for _ in range(5)) < 0.05
+
+
+def test_the_command_line_does_not_import_torch() -> None:
+    assert run("import stoker.cli, stoker.machine, stoker.run, sys; print('torch' in sys.modules)") == "False\n"
+
+
+def test_heavy_and_optional_modules_are_lazy() -> None:
+    code = "import torch, sys; have = set(sys.modules); import stoker.loader, stoker.watch; print(*set(sys.modules) - have)"
+    new = {name.split(".")[0] for name in run(code).split()}
+    assert not new & {"matplotlib", "ray", "pynvml", "psutil", "threadpoolctl", "torchvision"}

@@ -1,0 +1,276 @@
+"""Small parts on their own: codec, records, seeds, knee, model, report, terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker import seeding
+from stoker.doctor import Case
+from stoker.doctor.model import speedup
+from stoker.doctor.verdict import diagnose
+from stoker.errors import StokerError, TransportError, UsageError, WorkerDiedError, WorkerTimeoutError
+from stoker.options import AutoWorkers, Budget, Knobs
+from stoker.report import schema, terminal, text
+from stoker.transport.codec import Encoded, decode
+from stoker.transport.record import INLINE, Kind, Outbox, Reader, Record, send
+from stoker.tune.apply import decide
+from stoker.tune.probe import Measured, knee
+from tests.contract.trace import canon
+
+DTYPES = [
+    torch.float32,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.bfloat16,
+    torch.complex64,
+    torch.float16,
+    torch.int16,
+]
+
+
+@st.composite
+def tensors(draw: Any) -> torch.Tensor:
+    shape = draw(st.lists(st.integers(0, 5), max_size=4))
+    t = torch.arange(int(np.prod(shape, dtype=int)) if shape else 1).reshape(shape).to(draw(st.sampled_from(DTYPES)))
+    for _ in range(draw(st.integers(0, 3))):
+        match draw(st.integers(0, 4)):
+            case 0 if t.dim() > 1:
+                t = t.transpose(0, -1)
+            case 1 if t.dim() and t.shape[0]:
+                t = t[:: draw(st.integers(1, 3))]
+            case 2 if t.dim():
+                t = t.unsqueeze(0).expand(3, *t.shape)
+            case 3 if t.dim() and t.shape[0] > 1:
+                t = t[1:]
+            case 4:
+                t = t.clone()
+    return t
+
+
+arrays = st.tuples(st.sampled_from(["f4", "i8", "u1", "S3", "c8", "M8[s]"]), st.integers(1, 300)).map(
+    lambda a: np.arange(a[1]).astype(a[0]) if a[0] != "M8[s]" else np.arange(a[1]).view(a[0])
+)
+leaves = st.one_of(
+    tensors(),
+    arrays,
+    st.integers(),
+    st.text(max_size=5),
+    st.binary(max_size=5000),
+    st.none(),
+    st.floats(allow_nan=False),
+)
+trees = st.recursive(
+    leaves,
+    lambda t: st.one_of(st.lists(t, max_size=4), st.tuples(t, t), st.dictionaries(st.text(max_size=3), t, max_size=3)),
+)
+
+
+def there_and_back(obj: Any) -> Any:
+    e = Encoded(obj).lay()
+    blob = e.blob()
+    return decode(blob[: len(e.meta)], bytearray(blob[len(e.meta) :]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(trees)
+def test_any_object_comes_back(obj: Any) -> None:
+    assert canon(there_and_back(obj)) == canon(obj)
+
+
+@settings(max_examples=100, deadline=None)
+@given(tensors(), st.integers(0, 3))
+def test_what_overlaps_goes_on_overlapping(t: torch.Tensor, i: int) -> None:
+    if t.dim() == 0 or t.shape[0] <= i or t[i].numel() == 0 or 0 in t.stride():
+        return
+    whole, part = there_and_back((t, t[i]))
+    part.fill_(1)
+    assert torch.equal(whole[i], part)
+
+
+def test_special_tensors() -> None:
+    sparse = torch.eye(3).to_sparse()
+    assert torch.equal(there_and_back(sparse).to_dense(), sparse.to_dense())
+    parameter = torch.nn.Parameter(torch.ones(2))
+    assert isinstance(there_and_back(parameter), torch.nn.Parameter)
+    quantized = torch.quantize_per_tensor(torch.ones(4), 0.1, 3, torch.quint8)
+    assert torch.equal(there_and_back(quantized).dequantize(), quantized.dequantize())
+    conj = torch.tensor([1 + 2j]).conj()
+    assert torch.equal(there_and_back(conj), conj)
+    assert there_and_back(torch.ones(2, requires_grad=True)).requires_grad
+    with pytest.raises(RuntimeError, match="non-leaf"):
+        Encoded(torch.ones(2, requires_grad=True) * 2)
+
+
+def test_an_array_that_was_read_only_is_writable() -> None:
+    a = np.arange(1000)
+    a.flags.writeable = False
+    there_and_back([a])[0][0] = 5
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 3 * INLINE), max_size=20))
+def test_records_of_any_length_arrive_whole(sizes: list[int]) -> None:
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    box, reader = Outbox(write), Reader(read)
+    sent = [Record(Kind.TASK, 1, i, i, payload=bytes([i % 251]) * n) for i, n in enumerate(sizes)]
+    for r in sent:
+        box.put(r)
+    while not box.flush() or len(reader.ready) < len(sent):
+        reader.feed()
+    assert list(reader.ready) == sent
+    os.close(read)
+    os.close(write)
+
+
+def test_the_end_of_a_pipe_and_rubbish() -> None:
+    read, write = os.pipe()
+    send(write, Record(Kind.END, 0, 0, 7))
+    reader = Reader(read)
+    assert reader.feed()
+    assert reader.ready.popleft().task == 7
+    os.write(write, b"\xff" * 200)
+    with pytest.raises(TransportError):
+        reader.feed()
+    os.close(write)
+    os.close(read)
+
+
+@given(st.integers(0, 2**64), st.integers(0, 1000), st.integers(0, 10**9))
+def test_task_seeds_are_64_bits_and_differ(base: int, epoch: int, task: int) -> None:
+    seed = seeding.task_seed(base, epoch, task)
+    assert 0 <= seed < 1 << 64
+    assert seed not in (seeding.task_seed(base, epoch, task + 1), seeding.task_seed(base, epoch + 1, task))
+
+
+def test_a_worker_is_seeded_as_torch_seeds_it() -> None:
+    from torch.utils.data._utils.worker import _generate_state
+
+    with seeding.unchanged():
+        assert seeding.seed_worker(123, 2) == 125
+        drawn = torch.rand(2), np.random.rand(2)
+        torch.manual_seed(125)
+        np.random.seed(_generate_state(123, 2))
+        assert torch.equal(drawn[0], torch.rand(2))
+        assert (drawn[1] == np.random.rand(2)).all()
+
+
+def test_unchanged() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    with seeding.unchanged():
+        torch.rand(5)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@given(st.dictionaries(st.integers(1, 64), st.floats(0.1, 1e6), min_size=1))
+def test_the_knee_is_the_smallest_that_is_good_enough(rates: dict[int, float]) -> None:
+    n = knee(rates)
+    best = max(rates.values())
+    assert rates[n] >= 0.97 * best
+    assert all(rates[m] < 0.97 * best for m in rates if m < n)
+
+
+def test_apply_decides() -> None:
+    class Loader:
+        num_workers = 0
+
+    assert decide(Loader(), Measured(2, {1: 10, 2: 20}, inline_rate=50.0))[0] == 0
+    assert decide(Loader(), Measured(2, {1: 10, 2: 20}, inline_rate=12.0))[0] == 2
+    assert decide(Loader(), Measured(2, reason="a sampler of its own"))[0] == 0
+    assert decide(Loader(), Measured(2, {1: 1.0}, failed=True))[0] == 0
+
+
+def test_options_check_themselves() -> None:
+    assert Knobs(3, 2).window == 6
+    for bad in ({"num_workers": 0}, {"num_workers": 1, "prefetch_factor": 0}):
+        with pytest.raises(UsageError):
+            Knobs(**bad)  # type: ignore[arg-type]
+    with pytest.raises(UsageError):
+        Budget(-1)
+    assert type(AutoWorkers(2) + 1) is int
+    for e in (UsageError("x"), TransportError("x"), WorkerDiedError("x", [1]), WorkerTimeoutError("x")):
+        assert isinstance(e, StokerError)
+    assert isinstance(WorkerDiedError("x"), RuntimeError)
+
+
+def entry(
+    wait: float, step: float, workers: int = 1, service: float = 0.0, cpu: float = 0.0, n: int = 100
+) -> dict[str, Any]:
+    stages = {"fetch": {"self_s": service * n}, "worker": {"cpu_s": cpu * n, "tasks": n}} if service else {}
+    return {
+        "name": "a.py:1", "batches": n, "samples": n, "epochs": 1, "wait_s": wait * n, "step_s": step * n,
+        "samples_per_s": 1.0, "settings": {"num_workers": workers, "threads": 1}, "stages": stages,
+    }  # fmt: skip
+
+
+def test_verdicts() -> None:
+    assert diagnose([], 8, False) == ("unknown", [])
+    assert diagnose([entry(1, 1, n=2)], 8, False)[0] == "unknown"
+    assert diagnose([entry(0.001, 0.1)], 8, False) == ("healthy", [])
+    verdict, (f,) = diagnose([entry(0.1, 0.1, workers=0, service=0.1, cpu=0.1)], 8, False)
+    assert (verdict, f.cause) == ("input-bound", "main_process_loading")
+    assert f.predicted_speedup == pytest.approx(2.0)
+    verdict, (f,) = diagnose([entry(0.3, 0.1, workers=1, service=0.4, cpu=0.1)], 4, False)
+    assert (verdict, f.cause) == ("input-bound", "too_few_workers")
+    assert f.predicted_speedup == pytest.approx(4.0)
+    assert diagnose([entry(0.3, 0.1, workers=4, service=1.6)], 4, False) == ("input-bound", [])
+    assert diagnose([entry(0.3, 0.1, workers=1, service=0.05)], 4, False) == ("input-bound", [])
+
+
+def test_a_prediction_never_promises_less_than_now() -> None:
+    assert speedup(Case(entry(0.1, 0.1, 2, service=9.0, cpu=9.0), 1), 1) == 1.0
+    assert speedup(Case(entry(0.1, 0.1), 1), 1) is None
+
+
+def snapshot(pid: int, **kw: Any) -> dict[str, Any]:
+    m = {
+        "name": "t.py:3", "batches": 10, "samples": 100, "epochs": 1, "wait_s": 1.0, "first_wait_s": 0.5, "step_s": 1.0,
+        "settings": {"num_workers": 1}, "tasks": 10, "fetch_ns": 10**9, "collate_ns": 0, "transport_ns": 0, "cpu_ns": 10**9,
+    }  # fmt: skip
+    return {"pid": pid, "threads": 2, "loaders": [{**m, **kw}], "final": True}
+
+
+def test_processes_are_merged() -> None:
+    (one,) = schema.merged([snapshot(1), snapshot(2)])
+    assert (one["batches"], one["samples_per_s"], one["settings"]["processes"]) == (20, 100.0, 2)
+    assert schema.merged([snapshot(1, epochs=0)]) == []
+
+
+def test_a_report_is_written_whole_and_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    report = {"schema": 1, "loaders": []}
+    schema.save(report, path)
+    assert schema.load(path) == report
+    assert os.listdir(tmp_path) == ["r.json"]
+    for rubbish in ("", "[]", '{"schema": 99}', '{"schema": 1, "loaders": 3}', "\x00"):
+        path.write_text(rubbish)
+        assert schema.load(path) is None
+
+
+@pytest.mark.parametrize("columns", ["40", "60", "120"])
+def test_the_text_fits_small_terminals(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    loaders = schema.merged([snapshot(1)])
+    report = {
+        "schema": 1, "command": ["t.py"], "exit_code": 0, "machine": {}, "loaders": loaders, "verdict": "input-bound",
+        "findings": [], "applied": None, "partial": False,
+    }  # fmt: skip
+    out = text.render(report, Path("r.json"), io.StringIO())
+    assert "\033[" not in out
+    assert (
+        max(len(line) for line in terminal.table(["a", "b"], [["x" * 30, "y" * 30]], int(columns)).splitlines()) <= 62
+    )
+    assert "input-bound" in out
+    assert json.dumps(report)
