@@ -68,7 +68,10 @@ def photos() -> Path:
 
 
 def touch(batch: Any) -> int:
-    """What a consumer does at least: one float of each page of each tensor. Returns the samples."""
+    """What a consumer does at least: one float of each page of a large tensor, one of a small. Returns the samples."""
     x = batch[0] if isinstance(batch, (list, tuple)) else batch
-    x.reshape(-1)[::1024].sum()
+    if x.nbytes > 4096:
+        x.reshape(-1)[::1024].sum()
+    else:
+        x[0]
     return len(x)

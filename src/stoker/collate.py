@@ -7,7 +7,6 @@ user's collate function that calls ``default_collate`` inside gets the slot too.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -60,7 +59,9 @@ class SlotCollate:
         try:
             if self._batched:
                 nbytes = self.expected
-                if self._exact and isinstance(data, list) and data:
+                if self._exact and type(data) is list and data:
+                    if type(data[0]) is torch.Tensor and data[0].numel() * len(data) * data[0].element_size() <= INLINE:
+                        return self.stack(data)  # where default_collate would come out, too
                     size, leaves = sample_size(data[0])
                     nbytes = size * len(data)
                     if nbytes > INLINE:
@@ -79,10 +80,12 @@ class SlotCollate:
         """
         elem = batch[0]
         if type(elem) is torch.Tensor and elem.is_cpu and elem.layout is torch.strided and not elem.is_nested:
-            with contextlib.suppress(Exception):
+            try:
                 out = self._into_slot(batch, elem)
                 if out.dtype is elem.dtype and not out.requires_grad:
                     return out
+            except Exception:
+                pass
         return _stock(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
 
     def _into_slot(self, batch: Sequence[torch.Tensor], elem: torch.Tensor) -> torch.Tensor:
