@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ pinned: list[Any] = []
 
 
 @pytest.fixture(autouse=True)
-def accelerator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Says that there is one, and copies instead of page-locking."""
     from torch.utils.data._utils import pin_memory as torch_pin
 
@@ -33,7 +32,6 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda i: None)
     monkeypatch.setattr(torch_pin, "pin_memory", copy)
-    yield
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -44,7 +42,7 @@ def test_batches_are_pinned_by_the_thread_and_slots_come_back(persistent: bool) 
     for _ in range(2):
         it = iter(loader)
         assert it._pin_memory_thread.is_alive()
-        kept = [b for b in it]
+        kept = list(it)
         assert [int(i) for b in kept for i in b[1]] == list(range(60))
         assert all(float(x[0, 0, 0]) == float(i) for b in kept for x, i in zip(*b, strict=True))
     assert set(pinned) == {"stoker_pin"}
