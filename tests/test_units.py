@@ -209,6 +209,7 @@ def entry(
     wait: float, step: float, workers: int = 1, service: float = 0.0, cpu: float = 0.0, n: int = 100
 ) -> dict[str, Any]:
     stages = {"fetch": {"self_s": service * n}, "worker": {"cpu_s": cpu * n, "tasks": n}} if service else {}
+    stages["consumer"] = {"cpu_s": step * n}
     return {
         "name": "a.py:1", "batches": n, "samples": n, "epochs": 1, "wait_s": wait * n, "step_s": step * n,
         "samples_per_s": 1.0, "settings": {"num_workers": workers, "threads": 1}, "stages": stages,
@@ -236,7 +237,7 @@ def test_a_prediction_never_promises_less_than_now() -> None:
 
 def snapshot(pid: int, **kw: Any) -> dict[str, Any]:
     m = {
-        "name": "t.py:3", "batches": 10, "samples": 100, "epochs": 1, "wait_s": 1.0, "first_wait_s": 0.5, "step_s": 1.0,
+        "name": "t.py:3", "batches": 10, "samples": 100, "epochs": 1, "wait_s": 1.0, "first_wait_s": 0.5, "step_s": 1.0, "step_cpu_s": 1.0,
         "settings": {"num_workers": 1}, "tasks": 10, "fetch_ns": 10**9, "collate_ns": 0, "transport_ns": 0, "cpu_ns": 10**9,
     }  # fmt: skip
     return {"pid": pid, "threads": 2, "loaders": [{**m, **kw}], "final": True}

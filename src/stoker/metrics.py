@@ -21,6 +21,7 @@ class LoaderMetrics:
         wait_s: the consumer was blocked in ``next()``.
         first_wait_s: the part of ``wait_s`` before the first batch of each epoch, workers' start included.
         step_s: the consumer did its own work between two batches.
+        step_cpu_s: CPU seconds of all the process' threads meanwhile.
         settings: the loader's settings, by torch's names.
         tasks: tasks that workers finished.
         fetch_ns, collate_ns, transport_ns: wall time in workers, summed over workers.
@@ -34,6 +35,7 @@ class LoaderMetrics:
     wait_s: float = 0.0
     first_wait_s: float = 0.0
     step_s: float = 0.0
+    step_cpu_s: float = 0.0
     settings: dict[str, Any] = field(default_factory=dict)
     tasks: int = 0
     fetch_ns: int = 0

@@ -48,7 +48,8 @@ class PinnedPool:
         self._pool, self._device = pool, device
         self._out: queue.SimpleQueue[Result | BaseException] = queue.SimpleQueue()
         self._ending = threading.Event()
-        self._index = torch.accelerator.current_device_index()
+        self._accelerator = getattr(torch, "accelerator", None)  # torch < 2.6 has none; there it is CUDA or nothing
+        self._index = self._accelerator.current_device_index() if self._accelerator else torch.cuda.current_device()
         self.thread = threading.Thread(target=self._run, name="stoker_pin", daemon=True)
         self.thread.start()
 
@@ -86,7 +87,10 @@ class PinnedPool:
     def _run(self) -> None:
         torch.set_num_threads(1)  # thread-local: the copy must not take every core from the consumer
         with contextlib.suppress(RuntimeError):
-            torch.accelerator.set_device_index(self._index)
+            if self._accelerator:
+                self._accelerator.set_device_index(self._index)
+            else:
+                torch.cuda.set_device(self._index)
         while not self._ending.is_set():
             try:
                 result = self._pool.receive(POLL_S)

@@ -33,6 +33,7 @@ LIVE_ROWS = 256  # loaders of one process; later ones share the last row
 ROW = 4  # fetch, collate, CPU (nanoseconds), tasks
 
 _now = time.perf_counter
+_cpu = time.process_time
 
 
 class Enough(SystemExit):
@@ -45,12 +46,13 @@ class Enough(SystemExit):
 class _Clock:
     """One iterator's place in its loader's numbers."""
 
-    __slots__ = ("first", "inside", "left", "metrics", "row")
+    __slots__ = ("cpu", "first", "inside", "left", "metrics", "row")
 
     def __init__(self, metrics: LoaderMetrics, row: Any) -> None:
         self.metrics = metrics
         self.row = row
         self.left = 0.0
+        self.cpu = 0.0
         self.inside = False
         self.first = True
 
@@ -327,6 +329,7 @@ def _watch_batches(cls: Any, watch: Watch) -> None:
         began = _now()
         if clock.left:
             metrics.step_s += began - clock.left
+            metrics.step_cpu_s += _cpu() - clock.cpu
             clock.left = 0.0
         if watch.max_steps is not None and watch.enough():
             raise Enough
@@ -350,6 +353,7 @@ def _watch_batches(cls: Any, watch: Watch) -> None:
         row[0], row[1], row[2] = metrics.wait_s, metrics.first_wait_s, metrics.step_s
         row[3], row[4], row[5] = metrics.batches, metrics.samples, metrics.epochs
         watch.step(now)
+        clock.cpu = _cpu()
         clock.left = _now()
         return batch
 

@@ -58,8 +58,8 @@ class Case:
 
     @property
     def step_cpu(self) -> float:
-        """Seconds of CPU per batch that the consumer's own work takes, at most: all its threads, all the step."""
-        return self.step if self.cuda else self.step * min(self.cores, int(self.loader["settings"].get("threads", 1)))
+        """Seconds of CPU per batch that the consumer's own work takes, all threads together."""
+        return float(self.loader["stages"].get("consumer", {}).get("cpu_s", 0.0)) / self.batches
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import UsageError
 
 SCHEMA = 1
-TIMES = ("wait_s", "first_wait_s", "step_s")
+TIMES = ("wait_s", "first_wait_s", "step_s", "step_cpu_s")
 COUNTS = ("batches", "samples", "epochs", "tasks", "fetch_ns", "collate_ns", "transport_ns", "cpu_ns")
 
 
@@ -26,6 +26,7 @@ def loader_entry(metrics: dict[str, Any], threads: int) -> dict[str, Any]:
         for name in ("fetch", "collate", "transport"):
             stages[name] = {"self_s": metrics[f"{name}_ns"] / 1e9}
         stages["worker"] = {"cpu_s": metrics["cpu_ns"] / 1e9, "tasks": metrics["tasks"]}
+    stages["consumer"] = {"cpu_s": metrics["step_cpu_s"]}
     stages["startup"] = {"wait_s": metrics["first_wait_s"]}
     return {
         "name": metrics["name"],
