@@ -45,7 +45,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev]"; \
 	pwd -P > $(UNFINISHED); mv $(UNFINISHED) $@
 
-.PHONY: always help setup demo test slow lint types bench bench-gpu clean
+.PHONY: always help setup demo test lint types bench bench-gpu clean
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
 	@echo "  PYTHON=/path/to/python chooses the interpreter (3.10 to 3.13)"
@@ -59,11 +59,8 @@ demo: $(STAMP) ## an untouched training script on real photographs: observed, sp
 	@printf '\n== stoker run --apply examples/train_lazy.py\n'
 	@.venv/bin/stoker run --apply --json $(REPORT) examples/train_lazy.py
 
-test: $(STAMP) ## every test but the slow ones
+test: $(STAMP) ## every test
 	@$(PY) -m pytest
-
-slow: $(STAMP) ## the slow tests
-	@$(PY) -m pytest -m slow
 
 lint: $(STAMP) ## ruff: lint and format
 	@$(PY) -m ruff check .
@@ -73,6 +70,7 @@ types: $(STAMP) ## mypy --strict
 	@$(PY) -m mypy --strict src
 
 bench: $(STAMP) ## stoker against torch, alternated in one run
+	@$(PY) examples/make_photos.py --out examples/data
 	@$(PY) -m benchmarks run
 
 bench-gpu: $(STAMP) ## the same with a device; says so where there is none

@@ -194,3 +194,17 @@ def test_descriptors_do_not_pile_up() -> None:
         for _ in loader:
             pass
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_keeping_batches_costs_no_descriptors() -> None:
+    script = """
+        import resource, torch, stoker
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        samples = torch.arange(2000 * 1000).reshape(2000, 1000)
+        loader = stoker.DataLoader(torch.utils.data.TensorDataset(samples), batch_size=5, num_workers=2)
+        kept = list(loader)
+        assert torch.equal(torch.cat([batch for (batch,) in kept]), samples)
+        print(len(kept))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "400\n"), done.stderr

@@ -241,6 +241,22 @@ def test_batches_arrive_when_there_is_no_memory_for_slots() -> None:
     assert all(intact(b) for b in stoker.DataLoader(Reluctant(40, 50_000), batch_size=4, num_workers=2))
 
 
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_batches_arrive_when_no_more_can_be_mapped(everywhere: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux grants a process some 65,000 mappings. The workers are forked, so what is patched first holds there too."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(12, "no memory")
+
+    if everywhere:
+        monkeypatch.setattr(Arena, "map", refuse)
+    it = iter(stoker.DataLoader(Noise(40, 50_000), batch_size=4, num_workers=2))
+    monkeypatch.setattr(Arena, "map", refuse)
+    kept = list(it)
+    assert len(kept) == 10
+    assert all(intact(b) for b in kept)
+
+
 def test_the_ring_does_not_grow_with_the_epoch() -> None:
     loader = stoker.DataLoader(Noise(400, 5000), batch_size=2, num_workers=2)
     for batch in loader:

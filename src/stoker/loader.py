@@ -48,9 +48,12 @@ _states: weakref.WeakKeyDictionary[Any, LoaderState] = weakref.WeakKeyDictionary
 
 def state_of(loader: Any) -> LoaderState:
     """The state of any loader, torch's own included."""
-    state = _states.get(loader)
-    if state is None:
-        state = _states[loader] = LoaderState()
+    try:
+        state = _states.get(loader)
+        if state is None:
+            state = _states[loader] = LoaderState()
+    except TypeError:  # a subclass that compares by value cannot be hashed
+        state = loader.__dict__.setdefault("_stoker_state", LoaderState())
     return state
 
 

@@ -2,8 +2,8 @@
 
 One ``Arena`` belongs to one worker. It is an anonymous file (memfd_create(2)), so a 64 MB ``/dev/shm`` cannot hurt
 and nothing is left behind whoever dies. Space is taken with fallocate(2), so shortage is an error and not a bus error,
-and page tables are filled at once with ``MADV_POPULATE_WRITE`` (madvise(2), Linux 5.14), which costs a third of
-touching page after page; ``docs/notes/slots.md`` has the numbers.
+and page tables are filled at once (``mapping.populate``), which costs a third of touching page after page;
+``docs/notes/slots.md`` has the numbers.
 
 Life of a slot; only the side named may make the move:
 
@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from .mapping import map_shared, populate, punch
+
 if TYPE_CHECKING:
     import numpy.typing as npt  # at run time it would cost ten milliseconds
 
@@ -39,7 +41,6 @@ MAX_SLOTS = 1024  # every slot is one mapping on each side; Linux allows 65,530 
 ALIGN = 64  # a cache line, and more than any dtype asks for
 GRAIN = 1 << 16  # slots are multiples of this, so batches of nearly one size fit each other's slots
 SLACK = 8  # a slot that proved too small is replaced by one an eighth larger than needed
-MADV_POPULATE_WRITE = 23  # linux/mman.h; Python's mmap has no name for it
 
 _CONTROL = struct.Struct("<QQQ")  # stop, slots in use, end of the file's used part
 _TABLE_AT = 64
@@ -67,8 +68,7 @@ class Arena:
                 os.close(fd)
                 raise
         self.fd = fd
-        self._head = mmap.mmap(fd, HEADER_BYTES)
-        view = memoryview(self._head)
+        view = np.frombuffer(map_shared(fd, HEADER_BYTES), np.uint8).data
         self._control = view[: _CONTROL.size].cast("Q")
         self._table = view[_TABLE_AT:_STAMPS_AT].cast("Q")
         self.stamps = view[_STAMPS_AT : _STAMPS_AT + 4 * MAX_SLOTS].cast("I")
@@ -95,10 +95,10 @@ class Arena:
         """Offset in the file and capacity of a slot, in bytes."""
         return self._table[2 * slot], self._table[2 * slot + 1]
 
-    def map(self, slot: int) -> mmap.mmap:
+    def map(self, slot: int) -> Any:
         """Maps a slot. It is unmapped when the last view on it dies."""
         offset, capacity = self.place(slot)
-        return mmap.mmap(self.fd, capacity, offset=offset)
+        return map_shared(self.fd, capacity, offset)
 
     def add(self, nbytes: int, slot: int | None = None) -> int | None:
         """Takes room for a slot, a new one or, larger and elsewhere, for an existing one.
@@ -127,16 +127,8 @@ class Arena:
         """Gives the slot's pages back to the system; its number stays."""
         offset, capacity = self.place(slot)
         if capacity:
-            _punch(self.fd, offset, capacity)
+            punch(self.fd, offset, capacity)
         self._table[2 * slot + 1] = 0
-
-
-def _punch(fd: int, offset: int, length: int) -> None:
-    """fallocate(2) with FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE; failing only costs memory."""
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.fallocate(ctypes.c_int(fd), ctypes.c_int(3), ctypes.c_int64(offset), ctypes.c_int64(length))
 
 
 class SlotWriter:
@@ -144,7 +136,7 @@ class SlotWriter:
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
-        self._maps: dict[int, tuple[int, mmap.mmap]] = {}
+        self._maps: dict[int, tuple[int, Any]] = {}
         self._kept: dict[int, weakref.ref[Any]] = {}
         self.slot = -1
         self.used = 0
@@ -158,21 +150,21 @@ class SlotWriter:
         slot = self._choose(nbytes)
         if slot is None:
             return False
-        offset, self.capacity = self.arena.place(slot)
+        offset, capacity = self.arena.place(slot)
         mapped = self._maps.get(slot)
         if mapped is None or mapped[0] != offset:
-            memory = self.arena.map(slot)
             try:
-                memory.madvise(mmap.MADV_HUGEPAGE)  # heeded only where shmem_enabled says "advise"
-                memory.madvise(MADV_POPULATE_WRITE, 0, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
-            except OSError:  # an older kernel: the pages come one fault at a time
-                pass
+                memory = self.arena.map(slot)
+            except OSError:  # too many mappings: the slot stays free, the batch goes another way
+                self.arena.stamps[slot] = self.arena.stamps[slot] or 1
+                return False
+            populate(memory, nbytes)
             self._maps[slot] = mapped = (offset, memory)
         self._stamp, self.arena.stamps[slot] = self.arena.stamps[slot] or 1, 0
         # The lease: every tensor in the slot holds this very array, so its death says that the last one died.
         self.whole = np.frombuffer(mapped[1], np.uint8)
         self.address = self.whole.ctypes.data
-        self.slot, self.used = slot, 0
+        self.slot, self.used, self.capacity = slot, 0, capacity
         return True
 
     def room(self, nbytes: int) -> int | None:
@@ -234,7 +226,7 @@ class SlotReader:
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
         self.leases: dict[int, tuple[weakref.ref[Bytes], int]] = {}
-        self._maps: dict[int, tuple[int, mmap.mmap]] = {}
+        self._maps: dict[int, tuple[int, Any]] = {}
         self._stamp = max(arena.stamps[: max(arena.slots, 1)], default=0) + 1
         self._owner = os.getpid()
         self._lost: set[int] = set()
@@ -242,7 +234,10 @@ class SlotReader:
 
     def lease(self, slot: int, used: int) -> Bytes:
         """The slot's first ``used`` bytes as an array. The slot is free again when nothing refers to the array."""
-        whole = np.frombuffer(self._map(slot), np.uint8, count=used)
+        try:
+            whole = np.frombuffer(self._map(slot), np.uint8, count=used)
+        except OSError:  # too many mappings
+            return self.copy(slot, used)
 
         def ended(_: object) -> None:
             self.leases.pop(slot, None)
@@ -257,7 +252,11 @@ class SlotReader:
 
     def copy(self, slot: int, used: int) -> Bytes:
         """The same bytes in private memory; the slot is free at once."""
-        out = np.array(np.frombuffer(self._map(slot), np.uint8, count=used))
+        out = np.empty(used, np.uint8)
+        offset, _ = self.arena.place(slot)
+        done = 0
+        while done < used:
+            done += os.preadv(self.arena.fd, [out[done:].data], offset + done)
         self.release(slot)
         return out
 
@@ -279,7 +278,7 @@ class SlotReader:
         """A child of the user's sees the leased slots from now on: they are never written again."""
         self._lost.update(self.leases)
 
-    def _map(self, slot: int) -> mmap.mmap:
+    def _map(self, slot: int) -> Any:
         offset, _ = self.arena.place(slot)
         mapped = self._maps.get(slot)
         if mapped is None or mapped[0] != offset:

@@ -1,0 +1,65 @@
+"""Mapping shared memory without spending a descriptor on each mapping.
+
+``mmap.mmap`` keeps a duplicate of the file's descriptor for as long as it lives (Python 3.13 can be told not to). A
+consumer that keeps a thousand batches would need a thousand descriptors, the usual limit of a whole process. mmap(2)
+itself needs the descriptor only during the call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import os
+import weakref
+from typing import Any
+
+MADV_POPULATE_WRITE = 23  # linux/mman.h, kernel 5.14; Python's mmap has no name for it
+_PUNCH_HOLE_KEEP_SIZE = 3  # linux/falloc.h: FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+
+
+@functools.cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    pointer, size, integer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    libc.mmap.argtypes = pointer, size, integer, integer, integer, ctypes.c_long
+    libc.mmap.restype = pointer
+    libc.munmap.argtypes = pointer, size
+    libc.madvise.argtypes = pointer, size, integer
+    libc.fallocate.argtypes = integer, integer, ctypes.c_int64, ctypes.c_int64
+    return libc
+
+
+def map_shared(fd: int, length: int, offset: int = 0) -> Any:
+    """Maps ``length`` bytes of a file, readable and writable, shared with whoever maps them too.
+
+    Returns:
+        A ctypes array of bytes. It is unmapped when the last view on it dies.
+
+    Raises:
+        OSError: no memory, no address space or too many mappings.
+    """
+    libc = _libc()
+    address = libc.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, offset)
+    if address == ctypes.c_void_p(-1).value:
+        errno = ctypes.get_errno()
+        raise OSError(errno, os.strerror(errno))
+    memory = (ctypes.c_ubyte * length).from_address(address)
+    weakref.finalize(memory, libc.munmap, address, length).atexit = False  # the process' end unmaps it anyway
+    return memory
+
+
+def populate(memory: Any, length: int) -> None:
+    """Brings the first pages in at once, as large pages where the system lets shared memory have them.
+
+    One call instead of a fault a page, which is what costs most about memory used for the first time. Both are advice
+    (madvise(2)): on a kernel that does not know them the pages come one fault at a time.
+    """
+    libc, address = _libc(), ctypes.addressof(memory)
+    libc.madvise(address, ctypes.sizeof(memory), mmap.MADV_HUGEPAGE)  # heeded only where shmem_enabled says "advise"
+    libc.madvise(address, -(-length // mmap.PAGESIZE) * mmap.PAGESIZE, MADV_POPULATE_WRITE)
+
+
+def punch(fd: int, offset: int, length: int) -> None:
+    """Gives a file's pages back to the system; the file keeps its size. Failing only costs memory. fallocate(2)."""
+    _libc().fallocate(fd, _PUNCH_HOLE_KEEP_SIZE, offset, length)
