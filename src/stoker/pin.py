@@ -62,7 +62,7 @@ class PinnedPool:
     def retire(self, worker: int) -> None:
         self._pool.retire(worker)
 
-    def receive(self, timeout: float | None) -> Result | None:
+    def receive(self, timeout: float | None, worker: int | None = None) -> Result | None:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = 5.0 if deadline is None else max(0.0, deadline - time.monotonic())

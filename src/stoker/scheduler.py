@@ -99,7 +99,8 @@ class Scheduler:
         """A result of this epoch; None when it brought no batch."""
         timeout = self._knobs.timeout
         try:
-            result = self._pool.receive(timeout if timeout > 0 else None)
+            due = self._owner[self._due] if self._knobs.in_order else None
+            result = self._pool.receive(timeout if timeout > 0 else None, due)
         except WorkerDiedError as e:
             for worker in e.workers:
                 self._active[worker] = False

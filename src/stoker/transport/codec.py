@@ -255,25 +255,26 @@ class Encoded:
         return self.meta + out.tobytes()
 
 
-def decode(meta: bytes | memoryview, memory: Any) -> Any:
+def decode(meta: bytes, memory: Any) -> Any:
     """Puts an object together again. Its tensors and arrays are views on ``memory`` and hold it.
 
     Args:
         meta: an ``Encoded.meta``.
         memory: a writable buffer with the leaves at its beginning.
     """
-    n = 4 + int.from_bytes(meta[:4], "little")
-    table = bytes(meta[4:n])
-    known = _tables.get(table)
+    known = _tables.get(meta)
     if known is None:
-        if len(_tables) >= MANY:
-            _tables.clear()
-        known = _tables[table] = marshal.loads(table)
-    rows, spans = known
-    stream = meta[n:]
-    if len(stream) == 1:
-        tensors = [_view(rows, memory, i) for i in range(len(rows))]
-        return tensors[0] if stream == ONE else tensors
+        n = 4 + int.from_bytes(meta[:4], "little")
+        known = (*marshal.loads(meta[4:n]), bytes(meta[n:]))
+        if len(known[2]) == 1:  # nothing but tensors: the next batch of the same look has the same meta
+            if len(_tables) >= MANY:
+                _tables.clear()
+            _tables[meta] = known
+    rows, spans, stream = known
+    if stream == ONE:
+        return _view(rows, memory, 0)
+    if stream == LIST:
+        return [_view(rows, memory, i) for i in range(len(rows))]
     view = memoryview(memory) if spans else None
     buffers = [view[at : at + size] for at, size in spans] if view is not None else ()
     return _Unpickler(io.BytesIO(stream), buffers, rows, memory).load()

@@ -15,7 +15,7 @@ import select
 import struct
 import threading
 from collections import deque
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ..errors import TransportError
 
@@ -38,13 +38,8 @@ class Kind(enum.IntEnum):
 MORE = 1  # flag: the payload goes on in this sender's next record
 
 
-class Times(NamedTuple):
-    """Nanoseconds that a worker spent on one task."""
-
-    fetch: int = 0
-    collate: int = 0
-    transport: int = 0
-    cpu: int = 0
+Times: TypeAlias = tuple[int, int, int, int]
+"""Nanoseconds that a worker spent on one task: fetch, collate, transport, CPU of all three."""
 
 
 class Record(NamedTuple):
@@ -69,7 +64,7 @@ class Record(NamedTuple):
     slot: int = -1
     used: int = 0
     meta: int = 0
-    times: Times = Times()
+    times: Times = (0, 0, 0, 0)
     payload: bytes = b""
 
 
@@ -101,8 +96,9 @@ class Reader:
 
     def __init__(self, fd: int, ready: deque[Record] | None = None) -> None:
         self.fd = fd
-        self._rest = b""
+        self._rest = 0  # bytes of a record that has not come whole, at the beginning of the memory
         self._parts: dict[int, list[bytes]] = {}
+        self._memory = bytearray(READ_BYTES)  # os.read's new 64 KB each time make malloc tidy up all that is small
         self.ready: deque[Record] = deque() if ready is None else ready
 
     def feed(self) -> bool:
@@ -112,26 +108,31 @@ class Reader:
             BlockingIOError: nothing to read, on a non-blocking pipe.
             TransportError: bytes that are no record.
         """
-        data = os.read(self.fd, READ_BYTES)
-        if not data:
+        buf, at, head = self._memory, 0, HEADER.size
+        came = os.readv(self.fd, [memoryview(buf)[self._rest :]])
+        if not came:
             return False
-        buf = self._rest + data if self._rest else data
-        at, size, head = 0, len(buf), HEADER.size
+        size = self._rest + came
         while size - at >= head:
-            kind, flags, worker, length, slot, epoch, task, used, meta, f, c, t, cpu = HEADER.unpack_from(buf, at)
+            fields = HEADER.unpack_from(buf, at)
+            kind, flags, worker, length = fields[:4]
             if not 1 <= kind <= 5 or length > INLINE:
                 raise TransportError(f"a record of kind {kind} and {length} bytes cannot be")
-            if size - at - head < length:
+            end = at + head + length
+            if end > size:
                 break
-            payload = buf[at + head : at + head + length]
-            at += head + length
+            payload = bytes(buf[at + head : end])
+            at = end
             if flags & MORE:
                 self._parts.setdefault(worker, []).append(payload)
                 continue
             if worker in self._parts:
                 payload = b"".join([*self._parts.pop(worker), payload])
-            self.ready.append(Record(kind, worker, epoch, task, slot, used, meta, Times(f, c, t, cpu), payload))
-        self._rest = buf[at:]
+            slot, epoch, task, used, meta = fields[4:9]
+            self.ready.append(Record(kind, worker, epoch, task, slot, used, meta, fields[9:], payload))
+        self._rest = size - at
+        if at and self._rest:
+            buf[: self._rest] = buf[at:size]
         return True
 
 

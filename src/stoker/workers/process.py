@@ -36,7 +36,7 @@ from ..options import Budget
 from ..source import Task
 from ..stage import Stages
 from ..transport.codec import Encoded, decode
-from ..transport.record import INLINE, Kind, Outbox, Reader, Record, Times, send
+from ..transport.record import INLINE, Kind, Outbox, Reader, Record, send
 from ..transport.ring import ALIGN, Arena, SlotReader, SlotWriter, own_fork
 from .protocol import WorkerSpec
 
@@ -136,6 +136,7 @@ class _Worker:
         self.failed: ExceptionWrapper | None = None
         self.exhausted = False
         self.shared_rng = torch.Generator()
+        self.cpu = 0
 
     def run(self) -> None:
         spec = self.spec
@@ -154,6 +155,7 @@ class _Worker:
         poll.register(self.reader.fd, select.POLLIN)
         parent = os.getppid()
         os.set_blocking(self.reader.fd, False)
+        self.cpu = time.thread_time_ns()
         while True:
             while not self.reader.ready:
                 try:
@@ -188,7 +190,6 @@ class _Worker:
             self.failed = ExceptionWrapper(where=f"in DataLoader worker process {self.id}")
 
     def _task(self, r: Record) -> None:
-        cpu = time.thread_time_ns()
         data: Any
         if self.failed is not None:
             data, self.failed = self.failed, None
@@ -215,12 +216,11 @@ class _Worker:
             self.writer.cancel()
             reply = self._encode(ExceptionWrapper(where=f"in DataLoader worker process {self.id}"))
         stages = self.stages
-        times = Times(
-            stages.fetch_ns if stages else 0,
-            stages.collate_ns if stages else 0,
-            time.perf_counter_ns() - began,
-            time.thread_time_ns() - cpu,
-        )
+        encoded = time.perf_counter_ns() - began
+        cpu = time.thread_time_ns()  # a system call, so only one a task
+        fetch, collate = (stages.fetch_ns, stages.collate_ns) if stages else (0, 0)
+        times = fetch, collate, encoded, cpu - self.cpu
+        self.cpu = cpu
         slot, used, meta, payload = reply
         del data
         self.writer.sent()
@@ -301,6 +301,8 @@ class ProcessPool:
         self._inboxes: dict[int, Reader] = {}
         self._ready: deque[Record] = deque()
         self._poll = select.poll()  # results, and the death of a worker
+        self._polls: list[Any] = []  # the results of each alone, and the death of any
+        self._sentinels: list[int] = []
         self._closed = False
         self._watched = False
         try:
@@ -355,8 +357,13 @@ class ProcessPool:
             os.close(tasks)
             os.close(results)
         self.processes.append(process)
-        self._poll.register(inbox, select.POLLIN)
-        self._poll.register(process.sentinel, select.POLLIN)
+        self._sentinels.append(process.sentinel)
+        self._polls.append(select.poll())
+        for poll in (self._poll, self._polls[worker]):
+            poll.register(inbox, select.POLLIN)
+        for poll in (self._poll, *self._polls):
+            for sentinel in self._sentinels:
+                poll.register(sentinel, select.POLLIN)
 
     def submit(self, worker: int, epoch: int, task: Task) -> None:
         payload = pickle.dumps(task.indices, protocol=5)
@@ -372,16 +379,17 @@ class ProcessPool:
             self._retired.add(worker)
             self._outboxes[worker].put(Record(Kind.STOP, worker, 0, 0))
 
-    def receive(self, timeout: float | None) -> Received | None:
+    def receive(self, timeout: float | None, worker: int | None = None) -> Received | None:
+        # To be woken by the others' results would be for nothing, and costs both sides a switch. But an iterable
+        # dataset's end is to be known early, as in torch.
+        poll = self._poll if worker is None or self._spec.kind == _DatasetKind.Iterable else self._polls[worker]
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._ready:
             left = PARENT_POLL_S if deadline is None else max(0.0, deadline - time.monotonic())
             if [box for box in self._outboxes if not box.flush()]:
                 left = min(left, FLUSH_S)
-            events = self._poll.poll(min(left, PARENT_POLL_S) * 1000)
-            for fd, _ in events:
-                if fd in self._inboxes and not self._inboxes[fd].feed():
-                    self._poll.unregister(fd)  # it has gone; its sentinel says so, too
+            events = poll.poll(min(left, PARENT_POLL_S) * 1000)
+            self._feed(events)
             if self._ready:
                 break
             self._check_alive(events)
@@ -389,15 +397,29 @@ class ProcessPool:
                 return None
         return Received(self, self._ready.popleft())
 
+    def _feed(self, events: list[tuple[int, int]]) -> None:
+        for fd, _ in events:
+            reader = self._inboxes.get(fd)
+            if reader is not None and not reader.feed():
+                self._ignore(fd)  # it has gone; its sentinel says so, too
+
+    def _ignore(self, fd: int) -> None:
+        for poll in (self._poll, *self._polls):
+            with contextlib.suppress(KeyError):
+                poll.unregister(fd)
+
     def _check_alive(self, events: list[tuple[int, int]]) -> None:
         """Raises when a worker that was not told to leave is gone, and all that it sent has been read."""
         woken = {fd for fd, _ in events}
         for worker in self._retired:  # it was told to leave, and did
             if (sentinel := self.processes[worker].sentinel) in woken:
-                self._poll.unregister(sentinel)
+                self._ignore(sentinel)
         dead = [w for w, p in enumerate(self.processes) if w not in self._retired and not p.is_alive()]
         if not dead or any(fd in woken for fd in self._inboxes):
-            return  # look again when the pipes are silent: a last result may be in there
+            return  # look again when the pipe is silent
+        self._feed(self._poll.poll(0))
+        if self._ready:
+            return  # what it sent before it died
         for w in dead:
             self.retire(w)
         pids = ", ".join(str(self.processes[w].pid) for w in dead)

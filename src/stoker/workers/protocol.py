@@ -67,8 +67,12 @@ class Pool(Protocol):
     def retire(self, worker: int) -> None:
         """The worker has no more work in this run; it may leave."""
 
-    def receive(self, timeout: float | None) -> Result | None:
+    def receive(self, timeout: float | None, worker: int | None = None) -> Result | None:
         """The next result, or None after ``timeout`` seconds.
+
+        Args:
+            timeout: None waits for ever.
+            worker: whose result is waited for; the others' may come first, or stay unread until asked for.
 
         Raises:
             WorkerDiedError: a worker that was not told to leave is gone.
