@@ -107,7 +107,7 @@ class ProcessIter(_BaseDataLoaderIter):
             if not self._persistent_workers:
                 self._shutdown_workers()
             raise
-        if isinstance(data, ExceptionWrapper):
+        if type(data) is ExceptionWrapper:
             data.reraise()
         return data
 

@@ -62,6 +62,9 @@ class PinnedPool:
     def retire(self, worker: int) -> None:
         self._pool.retire(worker)
 
+    def finish(self) -> None:
+        self._pool.finish()
+
     def receive(self, timeout: float | None, worker: int | None = None) -> Result | None:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:

@@ -132,6 +132,8 @@ class Scheduler:
         try:
             indices = self._next_indices()
         except StopIteration:
+            if not self._knobs.persistent:
+                self._pool.finish()  # the workers' end, a few milliseconds, falls into the last batches
             return
         n = self._knobs.num_workers
         in_order = self._knobs.in_order

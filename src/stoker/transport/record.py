@@ -70,8 +70,8 @@ class Record(NamedTuple):
 
 def pack(r: Record, payload: bytes | memoryview, flags: int = 0) -> bytes:
     """The bytes of one record; ``payload`` has to fit ``INLINE``."""
-    head = HEADER.pack(r.kind, flags, r.worker, len(payload), r.slot, r.epoch, r.task, r.used, r.meta, *r.times)
-    return head + payload
+    kind, worker, epoch, task, slot, used, meta, times, _ = r
+    return HEADER.pack(kind, flags, worker, len(payload), slot, epoch, task, used, meta, *times) + payload
 
 
 def split(r: Record) -> list[bytes]:

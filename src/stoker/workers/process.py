@@ -301,8 +301,10 @@ class ProcessPool:
         self._inboxes: dict[int, Reader] = {}
         self._ready: deque[Record] = deque()
         self._poll = select.poll()  # results, and the death of a worker
-        self._polls: list[Any] = []  # the results of each alone, and the death of any
-        self._sentinels: list[int] = []
+        self._polls: list[Any] = []  # the results of each alone
+        self._given: list[int] = []  # tasks of each worker; counted by the thread that submits
+        self._answered: list[int] = []  # counted by the thread that receives
+        self._finishing = False
         self._closed = False
         self._watched = False
         try:
@@ -337,6 +339,8 @@ class ProcessPool:
         inbox, results = os.pipe()
         os.set_blocking(inbox, False)
         self._outboxes.append(Outbox(outbox))
+        self._given.append(0)
+        self._answered.append(0)
         self._inboxes[inbox] = Reader(inbox, self._ready)
         self.readers.append(reader)
         try:
@@ -357,16 +361,14 @@ class ProcessPool:
             os.close(tasks)
             os.close(results)
         self.processes.append(process)
-        self._sentinels.append(process.sentinel)
         self._polls.append(select.poll())
         for poll in (self._poll, self._polls[worker]):
             poll.register(inbox, select.POLLIN)
-        for poll in (self._poll, *self._polls):
-            for sentinel in self._sentinels:
-                poll.register(sentinel, select.POLLIN)
+        self._poll.register(process.sentinel, select.POLLIN)
 
     def submit(self, worker: int, epoch: int, task: Task) -> None:
         payload = pickle.dumps(task.indices, protocol=5)
+        self._given[worker] += 1
         self._outboxes[worker].put(Record(Kind.TASK, worker, epoch, task.number, payload=payload))
 
     def resume(self, epoch: int, shared_seed: int | None) -> None:
@@ -378,6 +380,12 @@ class ProcessPool:
         if worker not in self._retired:
             self._retired.add(worker)
             self._outboxes[worker].put(Record(Kind.STOP, worker, 0, 0))
+
+    def finish(self) -> None:
+        if not self._finishing:
+            self._finishing = True
+            for worker, outbox in enumerate(self._outboxes):
+                outbox.put(Record(Kind.STOP, worker, 0, 0))
 
     def receive(self, timeout: float | None, worker: int | None = None) -> Received | None:
         # To be woken by the others' results would be for nothing, and costs both sides a switch. But an iterable
@@ -395,13 +403,17 @@ class ProcessPool:
             self._check_alive(events)
             if not events and deadline is not None and time.monotonic() >= deadline:
                 return None
-        return Received(self, self._ready.popleft())
+        r = self._ready.popleft()
+        self._answered[r.worker] += 1
+        return Received(self, r)
 
     def _feed(self, events: list[tuple[int, int]]) -> None:
         for fd, _ in events:
             reader = self._inboxes.get(fd)
-            if reader is not None and not reader.feed():
-                self._ignore(fd)  # it has gone; its sentinel says so, too
+            if reader is not None and not reader.feed():  # it has gone, or is about to
+                self._ignore(fd)
+                worker = list(self._inboxes).index(fd)
+                self._polls[worker].register(self.processes[worker].sentinel, select.POLLIN)
 
     def _ignore(self, fd: int) -> None:
         for poll in (self._poll, *self._polls):
@@ -411,10 +423,13 @@ class ProcessPool:
     def _check_alive(self, events: list[tuple[int, int]]) -> None:
         """Raises when a worker that was not told to leave is gone, and all that it sent has been read."""
         woken = {fd for fd, _ in events}
-        for worker in self._retired:  # it was told to leave, and did
-            if (sentinel := self.processes[worker].sentinel) in woken:
-                self._ignore(sentinel)
-        dead = [w for w, p in enumerate(self.processes) if w not in self._retired and not p.is_alive()]
+        dead = []
+        for w, p in enumerate(self.processes):
+            if w in self._retired or (self._finishing and self._given[w] == self._answered[w]):
+                if p.sentinel in woken:
+                    self._ignore(p.sentinel)  # it was told to leave, and did
+            elif not p.is_alive():
+                dead.append(w)
         if not dead or any(fd in woken for fd in self._inboxes):
             return  # look again when the pipe is silent
         self._feed(self._poll.poll(0))

@@ -67,6 +67,9 @@ class Pool(Protocol):
     def retire(self, worker: int) -> None:
         """The worker has no more work in this run; it may leave."""
 
+    def finish(self) -> None:
+        """There will be no more tasks for anybody. Workers leave when they have answered those they have."""
+
     def receive(self, timeout: float | None, worker: int | None = None) -> Result | None:
         """The next result, or None after ``timeout`` seconds.
 
