@@ -9,7 +9,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -176,6 +176,23 @@ def test_a_loader_that_is_dropped_takes_its_workers_along() -> None:
     assert wait_until(lambda: all(not w.is_alive() for w in workers), 5)
     assert [w.exitcode for w in workers] == [0, 0]
     assert threading.active_count() == threads
+
+
+@pytest.mark.parametrize("iterable", [False, True])
+def test_the_workers_are_gone_when_the_last_batch_is(iterable: bool) -> None:
+    import torch
+
+    import stoker
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(10))
+
+    data = Stream() if iterable else torch.utils.data.TensorDataset(torch.arange(100))
+    it = iter(stoker.DataLoader(data, num_workers=2))
+    for _ in it:
+        pass
+    assert [w.exitcode for w in it._workers] == [0, 0]
 
 
 def test_descriptors_do_not_pile_up() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import random
@@ -16,13 +17,22 @@ from torch.utils.data import Dataset
 import stoker
 from stoker import loader as stoker_loader
 from stoker.options import Budget
-from stoker.transport.ring import Arena, SlotReader, SlotWriter
+from stoker.transport.ring import MAX_SLOTS, Arena, SlotReader, SlotWriter
 
 SEED = int(os.environ.get("STOKER_SEED", "0"))
 
 
+def noise(i: int, floats: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(i).standard_normal(floats, dtype=np.float32))
+
+
+@functools.lru_cache(maxsize=2000)
+def checksum(i: int, floats: int) -> int:
+    return zlib.crc32(noise(i, floats).numpy().tobytes())
+
+
 class Noise(Dataset):
-    """Sample ``i`` is noise that only ``i`` decides, and its checksum."""
+    """Sample ``i`` is noise that only ``i`` decides, and ``i``."""
 
     def __init__(self, n: int, floats: int) -> None:
         self.n, self.floats = n, floats
@@ -31,12 +41,15 @@ class Noise(Dataset):
         return self.n
 
     def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
-        x = torch.from_numpy(np.random.default_rng(i).standard_normal(self.floats, dtype=np.float32))
-        return x, zlib.crc32(x.numpy().tobytes())
+        return noise(i, self.floats), i
 
 
-def intact(batch: Any) -> bool:
-    return all(zlib.crc32(x.numpy().tobytes()) == int(crc) for x, crc in zip(*batch, strict=True))
+def intact(batch: Any, first: int) -> bool:
+    """Whether these are the samples from ``first`` on. What is expected comes from outside the batch: one that was
+    overwritten as a whole by a later one is well-formed, too."""
+    return batch[1].tolist() == list(range(first, first + len(batch[1]))) and all(
+        zlib.crc32(x.numpy().tobytes()) == checksum(first + k, len(x)) for k, x in enumerate(batch[0])
+    )
 
 
 @pytest.fixture
@@ -55,34 +68,34 @@ def test_batches_are_intact_whatever_is_kept_and_dropped(floats: int, persistent
     kept: list[Any] = []
     for _ in range(4):
         keep = rng.choice([0.05, 0.3, 0.9])
-        for batch in loader:
-            assert intact(batch), f"seed {seed}"
+        for i, batch in enumerate(loader):
+            assert intact(batch, 4 * i), f"seed {seed}"
             if rng.random() < keep:
-                kept.append(batch)
+                kept.append((batch, 4 * i))
             del batch
             while (kept and rng.random() < 0.4) or len(kept) > 60:
-                assert intact(kept.pop(rng.randrange(len(kept)))), f"seed {seed}"
+                assert intact(*kept.pop(rng.randrange(len(kept)))), f"seed {seed}"
     del loader
     gc.collect()
-    assert all(intact(b) for b in kept), f"seed {seed}"
+    assert all(intact(*k) for k in kept), f"seed {seed}"
 
 
 def test_writing_to_a_batch_changes_no_other() -> None:
     loader = stoker.DataLoader(Noise(200, 5000), batch_size=2, num_workers=2)
     batches = []
-    for batch in loader:
-        assert intact(batch)
+    for i, batch in enumerate(loader):
+        assert intact(batch, 2 * i)
         batch[0].fill_(float("nan"))
         batches.append(batch)
     assert all(torch.isnan(b[0]).all() for b in batches)
-    assert all(intact(b) for b in loader)
+    assert all(intact(b, 2 * i) for i, b in enumerate(loader))
 
 
 def test_every_third_batch_is_kept(small_budget: None) -> None:
     loader = stoker.DataLoader(Noise(900, 20_000), batch_size=3, num_workers=2)
     kept = [b for i, b in enumerate(loader) if i % 3 == 0]
     assert len(kept) == 100
-    assert all(intact(b) for b in kept)
+    assert all(intact(b, 9 * i) for i, b in enumerate(kept))
 
 
 def test_a_list_of_two_gigabytes() -> None:
@@ -90,7 +103,7 @@ def test_a_list_of_two_gigabytes() -> None:
     loader = stoker.DataLoader(Noise(52, 10_000_000), batch_size=2, num_workers=2)
     batches = list(loader)
     assert sum(b[0].nbytes for b in batches) >= 2_000_000_000
-    assert all(intact(b) for b in batches)
+    assert all(intact(b, 2 * i) for i, b in enumerate(batches))
 
 
 def test_a_batch_outlives_its_loader_and_its_workers() -> None:
@@ -102,7 +115,7 @@ def test_a_batch_outlives_its_loader_and_its_workers() -> None:
     del batch, it, loader
     gc.collect()
     other = stoker.DataLoader(Noise(80, 5000), batch_size=2, num_workers=2)
-    assert all(intact(b) for b in other)
+    assert all(intact(b, 2 * i) for i, b in enumerate(other))
     assert np.array_equal(view, expected)
 
 
@@ -171,7 +184,7 @@ def test_a_fork_of_the_users_sees_its_batch_unchanged() -> None:
     pid = os.fork()
     if pid == 0:
         os.read(done, 1)  # until the parent has gone through the whole epoch
-        os.write(write, b"ok" if intact(batch) else b"no")
+        os.write(write, b"ok" if intact(batch, 0) else b"no")
         os._exit(0)
     del batch
     for _ in it:
@@ -181,6 +194,25 @@ def test_a_fork_of_the_users_sees_its_batch_unchanged() -> None:
     os.waitpid(pid, 0)
     for fd in (read, write, done, go):
         os.close(fd)
+
+
+def test_what_a_fork_drops_is_still_the_parents() -> None:
+    it = iter(stoker.DataLoader(Noise(200, 5000), batch_size=2, num_workers=1))
+    batch = next(it)
+    pid = os.fork()
+    if pid == 0:
+        del batch
+        os._exit(0)
+    os.waitpid(pid, 0)
+    for _ in it:
+        pass
+    assert intact(batch, 0)
+
+
+def test_more_batches_are_kept_than_there_are_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stoker_loader, "budget", lambda: Budget(lease_bytes=1 << 40, lease_slots=1 << 30))
+    kept = list(stoker.DataLoader(Noise(MAX_SLOTS + 100, 1500), batch_size=1, num_workers=1))
+    assert all(intact(b, i) for i, b in enumerate(kept))
 
 
 def test_slots_are_used_again_and_last_in_first_out() -> None:
@@ -238,7 +270,8 @@ class Reluctant(Noise):
 
 
 def test_batches_arrive_when_there_is_no_memory_for_slots() -> None:
-    assert all(intact(b) for b in stoker.DataLoader(Reluctant(40, 50_000), batch_size=4, num_workers=2))
+    loader = stoker.DataLoader(Reluctant(40, 50_000), batch_size=4, num_workers=2)
+    assert all(intact(b, 4 * i) for i, b in enumerate(loader))
 
 
 @pytest.mark.parametrize("everywhere", [True, False])
@@ -254,7 +287,16 @@ def test_batches_arrive_when_no_more_can_be_mapped(everywhere: bool, monkeypatch
     monkeypatch.setattr(Arena, "map", refuse)
     kept = list(it)
     assert len(kept) == 10
-    assert all(intact(b) for b in kept)
+    assert all(intact(b, 4 * i) for i, b in enumerate(kept))
+
+
+def test_the_ring_does_not_grow_with_epochs_left_early() -> None:
+    loader = stoker.DataLoader(Noise(400, 5000), batch_size=2, num_workers=2)
+    for _ in range(20):
+        for batch in loader:
+            del batch
+            break
+    assert all(r.arena.slots <= 6 for r in stoker_loader.state_of(loader).arenas)
 
 
 def test_the_ring_does_not_grow_with_the_epoch() -> None:

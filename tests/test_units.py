@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stoker import seeding
@@ -120,6 +120,7 @@ def test_an_array_that_was_read_only_is_writable() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 3 * INLINE), max_size=20))
+@example([5000] * 100)  # more than one read takes, so a record is cut in two
 def test_records_of_any_length_arrive_whole(sizes: list[int]) -> None:
     read, write = os.pipe()
     os.set_blocking(read, False)

@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import signal
+import threading
 import time
 from typing import Any
 
@@ -49,25 +50,47 @@ def test_what_cannot_be_pickled_is_named() -> None:
 
 
 class Deadly(d.Map):
-    def __init__(self, how: str) -> None:
+    """Its worker dies at sample ``at``: by a signal, or by leaving with an exit code."""
+
+    def __init__(self, how: str | int, at: int) -> None:
         super().__init__(40, "tensor")
-        self.how = how
+        self.how, self.at = how, at
 
     def __getitem__(self, i: Any) -> Any:
-        if i == 7:
-            if self.how == "exit":
-                os._exit(3)
+        if i == self.at:
+            if isinstance(self.how, int):
+                os._exit(self.how)
             os.kill(os.getpid(), getattr(signal, self.how))
         return super().__getitem__(i)
 
 
-@pytest.mark.parametrize("how", ["exit", "SIGKILL", "SIGSEGV"])
-def test_a_dead_worker_is_an_error_and_no_hang(how: str) -> None:
-    loader = stoker.DataLoader(Deadly(how), batch_size=2, num_workers=2)
+@pytest.mark.parametrize("at", [0, 7, 39], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("how", [0, 3, "SIGKILL", "SIGSEGV"])
+@pytest.mark.parametrize("kw", [{}, {"in_order": False}, {"persistent_workers": True}], ids=str)
+def test_a_dead_worker_is_an_error_and_no_hang(how: str | int, at: int, kw: dict[str, Any]) -> None:
+    """When the last sample kills, the workers have been told already that no more will come."""
+    loader = stoker.DataLoader(Deadly(how, at), batch_size=2, num_workers=2, **kw)
     with pytest.raises(
         RuntimeError, match=r"DataLoader worker \(pid(\(s\))? \d+.*\) (exited unexpectedly|is killed by signal)"
     ):
         list(loader)
+
+
+@pytest.mark.parametrize("at", [7, 39])
+def test_a_dead_worker_is_an_error_in_any_thread(at: int) -> None:
+    """Where torch's SIGCHLD handler does not reach."""
+    caught: list[BaseException] = []
+
+    def consume() -> None:
+        try:
+            list(stoker.DataLoader(Deadly(0, at), batch_size=2, num_workers=2))
+        except BaseException as e:
+            caught.append(e)
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    thread.join(60)
+    assert "exited unexpectedly" in str(caught[0])
 
 
 class Slow(d.Map):
