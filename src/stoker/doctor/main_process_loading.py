@@ -5,15 +5,20 @@ from __future__ import annotations
 from . import Case, Finding
 from .model import speedup
 
+WORTH = 1.05
+
 
 def check(case: Case) -> Finding | None:
     if case.loader["settings"]["num_workers"] != 0:
         return None
+    gain = speedup(case, case.cores)
+    if gain is not None and gain < WORTH:
+        return None  # so little work a sample that handing it over costs as much
     evidence = {"num_workers": 0, "cores": case.cores, "wait_ms": case.wait * 1e3, "step_ms": case.step * 1e3}
     return Finding(
         "main_process_loading",
         case.share,
         evidence,
         f"load in worker processes: num_workers={case.cores}",
-        speedup(case, case.cores),
+        gain,
     )

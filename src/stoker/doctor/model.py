@@ -9,13 +9,21 @@ from __future__ import annotations
 
 from . import Case
 
+# What workers cost that were not there before: torch's own, two cores, benchmarks/results/2026-11-21-two-cores.jsonl.
+HANDOVER_S = 0.4e-3  # CPU a batch: 0.58 ms for 64 scalars, of which making them is 0.18
+START_S = 10e-3  # a worker and an epoch, under fork
+
 
 def period(case: Case, workers: int) -> float | None:
     """Seconds per batch with ``workers`` workers; None where the workers' time is not known."""
     service = case.service
     if service is None:
         return None
-    return max(case.step, service / workers, (case.cpu + case.step_cpu) / case.cores)
+    settings = case.loader["settings"]
+    handover = start = 0.0
+    if settings["num_workers"] == 0:
+        handover, start = HANDOVER_S, START_S * workers * int(case.loader["epochs"]) / case.batches
+    return start + max(case.step, service / workers, (case.cpu + case.step_cpu + handover) / case.cores)
 
 
 def speedup(case: Case, workers: int) -> float | None:

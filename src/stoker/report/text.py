@@ -90,9 +90,21 @@ def _why(report: dict[str, Any]) -> str:
     if verdict == "unknown":
         return f": {main['batches']} batches are too few to tell; let it run for more steps"
     words = f": the loop waits for data {_share(main):.0%} of its time"
-    if not report["findings"]:
-        words += ", and more workers would not help: the samples themselves cost too much for the cores granted"
-    return words
+    return words + ("" if report["findings"] else f", and more workers would not help: {_largest(main, report)}")
+
+
+def _largest(entry: dict[str, Any], report: dict[str, Any]) -> str:
+    """What a loop mostly waits for where no rule speaks."""
+    if entry["settings"].get("num_workers") == 0:
+        return "a sample is so little work that handing it over would cost as much"
+    stages, wait = entry["stages"], float(entry["wait_s"])
+    made = sum(float(stages.get(stage, {}).get("self_s", 0.0)) for stage in ("fetch", "collate"))
+    abreast = max(1, min(int(entry["settings"].get("num_workers") or 1), int(report["machine"].get("cores") or 1)))
+    if float(stages.get("startup", {}).get("wait_s", 0.0)) > wait / 2:
+        return "most of it goes by before each epoch's first batch, while workers start"
+    if made / abreast > wait / 2:
+        return "the samples themselves cost too much for the cores granted"
+    return "making the samples is the smaller part of it, handing them over the larger"
 
 
 def _applied(report: dict[str, Any], columns: int, colour: bool) -> list[str]:
