@@ -15,6 +15,7 @@ BASE = {"errors"}
 # A room, and the rooms it may import when it is imported. docs/architecture.md draws the same.
 MAY: dict[str, set[str]] = {
     "errors": set(),
+    "live": set(),
     "metrics": set(),
     "lifecycle": set(),
     "machine": set(),
@@ -30,10 +31,10 @@ MAY: dict[str, set[str]] = {
     "iterators": BASE | {"metrics", "options", "pin", "scheduler", "transport", "workers"},
     "loader": {"iterators", "machine", "metrics", "options"},
     "tune": BASE | {"loader", "machine", "options", "source", "workers"},
-    "watch": {"loader", "metrics", "options"},
+    "watch": {"live", "loader", "metrics", "options"},
     "doctor": set(),
     "report": BASE | {"machine"},
-    "run": BASE | {"doctor", "machine", "report"},
+    "run": BASE | {"doctor", "live", "machine", "report"},
     "cli": BASE | {"__init__"},
     "_hook": set(),
     "__main__": {"cli"},

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
-import mmap
 import os
 import secrets
 import shutil
@@ -27,6 +26,7 @@ from typing import Any
 from . import machine
 from .doctor.verdict import diagnose
 from .errors import UsageError
+from .live import LIVE, Live
 from .report import schema, text
 
 HOOK = Path(__file__).parent / "_hook"
@@ -38,7 +38,6 @@ FORWARD = tuple(
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGCONT")
     if hasattr(signal, name)
 )
-LIVE = ("wait_s", "first_wait_s", "step_s", "batches", "samples", "epochs")  # as in watch.py, which imports torch
 SI_KERNEL = 0x80  # sigaction(2): sent by the kernel, as Ctrl-C is, and so to the whole foreground group
 
 
@@ -52,7 +51,7 @@ class Listener:
     def __init__(self) -> None:
         self.address = f"stoker-{secrets.token_hex(16)}"
         self.last: dict[int, dict[str, Any]] = {}
-        self._rows: dict[int, Any] = {}
+        self._live: dict[int, Live] = {}
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._server.bind("\0" + self.address)
         self._server.listen(64)
@@ -88,7 +87,7 @@ class Listener:
         with connection:
             try:
                 _, fds, _, _ = socket.recv_fds(connection, 1, 1)
-                memory = mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)
+                live = Live(fds[0])
                 os.close(fds[0])
             except (OSError, IndexError, ValueError):
                 return
@@ -97,7 +96,7 @@ class Listener:
                     try:
                         snapshot = json.loads(line)
                         self.last[int(snapshot["pid"])] = snapshot
-                        self._rows[int(snapshot["pid"])] = memory
+                        self._live[int(snapshot["pid"])] = live
                     except (ValueError, KeyError, TypeError):
                         continue  # half a line of a process that was killed
 
@@ -105,10 +104,8 @@ class Listener:
         """The last snapshot of each process; of one that was killed, brought up to its last batch."""
         for pid, snapshot in self.last.items():
             if not snapshot.get("final"):
-                view = memoryview(self._rows[pid]).cast("d")
                 for i, metrics in enumerate(snapshot["loaders"]):
-                    row = view[i * len(LIVE) : (i + 1) * len(LIVE)].tolist()
-                    for key, value in zip(LIVE, row, strict=False):
+                    for key, value in zip(LIVE, self._live[pid].row(i), strict=True):
                         metrics[key] = type(metrics[key])(max(value, metrics[key]))
         return list(self.last.values())
 

@@ -23,13 +23,12 @@ import torch
 from torch.utils.data import _utils as torch_utils
 
 from . import loader as stoker_loader
+from .live import Live
 from .metrics import LoaderMetrics
 from .options import AutoWorkers
 
 BEAT_S = 1.0  # between two reports of a process
 MAX_WORKERS = 256  # rows of the table that forked workers write their times to
-LIVE = ("wait_s", "first_wait_s", "step_s", "batches", "samples", "epochs")
-LIVE_ROWS = 256  # loaders of one process; later ones share the last row
 ROW = 4  # fetch, collate, CPU (nanoseconds), tasks
 
 _now = time.perf_counter
@@ -83,24 +82,6 @@ class _Stages:
         m.collate_ns += collate
         m.cpu_ns += cpu
         m.tasks += tasks
-
-
-class Live:
-    """How far each loader came, in memory that ``stoker run`` holds too: it is there after a SIGKILL.
-
-    One row of doubles a loader, in the order of the snapshots: ``LIVE``.
-    """
-
-    def __init__(self, fd: int | None = None) -> None:
-        self.fd = os.memfd_create("stoker-live", os.MFD_CLOEXEC) if fd is None else fd
-        if fd is None:
-            os.ftruncate(self.fd, LIVE_ROWS * len(LIVE) * 8)
-        self._memory = mmap.mmap(self.fd, LIVE_ROWS * len(LIVE) * 8)
-        self._view = memoryview(self._memory).cast("d")
-
-    def row(self, index: int) -> Any:
-        i = min(index, LIVE_ROWS - 1) * len(LIVE)
-        return self._view[i : i + len(LIVE)]
 
 
 class Watch:
