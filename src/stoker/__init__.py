@@ -3,11 +3,13 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["DataLoader", "StokerError", "install", "installed", "uninstall"]
+__all__ = ["DataLoader", "FeistelSampler", "StokerError", "install", "installed", "uninstall"]
+_ROOMS = {"StokerError": ".errors", "FeistelSampler": ".source"}  # all else is in .loader
 
 if TYPE_CHECKING:
     from .errors import StokerError
     from .loader import DataLoader, install, installed, uninstall
+    from .source import FeistelSampler
 
 
 def __getattr__(name: str) -> Any:
@@ -16,7 +18,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(".errors" if name == "StokerError" else ".loader", __name__), name)
+    value = getattr(import_module(_ROOMS.get(name, ".loader"), __name__), name)
     globals()[name] = value
     return value
 

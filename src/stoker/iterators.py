@@ -21,6 +21,7 @@ from .metrics import LoaderMetrics
 from .options import AutoWorkers, Budget, Knobs
 from .pin import PinnedPool
 from .scheduler import Scheduler
+from .source import order
 from .transport.ring import SlotReader
 from .workers.process import ProcessPool
 from .workers.protocol import Pool, WorkerSpec
@@ -90,6 +91,7 @@ class ProcessIter(_BaseDataLoaderIter):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
+        self._sampler_iter = order(self._index_sampler) or self._sampler_iter
         # Not self._next_index: the scheduler would hold the iterator, and `del it` would end no worker.
         self._scheduler.begin(functools.partial(next, self._sampler_iter), self._shared_seed)
 

@@ -17,11 +17,14 @@ from torch.utils.data import dataloader as torch_loader
 from torch.utils.data.sampler import Sampler
 
 from . import machine
+from .errors import UsageError
 from .metrics import LoaderMetrics
 from .options import AutoWorkers, Budget
+from .source import FeistelSampler, order
 
 T_co = TypeVar("T_co", covariant=True)
 LEASE_SHARE = 4  # the consumer may keep a quarter of the granted memory in slots; beyond that batches are copied out
+FEISTEL = "feistel"
 SUPPORTED = sys.platform == "linux"
 if SUPPORTED:
     from .iterators import ProcessIter
@@ -65,7 +68,10 @@ def budget() -> Budget:
 def get_iterator(loader: Any) -> Any:
     """What stands behind ``_get_iterator``: torch's inline iterator for 0 workers, stoker's processes otherwise."""
     if loader.num_workers == 0 or not SUPPORTED:
-        return _torch_get_iterator(loader)
+        it = _torch_get_iterator(loader)
+        if loader.num_workers == 0:
+            it._sampler_iter = order(it._index_sampler) or it._sampler_iter
+        return it
     state = state_of(loader)
     if isinstance(loader.num_workers, AutoWorkers) and state.measured is None:
         from .tune import probe
@@ -89,12 +95,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             torch's samplers), else a first guess: as many as cores are granted, and one for an iterable dataset, which
             only itself knows how to shard. With ``"auto"`` random state is set per task, so the count cannot change a
             batch. The attribute reads as an int, before measuring as the first guess.
-        batch_size, shuffle, sampler, batch_sampler, collate_fn, pin_memory, drop_last, timeout (s), worker_init_fn,
+        shuffle: as torch's; or ``"feistel"``: a ``FeistelSampler``, for datasets so long that torch's order, drawn as a
+            whole, takes seconds and gigabytes.
+        batch_size, sampler, batch_sampler, collate_fn, pin_memory, drop_last, timeout (s), worker_init_fn,
             multiprocessing_context, generator, prefetch_factor (batches per worker), persistent_workers,
             pin_memory_device, in_order: torch's.
 
     Raises:
         ValueError, TypeError: torch's, for what torch refuses.
+        UsageError: another word for ``shuffle``.
 
     Example:
         >>> from torch.utils.data import TensorDataset
@@ -107,7 +116,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self,
         dataset: torch.utils.data.Dataset[T_co],
         batch_size: int | None = 1,
-        shuffle: bool | None = None,
+        shuffle: bool | str | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
         num_workers: int | str = 0,
@@ -126,13 +135,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     ) -> None:
         if isinstance(num_workers, str) and num_workers == "auto":
             num_workers = AutoWorkers(first_guess(dataset))
+        if isinstance(shuffle, str) and shuffle != FEISTEL:
+            raise UsageError(f'shuffle takes True, False, None or "{FEISTEL}", not {shuffle!r}')
         batch_size, asked, sampler, batch_sampler = _once(batch_size, shuffle, sampler, batch_sampler)
         self._shuffle = shuffle
         newer = {"in_order": in_order} if _TORCH_HAS_IN_ORDER else {}
         super().__init__(
             dataset,
             batch_size,
-            asked,
+            bool(asked) if isinstance(asked, str) else asked,
             sampler,
             batch_sampler,
             num_workers,  # type: ignore[arg-type]
@@ -150,13 +161,18 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
         if not _TORCH_HAS_IN_ORDER:
             self.in_order = in_order
+        if asked == FEISTEL:
+            # torch has made its own sampler, with all its checks; nobody has asked it for an index yet.
+            object.__setattr__(self, "sampler", FeistelSampler(dataset, generator))  # type: ignore[arg-type]
+            if self.batch_sampler is not None:
+                self.batch_sampler.sampler = self.sampler  # type: ignore[attr-defined]
         if sampler is None:
             self.sampler._stoker_default = True  # type: ignore[attr-defined]
         if batch_sampler is None and self.batch_sampler is not None:
             self.batch_sampler._stoker_default = True  # type: ignore[attr-defined]
 
     @property
-    def shuffle(self) -> bool | None:
+    def shuffle(self) -> bool | str | None:
         """What was asked for; the order itself is in ``sampler``."""
         return self._shuffle
 
@@ -164,7 +180,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return get_iterator(self)
 
 
-def _once(batch_size: int | None, shuffle: bool | None, sampler: Any, batch_sampler: Any) -> tuple[Any, Any, Any, Any]:
+def _once(batch_size: int | None, shuffle: Any, sampler: Any, batch_sampler: Any) -> tuple[Any, Any, Any, Any]:
     """The arguments that decide the order, each said once.
 
     A loader that is built again from another one's attributes gets the samplers which that one made beside the

@@ -1,8 +1,20 @@
-"""Where tasks come from: the sampler's order, one ``Task`` at a time."""
+"""Where tasks come from: the sampler's order, one ``Task`` at a time, and orders too long for a list."""
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+CHUNK = 4096  # indices worked out at once: 32 KB
+SMALL = 1 << 16  # below this a permutation is drawn whole
+ROUNDS = 8  # an even number, so that both halves end where they began
+_KNOWN = {kind: kind.__iter__ for kind in (BatchSampler, RandomSampler, SequentialSampler)}
 
 
 class Task(NamedTuple):
@@ -15,3 +27,149 @@ class Task(NamedTuple):
 
     number: int
     indices: Any
+
+
+class Permutation:
+    """A pseudo-random permutation of ``range(n)`` under a key: any place of it in constant time, no memory.
+
+    A generalised Feistel network over Z_a x Z_b with cycle walking (Black and Rogaway, "Ciphers with Arbitrary Finite
+    Domains", CT-RSA 2002), ``a`` and ``b`` next to the square root of ``n``, eight rounds, SplitMix64's finaliser
+    (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014) as round function. Below
+    65,536 the permutation is drawn whole, for a network on few values is a poor shuffle.
+
+    Args:
+        n: length, 1 to 2**62.
+        key: any integer.
+
+    Example:
+        >>> p = Permutation(10**9, key=7)
+        >>> len(set(p.at(np.arange(100)).tolist()))
+        100
+    """
+
+    def __init__(self, n: int, key: int) -> None:
+        if not 1 <= n <= 1 << 62:
+            raise ValueError(f"a permutation has 1 to 2**62 elements, not {n}")
+        self.n, self.key = n, key
+        self._drawn: Any = None
+        generator = np.random.Generator(np.random.PCG64(key & (1 << 64) - 1))
+        if n <= SMALL:
+            self._drawn = generator.permutation(n)
+            return
+        a = math.isqrt(n) + 1
+        self._a, self._b = np.uint64(a), np.uint64(-(-n // a))
+        self._keys = generator.integers(0, 1 << 64, ROUNDS, np.uint64, endpoint=False)
+
+    def at(self, places: Any) -> Any:
+        """What stands at ``places``, an integer array of any length, each 0 to n - 1: an int64 array."""
+        if self._drawn is not None:
+            return self._drawn[places]
+        out = self._once(np.asarray(places).astype(np.uint64))
+        while (outside := out >= self.n).any():  # a * b is a little more than n; walk on until inside
+            out[outside] = self._once(out[outside])
+        return out.astype(np.int64)
+
+    def _once(self, x: Any) -> Any:
+        a, b = self._a, self._b
+        left, right = x % a, x // a
+        for i, key in enumerate(self._keys):
+            modulus = b if i & 1 else a
+            left, right = right, (left + _mixed(right + key) % modulus) % modulus
+        return left + right * a
+
+
+def _mixed(x: Any) -> Any:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+class FeistelSampler(RandomSampler):
+    """A shuffle without a list: each epoch a ``Permutation`` under a key drawn as ``RandomSampler`` draws its seed.
+
+    For datasets so long that torch's order, which is drawn as a whole, takes seconds and gigabytes. Another order than
+    torch's under the same seed. ``DataLoader(shuffle="feistel")`` makes one.
+
+    Args:
+        data_source: anything with a length.
+        generator: where keys are drawn from; None is torch's default generator.
+
+    Example:
+        >>> sampler = FeistelSampler(range(10**9))
+        >>> first = next(iter(sampler))
+    """
+
+    def __init__(self, data_source: Sized, generator: torch.Generator | None = None) -> None:
+        super().__init__(data_source, generator=generator)
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.chain.from_iterable(self._pieces())
+
+    def _pieces(self) -> Iterator[list[int]]:
+        n = len(self.data_source)
+        key = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
+        permutation = Permutation(n, key)
+        for at in range(0, n, CHUNK):
+            yield permutation.at(np.arange(at, min(at + CHUNK, n))).tolist()
+
+
+def order(index_sampler: Iterable[Any]) -> Iterator[Any] | None:
+    """What ``iter(index_sampler)`` gives, sooner and in less memory: the same items, drawn from the same generators at
+    the same moments, but never a list of the whole epoch. None for any but torch's own samplers, whose start may be
+    seen by their user and so is nobody's to repeat."""
+    sampler, size, drop_last = index_sampler, 0, False
+    if type(index_sampler) is BatchSampler:
+        sampler, size, drop_last = index_sampler.sampler, index_sampler.batch_size, index_sampler.drop_last
+    if any(kind.__iter__ is not own for kind, own in _KNOWN.items()):
+        return None  # somebody has put another order into torch's classes
+    if type(sampler) is RandomSampler and not sampler.replacement:
+        pieces = _drawn(sampler)
+    elif type(sampler) is SequentialSampler:
+        pieces = _counted(sampler)
+    elif type(sampler) is FeistelSampler:
+        pieces = sampler._pieces()
+    else:
+        return None
+    return _batches(pieces, size, drop_last) if size else itertools.chain.from_iterable(pieces)
+
+
+def _drawn(sampler: RandomSampler) -> Iterator[list[int]]:
+    """torch's order. The last permutation is drawn even when nothing of it is needed, because that moves the generator;
+    but not in one that nobody else has."""
+    n, generator = len(sampler.data_source), sampler.generator
+    if generator is None:
+        seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        generator = torch.Generator()
+        generator.manual_seed(seed)
+    whole, rest = divmod(sampler.num_samples, n)
+    for _ in range(whole):
+        yield from _listed(torch.randperm(n, generator=generator))
+    if rest or sampler.generator is not None:
+        yield from _listed(torch.randperm(n, generator=generator)[:rest])
+
+
+def _listed(indices: torch.Tensor) -> Iterator[list[int]]:
+    for at in range(0, len(indices), CHUNK):
+        yield indices[at : at + CHUNK].tolist()
+
+
+def _counted(sampler: SequentialSampler) -> Iterator[list[int]]:
+    n = len(sampler.data_source)
+    for at in range(0, n, CHUNK):
+        yield list(range(at, min(at + CHUNK, n)))
+
+
+def _batches(pieces: Iterator[list[int]], size: int, drop_last: bool) -> Iterator[list[int]]:
+    batch: list[int] = []
+    for piece in pieces:
+        at = 0
+        while True:
+            part = piece[at : at + size - len(batch)]
+            at += len(part)
+            batch = batch + part if batch else part
+            if len(batch) < size:
+                break  # the piece is used up; what comes next is not drawn before it is needed
+            yield batch
+            batch = []
+    if batch and not drop_last:
+        yield batch

@@ -22,7 +22,7 @@ from torch.utils.data.distributed import DistributedSampler
 from .. import machine
 from ..errors import StokerError
 from ..options import Budget
-from ..source import Task
+from ..source import FeistelSampler, Task
 from ..workers.process import ProcessPool
 from ..workers.protocol import WorkerSpec
 
@@ -121,7 +121,14 @@ def measure(loader: Any, budget: Budget) -> Measured:
 
 def _indices(loader: Any) -> Callable[[], Any] | None:
     """Draws tasks like the loader's, from a generator of the probe's own; None where only its sampler could."""
-    plain = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+    plain = (
+        RandomSampler,
+        SequentialSampler,
+        SubsetRandomSampler,
+        WeightedRandomSampler,
+        DistributedSampler,
+        FeistelSampler,
+    )
     if type(loader.sampler) not in plain or type(loader.batch_sampler) not in (BatchSampler, type(None)):
         return None
     keys = getattr(loader.sampler, "indices", None) if type(loader.sampler) is SubsetRandomSampler else None
