@@ -7,6 +7,7 @@ import gc
 import json
 import mmap
 import os
+import resource
 import sys
 import time
 from typing import Any
@@ -98,6 +99,28 @@ def startup(contestant: str, quick: bool) -> None:
         del it, loader
 
 
+def shuffle(contestant: str, quick: bool) -> None:
+    """A shuffled epoch over very many samples: milliseconds to the first batch, megabytes that the peak grows by."""
+    n = 10**6 if quick else 10**8
+    orders: list[tuple[str, bool | str]] = [("feistel", "feistel"), ("torch's order", True)]
+    for _, order in orders if contestant == "stoker" else orders[1:]:
+        next(iter(LOADERS[contestant](w.Endless(70_000), batch_size=64, shuffle=order)))  # loads what is loaded lazily
+    for label, order in orders:
+        if contestant == "torch" and label == "feistel":
+            continue
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        began = time.perf_counter()
+        it = iter(LOADERS[contestant](w.Endless(n), batch_size=64, shuffle=order))
+        next(it)
+        ms = (time.perf_counter() - began) * 1e3
+        mb = max(0.1, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) / 1024)
+        # torch has no other order than its own to compare a keyed one with.
+        for name in (label,) if contestant == "stoker" else [name for name, _ in orders]:
+            emit(metric=f"shuffle {name}: first batch", epoch=1, value=ms)
+            emit(metric=f"shuffle {name}: memory", epoch=1, value=mb)
+        del it
+
+
 def limit() -> None:
     """transport without a loader: two bare processes that stack into shared memory they use again and again."""
     dataset = w.Big()
@@ -126,7 +149,7 @@ def limit() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workload", choices=["jpeg", "transport", "overhead", "startup"])
+    parser.add_argument("workload", choices=["jpeg", "transport", "overhead", "startup", "shuffle"])
     parser.add_argument("contestant", choices=["stoker", "torch", "limit"])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--device")
@@ -135,6 +158,8 @@ def main() -> int:
         limit()
     elif a.workload == "startup":
         startup(a.contestant, a.quick)
+    elif a.workload == "shuffle":
+        shuffle(a.contestant, a.quick)
     else:
         loop(a.workload, a.contestant, a.quick, a.device)
     return 0

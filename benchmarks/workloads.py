@@ -42,6 +42,19 @@ class Tiny(Dataset):
         return torch.tensor(i)
 
 
+class Endless(Dataset):
+    """shuffle: as many samples as asked for, each its own index."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> int:
+        return i
+
+
 class Photos(Dataset):
     """jpeg: the demo's photographs, decoded, resized, cropped and flipped as the demo does."""
 
