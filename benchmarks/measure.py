@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import TensorDataset
 
 import stoker
 
@@ -121,6 +122,16 @@ def shuffle(contestant: str, quick: bool) -> None:
         del it
 
 
+def rows(contestant: str, quick: bool) -> None:
+    """Batches a second of a table in memory, shuffled."""
+    n = 10**5 if quick else 10**6
+    dataset = TensorDataset(torch.randn(n, 32), torch.arange(n))
+    for workers in (0, 2):
+        loader = LOADERS[contestant](dataset, batch_size=1024, shuffle=True, num_workers=workers)
+        for epoch, (s, batches, _) in enumerate(epochs(loader, 2), 1):
+            emit(metric=f"rows {workers} workers", epoch=epoch, value=batches / s, seconds=s, batches=batches)
+
+
 def limit() -> None:
     """transport without a loader: two bare processes that stack into shared memory they use again and again."""
     dataset = w.Big()
@@ -149,7 +160,7 @@ def limit() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workload", choices=["jpeg", "transport", "overhead", "startup", "shuffle"])
+    parser.add_argument("workload", choices=["jpeg", "transport", "overhead", "startup", "shuffle", "rows"])
     parser.add_argument("contestant", choices=["stoker", "torch", "limit"])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--device")
@@ -160,6 +171,8 @@ def main() -> int:
         startup(a.contestant, a.quick)
     elif a.workload == "shuffle":
         shuffle(a.contestant, a.quick)
+    elif a.workload == "rows":
+        rows(a.contestant, a.quick)
     else:
         loop(a.workload, a.contestant, a.quick, a.device)
     return 0

@@ -7,6 +7,7 @@ user's collate function that calls ``default_collate`` inside gets the slot too.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -47,7 +48,7 @@ class SlotCollate:
     """
 
     def __init__(self, collate_fn: Callable[[Any], Any], writer: SlotWriter, batched: bool) -> None:
-        self._fn = collate_fn
+        self.fn = collate_fn
         self._writer = writer
         self._batched = batched
         self._exact = collate_fn is torch_collate.default_collate
@@ -68,7 +69,7 @@ class SlotCollate:
                         nbytes += (leaves + 1) * ALIGN
                 if nbytes > INLINE:
                     self._writer.take(nbytes)
-            return self._fn(data)
+            return self.fn(data)
         finally:
             self.spent_ns = time.perf_counter_ns() - began
 
@@ -88,15 +89,28 @@ class SlotCollate:
                 pass
         return _stock(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
 
+    def select(self, tables: list[torch.Tensor], rows: torch.Tensor) -> list[torch.Tensor]:
+        """Rows of each table, in the slot where there is one."""
+        sizes = [len(rows) * t.numel() // max(1, len(t)) * t.element_size() for t in tables]
+        if sum(sizes) > INLINE:
+            self._writer.take(sum(sizes) + (len(tables) + 1) * ALIGN)
+        try:
+            return [torch.index_select(t, 0, rows, out=self._place(len(rows), t.dtype, t.shape[1:])) for t in tables]
+        except Exception:
+            self._writer.cancel()  # the loop takes a slot of its own
+            raise
+
+    def _place(self, count: int, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor | None:
+        """Room for ``count`` samples in the slot; None where there is no slot, or not enough of it."""
+        numel = count * math.prod(shape)
+        at = self._writer.room(numel * dtype.itemsize) if numel else None
+        if at is None:
+            return None
+        return torch.frombuffer(self._writer.whole, dtype=dtype, count=numel, offset=at).view(count, *shape)
+
     def _into_slot(self, batch: Sequence[torch.Tensor], elem: torch.Tensor) -> torch.Tensor:
-        writer = self._writer
-        if writer.whole is not None:
-            count = elem.numel() * len(batch)
-            at = writer.room(count * elem.element_size()) if count else None
-            if at is not None:
-                out = torch.frombuffer(writer.whole, dtype=elem.dtype, count=count, offset=at)
-                return torch.stack(batch, 0, out=out.view(len(batch), *elem.shape))  # type: ignore[arg-type]
-        return torch.stack(batch, 0)  # type: ignore[arg-type]
+        out = self._place(len(batch), elem.dtype, elem.shape) if self._writer.whole is not None else None
+        return torch.stack(batch, 0, out=out)  # type: ignore[arg-type]
 
     def install(self) -> None:
         """Makes ``default_collate`` in this process use ``stack``. For worker processes only."""

@@ -18,6 +18,7 @@ from torch.utils.data.sampler import Sampler
 
 from . import machine
 from .errors import UsageError
+from .gather import Gather
 from .metrics import LoaderMetrics
 from .options import AutoWorkers, Budget
 from .source import FeistelSampler, order
@@ -68,9 +69,11 @@ def budget() -> Budget:
 def get_iterator(loader: Any) -> Any:
     """What stands behind ``_get_iterator``: torch's inline iterator for 0 workers, stoker's processes otherwise."""
     if loader.num_workers == 0 or not SUPPORTED:
-        it = _torch_get_iterator(loader)
+        it: Any = _torch_get_iterator(loader)
         if loader.num_workers == 0:
             it._sampler_iter = order(it._index_sampler) or it._sampler_iter
+            if Gather.fits(it._dataset, it._collate_fn, it._auto_collation):
+                it._dataset_fetcher.fetch = Gather(it._dataset, it._dataset_fetcher.fetch)
         return it
     state = state_of(loader)
     if isinstance(loader.num_workers, AutoWorkers) and state.measured is None:

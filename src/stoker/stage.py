@@ -9,6 +9,7 @@ from typing import Any
 from torch.utils.data.dataloader import _DatasetKind
 
 from .collate import SlotCollate
+from .gather import Gather
 
 
 class Stages:
@@ -48,6 +49,8 @@ def _map(dataset: Any, auto_collation: bool, collate: SlotCollate) -> Callable[[
     if not auto_collation:
         return lambda index: collate(dataset[index])
     many = getattr(dataset, "__getitems__", None)
-    if many:
-        return lambda indices: collate(many(indices))
-    return lambda indices: collate([dataset[i] for i in indices])
+
+    def loop(indices: Any) -> Any:
+        return collate(many(indices) if many else [dataset[i] for i in indices])
+
+    return Gather(dataset, loop, collate.select) if Gather.fits(dataset, collate.fn, auto_collation) else loop

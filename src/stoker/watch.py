@@ -282,6 +282,8 @@ def _watch_loaders(module: Any, watch: Watch) -> None:
         _watch_batches(type(it), watch)
         if hasattr(it, "_dataset_fetcher"):  # inline: fetched in this process
             it._dataset_fetcher._stoker_stages = stages
+            if "fetch" in vars(it._dataset_fetcher):
+                it._dataset_fetcher.fetch = _gathered(it._dataset_fetcher.fetch, stages)
         it.__dict__["_stoker_clock"] = _Clock(metrics, watch.row(metrics))
         metrics.epochs += 1
         spent = _now() - began
@@ -371,6 +373,19 @@ def _watch_fetcher(cls: Any) -> None:
             stages.add(info.id if info is not None else 0, spent, collate, time.thread_time_ns() - cpu)
 
     cls.fetch = fetch
+
+
+def _gathered(gather: Any, stages: _Stages) -> Callable[[Any], Any]:
+    """Times stoker's ``Gather`` inline. What it leaves to torch's fetcher is timed there."""
+
+    def fetch(index: Any) -> Any:
+        before, began, cpu = gather.gathered, time.perf_counter_ns(), time.thread_time_ns()
+        batch = gather(index)
+        if gather.gathered > before:
+            stages.add(0, time.perf_counter_ns() - began, 0, time.thread_time_ns() - cpu)
+        return batch
+
+    return fetch
 
 
 def _timed(fetcher: Any, collate: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -82,7 +82,7 @@ def run(cls: Callable[..., Any], build: Callable[[], tuple[tuple[Any, ...], Conf
                     trace.append(("len", *told(e)))
             trace += _epoch(loader, plan["leave_after"] if epoch == 0 else None, plan["limit"])
             trace.append(("random", *random_state(kwargs.get("generator"))))
-        _end(loader._iterator)
+        end(loader._iterator)
         del loader
     seen = [(w.category.__name__, re.sub(r"0x[0-9a-f]+", "0x", str(w.message))) for w in caught]
     return [*trace, ("warnings", tuple(w for w in seen if w[0] not in ("ResourceWarning", "DeprecationWarning")))]
@@ -108,11 +108,11 @@ def _epoch(loader: Any, leave_after: int | None, limit: int) -> list[Any]:
             out.append(("raised", *told(e)))
     out.append(("yielded", it._num_yielded))
     if not loader.persistent_workers:
-        _end(it)
+        end(it)
     return out
 
 
-def _end(it: Any) -> None:
+def end(it: Any) -> None:
     """Ends an iterator's workers now. Left to the garbage collector, torch's wait five seconds for each other."""
     if hasattr(it, "_shutdown_workers"):
         it._shutdown_workers()
