@@ -16,7 +16,7 @@ from stoker import machine
 from . import table
 
 ROOT = Path(__file__).parent.parent
-WORKLOADS = ("jpeg", "transport", "overhead", "startup", "shuffle", "rows")
+WORKLOADS = ("jpeg", "transport", "overhead", "leaves", "ragged", "startup", "shuffle", "rows")
 LIMIT_S = 300  # for one measurement
 
 

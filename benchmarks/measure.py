@@ -48,7 +48,7 @@ def epochs(loader: Any, n: int, device: str | None = None) -> list[tuple[float, 
 
 
 def loop(name: str, contestant: str, quick: bool, device: str | None = None) -> None:
-    """transport, overhead or jpeg: one line an epoch and a way of keeping workers."""
+    """transport, overhead, leaves, ragged or jpeg: one line an epoch and a way of keeping workers."""
     pin = {"pin_memory": True} if device is not None else {}
     for persistent in (False, True):
         kw: dict[str, Any] = {"num_workers": 2, "persistent_workers": persistent, **pin}
@@ -58,12 +58,18 @@ def loop(name: str, contestant: str, quick: bool, device: str | None = None) -> 
         elif name == "overhead":
             dataset = w.Tiny(100 if quick else 2000)
             kw["batch_size"] = 64
+        elif name == "leaves":
+            dataset = w.Leaves(20 if quick else 100)
+            kw["batch_size"] = 32
+        elif name == "ragged":
+            dataset = w.Ragged(100 if quick else 1000)
+            kw.update(batch_size=64, collate_fn=w.as_it_is)
         else:
             dataset = w.Photos(w.photos())
             kw.update(batch_size=100, shuffle=True)
         loader = LOADERS[contestant](dataset, **kw)
         for epoch, (s, batches, samples) in enumerate(epochs(loader, 2 if quick or name == "jpeg" else 3, device), 1):
-            rate = {"transport": batches * w.BATCH_BYTES / s / 1e9, "overhead": batches / s, "jpeg": samples / s}[name]
+            rate = {"transport": batches * w.BATCH_BYTES / s / 1e9, "jpeg": samples / s}.get(name, batches / s)
             emit(
                 metric=f"{name}{' persistent' if persistent else ''}",
                 epoch=epoch,
@@ -160,7 +166,9 @@ def limit() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workload", choices=["jpeg", "transport", "overhead", "startup", "shuffle", "rows"])
+    parser.add_argument(
+        "workload", choices=["jpeg", "transport", "overhead", "leaves", "ragged", "startup", "shuffle", "rows"]
+    )
     parser.add_argument("contestant", choices=["stoker", "torch", "limit"])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--device")
@@ -173,6 +181,8 @@ def main() -> int:
         shuffle(a.contestant, a.quick)
     elif a.workload == "rows":
         rows(a.contestant, a.quick)
+    elif a.workload not in ("jpeg", "transport", "overhead", "leaves", "ragged"):
+        parser.error(f"unknown workload {a.workload!r}")
     else:
         loop(a.workload, a.contestant, a.quick, a.device)
     return 0

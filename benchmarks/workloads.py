@@ -55,6 +55,39 @@ class Endless(Dataset):
         return i
 
 
+class Leaves(Dataset):
+    """leaves: what a detection set gives, 120 small tensors and one image a sample."""
+
+    def __init__(self, batches: int) -> None:
+        self.n = 32 * batches
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+        sample = {f"field {k}": torch.full((4,), float(i + k)) for k in range(120)}
+        sample["image"] = torch.full((3, 64, 64), float(i))
+        return sample
+
+
+class Ragged(Dataset):
+    """ragged: a text and a list of any length, left as they are."""
+
+    def __init__(self, batches: int) -> None:
+        self.n = 64 * batches
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"text": "word " * (i % 30), "ids": list(range(i % 40))}
+
+
+def as_it_is(samples: list[Any]) -> list[Any]:
+    """ragged's collate function."""
+    return samples
+
+
 class Photos(Dataset):
     """jpeg: the demo's photographs, decoded, resized, cropped and flipped as the demo does."""
 
@@ -82,7 +115,11 @@ def photos() -> Path:
 
 def touch(batch: Any) -> int:
     """What a consumer does at least: one float of each page of a large tensor, one of a small. Returns the samples."""
+    if isinstance(batch, dict):
+        batch = batch["image"]
     x = batch[0] if isinstance(batch, (list, tuple)) else batch
+    if isinstance(x, dict):
+        return len(batch)
     if x.nbytes > 4096:
         x.reshape(-1)[::1024].sum()
     else:
