@@ -26,12 +26,14 @@ MAY: dict[str, set[str]] = {
     "collate": {"transport"},
     "gather": set(),
     "stage": {"collate", "gather"},
-    "workers": BASE | {"collate", "lifecycle", "options", "seeding", "source", "stage", "transport"},
+    "workers": BASE | {"collate", "lifecycle", "machine", "options", "seeding", "source", "stage", "transport"},
     "scheduler": BASE | {"metrics", "options", "source", "workers"},
     "pin": {"source", "workers"},
-    "iterators": BASE | {"metrics", "options", "pin", "scheduler", "source", "transport", "workers"},
-    "loader": BASE | {"gather", "iterators", "machine", "metrics", "options", "source"},
-    "tune": BASE | {"loader", "machine", "options", "source", "workers"},
+    "objects": set(),
+    "shared": BASE,
+    "iterators": BASE | {"metrics", "objects", "options", "pin", "scheduler", "source", "transport", "workers"},
+    "loader": BASE | {"gather", "iterators", "machine", "metrics", "objects", "options", "source", "workers"},
+    "tune": BASE | {"loader", "machine", "options", "seeding", "source", "workers"},
     "watch": {"live", "loader", "metrics", "options"},
     "doctor": set(),
     "report": BASE | {"machine"},
@@ -121,7 +123,16 @@ def test_there_is_no_circle() -> None:
 
 def test_the_public_names() -> None:
     """A change here is a change of the promise: say it in CHANGELOG.md."""
-    assert stoker.__all__ == ["DataLoader", "FeistelSampler", "StokerError", "install", "installed", "uninstall"]
+    assert stoker.__all__ == [
+        "DataLoader",
+        "FeistelSampler",
+        "StokerError",
+        "StokerWarning",
+        "install",
+        "installed",
+        "share",
+        "uninstall",
+    ]
     assert sorted(stoker.__all__) == stoker.__all__
     for name in ("install", "uninstall", "installed"):
         assert not inspect.signature(getattr(stoker, name)).parameters
@@ -153,4 +164,4 @@ def test_the_command_line_does_not_import_torch() -> None:
 def test_heavy_and_optional_modules_are_lazy() -> None:
     code = "import torch, sys; have = set(sys.modules); import stoker.loader, stoker.watch; print(*set(sys.modules) - have)"
     new = {name.split(".")[0] for name in run(code).split()}
-    assert not new & {"matplotlib", "ray", "pynvml", "psutil", "threadpoolctl", "torchvision"}
+    assert not new & {"matplotlib", "ray", "pynvml", "psutil", "torchvision"}

@@ -54,7 +54,7 @@ def intact(batch: Any, first: int) -> bool:
 
 @pytest.fixture
 def small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stoker_loader, "budget", lambda: Budget(lease_bytes=1 << 20, lease_slots=16))
+    monkeypatch.setattr(stoker_loader, "budget", lambda loader: Budget(lease_bytes=1 << 20, lease_slots=16))
 
 
 @pytest.mark.parametrize("floats", [10, 5000])
@@ -210,7 +210,7 @@ def test_what_a_fork_drops_is_still_the_parents() -> None:
 
 
 def test_more_batches_are_kept_than_there_are_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stoker_loader, "budget", lambda: Budget(lease_bytes=1 << 40, lease_slots=1 << 30))
+    monkeypatch.setattr(stoker_loader, "budget", lambda loader: Budget(lease_bytes=1 << 40, lease_slots=1 << 30))
     kept = list(stoker.DataLoader(Noise(MAX_SLOTS + 100, 1500), batch_size=1, num_workers=1))
     assert all(intact(b, i) for i, b in enumerate(kept))
 

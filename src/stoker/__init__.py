@@ -3,12 +3,18 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["DataLoader", "FeistelSampler", "StokerError", "install", "installed", "uninstall"]
-_ROOMS = {"StokerError": ".errors", "FeistelSampler": ".source"}  # all else is in .loader
+__all__ = ["DataLoader", "FeistelSampler", "StokerError", "StokerWarning", "install", "installed", "share", "uninstall"]
+_ROOMS = {
+    "StokerError": ".errors",
+    "StokerWarning": ".errors",
+    "FeistelSampler": ".source",
+    "share": ".shared",
+}  # all else is in .loader
 
 if TYPE_CHECKING:
-    from .errors import StokerError
+    from .errors import StokerError, StokerWarning
     from .loader import DataLoader, install, installed, uninstall
+    from .shared import share
     from .source import FeistelSampler
 
 

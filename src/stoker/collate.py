@@ -8,18 +8,37 @@ user's collate function that calls ``default_collate`` inside gets the slot too.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data._utils import collate as torch_collate
 
 from .transport.record import INLINE
-from .transport.ring import ALIGN, SlotWriter
+from .transport.ring import ALIGN
 
 _stock = torch_collate.default_collate_fn_map[torch.Tensor]
+_here = threading.local()
+
+
+class Writer(Protocol):
+    """Slots of a worker: ``ring.SlotWriter`` or ``heap.HeapWriter``."""
+
+    @property
+    def whole(self) -> Any: ...
+    def take(self, nbytes: int) -> bool: ...
+    def room(self, nbytes: int) -> int | None: ...
+    def cancel(self) -> None: ...
+
+
+def _dispatch(batch: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+    """torch's own function, but for threads that have a slot at hand: these are workers."""
+    collate = getattr(_here, "collate", None)
+    stack = _stock if collate is None else collate.stack
+    return stack(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
 
 
 def sample_size(sample: Any) -> tuple[int, int]:
@@ -43,11 +62,11 @@ class SlotCollate:
 
     Args:
         collate_fn: the loader's.
-        writer: the worker's arena.
+        writer: the worker's slots.
         batched: whether the function gets a list of samples (auto-collation).
     """
 
-    def __init__(self, collate_fn: Callable[[Any], Any], writer: SlotWriter, batched: bool) -> None:
+    def __init__(self, collate_fn: Callable[[Any], Any], writer: Writer, batched: bool) -> None:
         self.fn = collate_fn
         self._writer = writer
         self._batched = batched
@@ -113,5 +132,7 @@ class SlotCollate:
         return torch.stack(batch, 0, out=out)  # type: ignore[arg-type]
 
     def install(self) -> None:
-        """Makes ``default_collate`` in this process use ``stack``. For worker processes only."""
-        torch_collate.default_collate_fn_map[torch.Tensor] = self.stack
+        """Makes ``default_collate`` use ``stack`` in this thread. What somebody else has put there stays."""
+        _here.collate = self
+        if torch_collate.default_collate_fn_map[torch.Tensor] is _stock:
+            torch_collate.default_collate_fn_map[torch.Tensor] = _dispatch

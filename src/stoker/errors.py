@@ -17,6 +17,10 @@ class UsageError(StokerError, ValueError):
     """A wrong argument or a file that cannot be used; the command line ends with exit code 2."""
 
 
+class BudgetError(StokerError, MemoryError):
+    """What is asked for does not fit the budget; nothing was begun."""
+
+
 class TransportError(StokerError, RuntimeError):
     """A record or a payload that cannot have come from a stoker worker."""
 
@@ -26,12 +30,18 @@ class WorkerDiedError(StokerError, RuntimeError):
 
     Attributes:
         workers: ids of the workers that died.
+        tasks: numbers of the tasks they had in hand, where workers take tasks from one board; None where not known.
     """
 
-    def __init__(self, message: str, workers: Sequence[int] = ()) -> None:
+    def __init__(self, message: str, workers: Sequence[int] = (), tasks: Sequence[int] | None = None) -> None:
         super().__init__(message)
         self.workers = tuple(workers)
+        self.tasks = tasks
 
 
 class WorkerTimeoutError(StokerError, RuntimeError):
     """No batch arrived within ``timeout`` seconds (torch: ``timed out``)."""
+
+
+class StokerWarning(UserWarning):
+    """Something that works and is not what its user meant."""

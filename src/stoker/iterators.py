@@ -9,22 +9,26 @@ import functools
 import pickle
 import warnings
 import weakref
-from multiprocessing.reduction import ForkingPickler
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import IterDataPipe, MapDataPipe
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _sharding_worker_init_fn
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _sharding_worker_init_fn
 
+from .errors import StokerWarning
 from .metrics import LoaderMetrics
+from .objects import Look, culprit
 from .options import AutoWorkers, Budget, Knobs
 from .pin import PinnedPool
 from .scheduler import Scheduler
 from .source import order
 from .transport.ring import SlotReader
+from .workers.draws import Noticed
 from .workers.process import ProcessPool
 from .workers.protocol import Pool, WorkerSpec
+from .workers.thread import ThreadPool
 
 PICKLE_HINT = (
     "Got pickle error when attempting to start a worker Process. This might be because the worker Process arguments "
@@ -37,27 +41,37 @@ PICKLE_HINT = (
 _profiling = torch._C._autograd._profiler_enabled
 
 
-class ProcessIter(_BaseDataLoaderIter):
-    """Iterates over a loader whose samples come from worker processes.
+class PoolIter(_BaseDataLoaderIter):
+    """Iterates over a loader whose samples come from workers.
 
     Args:
         loader: torch's ``DataLoader`` or a subclass, with ``num_workers`` > 0.
         budget: how much the consumer may keep in slots.
         arenas: the loader's shared memory between two iterators; taken from here and given back.
         metrics: the loader's numbers.
+        threads: None for worker processes; for threads what is known of the loader's use of random generators.
     """
 
-    def __init__(self, loader: Any, budget: Budget, arenas: list[SlotReader], metrics: LoaderMetrics) -> None:
+    def __init__(
+        self,
+        loader: Any,
+        budget: Budget,
+        arenas: list[SlotReader],
+        metrics: LoaderMetrics,
+        threads: Noticed | None = None,
+    ) -> None:
         super().__init__(loader)
         if not loader.prefetch_factor:
             raise AssertionError("prefetch_factor must be greater than 0 to load in worker processes")
+        auto = isinstance(loader.num_workers, AutoWorkers)
         knobs = Knobs(
             num_workers=int(self._num_workers),
             prefetch_factor=loader.prefetch_factor,
             in_order=getattr(loader, "in_order", True),  # torch < 2.6 has no such argument
             persistent=loader.persistent_workers,
             timeout=loader.timeout,
-            task_seeds=isinstance(loader.num_workers, AutoWorkers),
+            task_seeds=auto,
+            shared=auto and self._dataset_kind == _DatasetKind.Map,
         )
         init_fn = loader.worker_init_fn
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
@@ -73,34 +87,66 @@ class ProcessIter(_BaseDataLoaderIter):
             num_workers=knobs.num_workers,
             shared_seed=self._shared_seed,
             task_seeds=knobs.task_seeds,
+            shared=knobs.shared,
         )
-        try:
-            processes = ProcessPool(spec, loader.multiprocessing_context or torch.multiprocessing, budget, arenas)
-        except (TypeError, AttributeError, pickle.PicklingError) as e:
-            warnings.warn(PICKLE_HINT, stacklevel=2)
-            raise _named(e, spec) from e
-        pool: Pool = processes
+        workers: ProcessPool | ThreadPool
+        if threads is not None:
+            workers = ThreadPool(spec, budget, threads)
+        else:
+            try:
+                workers = ProcessPool(spec, loader.multiprocessing_context or torch.multiprocessing, budget, arenas)
+            except (TypeError, AttributeError, pickle.PicklingError) as e:
+                warnings.warn(PICKLE_HINT, stacklevel=2)
+                raise _named(e, spec) from e
+        pool: Pool = workers
         if self._pin_memory:
-            pinned = PinnedPool(processes, self._pin_memory_device)
+            pinned = PinnedPool(workers, self._pin_memory_device)
             self._pin_memory_thread = pinned.thread
             pool = pinned
-        self._workers = processes.processes
+        self._workers: list[Any] = workers.processes
+        self._pss, self._metrics = workers.pss, metrics
         self._close = weakref.finalize(self, pool.close)
-        self._scheduler = Scheduler(pool, knobs, metrics)
+        self._scheduler = Scheduler(pool, knobs, metrics, budget)
+        self._look = Look(self._dataset) if knobs.persistent and threads is None else None
         self._reset(loader, first_iter=True)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
+        if self._look is not None and not first_iter:
+            self._tell_changes(self._look)
         self._sampler_iter = order(self._index_sampler) or self._sampler_iter
         # Not self._next_index: the scheduler would hold the iterator, and `del it` would end no worker.
         self._scheduler.begin(functools.partial(next, self._sampler_iter), self._shared_seed)
+
+    def _tell_changes(self, look: Look) -> None:
+        """Says once that persistent workers have the dataset as it was when they started."""
+        changes = look.changed(self._dataset)
+        if changes:
+            self._look = None
+            warnings.warn(
+                f"The dataset has changed since its persistent workers started, and they do not see it: "
+                f"{'; '.join(changes[:3])}. persistent_workers=False shows them the dataset as it is at each epoch.",
+                StokerWarning,
+                stacklevel=4,
+            )
 
     def __next__(self) -> Any:
         if _profiling() or self._IterableDataset_len_called is not None or self._sampler_iter is None:
             return super().__next__()  # record_function, which costs as much as a small batch, and the length warning
         data = self._next_data()
         self._num_yielded += 1
+        if not self._num_yielded & 255:
+            self._weigh()
         return data
+
+    def tune(self, tuner: Callable[[int], int | None]) -> None:
+        """Asks ``tuner`` at each delivery. See ``Scheduler``."""
+        self._scheduler.tuner = tuner
+
+    def resize(self, n: int) -> None:
+        """Another number of workers, in the middle of the epoch. See ``Scheduler.resize``."""
+        self._scheduler.resize(n)
+        self._num_workers = n
 
     def _next_data(self) -> Any:
         try:
@@ -113,7 +159,11 @@ class ProcessIter(_BaseDataLoaderIter):
             data.reraise()
         return data
 
+    def _weigh(self) -> None:
+        self._metrics.worker_pss.update(self._pss())
+
     def _shutdown_workers(self) -> None:
+        self._weigh()
         self._scheduler.stop()
         self._close()
 
@@ -121,31 +171,10 @@ class ProcessIter(_BaseDataLoaderIter):
 def _named(e: Exception, spec: WorkerSpec) -> Exception:
     """The pickling error again, with the path of what cannot be pickled: ``dataset.transform.fn``."""
     for name in ("dataset", "collate_fn", "init_fn"):
-        path = _culprit(getattr(spec, name), name.replace("init_fn", "worker_init_fn"))
+        path = culprit(getattr(spec, name), name.replace("init_fn", "worker_init_fn"))
         if path:
             try:
                 return type(e)(f"{e}\nThe worker processes' arguments have to be pickled, and {path} cannot be.")
             except Exception:
                 return e
     return e
-
-
-def _culprit(obj: Any, path: str, depth: int = 0) -> str | None:
-    """Path of the innermost attribute or item that pickle refuses, or None when it takes all."""
-    try:
-        ForkingPickler.dumps(obj)
-        return None
-    except Exception:
-        inner: list[tuple[str, Any]] = []
-        if isinstance(obj, dict):
-            inner = [(f"{path}[{k!r}]", v) for k, v in list(obj.items())[:1000]]
-        elif isinstance(obj, (list, tuple)):
-            inner = [(f"{path}[{i}]", v) for i, v in enumerate(obj[:1000])]
-        elif hasattr(obj, "__dict__") and not isinstance(obj, type):
-            inner = [(f"{path}.{k}", v) for k, v in vars(obj).items()]
-        if depth < 8:
-            for name, value in inner:
-                found = _culprit(value, name, depth + 1)
-                if found:
-                    return found
-        return f"{path} ({type(obj).__name__})"

@@ -257,6 +257,41 @@ def memory_granted() -> int:
     return min(host, limit) if limit else host
 
 
+def memory_available() -> int:
+    """Bytes that could be taken now without swapping."""
+    available = _meminfo().get("MemAvailable", _host_memory())
+    limit, used = memory_limit(), memory_used()
+    if limit and used is not None:
+        available = min(available, max(0, limit - used))
+    return available
+
+
+def workers_bound(each: int) -> tuple[int, str]:
+    """How many workers this machine can take at most, and what says so.
+
+    Args:
+        each: bytes of memory that a worker needs.
+    """
+    available = memory_available()
+    bounds = [(available // max(1, each), f"{available >> 20:,} MB of memory are free and one takes {each >> 20:,} MB")]
+    files = _limit("RLIMIT_NOFILE")
+    if files is not None:
+        bounds.append(((files - 64) // 8, f"{files:,} open files are allowed and one takes up to 8"))
+    processes = _limit("RLIMIT_NPROC")
+    if processes is not None:
+        bounds.append((processes - 1, f"{processes:,} processes are allowed"))
+    return min(bounds)
+
+
+def pss(pid: int | str = "self") -> int:
+    """Bytes of memory of a process, what it shares divided by those who share it (proc(5), smaps_rollup); 0 where the
+    system does not say."""
+    for line in (_read(Path(f"/proc/{pid}/smaps_rollup")) or "").splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
 def _affinity() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -274,10 +309,6 @@ def read() -> Machine:
     info = _meminfo()
     host, limit = _host_memory(), memory_limit()
     memory = min(host, limit) if limit else host
-    available = info.get("MemAvailable", memory)
-    used = memory_used() if limit else None
-    if limit and used is not None:
-        available = min(available, max(0, limit - used))
     try:
         st = os.statvfs("/dev/shm")
         shm: int | None = st.f_blocks * st.f_frsize
@@ -292,7 +323,7 @@ def read() -> Machine:
         memory=memory,
         memory_host=host,
         memory_limit=limit,
-        memory_available=available,
+        memory_available=memory_available(),
         swap_used=info.get("SwapTotal", 0) - info.get("SwapFree", 0),
         shm=shm,
         shm_free=shm_free,

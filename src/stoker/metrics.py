@@ -26,6 +26,9 @@ class LoaderMetrics:
         tasks: tasks that workers finished.
         fetch_ns, collate_ns, transport_ns: wall time in workers, summed over workers.
         cpu_ns: CPU time of those tasks.
+        batch_bytes: the largest batch, as it crossed.
+        worker_pss: memory of each worker, bytes, as it was measured last (its proportional set size).
+        decisions: what ``num_workers="auto"`` changed while running, and why.
     """
 
     name: str = ""
@@ -42,6 +45,9 @@ class LoaderMetrics:
     collate_ns: int = 0
     transport_ns: int = 0
     cpu_ns: int = 0
+    batch_bytes: int = 0
+    worker_pss: dict[int, int] = field(default_factory=dict)
+    decisions: list[str] = field(default_factory=list)
 
     def task(self, times: tuple[int, int, int, int]) -> None:
         """Adds one task's nanoseconds: fetch, collate, transport, CPU."""

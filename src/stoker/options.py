@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 
 from .errors import UsageError
 
@@ -35,6 +36,7 @@ class Knobs:
         persistent: keep workers between epochs.
         timeout: seconds to wait for one batch; 0 waits for ever.
         task_seeds: seed the random state of each task, not of each worker (``num_workers="auto"``).
+        shared: any free worker takes the next task; only with task seeds.
     """
 
     num_workers: int
@@ -43,6 +45,7 @@ class Knobs:
     persistent: bool = False
     timeout: float = 0.0
     task_seeds: bool = False
+    shared: bool = False
 
     def __post_init__(self) -> None:
         if self.num_workers < 1:
@@ -63,13 +66,67 @@ class Budget:
     Attributes:
         lease_bytes: bytes of slots that the consumer may keep; past it a batch is copied out of its slot.
         lease_slots: the same bound as a count, because every slot is a mapping.
+        flight_bytes: bytes of batches that are made ahead, all workers together; one batch is always made.
+        strict: ``flight_bytes`` was asked for by the user: a batch that does not fit is an error.
     """
 
     lease_bytes: int
     lease_slots: int = 512
+    flight_bytes: int = 1 << 62
+    strict: bool = False
 
     def __post_init__(self) -> None:
-        if self.lease_bytes < 0 or self.lease_slots < 0:
+        if self.lease_bytes < 0 or self.lease_slots < 0 or self.flight_bytes < 0:
             raise UsageError(
-                f"a budget cannot be negative: lease_bytes={self.lease_bytes}, lease_slots={self.lease_slots}"
+                f"a budget cannot be negative: lease_bytes={self.lease_bytes}, lease_slots={self.lease_slots}, "
+                f"flight_bytes={self.flight_bytes}"
             )
+
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+
+
+def parse_bytes(value: int | float | str, of: int) -> int:
+    """An amount of memory as a user writes it: bytes, ``"4GB"``, ``"512 MiB"``, or a share of ``of`` as a float.
+
+    Raises:
+        UsageError: anything else; the message has the value.
+
+    Example:
+        >>> parse_bytes("1.5GB", of=0), parse_bytes(0.5, of=10 << 30) >> 30
+        (1500000000, 5)
+    """
+    nbytes: float = -1
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([a-zA-Z]*)\s*", value)
+        if match and match[2].lower() in _UNITS:
+            nbytes = float(match[1]) * _UNITS[match[2].lower()]
+    elif isinstance(value, float):
+        nbytes = value * of if 0 < value <= 1 else -1
+    elif isinstance(value, int) and not isinstance(value, bool):
+        nbytes = value
+    if nbytes < 1:
+        raise UsageError(f'budget={value!r}: bytes, "4GB", or a share of the memory granted between 0 and 1')
+    return int(nbytes)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured about a loader's workers.
+
+    Attributes:
+        workers: the count to use.
+        rates: tasks per second by count.
+        inline_rate: tasks per second that one process would do alone, without any hop; None if not measured.
+        reason: why this count, in words.
+        seconds: how long it took.
+        failed: a sample could not be loaded in a worker.
+    """
+
+    workers: int
+    rates: dict[int, float] = field(default_factory=dict)
+    inline_rate: float | None = None
+    reason: str = ""
+    seconds: float = 0.0
+    failed: bool = False

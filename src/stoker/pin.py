@@ -25,7 +25,7 @@ POLL_S = 0.1  # how late the thread may notice that it is to end
 class _Pinned:
     def __init__(self, result: Result, data: Any) -> None:
         self.worker, self.epoch, self.task = result.worker, result.epoch, result.task
-        self.ended, self.times = result.ended, result.times
+        self.ended, self.times, self.nbytes = result.ended, result.times, result.nbytes
         self._data = data
 
     def take(self) -> Any:
@@ -53,7 +53,7 @@ class PinnedPool:
         self.thread = threading.Thread(target=self._run, name="stoker_pin", daemon=True)
         self.thread.start()
 
-    def submit(self, worker: int, epoch: int, task: Task) -> None:
+    def submit(self, worker: int | None, epoch: int, task: Task) -> None:
         self._pool.submit(worker, epoch, task)
 
     def resume(self, epoch: int, shared_seed: int | None) -> None:
@@ -61,6 +61,12 @@ class PinnedPool:
 
     def retire(self, worker: int) -> None:
         self._pool.retire(worker)
+
+    def resize(self, n: int) -> None:
+        self._pool.resize(n)
+
+    def alive(self) -> int:
+        return self._pool.alive()
 
     def finish(self) -> None:
         self._pool.finish()

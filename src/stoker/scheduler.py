@@ -1,18 +1,22 @@
 """Tasks in flight, credits and order: which worker gets which task, and which result is delivered next.
 
-The rules are torch's, because they can be seen: with ``in_order`` task *i* goes to worker *i* mod N (which fixes the
-random state of every sample), a new index is drawn from the sampler each time a result is delivered and before an
-error in it is raised, and a worker whose iterable dataset is exhausted is passed over from then on.
+With torch's seeds the rules are torch's, because they can be seen: with ``in_order`` task *i* goes to worker *i* mod N
+(which fixes the random state of every sample), a new index is drawn from the sampler each time a result is delivered
+and before an error in it is raised, and a worker whose iterable dataset is exhausted is passed over from then on.
+
+With task seeds nobody can tell who ran a task: any free worker takes the next one, and workers come and go.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from .errors import WorkerDiedError, WorkerTimeoutError
+from .errors import BudgetError, UsageError, WorkerDiedError, WorkerTimeoutError
 from .metrics import LoaderMetrics
-from .options import Knobs
+from .options import Budget, Knobs
 from .source import Task
 from .workers.protocol import Pool, Result
 
@@ -22,32 +26,50 @@ NextIndices = Callable[[], Any]
 class Scheduler:
     """One epoch after another over one pool.
 
+    Prefetch is a count of credits: drawing a task spends one, delivering a batch gives one back, and ``resize`` adds or
+    takes some at any moment. Credits are not spent while the batches in flight fill their share of the budget.
+
     Args:
         pool: the workers.
         knobs: count, window, order, timeout.
         metrics: where the cost of each task is added up.
+        budget: bytes that may be in flight.
+
+    Attributes:
+        tuner: called at each delivery with the nanoseconds waited so far; returns another number of workers, or None.
     """
 
-    def __init__(self, pool: Pool, knobs: Knobs, metrics: LoaderMetrics) -> None:
-        self._pool, self._knobs, self._metrics = pool, knobs, metrics
+    def __init__(self, pool: Pool, knobs: Knobs, metrics: LoaderMetrics, budget: Budget) -> None:
+        self._pool, self._knobs, self._metrics, self._budget = pool, knobs, metrics, budget
         self.epoch = -1
         self._next_indices: NextIndices = iter(()).__next__
         self._sent = 0
         self._due = 0
+        self._credits = 0
         self._owner: dict[int, int] = {}
+        self._asked: dict[int, Any] = {}  # indices of the tasks that are out, where workers share them
         self._waiting: dict[int, Result] = {}
         self._active: list[bool] = []
         self._load: list[int] = []
         self._turn = 0
+        self._flying = 0
+        self._exhausted = False
         self._stopped = False
+        self._waited_ns = 0
+        self.tuner: Callable[[int], int | None] | None = None
+
+    @property
+    def num_workers(self) -> int:
+        """Workers there are to be."""
+        return self._knobs.num_workers
 
     def stop(self) -> None:
         """The pool is about to be closed; nothing can be asked for any more."""
         self._stopped = True
 
     def begin(self, next_indices: NextIndices, shared_seed: int | None = None) -> None:
-        """Starts an epoch and fills the window. Tasks of an epoch that was left early are run but not delivered,
-        for they move the workers' random state, as they do in torch."""
+        """Starts an epoch and fills the window. Tasks of an epoch that was left early are run but not delivered where
+        workers are seeded as torch's, for they move the workers' random state, as they do in torch."""
         self.epoch += 1
         if self.epoch:
             for result in self._waiting.values():
@@ -55,11 +77,30 @@ class Scheduler:
             self._pool.resume(self.epoch, shared_seed)
         n = self._knobs.num_workers
         self._next_indices = next_indices
-        self._sent = self._due = self._turn = 0
-        self._owner, self._waiting = {}, {}
+        self._sent = self._due = self._turn = self._flying = 0
+        self._owner, self._asked, self._waiting = {}, {}, {}
         self._active, self._load = [True] * n, [0] * n
-        for _ in range(self._knobs.window):
-            self._submit()
+        self._exhausted = False
+        self._credits = self._knobs.window
+        self._fill()
+
+    def resize(self, n: int) -> None:
+        """Another number of workers, from the next task on. Which batches come, and in which order, stays.
+
+        Raises:
+            UsageError: workers are seeded as torch's, or share an iterable dataset: they depend on the count.
+        """
+        if not self._knobs.shared:
+            raise UsageError(
+                "the number of workers cannot change within an epoch: each has random state, or a part of the dataset, "
+                'of its own; num_workers="auto" with a map-style dataset has neither'
+            )
+        before, self._knobs = self._knobs.window, replace(self._knobs, num_workers=n)
+        if self._stopped:
+            return
+        self._pool.resize(n)
+        self._credits += self._knobs.window - before
+        self._fill()
 
     def next(self) -> Any:
         """The next batch, or the ``ExceptionWrapper`` that came in its place.
@@ -68,6 +109,7 @@ class Scheduler:
             StopIteration: the epoch is over.
             WorkerDiedError: a worker is gone; its tasks are lost, the others go on.
             WorkerTimeoutError: nothing came within ``timeout``.
+            BudgetError: a batch is larger than a budget that was asked for.
         """
         while True:
             if not self._find_due():
@@ -87,11 +129,16 @@ class Scheduler:
     def _find_due(self) -> bool:
         """Moves ``_due`` to the next task that can still come. Returns False when there is none."""
         while self._due < self._sent:
-            worker = self._owner.get(self._due)
-            if worker is not None:
-                if self._due in self._waiting or self._active[worker]:
+            if self._knobs.shared:
+                if self._due in self._asked:
                     return True
-                del self._owner[self._due]  # lost with its worker
+            else:
+                worker = self._owner.get(self._due)
+                if worker is not None:
+                    if self._due in self._waiting or self._active[worker]:
+                        return True
+                    del self._owner[self._due]  # lost with its worker
+                    self._flying -= 1
             self._due += 1
         return False
 
@@ -99,52 +146,120 @@ class Scheduler:
         """A result of this epoch; None when it brought no batch."""
         timeout = self._knobs.timeout
         try:
-            due = self._owner[self._due] if self._knobs.in_order else None
-            result = self._pool.receive(timeout if timeout > 0 else None, due)
+            due = None if self._knobs.shared or not self._knobs.in_order else self._owner[self._due]
+            if self.tuner is None:
+                result = self._pool.receive(timeout if timeout > 0 else None, due)
+            else:
+                began = time.perf_counter_ns()
+                result = self._pool.receive(timeout if timeout > 0 else None, due)
+                self._waited_ns += time.perf_counter_ns() - began
         except WorkerDiedError as e:
-            for worker in e.workers:
-                self._active[worker] = False
+            self._bury(e)
             raise
         if result is None:
             raise WorkerTimeoutError(f"DataLoader timed out after {timeout} seconds")
         self._metrics.task(result.times)
-        if result.epoch != self.epoch:
+        if result.nbytes > self._metrics.batch_bytes:
+            self._metrics.batch_bytes = result.nbytes
+        if result.epoch != self.epoch or (self._knobs.shared and self._is_known(result.task)):
             result.drop()
             return None
         if result.ended:
             self._active[result.worker] = False
             if not self._knobs.persistent:
                 self._pool.retire(result.worker)
-            self._submit()
+            self._flying -= 1
+            self._credits += 1
+            self._fill()
             return None
         return result
 
+    def _is_known(self, task: int) -> bool:
+        """Whether a task was answered already: after a death some are asked for twice, and are the same to the bit."""
+        return task not in self._asked or task in self._waiting
+
+    def _bury(self, e: WorkerDiedError) -> None:
+        """What died with workers is lost, and so is skipped; the others go on."""
+        if not self._knobs.shared:
+            for worker in e.workers:
+                self._active[worker] = False
+        elif not self._pool.alive():
+            self._asked, self._exhausted = {k: v for k, v in self._asked.items() if k in self._waiting}, True
+        elif e.tasks is not None:
+            for task in e.tasks:
+                if self._asked.pop(task, None) is not None:
+                    self._flying -= 1
+        else:  # it died between two tasks, or in the instant in which it took one
+            for task, indices in self._asked.items():
+                if task not in self._waiting:
+                    self._pool.submit(None, self.epoch, Task(task, indices))
+
     def _deliver(self, result: Result) -> Any:
+        if self._budget.strict and result.nbytes > self._budget.flight_bytes:
+            result.drop()
+            self._stopped = True
+            raise BudgetError(
+                f"one batch takes {result.nbytes:,} bytes and the budget is {self._budget.flight_bytes:,}: "
+                "a larger budget=, or a smaller batch_size"
+            )
         self._owner.pop(result.task, None)
+        self._asked.pop(result.task, None)
         if result.task == self._due:
             self._due += 1
-        self._load[result.worker] -= 1
-        self._submit()
+        if not self._knobs.shared:
+            self._load[result.worker] -= 1
+        self._flying -= 1
+        self._credits += 1
+        n = None if self.tuner is None else self.tuner(self._waited_ns)
+        if n is not None:
+            self.resize(n)
+        self._fill()
         return result.take()
+
+    def _fill(self) -> None:
+        """Spends credits while there are any, and room for one batch more."""
+        while self._credits > 0 and self._room():
+            self._credits -= 1
+            self._submit()
+
+    def _room(self) -> bool:
+        """Whether one batch more may be in flight. One always may; a budget that was asked for is not risked before
+        the first batch has shown how large it is."""
+        largest = self._metrics.batch_bytes
+        if not largest:
+            return not (self._budget.strict and self._flying)
+        return not self._flying or (self._flying + 1) * largest <= self._budget.flight_bytes
 
     def _submit(self) -> None:
         """Draws one index and gives it to the worker whose turn it is; with no worker left it is lost, as in torch."""
+        if self._exhausted and self._knobs.shared:
+            return
         try:
             indices = self._next_indices()
         except StopIteration:
+            self._exhausted = True
             if not self._knobs.persistent:
                 self._pool.finish()  # the workers' end, a few milliseconds, falls into the last batches
             return
+        worker = None
+        if self._knobs.shared:
+            self._asked[self._sent] = indices
+        else:
+            worker = self._take_turn()
+            if worker is None:
+                return
+            self._owner[self._sent] = worker
+            self._load[worker] += 1
+        self._pool.submit(worker, self.epoch, Task(self._sent, indices))
+        self._sent += 1
+        self._flying += 1
+
+    def _take_turn(self) -> int | None:
         n = self._knobs.num_workers
         in_order = self._knobs.in_order
         share = 0 if in_order else self._knobs.window // max(1, sum(self._active))
         for _ in range(n):
             worker, self._turn = self._turn, (self._turn + 1) % n
             if self._active[worker] and (in_order or self._load[worker] < share):
-                break
-        else:
-            return
-        self._pool.submit(worker, self.epoch, Task(self._sent, indices))
-        self._owner[self._sent] = worker
-        self._load[worker] += 1
-        self._sent += 1
+                return worker
+        return None

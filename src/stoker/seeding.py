@@ -8,11 +8,13 @@ Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 from __future__ import annotations
 
 import random
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.worker import _generate_state
 
 try:
@@ -60,6 +62,33 @@ def seed_worker(base_seed: int, worker: int) -> int:
     if np is not None:
         np.random.seed(_generate_state(base_seed, worker))
     return seed
+
+
+class Generators:
+    """Random generators of one worker thread, seeded as a worker process seeds the process-wide ones.
+
+    torch's and Python's give what theirs give in a worker process. NumPy's is a ``Generator`` (torch's convention),
+    where processes seed the legacy ``RandomState``.
+    """
+
+    def __init__(self, base_seed: int, worker: int) -> None:
+        self.python = random.Random(base_seed + worker)
+        self.torch = torch.Generator()
+        self.torch.manual_seed(base_seed + worker)
+        self.numpy = np.random.default_rng(_generate_state(base_seed, worker)) if np is not None else None
+
+    def seed_task(self, base_seed: int, epoch: int, task: int) -> None:
+        """Seeds them for one task."""
+        seed = task_seed(base_seed, epoch, task)
+        self.python.seed(seed)
+        self.torch.manual_seed(seed)
+        if self.numpy is not None:
+            self.numpy.bit_generator.state = np.random.PCG64([seed & 0xFFFFFFFF, seed >> 32]).state
+
+    def as_torch(self) -> Any:
+        """torch's container for them, which is ``get_worker_info().rng``."""
+        kind: Any = getattr(torch_worker, "_RNG", types.SimpleNamespace)
+        return kind(random_generator=self.python, torch_generator=self.torch, numpy_generator=self.numpy)
 
 
 def seed_task(base_seed: int, epoch: int, task: int) -> None:

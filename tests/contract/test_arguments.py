@@ -88,8 +88,11 @@ def test_frozen_attributes(name: str) -> None:
 def test_the_signature_is_torchs() -> None:
     theirs = inspect.signature(torch.utils.data.DataLoader.__init__).parameters
     ours = inspect.signature(stoker.DataLoader.__init__).parameters
-    assert [(p.name, p.kind, p.default) for p in ours.values()] == [
-        (p.name, p.kind, p.default) for p in theirs.values()
+    look = [(p.name, p.kind, p.default) for p in ours.values()]
+    assert look[: len(theirs)] == [(p.name, p.kind, p.default) for p in theirs.values()]
+    assert [(name, kind) for name, kind, _ in look[len(theirs) :]] == [
+        ("worker_method", inspect.Parameter.KEYWORD_ONLY),
+        ("budget", inspect.Parameter.KEYWORD_ONLY),
     ]
 
 

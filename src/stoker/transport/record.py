@@ -74,6 +74,15 @@ def pack(r: Record, payload: bytes | memoryview, flags: int = 0) -> bytes:
     return HEADER.pack(kind, flags, worker, len(payload), slot, epoch, task, used, meta, *times) + payload
 
 
+def unpack(packet: bytes) -> Record:
+    """The record that ``pack`` made."""
+    kind, _, worker, length, slot, epoch, task, used, meta, *times = HEADER.unpack_from(packet)
+    if not 1 <= kind <= 5 or len(packet) != HEADER.size + length:
+        raise TransportError(f"{len(packet)} bytes that are no record of kind {kind}")
+    payload = packet[HEADER.size :]
+    return Record(kind, worker, epoch, task, slot, used, meta, (times[0], times[1], times[2], times[3]), payload)
+
+
 def split(r: Record) -> list[bytes]:
     """The record as the atomic writes that carry it."""
     payload = r.payload

@@ -42,7 +42,7 @@ ALIGN = 64  # a cache line, and more than any dtype asks for
 GRAIN = 1 << 16  # slots are multiples of this, so batches of nearly one size fit each other's slots
 SLACK = 8  # a slot that proved too small is replaced by one an eighth larger than needed
 
-_CONTROL = struct.Struct("<QQQ")  # stop, slots in use, end of the file's used part
+_CONTROL = struct.Struct("<7Q")  # stop, slots in use, end of the file's used part, hand, workers, epoch, memory
 _TABLE_AT = 64
 _STAMPS_AT = _TABLE_AT + MAX_SLOTS * 16
 HEADER_BYTES = -(-(_STAMPS_AT + MAX_SLOTS * 4) // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -90,6 +90,43 @@ class Arena:
     def slots(self) -> int:
         """Slots made so far."""
         return self._control[1]
+
+    @property
+    def hand(self) -> tuple[int, int] | None:
+        """Epoch and number of the task that the worker has in hand; None between two tasks."""
+        word = self._control[3]
+        return (word >> 40, (word & (1 << 40) - 1) - 1) if word else None
+
+    @hand.setter
+    def hand(self, task: tuple[int, int] | None) -> None:
+        self._control[3] = 0 if task is None else task[0] << 40 | task[1] + 1
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are now."""
+        return self._control[4]
+
+    @workers.setter
+    def workers(self, count: int) -> None:
+        self._control[4] = count
+
+    @property
+    def epoch(self) -> int:
+        """The epoch whose tasks are wanted, where tasks are shared."""
+        return self._control[5]
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._control[5] = epoch
+
+    @property
+    def pss(self) -> int:
+        """Bytes of memory of the worker, as it measured last: its proportional set size. 0 before that."""
+        return self._control[6]
+
+    @pss.setter
+    def pss(self, nbytes: int) -> None:
+        self._control[6] = nbytes
 
     def place(self, slot: int) -> tuple[int, int]:
         """Offset in the file and capacity of a slot, in bytes."""

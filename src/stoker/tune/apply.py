@@ -11,8 +11,8 @@ import time
 from typing import Any
 
 from .. import loader as stoker_loader
-from ..options import AutoWorkers
-from .probe import Measured, measure
+from ..options import AutoWorkers, Measured
+from .probe import measure
 
 
 def decide(loader: Any, measured: Measured) -> tuple[int, str]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,12 +17,14 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, Sub
 from torch.utils.data.dataloader import _DatasetKind
 from torch.utils.data.distributed import DistributedSampler
 
-from .. import machine
+from .. import machine, seeding
 from ..errors import StokerError
-from ..options import Budget
+from ..options import Budget, Measured
 from ..source import FeistelSampler, Task
+from ..workers.draws import Noticed
 from ..workers.process import ProcessPool
 from ..workers.protocol import WorkerSpec
+from ..workers.thread import ThreadPool
 
 KNEE = 0.97  # the smallest count within 3 % of the best
 WINDOW_S = 0.4  # one measurement; long enough that a scheduler tick of a busy machine is noise
@@ -33,27 +33,6 @@ ROUNDS = 2  # each count is measured so often, the rounds interleaved
 LIMIT_S = 5.0  # all together; a dataset too slow for it gets the first guess
 WAITING = 0.5  # workers that use less CPU than this share of their time wait for something, and more of them may help
 SEED = 0x570C
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What the probe found.
-
-    Attributes:
-        workers: the count to use.
-        rates: tasks per second by count.
-        inline_rate: tasks per second that one process would do alone, without any hop; None if not measured.
-        reason: why this count, in words.
-        seconds: how long it took.
-        failed: a sample could not be loaded in a worker.
-    """
-
-    workers: int
-    rates: dict[int, float] = field(default_factory=dict)
-    inline_rate: float | None = None
-    reason: str = ""
-    seconds: float = 0.0
-    failed: bool = False
 
 
 class _ProbeError(StokerError):
@@ -71,34 +50,23 @@ def knee(rates: dict[int, float]) -> int:
     return min(n for n, rate in rates.items() if rate >= KNEE * best)
 
 
-def measure(loader: Any, budget: Budget) -> Measured:
-    """Measures ``loader``'s workers. Never raises for what its dataset does: the reason says it."""
+def measure(loader: Any, budget: Budget, method: str = "process") -> Measured:
+    """Measures ``loader``'s workers, all of one kind. Never raises for what its dataset does: the reason says it."""
     began = time.monotonic()
     cores = machine.cores_granted()
     if loader._dataset_kind == _DatasetKind.Iterable:
         return Measured(1, reason="an iterable dataset: only itself knows how to share its samples among workers")
-    draw = _indices(loader)
+    draw = Draw.like(loader)
     if draw is None:
         return Measured(
             cores, reason=f"a sampler of its own, whose order is not to be disturbed: {cores} cores granted"
         )
-    spec = WorkerSpec(
-        kind=loader._dataset_kind,
-        dataset=loader.dataset,
-        auto_collation=loader._auto_collation,
-        collate_fn=loader.collate_fn,
-        drop_last=loader.drop_last,
-        base_seed=SEED,
-        init_fn=loader.worker_init_fn,
-        num_workers=1,
-        shared_seed=None,
-        task_seeds=True,
-    )
-    pool: ProcessPool | None = None
+    pool: ProcessPool | ThreadPool | None = None
     try:
-        pool = ProcessPool(spec, loader.multiprocessing_context or torch.multiprocessing, budget, [])
-        prober = _Prober(pool, draw, time.monotonic() + LIMIT_S)
-        rates = prober.curve(cores)
+        with seeding.unchanged():
+            pool = _pool(spec_of(loader, 1), loader.multiprocessing_context, budget, method)
+            prober = _Prober(pool, draw, time.monotonic() + LIMIT_S)
+            rates = prober.curve(cores)
     except _ProbeError as e:
         return Measured(
             cores,
@@ -119,53 +87,91 @@ def measure(loader: Any, budget: Budget) -> Measured:
     return Measured(n, rates, prober.inline_rate(), reason, time.monotonic() - began)
 
 
-def _indices(loader: Any) -> Callable[[], Any] | None:
-    """Draws tasks like the loader's, from a generator of the probe's own; None where only its sampler could."""
-    plain = (
-        RandomSampler,
-        SequentialSampler,
-        SubsetRandomSampler,
-        WeightedRandomSampler,
-        DistributedSampler,
-        FeistelSampler,
+def spec_of(loader: Any, num_workers: int) -> WorkerSpec:
+    """What a probe's workers are told."""
+    return WorkerSpec(
+        kind=loader._dataset_kind,
+        dataset=loader.dataset,
+        auto_collation=loader._auto_collation,
+        collate_fn=loader.collate_fn,
+        drop_last=loader.drop_last,
+        base_seed=SEED,
+        init_fn=loader.worker_init_fn,
+        num_workers=num_workers,
+        shared_seed=None,
+        task_seeds=True,
     )
-    if type(loader.sampler) not in plain or type(loader.batch_sampler) not in (BatchSampler, type(None)):
-        return None
-    keys = getattr(loader.sampler, "indices", None) if type(loader.sampler) is SubsetRandomSampler else None
-    try:
-        keys = range(len(loader.dataset)) if keys is None else keys
-    except TypeError:
-        return None
-    if not len(keys):
-        return None
-    rng = random.Random(SEED)
-    if loader.batch_sampler is None:
-        return lambda: keys[rng.randrange(len(keys))]
-    size = loader.batch_sampler.batch_size
-    return lambda: [keys[rng.randrange(len(keys))] for _ in range(size)]
+
+
+def _pool(spec: WorkerSpec, context: Any, budget: Budget, method: str) -> ProcessPool | ThreadPool:
+    if method == "thread":
+        return ThreadPool(spec, budget, Noticed())
+    return ProcessPool(spec, context or torch.multiprocessing, budget, [])
+
+
+class Draw:
+    """Draws tasks like a loader's, from a generator of its own.
+
+    Args:
+        keys: what may be drawn.
+        size: samples in a task; 0 for a single key.
+    """
+
+    def __init__(self, keys: Any, size: int) -> None:
+        self._keys, self._size, self._rng = keys, size, random.Random(SEED)
+
+    @classmethod
+    def like(cls, loader: Any) -> Draw | None:
+        """None where only the loader's sampler could."""
+        plain = (
+            RandomSampler,
+            SequentialSampler,
+            SubsetRandomSampler,
+            WeightedRandomSampler,
+            DistributedSampler,
+            FeistelSampler,
+        )
+        if type(loader.sampler) not in plain or type(loader.batch_sampler) not in (BatchSampler, type(None)):
+            return None
+        keys = getattr(loader.sampler, "indices", None) if type(loader.sampler) is SubsetRandomSampler else None
+        try:
+            keys = range(len(loader.dataset)) if keys is None else keys
+        except TypeError:
+            return None
+        if not len(keys):
+            return None
+        return cls(keys, 0 if loader.batch_sampler is None else loader.batch_sampler.batch_size)
+
+    def __call__(self) -> Any:
+        if not self._size:
+            return self._one()
+        return [self._one() for _ in range(self._size)]
+
+    def _one(self) -> Any:
+        return self._keys[self._rng.randrange(len(self._keys))]
 
 
 class _Prober:
-    def __init__(self, pool: ProcessPool, draw: Callable[[], Any], deadline: float) -> None:
+    def __init__(self, pool: ProcessPool | ThreadPool, draw: Draw, deadline: float, workers: int = 1) -> None:
         self._pool, self._draw, self._deadline = pool, draw, deadline
-        self._load: list[int] = [0]
+        self._load: list[int] = [0] * workers
         self._sent = 0
-        self._finished: list[int] = [0]
+        self._finished: list[int] = [0] * workers
         self._wall_ns = self._cpu_ns = self._work_ns = self._done = 0
 
     def curve(self, cores: int) -> dict[int, float]:
         """Rates by count, from 1 up to where more cannot help."""
-        seen: dict[int, list[float]] = {1: [self._rate(1)]}
+        seen: dict[int, list[float]] = {1: [self.rate(1)]}
         most = cores if self._cpu_ns >= WAITING * self._wall_ns else 4 * cores
         counts = [n for n in range(1, most + 1) if n <= 4 or n in (6, 8, 12) or n % 16 == 0 or n == most]
         try:
             for n in counts[1:]:
-                seen[n] = [self._rate(n)]
+                seen[n] = [self.rate(n)]
                 if seen[n][0] < 0.8 * max(r[0] for r in seen.values()):
                     break  # far past the top
             for _ in range(ROUNDS - 1):
                 for n in seen:
-                    seen[n].append(self._rate(n))
+                    seen[n].append(self.rate(n))
         except _ProbeError as e:
             if e.__cause__ is not None or len(seen) < min(2, len(counts)):
                 raise
@@ -175,7 +181,7 @@ class _Prober:
         """Tasks per second of fetch and collate alone."""
         return self._done / (self._work_ns / 1e9) if self._work_ns else 0.0
 
-    def _rate(self, n: int) -> float:
+    def rate(self, n: int) -> float:
         """Tasks per second with ``n`` workers kept busy."""
         while len(self._load) < n:
             self._pool.grow()

@@ -15,26 +15,28 @@ import select
 import signal
 import time
 from multiprocessing import reduction
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data import IterDataPipe
 from torch.utils.data._utils import signal_handling
 from torch.utils.data._utils import worker as torch_worker
-from torch.utils.data.dataloader import _DatasetKind
 
-from .. import seeding
+from .. import machine, seeding
 from ..collate import SlotCollate
-from ..stage import Stages
+from ..transport.board import take
 from ..transport.codec import Encoded
 from ..transport.record import INLINE, Kind, Reader, Record, send
 from ..transport.ring import ALIGN, Arena, SlotWriter
+from . import native
+from .body import Body
 from .protocol import WorkerSpec
 
 POLL_MS = 500  # how late a worker may notice that its parent has gone without a signal
 PR_SET_PDEATHSIG = 1
+FIRST_LOOK_NS = 50_000_000  # a worker weighs itself when its first batch is out
+LOOK_SHARE = 500  # and then so seldom that it costs 0.2 % of its time; a look walks the page tables
 
 
 class Fd:
@@ -51,34 +53,40 @@ def _received(dup: Any) -> Fd:
     return Fd(dup.detach())
 
 
-def _die_with_parent(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
+    """SIGKILL for this process when its parent ends."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if parent and os.getppid() != parent:  # it went in between
         os._exit(1)
 
 
+Ends: TypeAlias = tuple[Fd, Fd, Fd, tuple[Fd, Fd] | None]
+"""A worker's descriptors: read end of its own task pipe, write end of its own result pipe, its arena, and where tasks
+are shared the board's pipe and memory."""
+
+
 def main(
-    spec: WorkerSpec,
+    spec: Any,
+    place: int,
     worker: int,
-    tasks: Fd,
-    results: Fd,
-    memory: Fd,
+    ends: Ends,
     others: list[int],
     parent: int,
     interruptible: bool,
+    alive: Fd | None = None,
 ) -> None:
     """The life of a worker process.
 
     Args:
-        spec: what to do.
+        spec: what to do: a ``WorkerSpec``, or one that is ``zygote.Pickled``.
+        place: what its records say of whom they come from.
         worker: this worker's id.
-        tasks: read end of its own task pipe.
-        results: write end of its own result pipe.
-        memory: its arena.
+        ends: its descriptors.
         others: descriptors inherited by fork that would keep other pipes open.
         parent: pid to die with, or 0 when that is not known (forkserver; a thread that may end).
         interruptible: whether SIGINT is to get through; it is blocked while a worker starts.
+        alive: stays open as long as this process lives, which somebody watches.
     """
     # What was garbage in the parent is not collected here: another loader's iterator would try to end its workers.
     # And pages that the collector does not touch stay shared.
@@ -90,12 +98,12 @@ def main(
             with contextlib.suppress(OSError):
                 os.close(fd)
         if parent:
-            _die_with_parent(parent)
+            die_with_parent(parent)
         signal_handling._set_worker_signal_handlers()
         if hasattr(torch.multiprocessing, "_set_thread_name"):
             torch.multiprocessing._set_thread_name("stoker_worker")
-        torch.set_num_threads(1)
-        _Worker(spec, worker, tasks.fd, results.fd, Arena(os.dup(memory.fd))).run()
+        native.cap_process()
+        _Worker(spec if isinstance(spec, WorkerSpec) else spec.load(), place, worker, ends).run()
     except (KeyboardInterrupt, BrokenPipeError):
         pass  # the parent says it; and whoever does not read any more does not want to hear it
     finally:
@@ -103,106 +111,118 @@ def main(
 
 
 class _Worker:
-    def __init__(self, spec: WorkerSpec, worker: int, tasks: int, results: int, arena: Arena) -> None:
-        self.spec, self.id, self.results, self.arena = spec, worker, results, arena
-        self.writer = SlotWriter(arena)
-        self.reader = Reader(tasks)
+    def __init__(self, spec: WorkerSpec, place: int, worker: int, ends: Ends) -> None:
+        tasks, results, memory, shared = ends
+        self.place, self.id, self.results = place, worker, results.fd
+        self.arena = Arena(os.dup(memory.fd))
+        self.writer = SlotWriter(self.arena)
+        self.reader = Reader(tasks.fd)
+        self.shared = shared[0].fd if shared else -1
+        self.board = Arena(os.dup(shared[1].fd)) if shared else None
+        self.workers, self.epoch = spec.num_workers, 0
+        self.seed = seeding.seed_worker(spec.base_seed, worker)
         self.collate = SlotCollate(spec.collate_fn, self.writer, spec.auto_collation)
         self.collate.install()
-        self.dataset = spec.dataset
-        self.stages: Stages | None = None
-        self.failed: ExceptionWrapper | None = None
-        self.exhausted = False
-        self.shared_rng = torch.Generator()
+        self.body = Body(spec, worker, spec.dataset, self.collate, "process", seeding.seed_task)
+        self.poll = select.poll()
+        self.parent = os.getppid()
         self.cpu = 0
+        self.look_ns = time.perf_counter_ns() + FIRST_LOOK_NS
 
     def run(self) -> None:
-        spec = self.spec
-        seed = seeding.seed_worker(spec.base_seed, self.id)
-        self._share_seed(spec.shared_seed)
-        torch_worker._worker_info = torch_worker.WorkerInfo(
-            id=self.id, num_workers=spec.num_workers, seed=seed, dataset=self.dataset
-        )
-        try:
-            if spec.init_fn is not None:
-                spec.init_fn(self.id)
-            self._begin()
-        except Exception:
-            self.failed = ExceptionWrapper(where=f"in DataLoader worker process {self.id}")
-        poll = select.poll()
-        poll.register(self.reader.fd, select.POLLIN)
-        parent = os.getppid()
+        self._introduce()
+        self.body.start()
+        for fd in (self.reader.fd, self.shared):
+            if fd >= 0:
+                self.poll.register(fd, select.POLLIN)
         os.set_blocking(self.reader.fd, False)
         self.cpu = time.thread_time_ns()
+        if self.board is None:
+            self._serve_own()
+        else:
+            self._serve_any(self.board)
+
+    def _introduce(self) -> None:
+        torch_worker._worker_info = torch_worker.WorkerInfo(
+            id=self.id, num_workers=self.workers, seed=self.seed, dataset=self.body.dataset
+        )
+
+    def _serve_own(self) -> None:
+        """Tasks that are meant for this worker."""
         while True:
             while not self.reader.ready:
                 try:
                     if not self.reader.feed():
                         return
                 except BlockingIOError:
-                    if not poll.poll(POLL_MS) and os.getppid() != parent:
+                    if not self.poll.poll(POLL_MS) and os.getppid() != self.parent:
                         return
             r = self.reader.ready.popleft()
             if r.kind == Kind.STOP:
                 return
             if r.kind == Kind.RESUME:
-                self._resume(r)
-            elif not self.arena.stop and not self.exhausted:
+                self.body.resume(pickle.loads(r.payload))
+            elif not self.arena.stop and not self.body.exhausted:
                 self._task(r)
 
-    def _begin(self) -> None:
-        spec = self.spec
-        self.stages = Stages(spec.kind, self.dataset, spec.auto_collation, self.collate, spec.drop_last)
-
-    def _share_seed(self, shared_seed: int | None) -> None:
-        if isinstance(self.dataset, IterDataPipe) and shared_seed is not None:
-            self.shared_rng.manual_seed(shared_seed)
-            self.dataset = torch.utils.data.graph_settings.apply_random_seed(self.dataset, self.shared_rng)
-
-    def _resume(self, r: Record) -> None:
-        self.exhausted = False
-        self._share_seed(pickle.loads(r.payload))
-        try:
-            self._begin()
-        except Exception:
-            self.failed = ExceptionWrapper(where=f"in DataLoader worker process {self.id}")
+    def _serve_any(self, board: Arena) -> None:
+        """Tasks that are meant for whoever is free."""
+        arena = self.arena
+        while not arena.stop:
+            try:
+                r = take(self.shared, board)
+            except BlockingIOError:
+                ready = self.poll.poll(POLL_MS)
+                if not ready and os.getppid() != self.parent:
+                    return
+                if any(fd == self.reader.fd for fd, _ in ready):
+                    return  # told to leave, or nobody is there to tell
+                continue
+            if r is None:
+                return
+            if r.epoch != arena.epoch:
+                continue  # of an epoch that was left early
+            arena.hand = r.epoch, r.task
+            if self.workers != arena.workers:
+                self.workers = arena.workers
+                self._introduce()
+            if r.epoch != self.epoch:
+                self.epoch = r.epoch
+                self.body.resume(None)
+            self._task(r)
+            arena.hand = None
 
     def _task(self, r: Record) -> None:
-        data: Any
-        if self.failed is not None:
-            data, self.failed = self.failed, None
-        else:
-            try:
-                if self.spec.task_seeds:
-                    seeding.seed_task(self.spec.base_seed, r.epoch, r.task)
-                if self.stages is None:
-                    # The reason was told with the first task. torch stumbles over a local it never set, and scripts
-                    # see that type.
-                    raise UnboundLocalError("no 'fetcher': this worker failed while it was starting")
-                data = self.stages.run(pickle.loads(r.payload))
-            except Exception as e:
-                self.writer.cancel()
-                if isinstance(e, StopIteration) and self.spec.kind == _DatasetKind.Iterable:
-                    self.exhausted = True
-                    send(self.results, Record(Kind.END, self.id, r.epoch, r.task))
-                    return
-                data = ExceptionWrapper(where=f"in DataLoader worker process {self.id}")
+        data = self.body.run(r.epoch, r.task, pickle.loads(r.payload))
+        if self.body.exhausted:
+            self.writer.cancel()
+            send(self.results, Record(Kind.END, self.place, r.epoch, r.task))
+            return
+        if type(data) is ExceptionWrapper:
+            self.writer.cancel()
         began = time.perf_counter_ns()
         try:
             reply = self._encode(data)
         except Exception:  # a batch that cannot be pickled; torch's loader would hang here
             self.writer.cancel()
-            reply = self._encode(ExceptionWrapper(where=f"in DataLoader worker process {self.id}"))
-        stages = self.stages
+            reply = self._encode(self.body.error())
         encoded = time.perf_counter_ns() - began
         cpu = time.thread_time_ns()  # a system call, so only one a task
-        fetch, collate = (stages.fetch_ns, stages.collate_ns) if stages else (0, 0)
-        times = fetch, collate, encoded, cpu - self.cpu
+        times = self.body.times(encoded, cpu - self.cpu)
         self.cpu = cpu
         slot, used, meta, payload = reply
         del data
         self.writer.sent()
-        send(self.results, Record(Kind.BATCH, self.id, r.epoch, r.task, slot, used, meta, times, payload))
+        send(self.results, Record(Kind.BATCH, self.place, r.epoch, r.task, slot, used, meta, times, payload))
+        if began > self.look_ns:
+            self._weigh()
+
+    def _weigh(self) -> None:
+        began = time.perf_counter_ns()
+        self.arena.pss = machine.pss()
+        now = time.perf_counter_ns()
+        self.look_ns = now + LOOK_SHARE * (now - began)
+        self.cpu = time.thread_time_ns()
 
     def _encode(self, data: Any) -> tuple[int, int, int, bytes]:
         """Puts a batch where it fits: slot, bytes used, bytes of meta, inline payload (see ``transport.record``)."""

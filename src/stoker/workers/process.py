@@ -1,4 +1,4 @@
-"""Worker processes: tasks in and results out by pipes of their own, batches through their arena.
+"""Worker processes: tasks in and results out by pipes, batches through each worker's arena.
 
 The parent never blocks on a worker (``Outbox``), a worker may block on the parent (backpressure), so they cannot wait
 for each other. ``child.py`` is what runs in them.
@@ -24,11 +24,13 @@ from .. import lifecycle
 from ..errors import WorkerDiedError
 from ..options import Budget
 from ..source import Task
+from ..transport.board import Board
 from ..transport.codec import decode
 from ..transport.record import Kind, Outbox, Reader, Record
 from ..transport.ring import Arena, SlotReader, own_fork
 from .child import Fd, main
 from .protocol import WorkerSpec
+from .zygote import Zygote
 
 PARENT_POLL_S = 5.0  # how late the parent may notice a death that no descriptor told; torch's own interval
 FLUSH_S = 0.01  # between two looks at a task pipe that was full
@@ -50,23 +52,38 @@ def _uninterrupted(method: str) -> Iterator[None]:
 class Received:
     """A record that arrived, decoded only when it is delivered."""
 
-    __slots__ = ("_pool", "_record", "ended", "epoch", "task", "times", "worker")
+    __slots__ = ("_pool", "_reader", "_record", "ended", "epoch", "nbytes", "task", "times", "worker")
 
-    def __init__(self, pool: ProcessPool, r: Record) -> None:
-        self._pool, self._record = pool, r
+    def __init__(self, pool: ProcessPool, r: Record, reader: SlotReader) -> None:
+        self._pool, self._record, self._reader = pool, r, reader
         self.worker, self.epoch, self.task, self.times = r.worker, r.epoch, r.task, r.times
         self.ended = r.kind == Kind.END
+        self.nbytes = r.used if r.slot >= 0 else len(r.payload)
 
     def take(self) -> Any:
         r = self._record
         if r.slot < 0:
             return decode(r.payload[: r.meta], bytearray(r.payload[r.meta :]))
-        whole = self._pool.hold(r.worker, r.slot, r.used)
+        whole = self._pool.hold(self._reader, r.slot, r.used)
         return decode(whole[r.used - r.meta :].tobytes() if r.meta else r.payload, whole)
 
     def drop(self) -> None:
         if self._record.slot >= 0:
-            self._pool.readers[self.worker].release(self._record.slot)
+            self._reader.release(self._record.slot)
+
+
+class _Member:
+    """A worker as its parent sees it: ALIVE --retire--> LEAVING --its process ends--> GONE."""
+
+    def __init__(self, place: int, id_: int, reader: SlotReader, outbox: Outbox, inbox: Reader) -> None:
+        self.place, self.id = place, id_
+        self.reader, self.outbox, self.inbox = reader, outbox, inbox
+        self.process: Any = None
+        self.poll = select.poll()  # its results alone
+        self.given = 0  # tasks; counted by the thread that submits
+        self.answered = 0  # counted by the thread that receives
+        self.leaving = False
+        self.gone = False
 
 
 class ProcessPool:
@@ -81,21 +98,22 @@ class ProcessPool:
 
     def __init__(self, spec: WorkerSpec, context: Any, budget: Budget, arenas: list[SlotReader]) -> None:
         self.budget = budget
-        self.readers: list[SlotReader] = []
         self.processes: list[Any] = []
         self._spec, self._context, self._arenas = spec, context, arenas
-        self._outboxes: list[Outbox] = []
-        self._retired: set[int] = set()
+        self._members: list[_Member] = []  # by their place, which records carry; a place is used again when one is gone
+        self._readers: list[SlotReader] = []
+        self._spare: list[SlotReader] = []
+        self._by_inbox: dict[int, _Member] = {}
         self._owner = os.getpid()
-        self._inboxes: dict[int, Reader] = {}
         self._ready: deque[Record] = deque()
         self._poll = select.poll()  # results, and the death of a worker
-        self._polls: list[Any] = []  # the results of each alone
-        self._given: list[int] = []  # tasks of each worker; counted by the thread that submits
-        self._answered: list[int] = []  # counted by the thread that receives
+        self._lock = threading.Lock()  # a pinning thread receives while the consumer resizes
         self._finishing = False
         self._closed = False
         self._watched = False
+        self._epoch = 0
+        self._zygote: Zygote | None = None
+        self._board = Board() if spec.shared else None
         try:
             for worker in range(spec.num_workers):
                 self._add(worker)
@@ -107,7 +125,10 @@ class ProcessPool:
     def _watch(self) -> None:
         # torch's own table of worker pids: a SIGCHLD then raises in the main thread, with the signal's name.
         self._unwatch()
-        signal_handling._set_worker_pids(id(self), tuple(p.pid for p in self.processes))
+        if self._zygote is not None:
+            return  # not this process' children
+        pids = tuple(m.process.pid for m in self._members if not (m.leaving or m.gone))
+        signal_handling._set_worker_pids(id(self), pids)
         signal_handling._set_SIGCHLD_handler()
         self._watched = True
 
@@ -116,96 +137,173 @@ class ProcessPool:
             signal_handling._remove_worker_pids(id(self))
             self._watched = False
 
+    def alive(self) -> int:
+        return sum(not (m.leaving or m.gone) for m in self._members)
+
     def grow(self) -> None:
-        """One worker more."""
-        self._add(len(self.processes))
+        """One worker more, who gets tasks of its own."""
+        self._add(len(self._members))
         self._watch()
 
-    def _add(self, worker: int) -> None:
-        reader = self._arenas.pop() if self._arenas else SlotReader(Arena())
-        reader.arena.stop = False
+    def resize(self, n: int) -> None:
+        if self._finishing or self._closed:
+            return
+        with self._lock:
+            stay = [m for m in self._members if not (m.leaving or m.gone)]
+            for member in stay:
+                if member.id >= n:
+                    member.reader.arena.stop = True  # before it takes another task
+                    self.retire(member.place)
+            for id_ in sorted(set(range(n)) - {m.id for m in stay}):
+                self._add(id_)
+            for reader in self._readers:
+                reader.arena.workers = n
+            self._watch()
+
+    def _add(self, id_: int) -> None:
+        reader = self._take_reader()
+        arena = reader.arena
+        arena.stop, arena.hand, arena.workers, arena.epoch, arena.pss = (
+            False,
+            None,
+            self._spec.num_workers,
+            self._epoch,
+            0,
+        )
         tasks, outbox = os.pipe()
         inbox, results = os.pipe()
         os.set_blocking(inbox, False)
-        self._outboxes.append(Outbox(outbox))
-        self._given.append(0)
-        self._answered.append(0)
-        self._inboxes[inbox] = Reader(inbox, self._ready)
-        self.readers.append(reader)
+        held = {r.worker for r in self._ready}
+        places = [m.place for m in self._members if m.gone and m.place not in held]
+        place = places[0] if places else len(self._members)
+        member = _Member(place, id_, reader, Outbox(outbox), Reader(inbox, self._ready))
+        if places:
+            self._members[place] = member
+        else:
+            self._members.append(member)
+        self._by_inbox[inbox] = member
         try:
-            # A thread may end before the workers do, and PR_SET_PDEATHSIG speaks of the thread that forked.
-            method = getattr(self._context, "get_start_method", lambda: "")()
-            known = method != "forkserver" and threading.current_thread() is threading.main_thread()
-            ours = [*self._inboxes, *(box.fd for box in self._outboxes)] if method == "fork" else []
-            parent = self._owner if known else 0
-            interruptible = signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-            process = self._context.Process(
-                target=main,
-                args=(self._spec, worker, Fd(tasks), Fd(results), Fd(reader.arena.fd), ours, parent, interruptible),
-            )
-            process.daemon = True
-            with own_fork(), _uninterrupted(method):
-                process.start()
+            member.process = self._start(member, tasks, results)
+        except BaseException:
+            member.leaving = member.gone = True
+            del self._by_inbox[inbox]
+            os.close(outbox)
+            os.close(inbox)
+            raise
         finally:
             os.close(tasks)
             os.close(results)
-        self.processes.append(process)
-        self._polls.append(select.poll())
-        for poll in (self._poll, self._polls[worker]):
+        self.processes.append(member.process)
+        for poll in (self._poll, member.poll):
             poll.register(inbox, select.POLLIN)
-        self._poll.register(process.sentinel, select.POLLIN)
+        self._poll.register(member.process.sentinel, select.POLLIN)
 
-    def submit(self, worker: int, epoch: int, task: Task) -> None:
+    def _take_reader(self) -> SlotReader:
+        if self._spare:
+            return self._spare.pop()
+        reader = self._arenas.pop() if self._arenas else SlotReader(Arena())
+        self._readers.append(reader)
+        return reader
+
+    def _start(self, member: _Member, tasks: int, results: int) -> Any:
+        # A thread may end before the workers do, and PR_SET_PDEATHSIG speaks of the thread that forked.
+        method = getattr(self._context, "get_start_method", lambda: "")()
+        known = method != "forkserver" and threading.current_thread() is threading.main_thread()
+        parent = self._owner if known else 0
+        interruptible = signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        board = self._board
+        shared = None if board is None else (Fd(board.fd), Fd(board.memory.fd))
+        others: list[int] = []
+        if method == "fork":
+            others = [fd for m in self._by_inbox.values() for fd in (m.inbox.fd, m.outbox.fd)]
+            others += [board.outbox.fd] if board is not None else []
+        if method in ("spawn", "forkserver"):
+            if self._zygote is None:
+                self._zygote = Zygote(self._context, self._spec, parent)
+            fds = [tasks, results, member.reader.arena.fd]
+            fds += [board.fd, board.memory.fd] if board is not None else []
+            return self._zygote.start(member.place, member.id, fds, board is not None, interruptible)
+        ends = Fd(tasks), Fd(results), Fd(member.reader.arena.fd), shared
+        process = self._context.Process(
+            target=main, args=(self._spec, member.place, member.id, ends, others, parent, interruptible)
+        )
+        process.daemon = True
+        with own_fork(), _uninterrupted(method):
+            process.start()
+        return process
+
+    def submit(self, worker: int | None, epoch: int, task: Task) -> None:
         payload = pickle.dumps(task.indices, protocol=5)
-        self._given[worker] += 1
-        self._outboxes[worker].put(Record(Kind.TASK, worker, epoch, task.number, payload=payload))
+        if worker is None:
+            assert self._board is not None
+            self._board.put(epoch, task.number, payload)
+            return
+        member = self._members[worker]
+        member.given += 1
+        member.outbox.put(Record(Kind.TASK, worker, epoch, task.number, payload=payload))
 
     def resume(self, epoch: int, shared_seed: int | None) -> None:
+        self._epoch = epoch
         payload = pickle.dumps(shared_seed)
-        for worker, outbox in enumerate(self._outboxes):
-            outbox.put(Record(Kind.RESUME, worker, epoch, 0, payload=payload))
+        for member in self._members:
+            if self._board is not None:
+                member.reader.arena.epoch = epoch
+            elif not member.leaving:
+                member.outbox.put(Record(Kind.RESUME, member.place, epoch, 0, payload=payload))
 
     def retire(self, worker: int) -> None:
-        if worker not in self._retired:
-            self._retired.add(worker)
-            self._outboxes[worker].put(Record(Kind.STOP, worker, 0, 0))
+        member = self._members[worker]
+        if not member.leaving:
+            member.leaving = True
+            member.outbox.put(Record(Kind.STOP, worker, 0, 0))
 
     def finish(self) -> None:
-        if not self._finishing:
-            self._finishing = True
-            for worker, outbox in enumerate(self._outboxes):
-                outbox.put(Record(Kind.STOP, worker, 0, 0))
+        if self._finishing:
+            return
+        self._finishing = True
+        if self._board is not None:
+            self._board.end()
+            return
+        for member in self._members:
+            member.outbox.put(Record(Kind.STOP, member.place, 0, 0))
 
     def receive(self, timeout: float | None, worker: int | None = None) -> Received | None:
         # To be woken by the others' results would be for nothing, and costs both sides a switch. But an iterable
         # dataset's end is to be known early, as in torch.
-        poll = self._poll if worker is None or self._spec.kind == _DatasetKind.Iterable else self._polls[worker]
+        alone = worker is not None and self._spec.kind != _DatasetKind.Iterable
+        poll = self._members[worker].poll if alone and worker is not None else self._poll
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._ready:
             left = PARENT_POLL_S if deadline is None else max(0.0, deadline - time.monotonic())
-            if [box for box in self._outboxes if not box.flush()]:
+            if not self._flush():
                 left = min(left, FLUSH_S)
             events = poll.poll(min(left, PARENT_POLL_S) * 1000)
-            self._feed(events)
-            if self._ready:
-                break
-            self._check_alive(events)
+            with self._lock:
+                self._feed(events)
+                if self._ready:
+                    break
+                self._check_alive(events)
             if not events and deadline is not None and time.monotonic() >= deadline:
                 return None
         r = self._ready.popleft()
-        self._answered[r.worker] += 1
-        return Received(self, r)
+        member = self._members[r.worker]
+        member.answered += 1
+        return Received(self, r, member.reader)
+
+    def _flush(self) -> bool:
+        if self._board is not None:
+            return self._board.flush()
+        return not [m for m in self._members if not m.outbox.flush()]
 
     def _feed(self, events: list[tuple[int, int]]) -> None:
         for fd, _ in events:
-            reader = self._inboxes.get(fd)
-            if reader is not None and not reader.feed():  # it has gone, or is about to
+            member = self._by_inbox.get(fd)
+            if member is not None and not member.inbox.feed():  # it has gone, or is about to
                 self._ignore(fd)
-                worker = list(self._inboxes).index(fd)
-                self._polls[worker].register(self.processes[worker].sentinel, select.POLLIN)
+                member.poll.register(member.process.sentinel, select.POLLIN)
 
     def _ignore(self, fd: int) -> None:
-        for poll in (self._poll, *self._polls):
+        for poll in (self._poll, *(m.poll for m in self._members)):
             with contextlib.suppress(KeyError):
                 poll.unregister(fd)
 
@@ -213,43 +311,88 @@ class ProcessPool:
         """Raises when a worker that was not told to leave is gone, and all that it sent has been read."""
         woken = {fd for fd, _ in events}
         dead = []
-        for w, p in enumerate(self.processes):
-            if w in self._retired or (self._finishing and self._given[w] == self._answered[w]):
-                if p.sentinel in woken:
-                    self._ignore(p.sentinel)  # it was told to leave, and did
-            elif not p.is_alive():
-                dead.append(w)
-        if not dead or any(fd in woken for fd in self._inboxes):
+        for m in self._members:
+            if m.gone:
+                continue
+            if self._may_leave(m):
+                if m.process.sentinel in woken:
+                    self._ignore(m.process.sentinel)  # it was told to leave, and did
+                    self._bury(m)
+            elif not m.process.is_alive():
+                dead.append(m)
+        if not dead or any(fd in woken for fd in self._by_inbox):
             return  # look again when the pipe is silent
         self._feed(self._poll.poll(0))
         if self._ready:
             return  # what it sent before it died
-        for w in dead:
-            self.retire(w)
-        pids = ", ".join(str(self.processes[w].pid) for w in dead)
-        raise WorkerDiedError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly", dead)
+        hands = [m.reader.arena.hand for m in dead]
+        for m in dead:
+            self.retire(m.place)
+            self._ignore(m.process.sentinel)
+        pids = ", ".join(str(m.process.pid) for m in dead)
+        tasks = [h[1] for h in hands if h is not None and h[0] == self._epoch]
+        raise WorkerDiedError(
+            f"DataLoader worker (pid(s) {pids}) exited unexpectedly",
+            [m.id for m in dead],
+            tasks if len(tasks) == len(dead) else None,
+        )
 
-    def hold(self, worker: int, slot: int, used: int) -> Any:
+    def _may_leave(self, m: _Member) -> bool:
+        if m.leaving:
+            return True
+        if self._board is not None:
+            return self._finishing and m.reader.arena.hand is None
+        return self._finishing and m.given == m.answered
+
+    def _bury(self, m: _Member) -> None:
+        """Frees what a worker that was told to leave, and did, no longer needs. Its memory stays, warm."""
+        if self._board is None or not m.leaving:
+            return  # until the pool is closed
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                if m.inbox.feed():
+                    continue
+            break
+        m.gone = True
+        m.process.join()
+        self.processes.remove(m.process)
+        self._spare.append(m.reader)
+        del self._by_inbox[m.inbox.fd]
+        self._ignore(m.inbox.fd)
+        os.close(m.inbox.fd)
+        os.close(m.outbox.fd)
+
+    def hold(self, reader: SlotReader, slot: int, used: int) -> Any:
         """The slot's bytes for the consumer: in place within the budget, copied out beyond it."""
-        reader, budget = self.readers[worker], self.budget
-        count = sum(len(r.leases) for r in self.readers)
-        if count < budget.lease_slots and used + sum(r.leased_bytes() for r in self.readers) <= budget.lease_bytes:
+        budget = self.budget
+        count = sum(len(r.leases) for r in self._readers)
+        if count < budget.lease_slots and used + sum(r.leased_bytes() for r in self._readers) <= budget.lease_bytes:
             return reader.lease(slot, used)
         return reader.copy(slot, used)
+
+    def pss(self) -> dict[int, int]:
+        """Bytes of memory by worker, as each measured itself last; those that have not yet are left out."""
+        found = {m.id: m.reader.arena.pss for m in self._members if not m.gone}
+        return {id_: nbytes for id_, nbytes in found.items() if nbytes}
 
     def close(self, leave_s: float = lifecycle.LEAVE_S) -> None:
         if self._closed or os.getpid() != self._owner:
             return
         self._closed = True
         self._unwatch()
-        for reader in self.readers:
+        for reader in self._readers:
             reader.arena.stop = True
-        for worker in range(len(self.processes)):
-            if worker not in self._retired:
-                self.retire(worker)
-        for fd in (*self._inboxes, *(box.fd for box in self._outboxes)):
-            os.close(fd)
+        for member in self._members:
+            if not member.gone:
+                self.retire(member.place)
+        for member in self._by_inbox.values():
+            os.close(member.inbox.fd)
+            os.close(member.outbox.fd)
+        if self._board is not None:
+            self._board.close()
         lifecycle.join(self.processes, leave_s)
-        for reader in self.readers:
+        if self._zygote is not None:
+            self._zygote.close(leave_s)
+        for reader in self._readers:
             reader.reclaim()
-        self._arenas.extend(self.readers)
+        self._arenas.extend(self._readers)

@@ -25,6 +25,7 @@ class WorkerSpec:
         num_workers: how many there are, for ``get_worker_info()``.
         shared_seed: torch's seed for datapipes, else None.
         task_seeds: seed per task instead of per worker.
+        shared: any free worker takes the next task.
     """
 
     kind: int
@@ -37,6 +38,7 @@ class WorkerSpec:
     num_workers: int
     shared_seed: int | None
     task_seeds: bool
+    shared: bool = False
 
 
 class Result(Protocol):
@@ -47,6 +49,7 @@ class Result(Protocol):
     task: int
     ended: bool
     times: Times
+    nbytes: int  # memory that the batch takes
 
     def take(self) -> Any:
         """The batch, or torch's ``ExceptionWrapper``. Once only."""
@@ -58,14 +61,21 @@ class Result(Protocol):
 class Pool(Protocol):
     """Workers of one kind."""
 
-    def submit(self, worker: int, epoch: int, task: Task) -> None:
-        """Gives a worker a task. Never blocks."""
+    def submit(self, worker: int | None, epoch: int, task: Task) -> None:
+        """Gives a worker a task; None: whoever is free. Never blocks."""
 
     def resume(self, epoch: int, shared_seed: int | None) -> None:
         """A new epoch begins for every worker."""
 
     def retire(self, worker: int) -> None:
         """The worker has no more work in this run; it may leave."""
+
+    def resize(self, n: int) -> None:
+        """Another number of workers, where tasks are shared. Returns at once: those that are new start in the
+        background, those that go finish the task they have."""
+
+    def alive(self) -> int:
+        """Workers that have not died or been told to leave."""
 
     def finish(self) -> None:
         """There will be no more tasks for anybody. Workers leave when they have answered those they have."""

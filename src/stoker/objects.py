@@ -1,0 +1,157 @@
+"""Looks into a dataset, by the paths of its attributes: what is big, what changed, what cannot be pickled."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+DEPTH = 4
+WIDTH = 200  # attributes or items of one object that are looked at
+MANY = 10_000  # items from which on a container is worth estimating
+SAMPLES = 64
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+class Big(NamedTuple):
+    """A container of many small objects.
+
+    Attributes:
+        path: where it is: ``dataset.samples``.
+        words: ``a list of 2,000,000 dicts``.
+        nbytes: about how much memory its objects take.
+    """
+
+    path: str
+    words: str
+    nbytes: int
+
+
+def _inside(obj: Any) -> Iterator[tuple[str, Any]]:
+    """Attributes and items of an object, each with what it adds to a path."""
+    if isinstance(obj, dict):
+        for k, v in list(obj.items())[:WIDTH]:
+            yield f"[{k!r}]", v
+    elif isinstance(obj, (list, tuple)):
+        for i, v in enumerate(obj[:WIDTH]):
+            yield f"[{i}]", v
+    elif not isinstance(obj, (type, torch.Tensor, torch.nn.Module)) and type(obj).__module__ != "builtins":
+        for k, v in list(getattr(obj, "__dict__", {}).items())[:WIDTH]:
+            yield f".{k}", v
+
+
+def big(obj: Any, at_least: int, path: str = "dataset", depth: int = DEPTH, seen: set[int] | None = None) -> list[Big]:
+    """Lists, tuples, dicts and sets of many small Python objects inside ``obj`` that take ``at_least`` bytes.
+
+    Reading such an object writes its reference count, so a forked worker copies its page; an array of numbers has one
+    count for all.
+    """
+    seen = set() if seen is None else seen
+    if id(obj) in seen or not depth:
+        return []
+    seen.add(id(obj))
+    if type(obj) in (list, tuple, dict, set, frozenset) and len(obj) >= MANY:
+        found = _estimate(obj, path)
+        return [found] if found.nbytes >= at_least else []
+    return [b for step, inner in _inside(obj) for b in big(inner, at_least, path + step, depth - 1, seen)]
+
+
+def _estimate(obj: Any, path: str) -> Big:
+    n = len(obj)
+    step = max(1, n // SAMPLES)
+    items = obj[::step] if isinstance(obj, (list, tuple)) else [x for _, x in zip(range(SAMPLES), obj, strict=False)]
+    own = items
+    if isinstance(obj, dict):
+        own = [obj[k] for k in items]
+        items = [*items, *own]
+    each = sum(_size(x) for x in items) / max(1, len(own))
+    kinds = {type(x).__name__ for x in own}
+    of = f"{kinds.pop()}s" if len(kinds) == 1 else "objects"
+    return Big(path, f"a {type(obj).__name__} of {n:,} {of}", int(n * each) + sys.getsizeof(obj))
+
+
+def _size(obj: Any, depth: int = 3) -> int:
+    if isinstance(obj, (torch.Tensor, np.ndarray)):
+        return 200  # the object; its numbers are not copied
+    size = sys.getsizeof(obj, 64)
+    if depth and isinstance(obj, dict):
+        size += sum(_size(v, depth - 1) for v in list(obj.values())[:WIDTH])
+    elif depth and isinstance(obj, (list, tuple, set)):
+        size += sum(_size(v, depth - 1) for v in list(obj)[:WIDTH])
+    elif depth and hasattr(obj, "__dict__"):
+        size += _size(vars(obj), depth - 1)
+    return size
+
+
+class Look:
+    """What a dataset looked like, to say later what changed: plain values, tensors, arrays, the length of containers.
+
+    Args:
+        obj: the dataset.
+        path: its name.
+    """
+
+    def __init__(self, obj: Any, path: str = "dataset") -> None:
+        self._path = path
+        self._values: dict[str, Any] = {}
+        self._walk(obj, path, DEPTH, set())
+
+    def _walk(self, obj: Any, path: str, depth: int, seen: set[int]) -> None:
+        if type(obj) in PLAIN:
+            self._values[path] = obj
+            return
+        if id(obj) in seen or not depth:
+            return
+        seen.add(id(obj))
+        if isinstance(obj, torch.Tensor):
+            if not obj.is_shared():  # else the workers see it, too
+                self._values[path] = ("a tensor", tuple(obj.shape), obj.data_ptr(), obj._version)
+        elif isinstance(obj, np.ndarray):
+            some = obj.reshape(-1)[:: max(1, obj.size // SAMPLES)] if obj.flags.c_contiguous else obj[:1]
+            self._values[path] = ("an array", obj.shape, some.tobytes() if not obj.dtype.hasobject else b"")
+        else:
+            if isinstance(obj, (list, tuple, dict, set)):
+                self._values[path] = (f"a {type(obj).__name__} of {len(obj)}",)
+                if len(obj) > WIDTH:
+                    return
+            for step, inner in _inside(obj):
+                self._walk(inner, path + step, depth - 1, seen)
+
+    def changed(self, obj: Any) -> list[str]:
+        """What is otherwise now: ``["dataset.epoch was 0 and is 1"]``."""
+        now = Look(obj, self._path)._values
+        out = []
+        for path, old in self._values.items():
+            new = now.get(path, self)
+            if new is not self and type(new) is type(old) and new != old and new == new:
+                out.append(f"{path} was {_words(old)} and is {_words(new)}" if _words(old) != _words(new) else path)
+        return out
+
+
+def _words(value: Any) -> str:
+    return str(value[0]) if isinstance(value, tuple) else repr(value)[:60]
+
+
+def culprit(obj: Any, path: str, depth: int = 0) -> str | None:
+    """Path of the innermost attribute or item that pickle refuses, or None when it takes all."""
+    try:
+        ForkingPickler.dumps(obj)
+        return None
+    except Exception:
+        inner: list[tuple[str, Any]] = []
+        if isinstance(obj, dict):
+            inner = [(f"{path}[{k!r}]", v) for k, v in list(obj.items())[:1000]]
+        elif isinstance(obj, (list, tuple)):
+            inner = [(f"{path}[{i}]", v) for i, v in enumerate(obj[:1000])]
+        elif hasattr(obj, "__dict__") and not isinstance(obj, type):
+            inner = [(f"{path}.{k}", v) for k, v in vars(obj).items()]
+        if depth < 8:
+            for name, value in inner:
+                found = culprit(value, name, depth + 1)
+                if found:
+                    return found
+        return f"{path} ({type(obj).__name__})"

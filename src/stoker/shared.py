@@ -1,0 +1,297 @@
+"""``share``: a big Python list or dict as one shared buffer, read-only.
+
+A list of small objects is copied by each worker that fork makes, page by page, because looking at an object writes its
+reference count; ``gc.freeze`` does not help. Here the items lie pickled in anonymous shared memory (memfd_create(2)),
+and one is unpickled when it is asked for. Under spawn and forkserver workers get a descriptor
+and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+import operator
+import os
+import pickle
+import struct
+import weakref
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
+from multiprocessing import reduction
+from multiprocessing.context import get_spawning_popen
+from typing import Any
+
+import numpy as np
+
+from .errors import UsageError
+
+WRITE_BYTES = 1 << 20  # items are gathered to so much before they are written
+KEY_TYPES = "str, bytes, int, float, None and tuples of these"
+NOT_SHAREABLE: list[tuple[str, str]] = [
+    ("ndarray", "it is one block already, which fork does not copy"),
+    ("Tensor", "it is one block already, which fork does not copy; .share_memory_() for spawn"),
+    ("set", "a set has no order: share(sorted(...)) gives a list"),
+    ("frozenset", "a set has no order: share(sorted(...)) gives a list"),
+    ("generator", "share(list(...))"),
+    ("DataFrame", "share(frame.to_dict('records')), or keep its columns as arrays"),
+]
+
+
+def share(obj: Any) -> Any:
+    """A read-only list or dict of the same items in one shared buffer.
+
+    Args:
+        obj: a list, a tuple or a dict. Items may be whatever pickle takes; a dict's keys are str, bytes, int, float,
+            None or tuples of these.
+
+    Returns:
+        A ``SharedList`` or ``SharedDict``. Each look at an item makes a new object: changing it changes nothing.
+
+    Raises:
+        UsageError: another type, or an item or key that cannot be shared; the message names it.
+
+    Example:
+        >>> names = share([{"path": "a.jpg", "label": 1}, {"path": "b.jpg", "label": 0}])
+        >>> len(names), names[1]["path"], names[:1][0]["label"]
+        (2, 'b.jpg', 1)
+    """
+    if isinstance(obj, (SharedList, SharedDict)):
+        return obj
+    if isinstance(obj, (list, tuple)):
+        return SharedList._of(obj)
+    if isinstance(obj, dict):
+        return SharedDict._of(obj)
+    remedies = [words for name, words in NOT_SHAREABLE if name in (t.__name__ for t in type(obj).__mro__)]
+    raise UsageError(
+        f"share takes a list, a tuple or a dict, not {type(obj).__name__}: "
+        + (remedies[0] if remedies else f"{repr(obj)[:80]} is none")
+    )
+
+
+class _Memory:
+    """Anonymous shared memory, written once, then only read."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.fd, self.size = fd, size
+        self.map = mmap.mmap(fd, size, prot=mmap.PROT_READ) if size else b""
+        weakref.finalize(self, os.close, fd).atexit = False
+
+    @classmethod
+    def of(cls, parts: Iterable[Any]) -> _Memory:
+        fd = os.memfd_create("stoker-share", os.MFD_CLOEXEC)
+        try:
+            size = 0
+            for part in parts:
+                view = memoryview(part).cast("B")
+                while len(view):
+                    done = os.write(fd, view)
+                    size, view = size + done, view[done:]
+            return cls(fd, size)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def __reduce__(self) -> Any:
+        if get_spawning_popen() is not None:
+            return _attached, (reduction.DupFd(self.fd), self.size)
+        return _copied, (bytes(self.map),)  # to wherever a plain pickle goes
+
+
+def _attached(fd: Any, size: int) -> _Memory:
+    return _Memory(fd.detach(), size)
+
+
+def _copied(data: bytes) -> _Memory:
+    return _Memory.of([data])
+
+
+class SharedList(Sequence[Any]):
+    """A read-only list in shared memory; made by ``share``. Slices are views on the same memory."""
+
+    __slots__ = ("_ends", "_keys", "_memory", "_places", "_text")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, memory: _Memory, places: range, count: int, text: bool, keys: tuple[Any, ...] | None) -> None:
+        self._memory, self._places, self._text, self._keys = memory, places, text, keys
+        at = memory.size - 8 * (count + 1)
+        self._ends = memoryview(memory.map)[at:].cast("Q")
+
+    @classmethod
+    def _of(cls, items: Sequence[Any]) -> SharedList:
+        text = all(type(x) is str for x in items)
+        first = items[0] if items else None
+        keys = tuple(first) if type(first) is dict else None
+        if keys is not None and not all(type(x) is dict and tuple(x) == keys for x in items):
+            keys = None
+        ends = np.zeros(len(items) + 1, np.uint64)
+        memory = _Memory.of(_packed(items, ends, text, keys is not None))
+        return cls(memory, range(len(items)), len(items), text, keys)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            part = object.__new__(SharedList)
+            part._memory, part._ends, part._text, part._keys = self._memory, self._ends, self._text, self._keys
+            part._places = self._places[index]
+            return part
+        try:
+            at = self._places[index]
+        except IndexError:
+            raise IndexError("list index out of range") from None
+        data = self._memory.map[self._ends[at] : self._ends[at + 1]]
+        if self._text:
+            return data.decode("utf-8", "surrogatepass")
+        if self._keys is not None:
+            return dict(zip(self._keys, pickle.loads(data), strict=True))
+        return pickle.loads(data)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.__getitem__, range(len(self._places)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (list, SharedList)):
+            return NotImplemented
+        return len(self) == len(other) and all(map(operator.eq, self, other))
+
+    def __repr__(self) -> str:
+        return f"<SharedList of {len(self):,} items in {self._memory.size:,} shared bytes>"
+
+    def __reduce__(self) -> Any:
+        return SharedList, (self._memory, self._places, len(self._ends) - 1, self._text, self._keys)
+
+    def __copy__(self) -> SharedList:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> SharedList:
+        return self  # nobody can change it
+
+
+def _packed(items: Sequence[Any], ends: Any, text: bool, rows: bool) -> Iterator[Any]:
+    pending = bytearray()
+    size = 0
+    for i, item in enumerate(items):
+        if text:
+            data = item.encode("utf-8", "surrogatepass")
+        else:
+            try:
+                data = pickle.dumps(tuple(item.values()) if rows else item, protocol=5)
+            except Exception as e:
+                raise UsageError(
+                    f"item {i} ({type(item).__name__}) cannot be shared: {type(e).__name__}: {e}. "
+                    "Keep what it is made from (a path, numbers) and make it in __getitem__"
+                ) from e
+        size += len(data)
+        ends[i + 1] = size
+        pending += data
+        if len(pending) >= WRITE_BYTES:
+            yield bytes(pending)
+            pending.clear()
+    yield bytes(pending) + bytes(-size % 8)
+    yield ends
+
+
+class SharedDict(Mapping[Any, Any]):
+    """A read-only dict in shared memory; made by ``share``. Iterates in the order of the dict it was made from."""
+
+    __slots__ = ("_hashes", "_keys", "_order", "_table", "_values")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, keys: SharedList, values: SharedList, table: _Memory) -> None:
+        self._keys, self._values, self._table = keys, values, table
+        both = np.frombuffer(table.map, np.uint64) if table.size else np.zeros(0, np.uint64)
+        self._hashes, self._order = both[: len(keys)], both[len(keys) :]
+
+    @classmethod
+    def _of(cls, items: dict[Any, Any]) -> SharedDict:
+        hashes = np.fromiter((_hash(k) for k in items), np.uint64, len(items))
+        order = np.argsort(hashes, kind="stable").astype(np.uint64)
+        table = _Memory.of([hashes[order.astype(np.int64)], order])
+        return cls(SharedList._of(list(items)), SharedList._of(list(items.values())), table)
+
+    def _find(self, key: Any) -> int | None:
+        h = np.uint64(_hash(key))
+        at = int(np.searchsorted(self._hashes, h))
+        while at < len(self._hashes) and self._hashes[at] == h:
+            place = int(self._order[at])
+            if self._keys[place] == key:
+                return place
+            at += 1
+        return None
+
+    def __getitem__(self, key: Any) -> Any:
+        hash(key)  # what cannot be a key of a dict is the same TypeError
+        place = None
+        with contextlib.suppress(UsageError):
+            place = self._find(key)
+        if place is None:
+            raise KeyError(key)
+        return self._values[place]
+
+    def __contains__(self, key: object) -> bool:
+        try:
+            return self._find(key) is not None
+        except UsageError:
+            return False
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def values(self) -> ValuesView[Any]:
+        return _Values(self)
+
+    def items(self) -> ItemsView[Any, Any]:
+        return _Items(self)
+
+    def __repr__(self) -> str:
+        return f"<SharedDict of {len(self):,} items in {self._values._memory.size:,} shared bytes>"
+
+    def __reduce__(self) -> Any:
+        return SharedDict, (self._keys, self._values, self._table)
+
+    def __copy__(self) -> SharedDict:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> SharedDict:
+        return self
+
+
+class _Values(ValuesView[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        m: Any = self._mapping  # type: ignore[attr-defined]
+        return iter(m._values)
+
+
+class _Items(ItemsView[Any, Any]):
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        m: Any = self._mapping  # type: ignore[attr-defined]
+        return zip(m._keys, m._values, strict=True)
+
+
+def _hash(key: Any) -> int:
+    """64 bits that are the same in every process, and the same for keys that are equal."""
+    digest = hashlib.blake2b(_canonical(key), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _canonical(key: Any) -> bytes:
+    if isinstance(key, str):
+        return b"s" + key.encode("utf-8", "surrogatepass")
+    if isinstance(key, bytes):
+        return b"b" + key
+    if key is None:
+        return b"n"
+    if isinstance(key, float):
+        return b"i%d" % int(key) if key.is_integer() else b"f" + struct.pack("<d", key)
+    if isinstance(key, tuple):
+        parts = [_canonical(k) for k in key]
+        return b"t" + b"".join(len(p).to_bytes(8, "little") + p for p in parts)
+    index: Callable[[Any], int] = operator.index
+    try:
+        return b"i%d" % index(key)
+    except TypeError:
+        raise UsageError(f"a key of type {type(key).__name__} cannot be shared ({key!r}): {KEY_TYPES} can") from None

@@ -1,0 +1,88 @@
+"""Slots for threads: private memory that is filled, read and used again warm, all within one process.
+
+The same life as in ``ring``, without the two sides: a slot is free when the last tensor in it has died. A child that
+the user forks has a copy of what it saw, as of all private memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import weakref
+from typing import Any
+
+import numpy as np
+
+from .mapping import populate
+from .ring import GRAIN, SLACK, Bytes, aligned
+
+SMALL = 1 << 16  # malloc is quicker below this
+
+
+class HeapWriter:
+    """Takes slots and fills them; ``ring.SlotWriter`` for a thread.
+
+    Args:
+        budget: bytes that its slots may take together; past it there is none to be had.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+        self._slots: list[tuple[Any, weakref.ref[Bytes] | None]] = []
+        self.whole: Bytes | None = None
+        self.used = 0
+        self.capacity = 0
+
+    def take(self, nbytes: int) -> bool:
+        """Starts filling a slot of at least ``nbytes``. Returns False when there is none to be had."""
+        if nbytes < SMALL:
+            return False
+        at = self._choose(nbytes)
+        if at is None:
+            return False
+        memory = self._slots[at][0]
+        self.whole = np.frombuffer(memory, np.uint8)
+        self.used, self.capacity = 0, len(memory)
+        self._slots[at] = memory, weakref.ref(self.whole)
+        return True
+
+    def room(self, nbytes: int) -> int | None:
+        """Reserves bytes in the slot being filled: their offset, aligned, or None when they do not fit."""
+        at = aligned(self.used)
+        if self.whole is None or at + nbytes > self.capacity:
+            return None
+        self.used = at + nbytes
+        return at
+
+    def sent(self) -> None:
+        """The slot belongs to the tensors in it; without any it is free."""
+        self.whole = None
+
+    cancel = sent
+
+    def _choose(self, nbytes: int) -> int | None:
+        total = 0
+        small = None
+        for i, (memory, ref) in enumerate(self._slots):
+            total += len(memory)
+            if ref is None or ref() is None:
+                if len(memory) >= nbytes:
+                    return i
+                small = i
+        if small is not None:  # replaced by a larger one
+            total -= len(self._slots[small][0])
+            nbytes += nbytes // SLACK
+        capacity = -(-nbytes // GRAIN) * GRAIN
+        if total + capacity > self._budget:
+            return None
+        try:
+            memory = mmap.mmap(-1, capacity, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError:
+            return None
+        populate((ctypes.c_ubyte * capacity).from_buffer(memory), nbytes)
+        if small is None:
+            small = len(self._slots)
+            self._slots.append((memory, None))
+        else:
+            self._slots[small] = memory, None
+        return small

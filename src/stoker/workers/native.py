@@ -1,0 +1,43 @@
+"""Native thread pools (OpenMP, OpenBLAS, MKL, OpenCV), capped at one thread in a worker: the workers are the threads.
+
+Otherwise each of N workers starts as many threads as there are cores, and they wait for each other.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import threadpoolctl
+import torch
+
+# Packages that bring pools of their own; when one has been imported since, look again for what is loaded.
+_BRING = ("cv2", "faiss", "mkl", "numba", "numpy", "scipy", "sklearn", "torch", "xgboost")
+_found: dict[tuple[bool, ...], threadpoolctl.ThreadpoolController] = {}
+
+
+def look() -> threadpoolctl.ThreadpoolController:
+    """The pools of this process. Looking takes 3 ms, so a parent looks once, and its forks know."""
+    loaded = tuple(name in sys.modules for name in _BRING)
+    if loaded not in _found:
+        _found[loaded] = threadpoolctl.ThreadpoolController()
+    return _found[loaded]
+
+
+def cap_process() -> None:
+    """One thread for every pool of this process. For worker processes only."""
+    torch.set_num_threads(1)
+    look().limit(limits=1)
+    cv2: Any = sys.modules.get("cv2")
+    if cv2 is not None:
+        cv2.setNumThreads(1)
+
+
+def cap_thread() -> None:
+    """One thread for what this thread calls.
+
+    OpenMP's count belongs to the thread that sets it (OpenMP 5.2, 2.4, "data environment ICVs"), and so does what torch
+    tells MKL. OpenBLAS' and OpenCV's count belong to the process, and so to the main thread: they are left alone.
+    """
+    torch.set_num_threads(1)
+    look().select(user_api="openmp").limit(limits=1)

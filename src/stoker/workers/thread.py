@@ -1,0 +1,327 @@
+"""Worker threads: one dataset in memory, nothing pickled, nothing started, batches handed over as they are.
+
+They follow torch's convention for thread workers: ``get_worker_info()`` is right in each, with ``worker_method ==
+"thread"`` and ``rng``, random generators of the worker's own.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import queue
+import threading
+import time
+from collections import deque
+from typing import Any
+
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data.dataloader import _DatasetKind
+
+from .. import lifecycle, seeding
+from ..collate import SlotCollate
+from ..errors import UsageError, WorkerDiedError
+from ..options import Budget
+from ..source import Task
+from ..transport.heap import HeapWriter
+from ..transport.record import Times
+from . import draws, native
+from .body import Body
+from .protocol import WorkerSpec
+
+POLL_S = 5.0  # between two looks at whether a worker is still there
+
+_current = threading.local()
+
+
+def _get_worker_info() -> Any:
+    return getattr(_stoker_current, "info", _worker_info)  # type: ignore[name-defined]  # noqa: F821  torch's module
+
+
+def _teach_torch() -> None:
+    """``get_worker_info`` then answers per thread. Scripts have imported the function by name, so it is this very
+    function that has to know: it keeps its identity and gets other code."""
+    torch_worker._stoker_current = _current  # type: ignore[attr-defined]
+    torch_worker.get_worker_info.__code__ = _get_worker_info.__code__
+
+
+os.register_at_fork(after_in_child=_current.__dict__.clear)  # a child forked by a worker is no worker
+
+
+class Made:
+    """A batch of this process, kept until it is delivered."""
+
+    __slots__ = ("_data", "ended", "epoch", "nbytes", "task", "times", "worker")
+
+    def __init__(self, worker: int, epoch: int, task: int, ended: bool, times: Times, nbytes: int, data: Any) -> None:
+        self.worker, self.epoch, self.task = worker, epoch, task
+        self.ended, self.times, self.nbytes, self._data = ended, times, nbytes, data
+
+    def take(self) -> Any:
+        data, self._data = self._data, None
+        return data
+
+    def drop(self) -> None:
+        self._data = None
+
+
+class _Died:
+    """A worker ended on something that is no Exception."""
+
+    def __init__(self, worker: int, task: tuple[int, int] | None, cause: BaseException) -> None:
+        self.worker, self.task, self.cause = worker, task, cause
+
+
+class _Lane:
+    """Work that waits: of one worker, or of all where tasks are shared."""
+
+    def __init__(self) -> None:
+        self.work: deque[Any] = deque()
+        self.changed = threading.Condition()
+
+    def put(self, item: Any) -> None:
+        with self.changed:
+            self.work.append(item)
+            self.changed.notify()
+
+    def wake(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+
+
+class _Worker(threading.Thread):
+    def __init__(self, pool: ThreadPool, id_: int, lane: _Lane, dataset: Any) -> None:
+        super().__init__(name=f"stoker_worker_{id_}", daemon=True)
+        self.id, self.lane, self.leaving = id_, lane, False
+        self._pool, self._dataset, self._spec = pool, dataset, pool.spec
+        self._writer = HeapWriter(pool.heap_bytes)
+        self._cpu = 0
+        self._hand: tuple[int, int] | None = None
+
+    def run(self) -> None:
+        pool = self._pool
+        try:
+            self._work()
+        except BaseException as e:  # the consumer raises it
+            pool.out.put(_Died(self.id, self._hand, e))
+        finally:
+            _current.__dict__.clear()
+
+    def _work(self) -> None:
+        native.cap_thread()
+        pool, spec = self._pool, self._spec
+        seed = spec.base_seed + self.id
+        rng = seeding.Generators(spec.base_seed, self.id)
+        collate = SlotCollate(spec.collate_fn, self._writer, spec.auto_collation)
+        collate.install()
+        body = Body(spec, self.id, self._dataset, collate, "thread", rng.seed_task)
+        self._introduce(seed, body, rng)
+        body.start()
+        workers, epoch = pool.count, 0
+        self._cpu = time.thread_time_ns()
+        while True:
+            item = self._wait()
+            if item is None:
+                return
+            if workers != pool.count:
+                workers = pool.count
+                self._introduce(seed, body, rng)
+            at, what, is_task = item
+            if not is_task:
+                body.resume(what)
+                continue
+            if spec.shared and at != epoch:
+                epoch = at
+                body.resume(None)
+            if not body.exhausted:
+                self._task(body, at, what)
+
+    def _introduce(self, seed: int, body: Body, rng: Any) -> None:
+        _current.info = torch_worker.WorkerInfo(
+            id=self.id,
+            num_workers=self._pool.count,
+            seed=seed,
+            dataset=body.dataset,
+            rng=rng.as_torch(),
+            worker_method="thread",
+        )
+
+    def _wait(self) -> Any:
+        """The next piece of work; None: leave."""
+        pool, lane = self._pool, self.lane
+        with lane.changed:
+            while True:
+                if self.leaving or pool.closed:
+                    return None
+                if lane.work:
+                    item = lane.work.popleft()
+                    if not pool.spec.shared or item[0] == pool.epoch:  # else of an epoch that was left early
+                        return item
+                elif pool.finishing:
+                    return None
+                else:
+                    lane.changed.wait()
+
+    def _task(self, body: Body, epoch: int, task: Task) -> None:
+        self._hand = epoch, task.number
+        pool = self._pool
+        if pool.noticed.first(self.id):
+            data, who = draws.watch(lambda: body.run(epoch, task.number, task.indices))
+            pool.noticed.who = who or pool.noticed.who
+        else:
+            data = body.run(epoch, task.number, task.indices)
+        writer = self._writer
+        if type(data) is ExceptionWrapper:
+            writer.cancel()
+        nbytes = writer.used if writer.whole is not None else 0
+        body.collate.expected = max(nbytes, body.collate.expected - body.collate.expected // 16)
+        writer.sent()
+        cpu = time.thread_time_ns()
+        times = body.times(0, cpu - self._cpu)
+        self._cpu = cpu
+        pool.out.put(Made(self.id, epoch, task.number, body.exhausted, times, nbytes, data))
+        self._hand = None
+
+
+class ThreadPool:
+    """Worker threads of one iterator. See ``workers.protocol.Pool``.
+
+    Args:
+        spec: what each worker does. A map-style dataset is shared by all; of an iterable one each has a copy.
+        budget: how much the consumer may keep in slots.
+        noticed: what is known of the loader's use of random generators.
+
+    Raises:
+        UsageError: the dataset says that it is not thread-safe (``thread_safe = False``), or an iterable dataset cannot
+            be copied.
+    """
+
+    def __init__(self, spec: WorkerSpec, budget: Budget, noticed: draws.Noticed) -> None:
+        refuse(spec.dataset)
+        _teach_torch()
+        self.spec, self.count = spec, spec.num_workers
+        self.heap_bytes = budget.lease_bytes // max(1, spec.num_workers)
+        self.out: queue.SimpleQueue[Made | _Died] = queue.SimpleQueue()
+        self.processes: list[_Worker] = []  # torch's iterator calls them so
+        self.closed = self.finishing = False
+        self.epoch = 0
+        self.noticed = noticed
+        self._shared = _Lane()
+        self._owner = os.getpid()
+        threads = torch.get_num_threads()
+        for worker in range(spec.num_workers):
+            self._add(worker)
+        # at::set_num_threads leaves its number for threads that are made later, and the main thread's own is one of
+        # those that may make them: what was there before is put back.
+        torch.set_num_threads(threads)
+
+    def _add(self, id_: int) -> None:
+        spec = self.spec
+        dataset = spec.dataset
+        if spec.kind == _DatasetKind.Iterable:
+            try:
+                dataset = copy.deepcopy(dataset)
+            except Exception as e:
+                raise UsageError(
+                    f"each worker thread needs a {type(dataset).__name__} of its own, and it cannot be copied "
+                    f'({type(e).__name__}: {e}): worker_method="process"'
+                ) from e
+        worker = _Worker(self, id_, self._shared if spec.shared else _Lane(), dataset)
+        self.processes.append(worker)
+        worker.start()
+
+    def grow(self) -> None:
+        """One worker more, who gets tasks of its own."""
+        self.count += 1
+        self._add(len(self.processes))
+
+    def resize(self, n: int) -> None:
+        if self.closed or self.finishing:
+            return
+        self.count = n
+        stay = [w for w in self.processes if not w.leaving]
+        for w in stay:
+            w.leaving = w.id >= n
+        self._shared.wake()
+        self.processes[:] = [w for w in self.processes if w.is_alive()]
+        for id_ in sorted(set(range(n)) - {w.id for w in stay}):
+            self._add(id_)
+
+    def alive(self) -> int:
+        return sum(w.is_alive() and not w.leaving for w in self.processes)
+
+    def submit(self, worker: int | None, epoch: int, task: Task) -> None:
+        lane = self._shared if worker is None else self.processes[worker].lane
+        lane.put((epoch, task, True))
+
+    def resume(self, epoch: int, shared_seed: int | None) -> None:
+        self.epoch = epoch
+        if not self.spec.shared:
+            for w in self.processes:
+                w.lane.put((epoch, shared_seed, False))
+
+    def retire(self, worker: int) -> None:
+        self.processes[worker].leaving = True
+        self.processes[worker].lane.wake()
+
+    def finish(self) -> None:
+        self.finishing = True
+        for w in self.processes:
+            w.lane.wake()
+
+    def receive(self, timeout: float | None, worker: int | None = None) -> Made | None:
+        item = self._get(timeout)
+        self.noticed.say()
+        if isinstance(item, _Died):
+            hand = item.task
+            raise WorkerDiedError(
+                f"DataLoader worker (thread {item.worker}) exited unexpectedly: {item.cause!r}",
+                [item.worker],
+                [hand[1]] if hand is not None and hand[0] == self.epoch else None,
+            ) from item.cause
+        return item
+
+    def _get(self, timeout: float | None) -> Made | _Died | None:
+        try:
+            return self.out.get_nowait()
+        except queue.Empty:
+            pass
+        look = self.noticed.looks > 0 and self.noticed.who is None
+        before = draws.state() if look else None
+        try:
+            return self.out.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        finally:
+            if look:
+                self.noticed.looks -= 1
+                if draws.state() != before and self.noticed.who is None:
+                    self.noticed.who = "Code in a worker thread"
+
+    def pss(self) -> dict[int, int]:
+        """Threads have no memory of their own."""
+        return {}
+
+    def close(self, leave_s: float = lifecycle.LEAVE_S) -> None:
+        if self.closed or os.getpid() != self._owner:
+            return
+        self.closed = True
+        for w in self.processes:
+            w.lane.wake()
+        deadline = time.monotonic() + leave_s
+        for w in self.processes:
+            if w is not threading.current_thread():
+                w.join(max(0.0, deadline - time.monotonic()))
+
+
+def refuse(dataset: Any) -> None:
+    """Raises for a dataset, or one inside it, that says ``thread_safe = False``."""
+    inner = [dataset, getattr(dataset, "dataset", None), *(getattr(dataset, "datasets", None) or ())]
+    for d in inner:
+        if d is not None and getattr(d, "thread_safe", None) is False:
+            raise UsageError(
+                f'{type(d).__name__} says that it is not thread-safe (thread_safe = False): worker_method="process"'
+            )
+        if d is not None and d is not dataset:
+            refuse(d)
