@@ -72,6 +72,7 @@ class PoolIter(_BaseDataLoaderIter):
             timeout=loader.timeout,
             task_seeds=auto,
             shared=auto and self._dataset_kind == _DatasetKind.Map,
+            ahead=getattr(loader, "_ahead", 0) if auto else 0,
         )
         init_fn = loader.worker_init_fn
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):

@@ -32,6 +32,7 @@ T_co = TypeVar("T_co", covariant=True)
 LEASE_SHARE = 4  # the consumer may keep a quarter of the granted memory in slots; beyond that batches are copied out
 FEISTEL = "feistel"
 SUPPORTED = sys.platform == "linux"
+AHEAD = 8  # tasks in flight per worker with "auto" for both; docs/notes/stragglers.md
 METHODS = ("process", "thread", "auto")
 BIG_BYTES = 64 << 20  # of Python objects in one container; what a worker may copy without being worth a word
 WORKER_BYTES = 32 << 20  # what a forked worker takes before any has been weighed
@@ -249,6 +250,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if budget is not None:
             parse_bytes(budget, machine.memory_granted())
         self.worker_method, self.budget = worker_method, budget
+        self._ahead = AHEAD if prefetch_factor is None else 0
         if isinstance(num_workers, str) and num_workers == "auto":
             num_workers = AutoWorkers(first_guess(dataset))
         if isinstance(shuffle, str) and shuffle != FEISTEL:

@@ -37,6 +37,8 @@ class Knobs:
         timeout: seconds to wait for one batch; 0 waits for ever.
         task_seeds: seed the random state of each task, not of each worker (``num_workers="auto"``).
         shared: any free worker takes the next task; only with task seeds.
+        ahead: tasks in flight per worker that may be reached while batches are small, so that a slow sample does not
+            stop the others; at least ``prefetch_factor``, and that where it is 0.
     """
 
     num_workers: int
@@ -46,6 +48,7 @@ class Knobs:
     timeout: float = 0.0
     task_seeds: bool = False
     shared: bool = False
+    ahead: int = 0
 
     def __post_init__(self) -> None:
         if self.num_workers < 1:
@@ -55,7 +58,12 @@ class Knobs:
 
     @property
     def window(self) -> int:
-        """Tasks in flight over all workers."""
+        """Tasks in flight over all workers, at most."""
+        return self.num_workers * max(self.ahead, self.prefetch_factor)
+
+    @property
+    def usual(self) -> int:
+        """Tasks in flight over all workers, however large batches are."""
         return self.num_workers * self.prefetch_factor
 
 

@@ -20,6 +20,7 @@ from .options import Budget, Knobs
 from .source import Task
 from .workers.protocol import Pool, Result
 
+AHEAD_SHARE = 16  # part of the bytes in flight that is for what is made ahead only because some samples are slow
 NextIndices = Callable[[], Any]
 
 
@@ -227,8 +228,11 @@ class Scheduler:
         the first batch has shown how large it is."""
         largest = self._metrics.batch_bytes
         if not largest:
-            return not (self._budget.strict and self._flying)
-        return not self._flying or (self._flying + 1) * largest <= self._budget.flight_bytes
+            return self._flying < (1 if self._budget.strict else self._knobs.usual)
+        limit = self._budget.flight_bytes
+        if self._flying >= self._knobs.usual:
+            limit //= AHEAD_SHARE
+        return not self._flying or (self._flying + 1) * largest <= limit
 
     def _submit(self) -> None:
         """Draws one index and gives it to the worker whose turn it is; with no worker left it is lost, as in torch."""

@@ -5,6 +5,7 @@ Otherwise each of N workers starts as many threads as there are cores, and they 
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from typing import Any
 
@@ -27,10 +28,22 @@ def look() -> threadpoolctl.ThreadpoolController:
 def cap_process() -> None:
     """One thread for every pool of this process. For worker processes only."""
     torch.set_num_threads(1)
-    look().limit(limits=1)
+    for pool in look().lib_controllers:
+        if pool.internal_api != "openblas" or not _quietly(pool):
+            pool.set_num_threads(1)
     cv2: Any = sys.modules.get("cv2")
     if cv2 is not None:
-        cv2.setNumThreads(1)
+        cv2.setNumThreads(0)  # 0 runs without a pool; 1 would try to end threads that a fork has not
+
+
+def _quietly(pool: Any) -> bool:
+    """Tells OpenBLAS by the variable that ``openblas_set_num_threads`` writes. The function would, after a fork, first
+    start all threads again, and these spin for 0.1 s of CPU before they sleep."""
+    try:
+        ctypes.c_int.in_dll(pool.dynlib, "blas_cpu_number").value = 1
+    except (AttributeError, ValueError):  # a build that does not export it
+        return False
+    return True
 
 
 def cap_thread() -> None:

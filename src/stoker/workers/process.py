@@ -28,6 +28,7 @@ from ..transport.board import Board
 from ..transport.codec import decode
 from ..transport.record import Kind, Outbox, Reader, Record
 from ..transport.ring import Arena, SlotReader, own_fork
+from . import native
 from .child import Fd, main
 from .protocol import WorkerSpec
 from .zygote import Zygote
@@ -113,6 +114,7 @@ class ProcessPool:
         self._watched = False
         self._epoch = 0
         self._zygote: Zygote | None = None
+        native.look()  # once here, not in each fork
         self._board = Board() if spec.shared else None
         try:
             for worker in range(spec.num_workers):
@@ -149,6 +151,7 @@ class ProcessPool:
         if self._finishing or self._closed:
             return
         with self._lock:
+            self._sweep()
             stay = [m for m in self._members if not (m.leaving or m.gone)]
             for member in stay:
                 if member.id >= n:
@@ -301,6 +304,8 @@ class ProcessPool:
             if member is not None and not member.inbox.feed():  # it has gone, or is about to
                 self._ignore(fd)
                 member.poll.register(member.process.sentinel, select.POLLIN)
+            elif member is None:
+                self._sweep()
 
     def _ignore(self, fd: int) -> None:
         for poll in (self._poll, *(m.poll for m in self._members)):
@@ -343,6 +348,13 @@ class ProcessPool:
         if self._board is not None:
             return self._finishing and m.reader.arena.hand is None
         return self._finishing and m.given == m.answered
+
+    def _sweep(self) -> None:
+        """Buries those that were told to leave, and did."""
+        for m in self._members:
+            if m.leaving and not m.gone and not m.process.is_alive():
+                self._ignore(m.process.sentinel)
+                self._bury(m)
 
     def _bury(self, m: _Member) -> None:
         """Frees what a worker that was told to leave, and did, no longer needs. Its memory stays, warm."""

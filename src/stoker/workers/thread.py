@@ -174,13 +174,13 @@ class _Worker(threading.Thread):
         writer = self._writer
         if type(data) is ExceptionWrapper:
             writer.cancel()
-        nbytes = writer.used if writer.whole is not None else 0
+        nbytes = writer.used if writer.whole is not None else 0  # small batches are not weighed
         body.collate.expected = max(nbytes, body.collate.expected - body.collate.expected // 16)
         writer.sent()
         cpu = time.thread_time_ns()
         times = body.times(0, cpu - self._cpu)
         self._cpu = cpu
-        pool.out.put(Made(self.id, epoch, task.number, body.exhausted, times, nbytes, data))
+        pool.out.put(Made(self.id, epoch, task.number, body.exhausted, times, nbytes or 1, data))
         self._hand = None
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from . import native
 from .child import Fd, die_with_parent, main
 from .protocol import WorkerSpec
 
@@ -223,7 +224,9 @@ def serve(control: Fd, pickled: Pickled, parent: int) -> None:
     process: Any = multiprocessing.current_process()
     process._config["daemon"] = False  # daemons may have no children; these are daemons in its place
     link = socket.socket(fileno=control.fd)
-    context = multiprocessing.get_context(_start_method())
+    method = _start_method()
+    context = multiprocessing.get_context(method)
+    native.look()
     poll = select.poll()
     poll.register(link.fileno(), select.POLLIN)
     running: dict[int, tuple[int, Any]] = {}
@@ -247,7 +250,16 @@ def serve(control: Fd, pickled: Pickled, parent: int) -> None:
             number, place, id_, shared, interruptible = pickle.loads(words)
             tasks, results, memory, *board = (Fd(f) for f in fds)
             ends = tasks, results, memory, (board[0], board[1]) if shared else None
-            args = (pickled, place, id_, ends, [link.fileno()], os.getpid(), interruptible, board[-1])
+            args = (
+                pickled,
+                place,
+                id_,
+                ends,
+                [link.fileno()] if method == "fork" else [],
+                os.getpid(),
+                interruptible,
+                board[-1],
+            )
             worker = context.Process(target=main, args=args, daemon=True)  # type: ignore[attr-defined]
             worker.start()
             for f in fds:

@@ -1,0 +1,454 @@
+"""Workers that come and go within an epoch: the same batches in the same order, whoever runs them and how many."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+import stoker
+from stoker.errors import BudgetError, UsageError, WorkerDiedError
+from stoker.loader import state_of
+from stoker.metrics import LoaderMetrics
+from stoker.options import Budget, Knobs, parse_bytes
+from stoker.scheduler import Scheduler
+from stoker.tune.online import Controller
+
+SEED = int(os.environ.get("STOKER_SEED", random.randrange(1 << 30)))
+METHODS = ["process", "thread"]
+WAIT_S = 60
+
+
+class Drawn(Dataset):
+    """Index and random numbers, from generators that threads and processes may both use."""
+
+    def __init__(self, n: int = 240) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        generator = torch.random.thread_safe_generator()
+        return torch.cat([torch.tensor([float(i)]), torch.rand(3, generator=generator)])
+
+
+def auto(dataset: Any, workers: int, **kw: Any) -> Any:
+    """A loader whose count is free, and known: nothing is measured."""
+    loader = stoker.DataLoader(dataset, num_workers="auto", **kw)
+    loader.resize(workers)
+    return loader
+
+
+def epoch(loader: Any, changes: dict[int, int] | None = None) -> torch.Tensor:
+    torch.manual_seed(5)
+    out = []
+    for i, batch in enumerate(loader):
+        if changes and i in changes:
+            loader.resize(changes[i])
+        out.append(batch.clone())
+    return torch.cat(out)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("persistent", [False, True])
+def test_resizing_changes_no_bit(method: str, persistent: bool) -> None:
+    print(f"STOKER_SEED={SEED}")
+    r = random.Random(SEED)
+    kw = {"batch_size": 3, "shuffle": True, "worker_method": method, "persistent_workers": persistent}
+    fixed = epoch(auto(Drawn(), 2, **kw))
+    for _ in range(6):
+        loader = auto(Drawn(), r.randint(1, 4), **kw)
+        changes = {r.randrange(80): r.randint(1, 5) for _ in range(r.randint(1, 8))}
+        print(int(loader.num_workers), changes)
+        assert torch.equal(epoch(loader, changes), fixed)
+
+
+def test_the_kind_of_workers_changes_no_bit() -> None:
+    a, b = (epoch(auto(Drawn(), 2, batch_size=3, shuffle=True, worker_method=m)) for m in METHODS)
+    assert torch.equal(a, b)
+
+
+def test_resizing_under_spawn() -> None:
+    fixed = epoch(auto(Drawn(60), 1, batch_size=3, shuffle=True))
+    loader = auto(Drawn(60), 1, batch_size=3, shuffle=True, multiprocessing_context="spawn")
+    assert torch.equal(epoch(loader, {2: 3, 10: 1}), fixed)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_come_and_go(method: str) -> None:
+    loader = auto(Drawn(4000), 1, batch_size=2, worker_method=method)
+    it = iter(loader)
+    next(it)
+    loader.resize(4)
+    assert len(it._workers) == 4
+    gone = list(it._workers)[2:]
+    loader.resize(2)
+    for worker in gone:  # each finishes the task it has, and goes
+        worker.join(WAIT_S)
+        assert not worker.is_alive()
+    assert all(torch.equal(batch[:, 0], torch.tensor([2.0 * i, 2.0 * i + 1])) for i, batch in enumerate(it, 1))
+    assert int(loader.num_workers) == 2
+
+
+class Counted(Drawn):
+    def __getitem__(self, i: int) -> torch.Tensor:
+        info = get_worker_info()
+        assert info is not None
+        return torch.tensor([info.id, info.num_workers])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_know_how_many_they_are(method: str) -> None:
+    loader = auto(Counted(600), 2, batch_size=1, worker_method=method)
+    it = iter(loader)
+    next(it)
+    loader.resize(3)
+    rest = torch.cat(list(it))[60:]  # what was in flight when it was resized may say otherwise
+    assert set(rest[:, 1].tolist()) == {3}
+    assert set(rest[:, 0].tolist()) <= {0, 1, 2}
+
+
+def test_many_resizes_leave_no_descriptor_and_no_process() -> None:
+    loader = auto(Drawn(3000), 1, batch_size=1)
+    it = iter(loader)
+    next(it)
+    before = len(os.listdir("/proc/self/fd"))
+    for k in range(40):
+        loader.resize(1 + k % 3)
+        next(it)
+    loader.resize(1)
+    for worker in list(it._workers):
+        if worker is not it._workers[0]:
+            worker.join(WAIT_S)
+    for _ in range(60):
+        next(it)
+    assert len(it._workers) <= 3
+    assert len(os.listdir("/proc/self/fd")) <= before + 24
+    del it
+    assert not multiprocessing.active_children()
+
+
+class Held(Dataset):
+    """Sample 0 waits until sample 2 has been begun, which torch gives to the same one of two workers."""
+
+    def __init__(self, event: Any) -> None:
+        self.event = event
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, i: int) -> int:
+        if i == 0:
+            assert self.event.wait(WAIT_S)
+        if i == 2:
+            self.event.set()
+        return i
+
+
+def test_a_slow_task_holds_up_nobody() -> None:
+    loader = auto(Held(multiprocessing.Event()), 2, batch_size=1)
+    assert [int(b) for b in loader] == list(range(20))
+
+
+class Large(Dataset):
+    def __init__(self, floats: int = 100_000) -> None:
+        self.floats = floats
+
+    def __len__(self) -> int:
+        return 4000
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return torch.full((self.floats,), float(i))
+
+
+def test_index_lists_of_any_length_reach_whoever_is_free() -> None:
+    loader = auto(Drawn(20_000), 3, batch_size=5000, shuffle=True)
+    for _ in range(3):
+        assert torch.cat([b[:, 0] for b in loader]).sort().values.tolist() == list(range(20_000))
+
+
+class Deadly(Drawn):
+    def __getitem__(self, i: int) -> torch.Tensor:
+        if i == 50:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.tensor([i])
+
+
+def test_a_death_costs_one_task_and_the_others_go_on() -> None:
+    loader = auto(Deadly(100), 3, batch_size=5)
+    it = iter(loader)
+    got, deaths = [], 0
+    while True:
+        try:
+            got += next(it)[:, 0].tolist()
+        except StopIteration:
+            break
+        except RuntimeError:
+            deaths += 1
+            assert deaths < 5
+    assert deaths
+    assert sorted(set(range(100)) - set(got)) == [50, 51, 52, 53, 54]
+    assert got == sorted(got)
+
+
+def test_without_workers_left_an_epoch_ends() -> None:
+    it = iter(auto(Deadly(100), 1, batch_size=50))
+    next(it)
+    with pytest.raises((RuntimeError, WorkerDiedError)):
+        next(it)
+    with pytest.raises((StopIteration, RuntimeError)):
+        next(it)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, "2", True, None])
+def test_resize_refuses_what_is_no_count(wrong: Any) -> None:
+    loader = auto(Drawn(), 1)
+    with pytest.raises(UsageError, match=r"resize\(.*at least 1"):
+        loader.resize(wrong)
+
+
+def test_resize_refuses_more_than_fit() -> None:
+    with pytest.raises(BudgetError, match=r"resize\(1000000\): at most \d+ workers fit here: "):
+        auto(Drawn(), 1).resize(1_000_000)
+
+
+def test_torchs_seeds_wait_for_the_next_epoch() -> None:
+    loader = stoker.DataLoader(Drawn(), batch_size=3, num_workers=1)
+    it = iter(loader)
+    next(it)
+    loader.resize(3)
+    assert len(it._workers) == 1
+    torch.manual_seed(5)
+    theirs = torch.cat(list(torch.utils.data.DataLoader(Drawn(), batch_size=3, num_workers=3)))
+    assert torch.equal(epoch(loader), theirs)
+    with pytest.raises(UsageError, match="cannot change within an epoch"):
+        it.resize(2)
+
+
+class Sharded(IterableDataset):
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        assert info is not None
+        return iter(range(info.id, 12, info.num_workers))
+
+
+@pytest.mark.parametrize("workers", [2, "auto"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_shards_wait_for_the_next_epoch(workers: Any, persistent: bool) -> None:
+    loader = stoker.DataLoader(Sharded(), batch_size=2, num_workers=workers, persistent_workers=persistent)
+    it = iter(loader)
+    first = [next(it)]
+    loader.resize(3)
+    rest = torch.cat(first + list(it)).tolist()
+    assert sorted(rest) == list(range(12))
+    again = iter(loader)
+    assert len(again._workers) == 3
+    assert sorted(torch.cat(list(again)).tolist()) == list(range(12))
+
+
+def test_a_loader_without_workers_gets_some() -> None:
+    loader = stoker.DataLoader(Drawn(), batch_size=3)
+    loader.resize(2)
+    assert loader.prefetch_factor == 2
+    assert len(iter(loader)._workers) == 2
+
+
+# ----------------------------------------------------------------------------------------------------------- budget
+
+
+@pytest.mark.parametrize("workers", [1, 4, "auto"])
+def test_a_budget_too_small_for_a_batch_has_both_numbers(workers: Any) -> None:
+    loader = stoker.DataLoader(Large(), batch_size=4, num_workers=workers, budget="1MB")
+    with pytest.raises(BudgetError, match=r"one batch takes 1,6\d\d,\d\d\d bytes and the budget is 1,000,000"):
+        next(iter(loader))
+
+
+def test_a_budget_large_enough_is_no_error() -> None:
+    loader = stoker.DataLoader(Large(), batch_size=4, num_workers=4, budget="2MB", prefetch_factor=8)
+    assert [int(b[0, 0]) for b, _ in zip(loader, range(20), strict=False)] == list(range(0, 80, 4))
+
+
+@pytest.mark.parametrize("wrong", ["", "4 parsecs", 0, -5, 1.5, 0.0, True, "MB"])
+def test_a_budget_that_is_none(wrong: Any) -> None:
+    with pytest.raises(UsageError, match="budget="):
+        stoker.DataLoader(Drawn(), budget=wrong)
+
+
+def test_amounts_of_memory() -> None:
+    assert parse_bytes("4GB", 0) == 4 * 10**9
+    assert parse_bytes(" 1.5 MiB", 0) == 3 << 19
+    assert parse_bytes(4096, 0) == 4096
+    assert parse_bytes(0.25, 1000) == 250
+
+
+class Still:
+    """A pool that keeps what it is given until it is asked."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes, self.tasks, self.most, self.workers = nbytes, [], 0, 1
+
+    def submit(self, worker: Any, epoch: int, task: Any) -> None:
+        self.tasks.append(task)
+        self.most = max(self.most, len(self.tasks))
+
+    def receive(self, timeout: Any, worker: Any = None) -> Any:
+        return Done(self.tasks.pop(0), self.nbytes)
+
+    def resize(self, n: int) -> None:
+        self.workers = n
+
+    def alive(self) -> int:
+        return self.workers
+
+    def finish(self) -> None: ...
+    def retire(self, worker: int) -> None: ...
+    def resume(self, epoch: int, seed: Any) -> None: ...
+    def close(self) -> None: ...
+
+
+class Done:
+    worker = epoch = 0
+    ended = False
+    times = (0, 0, 0, 0)
+
+    def __init__(self, task: Any, nbytes: int) -> None:
+        self.task, self.nbytes = task.number, nbytes
+
+    def take(self) -> int:
+        return self.task
+
+    def drop(self) -> None: ...
+
+
+def scheduler(pool: Still, budget: Budget, **knobs: Any) -> Scheduler:
+    s = Scheduler(pool, Knobs(shared=True, task_seeds=True, **knobs), LoaderMetrics(), budget)
+    s.begin(iter(range(100)).__next__)
+    return s
+
+
+def rest(s: Scheduler) -> list[int]:
+    out = []
+    while True:
+        try:
+            out.append(s.next())
+        except StopIteration:
+            return out
+
+
+def test_bytes_in_flight_stay_within_the_budget() -> None:
+    pool = Still(1000)
+    s = scheduler(pool, Budget(0, flight_bytes=3500, strict=True), num_workers=4, prefetch_factor=4)
+    assert len(pool.tasks) == 1  # until it is known how large a batch is
+    assert rest(s) == list(range(100))
+    assert pool.most == 3
+
+
+def test_what_is_made_ahead_for_stragglers_is_small() -> None:
+    large, small = Still(1000), Still(10)
+    for pool in (large, small):
+        s = scheduler(pool, Budget(0, flight_bytes=16_000), num_workers=2, prefetch_factor=2, ahead=8)
+        assert rest(s) == list(range(100))
+    assert large.most == 4
+    assert small.most == 16
+
+
+def test_credits_follow_the_count() -> None:
+    pool = Still(1)
+    s = scheduler(pool, Budget(0), num_workers=2, prefetch_factor=2)
+    assert len(pool.tasks) == 4
+    s.resize(5)
+    assert len(pool.tasks) == 10
+    s.resize(1)
+    assert rest(s) == list(range(100))
+    pool.tasks.clear()
+    s.begin(iter(range(100)).__next__)
+    assert len(pool.tasks) == 2
+
+
+# ------------------------------------------------------------------------------------------------------- controller
+
+
+class World:
+    """A consumer and workers in made-up time."""
+
+    def __init__(self, batch_s: float, step_s: float, cores: int) -> None:
+        self.batch_s, self.step_s, self.cores, self.now, self.waited = batch_s, step_s, cores, 0.0, 0.0
+
+    def run(self, c: Controller, batches: int) -> None:
+        for _ in range(batches):
+            make = self.batch_s / min(c.workers, self.cores)
+            self.now += max(make, self.step_s)
+            self.waited += max(0.0, make - self.step_s)
+            c.step(int(self.waited * 1e9))
+
+
+def controller(world: World, workers: int, most: int = 8) -> Controller:
+    return Controller(workers, lambda: most, clock=lambda: int(world.now * 1e9))
+
+
+def test_workers_are_added_while_the_consumer_waits_and_it_pays() -> None:
+    world = World(batch_s=0.040, step_s=0.010, cores=8)
+    c = controller(world, 1)
+    world.run(c, 3000)
+    assert c.workers == 4
+
+
+def test_a_worker_that_does_not_pay_goes_again_and_is_not_tried_twice() -> None:
+    world = World(batch_s=0.040, step_s=0.001, cores=2)
+    c = controller(world, 1)
+    seen = []
+    for _ in range(200):
+        world.run(c, 50)
+        seen.append(c.workers)
+    assert seen[-1] == 2
+    assert seen.count(3) < 20
+
+
+def test_idle_workers_go() -> None:
+    world = World(batch_s=0.010, step_s=0.020, cores=8)
+    c = controller(world, 6)
+    world.run(c, 5000)
+    assert c.workers == 1
+
+
+def test_a_changed_load_wakes_it() -> None:
+    world = World(batch_s=0.010, step_s=0.020, cores=8)
+    c = controller(world, 2)
+    world.run(c, 3000)
+    assert c.workers == 1
+    world.batch_s = 0.1  # a slower disk
+    world.run(c, 6000)
+    assert c.workers == 5
+
+
+def test_the_count_moves_in_a_real_epoch() -> None:
+    """Samples that wait: more workers pay at once, and no batch changes."""
+    loader = stoker.DataLoader(Sleepy(), batch_size=1, num_workers="auto")
+    loader.resize(1)
+    state_of(loader).hold = False
+    out = []
+    for batch in loader:
+        out.append(int(batch))
+        if int(loader.num_workers) > 1 and len(out) > 100:
+            break
+    assert out == list(range(len(out)))
+    assert state_of(loader).metrics.decisions
+    assert "the consumer waits" in state_of(loader).metrics.decisions[0]
+
+
+class Sleepy(Dataset):
+    def __len__(self) -> int:
+        return 3000
+
+    def __getitem__(self, i: int) -> int:
+        time.sleep(0.005)  # what is loaded comes from far away
+        return i
