@@ -49,8 +49,11 @@ def _quietly(pool: Any) -> bool:
 def cap_thread() -> None:
     """One thread for what this thread calls.
 
-    OpenMP's count belongs to the thread that sets it (OpenMP 5.2, 2.4, "data environment ICVs"), and so does what torch
-    tells MKL. OpenBLAS' and OpenCV's count belong to the process, and so to the main thread: they are left alone.
+    OpenMP's count belongs to the thread that sets it (OpenMP 5.2, 2.4, "data environment ICVs"); torch and MKL heed it.
+    Not ``torch.set_num_threads``: that also sets what threads made later begin with, the user's among them. OpenBLAS'
+    and OpenCV's counts belong to the process, and so to the main thread: they are left alone.
     """
-    torch.set_num_threads(1)
-    look().select(user_api="openmp").limit(limits=1)
+    torch.get_num_threads()  # torch sets a thread's count when the thread first asks for it; from here on it does not
+    for pool in look().lib_controllers:
+        if pool.user_api == "openmp":
+            pool.set_num_threads(1)

@@ -14,7 +14,6 @@ import time
 from collections import deque
 from typing import Any
 
-import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _DatasetKind
@@ -209,12 +208,8 @@ class ThreadPool:
         self.noticed = noticed
         self._shared = _Lane()
         self._owner = os.getpid()
-        threads = torch.get_num_threads()
         for worker in range(spec.num_workers):
             self._add(worker)
-        # at::set_num_threads leaves its number for threads that are made later, and the main thread's own is one of
-        # those that may make them: what was there before is put back.
-        torch.set_num_threads(threads)
 
     def _add(self, id_: int) -> None:
         spec = self.spec

@@ -1,0 +1,497 @@
+"""Worker threads: torch's convention for them, the same batches as processes, and what they may not do."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import random
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
+
+import stoker
+from stoker.errors import StokerWarning, UsageError, WorkerDiedError
+from stoker.workers import draws
+from tests.contract.trace import canon
+
+SEED = int(os.environ.get("STOKER_SEED", random.randrange(1 << 30)))
+WAIT_S = 60
+
+
+def threads(dataset: Any, workers: Any = 3, **kw: Any) -> Any:
+    return stoker.DataLoader(dataset, num_workers=workers, worker_method="thread", **kw)
+
+
+class Told(Dataset):
+    """What a worker is told, and what its generators give."""
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, i: int) -> tuple[int, int, int, int, float, int, float]:
+        info = get_worker_info()
+        assert info is not None
+        rng = info.rng
+        python = rng.random_generator if info.worker_method == "thread" else random
+        drawn = torch.rand((), generator=torch.random.thread_safe_generator())
+        numpy = rng.numpy_generator.random() if info.worker_method == "thread" else 0.0
+        assert info.dataset is not None
+        return i, info.id, info.num_workers, info.seed, float(drawn), python.randrange(1000), numpy
+
+
+def epoch(loader: Any) -> list[Any]:
+    torch.manual_seed(3)
+    return [canon(batch) for batch in loader]
+
+
+def test_what_a_worker_is_told() -> None:
+    torch.manual_seed(3)
+    ids = set()
+    for batch in threads(Told(), batch_size=4):
+        _, id_, count, seed, *_ = batch
+        ids |= set(id_.tolist())
+        assert set(count.tolist()) == {3}
+        assert len(set((seed - id_).tolist())) == 1  # base seed
+    assert ids == {0, 1, 2}
+    assert get_worker_info() is None
+    assert torch.random.thread_safe_generator() is None
+
+
+def test_the_same_batches_as_processes_and_the_same_again() -> None:
+    first = epoch(threads(Told(), batch_size=4, shuffle=True))
+    assert epoch(threads(Told(), batch_size=4, shuffle=True)) == first
+    kw = {"batch_size": 4, "shuffle": True, "num_workers": 3}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours = [b[:6] for b in _plain(threads(Told(), batch_size=4, shuffle=True))]
+        theirs = [b[:6] for b in _plain(torch.utils.data.DataLoader(Told(), **kw))]
+    assert ours == theirs
+
+
+def _plain(loader: Any) -> list[Any]:
+    torch.manual_seed(3)
+    return [[x.tolist() for x in batch] for batch in loader]
+
+
+class Info(Dataset):
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, i: int) -> str:
+        info = get_worker_info()
+        assert info is not None
+        return f"{threading.current_thread().name} {info.id} {info.worker_method}"
+
+
+def test_the_info_is_right_in_every_thread_at_once() -> None:
+    """Two loaders of threads, one of processes and the main thread, all at work."""
+    a, b = iter(threads(Info(), 2, batch_size=1)), iter(threads(Info(), 4, batch_size=1))
+    c = iter(stoker.DataLoader(Info(), num_workers=2, batch_size=1))
+    for x, y, z in zip(a, b, c, strict=True):
+        for words in (x, y):
+            name, id_, method = words[0].split()
+            assert name == f"stoker_worker_{id_}"
+            assert method == "thread"
+        assert z[0].endswith("multiprocessing")
+        assert get_worker_info() is None
+
+
+def test_one_dataset_and_nothing_pickled() -> None:
+    class Local(Dataset):
+        def __init__(self) -> None:
+            self.lock, self.seen, self.f = threading.Lock(), 0, lambda i: i
+
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, i: int) -> int:
+            with self.lock:
+                self.seen += 1
+            return self.f(i)
+
+    dataset = Local()
+    assert torch.cat(list(threads(dataset, batch_size=4))).tolist() == list(range(40))
+    assert dataset.seen == 40
+
+
+class Stream(IterableDataset):
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        assert info is not None
+        assert info.dataset is self
+        for i in range(info.id, 30, info.num_workers):
+            self.at += 1
+            yield i
+
+
+def test_each_thread_has_its_own_iterable() -> None:
+    stream = Stream()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = [b.tolist() for b in torch.utils.data.DataLoader(stream, batch_size=4, num_workers=3)]
+    for persistent in (False, True):
+        loader = threads(stream, batch_size=4, persistent_workers=persistent)
+        for _ in range(2):
+            assert [b.tolist() for b in loader] == theirs
+    assert stream.at == 0
+
+
+def test_an_iterable_that_cannot_be_copied() -> None:
+    stream = Stream()
+    stream.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match=r"Stream of its own, and it cannot be copied.*worker_method=\"process\""):
+        iter(threads(stream))
+
+
+class Broken(Dataset):
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, i: int) -> int:
+        if i == 5:
+            raise KeyError("no such sample")
+        if i == 9:
+            raise SystemExit
+        return i
+
+
+def test_errors_and_what_comes_after() -> None:
+    it = iter(threads(Broken(), 2, batch_size=1))
+    got, errors = [], []
+    while True:
+        try:
+            got.append(int(next(it)))
+        except StopIteration:
+            break
+        except (KeyError, WorkerDiedError) as e:
+            errors.append(e)
+    assert "in DataLoader worker thread 1" in str(errors[0])
+    assert isinstance(errors[1], WorkerDiedError)
+    assert "SystemExit" in str(errors[1])
+    assert set(got) >= {i for i in range(20) if i % 2 == 0}
+    assert got == sorted(got)
+
+
+class Slow(Dataset):
+    def __init__(self, event: threading.Event) -> None:
+        self.event = event
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, i: int) -> int:
+        self.event.wait(WAIT_S)
+        return i
+
+
+def test_a_timeout() -> None:
+    event = threading.Event()
+    it = iter(threads(Slow(event), 2, timeout=0.2))
+    with pytest.raises(RuntimeError, match=r"timed out after 0\.2 seconds"):
+        next(it)
+    event.set()
+    assert int(next(it)) == 0
+
+
+class Refused(Info):
+    def __getitem__(self, i: int) -> str:
+        raise KeyError("no such sample")
+
+
+@pytest.mark.parametrize("how", ["end", "break", "del", "error"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_no_thread_is_left(how: str, persistent: bool) -> None:
+    gc.collect()
+    before = threading.active_count()
+    loader = threads(Refused() if how == "error" else Info(), batch_size=1, persistent_workers=persistent)
+    it: Any = iter(loader)
+    if how == "error":
+        with pytest.raises(KeyError):
+            for _ in it:
+                pass
+    else:
+        for _ in range(3 if how != "end" else 60):
+            next(it)
+        if how == "end":
+            assert next(it, None) is None
+    del it, loader
+    gc.collect()  # an exception and its frames are a cycle
+    deadline = time.monotonic() + WAIT_S
+    while threading.active_count() > before and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+    assert threading.active_count() == before
+
+
+class Pools(Dataset):
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, i: int) -> list[int]:
+        import threadpoolctl
+
+        pools = [p["num_threads"] for p in threadpoolctl.threadpool_info() if p["user_api"] == "openmp"]
+        blas = [p["num_threads"] for p in threadpoolctl.threadpool_info() if p["user_api"] == "blas"]
+        return [torch.get_num_threads(), max(pools), max(blas)]
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", None])
+def test_native_pools_are_capped_in_workers_and_nowhere_else(context: str | None) -> None:
+    import threadpoolctl
+
+    (np.ones((300, 300)) @ np.ones((300, 300))).sum()
+    before = torch.get_num_threads(), threadpoolctl.threadpool_info()
+    kw = {"multiprocessing_context": context} if context else {"worker_method": "thread"}
+    for n, openmp, blas in stoker.DataLoader(Pools(), num_workers=2, batch_size=None, collate_fn=list, **kw):
+        assert (n, openmp) == (1, 1)
+        assert blas == 1 or context is None  # OpenBLAS has one count for the process: the main thread's
+    assert (torch.get_num_threads(), threadpoolctl.threadpool_info()) == before
+    seen: list[int] = []
+    t = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    t.start()
+    t.join()
+    assert seen == [before[0]]  # a thread of the user's that starts now
+
+
+# ------------------------------------------------------------------------------------------- process-wide generators
+
+
+class Flip:
+    def __call__(self, x: Any) -> Any:
+        return x if random.random() < 0.5 else -x
+
+
+class Crop:
+    def forward(self, x: Any) -> Any:
+        return x + torch.randint(0, 9, ())
+
+
+class Noise:
+    def __call__(self, x: Any) -> Any:
+        return x + np.random.normal()
+
+
+class Quiet:
+    def __call__(self, x: Any) -> Any:
+        return x + torch.rand((), generator=torch.random.thread_safe_generator())
+
+
+class Transformed(Dataset):
+    def __init__(self, transform: Any) -> None:
+        self.transform = getattr(transform, "forward", transform)
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.as_tensor(self.transform(torch.tensor(float(i))))
+
+
+@pytest.mark.parametrize("transform", [Flip(), Crop(), Noise()], ids=lambda t: type(t).__name__)
+def test_draws_from_process_wide_generators_are_said_once_by_name(transform: Any) -> None:
+    loader = threads(Transformed(transform), 2, batch_size=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            list(loader)
+    said = [str(w.message) for w in caught if issubclass(w.category, StokerWarning)]
+    assert len(said) == 1
+    name = type(transform).__name__
+    assert said[0].startswith(f"{name} (test_threads.py:")
+    assert "thread_safe_generator" in said[0]
+
+
+def test_generators_of_ones_own_are_no_reason() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", StokerWarning)
+        loader = threads(Transformed(Quiet()), 2, batch_size=2)
+        for _ in loader:
+            torch.rand(1), random.random(), np.random.rand()  # the consumer may draw as it likes
+
+
+def test_draws_are_noticed_in_a_thread_that_is_being_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then no name is known, but the generators move while the consumer waits."""
+    waits, state = threading.Event(), draws.state
+
+    def looked() -> Any:
+        seen = state()
+        waits.set()
+        return seen
+
+    def late(x: Any) -> Any:
+        assert waits.wait(WAIT_S)
+        return x + random.random()
+
+    monkeypatch.setattr(draws, "state", looked)
+    threading.setprofile(lambda *_: None)
+    try:
+        with pytest.warns(StokerWarning, match="Code in a worker thread draws"):
+            list(threads(Transformed(late), 1, batch_size=20))
+    finally:
+        threading.setprofile(None)
+
+
+# ------------------------------------------------------------------------------------------------------------ choice
+
+
+def chosen(dataset: Any, caplog: Any, **kw: Any) -> str:
+    caplog.clear()
+    caplog.set_level(logging.INFO, "stoker")
+    loader = stoker.DataLoader(dataset, batch_size=4, num_workers=2, worker_method="auto", **kw)
+    next(iter(loader))
+    words = [r.getMessage() for r in caplog.records if "worker_method" in r.getMessage()]
+    assert len(words) == 1
+    return words[0]
+
+
+class Waits(Dataset):
+    """Releases the GIL, and is large: threads need not move it."""
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        time.sleep(0.001)
+        return torch.zeros(500_000)
+
+
+class Spins(Dataset):
+    def __len__(self) -> int:
+        return 4000
+
+    def __getitem__(self, i: int) -> int:
+        return sum(range(20_000))
+
+
+def test_auto_takes_threads_where_they_are_faster(caplog: Any) -> None:
+    assert "threads make" in chosen(
+        Waits(), caplog
+    )  # which is faster depends on the machine; that both were measured not
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core makes both alike")
+def test_auto_takes_processes_for_pure_python(caplog: Any) -> None:
+    words = chosen(Spins(), caplog)
+    assert words.startswith("worker_method='process'")
+    assert "threads make" in words
+
+
+def test_auto_takes_processes_where_threads_are_not_safe(caplog: Any) -> None:
+    unsafe = Spins()
+    unsafe.thread_safe = False  # type: ignore[attr-defined]
+    assert "says that it is not thread-safe" in chosen(unsafe, caplog)
+    files = Spins()
+    files.file = open(__file__)  # type: ignore[attr-defined]
+    assert "cannot be shared for sure" in chosen(files, caplog)
+    assert "Flip (test_threads.py" in chosen(Transformed(Flip()), caplog)
+    assert "a sampler of its own" in chosen(Spins(), caplog, sampler=list(range(40)))
+
+
+def test_measuring_leaves_the_parents_random_state_alone() -> None:
+    torch.manual_seed(4)
+    random.seed(4)
+    np.random.seed(4)
+    want = random.random(), float(np.random.rand())
+    torch.manual_seed(4)
+    random.seed(4)
+    np.random.seed(4)
+    kw: dict[str, Any] = {"batch_size": 4, "num_workers": "auto", "worker_method": "auto"}
+    next(iter(stoker.DataLoader(Spins(), **kw)))
+    assert (random.random(), float(np.random.rand())) == want
+
+
+@pytest.mark.parametrize("wrong", ["threads", "", None, 3, "multiprocessing"])
+def test_an_unknown_method(wrong: Any) -> None:
+    with pytest.raises(UsageError, match=r"worker_method=.*'process', 'thread', 'auto'"):
+        stoker.DataLoader(Info(), worker_method=wrong)
+
+
+def test_a_dataset_that_says_no() -> None:
+    unsafe = Info()
+    unsafe.thread_safe = False  # type: ignore[attr-defined]
+    for dataset in (unsafe, Subset(unsafe, [1, 2]), torch.utils.data.ConcatDataset([Info(), unsafe])):
+        with pytest.raises(UsageError, match=r"Info says that it is not thread-safe.*worker_method=\"process\""):
+            threads(dataset)
+
+
+def test_a_context_means_nothing_to_threads() -> None:
+    with pytest.raises(UsageError, match="leave one out"):
+        threads(Info(), multiprocessing_context="fork")
+
+
+# -------------------------------------------------------------------------------------------------------------- bits
+
+
+class Noisy(Dataset):
+    def __init__(self, floats: int) -> None:
+        self.floats = floats
+
+    def __len__(self) -> int:
+        return 600
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return torch.full((self.floats,), float(i))
+
+
+@pytest.mark.parametrize("floats", [10, 40_000])
+@pytest.mark.timeout(120)
+def test_batches_are_intact_whatever_is_kept_and_dropped(floats: int) -> None:
+    print(f"STOKER_SEED={SEED}")
+    r = random.Random(SEED)
+    loader = threads(Noisy(floats), 3, batch_size=2, persistent_workers=True)
+    kept: list[tuple[int, torch.Tensor]] = []
+    for _ in range(3):
+        for i, batch in enumerate(loader):
+            kept.append((i, batch[r.randrange(2) :]))
+            while len(kept) > r.randrange(1, 12):
+                at, part = kept.pop(r.randrange(len(kept)))
+                assert part.shape[1] == floats
+                assert set(part[-1].tolist()) == {2.0 * at + 1}
+                part.fill_(-1)  # a batch is the consumer's
+
+
+def test_memory_is_used_again() -> None:
+    places = {batch.data_ptr() for batch in threads(Noisy(400_000), 2, batch_size=4)}
+    assert len(places) < 20  # of 150 batches
+
+
+def test_the_consumer_may_keep_everything() -> None:
+    kept = list(threads(Noisy(40_000), 2, batch_size=4))
+    assert [int(b[0, 0]) for b in kept] == list(range(0, 600, 4))
+
+
+def test_rows_are_gathered() -> None:
+    rows = torch.arange(1000.0).reshape(100, 10)
+    batches = list(threads(TensorDataset(rows), batch_size=10, shuffle=True))
+    assert torch.cat([x for (x,) in batches]).sort(0).values.equal(rows)
+
+
+def test_a_forked_child_sees_what_it_saw() -> None:
+    it = iter(threads(Noisy(40_000), 2, batch_size=4))
+    batch = next(it)
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(write, b"1" if set(batch[0, ::100].tolist()) == {0.0} else b"0")
+        os._exit(0)
+    for _ in range(20):
+        next(it)
+    assert os.read(read, 1) == b"1"
+    os.waitpid(pid, 0)
+
+
+def test_slots_die_with_their_loader() -> None:
+    batch = next(iter(threads(Noisy(40_000), 2, batch_size=4)))
+    assert bool((batch[0] == 0).all())
+    assert sys.getrefcount(batch) < 4
