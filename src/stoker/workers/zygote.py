@@ -135,9 +135,11 @@ class Zygote:
         with self._lock:
             known = self._news[number]
             while what not in known:
+                if self._socket.fileno() < 0:
+                    return None  # it has been closed
                 poll = select.poll()
                 poll.register(self._socket, select.POLLIN)
-                if self._socket.fileno() < 0 or not poll.poll(None if timeout is None else timeout * 1000):
+                if not poll.poll(None if timeout is None else timeout * 1000):
                     return None
                 message = self._socket.recv(MESSAGE)
                 if not message:
@@ -148,6 +150,8 @@ class Zygote:
 
     def close(self, leave_s: float) -> None:
         """Ends it; its workers have gone."""
+        for number in self._news:
+            self.ask(number, "exitcode", EXIT_S)  # somebody may want to know later
         self._socket.close()
         self._pickled.close()
         self.process.join(leave_s)

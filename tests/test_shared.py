@@ -1,0 +1,326 @@
+"""``stoker.share``, and what is noticed about a dataset: big lists, changes."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import pickle
+import tracemalloc
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Dataset
+
+import stoker
+from stoker import machine
+from stoker.errors import StokerWarning, UsageError
+from stoker.loader import state_of
+from stoker.objects import Look, big
+
+plain = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary())
+items = st.recursive(
+    plain, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(), inner, max_size=3))
+)
+keys = st.recursive(plain, lambda inner: st.tuples(inner, inner), max_leaves=3)
+
+
+@given(st.lists(items, max_size=12), st.data())
+def test_a_list_is_as_it_was(original: list[Any], data: Any) -> None:
+    shared = stoker.share(original)
+    assert shared == original
+    assert list(shared) == original
+    assert [type(x) for x in shared] == [type(x) for x in original]
+    assert len(shared) == len(original)
+    part = data.draw(st.slices(len(original)))
+    assert list(shared[part]) == original[part]
+    assert list(shared[part][::-1]) == original[part][::-1]
+    for i in range(-len(original), len(original)):
+        assert shared[i] == original[i]
+    for i in (len(original), -len(original) - 1):
+        with pytest.raises(IndexError):
+            shared[i]
+
+
+@given(st.dictionaries(keys, items, max_size=12), keys)
+def test_a_dict_is_as_it_was(original: dict[Any, Any], other: Any) -> None:
+    shared = stoker.share(original)
+    assert dict(shared) == original
+    assert list(shared) == list(original)
+    assert list(shared.items()) == list(original.items())
+    assert list(shared.values()) == list(original.values())
+    assert (other in shared) == (other in original)
+    assert shared.get(other) == original.get(other)
+    assert all(shared[k] == v for k, v in original.items())
+
+
+@settings(max_examples=20)
+@given(
+    st.lists(
+        st.fixed_dictionaries({"path": st.text(), "label": st.integers(), "box": st.tuples(st.floats(0, 1))}),
+        min_size=1,
+    )
+)
+def test_rows_of_one_look(original: list[Any]) -> None:
+    shared = stoker.share(original)
+    assert shared == original
+    assert list(shared[0]) == list(original[0])
+
+
+def test_any_integer_is_an_index() -> None:
+    shared = stoker.share(["a", "b"])
+    assert shared[np.int64(1)] == shared[torch.tensor(1)] == "b"
+    with pytest.raises(TypeError):
+        shared["a"]
+    with pytest.raises(TypeError):
+        shared[0] = "c"  # type: ignore[index]
+
+
+def test_copies_are_the_same_memory_and_pickles_are_not() -> None:
+    rows = [{"a": i} for i in range(100)]
+    shared, names = stoker.share(rows), stoker.share({"x": 1, (2, "y"): [3]})
+    assert copy.deepcopy(shared) is shared
+    assert stoker.share(shared) is shared
+    for _ in range(2):
+        other = pickle.loads(pickle.dumps(shared[10:20]))
+        assert other == rows[10:20]
+    assert dict(pickle.loads(pickle.dumps(names))) == {"x": 1, (2, "y"): [3]}
+
+
+def test_what_comes_out_is_nobody_elses() -> None:
+    shared = stoker.share([{"a": [1]}])
+    shared[0]["a"].append(2)
+    assert shared[0] == {"a": [1]}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (5, "not int"),
+        ("text", "not str"),
+        (np.zeros(3), "one block already"),
+        (torch.zeros(3), "one block already"),
+        ({1, 2}, "a set has no order"),
+        ((i for i in range(3)), r"share\(list"),
+        ([1, io.StringIO(), lambda: 1], r"item 2 \(function\) cannot be shared"),
+        ({frozenset(): 1}, "a key of type frozenset cannot be shared"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_shared(wrong: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        stoker.share(wrong)
+
+
+class Rows(Dataset):
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> int:
+        return int(self.rows[i]["y"])
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_read_the_same_memory(context: str) -> None:
+    n = 200_000
+    shared = stoker.share([{"p": f"img/{i:08d}.jpg", "y": i} for i in range(n)])
+    loader = stoker.DataLoader(
+        Rows(shared), batch_size=1000, num_workers=2, shuffle=True, multiprocessing_context=context
+    )
+    it = iter(loader)
+    seen = [next(it)]
+    maps = [Path(f"/proc/{w.pid}/maps").read_text() for w in it._workers]
+    assert all("memfd:stoker-share" in m for m in maps)
+    seen += list(it)
+    assert torch.cat(seen).sort().values.equal(torch.arange(n))
+
+
+def test_workers_weigh_themselves() -> None:
+    loader = stoker.DataLoader(Rows([{"y": i} for i in range(4000)]), batch_size=1, num_workers=2)
+    while len(state_of(loader).metrics.worker_pss) < 2:
+        for _ in loader:
+            pass
+    pss = state_of(loader).metrics.worker_pss
+    assert set(pss) == {0, 1}
+    assert all(1 << 20 < n < machine.memory_granted() for n in pss.values())
+    assert machine.pss() > 1 << 20
+    assert machine.pss(1 << 30) == 0
+
+
+# ----------------------------------------------------------------------------------------------------------- big lists
+
+
+def test_a_list_that_fork_copies_is_named_once() -> None:
+    class Inner:
+        def __init__(self) -> None:
+            self.samples = [{"path": f"{i}.jpg", "label": i} for i in range(300_000)]
+
+    dataset = Rows([{"y": 0}] * 4)
+    dataset.index = Inner()  # type: ignore[attr-defined]
+    loader = stoker.DataLoader(dataset, num_workers=1)
+    with pytest.warns(StokerWarning) as caught:
+        [list(loader) for _ in range(2)]
+    words = [str(w.message) for w in caught if w.category is StokerWarning]
+    assert len(words) == 1
+    assert words[0].startswith("dataset.index.samples is a list of 300,000 dicts, about ")
+    assert "dataset.index.samples = stoker.share(dataset.index.samples)" in words[0]
+
+
+def test_what_fork_does_not_copy_is_not_named() -> None:
+    dataset = Rows(stoker.share([{"y": i} for i in range(300_000)]))
+    dataset.table = np.zeros((1000, 1000))  # type: ignore[attr-defined]
+    dataset.tensors = [torch.zeros(1000) for _ in range(100)]  # type: ignore[attr-defined]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", StokerWarning)
+        next(iter(stoker.DataLoader(dataset, num_workers=1)))
+        kw: dict[str, Any] = {"num_workers": 1, "worker_method": "thread"}
+        next(iter(stoker.DataLoader(Rows([{"y": i} for i in range(300_000)]), **kw)))
+
+
+def test_estimates_are_near_the_truth() -> None:
+    tracemalloc.start()
+    rows = [{"path": f"images/{i:09d}.jpg", "label": i + 1000} for i in range(50_000)]
+    took, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    (found,) = big(Rows(rows), 1 << 20)
+    assert found.path == "dataset.rows"
+    assert 0.5 * took < found.nbytes < 2 * took
+
+
+def test_a_circle_ends() -> None:
+    a, b = Rows([]), Rows([])
+    a.other, b.other = b, a  # type: ignore[attr-defined]
+    assert big(a, 1) == []
+    assert Look(a).changed(a) == []
+
+
+# ------------------------------------------------------------------------------------------------------------- changes
+
+
+class Epochs(Dataset):
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.crop = {"size": 32}
+        self.mask = torch.zeros(3)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> int:
+        return self.epoch
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_made_anew_see_the_dataset_as_it_is(context: str) -> None:
+    dataset = Epochs()
+    loader = stoker.DataLoader(dataset, num_workers=2, multiprocessing_context=context)
+    for epoch in range(2):
+        dataset.epoch = epoch
+        assert [int(b) for b in loader] == [epoch] * 4
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: setattr(d, "epoch", 1), "dataset.epoch was 0 and is 1"),
+        (lambda d: d.crop.update(size=64), r"dataset\.crop\['size'\] was 32 and is 64"),
+        (lambda d: d.mask.fill_(1), r"dataset\.mask"),
+    ],
+)
+def test_a_change_that_persistent_workers_do_not_see_is_said_once(change: Any, words: str) -> None:
+    dataset = Epochs()
+    loader = stoker.DataLoader(dataset, num_workers=1, persistent_workers=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", StokerWarning)
+        for _ in range(2):
+            list(loader)
+    change(dataset)
+    with pytest.warns(StokerWarning, match=words) as caught:
+        [list(loader) for _ in range(3)]
+    assert len([w for w in caught if w.category is StokerWarning]) == 1
+
+
+def test_threads_see_every_change() -> None:
+    dataset = Epochs()
+    loader = stoker.DataLoader(dataset, num_workers=1, persistent_workers=True, worker_method="thread")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", StokerWarning)
+        for epoch in range(3):
+            dataset.epoch = epoch
+            assert [int(b) for b in loader] == [epoch] * 4
+
+
+def test_what_workers_share_with_the_parent_is_no_change() -> None:
+    dataset = Epochs()
+    dataset.mask.share_memory_()
+    look = Look(dataset)
+    dataset.mask.fill_(1)
+    assert look.changed(dataset) == []
+
+
+# ------------------------------------------------------------------------------------------------------------ start-up
+
+
+class Tally(Dataset):
+    """Counts how often it is pickled; holds what needs descriptors."""
+
+    def __init__(self) -> None:
+        self.pickled = 0
+        self.counter = torch.zeros(4, dtype=torch.int64).share_memory_()
+        self.lock = torch.multiprocessing.get_context("spawn").Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.pickled += 1
+        return self.__dict__
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, i: int) -> int:
+        with self.lock:
+            self.counter[0] += 1
+        return os.getppid()
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_the_dataset_is_pickled_once_for_all_workers(context: str) -> None:
+    dataset = Tally()
+    batches = list(stoker.DataLoader(dataset, num_workers=4, batch_size=1, multiprocessing_context=context))
+    assert dataset.pickled == 1
+    assert int(dataset.counter[0]) == 8  # shared tensors stay shared, with every worker
+    assert len({int(b) for b in batches}) == 1  # one interpreter started them all
+    assert int(batches[0]) != os.getpid()
+
+
+def test_a_worker_under_spawn_has_an_exit_code() -> None:
+    it = iter(stoker.DataLoader(Epochs(), num_workers=2, multiprocessing_context="spawn"))
+    workers = list(it._workers)
+    assert [w.exitcode for w in workers] == [None, None]
+    assert len({w.pid for w in workers}) == 2
+    list(it)
+    assert [w.exitcode for w in workers] == [0, 0]
+    assert not any(w.is_alive() for w in workers)
+
+
+class Unloadable(Epochs):
+    def __reduce__(self) -> Any:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise ValueError("not here")
+
+
+def test_a_dataset_that_cannot_be_unpickled_ends_the_epoch() -> None:
+    it = iter(stoker.DataLoader(Unloadable(), num_workers=2, multiprocessing_context="spawn"))
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        next(it)
