@@ -15,8 +15,8 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import stoker
+from stoker.engine import state_of
 from stoker.errors import BudgetError, UsageError, WorkerDiedError
-from stoker.loader import state_of
 from stoker.metrics import LoaderMetrics
 from stoker.options import Budget, Knobs, parse_bytes
 from stoker.scheduler import Scheduler

@@ -15,7 +15,7 @@ BASE = {"errors"}
 # A room, and the rooms it may import when it is imported. docs/architecture.md draws the same.
 MAY: dict[str, set[str]] = {
     "errors": set(),
-    "live": set(),
+    "live": {"machine", "metrics"},
     "metrics": set(),
     "lifecycle": set(),
     "machine": set(),
@@ -32,9 +32,10 @@ MAY: dict[str, set[str]] = {
     "objects": set(),
     "shared": BASE,
     "iterators": BASE | {"metrics", "objects", "options", "pin", "scheduler", "source", "transport", "workers"},
-    "loader": BASE | {"gather", "iterators", "machine", "metrics", "objects", "options", "source", "workers"},
-    "tune": BASE | {"loader", "machine", "options", "seeding", "source", "workers"},
-    "watch": {"live", "loader", "metrics", "options"},
+    "engine": BASE | {"gather", "iterators", "machine", "metrics", "objects", "options", "source", "workers"},
+    "loader": BASE | {"engine", "machine", "options", "source", "workers"},
+    "tune": BASE | {"engine", "machine", "options", "seeding", "source", "workers"},
+    "watch": {"engine", "live", "metrics", "options"},
     "doctor": set(),
     "report": BASE | {"machine"},
     "run": BASE | {"doctor", "live", "machine", "report"},
@@ -45,7 +46,7 @@ MAY: dict[str, set[str]] = {
 }
 # Only when they are needed, and so not at import: "auto" measures, --apply measures, commands find their clients.
 LAZY = {
-    ("loader", "tune"),
+    ("engine", "tune"),
     ("watch", "tune"),
     ("cli", "run"),
     ("cli", "machine"),

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Dataset
 
 import stoker
-from stoker import loader as stoker_loader
+from stoker import engine
 from stoker.options import Budget
 from stoker.transport.ring import MAX_SLOTS, Arena, SlotReader, SlotWriter
 
@@ -54,7 +54,7 @@ def intact(batch: Any, first: int) -> bool:
 
 @pytest.fixture
 def small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stoker_loader, "budget", lambda loader: Budget(lease_bytes=1 << 20, lease_slots=16))
+    monkeypatch.setattr(engine, "budget", lambda loader: Budget(lease_bytes=1 << 20, lease_slots=16))
 
 
 @pytest.mark.parametrize("floats", [10, 5000])
@@ -210,7 +210,7 @@ def test_what_a_fork_drops_is_still_the_parents() -> None:
 
 
 def test_more_batches_are_kept_than_there_are_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stoker_loader, "budget", lambda loader: Budget(lease_bytes=1 << 40, lease_slots=1 << 30))
+    monkeypatch.setattr(engine, "budget", lambda loader: Budget(lease_bytes=1 << 40, lease_slots=1 << 30))
     kept = list(stoker.DataLoader(Noise(MAX_SLOTS + 100, 1500), batch_size=1, num_workers=1))
     assert all(intact(b, i) for i, b in enumerate(kept))
 
@@ -296,20 +296,19 @@ def test_the_ring_does_not_grow_with_epochs_left_early() -> None:
         for batch in loader:
             del batch
             break
-    assert all(r.arena.slots <= 6 for r in stoker_loader.state_of(loader).arenas)
+    assert all(r.arena.slots <= 6 for r in engine.state_of(loader).arenas)
 
 
 def test_the_ring_does_not_grow_with_the_epoch() -> None:
     loader = stoker.DataLoader(Noise(400, 5000), batch_size=2, num_workers=2)
     for batch in loader:
         del batch
-    arenas = stoker_loader.state_of(loader).arenas
+    arenas = engine.state_of(loader).arenas
     assert len(arenas) == 2
     assert all(r.arena.slots <= 6 for r in arenas)  # two in flight, one leased, one being filled, and a little luck
     assert all(not r.leases for r in arenas)
     for _ in loader:
         pass
     assert all(
-        a is b
-        for a, b in zip(sorted(arenas, key=id), sorted(stoker_loader.state_of(loader).arenas, key=id), strict=True)
+        a is b for a, b in zip(sorted(arenas, key=id), sorted(engine.state_of(loader).arenas, key=id), strict=True)
     )

@@ -20,8 +20,8 @@ from torch.utils.data import Dataset
 
 import stoker
 from stoker import machine
+from stoker.engine import state_of
 from stoker.errors import StokerWarning, UsageError
-from stoker.loader import state_of
 from stoker.objects import Look, big
 
 plain = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary())

@@ -10,7 +10,7 @@ import pickle
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._utils import ExceptionWrapper
@@ -25,10 +25,12 @@ from .pin import PinnedPool
 from .scheduler import Scheduler
 from .source import order
 from .transport.ring import SlotReader
-from .workers.draws import Noticed
 from .workers.process import ProcessPool
 from .workers.protocol import Pool, WorkerSpec
-from .workers.thread import ThreadPool
+
+if TYPE_CHECKING:
+    from .workers.draws import Noticed
+    from .workers.thread import ThreadPool
 
 PICKLE_HINT = (
     "Got pickle error when attempting to start a worker Process. This might be because the worker Process arguments "
@@ -92,6 +94,8 @@ class PoolIter(_BaseDataLoaderIter):
         )
         workers: ProcessPool | ThreadPool
         if threads is not None:
+            from .workers.thread import ThreadPool  # only for those who want threads
+
             workers = ThreadPool(spec, budget, threads)
         else:
             try:

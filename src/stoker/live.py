@@ -1,13 +1,21 @@
-"""How far each loader of a watched process came, in memory that ``stoker run`` holds too, so a SIGKILL leaves it."""
+"""What a watched process counts in shared memory: how far each loader came, which a SIGKILL leaves to ``stoker run``,
+and what torch's own forked workers spend."""
 
 from __future__ import annotations
 
 import mmap
 import os
+import time
 from typing import Any
+
+from . import machine
+from .metrics import LoaderMetrics
 
 LIVE = ("wait_s", "first_wait_s", "step_s", "batches", "samples", "epochs")
 ROWS = 256  # loaders of one process
+MAX_WORKERS = 256  # rows of the table that forked workers write their times to
+COLUMNS = 5  # fetch, collate, CPU (nanoseconds), tasks, memory (bytes)
+WEIGH_NS = 2_000_000_000  # between two looks of a worker at its memory, a few milliseconds each
 
 
 class Live:
@@ -34,3 +42,44 @@ class Live:
         if index >= ROWS:
             return self._beyond
         return self._view[index * len(LIVE) : (index + 1) * len(LIVE)]
+
+
+class Stages:
+    """What torch's own workers write their times to: a row each, in memory shared by fork.
+
+    Args:
+        metrics: the loader's numbers, where ``collect`` adds them up.
+    """
+
+    current: Stages | None = None  # of the loader whose workers are being forked
+
+    def __init__(self, metrics: LoaderMetrics) -> None:
+        self._memory = mmap.mmap(-1, MAX_WORKERS * COLUMNS * 8)
+        self._rows = memoryview(self._memory).cast("q")
+        self._seen = [0] * (COLUMNS - 1)
+        self._metrics = metrics
+        self._weighed = 0
+
+    def add(self, worker: int | None, fetch: int, collate: int, cpu: int) -> None:
+        """Nanoseconds of one task; the worker's id, or None in the main process."""
+        if worker is not None and worker >= MAX_WORKERS:
+            return
+        at = (worker or 0) * COLUMNS
+        for i, v in enumerate((fetch, collate, cpu, 1)):
+            self._rows[at + i] += v
+        now = time.monotonic_ns()
+        if worker is not None and now - self._weighed > WEIGH_NS:
+            self._weighed = now
+            self._rows[at + COLUMNS - 1] = machine.pss()
+
+    def collect(self) -> None:
+        """Moves what came in since to the loader's numbers."""
+        total = [sum(self._rows[i::COLUMNS]) for i in range(COLUMNS - 1)]
+        fetch, collate, cpu, tasks = (a - b for a, b in zip(total, self._seen, strict=True))
+        self._seen = total
+        m = self._metrics
+        m.fetch_ns += fetch
+        m.collate_ns += collate
+        m.cpu_ns += cpu
+        m.tasks += tasks
+        m.worker_pss.update({i: n for i, n in enumerate(self._rows[COLUMNS - 1 :: COLUMNS]) if n})

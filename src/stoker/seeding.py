@@ -19,7 +19,6 @@ from torch.utils.data._utils.worker import _generate_state
 
 try:
     import numpy as np
-    import numpy.random  # noqa: F401  loaded lazily by NumPy 2; here once, not in every worker
 except ModuleNotFoundError:  # torch works without NumPy, and so do its loader's seeds
     np = None  # type: ignore[assignment]
 
@@ -52,6 +51,13 @@ def _seed_torch(seed: int) -> None:
         torch.manual_seed(seed)
     else:
         torch.default_generator.manual_seed(seed)
+
+
+def ready() -> None:
+    """Loads what seeding needs: NumPy's generators come when they are first asked for, 5 ms, which a parent pays once
+    and not each of its forks."""
+    if np is not None:
+        np.random  # noqa: B018
 
 
 def seed_worker(base_seed: int, worker: int) -> int:

@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import functools
 import json
-import mmap
 import os
 import socket
 import sys
@@ -22,14 +21,12 @@ from typing import Any
 import torch
 from torch.utils.data import _utils as torch_utils
 
-from . import loader as stoker_loader
-from .live import Live
+from . import engine
+from .live import Live, Stages
 from .metrics import LoaderMetrics
 from .options import AutoWorkers
 
 BEAT_S = 1.0  # between two reports of a process
-MAX_WORKERS = 256  # rows of the table that forked workers write their times to
-ROW = 4  # fetch, collate, CPU (nanoseconds), tasks
 
 _now = time.perf_counter
 _cpu = time.process_time
@@ -56,34 +53,6 @@ class _Clock:
         self.first = True
 
 
-class _Stages:
-    """What torch's own workers write their times to: a row each, in memory shared by fork."""
-
-    current: _Stages | None = None  # of the loader whose workers are being forked
-
-    def __init__(self, metrics: LoaderMetrics) -> None:
-        self._memory = mmap.mmap(-1, MAX_WORKERS * ROW * 8)
-        self._rows = memoryview(self._memory).cast("q")
-        self._seen = [0] * ROW
-        self._metrics = metrics
-
-    def add(self, worker: int, fetch: int, collate: int, cpu: int) -> None:
-        if worker < MAX_WORKERS:
-            for i, v in enumerate((fetch, collate, cpu, 1)):
-                self._rows[worker * ROW + i] += v
-
-    def collect(self) -> None:
-        """Moves what came in since to the loader's numbers."""
-        total = [sum(self._rows[i::ROW]) for i in range(ROW)]
-        fetch, collate, cpu, tasks = (a - b for a, b in zip(total, self._seen, strict=True))
-        self._seen = total
-        m = self._metrics
-        m.fetch_ns += fetch
-        m.collate_ns += collate
-        m.cpu_ns += cpu
-        m.tasks += tasks
-
-
 class Watch:
     """The watch on one process.
 
@@ -96,7 +65,7 @@ class Watch:
         self.max_steps, self.apply = max_steps, apply
         self.loaders: dict[str, LoaderMetrics] = {}
         self.applied: dict[str, Any] = {}
-        self._stages: dict[str, _Stages] = {}
+        self._stages: dict[str, Stages] = {}
         self._steps = 0
         self._beat = 0.0
         self._socket: socket.socket | None = None
@@ -109,14 +78,14 @@ class Watch:
         metrics = self.loaders.setdefault(name, LoaderMetrics(name))
         if new:
             self.send()  # before its first batch: from here on the live rows say how far it came
-        state = stoker_loader.state_of(loader)
+        state = engine.state_of(loader)
         state.metrics = metrics
         metrics.settings = settings_of(loader)
         return metrics
 
-    def stages_of(self, name: str, metrics: LoaderMetrics) -> _Stages:
+    def stages_of(self, name: str, metrics: LoaderMetrics) -> Stages:
         if name not in self._stages:
-            self._stages[name] = _Stages(metrics)
+            self._stages[name] = Stages(metrics)
         return self._stages[name]
 
     def row(self, metrics: LoaderMetrics) -> Any:
@@ -189,6 +158,7 @@ def settings_of(loader: Any) -> dict[str, Any]:
         "persistent_workers": loader.persistent_workers,
         "pin_memory": bool(loader.pin_memory),
         "in_order": getattr(loader, "in_order", True),
+        "worker_method": (engine.state_of(loader).method or (getattr(loader, "worker_method", "process"),))[0],
         "multiprocessing_context": context.get_start_method() if hasattr(context, "get_start_method") else None,
         "iterable": loader._dataset_kind != 0,
     }
@@ -270,13 +240,13 @@ def _watch_loaders(module: Any, watch: Watch) -> None:
     def __iter__(self: Any) -> Any:
         began = _now()
         metrics = watch.metrics_of(self)
-        known = stoker_loader.state_of(self).measured
+        known = engine.state_of(self).measured
         stages = watch.stages_of(metrics.name, metrics)
-        before, _Stages.current = _Stages.current, stages
+        before, Stages.current = Stages.current, stages
         try:
             it = start(self)
         finally:
-            _Stages.current = before
+            Stages.current = before
         metrics.settings = settings_of(self)
         metrics.settings["engine"] = "stoker" if type(it).__module__.startswith("stoker.") else "torch"
         _watch_batches(type(it), watch)
@@ -287,7 +257,7 @@ def _watch_loaders(module: Any, watch: Watch) -> None:
         it.__dict__["_stoker_clock"] = _Clock(metrics, watch.row(metrics))
         metrics.epochs += 1
         spent = _now() - began
-        measured = stoker_loader.state_of(self).measured
+        measured = engine.state_of(self).measured
         if measured is not None and measured is not known:
             spent -= measured.seconds  # measuring is not waiting; it happens once
         metrics.wait_s += spent
@@ -356,7 +326,7 @@ def _watch_fetcher(cls: Any) -> None:
 
     @functools.wraps(original)
     def fetch(self: Any, index: Any) -> Any:
-        stages = self.__dict__.get("_stoker_stages") or _Stages.current
+        stages = self.__dict__.get("_stoker_stages") or Stages.current
         info = torch.utils.data.get_worker_info()
         if stages is None:
             return original(self, index)
@@ -370,19 +340,19 @@ def _watch_fetcher(cls: Any) -> None:
         finally:
             collate = self._stoker_collate_ns
             spent = time.perf_counter_ns() - began - collate
-            stages.add(info.id if info is not None else 0, spent, collate, time.thread_time_ns() - cpu)
+            stages.add(info.id if info is not None else None, spent, collate, time.thread_time_ns() - cpu)
 
     cls.fetch = fetch
 
 
-def _gathered(gather: Any, stages: _Stages) -> Callable[[Any], Any]:
+def _gathered(gather: Any, stages: Stages) -> Callable[[Any], Any]:
     """Times stoker's ``Gather`` inline. What it leaves to torch's fetcher is timed there."""
 
     def fetch(index: Any) -> Any:
         before, began, cpu = gather.gathered, time.perf_counter_ns(), time.thread_time_ns()
         batch = gather(index)
         if gather.gathered > before:
-            stages.add(0, time.perf_counter_ns() - began, 0, time.thread_time_ns() - cpu)
+            stages.add(None, time.perf_counter_ns() - began, 0, time.thread_time_ns() - cpu)
         return batch
 
     return fetch

@@ -133,7 +133,7 @@ def augmented(workers: Any, seed: int = 3, epochs: int = 2, **kw: Any) -> list[A
     torch.manual_seed(seed)
     loader = stoker.DataLoader(d.Map(40, "augmented"), batch_size=4, shuffle=True, num_workers="auto", **kw)
     if workers is not None:
-        from stoker.loader import state_of
+        from stoker.engine import state_of
         from stoker.options import AutoWorkers
         from stoker.tune.probe import Measured
 

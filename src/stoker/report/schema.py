@@ -38,6 +38,8 @@ def loader_entry(metrics: dict[str, Any], threads: int) -> dict[str, Any]:
         "samples_per_s": metrics["samples"] / total * metrics.get("processes", 1) if total else 0.0,
         "settings": {**metrics["settings"], "threads": threads, "processes": metrics.get("processes", 1)},
         "stages": stages,
+        "memory": {"worker_pss": metrics.get("worker_pss", []), "batch_bytes": metrics.get("batch_bytes", 0)},
+        "decisions": metrics.get("decisions", []),
     }
 
 
@@ -50,13 +52,14 @@ def merged(snapshots: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         for m in snapshot["loaders"]:
             if not m["epochs"]:
                 continue
+            m = {**m, "worker_pss": list(m.get("worker_pss", {}).values()), "decisions": m.get("decisions", [])}
             if m["name"] not in by_name:
                 by_name[m["name"]] = {**m, "processes": 1}
                 continue
             entry = by_name[m["name"]]
             entry["processes"] += 1
-            for key in (*TIMES, *COUNTS):
-                entry[key] += m[key]
+            for key in (*TIMES, *COUNTS, "worker_pss", "decisions"):
+                entry[key] = entry[key] + m[key]
     return [loader_entry(m, threads) for m in by_name.values()]
 
 

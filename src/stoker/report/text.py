@@ -9,6 +9,7 @@ from .terminal import colour_wanted, human_seconds, style, table, width
 
 COLOURS = {"healthy": "green", "input-bound": "red", "transfer-bound": "red", "unknown": "yellow"}
 FEW = 5
+LAST = 5  # of what was decided while running
 
 
 def render(report: dict[str, Any], path: Path, stream: TextIO) -> str:
@@ -25,6 +26,7 @@ def render(report: dict[str, Any], path: Path, stream: TextIO) -> str:
         out.append("no DataLoader was iterated in this run: nothing to say about data loading")
         return "\n".join([*out, f"report: {path}", ""])
     out.append(_loaders(report, columns))
+    out += _workers(report)
     out.append(f"verdict: {style(report['verdict'], COLOURS[report['verdict']], colour)}{_why(report)}")
     for f in report["findings"]:
         gain = f", predicted {f['predicted_speedup']:.2f}x" if f["predicted_speedup"] else ""
@@ -80,6 +82,18 @@ def _loaders(report: dict[str, Any], columns: int) -> str:
             ]
         )
     return table(headers, rows, columns)
+
+
+def _workers(report: dict[str, Any]) -> list[str]:
+    """What the workers of each loader weighed, and what was decided about them."""
+    out = []
+    for e in report["loaders"]:
+        pss = e.get("memory", {}).get("worker_pss", [])
+        if pss:
+            each = f"{max(pss) >> 20:,} MB" if len(pss) == 1 else f"{len(pss)} x up to {max(pss) >> 20:,} MB"
+            out.append(f"memory of {_short(e['name'])}'s workers: {each}, {sum(pss) >> 20:,} MB together (PSS)")
+        out += [f"{_short(e['name'])}: {words}" for words in e.get("decisions", [])[-LAST:]]
+    return out
 
 
 def _why(report: dict[str, Any]) -> str:

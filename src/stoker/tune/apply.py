@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from .. import loader as stoker_loader
+from .. import engine
 from ..options import AutoWorkers, Measured
 from .probe import measure
 
@@ -40,15 +40,11 @@ def attach(module: Any, applied: dict[str, Any]) -> None:
         if "_stoker_applied" not in loader.__dict__:
             loader.__dict__["_stoker_applied"] = True
             # "auto" measures for itself; an iterable dataset's shards depend on the count, so that stays.
-            if (
-                not isinstance(loader.num_workers, AutoWorkers)
-                and loader._dataset_kind == 0
-                and stoker_loader.SUPPORTED
-            ):
+            if not isinstance(loader.num_workers, AutoWorkers) and loader._dataset_kind == 0 and engine.SUPPORTED:
                 if name not in done:
                     _measure(loader, name, applied, done)
                 _use(loader, done[name])
-        return stoker_loader.get_iterator(loader)
+        return engine.get_iterator(loader)
 
     module.DataLoader._get_iterator = _get_iterator
 
@@ -61,7 +57,7 @@ def _measure(loader: Any, name: str, applied: dict[str, Any], done: dict[str, in
     began = time.monotonic()
     sys.stderr.write(f"stoker: measuring workers for {name} ... ")
     sys.stderr.flush()
-    measured = stoker_loader.state_of(loader).measured = measure(loader, stoker_loader.budget())
+    measured = engine.state_of(loader).measured = measure(loader, engine.budget())
     count, reason = decide(loader, measured)
     sys.stderr.write(f"{count} ({time.monotonic() - began:.1f} s)\n")
     done[name] = count
@@ -80,5 +76,5 @@ def _use(loader: Any, count: int) -> None:
     loader.num_workers = AutoWorkers(count)
     if loader.prefetch_factor is None:
         loader.prefetch_factor = 2
-    state = stoker_loader.state_of(loader)
+    state = engine.state_of(loader)
     state.measured = state.measured or Measured(count, reason="applied")

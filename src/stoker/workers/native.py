@@ -9,18 +9,19 @@ import ctypes
 import sys
 from typing import Any
 
-import threadpoolctl
 import torch
 
 # Packages that bring pools of their own; when one has been imported since, look again for what is loaded.
 _BRING = ("cv2", "faiss", "mkl", "numba", "numpy", "scipy", "sklearn", "torch", "xgboost")
-_found: dict[tuple[bool, ...], threadpoolctl.ThreadpoolController] = {}
+_found: dict[tuple[bool, ...], Any] = {}  # threadpoolctl.ThreadpoolController
 
 
-def look() -> threadpoolctl.ThreadpoolController:
+def look() -> Any:
     """The pools of this process. Looking takes 3 ms, so a parent looks once, and its forks know."""
     loaded = tuple(name in sys.modules for name in _BRING)
     if loaded not in _found:
+        import threadpoolctl
+
         _found[loaded] = threadpoolctl.ThreadpoolController()
     return _found[loaded]
 

@@ -15,23 +15,25 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _DatasetKind
 
-from .. import lifecycle
+from .. import lifecycle, seeding
 from ..errors import WorkerDiedError
 from ..options import Budget
 from ..source import Task
 from ..transport.board import Board
-from ..transport.codec import decode
 from ..transport.record import Kind, Outbox, Reader, Record
 from ..transport.ring import Arena, SlotReader, own_fork
 from . import native
 from .child import Fd, main
+from .member import Member, Received
 from .protocol import WorkerSpec
-from .zygote import Zygote
+
+if TYPE_CHECKING:
+    from .zygote import Zygote
 
 PARENT_POLL_S = 5.0  # how late the parent may notice a death that no descriptor told; torch's own interval
 FLUSH_S = 0.01  # between two looks at a task pipe that was full
@@ -50,43 +52,6 @@ def _uninterrupted(method: str) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class Received:
-    """A record that arrived, decoded only when it is delivered."""
-
-    __slots__ = ("_pool", "_reader", "_record", "ended", "epoch", "nbytes", "task", "times", "worker")
-
-    def __init__(self, pool: ProcessPool, r: Record, reader: SlotReader) -> None:
-        self._pool, self._record, self._reader = pool, r, reader
-        self.worker, self.epoch, self.task, self.times = r.worker, r.epoch, r.task, r.times
-        self.ended = r.kind == Kind.END
-        self.nbytes = r.used if r.slot >= 0 else len(r.payload)
-
-    def take(self) -> Any:
-        r = self._record
-        if r.slot < 0:
-            return decode(r.payload[: r.meta], bytearray(r.payload[r.meta :]))
-        whole = self._pool.hold(self._reader, r.slot, r.used)
-        return decode(whole[r.used - r.meta :].tobytes() if r.meta else r.payload, whole)
-
-    def drop(self) -> None:
-        if self._record.slot >= 0:
-            self._reader.release(self._record.slot)
-
-
-class _Member:
-    """A worker as its parent sees it: ALIVE --retire--> LEAVING --its process ends--> GONE."""
-
-    def __init__(self, place: int, id_: int, reader: SlotReader, outbox: Outbox, inbox: Reader) -> None:
-        self.place, self.id = place, id_
-        self.reader, self.outbox, self.inbox = reader, outbox, inbox
-        self.process: Any = None
-        self.poll = select.poll()  # its results alone
-        self.given = 0  # tasks; counted by the thread that submits
-        self.answered = 0  # counted by the thread that receives
-        self.leaving = False
-        self.gone = False
-
-
 class ProcessPool:
     """Worker processes of one iterator. See ``workers.protocol.Pool``.
 
@@ -101,10 +66,10 @@ class ProcessPool:
         self.budget = budget
         self.processes: list[Any] = []
         self._spec, self._context, self._arenas = spec, context, arenas
-        self._members: list[_Member] = []  # by their place, which records carry; a place is used again when one is gone
+        self._members: list[Member] = []  # by their place, which records carry; a place is used again when one is gone
         self._readers: list[SlotReader] = []
         self._spare: list[SlotReader] = []
-        self._by_inbox: dict[int, _Member] = {}
+        self._by_inbox: dict[int, Member] = {}
         self._owner = os.getpid()
         self._ready: deque[Record] = deque()
         self._poll = select.poll()  # results, and the death of a worker
@@ -115,6 +80,7 @@ class ProcessPool:
         self._epoch = 0
         self._zygote: Zygote | None = None
         native.look()  # once here, not in each fork
+        seeding.ready()
         self._board = Board() if spec.shared else None
         try:
             for worker in range(spec.num_workers):
@@ -179,7 +145,7 @@ class ProcessPool:
         held = {r.worker for r in self._ready}
         places = [m.place for m in self._members if m.gone and m.place not in held]
         place = places[0] if places else len(self._members)
-        member = _Member(place, id_, reader, Outbox(outbox), Reader(inbox, self._ready))
+        member = Member(place, id_, reader, Outbox(outbox), Reader(inbox, self._ready))
         if places:
             self._members[place] = member
         else:
@@ -208,7 +174,7 @@ class ProcessPool:
         self._readers.append(reader)
         return reader
 
-    def _start(self, member: _Member, tasks: int, results: int) -> Any:
+    def _start(self, member: Member, tasks: int, results: int) -> Any:
         # A thread may end before the workers do, and PR_SET_PDEATHSIG speaks of the thread that forked.
         method = getattr(self._context, "get_start_method", lambda: "")()
         known = method != "forkserver" and threading.current_thread() is threading.main_thread()
@@ -222,6 +188,8 @@ class ProcessPool:
             others += [board.outbox.fd] if board is not None else []
         if method in ("spawn", "forkserver"):
             if self._zygote is None:
+                from .zygote import Zygote
+
                 self._zygote = Zygote(self._context, self._spec, parent)
             fds = [tasks, results, member.reader.arena.fd]
             fds += [board.fd, board.memory.fd] if board is not None else []
@@ -291,7 +259,7 @@ class ProcessPool:
         r = self._ready.popleft()
         member = self._members[r.worker]
         member.answered += 1
-        return Received(self, r, member.reader)
+        return Received(self.hold, r, member.reader)
 
     def _flush(self) -> bool:
         if self._board is not None:
@@ -342,7 +310,7 @@ class ProcessPool:
             tasks if len(tasks) == len(dead) else None,
         )
 
-    def _may_leave(self, m: _Member) -> bool:
+    def _may_leave(self, m: Member) -> bool:
         if m.leaving:
             return True
         if self._board is not None:
@@ -356,7 +324,7 @@ class ProcessPool:
                 self._ignore(m.process.sentinel)
                 self._bury(m)
 
-    def _bury(self, m: _Member) -> None:
+    def _bury(self, m: Member) -> None:
         """Frees what a worker that was told to leave, and did, no longer needs. Its memory stays, warm."""
         if self._board is None or not m.leaving:
             return  # until the pool is closed

@@ -27,6 +27,7 @@ from ..transport.heap import HeapWriter
 from ..transport.record import Times
 from . import draws, native
 from .body import Body
+from .draws import Noticed
 from .protocol import WorkerSpec
 
 POLL_S = 5.0  # between two looks at whether a worker is still there
@@ -196,7 +197,7 @@ class ThreadPool:
             be copied.
     """
 
-    def __init__(self, spec: WorkerSpec, budget: Budget, noticed: draws.Noticed) -> None:
+    def __init__(self, spec: WorkerSpec, budget: Budget, noticed: Noticed) -> None:
         refuse(spec.dataset)
         _teach_torch()
         self.spec, self.count = spec, spec.num_workers

@@ -1,0 +1,176 @@
+"""What stands behind ``_get_iterator``: which iterator a loader gets, its limits, and what is kept between iterators.
+
+On systems other than Linux torch's own iterators stand there.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import dataloader as torch_loader
+from torch.utils.data.dataloader import _DatasetKind
+
+from . import machine
+from .errors import StokerWarning
+from .gather import Gather
+from .metrics import LoaderMetrics
+from .objects import big
+from .options import AutoWorkers, Budget, parse_bytes
+from .source import order
+
+logger = logging.getLogger(__name__)
+LEASE_SHARE = 4  # the consumer may keep a quarter of the granted memory in slots; beyond that batches are copied out
+BIG_BYTES = 64 << 20  # of Python objects in one container; what a worker may copy without being worth a word
+WORKER_BYTES = 32 << 20  # what a forked worker takes before any has been weighed
+SUPPORTED = sys.platform == "linux"
+if SUPPORTED:
+    from .iterators import PoolIter
+
+torch_get_iterator = torch_loader.DataLoader._get_iterator
+
+
+class LoaderState:
+    """What stoker keeps for one loader between its iterators; beside the loader, so it is neither copied nor pickled.
+
+    Attributes:
+        arenas: shared memory of the last workers, warm.
+        metrics: the loader's numbers.
+        measured: what ``num_workers="auto"`` measured, once it has (``tune.probe.Measured``).
+        method: what ``worker_method="auto"`` measured, and why, once it has.
+        noticed: draws from process-wide random generators in worker threads.
+        iterators: those that are alive.
+        controller: what changes the count of ``num_workers="auto"`` while an epoch runs.
+        advised: its dataset has been looked through for lists that fork copies.
+        hold: the count was set by ``resize`` and is not to be tuned.
+        rebuild: ``resize`` wants other workers in the next epoch.
+    """
+
+    def __init__(self) -> None:
+        self.arenas: list[Any] = []
+        self.metrics = LoaderMetrics()
+        self.measured: Any = None
+        self.method: tuple[str, str] | None = None
+        self.noticed: Any = None
+        self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.controller: Any = None
+        self.advised = False
+        self.hold = self.rebuild = False
+
+
+_states: weakref.WeakKeyDictionary[Any, LoaderState] = weakref.WeakKeyDictionary()
+
+
+def state_of(loader: Any) -> LoaderState:
+    """The state of any loader, torch's own included."""
+    try:
+        state = _states.get(loader)
+        if state is None:
+            state = _states[loader] = LoaderState()
+    except TypeError:  # a subclass that compares by value cannot be hashed
+        state = loader.__dict__.setdefault("_stoker_state", LoaderState())
+    return state
+
+
+def budget(loader: Any = None) -> Budget:
+    """What a loader's transport may take: a share of the memory that this process is granted, or what its user says."""
+    granted = machine.memory_granted()
+    asked = getattr(loader, "budget", None)
+    if asked is None:
+        return Budget(lease_bytes=granted // LEASE_SHARE, flight_bytes=granted // LEASE_SHARE)
+    nbytes = parse_bytes(asked, granted)
+    return Budget(lease_bytes=nbytes, flight_bytes=nbytes, strict=True)
+
+
+def get_iterator(loader: Any) -> Any:
+    """What stands behind ``_get_iterator``: torch's inline iterator for 0 workers, stoker's workers otherwise."""
+    if loader.num_workers == 0 or not SUPPORTED:
+        it: Any = torch_get_iterator(loader)
+        if loader.num_workers == 0:
+            it._sampler_iter = order(it._index_sampler) or it._sampler_iter
+            if Gather.fits(it._dataset, it._collate_fn, it._auto_collation):
+                it._dataset_fetcher.fetch = Gather(it._dataset, it._dataset_fetcher.fetch)
+        return it
+    state = state_of(loader)
+    limits = budget(loader)
+    method = _method(loader, state, limits)
+    if isinstance(loader.num_workers, AutoWorkers) and state.measured is None:
+        from .tune import probe
+
+        state.measured = probe.measure(loader, limits, method)
+        loader.num_workers = AutoWorkers(state.measured.workers)
+    if not isinstance(loader.num_workers, AutoWorkers):
+        loader.check_worker_number_rationality()
+    if method == "process" and not state.advised and hasattr(loader, "worker_method"):
+        state.advised = True
+        _advise(loader.dataset)
+    if method == "thread" and state.noticed is None:
+        from .workers.draws import Noticed
+
+        state.noticed = Noticed()
+    it = PoolIter(loader, limits, state.arenas, state.metrics, state.noticed if method == "thread" else None)
+    state.iterators.add(it)
+    if isinstance(loader.num_workers, AutoWorkers) and loader._dataset_kind == _DatasetKind.Map and not state.hold:
+        it.tune(_tuner(loader, state))
+    return it
+
+
+def _advise(dataset: Any) -> None:
+    """Names what each worker will copy bit by bit."""
+    for found in big(dataset, BIG_BYTES):
+        warnings.warn(
+            f"{found.path} is {found.words}, about {found.nbytes >> 20:,} MB. Each worker process copies it page by "
+            f"page as it reads, because a look at an object writes its reference count. {found.path} = "
+            f"stoker.share({found.path}) keeps it in one buffer that all share.",
+            StokerWarning,
+            stacklevel=5,
+        )
+
+
+def _tuner(loader: Any, state: LoaderState) -> Callable[[int], int | None]:
+    """What changes the count while an epoch runs."""
+    from .tune.online import Controller
+
+    def most() -> int:
+        m = state.metrics
+        cores = machine.cores_granted()
+        busy = m.cpu_ns >= (m.fetch_ns + m.collate_ns + m.transport_ns) // 2
+        each = max(m.worker_pss.values(), default=WORKER_BYTES)
+        return min(cores if busy else 4 * cores, max(1, machine.workers_bound(each)[0]))
+
+    if state.controller is None:
+        state.controller = Controller(int(loader.num_workers), most, measured=bool(state.measured.rates))
+    controller = state.controller
+    controller.begin(0)
+    ref = weakref.ref(loader)
+
+    def step(waited_ns: int) -> int | None:
+        decision = controller.step(waited_ns)
+        loader = ref()
+        if decision is None or loader is None or state.hold:
+            return None
+        logger.info(decision.reason)
+        state.metrics.decisions.append(decision.reason)
+        loader.num_workers = AutoWorkers(decision.value)
+        return int(decision.value)
+
+    return step
+
+
+def _method(loader: Any, state: LoaderState, limits: Budget) -> str:
+    """The kind of workers; "auto" is measured once."""
+    asked: str = getattr(loader, "worker_method", "process")
+    if asked != "auto":
+        return asked
+    if state.method is None:
+        from .tune.method import choose
+
+        state.method = choose(loader, limits)
+        words = f"worker_method={state.method[0]!r}: {state.method[1]}"
+        logger.info(words)
+        state.metrics.decisions.append(words)
+    return state.method[0]
