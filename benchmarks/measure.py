@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import mmap
 import os
 import resource
+import statistics
 import sys
 import time
 from typing import Any
@@ -17,7 +17,9 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import TensorDataset
 
 import stoker
+from stoker import machine
 
+from . import limits
 from . import workloads as w
 
 LOADERS = {"torch": TorchLoader, "stoker": stoker.DataLoader}
@@ -77,6 +79,12 @@ def loop(name: str, contestant: str, quick: bool, device: str | None = None) -> 
                 seconds=s,
                 batches=batches,
             )
+        if name == "transport" and persistent:
+            for epoch in (1, 2, 3):
+                began = time.perf_counter()
+                batches = sum(1 for _ in loader)
+                s = time.perf_counter() - began
+                emit(metric="transport unread", epoch=epoch, value=batches * w.BATCH_BYTES / s / 1e9, seconds=s)
         del loader
         if name == "jpeg":
             return
@@ -84,13 +92,13 @@ def loop(name: str, contestant: str, quick: bool, device: str | None = None) -> 
 
 def startup(contestant: str, quick: bool) -> None:
     """Construct to first batch, and epoch restart to first batch, in milliseconds."""
-    cases = [("fork", False), ("fork", True), ("spawn", False), ("forkserver", False)]
+    cases = [("fork", False, 2), ("fork", True, 2), ("spawn", False, 1), ("spawn", False, 4), ("forkserver", False, 4)]
     dataset = w.Tiny(100)
-    for context, persistent in cases[: 2 if quick else None]:
-        label = f"{context}{' persistent' if persistent else ''}"
+    for context, persistent, workers in cases[: 2 if quick else None]:
+        label = f"{context}{' persistent' if persistent else ''}, {workers} workers"
         began = time.perf_counter()
         loader = LOADERS[contestant](
-            dataset, batch_size=64, num_workers=2, multiprocessing_context=context, persistent_workers=persistent
+            dataset, batch_size=64, num_workers=workers, multiprocessing_context=context, persistent_workers=persistent
         )
         it = iter(loader)
         next(it)
@@ -138,51 +146,104 @@ def rows(contestant: str, quick: bool) -> None:
             emit(metric=f"rows {workers} workers", epoch=epoch, value=batches / s, seconds=s, batches=batches)
 
 
-def limit() -> None:
-    """transport without a loader: two bare processes that stack into shared memory they use again and again."""
-    dataset = w.Big()
-    memory = [mmap.mmap(-1, w.BATCH_BYTES) for _ in range(2)]
-    pipes = [os.pipe() for _ in range(2)]
-    rounds = 24
-    pids = []
-    for m, (_, write) in zip(memory, pipes, strict=True):
-        pid = os.fork()
-        if pid == 0:
-            torch.set_num_threads(1)
-            out = torch.frombuffer(m, dtype=torch.float32).view(256, *w.SAMPLE)
-            samples = [dataset[i] for i in range(256)]
-            torch.stack(samples, 0, out=out)
-            began = time.perf_counter()
-            for _ in range(rounds):
-                torch.stack(samples, 0, out=out)
-            os.write(write, json.dumps(time.perf_counter() - began).encode())
-            os._exit(0)
-        pids.append(pid)
-    seconds = [float(os.read(read, 100)) for read, _ in pipes]
-    for pid in pids:
-        os.waitpid(pid, 0)
-    emit(metric="transport limit", epoch=1, value=2 * rounds * w.BATCH_BYTES / max(seconds) / 1e9)
+def stragglers(contestant: str, quick: bool) -> None:
+    """Batches a second where 5 % of samples take 20 times as long; the order is checked."""
+    dataset = w.Uneven(200 if quick else 1500)
+    kw: dict[str, Any] = {"batch_size": 1, "num_workers": 2}
+    if contestant == "stoker":
+        kw["num_workers"] = "auto"  # tasks are then given to whoever is free
+    loader = LOADERS[contestant](dataset, **kw)
+    if contestant == "stoker":
+        loader.resize(2)
+    for epoch in (1, 2):
+        began = time.perf_counter()
+        order = [int(batch) for batch in loader]
+        s = time.perf_counter() - began
+        assert order == list(range(len(dataset)))
+        emit(metric="stragglers", epoch=epoch, value=len(order) / s, seconds=s, batches=len(order))
+
+
+def auto(contestant: str, quick: bool) -> None:
+    """``num_workers="auto"`` against torch's 0 workers: batches a second after the epoch in which it measures."""
+    for name, dataset in (
+        ("overhead", w.Tiny(100 if quick else 2000)),
+        ("rows", TensorDataset(torch.randn(10**6, 32))),
+    ):
+        kw: dict[str, Any] = {"batch_size": 64 if name == "overhead" else 1024}
+        loader = LOADERS[contestant](dataset, num_workers="auto" if contestant == "stoker" else 0, **kw)
+        for epoch, (s, batches, _) in enumerate(epochs(loader, 3), 1):
+            emit(metric=f"{name} auto against 0 workers", epoch=epoch, value=batches / s, seconds=s, batches=batches)
+
+
+def memory(contestant: str, quick: bool) -> None:
+    """Megabytes (PSS) of the whole tree near the end of a shuffled epoch over many small dicts, 4 forked workers."""
+    import psutil
+
+    rows: Any = [{"p": f"img/{i:08d}.jpg", "y": i} for i in range(20_000 if quick else 2_000_000)]
+    if contestant == "stoker":
+        rows = stoker.share(rows)
+        gc.collect()
+    loader = LOADERS[contestant](w.Table(rows), batch_size=1000, num_workers=4, shuffle=True)
+    me, near = psutil.Process(), len(loader) - 10
+    for i, _ in enumerate(loader):
+        if i == near:  # all workers are there
+            tree = [os.getpid(), *(p.pid for p in me.children(recursive=True))]
+            emit(metric="memory: 2,000,000 dicts", epoch=1, value=sum(machine.pss(pid) for pid in tree) / 1e6)
+
+
+def resize(contestant: str, quick: bool) -> None:
+    """1 -> 4 -> 2 workers within an epoch: whether the bits are those of a fixed count, and the longest pause at a
+    resize in batch times (what a batch takes one worker alone, for the machine has two cores)."""
+    if contestant == "torch":
+        return  # torch's loader cannot do it
+    dataset = w.Busy(60 if quick else 300)
+
+    def run(changes: dict[int, int]) -> tuple[torch.Tensor, list[float], list[float]]:
+        torch.manual_seed(1)
+        loader = stoker.DataLoader(dataset, batch_size=4, num_workers="auto", shuffle=True)
+        loader.resize(1)
+        out, pauses, usual = [], [], []
+        at = time.perf_counter()
+        for i, batch in enumerate(loader):
+            took, at = time.perf_counter() - at, time.perf_counter()
+            near = any(0 <= i - change <= 4 for change in changes)
+            (pauses if near else usual).append(took)
+            out.append(batch.clone())
+            if i in changes:
+                loader.resize(changes[i])
+        return torch.cat(out), pauses, usual[2:]
+
+    n = len(dataset) // 4
+    fixed, _, alone = run({})
+    moved, pauses, _ = run({n // 4: 4, n // 2: 2})
+    assert torch.equal(fixed, moved), "resizing changed the batches"
+    emit(metric="resize 1 -> 4 -> 2: longest pause", epoch=1, value=max(pauses) / statistics.median(alone))
+
+
+LOOPS = ("jpeg", "transport", "overhead", "leaves", "ragged")
+OTHERS = {
+    "startup": startup,
+    "shuffle": shuffle,
+    "rows": rows,
+    "stragglers": stragglers,
+    "auto": auto,
+    "memory": memory,
+    "resize": resize,
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "workload", choices=["jpeg", "transport", "overhead", "leaves", "ragged", "startup", "shuffle", "rows"]
-    )
+    parser.add_argument("workload", choices=[*LOOPS, *OTHERS])
     parser.add_argument("contestant", choices=["stoker", "torch", "limit"])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--device")
     a = parser.parse_args()
     if a.contestant == "limit":
-        limit()
-    elif a.workload == "startup":
-        startup(a.contestant, a.quick)
-    elif a.workload == "shuffle":
-        shuffle(a.contestant, a.quick)
-    elif a.workload == "rows":
-        rows(a.contestant, a.quick)
-    elif a.workload not in ("jpeg", "transport", "overhead", "leaves", "ragged"):
-        parser.error(f"unknown workload {a.workload!r}")
+        for metric, value in limits.LIMITS[a.workload]().items():
+            emit(metric=metric, epoch=1, value=value)
+    elif a.workload in OTHERS:
+        OTHERS[a.workload](a.contestant, a.quick)
     else:
         loop(a.workload, a.contestant, a.quick, a.device)
     return 0

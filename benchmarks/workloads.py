@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import time
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,49 @@ class Tiny(Dataset):
 
     def __getitem__(self, i: int) -> torch.Tensor:
         return torch.tensor(i)
+
+
+class Uneven(Dataset):
+    """stragglers: 5 % of samples, the same ones each time, take 20 ms, the others 1."""
+
+    def __init__(self, n: int) -> None:
+        self.slow = (torch.rand(n, generator=torch.Generator().manual_seed(0)) < 0.05).tolist()
+
+    def __len__(self) -> int:
+        return len(self.slow)
+
+    def __getitem__(self, i: int) -> int:
+        time.sleep(0.02 if self.slow[i] else 0.001)
+        return i
+
+
+class Busy(Dataset):
+    """resize: a sample costs 3 ms of CPU and has random numbers."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        end = time.thread_time() + 0.003
+        while time.thread_time() < end:
+            pass
+        return torch.cat([torch.tensor([float(i)]), torch.rand(100)])
+
+
+class Table(Dataset):
+    """memory: one number of a small dict."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> int:
+        return int(self.rows[i]["y"])
 
 
 class Endless(Dataset):

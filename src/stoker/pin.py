@@ -17,6 +17,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import pin_memory as torch_pin
 
 from .source import Task
+from .workers import native
 from .workers.protocol import Pool, Result
 
 POLL_S = 0.1  # how late the thread may notice that it is to end
@@ -94,7 +95,7 @@ class PinnedPool:
         self._pool.close()
 
     def _run(self) -> None:
-        torch.set_num_threads(1)  # thread-local: the copy must not take every core from the consumer
+        native.cap_thread()  # the copy must not take every core from the consumer
         with contextlib.suppress(RuntimeError):
             if self._accelerator:
                 self._accelerator.set_device_index(self._index)
