@@ -193,10 +193,10 @@ def memory(contestant: str, quick: bool) -> None:
 
 def resize(contestant: str, quick: bool) -> None:
     """1 -> 4 -> 2 workers within an epoch: whether the bits are those of a fixed count, and the longest pause at a
-    resize in batch times (what a batch takes one worker alone, for the machine has two cores)."""
+    resize in batch times, which is what one worker takes for a batch."""
     if contestant == "torch":
         return  # torch's loader cannot do it
-    dataset = w.Busy(60 if quick else 300)
+    dataset = w.Distant(60 if quick else 300)
 
     def run(changes: dict[int, int]) -> tuple[torch.Tensor, list[float], list[float]]:
         torch.manual_seed(1)

@@ -57,8 +57,8 @@ class Uneven(Dataset):
         return i
 
 
-class Busy(Dataset):
-    """resize: a sample costs 3 ms of CPU and has random numbers."""
+class Distant(Dataset):
+    """resize: a sample takes 3 ms to arrive, on however many cores, and has random numbers."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -67,9 +67,7 @@ class Busy(Dataset):
         return self.n
 
     def __getitem__(self, i: int) -> torch.Tensor:
-        end = time.thread_time() + 0.003
-        while time.thread_time() < end:
-            pass
+        time.sleep(0.003)
         return torch.cat([torch.tensor([float(i)]), torch.rand(100)])
 
 

@@ -1,7 +1,8 @@
 """One peer on one workload: ``python -m benchmarks.peers.drive PEER WORKLOAD`` prints JSON lines.
 
-Runs in the peer's environment. A driver gives a function that begins an epoch; each does what its project's documentation
-shows, with two workers. Batches end as torch tensors where the project makes these, else (tf.data, grain, DALI) as NumPy.
+Runs in the peer's environment. A driver gives a function that begins an epoch; each does what its project's
+documentation shows, with two workers. Batches end as torch tensors where the project makes these, else (tf.data, grain,
+DALI) as NumPy arrays.
 """
 
 from __future__ import annotations
@@ -114,8 +115,8 @@ def spdl(workload: str, own: bool = True) -> Epoch:
 
     size = BATCH[workload]
     if workload == "jpeg" and own:
-        spdl.io.demux_image  # noqa: B018  fails here where the libraries are not there
         rows = _rows()
+        spdl.io.demux_image(rows[0][0])  # fails here, and not in a thread, where the libraries are not there
         how = "scale=width=128:height=96:flags=bilinear,crop=w=64:h=64,format=pix_fmts=rgb24"
 
         def source() -> Iterator[Any]:

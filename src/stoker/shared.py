@@ -8,6 +8,7 @@ and nothing else.
 
 from __future__ import annotations
 
+import array
 import contextlib
 import hashlib
 import mmap
@@ -19,7 +20,7 @@ import weakref
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -105,27 +106,48 @@ def _copied(data: bytes) -> _Memory:
     return _Memory.of([data])
 
 
-class SharedList(Sequence[Any]):
-    """A read-only list in shared memory; made by ``share``. Slices are views on the same memory."""
+class Column(NamedTuple):
+    """Where one value of every item lies.
 
-    __slots__ = ("_ends", "_keys", "_memory", "_places", "_text")
+    Attributes:
+        kind: how a value is read: a ``memoryview`` format for numbers and bools, "s" text, "y" bytes, "p" pickled.
+        at: its first byte.
+        data: bytes of values.
+        ends: ``memoryview`` format of the table of ends behind them, "" where values have one size.
+    """
+
+    kind: str
+    at: int
+    data: int
+    ends: str
+
+
+class SharedList(Sequence[Any]):
+    """A read-only list in shared memory; made by ``share``. Slices are views on the same memory.
+
+    Where all items are dicts with the same keys, each key is a column, of numbers where all its values are numbers of
+    one type: such an item takes no more than its values do.
+    """
+
+    __slots__ = ("_columns", "_count", "_fields", "_keys", "_memory", "_places")
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, memory: _Memory, places: range, count: int, text: bool, keys: tuple[Any, ...] | None) -> None:
-        self._memory, self._places, self._text, self._keys = memory, places, text, keys
-        at = memory.size - 8 * (count + 1)
-        self._ends = memoryview(memory.map)[at:].cast("Q")
+    def __init__(
+        self, memory: _Memory, places: range, count: int, keys: tuple[Any, ...] | None, columns: list[Column]
+    ) -> None:
+        self._memory, self._places, self._count, self._keys, self._columns = memory, places, count, keys, columns
+        readers = [_reader(memoryview(memory.map), c, count) for c in columns]
+        self._fields = tuple(zip(keys or [None], readers, strict=True))
 
     @classmethod
     def _of(cls, items: Sequence[Any]) -> SharedList:
-        text = all(type(x) is str for x in items)
         first = items[0] if items else None
-        keys = tuple(first) if type(first) is dict else None
+        keys = tuple(first) if type(first) is dict and first else None
         if keys is not None and not all(type(x) is dict and tuple(x) == keys for x in items):
             keys = None
-        ends = np.zeros(len(items) + 1, np.uint64)
-        memory = _Memory.of(_packed(items, ends, text, keys is not None))
-        return cls(memory, range(len(items)), len(items), text, keys)
+        columns: list[Column] = []
+        memory = _Memory.of(_packed(items, keys, columns))
+        return cls(memory, range(len(items)), len(items), keys, columns)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -133,19 +155,17 @@ class SharedList(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             part = object.__new__(SharedList)
-            part._memory, part._ends, part._text, part._keys = self._memory, self._ends, self._text, self._keys
+            part._memory, part._count, part._keys = self._memory, self._count, self._keys
+            part._columns, part._fields = self._columns, self._fields
             part._places = self._places[index]
             return part
         try:
             at = self._places[index]
         except IndexError:
             raise IndexError("list index out of range") from None
-        data = self._memory.map[self._ends[at] : self._ends[at + 1]]
-        if self._text:
-            return data.decode("utf-8", "surrogatepass")
-        if self._keys is not None:
-            return dict(zip(self._keys, pickle.loads(data), strict=True))
-        return pickle.loads(data)
+        if self._keys is None:
+            return self._fields[0][1](at)
+        return {key: read(at) for key, read in self._fields}
 
     def __iter__(self) -> Iterator[Any]:
         return map(self.__getitem__, range(len(self._places)))
@@ -159,7 +179,7 @@ class SharedList(Sequence[Any]):
         return f"<SharedList of {len(self):,} items in {self._memory.size:,} shared bytes>"
 
     def __reduce__(self) -> Any:
-        return SharedList, (self._memory, self._places, len(self._ends) - 1, self._text, self._keys)
+        return SharedList, (self._memory, self._places, self._count, self._keys, self._columns)
 
     def __copy__(self) -> SharedList:
         return self
@@ -168,28 +188,77 @@ class SharedList(Sequence[Any]):
         return self  # nobody can change it
 
 
-def _packed(items: Sequence[Any], ends: Any, text: bool, rows: bool) -> Iterator[Any]:
-    pending = bytearray()
-    size = 0
-    for i, item in enumerate(items):
-        if text:
-            data = item.encode("utf-8", "surrogatepass")
-        else:
-            try:
-                data = pickle.dumps(tuple(item.values()) if rows else item, protocol=5)
-            except Exception as e:
-                raise UsageError(
-                    f"item {i} ({type(item).__name__}) cannot be shared: {type(e).__name__}: {e}. "
-                    "Keep what it is made from (a path, numbers) and make it in __getitem__"
-                ) from e
-        size += len(data)
-        ends[i + 1] = size
-        pending += data
-        if len(pending) >= WRITE_BYTES:
-            yield bytes(pending)
-            pending.clear()
-    yield bytes(pending) + bytes(-size % 8)
-    yield ends
+def _reader(memory: memoryview, c: Column, count: int) -> Callable[[int], Any]:
+    data = memory[c.at : c.at + c.data]
+    number: Any = c.kind
+    if not c.ends:
+        return data.cast(number).__getitem__ if count else data.__getitem__
+    at = c.at + c.data + -c.data % 8
+    table: Any = c.ends
+    ends: Any = memory[at : at + (count + 1) * struct.calcsize(c.ends)].cast(table)
+    if c.kind == "s":
+        return lambda i: str(data[ends[i] : ends[i + 1]], "utf-8", "surrogatepass")
+    if c.kind == "y":
+        return lambda i: bytes(data[ends[i] : ends[i + 1]])
+    return lambda i: pickle.loads(data[ends[i] : ends[i + 1]])
+
+
+def _packed(items: Sequence[Any], keys: tuple[Any, ...] | None, columns: list[Column]) -> Iterator[Any]:
+    """The bytes of all columns, one after the other; says in ``columns`` where each lies."""
+    at = 0
+    for key in keys or [None]:
+        values = items if keys is None else [x[key] for x in items]
+        kind = _kind(values)
+        if kind not in "syp":
+            data = array.array("B" if kind == "?" else kind, values)
+            columns.append(Column(kind, at, len(values) * data.itemsize, ""))
+            yield data
+            yield bytes(-columns[-1].data % 8)
+            at += columns[-1].data + -columns[-1].data % 8
+            continue
+        ends = np.zeros(len(values) + 1, np.uint64)
+        size = 0
+        pending = bytearray()
+        for i, value in enumerate(values):
+            pending += _bytes(value, kind, i, key)
+            ends[i + 1] = size + len(pending)
+            if len(pending) >= WRITE_BYTES:
+                yield bytes(pending)
+                size += len(pending)
+                pending.clear()
+        yield bytes(pending)
+        size += len(pending)
+        yield bytes(-size % 8)
+        table = ends.astype(np.uint32) if size < 1 << 32 else ends
+        yield table
+        yield bytes(-table.nbytes % 8)
+        columns.append(Column(kind, at, size, "I" if size < 1 << 32 else "Q"))
+        at += size + -size % 8 + table.nbytes + -table.nbytes % 8
+
+
+def _kind(values: Sequence[Any]) -> str:
+    kinds = {type(v) for v in values}
+    if kinds == {int}:
+        least, most = min(values), max(values)
+        for code, bits in (("b", 7), ("h", 15), ("i", 31), ("q", 63)):
+            if -(1 << bits) <= least and most < 1 << bits:
+                return code
+    return {str: "s", bytes: "y", float: "d", bool: "?"}.get(kinds.pop(), "p") if len(kinds) == 1 else "p"
+
+
+def _bytes(value: Any, kind: str, i: int, key: Any) -> bytes:
+    if kind == "s":
+        return value.encode("utf-8", "surrogatepass")  # type: ignore[no-any-return]
+    if kind == "y":
+        return value  # type: ignore[no-any-return]
+    try:
+        return pickle.dumps(value, protocol=5)
+    except Exception as e:
+        what = f"item {i}" if key is None else f"item {i}[{key!r}]"
+        raise UsageError(
+            f"{what} ({type(value).__name__}) cannot be shared: {type(e).__name__}: {e}. "
+            "Keep what it is made from (a path, numbers) and make it in __getitem__"
+        ) from e
 
 
 class SharedDict(Mapping[Any, Any]):
