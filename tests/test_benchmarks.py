@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks import table
+from benchmarks.peers import __main__ as peers
 
 ROOT = Path(__file__).parent.parent
 
@@ -64,3 +67,50 @@ def test_ratios_are_turned_so_that_more_is_better() -> None:
 def test_a_failure_is_a_row() -> None:
     out = table.render([{"workload": "jpeg", "contestant": "stoker", "round": 0, "failed": "no photographs"}])
     assert "FAILED: no photographs" in out
+
+
+def test_bare_limits_and_bounds_are_held_against_stoker_alone() -> None:
+    lines = []
+    for r, share in enumerate([0.80, 0.90, 0.86]):
+        lines += [line("transport unread", "stoker", r, 2, 20 * share), line("transport unread", "limit", r, 1, 20.0)]
+        lines += [line("transport unread", "torch", r, 2, 1.0)]
+        lines += [line("resize 1 -> 4 -> 2: longest pause", "stoker", r, 1, 1.5 + r)]
+    bare, pause = table.rows(lines)
+    assert bare.share == 0.86
+    assert bare.met
+    assert pause.ratio is None
+    assert not pause.met
+    text = table.render(lines)
+    assert "86% of 20" in text
+    assert "cannot" in text
+    assert "<= 2 batch times" in text
+
+
+@pytest.mark.parametrize("workload", ["stragglers", "resize", "memory"])
+def test_other_workloads_run(workload: str, tmp_path: Path) -> None:
+    raw = tmp_path / "raw.jsonl"
+    p = benchmarks("run", "--quick", "--rounds", "1", "--workloads", workload, "--json", str(raw))
+    assert p.returncode in (0, 1), p.stderr
+    lines = [json.loads(line) for line in raw.read_text().splitlines()]
+    assert not any("failed" in line for line in lines), lines
+    assert any(line.get("contestant") == "stoker" for line in lines)
+
+
+def test_a_peer_that_is_not_there_is_said() -> None:
+    lines = [
+        {**line("overhead", c, 0, 2, v), "workload": "overhead"} for c, v in (("stoker", 5000.0), ("torch", 1000.0))
+    ]
+    lines += [{"contestant": "grain", "workload": "overhead", "round": 0, "absent": "not installed here"}]
+    lines += [{"contestant": "spdl, Pillow", "workload": "overhead", "round": 0, "failed": "exit code 1"}]
+    text = peers.render(lines)
+    assert "| stoker | 5,000 | 5,000..5,000 | 5.00x |" in text
+    assert "| grain | absent: not installed here | | |" in text
+    assert "| spdl, Pillow | absent: failed: exit code 1 | | |" in text
+
+
+def test_a_peer_is_driven() -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.peers.drive", "torch", "overhead", "--epochs", "1"]
+    p = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert json.loads(p.stdout)["metric"] == "overhead", p.stderr
+    p = subprocess.run([sys.executable, "-m", "benchmarks.peers", "table", "none"], cwd=ROOT, capture_output=True)
+    assert p.returncode == 2

@@ -195,6 +195,18 @@ def test_installed() -> None:
     assert "the same weights: True" in done.stdout
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="stoker's own workers are on Linux")
+@pytest.mark.parametrize(
+    ("name", "word"), [("resize.py", "batches "), ("threads.py", "sum "), ("share_list.py", "labels 900000")]
+)
+def test_both_ways_give_the_same(name: str, word: str) -> None:
+    done = run(name)
+    assert done.returncode == 0, done.stderr
+    ends = [line.partition(word)[2] for line in done.stdout.splitlines() if word in line]
+    assert ends
+    assert len(set(ends)) == 1
+
+
 def test_each_example_is_run_here_and_short() -> None:
     names = {path.name for path in EXAMPLES.glob("*.py")}
     text = Path(__file__).read_text()

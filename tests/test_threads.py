@@ -184,6 +184,24 @@ def test_errors_and_what_comes_after() -> None:
     assert got == sorted(got)
 
 
+class Ends(Broken):
+    def __getitem__(self, i: int) -> int:
+        if i == 5:
+            raise SystemExit
+        return i
+
+
+def test_without_threads_left_an_epoch_ends() -> None:
+    loader = threads(Ends(), "auto", batch_size=1)
+    loader.resize(1)
+    it = iter(loader)
+    got = [int(next(it)) for _ in range(3)]
+    with pytest.raises(WorkerDiedError):
+        [got.append(int(batch)) for batch in it]  # type: ignore[func-returns-value]
+    got += [int(batch) for batch in it]
+    assert got == [0, 1, 2, 3, 4]
+
+
 class Slow(Dataset):
     def __init__(self, event: threading.Event) -> None:
         self.event = event

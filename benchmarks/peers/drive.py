@@ -40,8 +40,8 @@ def _rows() -> list[tuple[str, int]]:
     for folder in (root / "examples" / "data", root / "benchmarks" / "data"):
         if (folder / "labels.csv").is_file():
             with open(folder / "labels.csv", newline="") as file:
-                return [(str(folder / r["path"]), int(r["label"])) for r in csv.DictReader(file)][:2000]
-    raise FileNotFoundError("no photographs: python examples/make_photos.py --out benchmarks/data --count 2000")
+                return [(str(folder / r["path"]), int(r["label"])) for r in csv.DictReader(file)]
+    raise FileNotFoundError("no photographs: python examples/make_photos.py --out benchmarks/data --count 4000")
 
 
 def _pixels(file: Any) -> Any:
@@ -165,7 +165,7 @@ class _GrainSource:
         self.workload = workload
         self.rows = _rows() if workload == "jpeg" else None
         self.base = np.random.default_rng(0).standard_normal((64, 3, 224, 224), dtype=np.float32)
-        self.n = {"jpeg": 2000, "transport": 256 * 24, "overhead": 64 * 2000}[workload]
+        self.n = {"jpeg": len(self.rows or ()), "transport": 256 * 24, "overhead": 64 * 2000}[workload]
 
     def __len__(self) -> int:
         return self.n

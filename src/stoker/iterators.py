@@ -24,6 +24,7 @@ from .options import AutoWorkers, Budget, Knobs
 from .pin import PinnedPool
 from .scheduler import Scheduler
 from .source import order
+from .transport.board import supported
 from .transport.ring import SlotReader
 from .workers.process import ProcessPool
 from .workers.protocol import Pool, WorkerSpec
@@ -73,7 +74,7 @@ class PoolIter(_BaseDataLoaderIter):
             persistent=loader.persistent_workers,
             timeout=loader.timeout,
             task_seeds=auto,
-            shared=auto and self._dataset_kind == _DatasetKind.Map,
+            shared=auto and self._dataset_kind == _DatasetKind.Map and (threads is not None or supported()),
             ahead=getattr(loader, "_ahead", 0) if auto else 0,
         )
         init_fn = loader.worker_init_fn

@@ -184,7 +184,8 @@ class Scheduler:
         if not self._knobs.shared:
             for worker in e.workers:
                 self._active[worker] = False
-        elif not self._pool.alive():
+        elif not self._pool.alive() or (e.tasks is None and self._exhausted):
+            # Nobody is left to ask again: the epoch ends with what has come.
             self._asked, self._exhausted = {k: v for k, v in self._asked.items() if k in self._waiting}, True
         elif e.tasks is not None:
             for task in e.tasks:

@@ -7,7 +7,10 @@ Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.util
 import random
+import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,11 +56,45 @@ def _seed_torch(seed: int) -> None:
         torch.default_generator.manual_seed(seed)
 
 
-def ready() -> None:
-    """Loads what seeding needs: NumPy's generators come when they are first asked for, 5 ms, which a parent pays once
-    and not each of its forks."""
-    if np is not None:
-        np.random  # noqa: B018
+class _WhenLoaded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Seeds NumPy's legacy generator as soon as ``numpy.random`` is loaded. Loading takes 5 to 8 ms, and a worker whose
+    code never asks for it need not wait for that."""
+
+    seed: Any = None
+
+    def __init__(self) -> None:
+        self._loader: Any = None
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "numpy.random":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None:
+            self._loader, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec: Any) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        module.seed(self.seed)
+
+
+_when_loaded = _WhenLoaded()
+
+
+def _seed_numpy(seed: Any) -> None:
+    if np is None:
+        return
+    if "numpy.random" in sys.modules:
+        np.random.seed(seed)
+        return
+    _when_loaded.seed = seed
+    if _when_loaded not in sys.meta_path:
+        sys.meta_path.insert(0, _when_loaded)
 
 
 def seed_worker(base_seed: int, worker: int) -> int:
@@ -66,7 +103,7 @@ def seed_worker(base_seed: int, worker: int) -> int:
     random.seed(seed)
     _seed_torch(seed)
     if np is not None:
-        np.random.seed(_generate_state(base_seed, worker))
+        _seed_numpy(_generate_state(base_seed, worker))
     return seed
 
 
@@ -102,8 +139,7 @@ def seed_task(base_seed: int, epoch: int, task: int) -> None:
     seed = task_seed(base_seed, epoch, task)
     random.seed(seed)
     _seed_torch(seed)
-    if np is not None:
-        np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
+    _seed_numpy([seed & 0xFFFFFFFF, seed >> 32])
 
 
 @contextmanager

@@ -6,6 +6,8 @@ import os
 import pickle
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -160,3 +162,23 @@ def test_measuring_leaves_the_random_state_and_the_order_alone() -> None:
 
     assert order("auto") == order(2)
     assert order("auto") == order(0)
+
+
+NUMPY_LATER = """
+import sys, torch, stoker
+assert "numpy.random" not in sys.modules
+class Drawn(torch.utils.data.Dataset):
+    def __len__(self): return 12
+    def __getitem__(self, i):
+        import numpy as np
+        return i, np.random.randint(1000)
+for loader_class in (stoker.DataLoader, torch.utils.data.DataLoader):
+    torch.manual_seed(1)
+    print([b[1].tolist() for b in loader_class(Drawn(), batch_size=4, num_workers=2)])
+"""
+
+
+def test_numpy_is_seeded_when_a_worker_loads_it() -> None:
+    done = subprocess.run([sys.executable, "-c", NUMPY_LATER], capture_output=True, text=True, timeout=60, check=True)
+    ours, theirs = done.stdout.splitlines()
+    assert ours == theirs

@@ -7,6 +7,7 @@ else. The end of the pipe says that there will be no more tasks.
 
 from __future__ import annotations
 
+import functools
 import os
 
 import numpy as np
@@ -16,6 +17,18 @@ from .record import HEADER, INLINE, Kind, Outbox, Record, unpack
 from .ring import Arena, SlotWriter
 
 PACKET = HEADER.size + INLINE
+
+
+@functools.cache
+def supported() -> bool:
+    """Whether the system has pipes in packet mode (Linux 3.4)."""
+    try:
+        fds = os.pipe2(os.O_DIRECT | os.O_CLOEXEC)
+    except (OSError, AttributeError):
+        return False
+    for fd in fds:
+        os.close(fd)
+    return True
 
 
 class Board:

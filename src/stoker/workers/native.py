@@ -9,19 +9,18 @@ import ctypes
 import sys
 from typing import Any
 
+import threadpoolctl
 import torch
 
 # Packages that bring pools of their own; when one has been imported since, look again for what is loaded.
 _BRING = ("cv2", "faiss", "mkl", "numba", "numpy", "scipy", "sklearn", "torch", "xgboost")
-_found: dict[tuple[bool, ...], Any] = {}  # threadpoolctl.ThreadpoolController
+_found: dict[tuple[bool, ...], threadpoolctl.ThreadpoolController] = {}
 
 
-def look() -> Any:
+def look() -> threadpoolctl.ThreadpoolController:
     """The pools of this process. Looking takes 3 ms, so a parent looks once, and its forks know."""
     loaded = tuple(name in sys.modules for name in _BRING)
     if loaded not in _found:
-        import threadpoolctl
-
         _found[loaded] = threadpoolctl.ThreadpoolController()
     return _found[loaded]
 
@@ -58,3 +57,6 @@ def cap_thread() -> None:
     for pool in look().lib_controllers:
         if pool.user_api == "openmp":
             pool.set_num_threads(1)
+
+
+look()  # while torch is being imported anyway; the first batch need not wait for it

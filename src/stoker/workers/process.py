@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _DatasetKind
 
-from .. import lifecycle, seeding
+from .. import lifecycle
 from ..errors import WorkerDiedError
 from ..options import Budget
 from ..source import Task
@@ -74,13 +74,14 @@ class ProcessPool:
         self._ready: deque[Record] = deque()
         self._poll = select.poll()  # results, and the death of a worker
         self._lock = threading.Lock()  # a pinning thread receives while the consumer resizes
+        self._count = spec.num_workers
+        self._missing: list[int] = []
         self._finishing = False
         self._closed = False
         self._watched = False
         self._epoch = 0
         self._zygote: Zygote | None = None
         native.look()  # once here, not in each fork
-        seeding.ready()
         self._board = Board() if spec.shared else None
         try:
             for worker in range(spec.num_workers):
@@ -123,10 +124,18 @@ class ProcessPool:
                 if member.id >= n:
                     member.reader.arena.stop = True  # before it takes another task
                     self.retire(member.place)
-            for id_ in sorted(set(range(n)) - {m.id for m in stay}):
-                self._add(id_)
+            self._count = n
+            self._missing = sorted(set(range(n)) - {m.id for m in stay})
+            self._add_one()
             for reader in self._readers:
                 reader.arena.workers = n
+            self._watch()
+
+    def _add_one(self) -> None:
+        """Starts one of those that are to come: a fork takes 5 ms of the consumer's time, and several in a row would be
+        a pause."""
+        if self._missing:
+            self._add(self._missing.pop(0))
             self._watch()
 
     def _add(self, id_: int) -> None:
@@ -135,7 +144,7 @@ class ProcessPool:
         arena.stop, arena.hand, arena.workers, arena.epoch, arena.pss = (
             False,
             None,
-            self._spec.num_workers,
+            self._count,
             self._epoch,
             0,
         )
@@ -208,6 +217,9 @@ class ProcessPool:
         if worker is None:
             assert self._board is not None
             self._board.put(epoch, task.number, payload)
+            if self._missing:
+                with self._lock:
+                    self._add_one()
             return
         member = self._members[worker]
         member.given += 1
@@ -314,7 +326,7 @@ class ProcessPool:
         if m.leaving:
             return True
         if self._board is not None:
-            return self._finishing and m.reader.arena.hand is None
+            return self._finishing and m.reader.arena.hand is None and not m.process.exitcode
         return self._finishing and m.given == m.answered
 
     def _sweep(self) -> None:

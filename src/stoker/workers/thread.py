@@ -104,6 +104,7 @@ class _Worker(threading.Thread):
         try:
             self._work()
         except BaseException as e:  # the consumer raises it
+            self.leaving = True
             pool.out.put(_Died(self.id, self._hand, e))
         finally:
             _current.__dict__.clear()
