@@ -17,7 +17,7 @@ from . import table
 
 ROOT = Path(__file__).parent.parent
 WORKLOADS = ("jpeg", "transport", "overhead", "leaves", "ragged", "startup", "shuffle", "rows")
-WORKLOADS += ("stragglers", "auto", "memory", "resize")
+WORKLOADS += ("indices", "stragglers", "auto", "memory", "resize")
 LIMIT_S = 300  # for one measurement
 
 

@@ -136,6 +136,19 @@ def shuffle(contestant: str, quick: bool) -> None:
         del it
 
 
+def indices(contestant: str, quick: bool) -> None:
+    """Microseconds for the indices of a batch of 64, in the middle of a shuffled epoch over 10^7 samples."""
+    n = 10**5 if quick else 10**7
+    for label, order in (("torch's order", True), ("feistel", "feistel")):
+        shuffle: Any = order if contestant == "stoker" else True
+        it: Any = iter(LOADERS[contestant](w.Endless(n), batch_size=64, shuffle=shuffle))
+        next(it)
+        began = time.perf_counter()
+        for _ in range(1000):
+            next(it._sampler_iter)
+        emit(metric=f"indices {label}: 64 of them", epoch=1, value=(time.perf_counter() - began) * 1e3)
+
+
 def rows(contestant: str, quick: bool) -> None:
     """Batches a second of a table in memory, shuffled."""
     n = 10**5 if quick else 10**6
@@ -224,6 +237,7 @@ LOOPS = ("jpeg", "transport", "overhead", "leaves", "ragged")
 OTHERS = {
     "startup": startup,
     "shuffle": shuffle,
+    "indices": indices,
     "rows": rows,
     "stragglers": stragglers,
     "auto": auto,

@@ -370,6 +370,7 @@ def chosen(dataset: Any, caplog: Any, **kw: Any) -> str:
     next(iter(loader))
     words = [r.getMessage() for r in caplog.records if "worker_method" in r.getMessage()]
     assert len(words) == 1
+    assert loader.decisions == words
     return words[0]
 
 

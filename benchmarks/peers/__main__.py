@@ -59,7 +59,7 @@ def measure(peer: str, workload: str, round_: int) -> list[dict[str, Any]]:
     name = {"contestant": peer, "workload": workload, "round": round_}
     if not python_of(peer).exists():
         return [{**name, "absent": "not installed here"}]
-    command = [python_of(peer), "-W", "ignore", "-m", "benchmarks.peers.drive", peer, workload]
+    command = [python_of(peer), "-W", "ignore", "-m", "benchmarks.peers.drive", peer, workload, "--epochs", "2"]
     try:
         p = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
     except subprocess.TimeoutExpired:

@@ -46,9 +46,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             ``stoker run``'s report; it takes processes where threads would not be safe or reproducible.
         budget: memory for batches that are made ahead, and as much again for those that the consumer keeps: bytes,
             ``"4GB"``, or a share of the memory granted (0.5). None: a quarter of the memory granted for each.
+        prefetch_factor: batches made ahead per worker, as torch's; with ``num_workers="auto"`` and None up to 8 while
+            batches are small, so that a slow sample does not stop the others.
         batch_size, sampler, batch_sampler, collate_fn, pin_memory, drop_last, timeout (s), worker_init_fn,
-            multiprocessing_context, generator, prefetch_factor (batches per worker), persistent_workers,
-            pin_memory_device, in_order: torch's.
+            multiprocessing_context, generator, persistent_workers, pin_memory_device, in_order: torch's.
 
     Raises:
         ValueError, TypeError: torch's, for what torch refuses.
@@ -142,6 +143,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def shuffle(self) -> bool | str | None:
         """What was asked for; the order itself is in ``sampler``."""
         return self._shuffle
+
+    @property
+    def decisions(self) -> list[str]:
+        """What "auto" decided so far, and why: in words, the oldest first."""
+        state = state_of(self)
+        measured = [state.measured.reason] if state.measured is not None and state.measured.reason else []
+        return measured + list(state.metrics.decisions)
 
     def _get_iterator(self) -> Any:
         return get_iterator(self)

@@ -75,7 +75,8 @@ class ProcessPool:
         self._poll = select.poll()  # results, and the death of a worker
         self._lock = threading.Lock()  # a pinning thread receives while the consumer resizes
         self._count = spec.num_workers
-        self._missing: list[int] = []
+        self._missing: list[int] = []  # ids of workers that are to come
+        self._next_add = 0.0
         self._finishing = False
         self._closed = False
         self._watched = False
@@ -132,11 +133,14 @@ class ProcessPool:
             self._watch()
 
     def _add_one(self) -> None:
-        """Starts one of those that are to come: a fork takes 5 ms of the consumer's time, and several in a row would be
-        a pause."""
-        if self._missing:
+        """Starts one of those that are to come. A fork takes 5 ms of the consumer's time, and several in a row would be
+        a pause, so they take no more than a fifth of it."""
+        began = time.monotonic()
+        if self._missing and began >= self._next_add:
             self._add(self._missing.pop(0))
             self._watch()
+            now = time.monotonic()
+            self._next_add = now + 4 * (now - began)
 
     def _add(self, id_: int) -> None:
         reader = self._take_reader()
