@@ -22,7 +22,7 @@ LIMIT_S = 300
 ENVIRONMENTS: dict[str, list[str]] = {
     "torch": ["torch", "torchdata", "spdl", "spdl-core", "spdl-io", "grain", "webdataset", "pillow"],
     "tf": ["tensorflow-cpu", "pillow", "numpy"],
-    "ray": ["torch", "ray[data]", "pillow"],
+    "ray": ["torch", "ray[data]", "pydantic", "pillow"],
     "dali": ["nvidia-dali-cuda120", "nvidia-nvimgcodec-cu12", "nvidia-libnvcomp-cu12", "pillow", "numpy"],
     "ffcv": ["torch", "ffcv", "numba", "opencv-python-headless", "pillow"],
 }
