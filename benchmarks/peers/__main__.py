@@ -26,8 +26,7 @@ ENVIRONMENTS: dict[str, list[str]] = {
     "dali": ["nvidia-dali-cuda120", "nvidia-nvimgcodec-cu12", "nvidia-libnvcomp-cu12", "pillow", "numpy"],
     "ffcv": ["torch", "ffcv", "numba", "opencv-python-headless", "pillow"],
 }
-WHERE = dict.fromkeys(("spdl", "grain", "webdataset"), "torch")
-WHERE |= {name: "torch" for name in DRIVERS if name.startswith("torchdata")}
+WHERE = {n: "torch" for n in DRIVERS if n.split()[0].strip(",") in ("torchdata", "spdl", "grain", "webdataset")}
 WHERE |= {"tf.data": "tf", "ray.data": "ray", "DALI, CPU": "dali", "ffcv": "ffcv"}
 UNITS = {"jpeg": "images/s", "transport": "GB/s", "overhead": "batches/s"}
 
@@ -80,7 +79,7 @@ def run(a: argparse.Namespace) -> int:
         raw.write(json.dumps(lines[0]) + "\n")
         for r in range(a.rounds):
             for workload in BATCH:
-                who = [p for p in DRIVERS if workload == "jpeg" or p not in JPEG_ONLY]
+                who = [p for p in a.peers or DRIVERS if workload == "jpeg" or p not in JPEG_ONLY]
                 for peer in who if r % 2 == 0 else reversed(who):
                     new = measure(peer, workload, r)
                     lines += new
@@ -135,6 +134,7 @@ def main() -> int:
     s.set_defaults(act=setup)
     r = commands.add_parser("run", help="measure who is there, alternating")
     r.add_argument("--rounds", type=int, default=3)
+    r.add_argument("--peers", nargs="+", choices=DRIVERS, metavar="NAME", help="only these: " + ", ".join(DRIVERS))
     r.add_argument("--json", type=Path, metavar="FILE")
     r.set_defaults(act=run)
     t = commands.add_parser("table", help="the tables of raw lines kept earlier")

@@ -38,7 +38,7 @@ class LoaderState:
     """What stoker keeps for one loader between its iterators; beside the loader, so it is neither copied nor pickled.
 
     Attributes:
-        arenas: shared memory of the last workers, warm.
+        arenas, heaps: memory of the last worker processes, and threads, warm.
         metrics: the loader's numbers.
         measured: what ``num_workers="auto"`` measured, once it has (``tune.probe.Measured``).
         method: what ``worker_method="auto"`` measured, and why, once it has.
@@ -52,6 +52,7 @@ class LoaderState:
 
     def __init__(self) -> None:
         self.arenas: list[Any] = []
+        self.heaps: list[Any] = []
         self.metrics = LoaderMetrics()
         self.measured: Any = None
         self.method: tuple[str, str] | None = None
@@ -112,7 +113,8 @@ def get_iterator(loader: Any) -> Any:
         from .workers.draws import Noticed
 
         state.noticed = Noticed()
-    it = PoolIter(loader, limits, state.arenas, state.metrics, state.noticed if method == "thread" else None)
+    threads = state.noticed if method == "thread" else None
+    it = PoolIter(loader, limits, state.heaps if threads is not None else state.arenas, state.metrics, threads)
     state.iterators.add(it)
     if isinstance(loader.num_workers, AutoWorkers) and loader._dataset_kind == _DatasetKind.Map and not state.hold:
         it.tune(_tuner(loader, state))

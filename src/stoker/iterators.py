@@ -25,7 +25,6 @@ from .pin import PinnedPool
 from .scheduler import Scheduler
 from .source import order
 from .transport.board import supported
-from .transport.ring import SlotReader
 from .workers.process import ProcessPool
 from .workers.protocol import Pool, WorkerSpec
 
@@ -59,7 +58,7 @@ class PoolIter(_BaseDataLoaderIter):
         self,
         loader: Any,
         budget: Budget,
-        arenas: list[SlotReader],
+        arenas: list[Any],
         metrics: LoaderMetrics,
         threads: Noticed | None = None,
     ) -> None:
@@ -97,7 +96,7 @@ class PoolIter(_BaseDataLoaderIter):
         if threads is not None:
             from .workers.thread import ThreadPool  # only for those who want threads
 
-            workers = ThreadPool(spec, budget, threads)
+            workers = ThreadPool(spec, budget, threads, arenas)
         else:
             try:
                 workers = ProcessPool(spec, loader.multiprocessing_context or torch.multiprocessing, budget, arenas)

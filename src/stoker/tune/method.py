@@ -87,7 +87,7 @@ def _unsafe(loader: Any) -> str | None:
 
 def _measure_threads(spec: WorkerSpec, budget: Budget, draw: Draw, pipe: Any) -> None:
     noticed = Noticed()
-    pool = ThreadPool(spec, budget, noticed)
+    pool = ThreadPool(spec, budget, noticed, [])
     prober = _Prober(pool, draw, time.monotonic() + 2 * LIMIT_S, spec.num_workers)
     noticed.said = True  # the parent says it
     while pipe.recv() == "go":

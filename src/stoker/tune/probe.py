@@ -105,7 +105,7 @@ def spec_of(loader: Any, num_workers: int) -> WorkerSpec:
 
 def _pool(spec: WorkerSpec, context: Any, budget: Budget, method: str) -> ProcessPool | ThreadPool:
     if method == "thread":
-        return ThreadPool(spec, budget, Noticed())
+        return ThreadPool(spec, budget, Noticed(), [])
     return ProcessPool(spec, context or torch.multiprocessing, budget, [])
 
 

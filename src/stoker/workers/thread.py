@@ -91,11 +91,11 @@ class _Lane:
 
 
 class _Worker(threading.Thread):
-    def __init__(self, pool: ThreadPool, id_: int, lane: _Lane, dataset: Any) -> None:
+    def __init__(self, pool: ThreadPool, id_: int, lane: _Lane, dataset: Any, writer: HeapWriter) -> None:
         super().__init__(name=f"stoker_worker_{id_}", daemon=True)
         self.id, self.lane, self.leaving = id_, lane, False
         self._pool, self._dataset, self._spec = pool, dataset, pool.spec
-        self._writer = HeapWriter(pool.heap_bytes)
+        self.writer = writer
         self._cpu = 0
         self._hand: tuple[int, int] | None = None
 
@@ -114,7 +114,7 @@ class _Worker(threading.Thread):
         pool, spec = self._pool, self._spec
         seed = spec.base_seed + self.id
         rng = seeding.Generators(spec.base_seed, self.id)
-        collate = SlotCollate(spec.collate_fn, self._writer, spec.auto_collation)
+        collate = SlotCollate(spec.collate_fn, self.writer, spec.auto_collation)
         collate.install()
         body = Body(spec, self.id, self._dataset, collate, "thread", rng.seed_task)
         self._introduce(seed, body, rng)
@@ -172,7 +172,7 @@ class _Worker(threading.Thread):
             pool.noticed.who = who or pool.noticed.who
         else:
             data = body.run(epoch, task.number, task.indices)
-        writer = self._writer
+        writer = self.writer
         if type(data) is ExceptionWrapper:
             writer.cancel()
         nbytes = writer.used if writer.whole is not None else 0  # small batches are not weighed
@@ -192,17 +192,18 @@ class ThreadPool:
         spec: what each worker does. A map-style dataset is shared by all; of an iterable one each has a copy.
         budget: how much the consumer may keep in slots.
         noticed: what is known of the loader's use of random generators.
+        heaps: memory of an earlier epoch's workers, used again warm; taken out of this list.
 
     Raises:
         UsageError: the dataset says that it is not thread-safe (``thread_safe = False``), or an iterable dataset cannot
             be copied.
     """
 
-    def __init__(self, spec: WorkerSpec, budget: Budget, noticed: Noticed) -> None:
+    def __init__(self, spec: WorkerSpec, budget: Budget, noticed: Noticed, heaps: list[HeapWriter]) -> None:
         refuse(spec.dataset)
         _teach_torch()
         self.spec, self.count = spec, spec.num_workers
-        self.heap_bytes = budget.lease_bytes // max(1, spec.num_workers)
+        self._heaps, self._heap_bytes = heaps, budget.lease_bytes // max(1, spec.num_workers)
         self.out: queue.SimpleQueue[Made | _Died] = queue.SimpleQueue()
         self.processes: list[_Worker] = []  # torch's iterator calls them so
         self.closed = self.finishing = False
@@ -224,7 +225,8 @@ class ThreadPool:
                     f"each worker thread needs a {type(dataset).__name__} of its own, and it cannot be copied "
                     f'({type(e).__name__}: {e}): worker_method="process"'
                 ) from e
-        worker = _Worker(self, id_, self._shared if spec.shared else _Lane(), dataset)
+        writer = self._heaps.pop() if self._heaps else HeapWriter(self._heap_bytes)
+        worker = _Worker(self, id_, self._shared if spec.shared else _Lane(), dataset, writer)
         self.processes.append(worker)
         worker.start()
 
@@ -310,6 +312,7 @@ class ThreadPool:
         for w in self.processes:
             if w is not threading.current_thread():
                 w.join(max(0.0, deadline - time.monotonic()))
+        self._heaps.extend(w.writer for w in self.processes if not w.is_alive())
 
 
 def refuse(dataset: Any) -> None:
