@@ -277,3 +277,20 @@ def test_the_text_fits_small_terminals(columns: str, monkeypatch: pytest.MonkeyP
     )
     assert "input-bound" in out
     assert json.dumps(report)
+
+
+def test_the_report_says_what_workers_weigh_and_what_was_decided() -> None:
+    one, two = snapshot(1), snapshot(2)
+    one["loaders"][0] |= {
+        "worker_pss": {0: 100 << 20},
+        "decisions": ["1 -> 2 workers: the consumer waits 40% of its time"],
+    }
+    two["loaders"][0] |= {"worker_pss": {0: 120 << 20}}
+    report: dict[str, Any] = {
+        "schema": 1, "command": ["t.py"], "exit_code": 0, "machine": {}, "loaders": schema.merged([one, two]),
+        "verdict": "input-bound", "findings": [], "applied": None, "partial": False,
+    }  # fmt: skip
+    assert report["loaders"][0]["memory"]["worker_pss"] == [100 << 20, 120 << 20]
+    out = text.render(report, Path("r.json"), io.StringIO())
+    assert "workers (PSS): 2 x up to 120 MB, together 220 MB" in out
+    assert "1 -> 2 workers: the consumer waits 40% of its time" in out

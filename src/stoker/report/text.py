@@ -90,8 +90,8 @@ def _workers(report: dict[str, Any]) -> list[str]:
     for e in report["loaders"]:
         pss = e.get("memory", {}).get("worker_pss", [])
         if pss:
-            each = f"{max(pss) >> 20:,} MB" if len(pss) == 1 else f"{len(pss)} x up to {max(pss) >> 20:,} MB"
-            out.append(f"memory of {_short(e['name'])}'s workers: {each}, {sum(pss) >> 20:,} MB together (PSS)")
+            together = "" if len(pss) == 1 else f"{len(pss)} x up to {max(pss) >> 20:,} MB, together "
+            out.append(f"memory of {_short(e['name'])}'s workers (PSS): {together}{sum(pss) >> 20:,} MB")
         out += [f"{_short(e['name'])}: {words}" for words in e.get("decisions", [])[-LAST:]]
     return out
 
