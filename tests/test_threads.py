@@ -393,7 +393,7 @@ class Spins(Dataset):
         return sum(range(20_000))
 
 
-def test_auto_takes_threads_where_they_are_faster(caplog: Any) -> None:
+def test_auto_measures_both(caplog: Any) -> None:
     assert "threads make" in chosen(
         Waits(), caplog
     )  # which is faster depends on the machine; that both were measured not
