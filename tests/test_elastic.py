@@ -102,6 +102,16 @@ def test_workers_come_and_go(method: str) -> None:
     assert int(loader.num_workers) == 2
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_that_stay_serve_every_epoch(method: str) -> None:
+    """Also one that begins while tasks of the last are still up."""
+    loader = auto(Drawn(300), 2, batch_size=3, worker_method=method, persistent_workers=True, timeout=WAIT_S)
+    for left in (100, 3, 100, 1, 100):
+        firsts = [int(batch[0, 0]) for batch, _ in zip(loader, range(left), strict=False)]
+        assert firsts == list(range(0, 3 * left, 3))
+        loader.resize(1 + left % 3)
+
+
 class Counted(Drawn):
     def __getitem__(self, i: int) -> torch.Tensor:
         info = get_worker_info()

@@ -95,8 +95,10 @@ class ProcessPool:
     def _watch(self) -> None:
         # torch's own table of worker pids: a SIGCHLD then raises in the main thread, with the signal's name.
         self._unwatch()
-        if self._zygote is not None:
-            return  # not this process' children
+        if self._zygote is not None or self._board is not None:
+            # Not this process' children; or tasks that are asked for again, of which a signal in between would lose
+            # count. Their sentinels tell as soon.
+            return
         pids = tuple(m.process.pid for m in self._members if not (m.leaving or m.gone))
         signal_handling._set_worker_pids(id(self), pids)
         signal_handling._set_SIGCHLD_handler()
