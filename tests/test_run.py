@@ -82,7 +82,7 @@ def test_an_untouched_script_is_observed(tmp_path: Path) -> None:
 
 
 def test_a_loop_that_does_not_wait_is_healthy(tmp_path: Path) -> None:
-    p = stoker(tmp_path, script(tmp_path, step=0.03))
+    p = stoker(tmp_path, script(tmp_path, step=0.06))
     assert p.returncode == 0
     r = report(tmp_path)
     assert r["verdict"] == "healthy", r["loaders"]

@@ -338,6 +338,23 @@ def test_generators_of_ones_own_are_no_reason() -> None:
             torch.rand(1), random.random(), np.random.rand()  # the consumer may draw as it likes
 
 
+def test_nobody_is_blamed_for_what_the_consumer_drew() -> None:
+    def turns() -> int:
+        torch.rand(1)  # another thread, in the middle of the call that is watched
+        return now[0]
+
+    own = torch.Generator()
+    for now, sure in (([0], False), ([1], True)):
+        out, who, certain = draws.watch(lambda: torch.rand(2, generator=own), turns)
+        assert len(out) == 2
+        assert who is not None
+        assert certain is sure
+    noticed = draws.Noticed()
+    assert [noticed.run(0, lambda: torch.rand(1) is None) for _ in range(20)] == [False] * 20
+    assert noticed.who is None
+    assert noticed.suspect is not None
+
+
 def test_draws_are_noticed_in_a_thread_that_is_being_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then no name is known, but the generators move while the consumer waits."""
     waits, state = threading.Event(), draws.state

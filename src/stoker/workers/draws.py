@@ -25,6 +25,7 @@ try:
 except (ModuleNotFoundError, AttributeError):
     _numpy = None
 
+TASKS = 16  # of a worker, at most, that are watched until it is sure what it draws from
 _QUIET = ("seed", "getstate", "setstate")
 _DRAWS = frozenset(name for name in dir(_numpy) if not name.startswith("_") and "state" not in name)
 _TORCH: tuple[str, ...] = (
@@ -55,23 +56,32 @@ class Noticed:
 
     Attributes:
         who: what drew; None while nothing did.
+        suspect: what drew, or ran while the consumer did.
         said: whether the user knows.
-        watched: workers whose first task has been watched.
         looks: waits of the consumer during which the generators are still to be looked at, 60 microseconds each.
+        turns: moments at which the consumer began or ceased to wait; odd while it waits.
     """
 
     def __init__(self) -> None:
         self.who: str | None = None
+        self.suspect: str | None = None
         self.said = False
-        self.watched: set[int] = set()
         self.looks = 16
+        self.turns = 0
+        self._left: dict[int, int] = {}
 
-    def first(self, worker: int) -> bool:
-        """Whether this is the worker's first task of all."""
-        if worker in self.watched:
-            return False
-        self.watched.add(worker)
-        return True
+    def run(self, worker: int, call: Callable[[], Any]) -> Any:
+        """Calls, watching while it is not known whether the worker's code draws: mostly its first task only."""
+        left = self._left.get(worker, TASKS)
+        if left <= 0:
+            return call()
+        out, who, sure = watch(call, lambda: self.turns)
+        self._left[worker] = 0 if sure else left - 1
+        if sure:
+            self.who = who or self.who
+        else:
+            self.suspect = who
+        return out
 
     def say(self) -> None:
         """Tells the user, once."""
@@ -95,16 +105,22 @@ def state() -> tuple[int, int, int]:
     )
 
 
-def watch(call: Callable[[], Any]) -> tuple[Any, str | None]:
-    """Calls, and says what in this thread drew from a process-wide generator: ``"RandomFlip (flips.py:12)"``, or None.
+def watch(call: Callable[[], Any], turns: Callable[[], int] = lambda: 1) -> tuple[Any, str | None, bool]:
+    """Calls, and says what in this thread drew from a process-wide generator: ``"RandomFlip (flips.py:12)"``, or None;
+    and whether that is sure: what a generator did while the consumer ran may have been the consumer.
 
     A thread that is being profiled already is not watched.
     """
     if sys.getprofile() is not None:
-        return call(), None
+        return call(), None, True
     found: list[str] = []
-    before: list[int] = []  # torch's state at each call that may draw
-    entered: list[int] = []  # NumPy's at each frame that may; its methods are Cython's, which are not reported
+    doubts: list[str] = []
+    before: list[tuple[int, int]] = []  # torch's state, and whose turn it was, at each call that may draw
+    entered: list[tuple[int, int]] = []  # NumPy's at each frame that may; its methods are Cython's, not reported
+
+    def compare(then: tuple[int, int], now: int, frame: Any) -> None:
+        if then[0] != now:
+            (found if then[1] & 1 and then[1] == turns() else doubts).append(_name(frame))
 
     def hook(frame: Any, event: str, function: Any) -> None:
         if found:
@@ -113,9 +129,9 @@ def watch(call: Callable[[], Any]) -> tuple[Any, str | None]:
             if _numpy is not None and not _DRAWS.isdisjoint(frame.f_code.co_names):
                 now = _numpy_state()
                 if event == "call":
-                    entered.append(now)
-                elif entered and entered.pop() != now:
-                    found.append(_name(frame))
+                    entered.append((now, turns()))
+                elif entered:
+                    compare(entered.pop(), now, frame)
             return
         name = getattr(function, "__name__", "")
         if getattr(function, "__self__", None) is random._inst and name not in _QUIET:
@@ -123,13 +139,14 @@ def watch(call: Callable[[], Any]) -> tuple[Any, str | None]:
         elif name.startswith(_TORCH):
             now = zlib.crc32(torch.default_generator.get_state().numpy().data)
             if event == "c_call":
-                before.append(now)
-            elif before and before.pop() != now:
-                found.append(_name(frame))
+                before.append((now, turns()))
+            elif before:
+                compare(before.pop(), now, frame)
 
     sys.setprofile(hook)
     try:
-        return call(), None if not found else found[0]
+        out = call()
+        return out, next(iter(found or doubts), None), bool(found) or not doubts
     finally:
         sys.setprofile(None)
 

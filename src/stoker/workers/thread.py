@@ -167,11 +167,7 @@ class _Worker(threading.Thread):
     def _task(self, body: Body, epoch: int, task: Task) -> None:
         self._hand = epoch, task.number
         pool = self._pool
-        if pool.noticed.first(self.id):
-            data, who = draws.watch(lambda: body.run(epoch, task.number, task.indices))
-            pool.noticed.who = who or pool.noticed.who
-        else:
-            data = body.run(epoch, task.number, task.indices)
+        data = pool.noticed.run(self.id, lambda: body.run(epoch, task.number, task.indices))
         writer = self.writer
         if type(data) is ExceptionWrapper:
             writer.cancel()
@@ -288,15 +284,17 @@ class ThreadPool:
             pass
         look = self.noticed.looks > 0 and self.noticed.who is None
         before = draws.state() if look else None
+        self.noticed.turns += 1
         try:
             return self.out.get(timeout=timeout)
         except queue.Empty:
             return None
         finally:
+            self.noticed.turns += 1
             if look:
                 self.noticed.looks -= 1
                 if draws.state() != before and self.noticed.who is None:
-                    self.noticed.who = "Code in a worker thread"
+                    self.noticed.who = self.noticed.suspect or "Code in a worker thread"
 
     def pss(self) -> dict[int, int]:
         """Threads have no memory of their own."""
