@@ -343,8 +343,9 @@ def test_nobody_is_blamed_for_what_the_consumer_drew() -> None:
         torch.rand(1)  # another thread, in the middle of the call that is watched
         return now[0]
 
-    own = torch.Generator()
-    for now, sure in (([0], False), ([1], True)):
+    own, now = torch.Generator(), [0]
+    for moment, sure in ((0, False), (1, True)):
+        now[0] = moment
         out, who, certain = draws.watch(lambda: torch.rand(2, generator=own), turns)
         assert len(out) == 2
         assert who is not None
