@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -18,13 +19,27 @@ from .drive import BATCH, DRIVERS, JPEG_ONLY
 ROOT = Path(__file__).parent.parent.parent
 HOME = ROOT / ".peers"
 LIMIT_S = 300
-# What each environment gets. stoker and torch run in the project's own.
-ENVIRONMENTS: dict[str, list[str]] = {
-    "torch": ["torch", "torchdata", "spdl", "spdl-core", "spdl-io", "grain", "webdataset", "pillow"],
-    "tf": ["tensorflow-cpu", "pillow", "numpy"],
-    "ray": ["torch", "ray[data]", "pydantic", "pillow"],
-    "dali": ["nvidia-dali-cuda120", "nvidia-nvimgcodec-cu12", "nvidia-libnvcomp-cu12", "pillow", "numpy"],
-    "ffcv": ["torch", "ffcv", "numba", "opencv-python-headless", "pillow"],
+ALONE = "--no-deps"
+# What each environment gets, one call of pip after the other. stoker and torch run in the project's own. DALI would
+# bring CUDA; ffcv is compiled against libturbojpeg and OpenCV, and asks for packages that its loader does not import.
+ENVIRONMENTS: dict[str, list[list[str]]] = {
+    "torch": [["torch", "torchdata", "spdl", "spdl-core", "spdl-io", "grain", "webdataset", "pillow"]],
+    "tf": [["tensorflow-cpu", "pillow", "numpy"]],
+    "ray": [["torch", "ray[data]", "pydantic", "pillow"]],
+    "dali": [
+        [ALONE, "nvidia-dali-cuda120==2.4.0", "nvidia-nvimgcodec-cu12", "nvidia-libnvcomp-cu12==5.3.0.16"],
+        ["astunparse", "gast", "six", "optree", "nvtx", "makefun", "libcst", "packaging", "numpy", "pillow"],
+    ],
+    "ffcv": [
+        ["torch"],
+        ["numpy<2.3", "numba", "opencv-python-headless", "pillow", "pandas", "tqdm", "setuptools", "wheel"],
+        [ALONE, "--no-build-isolation", "ffcv"],
+    ],
+}
+# Not pip's to install; without them these peers are absent. Debian's names.
+SYSTEM = {
+    "ffcv": "libturbojpeg0-dev libopencv-dev pkg-config g++",
+    "torch": "libavdevice59 libavfilter8 (spdl's decoder)",
 }
 WHERE = {n: "torch" for n in DRIVERS if n.split()[0].strip(",") in ("torchdata", "spdl", "grain", "webdataset")}
 WHERE |= {"tf.data": "tf", "ray.data": "ray", "DALI, CPU": "dali", "ffcv": "ffcv"}
@@ -43,13 +58,18 @@ def setup(a: argparse.Namespace) -> int:
             print(f"unknown environment {name!r}; there are {', '.join(ENVIRONMENTS)}", file=sys.stderr)
             return 2
         folder = HOME / name
-        print(f"{folder}: {' '.join(ENVIRONMENTS[name])}", file=sys.stderr)
+        print(f"{folder}: {' '.join(itertools.chain(*ENVIRONMENTS[name]))}", file=sys.stderr)
+        if name in SYSTEM:
+            print(f"wants the system's {SYSTEM[name]}", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         pip = [folder / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        constraint = ["-c", ROOT / "constraints.txt"] if "torch" in ENVIRONMENTS[name] else []
-        p = subprocess.run([*pip, *constraint, *ENVIRONMENTS[name]])
-        failed += p.returncode != 0
-        if p.returncode:
+        for packages in ENVIRONMENTS[name]:
+            constraint = ["-c", ROOT / "constraints.txt"] if "torch" in packages else []
+            code = subprocess.run([*pip, *constraint, *packages]).returncode
+            if code:
+                break
+        failed += code != 0
+        if code:
             print(f"{name}: did not install here; its peers will be shown as absent", file=sys.stderr)
     return 1 if failed else 0
 

@@ -320,10 +320,18 @@ def ffcv(workload: str) -> Epoch:
     path = str(Path(tempfile.mkdtemp(prefix="stoker-bench-")) / "photos.beton")
     fields = {"x": RGBImageField(write_mode="jpg"), "y": IntField()}
     DatasetWriter(path, fields, num_workers=WORKERS).from_indexed_dataset(Images())
-    image = [CenterCropRGBImageDecoder((64, 64), 0.5), RandomHorizontalFlip(), ToTensor(), ToTorchImage()]
+    image = [CenterCropRGBImageDecoder((64, 64), 2 / 3), RandomHorizontalFlip(), ToTensor(), ToTorchImage()]
     pipelines = {"x": image, "y": [IntDecoder(), ToTensor()]}
-    loader = Loader(path, batch_size=100, num_workers=WORKERS, order=OrderOption.RANDOM, pipelines=pipelines)
-    return lambda: iter(loader)
+    loader = Loader(
+        path,
+        batch_size=100,
+        num_workers=WORKERS,
+        order=OrderOption.RANDOM,
+        pipelines=pipelines,
+        os_cache=True,
+        batches_ahead=AHEAD,
+    )
+    return lambda: ((x.float().div_(255), y) for x, y in loader)
 
 
 DRIVERS: dict[str, Callable[[str], Epoch]] = {
