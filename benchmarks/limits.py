@@ -112,4 +112,59 @@ def jpeg() -> dict[str, float]:
     return {"jpeg": WORKERS * half / max(seconds)}
 
 
-LIMITS = {"transport": transport, "jpeg": jpeg}
+def overhead() -> dict[str, float]:
+    """Batches a second of processes that make them and tell nobody, and of the same with a bare ring: one byte per
+    message, which says that a batch lies in one of two slots, and a consumer that looks at it."""
+    dataset = w.Tiny()
+    each = len(dataset) // 64 // WORKERS
+    memory = [[mmap.mmap(-1, 4096) for _ in range(2)] for _ in range(WORKERS)]
+
+    def views(k: int) -> list[torch.Tensor]:
+        return [torch.frombuffer(m, dtype=torch.int64, count=64) for m in memory[k]]
+
+    def fill(i: int, out: torch.Tensor) -> None:
+        torch.stack([dataset[j] for j in range(64 * i, 64 * i + 64)], 0, out=out)
+
+    def alone(k: int, go: int, tell: int) -> None:
+        slots = views(k)
+        fill(0, slots[0])
+        began = time.perf_counter()
+        for i in range(each):
+            fill(i, slots[i % 2])
+        os.write(tell, json.dumps(time.perf_counter() - began).encode())
+
+    def ring(k: int, go: int, tell: int) -> None:
+        slots = views(k)
+        fill(0, slots[0])
+        os.write(tell, b"r")
+        os.read(go, 1)
+        for i in range(each):
+            if i >= 2:
+                os.read(go, 1)
+            fill(i, slots[i % 2])
+            os.write(tell, b"x")
+
+    children = _children(alone)
+    seconds = [float(os.read(read, 100)) for _, read, _ in children]
+    for pid, _, _ in children:
+        os.waitpid(pid, 0)
+    out = {"overhead, bare processes": WORKERS * each / max(seconds)}
+    children = _children(ring)
+    mine = [views(k) for k in range(WORKERS)]
+    for _, read, _ in children:
+        os.read(read, 1)
+    began = time.perf_counter()
+    for _, _, write in children:
+        os.write(write, b"g")
+    for i in range(each):
+        for k, (_, read, write) in enumerate(children):
+            os.read(read, 1)
+            w.touch(mine[k][i % 2])
+            os.write(write, b"a")
+    out["overhead persistent"] = WORKERS * each / (time.perf_counter() - began)
+    for pid, _, _ in children:
+        os.waitpid(pid, 0)
+    return out
+
+
+LIMITS = {"transport": transport, "jpeg": jpeg, "overhead": overhead}
