@@ -20,7 +20,7 @@ from stoker.errors import BudgetError, UsageError, WorkerDiedError
 from stoker.metrics import LoaderMetrics
 from stoker.options import Budget, Knobs, parse_bytes
 from stoker.scheduler import Scheduler
-from stoker.tune.online import Controller
+from stoker.tuning.online import Controller
 
 SEED = int(os.environ.get("STOKER_SEED", random.randrange(1 << 30)))
 METHODS = ["process", "thread"]

@@ -34,7 +34,7 @@ MAY: dict[str, set[str]] = {
     "iterators": BASE | {"metrics", "objects", "options", "pin", "scheduler", "source", "transport", "workers"},
     "engine": BASE | {"gather", "iterators", "machine", "metrics", "objects", "options", "source", "workers"},
     "loader": BASE | {"engine", "machine", "options", "source", "workers"},
-    "tune": BASE | {"engine", "machine", "options", "seeding", "source", "workers"},
+    "tuning": BASE | {"engine", "machine", "options", "seeding", "source", "workers"},
     "watch": {"engine", "live", "metrics", "options"},
     "doctor": set(),
     "report": BASE | {"machine"},
@@ -46,15 +46,15 @@ MAY: dict[str, set[str]] = {
 }
 # Only when they are needed, and so not at import: "auto" measures, --apply measures, commands find their clients.
 LAZY = {
-    ("engine", "tune"),
-    ("watch", "tune"),
+    ("engine", "tuning"),
+    ("watch", "tuning"),
     ("cli", "run"),
     ("cli", "machine"),
     ("cli", "report"),
     ("_hook", "watch"),
 }
 ROAD = {"source", "seeding", "stage", "collate", "transport", "workers", "scheduler", "pin", "iterators"}
-CLIENTS = {"tune", "doctor", "report", "run", "cli", "watch"}
+CLIENTS = {"tuning", "doctor", "report", "run", "cli", "watch"}
 
 
 def room_of(path: Path) -> str:

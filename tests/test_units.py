@@ -23,8 +23,8 @@ from stoker.options import AutoWorkers, Budget, Knobs
 from stoker.report import schema, terminal, text
 from stoker.transport.codec import Encoded, decode
 from stoker.transport.record import INLINE, Kind, Outbox, Reader, Record, send
-from stoker.tune.apply import decide
-from stoker.tune.probe import Measured, knee
+from stoker.tuning.apply import decide
+from stoker.tuning.probe import Measured, knee
 from tests.contract.trace import canon
 
 DTYPES = [

@@ -100,7 +100,7 @@ def get_iterator(loader: Any) -> Any:
     limits = budget(loader)
     method = _method(loader, state, limits)
     if isinstance(loader.num_workers, AutoWorkers) and state.measured is None:
-        from .tune import probe
+        from .tuning import probe
 
         state.measured = probe.measure(loader, limits, method)
         loader.num_workers = AutoWorkers(state.measured.workers)
@@ -135,7 +135,7 @@ def _advise(dataset: Any) -> None:
 
 def _tuner(loader: Any, state: LoaderState) -> Callable[[int], int | None]:
     """What changes the count while an epoch runs."""
-    from .tune.online import Controller
+    from .tuning.online import Controller
 
     def most() -> int:
         m = state.metrics
@@ -169,7 +169,7 @@ def _method(loader: Any, state: LoaderState, limits: Budget) -> str:
     if asked != "auto":
         return asked
     if state.method is None:
-        from .tune.method import choose
+        from .tuning.method import choose
 
         state.method = choose(loader, limits)
         words = f"worker_method={state.method[0]!r}: {state.method[1]}"

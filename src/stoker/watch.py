@@ -219,7 +219,7 @@ def attach(module: Any) -> Watch:
     _watch_batches(module._BaseDataLoaderIter, watch)
     _watch_fetchers(watch)
     if watch.apply:
-        from .tune import apply
+        from .tuning import apply
 
         apply.attach(module, watch.applied)
     atexit.register(watch.end)

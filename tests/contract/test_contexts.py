@@ -137,7 +137,7 @@ def augmented(workers: Any, seed: int = 3, epochs: int = 2, **kw: Any) -> list[A
     if workers is not None:
         from stoker.engine import state_of
         from stoker.options import AutoWorkers
-        from stoker.tune.probe import Measured
+        from stoker.tuning.probe import Measured
 
         state_of(loader).measured = Measured(workers)
         loader.num_workers = AutoWorkers(workers)
