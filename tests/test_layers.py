@@ -34,12 +34,13 @@ MAY: dict[str, set[str]] = {
     "iterators": BASE | {"metrics", "objects", "options", "pin", "scheduler", "source", "transport", "workers"},
     "engine": BASE | {"gather", "iterators", "machine", "metrics", "objects", "options", "source", "workers"},
     "loader": BASE | {"engine", "machine", "options", "source", "workers"},
-    "tuning": BASE | {"engine", "machine", "options", "seeding", "source", "workers"},
+    "tuning": BASE
+    | {"__init__", "engine", "gather", "loader", "machine", "options", "report", "seeding", "source", "workers"},
     "watch": {"engine", "live", "metrics", "options"},
     "doctor": set(),
     "report": BASE | {"machine"},
     "run": BASE | {"doctor", "live", "machine", "report"},
-    "cli": BASE | {"__init__"},
+    "cli": BASE | {"__init__", "tuning"},
     "_hook": set(),
     "__main__": {"cli"},
     "__init__": set(),
@@ -132,6 +133,7 @@ def test_the_public_names() -> None:
         "install",
         "installed",
         "share",
+        "tune",
         "uninstall",
     ]
     assert sorted(stoker.__all__) == stoker.__all__

@@ -3,12 +3,23 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["DataLoader", "FeistelSampler", "StokerError", "StokerWarning", "install", "installed", "share", "uninstall"]
+__all__ = [
+    "DataLoader",
+    "FeistelSampler",
+    "StokerError",
+    "StokerWarning",
+    "install",
+    "installed",
+    "share",
+    "tune",
+    "uninstall",
+]
 _ROOMS = {
     "StokerError": ".errors",
     "StokerWarning": ".errors",
     "FeistelSampler": ".source",
     "share": ".shared",
+    "tune": ".tuning.search",
 }  # all else is in .loader
 
 if TYPE_CHECKING:
@@ -16,6 +27,7 @@ if TYPE_CHECKING:
     from .loader import DataLoader, install, installed, uninstall
     from .shared import share
     from .source import FeistelSampler
+    from .tuning.search import tune
 
 
 def __getattr__(name: str) -> Any:

@@ -20,7 +20,7 @@ from .errors import StokerWarning
 from .gather import Gather
 from .metrics import LoaderMetrics
 from .objects import big
-from .options import AutoWorkers, Budget, parse_bytes
+from .options import AutoWorkers, Budget, Measured, parse_bytes
 from .source import order
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class LoaderState:
     Attributes:
         arenas, heaps: memory of the last worker processes, and threads, warm.
         metrics: the loader's numbers.
-        measured: what ``num_workers="auto"`` measured, once it has (``tune.probe.Measured``).
+        measured: what ``num_workers="auto"`` measured, once it has (``options.Measured``).
         method: what ``worker_method="auto"`` measured, and why, once it has.
         noticed: draws from process-wide random generators in worker threads.
         iterators: those that are alive.
@@ -100,9 +100,7 @@ def get_iterator(loader: Any) -> Any:
     limits = budget(loader)
     method = _method(loader, state, limits)
     if isinstance(loader.num_workers, AutoWorkers) and state.measured is None:
-        from .tuning import probe
-
-        state.measured = probe.measure(loader, limits, method)
+        state.measured = _measured(loader, state, limits, method)
         loader.num_workers = AutoWorkers(state.measured.workers)
     if not isinstance(loader.num_workers, AutoWorkers):
         loader.check_worker_number_rationality()
@@ -119,6 +117,20 @@ def get_iterator(loader: Any) -> Any:
     if isinstance(loader.num_workers, AutoWorkers) and loader._dataset_kind == _DatasetKind.Map and not state.hold:
         it.tune(_tuner(loader, state))
     return it
+
+
+def _measured(loader: Any, state: LoaderState, limits: Budget, method: str) -> Measured:
+    """The count to begin with: what ``stoker tune`` found for this very loader, else a short measurement."""
+    from .tuning import probe, profile
+
+    found, words = profile.find(loader)
+    if words:
+        state.metrics.decisions.append(words)
+        (logger.info if found else logger.warning)(words)
+    if found is None or not isinstance(found.get(method), int):
+        return probe.measure(loader, limits, method)
+    n = max(1, min(found[method], machine.workers_bound(WORKER_BYTES)[0]))
+    return Measured(n, {n: float(found.get("rate", 0.0))}, reason=f"{n} workers: {words}")
 
 
 def _advise(dataset: Any) -> None:

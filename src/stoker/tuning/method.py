@@ -33,9 +33,9 @@ def choose(loader: Any, budget: Budget) -> tuple[str, str]:
     draw = Draw.like(loader)
     if draw is None:
         return "process", "a sampler of its own, whose order is not to be disturbed"
-    unsafe = _unsafe(loader)
-    if unsafe:
-        return "process", unsafe
+    no = unsafe(loader)
+    if no:
+        return "process", no
     context = loader.multiprocessing_context or torch.multiprocessing
     spec = spec_of(loader, n)
     here, there = context.Pipe()
@@ -72,7 +72,7 @@ def choose(loader: Any, budget: Budget) -> tuple[str, str]:
     return best, words
 
 
-def _unsafe(loader: Any) -> str | None:
+def unsafe(loader: Any) -> str | None:
     """Why threads are not even tried: the dataset says so, or it holds what pickle refuses (files, connections, locks),
     which several threads would use at once."""
     try:

@@ -11,8 +11,8 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..errors import UsageError
+from . import BATCH_SIZE
 
-BATCH_SIZE = 32  # for a dataset that comes without a loader
 FORM = "TARGET is path.py:name or package.module:name, as in train.py:make_loader"
 
 

@@ -1,0 +1,220 @@
+"""The largest batch that fits, by doubling and bisection, and what it brings in samples/s.
+
+Without an accelerator each trial is a process of its own, held to a RAM budget, so that a batch that does not fit ends
+that process and nothing else. With one, trials run here, and the device's out of memory is caught and cleaned up. The
+loader's sampler, its generators and the process' random state are not touched.
+"""
+
+from __future__ import annotations
+
+import html
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from ..errors import UsageError, WorkerTimeoutError
+from ..report.terminal import human_bytes, human_seconds, table
+from .batch_size_trial import Accelerator, Ram, Source, accelerator
+
+SCHEMA = 1
+FINE = 16  # the search ends where what fits and what does not are this part apart
+HEADERS = ["", "batch size", "fits", "memory", "samples/s"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One batch size that was tried.
+
+    Attributes:
+        batch_size: samples in the batch.
+        fits: within the budget less the margin.
+        peak_bytes: the most memory it took beyond what was there before; of what does not fit, what is known.
+        samples_per_s: making the batch and the step, in one process; None where it does not fit.
+        why: why it does not fit, "" where it does.
+    """
+
+    batch_size: int
+    fits: bool
+    peak_bytes: int
+    samples_per_s: float | None
+    why: str
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """What ``largest`` found.
+
+    Attributes:
+        best: the largest batch size that fits.
+        trials: in the order they were made.
+        budget_bytes: memory of the device; trials may take it less ``margin``, a share.
+        device: "cpu", or the accelerator.
+        bound: which limit bound the answer, in words.
+        seconds: how long it took.
+        own: the loader's own batch size.
+        margin: the share of the budget that is kept free.
+    """
+
+    best: int
+    trials: tuple[Trial, ...]
+    budget_bytes: int
+    device: str
+    bound: str
+    seconds: float
+    own: int
+    margin: float
+
+    @property
+    def gain(self) -> float | None:
+        """Samples/s against the loader's own batch size, as a factor; None where that was not tried or does not fit."""
+        rates = {t.batch_size: t.samples_per_s for t in self.trials}
+        before, after = rates.get(self.own), rates.get(self.best)
+        return after / before if before and after else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"schema": SCHEMA, **asdict(self), "gain": self.gain}
+
+    def _rows(self) -> list[list[str]]:
+        rows = []
+        for t in sorted(self.trials, key=lambda t: t.batch_size):
+            mark = "->" if t.batch_size == self.best else ""
+            rate = "" if t.samples_per_s is None else f"{t.samples_per_s:,.4g}"
+            took = human_bytes(t.peak_bytes) if t.peak_bytes else ""
+            rows.append([mark, f"{t.batch_size:,}", "yes" if t.fits else "no", took, rate])
+        return rows
+
+    def _words(self) -> list[str]:
+        if self.best == self.own:
+            gain = "it is the loader's own"
+        elif self.gain is None:
+            gone = ", which does not fit" if any(t.batch_size == self.own for t in self.trials) else ""
+            gain = f"the loader's own is {self.own:,}{gone}"
+        else:
+            gain = f"{self.gain:.2f}x the samples/s of the loader's own {self.own:,}"
+        return [
+            f"batch size {self.best:,} is the largest that fits; {gain}",
+            f"bound by {self.bound}",
+            f"{human_seconds(self.seconds)} on {self.device}",
+        ]
+
+    def __str__(self) -> str:
+        return "\n".join([table(HEADERS, self._rows(), 80), "", *self._words()])
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{h}</th>" for h in HEADERS)
+        rows = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in r) + "</tr>" for r in self._rows())
+        words = "".join(f"<p>{html.escape(w)}</p>" for w in self._words())
+        return f"<div><table><tr>{head}</tr>{rows}</table>{words}</div>"
+
+
+def largest(
+    loader: DataLoader[Any],
+    step: Callable[[Any], Any] | None = None,
+    budget: int | float | str | None = None,
+    most: int = 65536,
+    margin: float = 0.1,
+    seconds: float = 60.0,
+    progress: Callable[[str], None] | None = None,
+) -> BatchSizes:
+    """The largest batch of ``loader``'s samples that fits the device.
+
+    Args:
+        loader: its dataset and its collate_fn make the batches; its workers and its sampler are not used.
+        step: called with each batch, for the memory of forward and backward. On an accelerator it runs in this
+            process, with the batch on the device, and a model that it trains is trained; elsewhere in processes that
+            are thrown away.
+        budget: memory that one batch with its step may take, as bytes, "4GB" or a share. By default a quarter of the
+            RAM granted and no more than half of what is free; on an accelerator, the device memory that is free.
+        most: no larger ones are tried.
+        margin: share of the budget that is kept free.
+        seconds: for all trials together.
+        progress: called with a line of text before each trial, and every second while one lasts.
+
+    Raises:
+        UsageError: not one sample fits, the dataset, collate_fn or step raises, or an argument is wrong.
+        WorkerTimeoutError: the time was over before any batch was made.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> largest(DataLoader(TensorDataset(torch.zeros(40, 2)), batch_size=4)).best
+        40
+    """
+    began = time.monotonic()
+    source = _checked(loader, step, most, margin, seconds)
+    own = int(loader.batch_size or 0)
+    device = accelerator()
+    place = Ram(budget) if device is None else Accelerator(*device, budget)
+    allowed = int(place.budget * (1 - margin))
+    limit = f"{human_bytes(allowed)} are allowed (a budget of {human_bytes(place.budget)} less {margin:.0%})"
+    top = most if source.count is None else min(most, source.count)
+    low, high, late = 0, top + 1, False
+    trials: list[Trial] = []
+    size: int | None = min(own, top)
+
+    def tick() -> None:
+        if progress is not None:
+            known = f", {low:,} fit" if low else ""
+            progress(f"{human_seconds(time.monotonic() - began)}: trying a batch of {size:,} samples{known}")
+
+    while size is not None and not late:
+        tick()
+        seen = place.trial(source, step, size, began + seconds, tick)
+        if seen.what == "failed":
+            raise UsageError(f"batch size {size:,}: {seen.words}")
+        if seen.what == "short":  # an iterable dataset has no more
+            top = seen.samples
+            if not top:
+                raise UsageError("the dataset is empty")
+        elif seen.what != "late":
+            why = seen.words or (f"it takes {human_bytes(seen.peak)}" if seen.peak > allowed else "")
+            trials.append(Trial(size, not why, seen.peak, None if why else size / max(seen.seconds, 1e-9), why))
+            low, high = (low, size) if why else (size, high)
+        size = _next(low, high, top)
+        late = seen.what == "late" or (size is not None and time.monotonic() >= began + seconds)
+    if not low:
+        if late:
+            raise WorkerTimeoutError(f"{seconds:g} s were over before a batch was found that fits: give it more time")
+        last = trials[-1]
+        least = "at least " if last.peak_bytes <= allowed else ""
+        needs = f"it takes {least}{human_bytes(last.peak_bytes)}, and " if last.peak_bytes else ""
+        raise UsageError(f"not even one sample fits: {needs}{limit}; {last.why}")
+    if late:
+        bound = f"time: {seconds:g} s were over before the search was"
+    elif high <= top:
+        why = next(t.why for t in trials if t.batch_size == high)
+        bound = f"memory: a batch of {high:,} does not fit: {why}, and {limit}"
+    elif top == most:
+        bound = f"most={most:,}: no larger ones were tried"
+    else:
+        bound = f"the dataset: it has {top:,} samples"
+    spent = time.monotonic() - began
+    return BatchSizes(low, tuple(trials), place.budget, place.name, bound, spent, own, margin)
+
+
+def _next(low: int, high: int, top: int) -> int | None:
+    """The batch size to try: ``low`` is the largest known to fit, ``high`` the smallest known not to."""
+    if high > top:
+        return None if low == top else min(2 * low or top, top)
+    return (low + high) // 2 if high - low > max(1, low // FINE) else None
+
+
+def _checked(loader: Any, step: Any, most: int, margin: float, seconds: float) -> Source:
+    if not isinstance(loader, DataLoader):
+        raise UsageError(f"the loader is of type {type(loader).__name__}, which is no DataLoader")
+    if loader.batch_size is None:
+        raise UsageError("the loader makes its own batches (batch_size=None or a batch_sampler): their size is its own")
+    if step is not None and not callable(step):
+        raise UsageError(f"step is of type {type(step).__name__}, which cannot be called with a batch")
+    if most < 1 or not 0 <= margin < 1 or not 0 < seconds < float("inf"):
+        raise UsageError(
+            f"most={most}, margin={margin:g}, seconds={seconds:g}: most is at least 1, margin a share below 1, "
+            "and seconds are more than 0"
+        )
+    source = Source(loader)
+    if source.count == 0:
+        raise UsageError("the dataset is empty")
+    return source

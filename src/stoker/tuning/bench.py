@@ -1,0 +1,488 @@
+"""An empty loop over warm workers: what a setting delivers, without a model in the loop and without a restart.
+
+Tasks go to workers and batches leave as the scheduler has it for torch's seeds (task *i* to worker *i* mod n, in
+order, n x prefetch in flight), so a slow sample holds up here what it would hold up there. Workers that a setting does
+not use stay idle; those it has in addition are started once. Nothing of the loader's own is touched: not its sampler,
+not its generator, not the process' random state.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import SequentialSampler
+from torch.utils.data.dataloader import _DatasetKind
+
+from ..errors import UsageError, WorkerDiedError
+from ..gather import Gather
+from ..options import Budget
+from ..source import Task
+from ..workers.draws import Noticed
+from ..workers.process import ProcessPool
+from ..workers.thread import ThreadPool
+from .probe import SEED, Draw, spec_of
+
+KEPT = 512  # tasks that are drawn again, so that what they read is in memory
+FEW = 16  # and fewer than so many are no fair sample of a dataset
+
+
+class TooSlow(UsageError):
+    """No batch came in the time that was left."""
+
+
+class BadSample(UsageError):
+    """A sample cannot be loaded."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """One measurement.
+
+    Attributes:
+        rate: batches per second.
+        batches: how many came.
+        work_s: wall seconds that a worker spends on a batch.
+        cpu_s: CPU seconds of that.
+        own_s: CPU seconds that this process spends on a batch.
+        nbytes: the largest batch, as it crosses.
+        stored: bytes read from storage, not from the page cache, during the window; 0 where nobody knows.
+        read: bytes read in all.
+        who: what drew from process-wide random generators, in threads.
+    """
+
+    rate: float
+    batches: int
+    work_s: float
+    cpu_s: float
+    own_s: float
+    nbytes: int = 0
+    stored: int = 0
+    read: int = 0
+    who: str | None = None
+
+
+class Tasks:
+    """Indices like those the loader would draw, from generators of their own.
+
+    Args:
+        loader: the loader.
+
+    Attributes:
+        fresh: draw what was not drawn before (a first epoch, as cold as the disk is), or what was (later epochs).
+        samples: samples in a task, on average.
+        note: what there is to say about it.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.fresh = True
+        self.note = ""
+        self._kept: list[Any] = []
+        self._rng = random.Random(SEED)
+        self._total = self._count = 0
+        self._next = self._source(loader)
+
+    def _source(self, loader: Any) -> Callable[[], Any]:
+        if loader._dataset_kind == _DatasetKind.Iterable:
+            many = loader.batch_size if loader._auto_collation else 0
+            self.fresh = False
+            return lambda: [None] * many if many else None
+        if type(loader.sampler) is SequentialSampler and loader.batch_sampler is not None and loader.batch_size:
+            return _Runs(len(loader.dataset), loader.batch_size)
+        draw = Draw.like(loader)
+        if draw is not None:
+            return draw
+        sampler = loader._index_sampler
+        try:
+            sampler = copy.deepcopy(sampler)
+        except Exception:
+            self.note = f"{type(sampler).__name__} cannot be copied: its own state has moved"
+        return _Cycle(sampler)
+
+    @property
+    def samples(self) -> float:
+        return self._total / self._count if self._count else 1.0
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are tasks to draw again."""
+        return len(self._kept) >= FEW
+
+    def __call__(self) -> Any:
+        if not self.fresh and self._kept and self.enough:
+            return self._kept[self._rng.randrange(len(self._kept))]
+        task = self._next()
+        if len(self._kept) < KEPT:
+            self._kept.append(task)
+        self._total += len(task) if isinstance(task, (list, tuple)) else 1
+        self._count += 1
+        return task
+
+
+class _Runs:
+    """A sequential sampler's tasks, over and over."""
+
+    def __init__(self, n: int, size: int) -> None:
+        self._n, self._size, self._at = n, size, 0
+
+    def __call__(self) -> list[int]:
+        at = self._at
+        end = min(at + self._size, self._n)
+        self._at = end % self._n
+        return list(range(at, end))
+
+
+class _Cycle:
+    def __init__(self, sampler: Any) -> None:
+        self._sampler, self._it = sampler, iter(sampler)
+
+    def __call__(self) -> Any:
+        try:
+            return next(self._it)
+        except StopIteration:
+            self._it = iter(self._sampler)
+        try:
+            return next(self._it)
+        except StopIteration:
+            raise UsageError(f"{type(self._sampler).__name__} gives no batches") from None
+
+
+class Bench(Protocol):
+    """Workers of one kind, or none."""
+
+    def window(self, n: int, prefetch: int, seconds: float, least: int) -> Window:
+        """Measures, after a warm-up, for ``seconds`` and at least ``least`` batches a worker."""
+
+    def rest(self) -> None:
+        """Lets the workers finish what they have in hand; they cost nothing until the next window."""
+
+    def pss(self) -> int:
+        """Bytes of memory of the largest worker; 0 where that is unknown."""
+
+    def close(self) -> None:
+        """Ends the workers."""
+
+
+class PoolBench:
+    """Worker processes or threads of this process.
+
+    Args:
+        loader: whose dataset and collate function to run.
+        tasks: which indices.
+        method: "process" or "thread".
+        budget: of the transport.
+        deadline: ``time.monotonic()`` at which the measuring has to be over.
+    """
+
+    def __init__(self, loader: Any, tasks: Tasks, method: str, budget: Budget, deadline: float) -> None:
+        self._loader, self._tasks, self._method, self._budget = loader, tasks, method, budget
+        self.deadline = deadline
+        self._streams = loader._dataset_kind == _DatasetKind.Iterable
+        self._pool: ProcessPool | ThreadPool | None = None
+        self._noticed = Noticed()
+        self._noticed.said = True  # whoever asked for the measurement says it
+        self._workers = self._number = self._at = 0
+        self._order: deque[tuple[int, int]] = deque()  # task and its worker, oldest first
+        self._came: dict[int, Any] = {}
+        self._ended: set[int] = set()
+        self._paused = 0.0
+        self._delivered = 0  # since the workers started
+        self._sums = [0, 0, 0, 0]  # tasks, wall ns, CPU ns, largest batch
+        self._asked: dict[int, Any] = {}
+
+    def _start(self, n: int) -> None:
+        self.close()
+        spec = spec_of(self._loader, n)
+        if self._method == "thread":
+            self._pool = ThreadPool(spec, self._budget, self._noticed, [])
+        else:
+            context = self._loader.multiprocessing_context or torch.multiprocessing
+            self._pool = ProcessPool(spec, context, self._budget, [])
+        self._workers = n
+
+    def _prepare(self, n: int) -> None:
+        """At least ``n`` workers; an iterable dataset's know how many they are, so exactly ``n``, and new ones."""
+        if self._pool is None or (self._streams and (n != self._workers or len(self._ended) == n)):
+            if len(self._ended) == n and not self._delivered:
+                raise UsageError(f"{type(self._loader.dataset).__name__} is empty: it ended before its first batch")
+            self._delivered = 0
+            began = time.monotonic()
+            self._start(n)
+            self._paused += time.monotonic() - began
+        assert self._pool is not None
+        while self._workers < n:
+            self._pool.grow()
+            self._workers += 1
+
+    def window(self, n: int, prefetch: int, seconds: float, least: int) -> Window:
+        self._prepare(n)
+        seen: set[int] = set()
+        old = len(self._order)
+        while old > 0 or (len(seen) < n and not self._ended):
+            worker = self._one(n, prefetch)
+            old -= 1
+            if old < 0:
+                seen.add(worker)
+        self._sums, self._paused = [0, 0, 0, 0], 0.0
+        io, own = self._io(), time.thread_time()
+        began, count = time.monotonic(), 0
+        while True:
+            self._one(n, prefetch)
+            count += 1
+            took = time.monotonic() - began - self._paused
+            if (took >= seconds and count >= least * n) or (time.monotonic() >= self.deadline and count >= n):
+                break
+        own = time.thread_time() - own
+        done, wall, cpu, nbytes = self._sums
+        now = self._io()
+        each = max(1, done) * 1e9
+        return Window(
+            count / took if took > 0 else 0.0,
+            count,
+            wall / each,
+            cpu / each,
+            own / count,
+            nbytes,
+            now[0] - io[0],
+            now[1] - io[1],
+            self._noticed.who,
+        )
+
+    def first(self, n: int) -> None:
+        """Starts ``n`` workers and waits for the first batch."""
+        self._prepare(n)
+        self._one(n, 1)
+
+    def _one(self, n: int, prefetch: int) -> int:
+        """Keeps the window full, and takes the next batch in order. Returns whose it was."""
+        assert self._pool is not None
+        while len(self._order) < n * prefetch:
+            self._submit(n)
+        task, worker = self._order[0]
+        while task not in self._came:
+            if not self._receive(worker):
+                if not self._order:  # every stream has ended: the next epoch begins
+                    self._prepare(n)
+                    while len(self._order) < n * prefetch:
+                        self._submit(n)
+                task, worker = self._order[0]
+        self._order.popleft()
+        indices = self._asked.pop(task, None)
+        data = self._came.pop(task).take()
+        if isinstance(data, ExceptionWrapper):
+            self._asked = {task: indices}
+            raise BadSample(data.exc_msg)
+        self._delivered += 1
+        return worker
+
+    def _submit(self, n: int) -> None:
+        assert self._pool is not None
+        if len(self._ended) == n:
+            return
+        while self._at % n in self._ended:
+            self._at += 1
+        worker = self._at % n
+        self._at += 1
+        indices = self._tasks()
+        self._pool.submit(worker, 0, Task(self._number, indices))
+        self._asked[self._number] = indices
+        self._order.append((self._number, worker))
+        self._number += 1
+
+    def _receive(self, worker: int) -> bool:
+        """One result. False when a stream ended, so that the oldest task may be another."""
+        assert self._pool is not None
+        left = max(0.001, self.deadline - time.monotonic()) + 1.0
+        try:
+            result = self._pool.receive(left, worker if self._method == "process" else None)
+        except WorkerDiedError as e:
+            raise BadSample(f"a worker died of it: {e}") from e
+        if result is None:
+            raise TooSlow(f"no batch came in {left:.0f} s")
+        if result.ended:
+            self._ended.add(result.worker)
+            self._order = deque(o for o in self._order if o[1] != result.worker or o[0] in self._came)
+            return False
+        fetch, collate, transport, cpu = result.times
+        self._sums[0] += 1
+        self._sums[1] += fetch + collate + transport
+        self._sums[2] += cpu
+        self._sums[3] = max(self._sums[3], result.nbytes)
+        self._came[result.task] = result
+        return True
+
+    def _io(self) -> tuple[int, int]:
+        stored = read = 0
+        if isinstance(self._pool, ProcessPool):
+            for p in self._pool.processes:
+                try:
+                    text = Path(f"/proc/{p.pid}/io").read_text()
+                except OSError:
+                    continue
+                fields = dict(line.split(": ") for line in text.splitlines())
+                stored += int(fields.get("read_bytes", 0))
+                read += int(fields.get("rchar", 0))
+        return stored, read
+
+    def culprit(self) -> Any:
+        """After ``BadSample``: the index that cannot be loaded, found by asking for the task's one by one."""
+        for indices in list(self._asked.values())[:1]:
+            for index in indices if isinstance(indices, (list, tuple)) else ():
+                try:
+                    self._start(1)
+                    assert self._pool is not None
+                    self._pool.submit(0, 0, Task(0, [index]))
+                    result = self._pool.receive(5.0, None)
+                    if result is not None and isinstance(result.take(), ExceptionWrapper):
+                        return index
+                except WorkerDiedError:
+                    return index
+        return None
+
+    def rest(self) -> None:
+        while self._order:
+            task, worker = self._order[0]
+            if task in self._came:
+                self._order.popleft()
+                self._came.pop(task).drop()
+            else:
+                self._receive(worker)
+
+    def pss(self) -> int:
+        return max(self._pool.pss().values(), default=0) if self._pool is not None else 0
+
+    def close(self) -> None:
+        pool, self._pool = self._pool, None
+        self._order.clear()
+        self._came.clear()
+        self._ended.clear()
+        self._asked.clear()
+        self._workers = self._at = 0
+        if pool is not None:
+            pool.close(leave_s=0.0)
+
+
+class InlineBench:
+    """No workers: fetch and collate, one batch after the other, in this process."""
+
+    def __init__(self, loader: Any, tasks: Tasks, deadline: float) -> None:
+        self._loader, self._tasks, self.deadline = loader, tasks, deadline
+        self._fetch: Callable[[Any], Any] | None = None
+
+    def _begin(self) -> Callable[[Any], Any]:
+        loader = self._loader
+        fetch = _DatasetKind.create_fetcher(
+            loader._dataset_kind, loader.dataset, loader._auto_collation, loader.collate_fn, loader.drop_last
+        ).fetch
+        if Gather.fits(loader.dataset, loader.collate_fn, loader._auto_collation):
+            return Gather(loader.dataset, fetch)
+        return fetch  # type: ignore[no-any-return]
+
+    def window(self, n: int, prefetch: int, seconds: float, least: int) -> Window:
+        self._one()
+        began, own, count = time.monotonic(), time.thread_time(), 0
+        while True:
+            self._one()
+            count += 1
+            took = time.monotonic() - began
+            if (took >= seconds and count >= least) or time.monotonic() >= self.deadline:
+                break
+        cpu = (time.thread_time() - own) / count
+        return Window(count / took, count, took / count, cpu, cpu)
+
+    def _one(self) -> None:
+        self._fetch = self._fetch or self._begin()
+        try:
+            self._fetch(self._tasks())
+        except StopIteration:
+            self._fetch = None
+
+    def rest(self) -> None: ...
+
+    def pss(self) -> int:
+        return 0
+
+    def close(self) -> None: ...
+
+
+class Remote:
+    """A bench in a throw-away process: threads, and no workers at all, would open here what a dataset opens when it is
+    first used, and forked workers would then share it.
+
+    Args:
+        loader, tasks, budget, deadline: as for ``PoolBench``.
+        method: "thread" or "inline".
+    """
+
+    def __init__(self, loader: Any, tasks: Tasks, method: str, budget: Budget, deadline: float) -> None:
+        context = loader.multiprocessing_context or torch.multiprocessing
+        self.deadline = deadline
+        self._here, there = context.Pipe()
+        self._child = context.Process(
+            target=_serve, args=(_bare(loader), tasks, method, budget, deadline - time.monotonic(), there), daemon=True
+        )
+        self._child.start()
+        there.close()
+
+    def window(self, n: int, prefetch: int, seconds: float, least: int) -> Window:
+        left = max(0.0, self.deadline - time.monotonic())
+        self._here.send((n, prefetch, seconds, least, left))
+        if not self._here.poll(left + 2.0):
+            raise TooSlow(f"no measurement came in {left:.0f} s")
+        try:
+            answer = self._here.recv()
+        except EOFError:
+            raise BadSample("the process that measured it died") from None
+        if isinstance(answer, str):
+            raise BadSample(answer)
+        return answer  # type: ignore[no-any-return]
+
+    def rest(self) -> None: ...  # the other side has rested when it answers
+
+    def pss(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        self._here.close()
+        self._child.kill()
+        self._child.join()
+
+
+def _serve(loader: Any, tasks: Tasks, method: str, budget: Budget, left: float, pipe: Any) -> None:
+    torch.set_num_threads(1)
+    deadline = time.monotonic() + left
+    bench: PoolBench | InlineBench
+    if method == "thread":
+        bench = PoolBench(loader, tasks, "thread", budget, deadline)
+    else:
+        bench = InlineBench(loader, tasks, deadline)
+    while True:
+        try:
+            n, prefetch, seconds, least, left = pipe.recv()
+        except EOFError:
+            return
+        bench.deadline = time.monotonic() + left
+        try:
+            window = bench.window(n, prefetch, seconds, least)
+            bench.rest()
+            pipe.send(replace(window, nbytes=0))
+        except Exception as e:
+            pipe.send(str(e).strip().splitlines()[-1] if str(e).strip() else type(e).__name__)
+
+
+class _bare:
+    """What a bench needs of a loader, without what cannot be pickled for a process that is spawned."""
+
+    def __init__(self, loader: Any) -> None:
+        for name in ("dataset", "collate_fn", "drop_last", "worker_init_fn", "batch_size"):
+            setattr(self, name, getattr(loader, name))
+        self._dataset_kind, self._auto_collation = loader._dataset_kind, loader._auto_collation
+        self.multiprocessing_context = None

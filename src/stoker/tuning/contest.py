@@ -1,0 +1,167 @@
+"""Settings measured against each other: warm benches, short windows in turns, a stop when the difference is sure."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.utils.data.dataloader import _DatasetKind
+
+from .. import engine
+from ..options import Budget
+from .bench import Bench, PoolBench, Remote, Tasks, Window
+from .result import Setting, figure
+from .sampled import gain
+from .target import rebuilt
+
+WINDOW_S = 0.3  # one measurement; long enough that a scheduler tick of a busy machine is noise
+TASKS = 3  # and at least so many batches of each worker
+WINDOWS = 6  # of one setting, at most
+RESERVE = 0.1  # share of the budget that is left for the last window, and for the answer
+
+
+@dataclass
+class Seen:
+    """All that was measured of one setting."""
+
+    rates: list[float] = field(default_factory=list)
+    window: Window | None = None
+
+    @property
+    def rate(self) -> float:
+        return statistics.median(self.rates)
+
+
+class Contest:
+    """What was measured, and what measures it.
+
+    Args:
+        loader: what to tune.
+        budget_s: seconds it may take.
+        progress: called with a line for each measurement.
+
+    Attributes:
+        seen: by setting.
+        tried: all windows, in order.
+        streams: the dataset is iterable.
+    """
+
+    def __init__(self, loader: Any, budget_s: float, progress: Callable[[str], None]) -> None:
+        self.loader, self.progress = loader, progress
+        self.began = time.monotonic()
+        self.deadline = self.began + budget_s
+        self.budget_s = budget_s
+        self.budget: Budget = engine.budget(loader)
+        self.tasks = Tasks(loader)
+        self.seen: dict[Setting, Seen] = {}
+        self.tried: list[dict[str, Any]] = []
+        self.streams = loader._dataset_kind == _DatasetKind.Iterable
+        self._benches: dict[tuple[str, int | None], Bench] = {}
+        self._running: Bench | None = None
+        self._loaders: dict[int | None, Any] = {loader.batch_size: loader}
+        self._tasks: dict[int | None, Tasks] = {loader.batch_size: self.tasks}
+
+    def left(self) -> float:
+        """Seconds left."""
+        return self.deadline - time.monotonic()
+
+    def bench(self, s: Setting) -> Bench:
+        method = s.worker_method if s.num_workers else "inline"
+        key = method, s.batch_size
+        bench = self._benches.get(key)
+        if bench is None:
+            loader, tasks = self.of(s)
+            if method == "process":
+                bench = PoolBench(loader, tasks, method, self.budget, self.deadline)
+            else:
+                bench = Remote(loader, tasks, method, self.budget, self.deadline)
+            self._benches[key] = bench
+        if self._running is not None and self._running is not bench:
+            self._running.rest()
+        self._running = bench
+        return bench
+
+    def of(self, s: Setting) -> tuple[Any, Tasks]:
+        size = s.batch_size
+        if size not in self._loaders:
+            self._loaders[size] = rebuilt(self.loader, batch_size=size, num_workers=0)
+            self._tasks[size] = Tasks(self._loaders[size])
+            self._tasks[size].fresh = self.tasks.fresh
+        return self._loaders[size], self._tasks[size]
+
+    def measure(self, s: Setting) -> Seen:
+        """One window more of a setting."""
+        w = self.bench(s).window(s.num_workers, s.prefetch_factor, self.window_s(), TASKS)
+        seen = self.seen.setdefault(s, Seen())
+        rate = w.rate * self.of(s)[1].samples
+        seen.rates.append(rate)
+        seen.window = w
+        self.tried.append({**knobs_of(s), "samples_per_s": rate, "at_s": time.monotonic() - self.began})
+        self.progress(f"{words_of(s)}: {figure(rate)} samples/s")
+        return seen
+
+    def window_s(self) -> float:
+        return min(WINDOW_S, max(0.05, self.budget_s / 60))
+
+    def over(self) -> bool:
+        """Whether there is no time for another window: what the last ones took is what the next will take."""
+        return self.left() < RESERVE * self.budget_s
+
+    def better(self, a: Setting, b: Setting, by: float) -> bool:
+        """Whether ``b`` is faster than ``a`` by the factor ``by``: measured in turns until that is sure either way."""
+        for s in (a, b):
+            if s not in self.seen:
+                self.measure(s)
+        while True:
+            x, y = self.seen[a], self.seen[b]
+            ratio, low, high = gain(x.rates, y.rates)
+            if low > by or high < by or self.over():
+                return ratio > by
+            less = a if len(x.rates) <= len(y.rates) else b
+            if len(self.seen[less].rates) >= WINDOWS:
+                return ratio > by
+            self.measure(less)
+
+    def rest(self) -> None:
+        """Nothing runs until the next measurement."""
+        if self._running is not None:
+            self._running.rest()
+
+    def restart_s(self, s: Setting) -> float:
+        """Seconds from no workers to the first batch."""
+        self.rest()
+        loader, tasks = self.of(s)
+        bench = PoolBench(loader, tasks, s.worker_method, self.budget, self.deadline)
+        began = time.monotonic()
+        try:
+            bench.first(s.num_workers)
+            return time.monotonic() - began
+        finally:
+            bench.close()
+
+    def close(self) -> None:
+        """Ends all workers."""
+        for bench in self._benches.values():
+            bench.close()
+
+
+def knobs_of(s: Setting) -> dict[str, Any]:
+    return {
+        "num_workers": s.num_workers,
+        "worker_method": s.worker_method,
+        "prefetch_factor": s.prefetch_factor,
+        "batch_size": s.batch_size,
+    }
+
+
+def words_of(s: Setting) -> str:
+    if not s.num_workers:
+        return "no workers"
+    size = "" if s.batch_size is None else f", batch {s.batch_size}"
+    kind = "thread" if s.worker_method == "thread" else "process"
+    if s.num_workers > 1:
+        kind += "s" if kind == "thread" else "es"
+    return f"{s.num_workers} {kind}, prefetch {s.prefetch_factor}{size}"

@@ -1,0 +1,70 @@
+"""What bounds the number of workers before anything is measured: a setting that would not fit is never tried."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .. import machine
+from ..options import Budget
+
+WAITING = 0.5  # workers that wait for more of their time than this may be more than the cores
+PER_CORE = 16
+PINNED_SHARE = 4  # page-locked memory is at most this part of what is granted
+
+
+class Limit(NamedTuple):
+    """One bound.
+
+    Attributes:
+        name: cores, memory, shm, budget, pinned.
+        most: workers.
+        words: the numbers it comes from.
+    """
+
+    name: str
+    most: int
+    words: str
+
+
+def limits(
+    *,
+    waits: float,
+    each: int,
+    nbytes: int,
+    prefetch: int,
+    budget: Budget,
+    shm: bool = False,
+    pinned: bool = False,
+) -> list[Limit]:
+    """All that apply, the tightest first.
+
+    Args:
+        waits: share of a worker's time that is not CPU time.
+        each: bytes of memory of a worker.
+        nbytes: of a batch.
+        prefetch: batches in flight per worker.
+        budget: of the transport.
+        shm: batches cross in /dev/shm, as with torch's own loader.
+        pinned: batches are page-locked.
+    """
+    grant = machine.read()
+    cores = grant.cores
+    of = f"{cores} core{'s' if cores > 1 else ''} granted" + (
+        f" of {grant.cores_host}" if grant.cores_host > cores else ""
+    )
+    if waits > WAITING:
+        out = [Limit("cores", PER_CORE * cores, f"{of}, {PER_CORE} workers each, which wait {waits:.0%} of their time")]
+    else:
+        out = [Limit("cores", cores, of)]
+    most, words = machine.workers_bound(max(each, 1 << 20))
+    out.append(Limit("memory", most, words))
+    flight = max(1, nbytes) * prefetch
+    out.append(
+        Limit("budget", budget.flight_bytes // flight, f"{budget.flight_bytes >> 20:,} MB for batches made ahead")
+    )
+    if shm and grant.shm_free is not None:
+        out.append(Limit("shm", grant.shm_free // flight, f"{grant.shm_free >> 20:,} MB free in /dev/shm"))
+    if pinned:
+        locked = grant.memory // PINNED_SHARE
+        out.append(Limit("pinned", locked // flight, f"{locked >> 20:,} MB may be page-locked"))
+    return sorted((Limit(b.name, max(1, b.most), b.words) for b in out), key=lambda b: b.most)

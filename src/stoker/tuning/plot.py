@@ -1,0 +1,107 @@
+"""The curve as a picture: samples per second against workers, each with its interval, the model, and the knee."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from .result import TuneResult
+
+KINDS = (".png", ".svg", ".html")
+ANSWER, OTHERS = "#c2410c", "#6b7280"
+
+
+def check(path: Path) -> None:
+    """Raises before anything is measured where a plot could not be drawn afterwards."""
+    if path.suffix not in KINDS:
+        raise UsageError(f"--plot {path}: a plot is one of {', '.join(KINDS)}")
+    if not path.parent.is_dir():
+        raise UsageError(f"--plot {path}: there is no folder {path.parent}")
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise UsageError("drawing a plot needs matplotlib: pip install 'stoker[plot]'") from None
+
+
+def draw(result: TuneResult, path: Path) -> None:
+    """Writes the picture, or a page with it.
+
+    Raises:
+        UsageError: no such kind of picture or folder, or matplotlib is not there.
+    """
+    check(path)
+    if path.suffix == ".html":
+        page = f'<!doctype html><meta charset="utf-8"><title>stoker tune</title>{result._repr_html_()}'
+        path.write_text(page + f"<pre>{_escaped(str(result))}</pre>\n")
+        return
+    _figure(result).savefig(path, dpi=150)
+
+
+def svg(result: TuneResult) -> str:
+    """The picture as SVG, to stand in a page.
+
+    Raises:
+        ImportError: matplotlib is not there.
+    """
+    out = io.StringIO()
+    _figure(result).savefig(out, format="svg")
+    text = out.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _escaped(text: str) -> str:
+    import html
+
+    return html.escape(text)
+
+
+def _figure(result: TuneResult) -> Any:
+    from matplotlib.figure import Figure  # without pyplot: no window, no state of somebody else's
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    ax = figure.add_subplot()
+    measured = [p for p in result.curve if p.rate is not None]
+    x, y = [p.workers for p in measured], [float(p.rate or 0) for p in measured]
+    low = [max(0.0, v - float(p.low or v)) for p, v in zip(measured, y, strict=True)]
+    high = [max(0.0, float(p.high or v) - v) for p, v in zip(measured, y, strict=True)]
+    model = [(p.workers, p.predicted) for p in result.curve if p.predicted is not None]
+    if model:
+        ax.plot(*zip(*model, strict=True), "--", color=OTHERS, label="model, from one worker's times")
+    ax.errorbar(x, y, yerr=[low, high], fmt="o-", color="#1d4ed8", capsize=3, label="measured, 95 %")
+    best = result.best.num_workers
+    ax.axvline(best, color=ANSWER, alpha=0.25, linewidth=8)
+    most = max(p.workers for p in result.curve)
+    left = best > most / 2
+    ax.annotate(
+        f"the knee: {best}",
+        (best, result.rate),
+        xytext=(-12 if left else 12, -18),
+        textcoords="offset points",
+        ha="right" if left else "left",
+        color=ANSWER,
+        weight="bold",
+    )
+    names: dict[int, list[str]] = {}
+    for g in result.guesses:
+        if g.guess.workers is not None and g.guess.workers <= most:
+            names.setdefault(g.guess.workers, []).append(g.guess.name)
+    for workers, guessed in names.items():  # on the floor, where no curve is
+        ax.annotate(
+            ", ".join(guessed),
+            (workers, 0),
+            xytext=(2, 4),
+            textcoords="offset points",
+            rotation=90,
+            va="bottom",
+            fontsize=7,
+            color=OTHERS,
+        )
+    ax.set(xlabel="num_workers", ylabel="samples/s", title=result.name, ylim=(0, None))
+    ax.set_xticks([p.workers for p in result.curve])
+    ax.grid(alpha=0.2)
+    ax.legend(loc="best", fontsize=8)
+    return figure

@@ -1,0 +1,208 @@
+"""What tuning found: the answer, the curve it comes from, and everything that was asked on the way."""
+
+from __future__ import annotations
+
+import html
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..report import terminal
+from .guess import Guess
+from .limits import Limit
+
+SCHEMA = 1
+BARS = " ▏▎▍▌▋▊▉█"
+
+
+def figure(x: float) -> str:
+    """A rate that people can read.
+
+    Example:
+        >>> figure(326312.0), figure(3.14159)
+        ('326,312', '3.142')
+    """
+    return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value for each knob, by torch's names."""
+
+    num_workers: int
+    worker_method: str = "process"
+    prefetch_factor: int = 2
+    pin_memory: bool = False
+    persistent_workers: bool = False
+    batch_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One count of workers on the curve, in samples per second.
+
+    Attributes:
+        workers: how many; 0 is no worker at all.
+        rate: measured, the median; None where only the model speaks.
+        low, high: 95 %.
+        predicted: the model's.
+        windows: how often it was measured.
+    """
+
+    workers: int
+    rate: float | None
+    low: float | None
+    high: float | None
+    predicted: float | None
+    windows: int
+
+
+@dataclass(frozen=True)
+class Guessed:
+    """A formula's guess, and what it would have cost.
+
+    Attributes:
+        guess: the formula and its number.
+        rate: samples per second with it; None where it was not tried.
+        share: of the answer's rate.
+        how: "measured", "model", or why it was not tried.
+    """
+
+    guess: Guess
+    rate: float | None
+    share: float | None
+    how: str
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """What ``stoker.tune`` found.
+
+    Attributes:
+        name: what was tuned.
+        best: the answer: the knee, the smallest setting within 3 % of the best.
+        rate, low, high: its samples per second, and 95 % of them.
+        warm, cold: samples per second when what is read was read before, and when it was not; None where that was not
+            measured.
+        curve: samples per second by workers, for the answer's other knobs.
+        guesses: folklore, and what it would have cost.
+        limits: what bounds the number of workers, the tightest first.
+        bound: the limit that bound the answer; None where more workers would not have helped.
+        reasons: why each knob has its value, by torch's names.
+        notes: where measurement and model disagree, and what else there is to know.
+        lines: to paste: ``{"torch": ..., "stoker": ...}``.
+        torch_rate: samples per second of torch's loader with its line; None where that was not measured.
+        tried: settings measured, in order, with their samples per second.
+        seconds: how long it took.
+        profile: the file in which ``num_workers="auto"`` finds this again.
+    """
+
+    name: str
+    best: Setting
+    rate: float
+    low: float
+    high: float
+    curve: tuple[Point, ...]
+    guesses: tuple[Guessed, ...]
+    limits: tuple[Limit, ...]
+    bound: Limit | None
+    reasons: dict[str, str]
+    lines: dict[str, str]
+    warm: float | None = None
+    cold: float | None = None
+    torch_rate: float | None = None
+    notes: tuple[str, ...] = ()
+    tried: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+    seconds: float = 0.0
+    profile: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; ``docs/tune.md`` has the schema."""
+        out = {"schema": SCHEMA, **asdict(self)}
+        for name in ("limits", "bound"):
+            value = getattr(self, name)
+            out[name] = [v._asdict() for v in value] if name == "limits" else value and value._asdict()
+        out["guesses"] = [{**g.guess._asdict(), "rate": g.rate, "share": g.share, "how": g.how} for g in self.guesses]
+        return out
+
+    def plot(self, path: str | Path) -> None:
+        """Draws the curve, its intervals and the knee: .png, .svg or .html. Needs ``stoker[plot]``."""
+        from .plot import draw
+
+        draw(self, Path(path))
+
+    def __str__(self) -> str:
+        return self.text(80, colour=False)
+
+    def text(self, width: int, colour: bool) -> str:
+        """For a terminal."""
+        b = self.best
+
+        def bold(words: str) -> str:
+            return terminal.style(words, "bold", colour)
+
+        knobs = f"{b.num_workers} worker{'' if b.num_workers == 1 else 's'}"
+        if b.num_workers:
+            knobs += f" ({b.worker_method}), prefetch_factor {b.prefetch_factor}"
+        head = f"{self.name}: {knobs}, {figure(self.rate)} samples/s [{figure(self.low)}..{figure(self.high)}]"
+        out = [bold(head), "", *self._chart(width), ""]
+        if self.cold is not None and self.warm is not None:
+            out.append(f"read before {figure(self.warm)} samples/s, read for the first time {figure(self.cold)}")
+        out += [f"{name}: {words}" for name, words in self.reasons.items()]
+        if self.bound is not None:
+            out.append(f"bound by {self.bound.name}: {self.bound.words}")
+        out += ["", "first guesses"]
+        for g in self.guesses:
+            what = "-" if g.guess.workers is None else str(g.guess.workers)
+            cost = g.how if g.share is None else f"{g.share:.0%} of the answer ({g.how})"
+            out.append(f"  {g.guess.name}: {what:>3}  {cost}")
+        if self.notes:
+            out += ["", *(f"note: {n}" for n in self.notes)]
+        out += ["", "to paste", f"  {bold(self.lines['torch'])}"]
+        if self.torch_rate is not None:
+            out.append(f"    torch's loader with this line: {figure(self.torch_rate)} samples/s")
+        out.append(f"  {bold(self.lines['stoker'])}")
+        out.append(f"measured in {self.seconds:.1f} s")
+        if self.profile:
+            out.append(f'num_workers="auto" finds it in {self.profile}')
+        return "\n".join(out)
+
+    def _chart(self, width: int) -> list[str]:
+        top = max((p.high or p.rate or p.predicted or 0.0) for p in self.curve) or 1.0
+        room = max(10, min(60, width - 36))
+        out = [f"{'workers':>7}  samples/s"]
+        for p in self.curve:
+            value = p.rate if p.rate is not None else p.predicted or 0.0
+            cells = value / top * room
+            bar = "█" * int(cells) + BARS[int(cells % 1 * 8)].strip()
+            if p.rate is None:
+                bar = "·" * int(cells)
+            mark = " <- the knee" if p.workers == self.best.num_workers else ""
+            out.append(f"{p.workers:>7}  {figure(value):>9} {bar}{mark}" + ("" if p.rate is not None else " (model)"))
+        return out
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{p.workers}</td><td>{'' if p.rate is None else f'{figure(p.rate)}'}</td>"
+            f"<td>{'' if p.low is None else f'{figure(p.low)} to {figure(p.high or p.low)}'}</td>"
+            f"<td>{'' if p.predicted is None else f'{figure(p.predicted)}'}</td></tr>"
+            for p in self.curve
+        )
+        table = f"<table><tr><th>workers</th><th>samples/s</th><th>95 %</th><th>model</th></tr>{rows}</table>"
+        lines = "".join(f"<pre>{html.escape(line)}</pre>" for line in self.lines.values())
+        notes = "".join(f"<p>{html.escape(n)}</p>" for n in self.notes)
+        head = html.escape(self.text(100, colour=False).splitlines()[0])
+        return f"<div><p><b>{head}</b></p>{self._picture()}{table}{notes}{lines}</div>"
+
+    def _picture(self) -> str:
+        try:
+            from .plot import svg
+
+            return svg(self)
+        except ImportError:
+            return ""
+
+    def show(self) -> None:
+        """Prints it, as wide and as colourful as stdout is."""
+        print(self.text(terminal.width(sys.stdout), terminal.colour_wanted(sys.stdout)))

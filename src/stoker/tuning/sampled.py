@@ -1,0 +1,49 @@
+"""Repeated measurements of one setting: their median, an interval, and when two of them differ for sure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+# Student's t, 97.5 %, by degrees of freedom from 1; beyond that the normal distribution is near enough.
+T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+SPREAD = 0.04  # standard deviation of a single window's logarithm, where one measurement has to stand for several
+
+
+def t_quantile(freedom: float) -> float:
+    """Two-sided 95 %."""
+    return T[max(1, math.floor(freedom)) - 1] if freedom < len(T) + 1 else 1.96
+
+
+def interval(rates: Sequence[float]) -> tuple[float, float]:
+    """95 % for the rate, from the logarithms of its measurements.
+
+    Example:
+        >>> low, high = interval([98.0, 100.0, 102.0])
+        >>> 90 < low < 100 < high < 110
+        True
+    """
+    logs = [math.log(r) for r in rates]
+    mean = statistics.fmean(logs)
+    half = t_quantile(len(logs) + 1) * _spread(logs) / math.sqrt(len(logs))
+    return math.exp(mean - half), math.exp(mean + half)
+
+
+def gain(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
+    """How much faster ``b`` is than ``a``: the ratio of the means of the logarithms, and its 95 % interval (Welch,
+    "The generalization of Student's problem when several different population variances are involved", 1947)."""
+    x, y = [math.log(r) for r in a], [math.log(r) for r in b]
+    mean = statistics.fmean(y) - statistics.fmean(x)
+    vx, vy = _spread(x) ** 2 / len(x), _spread(y) ** 2 / len(y)
+    freedom = (vx + vy) ** 2 / (vx**2 / max(1, len(x) - 1) + vy**2 / max(1, len(y) - 1))
+    half = (t_quantile(freedom) if len(x) + len(y) > 3 else 1.96) * math.sqrt(vx + vy)
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+
+def _spread(logs: Sequence[float]) -> float:
+    """A few measurements say little of their spread: they count together with what windows here spread by."""
+    n = len(logs)
+    own = statistics.variance(logs) if n > 1 else SPREAD**2
+    weight = max(0, n - 1)
+    return math.sqrt((weight * own + 2 * SPREAD**2) / (weight + 2))

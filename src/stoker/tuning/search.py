@@ -1,0 +1,333 @@
+"""``stoker.tune``: coordinate descent over a loader's settings, one knob at a time, each decided by measuring.
+
+Greedy hill-climbing, round and round until nothing moves: contenders alternate in short windows, and a contest is over
+when the interval of their ratio says so. The first window gives a model of the whole curve, and so the place to begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from .. import engine, machine, seeding
+from ..errors import UsageError
+from . import ALL_KNOBS, BUDGET_S, KNOBS, profile
+from .answer import accelerator, answer
+from .bench import BadSample, PoolBench, TooSlow, Window
+from .contest import Contest, words_of
+from .limits import Limit, limits
+from .method import unsafe
+from .model import KNEE, Model
+from .result import Setting, TuneResult, figure
+from .target import as_loader
+
+ROUNDS = 3  # through all knobs, at most
+MORE = 1 / KNEE  # a larger setting has to be faster by this
+METHOD_GAIN = 1.05  # threads by this: in processes more code is safe
+PREFETCH = (2, 4, 8)  # 1 leaves no slack for a consumer that is late, which an empty loop cannot see
+SHARE_OF_MEMORY = 0.8  # a dataset that reads more than this is as cold in the second epoch as in the first
+READS = 1 << 14  # bytes a batch, below which it is the messages that were read
+WORKER_BYTES = 64 << 20  # a worker that has not weighed itself yet
+
+
+class Search(Contest):
+    """One run of the tuner.
+
+    Args:
+        loader: what to tune.
+        name: what to call it.
+        knobs: which settings may move.
+        budget_s: seconds it may take.
+        progress: called with a line for each measurement.
+
+    Attributes:
+        model: of the curve; made by the first window.
+        limits: the tightest first.
+        reasons: why a knob has its value.
+        notes: what else there is to say.
+    """
+
+    model: Model
+
+    def __init__(
+        self, loader: Any, name: str, knobs: Sequence[str], budget_s: float, progress: Callable[[str], None]
+    ) -> None:
+        super().__init__(loader, budget_s, progress)
+        self.name, self.knobs = name, knobs
+        self.cores = machine.cores_granted()
+        self.reasons: dict[str, str] = {}
+        self.notes: list[str] = [self.tasks.note] if self.tasks.note else []
+        self.limits: list[Limit] = []
+        self.reads = False
+        self._no_threads: str | None = None
+        self._torchs = type(loader).__module__.startswith("torch.")
+
+    def run(self) -> TuneResult:
+        """All of it.
+
+        Raises:
+            UsageError: a sample cannot be loaded, or not one batch comes within the budget.
+        """
+        s = Setting(1, batch_size=self.loader.batch_size)
+        try:
+            with seeding.unchanged():
+                return self._run()
+        except BadSample as e:
+            raise UsageError(f"{self.name}: {self._why(e, s)}") from e
+        finally:
+            self.close()
+
+    def _run(self) -> TuneResult:
+        s = Setting(1, batch_size=self.loader.batch_size)
+        s = self._first(s)
+        fixed = Setting(
+            max(1, int(self.loader.num_workers)),
+            prefetch_factor=self.loader.prefetch_factor or 2,
+            batch_size=s.batch_size,
+        )
+        if "num_workers" not in self.knobs:
+            s = replace(s, num_workers=fixed.num_workers)
+        if "prefetch_factor" not in self.knobs:
+            s = replace(s, prefetch_factor=fixed.prefetch_factor)
+        try:
+            for _ in range(ROUNDS):
+                before = s
+                for knob in ("num_workers", "worker_method", "prefetch_factor", "batch_size"):
+                    if knob in self.knobs and not self.over():
+                        s = getattr(self, f"_{knob}")(s)
+                if s == before or self.over():
+                    break
+            s = self._inline(s)
+        except TooSlow as e:
+            self.notes.append(f"the time was over in the middle of a measurement: {e}")
+        return answer(self, s)
+
+    def _first(self, s: Setting) -> Setting:
+        try:
+            w = self.measure(s).window
+        except TooSlow:
+            raise UsageError(
+                f"{self.name}: one batch takes longer than the {self.budget_s:g} s there are for tuning: a larger "
+                "--budget-s, or a smaller batch"
+            ) from None
+        assert w is not None
+        self.reads = w.read > READS * w.batches
+        bench = self.bench(s)
+        self.model = Model(w.work_s, w.cpu_s, w.own_s, self.cores)
+        self._warm(s, w)
+        each = max(bench.pss(), WORKER_BYTES)
+        self.limits = limits(
+            waits=self.model.waits,
+            each=each,
+            nbytes=w.nbytes,
+            prefetch=s.prefetch_factor,
+            budget=self.budget,
+            shm=self._torchs,
+            pinned=accelerator() is not None,
+        )
+        return s
+
+    def _warm(self, s: Setting, w: Window) -> None:
+        """From now on what is read was read before, unless memory cannot hold all that an epoch reads."""
+        if self.streams or not self.tasks.enough:
+            return
+        try:
+            samples = len(self.loader.dataset)
+        except TypeError:
+            return
+        each = w.read / max(1, w.batches) / max(1.0, self.tasks.samples)
+        if each * samples > SHARE_OF_MEMORY * machine.memory_available():
+            self.notes.append(
+                f"an epoch reads about {each * samples / 1e9:.3g} GB, more than memory keeps: measured cold"
+            )
+            return
+        self.tasks.fresh = False
+        if w.stored > w.read // 4 and not self.over():
+            self.seen.pop(s)  # the first reading was the disk's
+            warm = self.measure(s).window
+            assert warm is not None
+            self.model = Model(warm.work_s, warm.cpu_s, warm.own_s, self.cores)
+
+    def _why(self, e: BadSample, s: Setting) -> str:
+        text = str(e).strip()
+        last = text.splitlines()[-1]
+        bench = self.bench(s)
+        index = bench.culprit() if isinstance(bench, PoolBench) and not self.streams else None
+        what = "a sample cannot be loaded" if index is None else f"sample {index!r} cannot be loaded"
+        hint = ""
+        if "CUDA" in last or "NVIDIA" in last:
+            hint = " (it needs a GPU, and there is none here)" if accelerator() is None else ""
+        return f"{what}: {last}{hint}"
+
+    def counts(self) -> list[int]:
+        most = self.limits[0].most
+        return [n for n in range(1, most + 1) if n <= 4 or n in (6, 8, 12) or n % 16 == 0 or n == most]
+
+    def _num_workers(self, s: Setting) -> Setting:
+        counts = self.counts()
+        if s.num_workers in counts and len(self.seen) > 1:
+            at = counts.index(s.num_workers)
+        else:
+            first = self.model.knee(counts[-1])
+            at = max(i for i, n in enumerate(counts) if n <= first)
+
+        def with_(i: int) -> Setting:
+            return replace(s, num_workers=counts[i])
+
+        while at + 1 < len(counts) and not self.over() and self.better(with_(at), with_(at + 1), MORE):
+            at += 1
+        while at > 0 and not self.over() and not self.better(with_(at - 1), with_(at), MORE):
+            at -= 1
+        self.reasons["num_workers"] = f"{counts[at]} is the smallest within 3 % of the best"
+        if self.over():
+            self.reasons["num_workers"] += ", as far as there was time to measure"
+        return with_(at)
+
+    def _worker_method(self, s: Setting) -> Setting:
+        other = replace(s, worker_method="thread" if s.worker_method == "process" else "process")
+        if self._torchs:
+            self.reasons["worker_method"] = "process: torch's loader has no other; stoker's line has what is best there"
+        no = self._no_threads or unsafe(self.loader)
+        if self.streams:
+            no = "an iterable dataset: each thread would need a copy of it"
+        if no:
+            self.reasons["worker_method"] = f"process: {no}"
+            return replace(s, worker_method="process")
+        try:
+            wins = self.better(*((s, other) if other.worker_method == "thread" else (other, s)), METHOD_GAIN)
+        except (BadSample, TooSlow) as e:
+            self._no_threads = f"a sample could not be loaded in a thread: {str(e).splitlines()[-1]}"
+            return self._worker_method(replace(s, worker_method="process"))
+        thread = other if other.worker_method == "thread" else s
+        process = other if thread is s else s
+        who = self.seen[thread].window
+        if who is not None and who.who is not None:
+            self._no_threads = f"{who.who} draws from the process-wide random generators, which threads cannot repeat"
+            return self._worker_method(process)
+        a, b = self.seen[process].rate, self.seen[thread].rate
+        best = thread if wins else process
+        self.reasons["worker_method"] = (
+            f"{best.worker_method}: {s.num_workers} threads make {figure(b)} samples/s, as many processes {figure(a)}"
+        )
+        return best
+
+    def _prefetch_factor(self, s: Setting) -> Setting:
+        choices = [p for p in PREFETCH if p == 2 or self._fits(s, p)]
+        at = choices.index(s.prefetch_factor) if s.prefetch_factor in choices else 0
+
+        def with_(i: int) -> Setting:
+            return replace(s, prefetch_factor=choices[i])
+
+        while at + 1 < len(choices) and not self.over() and self.better(with_(at), with_(at + 1), MORE):
+            at += 1
+        while at > 0 and not self.over() and not self.better(with_(at - 1), with_(at), MORE):
+            at -= 1
+        value = choices[at]
+        more = [self.seen[with_(i)].rate for i in range(at + 1, len(choices)) if with_(i) in self.seen]
+        if more and self.seen[with_(at)].rate:
+            self.reasons["prefetch_factor"] = (
+                f"{value}: {choices[at + 1]} brings {more[0] / self.seen[with_(at)].rate - 1:+.0%}"
+            )
+        else:
+            self.reasons["prefetch_factor"] = f"{value}: the most that was tried"
+        return with_(at)
+
+    def _fits(self, s: Setting, prefetch: int) -> bool:
+        window = self.seen[s].window if s in self.seen else None
+        nbytes = window.nbytes if window is not None else 0
+        return nbytes * prefetch * s.num_workers <= self.budget.flight_bytes
+
+    def _batch_size(self, s: Setting) -> Setting:
+        if s.batch_size is None:
+            self.reasons["batch_size"] = "the loader makes its own batches"
+            return s
+        began = s.batch_size
+        while not self.over():
+            size = 2 * (s.batch_size or 1)
+            larger = replace(s, batch_size=size)
+            if size > self.most_samples() or not self.better(s, larger, METHOD_GAIN):
+                break
+            s = larger
+        self.reasons["batch_size"] = (
+            f"{s.batch_size}: the loader's rate only; training may want another (it had {began})"
+        )
+        return s
+
+    def most_samples(self) -> int:
+        try:
+            return len(self.loader.dataset)
+        except TypeError:
+            return 1 << 30
+
+    def _inline(self, s: Setting) -> Setting:
+        if "num_workers" not in self.knobs or self.streams or self.over():
+            return s
+        none = replace(s, num_workers=0, worker_method="process", prefetch_factor=2)
+        try:
+            if self.better(s, none, 1.0):
+                self.reasons["num_workers"] = (
+                    f"0: one process alone makes {figure(self.seen[none].rate)} samples/s, "
+                    f"and {figure(self.seen[s].rate)} with {words_of(s)}"
+                )
+                self.reasons.pop("worker_method", None)
+                return none
+        except (BadSample, TooSlow) as e:
+            self.notes.append(f"no workers at all could not be measured: {str(e).splitlines()[-1]}")
+        return s
+
+
+def tune(
+    thing: Any,
+    *,
+    knobs: Sequence[str] = KNOBS,
+    budget_s: float = BUDGET_S,
+    batch_size: int | None = None,
+    name: str | None = None,
+    progress: Callable[[str], None] | None = None,
+    save: bool = True,
+) -> TuneResult:
+    """The settings a loader should have, measured on this machine.
+
+    An empty loop runs over workers of its own with the loader's dataset and collate function; the loader itself, its
+    sampler and every random state stay as they are.
+
+    Args:
+        thing: a DataLoader (torch's own or stoker's), a Dataset, or a callable without arguments that returns one.
+        knobs: which settings may move: num_workers, worker_method, prefetch_factor, pin_memory, persistent_workers,
+            batch_size (the last only if asked).
+        budget_s: seconds it may take, at most about.
+        batch_size: samples in a batch, instead of the loader's own (32 for a dataset).
+        name: what to call it in the result.
+        progress: called with a line of text for each measurement.
+        save: keep the answer where ``num_workers="auto"`` finds it.
+
+    Returns:
+        The answer and all that led to it; in a notebook a table and a plot.
+
+    Raises:
+        UsageError: nothing there to tune, a sample that cannot be loaded, or a batch slower than the budget.
+
+    Example:
+        >>> result = stoker.tune(loader)  # doctest: +SKIP
+        >>> print(result.lines["torch"])  # doctest: +SKIP
+        DataLoader(dataset, batch_size=32, shuffle=True, num_workers=2, persistent_workers=True)
+    """
+    for knob in knobs:
+        if knob == "cache":
+            raise UsageError("the cache is no knob yet: there is none to tune")
+        if knob not in ALL_KNOBS:
+            raise UsageError(f"no knob {knob!r}: one of {', '.join(ALL_KNOBS)}")
+    if not budget_s > 0:
+        raise UsageError(f"budget_s={budget_s!r}: seconds, more than 0")
+    if not engine.SUPPORTED:
+        raise UsageError("tuning needs stoker's own workers, which are there on Linux only")
+    name = name or getattr(thing, "__name__", None) or type(thing).__name__
+    loader = as_loader(thing, batch_size, name)
+    result = Search(loader, name, knobs, budget_s, progress or (lambda _: None)).run()
+    if save and "num_workers" in knobs:
+        b = result.best
+        answer = {b.worker_method: max(1, b.num_workers), "rate": result.rate, "num_workers": b.num_workers}
+        path = profile.save(loader, answer)
+        result = replace(result, profile=str(path) if path else None)
+    return result

@@ -1,0 +1,452 @@
+"""The tuner: what it measures, what it answers, and what it says of what cannot be tuned."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
+
+import stoker
+from stoker.engine import state_of
+from stoker.errors import UsageError
+from stoker.tuning import limits as limits_
+from stoker.tuning import profile
+from stoker.tuning.bench import Tasks
+from stoker.tuning.guess import guesses
+from stoker.tuning.limits import limits
+from stoker.tuning.model import Model
+from stoker.tuning.sampled import gain, interval
+from stoker.tuning.target import as_loader, find
+
+
+@pytest.fixture(autouse=True)
+def _profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_PROFILES", str(tmp_path / "profiles"))
+
+
+class Rows(Dataset):
+    def __init__(self, n: int = 400) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return torch.tensor(float(i))
+
+
+class Waits(Rows):
+    """A slow disk: time passes, no core is busy."""
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        time.sleep(0.002)
+        return torch.tensor(float(i))
+
+
+class Burns(Rows):
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return torch.tensor(float(sum(range(15_000))))
+
+
+class Fails(Rows):
+    def __getitem__(self, i: int) -> torch.Tensor:
+        if i == 7:
+            raise ValueError("a truncated file")
+        return torch.tensor(float(i))
+
+
+class Stream(IterableDataset):
+    def __init__(self, n: int | None) -> None:
+        self.n = n
+
+    def __iter__(self) -> Any:
+        i = 0
+        while self.n is None or i < self.n:
+            yield torch.tensor(float(sum(range(2000)) + i))
+            i += 1
+
+
+def children() -> set[int]:
+    import psutil
+
+    return {p.pid for p in psutil.Process().children(recursive=True)}
+
+
+# ---------------------------------------------------------------------------------------------------------- the answer
+
+
+def test_what_waits_gets_many_workers_and_says_what_bound_them() -> None:
+    before = children()
+    r = stoker.tune(DataLoader(Waits(), batch_size=4, shuffle=True), budget_s=8, knobs=("num_workers",))
+    assert r.best.num_workers > 2
+    assert r.rate > 0
+    assert r.low <= r.rate * 1.001
+    assert r.high >= r.rate * 0.999
+    one = next(p for p in r.curve if p.workers == 1)
+    assert one.predicted is not None
+    assert r.rate > 2 * (one.rate or one.predicted)
+    assert f"num_workers={r.best.num_workers}" in r.lines["torch"]
+    assert r.limits[0].most >= r.best.num_workers
+    assert children() <= before
+
+
+def test_no_more_workers_than_help() -> None:
+    r = stoker.tune(DataLoader(Burns(), batch_size=8), budget_s=6)
+    assert r.best.num_workers <= r.limits[0].most
+    assert {g.guess.name for g in r.guesses} >= {"as many as cores", "four per GPU", "batch / GPUs", "batch / CPUs"}
+    assert all(g.how for g in r.guesses)
+    assert r.seconds < 30
+    assert set(r.reasons) >= {"num_workers", "pin_memory"}
+
+
+def test_every_knob_but_those_asked_for_stays() -> None:
+    loader = DataLoader(Waits(), batch_size=4, num_workers=2, prefetch_factor=3)
+    r = stoker.tune(loader, budget_s=3, knobs=("worker_method",))
+    assert r.best.num_workers == 2
+    assert r.best.prefetch_factor == 3
+    assert r.best.batch_size == 4
+    assert {t["num_workers"] for t in r.tried if t["worker_method"] == "thread"} <= {2}
+
+
+def test_batch_size_moves_only_if_asked() -> None:
+    r = stoker.tune(DataLoader(Rows(5000), batch_size=2), budget_s=4, knobs=("num_workers", "batch_size"))
+    assert r.best.batch_size is not None
+    assert r.best.batch_size > 2
+    assert "training may want another" in r.reasons["batch_size"]
+
+
+def test_the_loader_and_all_random_state_stay_as_they_are() -> None:
+    dataset = Rows()
+    generator = torch.Generator().manual_seed(3)
+    loader = DataLoader(dataset, batch_size=10, shuffle=True, generator=generator)
+    torch.manual_seed(1)
+    random.seed(1)
+    before = torch.get_rng_state(), random.getstate(), generator.get_state()
+    stoker.tune(loader, budget_s=2)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert torch.equal(generator.get_state(), before[2])
+    assert loader.num_workers == 0
+
+
+@pytest.mark.parametrize("n", [50, None], ids=["short", "endless"])
+def test_iterable_datasets(n: int | None) -> None:
+    before = children()
+    r = stoker.tune(DataLoader(Stream(n), batch_size=5), budget_s=4)
+    assert r.best.num_workers >= 1
+    assert r.best.worker_method == "process"
+    assert children() <= before
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DataLoader(Rows(), batch_sampler=BatchSampler(RandomSampler(Rows()), 7, False)),
+        lambda: DataLoader(Rows(), batch_size=None),
+        lambda: DataLoader(Rows(), batch_sampler=[[0, 1], [2, 3, 4]]),
+        lambda: stoker.DataLoader(Rows(), batch_size=4, num_workers="auto"),
+        lambda: stoker.DataLoader(Rows(), batch_size=4, worker_method="thread", num_workers=2),
+        lambda: DataLoader(Rows(3), batch_size=8),
+        lambda: Rows(),
+        lambda: Rows,
+    ],
+    ids=["batch_sampler", "no batches", "list of batches", "auto", "threads", "few samples", "dataset", "class"],
+)
+def test_all_kinds_of_loaders(make: Any) -> None:
+    r = stoker.tune(make(), budget_s=1.5)
+    assert r.rate > 0
+    assert "num_workers=" in r.lines["torch"]
+    assert r.lines["stoker"].startswith("stoker.DataLoader(dataset")
+
+
+def test_the_result_for_people_and_machines(tmp_path: Path) -> None:
+    r = stoker.tune(Rows(), budget_s=1.5)
+    assert "to paste" in str(r)
+    assert "<- the knee" in str(r)
+    assert "<svg" in r._repr_html_() or "<table" in r._repr_html_()
+    d = json.loads(json.dumps(r.as_dict()))
+    assert d["schema"] == 1
+    assert d["best"]["num_workers"] == r.best.num_workers
+    assert d["guesses"][0]["name"]
+    pytest.importorskip("matplotlib")
+    for name in ("a.png", "a.svg", "a.html"):
+        r.plot(tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 1000
+    with pytest.raises(UsageError, match=r"one of \.png"):
+        r.plot(tmp_path / "a.bmp")
+
+
+# ------------------------------------------------------------------------------------------------------------ limits
+
+
+def test_what_would_not_fit_is_never_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits_.machine, "workers_bound", lambda each: (2, f"{each} bytes each"))
+    r = stoker.tune(DataLoader(Waits(), batch_size=4), budget_s=4)
+    assert max(t["num_workers"] for t in r.tried) <= 2
+    assert r.bound is not None
+    assert r.bound.name == "memory"
+    assert "bytes each" in str(r)
+    assert any("not tried" in g.how for g in r.guesses)
+
+
+def test_limits_name_their_numbers() -> None:
+    budget = stoker.options.Budget(lease_bytes=0, flight_bytes=100 << 20)
+    found = limits(waits=0.0, each=1 << 30, nbytes=50 << 20, prefetch=2, budget=budget, shm=True, pinned=True)
+    assert {b.name for b in found} == {"cores", "memory", "budget", "shm", "pinned"}
+    assert [b.most for b in found] == sorted(b.most for b in found)
+    assert next(b for b in found if b.name == "budget").most == 1
+    waiting = limits(waits=0.9, each=1, nbytes=1, prefetch=1, budget=budget)
+    assert max(b.most for b in waiting if b.name == "cores") > max(b.most for b in found if b.name == "cores")
+
+
+# ------------------------------------------------------------------------------------------------------- model, guesses
+
+
+@given(st.floats(1e-4, 1), st.floats(0.01, 1), st.floats(1e-6, 1e-3), st.integers(1, 64), st.integers(1, 128))
+def test_the_model_is_a_line_into_a_ceiling(work: float, busy: float, own: float, cores: int, most: int) -> None:
+    m = Model(work, work * busy, own, cores)
+    rates = [m.rate(n) for n in range(1, most + 1)]
+    assert all(b >= a * 0.999 for a, b in itertools.pairwise(rates))
+    assert rates[0] <= 1 / work * 1.001
+    assert rates[m.knee(most) - 1] >= 0.97 * rates[-1]
+    assert m.disagreement(most, rates[-1], work) is None
+
+
+def test_the_model_says_when_a_disk_saturates() -> None:
+    m = Model(work_s=0.01, cpu_s=0.001, own_s=1e-5, cores=4)
+    words = m.disagreement(8, rate=250.0, work_s=0.032)
+    assert words is not None
+    assert "saturates" in words
+    assert "32 ms" in words
+    burning = Model(work_s=0.01, cpu_s=0.01, own_s=1e-5, cores=8).disagreement(8, 300.0, 0.026)
+    assert burning is not None
+    assert "slow each other down" in burning
+
+
+def test_guesses_by_name() -> None:
+    g = {x.name: x.workers for x in guesses(cores=8, gpus=2, batch_size=64, sample_bytes=1 << 20, throughput=25e9)}
+    assert g["as many as cores"] == 8
+    assert g["four per GPU"] == 8
+    assert g["batch / GPUs"] == 32
+    assert g["batch / CPUs"] == 8
+    assert g["entry x batch x workers = GPUs x GPU throughput"] == round(2 * 25e9 / (64 << 20))
+
+
+@given(st.lists(st.floats(1, 1e6), min_size=1, max_size=8))
+def test_intervals_hold_the_mean(rates: list[float]) -> None:
+    low, high = interval(rates)
+    mean = math.exp(sum(map(math.log, rates)) / len(rates))
+    assert low <= mean * 1.001
+    assert high >= mean * 0.999
+
+
+def test_noise_is_no_difference_and_a_difference_is_seen() -> None:
+    rng = random.Random(5)
+    alike = [[100 * math.exp(rng.gauss(0, 0.04)) for _ in range(12)] for _ in range(400)]
+    spans = [gain(r[:6], r[6:])[1:] for r in alike]
+    assert sum(low < 1 < high for low, high in spans) > 0.92 * len(spans)
+    assert all(gain(r[:6], [1.3 * x for x in r[6:]])[1] > 1.1 for r in alike)
+
+
+def test_tasks_are_drawn_again_only_when_there_are_enough() -> None:
+    tasks = Tasks(DataLoader(Rows(1000), batch_size=10, shuffle=True))
+    fresh = [tuple(tasks()) for _ in range(15)]
+    tasks.fresh = False
+    assert not tasks.enough
+    fresh.append(tuple(tasks()))
+    assert tasks.enough
+    assert {tuple(tasks()) for _ in range(50)} <= set(fresh)
+    assert tasks.samples == 10
+    runs = Tasks(DataLoader(Rows(25), batch_size=10))
+    assert [runs()[0] for _ in range(4)] == [0, 10, 20, 0]
+
+
+# -------------------------------------------------------------------------------------------------------------- profile
+
+
+def test_auto_finds_the_profile_and_a_changed_key_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    loader = stoker.DataLoader(Waits(), batch_size=4, num_workers="auto")
+    assert profile.find(loader) == (None, "")
+    path = profile.save(loader, {"process": 3, "rate": 100.0, "num_workers": 3})
+    assert path is not None
+    next(iter(loader))
+    assert int(loader.num_workers) == 3
+    assert "stoker tune" in state_of(loader).measured.reason
+    other = stoker.DataLoader(Waits(200), batch_size=4, num_workers="auto")
+    found, words = profile.find(other)
+    assert found is None
+    assert "dataset samples was 400, is 200" in words
+    with caplog.at_level("WARNING", logger="stoker"):
+        next(iter(other))
+    assert "dataset samples was 400, is 200" in "".join(state_of(other).metrics.decisions)
+
+
+def test_a_profile_depends_on_code_and_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = DataLoader(Waits(), batch_size=4, collate_fn=list)
+    profile.save(loader, {"process": 3, "rate": 1.0, "num_workers": 3})
+    assert profile.find(loader)[0] is not None
+    monkeypatch.setattr(profile, "_code", lambda _: "other")
+    assert "the code has changed" in profile.find(loader)[1]
+    monkeypatch.undo()
+
+
+def test_a_profile_that_is_none_of_ours_is_not_trusted(tmp_path: Path) -> None:
+    loader = DataLoader(Waits(), batch_size=4)
+    path = profile.path_of(loader)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for text in ("{", "[]", '{"schema": 1, "entries": [{}]}', '{"schema": 99}'):
+        path.write_text(text)
+        found, words = profile.find(loader)
+        assert found is None
+        assert words == "" or "cannot be read" in words
+
+
+def test_tune_keeps_what_auto_then_uses() -> None:
+    r = stoker.tune(DataLoader(Waits(), batch_size=4), budget_s=3, knobs=("num_workers",))
+    assert r.profile is not None
+    assert Path(r.profile).is_file()
+    loader = stoker.DataLoader(Waits(), batch_size=4, num_workers="auto")
+    next(iter(loader))
+    assert int(loader.num_workers) == max(1, r.best.num_workers)
+    assert stoker.tune(DataLoader(Waits(), batch_size=4), budget_s=1, save=False).profile is None
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("thing", "words"),
+    [
+        (Rows(0), "is empty"),
+        (DataLoader(Stream(0)), "Stream is empty"),
+        (5, "an int, neither a Dataset nor a DataLoader"),
+        ("text", "a str, neither"),
+        (lambda: 1 / 0, "ZeroDivisionError"),
+        (lambda: None, "neither a Dataset"),
+        (DataLoader(Fails(8), batch_size=4), "sample 7 cannot be loaded: ValueError: a truncated file"),
+        (DataLoader(Rows(), batch_sampler=[]), "gives no batches"),
+    ],
+    ids=["empty", "empty stream", "number", "text", "raises", "returns nothing", "bad sample", "no batches"],
+)
+def test_what_cannot_be_tuned(thing: Any, words: str) -> None:
+    before = children()
+    with pytest.raises(UsageError, match=words):
+        stoker.tune(thing, budget_s=2)
+    assert children() <= before
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(UsageError, match="no knob 'workers': one of num_workers"):
+        stoker.tune(Rows(), knobs=("workers",))
+    with pytest.raises(UsageError, match="no knob yet"):
+        stoker.tune(Rows(), knobs=("cache",))
+    with pytest.raises(UsageError, match="budget_s=0"):
+        stoker.tune(Rows(), budget_s=0)
+    with pytest.raises(UsageError, match="their size is its own"):
+        as_loader(DataLoader(Rows(), batch_size=None), batch_size=4)
+
+
+class Sleeps(Rows):
+    def __getitem__(self, i: int) -> torch.Tensor:
+        time.sleep(60)
+        return torch.tensor(0.0)
+
+
+def test_a_batch_slower_than_the_budget() -> None:
+    before = children()
+    began = time.monotonic()
+    with pytest.raises(UsageError, match="longer than the 1 s"):
+        stoker.tune(DataLoader(Sleeps()), budget_s=1)
+    assert time.monotonic() - began < 30
+    assert children() <= before
+
+
+# ----------------------------------------------------------------------------------------------------- the command line
+
+
+SCRIPT = """
+    import time
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Slow(Dataset):
+        def __len__(self):
+            return 300
+        def __getitem__(self, i):
+            time.sleep(0.001)
+            return torch.tensor(i)
+
+    class Cuda(Slow):
+        def __getitem__(self, i):
+            return torch.zeros(1).cuda()
+
+    dataset = Slow()
+    def make():
+        return DataLoader(dataset, batch_size=4, shuffle=True)
+
+    if __name__ == "__main__":
+        raise SystemExit("it was run")
+"""
+
+
+def run(folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(textwrap.dedent(SCRIPT))
+    line = [sys.executable, "-m", "stoker", "tune", *args]
+    return subprocess.run(
+        line, cwd=folder, capture_output=True, text=True, timeout=120, env={**os.environ, "COLUMNS": "60", **env}
+    )
+
+
+def test_the_command(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    p = run(tmp_path, "train.py:make", "--budget-s", "3", "--json", "t.json", "--plot", "t.svg")
+    assert p.returncode == 0, p.stderr
+    assert "<- the knee" in p.stdout
+    assert "DataLoader(dataset, batch_size=4, shuffle=True, num_workers=" in p.stdout
+    assert "\033" not in p.stdout + p.stderr
+    assert json.loads((tmp_path / "t.json").read_text())["best"]["batch_size"] == 4
+    assert "<svg" in (tmp_path / "t.svg").read_text()
+    p = run(tmp_path, "train:dataset", "--budget-s", "2", "--json", "-", "--no-save", "--knobs", "num_workers")
+    assert p.returncode == 0, p.stderr
+    assert json.loads(p.stdout)["profile"] is None
+    assert json.loads(p.stdout)["best"]["batch_size"] == 32
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["train.py"], "TARGET is path.py:name"),
+        (["nowhere.py:make"], "there is no file nowhere.py"),
+        (["nowhere:make"], "there is no module 'nowhere'"),
+        (["train.py:nothing"], "train.py has no 'nothing'"),
+        (["train.py:time"], "a module, neither a Dataset nor a DataLoader"),
+        (["train.py:Cuda"], "cannot be loaded"),
+        (["train.py:make", "--plot", "x.bmp"], "a plot is one of"),
+        (["train.py:make", "--json", "no/where.json"], "there is no folder no"),
+        (["train.py:make", "--knobs", "x"], "no knob 'x'"),
+    ],
+    ids=lambda v: "-".join(v) if isinstance(v, list) else "",
+)
+def test_the_command_says_what_is_wrong(tmp_path: Path, args: list[str], words: str) -> None:
+    p = run(tmp_path, *args)
+    assert p.returncode == 2, p.stdout
+    assert words in p.stderr
+    assert "Traceback" not in p.stderr
+
+
+def test_find_names_modules_too() -> None:
+    assert find("torch.utils.data:TensorDataset") is torch.utils.data.TensorDataset
