@@ -4,6 +4,7 @@ cleaned up."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import itertools
 import os
@@ -210,6 +211,8 @@ def _child(pipe: Any, source: Source, step: Any, n: int, budget: int, seconds: f
     native.cap_process()  # a pool of the parent's has no threads after fork, and waiting for them would be for ever
     die_with_parent(parent)
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    with contextlib.suppress(OSError, AttributeError):  # what malloc kept of the parent's would be used without growing
+        ctypes.CDLL(None).malloc_trim(0)
     with contextlib.suppress(OSError):  # the peak begins here; a fork's does anyway
         Path("/proc/self/clear_refs").write_text("5")
     before = _status()
