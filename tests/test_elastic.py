@@ -20,7 +20,7 @@ from stoker.errors import BudgetError, UsageError, WorkerDiedError
 from stoker.metrics import LoaderMetrics
 from stoker.options import Budget, Knobs, parse_bytes
 from stoker.scheduler import Scheduler
-from stoker.tuning.online import Controller
+from stoker.tuning.online import BURST, PER_MINUTE, Controller
 
 SEED = int(os.environ.get("STOKER_SEED", random.randrange(1 << 30)))
 METHODS = ["process", "thread"]
@@ -393,19 +393,27 @@ def test_credits_follow_the_count() -> None:
 class World:
     """A consumer and workers in made-up time."""
 
-    def __init__(self, batch_s: float, step_s: float, cores: int) -> None:
+    def __init__(self, batch_s: float, step_s: float, cores: int, shallow: float = 1.0) -> None:
         self.batch_s, self.step_s, self.cores, self.now, self.waited = batch_s, step_s, cores, 0.0, 0.0
+        self.shallow = shallow  # how much longer a batch takes where too few are in flight
+        self.decisions: list[Any] = []
 
-    def run(self, c: Controller, batches: int) -> None:
+    def run(self, c: Controller, batches: int, noise: random.Random | None = None) -> None:
         for _ in range(batches):
-            make = self.batch_s / min(c.workers, self.cores)
+            make = self.batch_s / min(c.workers, self.cores) * (self.shallow if c.prefetch < 2 else 1.0)
+            if noise is not None:
+                make *= self.mood
             self.now += max(make, self.step_s)
             self.waited += max(0.0, make - self.step_s)
-            c.step(int(self.waited * 1e9))
+            decision = c.step(int(self.waited * 1e9))
+            if decision is not None:
+                self.decisions.append(decision)
+
+    mood = 1.0
 
 
-def controller(world: World, workers: int, most: int = 8) -> Controller:
-    return Controller(workers, lambda: most, clock=lambda: int(world.now * 1e9))
+def controller(world: World, workers: int, most: int = 8, **kw: Any) -> Controller:
+    return Controller(workers, lambda: most, clock=lambda: int(world.now * 1e9), **kw)
 
 
 def test_workers_are_added_while_the_consumer_waits_and_it_pays() -> None:
@@ -441,6 +449,44 @@ def test_a_changed_load_wakes_it() -> None:
     world.batch_s = 0.1  # a slower disk
     world.run(c, 6000)
     assert c.workers == 5
+
+
+def test_far_away_is_reached_in_few_steps() -> None:
+    world = World(batch_s=0.5, step_s=0.0001, cores=24)
+    c = controller(world, 1, most=32)
+    world.run(c, 600)
+    assert 20 <= c.workers <= 32
+    assert len([d for d in world.decisions if d.value > 1]) < 10
+    near = World(batch_s=0.1, step_s=0.0001, cores=5)
+    c = controller(near, 1, most=32)
+    near.run(c, 2000)
+    assert c.workers == 5  # eight made as much
+
+
+def test_one_knob_at_a_time_and_the_depth_only_where_it_pays() -> None:
+    for shallow, depth in ((1.3, 2), (1.0, 1)):
+        world = World(batch_s=0.040, step_s=0.0001, cores=2, shallow=shallow)
+        c = controller(world, 1, prefetch=1)
+        world.run(c, 4000)
+        assert (c.workers, c.prefetch) == (2, depth)
+        assert {d.knob for d in world.decisions} == {"num_workers", "prefetch_factor"}
+        assert all("waits" in d.reason or "before" in d.reason for d in world.decisions)
+
+
+def test_a_restless_machine_moves_nothing_to_and_fro() -> None:
+    """Ten minutes in which the rate jumps by a factor of up to three every few seconds."""
+    print(f"STOKER_SEED={SEED}")
+    r = random.Random(SEED)
+    world = World(batch_s=0.020, step_s=0.0001, cores=2)
+    c = controller(world, 1, most=16, prefetch=1)
+    times: list[int] = []
+    while world.now < 600:
+        world.mood = r.uniform(0.6, 1.8)
+        had = len(world.decisions)
+        world.run(c, r.randrange(50, 400), noise=r)
+        times += [int(world.now // 60)] * (len(world.decisions) - had)
+    assert 2 < len(world.decisions) <= BURST + 10 * PER_MINUTE
+    assert max(times.count(minute) for minute in times) <= BURST + PER_MINUTE
 
 
 def test_the_count_moves_in_a_real_epoch() -> None:

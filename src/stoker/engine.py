@@ -145,32 +145,41 @@ def _advise(dataset: Any) -> None:
         )
 
 
-def _tuner(loader: Any, state: LoaderState) -> Callable[[int], int | None]:
-    """What changes the count while an epoch runs."""
+def _tuner(loader: Any, state: LoaderState) -> Callable[[int], tuple[str, int] | None]:
+    """What changes the count, and how far ahead workers work, while an epoch runs."""
+    from .tuning.limits import PER_CORE
     from .tuning.online import Controller
+
+    before = [0, 0]
 
     def most() -> int:
         m = state.metrics
         cores = machine.cores_granted()
-        busy = m.cpu_ns >= (m.fetch_ns + m.collate_ns + m.transport_ns) // 2
+        cpu, wall = m.cpu_ns, m.fetch_ns + m.collate_ns + m.transport_ns
+        busy = 2 * (cpu - before[0]) >= wall - before[1]  # since the last look
+        before[:] = cpu, wall
         each = max(m.worker_pss.values(), default=WORKER_BYTES)
-        return min(cores if busy else 4 * cores, max(1, machine.workers_bound(each)[0]))
+        return min(cores if busy else PER_CORE * cores, max(1, machine.workers_bound(each)[0]))
 
     if state.controller is None:
-        state.controller = Controller(int(loader.num_workers), most, measured=bool(state.measured.rates))
+        ahead = max(loader.prefetch_factor, getattr(loader, "_ahead", 0))
+        state.controller = Controller(int(loader.num_workers), most, bool(state.measured.rates), ahead)
     controller = state.controller
     controller.begin(0)
     ref = weakref.ref(loader)
 
-    def step(waited_ns: int) -> int | None:
+    def step(waited_ns: int) -> tuple[str, int] | None:
         decision = controller.step(waited_ns)
         loader = ref()
         if decision is None or loader is None or state.hold:
             return None
         logger.info(decision.reason)
         state.metrics.decisions.append(decision.reason)
-        loader.num_workers = AutoWorkers(decision.value)
-        return int(decision.value)
+        if decision.knob == "num_workers":
+            loader.num_workers = AutoWorkers(decision.value)
+        else:
+            loader.prefetch_factor = decision.value
+        return decision.knob, decision.value
 
     return step
 

@@ -144,7 +144,7 @@ class PoolIter(_BaseDataLoaderIter):
             self._weigh()
         return data
 
-    def tune(self, tuner: Callable[[int], int | None]) -> None:
+    def tune(self, tuner: Callable[[int], tuple[str, int] | None]) -> None:
         """Asks ``tuner`` at each delivery. See ``Scheduler``."""
         self._scheduler.tuner = tuner
 

@@ -37,7 +37,7 @@ class Scheduler:
         budget: bytes that may be in flight.
 
     Attributes:
-        tuner: called at each delivery with the nanoseconds waited so far; returns another number of workers, or None.
+        tuner: called at each delivery with the nanoseconds waited so far; returns a knob and its new value, or None.
     """
 
     def __init__(self, pool: Pool, knobs: Knobs, metrics: LoaderMetrics, budget: Budget) -> None:
@@ -57,7 +57,7 @@ class Scheduler:
         self._exhausted = False
         self._stopped = False
         self._waited_ns = 0
-        self.tuner: Callable[[int], int | None] | None = None
+        self.tuner: Callable[[int], tuple[str, int] | None] | None = None
 
     @property
     def num_workers(self) -> int:
@@ -100,6 +100,12 @@ class Scheduler:
         if self._stopped:
             return
         self._pool.resize(n)
+        self._credits += self._knobs.window - before
+        self._fill()
+
+    def prefetch(self, factor: int) -> None:
+        """Another number of tasks in flight for each worker, from the next task on."""
+        before, self._knobs = self._knobs.window, replace(self._knobs, prefetch_factor=factor)
         self._credits += self._knobs.window - before
         self._fill()
 
@@ -212,9 +218,10 @@ class Scheduler:
             self._load[result.worker] -= 1
         self._flying -= 1
         self._credits += 1
-        n = None if self.tuner is None else self.tuner(self._waited_ns)
-        if n is not None:
-            self.resize(n)
+        change = None if self.tuner is None else self.tuner(self._waited_ns)
+        if change is not None:
+            knob, value = change
+            self.resize(value) if knob == "num_workers" else self.prefetch(value)
         self._fill()
         return result.take()
 

@@ -1,7 +1,9 @@
-"""The number of workers while an epoch runs: more while the consumer waits and it pays, fewer while it does not wait.
+"""The number of workers, and how far ahead they work, while an epoch runs: more while the consumer waits and it pays,
+fewer while it does not wait.
 
-One change at a time, each kept only if the next window shows that it paid, and none repeated before the load has
-changed. The scheduler carries a decision out between two tasks; no batch changes by it.
+One knob at a time, each change kept only if the next window shows that it paid, and none repeated before the load has
+changed; and decisions are rationed (a token bucket), so that a restless machine moves nothing to and fro. The
+scheduler carries a decision out between two tasks; no batch changes by it.
 """
 
 from __future__ import annotations
@@ -10,13 +12,21 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-WINDOW_NS = 500_000_000  # one look; long enough that a scheduler tick of a busy machine is noise
-TASKS = 8  # and at least so many batches for each worker
-WAITS = 0.1  # share of the time that the consumer waits, above which more workers are tried
-FLOWS = 0.01  # and below which fewer are, after
+WINDOW_NS = 400_000_000  # one look; long enough that a scheduler tick of a busy machine is noise
+SETTLE_NS = 150_000_000  # after a change, and until what was in flight then has come
+TASKS = 4  # and at least so many batches for each worker
+WAITS = 0.1  # share of the time that the consumer waits, above which more is tried
+FLOWS = 0.01  # and below which less is, after
 CALM = 4  # windows of that
-PAYS = 1.05  # a worker more has to bring 5 %
+PAYS = 1.05  # more workers, or more in flight, have to bring 5 %
+UNSURE = 0.05  # so near to that, a window as long again decides
+LINEAR = 0.8  # what doubling brought of what it could have, for the next step to double again
 CHANGED = 1.3  # the load is another one when the rate has moved by so much
+DEEPEST = 8  # prefetch_factor
+PATIENCE = 4  # windows between two changes of the load; doubled when there was nothing to be had
+LONGEST = 128
+BURST = 16  # decisions that may follow each other
+PER_MINUTE = 4  # and what they are refilled by: the bound on a machine that never comes to rest
 
 
 class Decision(NamedTuple):
@@ -28,7 +38,8 @@ class Decision(NamedTuple):
 
 
 class _Trial(NamedTuple):
-    workers: int
+    knob: str
+    before: int
     rate: float
     wait: float
 
@@ -40,6 +51,7 @@ class Controller:
         workers: how many there are.
         most: how many there may be; asked each time, because it depends on what the workers do.
         measured: whether the count is known to be the knee already.
+        prefetch: batches in flight for each worker.
         clock: nanoseconds.
     """
 
@@ -48,20 +60,30 @@ class Controller:
         workers: int,
         most: Callable[[], int],
         measured: bool = False,
+        prefetch: int = DEEPEST,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self.workers = workers
+        self.workers, self.prefetch = workers, prefetch
         self._most, self._clock = most, clock
         self._trial: _Trial | None = None
         self._more = not measured  # worth trying
-        self._fewer = True
+        self._deeper = self._fewer = True
+        self._down = False  # whether fewer make as much, though the consumer waits
+        self._stride = workers
         self._calm = 0
         self._settled = 0.0
-        self._fresh = True
+        self._since, self._patience, self._moved = 0, PATIENCE, True
+        self._longer = False
+        self._ration, self._refilled = float(BURST), clock()
         self.begin(0)
 
     def begin(self, waited_ns: int) -> None:
-        """A window begins: an epoch did, or the last window is over."""
+        """An epoch begins, or a change was made: what is in flight still comes from before."""
+        self._settling = True
+        self._window(waited_ns)
+        self._look = self.workers * (self.prefetch + 1)
+
+    def _window(self, waited_ns: int) -> None:
         self._began, self._waited = self._clock(), waited_ns
         self._batches, self._look = 0, TASKS * self.workers
 
@@ -74,46 +96,109 @@ class Controller:
         self._batches += 1
         if self._batches < self._look:
             return None
-        now = self._clock()
-        took = now - self._began
-        if took < WINDOW_NS:
-            self._look = self._batches + TASKS * self.workers
+        took = self._clock() - self._began
+        if self._settling:
+            if took >= SETTLE_NS:
+                self._settling = False
+                self._window(waited_ns)
+            return None
+        if took < WINDOW_NS * (1 + self._longer):
+            self._look = self._batches + self.workers
             return None
         rate, wait = self._batches / took * 1e9, (waited_ns - self._waited) / took
-        self.begin(waited_ns)
-        if self._fresh:  # the first window after a change has its start in it
-            self._fresh = False
+        if self._is_unsure(rate) and not self._longer:
+            self._longer = True
+            self._look = 2 * self._batches
             return None
-        return self._decide(rate, wait)
+        self._longer = False
+        decision = self._decide(rate, wait)
+        (self._window if decision is None else self.begin)(waited_ns)
+        return decision
+
+    def _is_unsure(self, rate: float) -> bool:
+        t = self._trial
+        return t is not None and t.before < self._value(t.knob) and abs(rate / t.rate / PAYS - 1) < UNSURE
+
+    def _value(self, knob: str) -> int:
+        return self.workers if knob == "num_workers" else self.prefetch
 
     def _decide(self, rate: float, wait: float) -> Decision | None:
+        self._since += 1
         trial, self._trial = self._trial, None
-        if trial is not None and trial.workers < self.workers:
-            if rate < PAYS * trial.rate:
-                self._more = False
-                return self._set(trial.workers, f"{self.workers} made {rate:.3g} batches/s, {trial.rate:.3g} before")
-            self._settled = rate
-        elif trial is not None:
-            if wait > trial.wait + FLOWS or rate * PAYS < trial.rate:
-                self._fewer = False
-                return self._set(trial.workers, f"with {self.workers} the consumer waited {wait:.0%} of its time")
-            self._settled = rate
-        if self._settled and not 1 / CHANGED < rate / self._settled < CHANGED:
-            self._more = self._fewer = True
-            self._settled = 0.0
+        if trial is not None:
+            undone = self._judge(trial, rate, wait)
+            if undone is not None:
+                return undone
+        elif self._settled and not 1 / CHANGED < rate / self._settled < CHANGED:
+            self._wake()
         self._settled = self._settled or rate
         self._calm = self._calm + 1 if wait < FLOWS else 0
+        now = self._clock()
+        self._ration = min(BURST, self._ration + (now - self._refilled) / 60e9 * PER_MINUTE)
+        self._refilled = now
+        if self._ration < 2:  # a trial, and its undoing
+            return None
         most = self._most()
         if wait > WAITS and self._more and self.workers < most:
-            self._trial = _Trial(self.workers, rate, wait)
-            n = min(most, self.workers + max(1, self.workers // 4))
-            return self._set(n, f"the consumer waits {wait:.0%} of its time")
+            return self._try("num_workers", min(most, self.workers + max(1, self._stride)), rate, wait)
+        if wait > WAITS and self._deeper and self.prefetch < DEEPEST:
+            return self._try("prefetch_factor", min(DEEPEST, 2 * self.prefetch), rate, wait)
+        if wait > WAITS and self._down and self.workers > 1:
+            return self._try("num_workers", self.workers - max(1, self.workers // 4), rate, wait)
         if self._calm >= CALM and self._fewer and self.workers > 1:
-            self._trial = _Trial(self.workers, rate, wait)
-            return self._set(self.workers - 1, f"the consumer waits {wait:.1%} of its time")
+            return self._try("num_workers", self.workers - 1, rate, wait)
         return None
 
-    def _set(self, workers: int, reason: str) -> Decision:
-        words = f"{self.workers} -> {workers} workers: {reason}"
-        self.workers, self._fresh, self._calm = workers, True, 0
-        return Decision("num_workers", workers, words)
+    def _judge(self, trial: _Trial, rate: float, wait: float) -> Decision | None:
+        """Keeps what a trial changed, or undoes it."""
+        now = self._value(trial.knob)
+        words = f"{now} made {rate:.3g} batches/s, {trial.rate:.3g} before"
+        if now > trial.before:
+            if rate < PAYS * trial.rate:
+                self._stride //= 2
+                if trial.knob == "prefetch_factor":
+                    self._deeper = False
+                elif not self._stride or now - trial.before == 1:
+                    self._more = False
+                return self._set(trial.knob, trial.before, words)
+            if trial.knob == "num_workers":
+                could = now / trial.before
+                linear = rate / trial.rate >= LINEAR * could
+                self._stride = now if linear else max(1, now // 4)
+                self._down = self._down or not linear  # it may have gone past the knee
+            self._moved = True
+        elif (wait > trial.wait + FLOWS and trial.wait < WAITS) or rate * PAYS < trial.rate:
+            self._fewer = self._down = False
+            if trial.wait < WAITS:
+                words = f"with {now} the consumer waited {wait:.0%} of its time"
+            return self._set(trial.knob, trial.before, words)
+        else:
+            self._moved = True
+        self._settled = rate
+        return None
+
+    def _wake(self) -> None:
+        """The load is another one. The more often that led nowhere, the longer until it is believed again."""
+        if self._since < self._patience:
+            return
+        self._patience = PATIENCE if self._moved else min(LONGEST, 2 * self._patience)
+        self._since, self._moved = 0, False
+        self._more = self._deeper = self._fewer = self._down = True
+        self._stride = max(1, self.workers // 4)
+        self._settled = 0.0
+
+    def _try(self, knob: str, value: int, rate: float, wait: float) -> Decision:
+        self._trial = _Trial(knob, self._value(knob), rate, wait)
+        share = f"{wait:.1%}" if wait < FLOWS else f"{wait:.0%}"
+        return self._set(knob, value, f"the consumer waits {share} of its time")
+
+    def _set(self, knob: str, value: int, reason: str) -> Decision:
+        before = self._value(knob)
+        name = "workers" if knob == "num_workers" else "in flight for each worker"
+        self._calm = 0
+        self._ration -= 1
+        if knob == "num_workers":
+            self.workers = value
+        else:
+            self.prefetch = value
+        return Decision(knob, value, f"{before} -> {value} {name}: {reason}")
