@@ -19,7 +19,7 @@ from .target import rebuilt
 
 WINDOW_S = 0.3  # one measurement; long enough that a scheduler tick of a busy machine is noise
 TASKS = 3  # and at least so many batches of each worker
-WINDOWS = 6  # of one setting, at most
+WINDOWS = 4  # of one setting, at most
 RESERVE = 0.1  # share of the budget that is left for the last window, and for the answer
 
 

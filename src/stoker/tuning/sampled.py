@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 # Student's t, 97.5 %, by degrees of freedom from 1; beyond that the normal distribution is near enough.
 T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
-SPREAD = 0.04  # standard deviation of a single window's logarithm, where one measurement has to stand for several
+SPREAD = 0.03  # standard deviation of a single window's logarithm, where one measurement has to stand for several
 
 
 def t_quantile(freedom: float) -> float:

@@ -1,0 +1,348 @@
+"""The tuner against an exhaustive grid on the same machine: ``python -m benchmarks.tuning run|table``.
+
+For each workload, in a process of its own: ``stoker.tune`` as anybody would call it; then every cell of a grid
+(workers x method x prefetch), each a fresh loader, in rounds of changing order; then the three best cells and the
+answer again, in turns, because the best of many noisy figures is too good. Last, a loader that tunes itself from the
+worst start (1 worker, 1 batch ahead) for 20 seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import math
+import random
+import statistics
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
+
+import stoker
+from stoker import machine
+from stoker.engine import state_of
+from stoker.options import AutoWorkers, Measured
+from stoker.tuning.result import Setting
+
+from . import workloads as w
+
+ROOT = Path(__file__).parent.parent
+WORKERS = (0, 1, 2, 3, 4, 8, 16, 32)
+METHODS = ("process", "thread")
+PREFETCH = (2, 4)
+ROUNDS = 2
+WINDOW_S = 0.7
+FINAL = 3  # rounds of the best cells and the answer
+ONLINE_S = 20.0
+SHARE, PART, LIMIT_S, ONLINE_SHARE = 0.95, 0.15, 60.0, 0.95  # what the table asks for
+
+
+class Far(Dataset):
+    """Samples from a slow disk: latency, no work."""
+
+    def __init__(self, seconds: float = 0.002, work: int = 0) -> None:
+        self.seconds, self.work = seconds, work
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        time.sleep(self.seconds)
+        sum(range(self.work))
+        return torch.zeros(16)
+
+
+class OneDisk(Far):
+    """A disk that serves four at a time, whoever asks."""
+
+    def __init__(self) -> None:
+        super().__init__(0.002)
+        self.heads = torch.multiprocessing.get_context().Semaphore(4)
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        with self.heads:
+            time.sleep(self.seconds)
+        return torch.zeros(16)
+
+
+class Python(Far):
+    """A transform in Python, which holds the interpreter lock."""
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return torch.tensor(float(sum(k * k for k in range(3000))))
+
+
+class Packed(Far):
+    """Decompression, which lets the lock go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        noise = np.random.default_rng(0).integers(0, 12, 200_000, dtype=np.uint8)
+        self.blob = zlib.compress(noise.tobytes())
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return torch.frombuffer(bytearray(zlib.decompress(self.blob)), dtype=torch.uint8)
+
+
+class Heavy(Python):
+    """Each worker builds a table of 200 MB."""
+
+    table: Any = None
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        if self.table is None:
+            self.table = np.ones(25_000_000)
+        return super().__getitem__(i)
+
+
+class Text(Far):
+    """Words to numbers, sentences of different lengths, padded by a collate function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vocabulary = {f"word{k}": k for k in range(20_000)}
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        words = [f"word{(i * 7919 + 31 * k) % 20_000}" for k in range(20 + i % 100)]
+        return torch.tensor([self.vocabulary[word] for word in words])
+
+
+def pad(batch: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence(batch, batch_first=True)
+
+
+class Stream(IterableDataset):
+    """Lines of a file without an end, parsed."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        info = get_worker_info()
+        k = info.id if info else 0
+        while True:
+            file = io.StringIO(",".join(str(k * n) for n in range(200)))
+            yield torch.tensor([float(x) for x in file.read().split(",")])
+            k += 1
+
+
+class FarStream(IterableDataset):
+    """A stream that waits for a network."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while True:
+            time.sleep(0.002)
+            yield torch.zeros(16)
+
+
+class Rare(Far):
+    """Stragglers: 5 % of samples take 20 times as long."""
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        time.sleep(0.020 if zlib.crc32(i.to_bytes(8, "little")) % 20 == 0 else 0.001)
+        return torch.zeros(16)
+
+
+# Dataset, keyword arguments, and whether threads may run it (they may not where it draws from process-wide generators).
+LOADS: dict[str, tuple[Callable[[], Any], dict[str, Any], bool]] = {
+    "jpeg": (lambda: w.Photos(w.photos()), {"batch_size": 32, "shuffle": True}, False),
+    "tiny items": (w.Tiny, {"batch_size": 64}, True),
+    "big items": (w.Big, {"batch_size": 64}, True),
+    "slow disk": (Far, {"batch_size": 16, "shuffle": True}, True),
+    "slow disk and work": (lambda: Far(0.001, 30_000), {"batch_size": 16}, True),
+    "disk that saturates": (OneDisk, {"batch_size": 16}, False),
+    "python transform": (Python, {"batch_size": 16}, True),
+    "decompression": (Packed, {"batch_size": 16}, True),
+    "stragglers": (Rare, {"batch_size": 4, "shuffle": True}, True),
+    "heavy workers": (Heavy, {"batch_size": 16}, True),
+    "in memory": (lambda: TensorDataset(torch.randn(1 << 19, 32)), {"batch_size": 1024, "shuffle": True}, True),
+    "text": (Text, {"batch_size": 64, "collate_fn": pad}, True),
+    "stream": (Stream, {"batch_size": 32}, False),
+    "stream, far": (FarStream, {"batch_size": 16}, False),
+}
+
+
+def rate(name: str, s: Setting) -> tuple[float, float]:
+    """Batches per second of a fresh loader with a setting, and the seconds that measuring it took."""
+    make, kw, _ = LOADS[name]
+    began = time.monotonic()
+    more: dict[str, Any] = {"num_workers": s.num_workers}
+    if s.num_workers:
+        more |= {"worker_method": s.worker_method, "prefetch_factor": s.prefetch_factor}
+    loader = stoker.DataLoader(make(), **kw, **more)
+    n = max(1, s.num_workers)
+    warm, count, start, it = 2 * n * s.prefetch_factor, 0, 0.0, iter(loader)
+    while True:
+        try:
+            next(it)
+        except StopIteration:
+            it = iter(loader)
+            continue
+        count += 1
+        now = time.monotonic()
+        if count == warm:
+            start = now
+        elif count > warm and now - start >= WINDOW_S and count - warm >= 2 * n:
+            break
+    value = (count - warm) / (now - start)
+    del it
+    return value, time.monotonic() - began
+
+
+def fits(name: str, s: Setting) -> bool:
+    if s.num_workers == 0:
+        return s.worker_method == "process" and s.prefetch_factor == 2
+    return s.worker_method == "process" or LOADS[name][2]
+
+
+def offline(name: str, emit: Callable[..., None], rounds: int) -> Setting:
+    make, kw, _ = LOADS[name]
+    began = time.monotonic()
+    result = stoker.tune(stoker.DataLoader(make(), **kw), name=name, save=False)
+    took = time.monotonic() - began
+    best = Setting(result.best.num_workers, result.best.worker_method, result.best.prefetch_factor)
+    most = max(t["num_workers"] for t in result.tried)
+    over = [b.name for b in result.limits if b.name != "cores" and most > b.most]
+    emit(what="tune", setting=cell(best), seconds=took, rate=result.rate, crossed=over, tried=len(result.tried))
+    cells = [Setting(n, m, p) for n in WORKERS for m in METHODS for p in PREFETCH if fits(name, Setting(n, m, p))]
+    order, seen = random.Random(1), {c: [] for c in cells}  # type: dict[Setting, list[float]]
+    for _ in range(rounds):
+        order.shuffle(cells)
+        for c in cells:
+            value, s = rate(name, c)
+            seen[c].append(value)
+            emit(what="cell", setting=cell(c), rate=value, seconds=s)
+    top = sorted(cells, key=lambda c: -statistics.median(seen[c]))[:3]
+    for r in range(FINAL):
+        for c in [*top, best] if r % 2 == 0 else [best, *reversed(top)]:
+            value, _ = rate(name, c)
+            emit(what="final", setting=cell(c), rate=value, answer=c == best)
+    return best
+
+
+def online(name: str, best: Setting, emit: Callable[..., None]) -> None:
+    """From the worst start; and the answer, measured right before and after."""
+    make, kw, _ = LOADS[name]
+    if isinstance(make(), IterableDataset) or not best.num_workers:
+        return  # shards, and a loop without workers, do not change within an epoch
+    kw = {**kw, "shuffle": False}
+    answer = [rate(name, best)[0]]
+    loader = stoker.DataLoader(
+        make(), num_workers="auto", prefetch_factor=1, worker_method=best.worker_method, persistent_workers=True, **kw
+    )
+    state_of(loader).measured = Measured(1)
+    loader.num_workers = AutoWorkers(1)
+    began, arrived, last = time.monotonic(), 0, []  # type: float, int, list[float]
+    done = False
+    while not done:
+        for _ in loader:
+            arrived += 1
+            now = time.monotonic() - began
+            if now > ONLINE_S and arrived > 60:
+                last.append(now)
+            if now > ONLINE_S + 2 and len(last) > 20:
+                done = True
+                break
+    value = (len(last) - 1) / (last[-1] - last[0])
+    answer.append(rate(name, best)[0])
+    emit(
+        what="online",
+        rate=value,
+        answer=statistics.fmean(answer),
+        workers=int(loader.num_workers),
+        prefetch=loader.prefetch_factor,
+        decisions=len(loader.decisions),
+    )
+
+
+def cell(s: Setting) -> list[Any]:
+    return [s.num_workers, s.worker_method, s.prefetch_factor]
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    head = ["workload", "answer", "of the grid's best", "seconds", "of the grid's", "online, of the answer", ""]
+    out = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for name in LOADS:
+        of = [x for x in lines if x.get("workload") == name]
+        if not any(x["what"] == "final" for x in of):
+            continue
+        (tuned,) = [x for x in of if x["what"] == "tune"]
+        grid_s = sum(x["seconds"] for x in of if x["what"] == "cell")
+        final: dict[tuple[Any, ...], list[float]] = {}
+        for x in of:
+            if x["what"] == "final":
+                final.setdefault(tuple(x["setting"]), []).append(x["rate"])
+        medians = {k: statistics.median(v) for k, v in final.items()}
+        share = medians[tuple(tuned["setting"])] / max(medians.values())
+        self_tuned = [x for x in of if x["what"] == "online"]
+        own = min((x["rate"] / x["answer"] for x in self_tuned), default=math.nan)
+        ok = share >= SHARE and tuned["seconds"] <= min(LIMIT_S, PART * grid_s) and not tuned["crossed"]
+        ok = ok and not own < ONLINE_SHARE
+        n, method, prefetch = tuned["setting"]
+        words = f"{n} {method}, {prefetch}" if n else "0"
+        live = f"{own:.0%}, {self_tuned[0]['decisions']} decisions" if self_tuned else ""
+        part = f"{tuned['seconds'] / grid_s:.0%} of {grid_s:.0f}"
+        row = [name, words, f"{share:.0%}", f"{tuned['seconds']:.1f}", part, live, "ok" if ok else "MISSED"]
+        out.append("| " + " | ".join(row) + " |")
+    return "\n".join(out)
+
+
+def one(name: str, rounds: int, live: bool) -> None:
+    def emit(**fields: Any) -> None:
+        print(json.dumps({"workload": name, **fields}), flush=True)
+
+    best = offline(name, emit, rounds)
+    if live:
+        online(name, best, emit)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tuning", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(required=True, dest="command")
+    r = commands.add_parser("run", help="measure; half an hour on two cores")
+    r.add_argument("--workloads", nargs="+", choices=LOADS, default=list(LOADS), metavar="NAME")
+    r.add_argument("--rounds", type=int, default=ROUNDS)
+    r.add_argument("--no-online", action="store_true")
+    r.add_argument("--json", type=Path, metavar="FILE")
+    t = commands.add_parser("table", help="the table of raw lines kept earlier")
+    t.add_argument("file", type=Path)
+    o = commands.add_parser("one")
+    o.add_argument("name")
+    o.add_argument("--rounds", type=int, default=ROUNDS)
+    o.add_argument("--no-online", action="store_true")
+    a = parser.parse_args()
+    if a.command == "one":
+        one(a.name, a.rounds, not a.no_online)
+        return 0
+    if a.command == "table":
+        print(table([json.loads(line) for line in a.file.read_text().splitlines()]))
+        return 0
+    path = a.json or ROOT / "benchmarks" / "results" / "local" / time.strftime("tuning-%Y%m%d-%H%M%S.jsonl")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines: list[dict[str, Any]] = [{"machine": machine.read().as_dict()}]
+    with open(path, "w") as raw:
+        raw.write(json.dumps(lines[0]) + "\n")
+        for name in a.workloads:
+            began = time.monotonic()
+            command = [sys.executable, "-W", "ignore", "-m", "benchmarks.tuning", "one", name]
+            command += ["--rounds", str(a.rounds), *(["--no-online"] if a.no_online else [])]
+            p = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+            new = [json.loads(line) for line in p.stdout.splitlines() if line.startswith("{")]
+            if p.returncode:
+                print(f"{name} failed:\n{p.stderr}", file=sys.stderr)
+            lines += new
+            raw.writelines(json.dumps(line) + "\n" for line in new)
+            raw.flush()
+            print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+    print(table(lines))
+    print(f"raw lines: {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
