@@ -26,16 +26,23 @@ class Photos(Dataset):
         return pixels.flip(2) if torch.rand(()) < 0.5 else pixels, label
 
 
+DATA = Path(__file__).parent / "data"
+
+
+def make_loader(folder=DATA):
+    return DataLoader(Photos(folder), batch_size=100, shuffle=True, num_workers=1)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path(__file__).parent / "data")
+    parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--epochs", type=int, default=2)
     args = parser.parse_args()
     if not (args.data / "labels.csv").is_file():
         parser.exit(2, f"No photographs in {args.data}; make them first: python examples/make_photos.py\n")
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    loader = DataLoader(Photos(args.data), batch_size=100, shuffle=True, num_workers=1)
+    loader = make_loader(args.data)
     body = [nn.Conv2d(3, 16, 3, 2), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.ReLU(), nn.Conv2d(32, 64, 3, 2), nn.ReLU()]
     net = nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 17)).to(device)
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)

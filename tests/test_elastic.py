@@ -504,6 +504,41 @@ def test_the_count_moves_in_a_real_epoch() -> None:
     assert "1 -> 2 workers: the consumer waits" in loader.decisions[1]
 
 
+class Moody(Dataset):
+    """Comes from as far away as a number in shared memory says, now."""
+
+    def __init__(self) -> None:
+        self.seconds = torch.full((1,), 0.0005, dtype=torch.float64).share_memory_()
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, i: int) -> int:
+        time.sleep(float(self.seconds))
+        return i
+
+
+def test_a_load_that_changes_in_mid_run_is_followed() -> None:
+    """A disk gets 80 times slower in the middle of an epoch: workers come, and no batch changes."""
+    dataset = Moody()
+    loader = stoker.DataLoader(dataset, batch_size=1, num_workers="auto")
+    loader.resize(2)
+    state_of(loader).hold = False
+    deadline = time.monotonic() + 60
+    seen = 0
+    for batch in loader:
+        assert int(batch) == seen
+        seen += 1
+        time.sleep(0.002)  # the consumer's own step
+        workers = int(loader.num_workers)
+        if workers == 1:  # they had nothing to do
+            dataset.seconds.fill_(0.04)
+        if float(dataset.seconds) > 0.01 and workers >= 6:
+            break
+        assert time.monotonic() < deadline, loader.decisions
+    assert len(loader.decisions) <= 1 + BURST
+
+
 class Sleepy(Dataset):
     def __len__(self) -> int:
         return 3000

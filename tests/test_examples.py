@@ -207,6 +207,14 @@ def test_both_ways_give_the_same(name: str, word: str) -> None:
     assert len(set(ends)) == 1
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="stoker's own workers are on Linux")
+def test_tuning() -> None:
+    done = run("tune.py")
+    assert done.returncode == 0, done.stderr
+    assert "<- the knee" in done.stdout
+    assert "to paste" in done.stdout
+
+
 def test_each_example_is_run_here_and_short() -> None:
     names = {path.name for path in EXAMPLES.glob("*.py")}
     text = Path(__file__).read_text()

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -502,6 +503,22 @@ def test_memory_is_used_again() -> None:
     loader = threads(Noisy(400_000), 2, batch_size=4)
     places = {batch.data_ptr() for _ in range(2) for batch in loader}
     assert len(places) < 20  # of 300 batches, by workers of two epochs
+
+
+def test_memory_is_freed_without_the_garbage_collector() -> None:
+    loader = threads(Noisy(400_000), 2, batch_size=4)
+    it = iter(loader)
+    next(it)
+    worker, writer = it._workers[0], weakref.ref(it._workers[0].writer)
+    pool = weakref.ref(worker._pool)
+    del worker
+    gc.disable()
+    try:
+        del it, loader
+        assert pool() is None
+        assert writer() is None
+    finally:
+        gc.enable()
 
 
 def test_the_consumer_may_keep_everything() -> None:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import signal
 import subprocess
 import sys
 import textwrap
@@ -446,6 +447,35 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, args: list[str], words: 
     assert p.returncode == 2, p.stdout
     assert words in p.stderr
     assert "Traceback" not in p.stderr
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_command_leaves_nobody(tmp_path: Path, how: signal.Signals) -> None:
+    import psutil
+
+    (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
+    line = [sys.executable, "-m", "stoker", "tune", "train.py:make", "--budget-s", "60"]
+    p = subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    found: list[psutil.Process] = []
+    deadline = time.monotonic() + 60
+    while len(found) < 3 and time.monotonic() < deadline and p.poll() is None:
+        found = psutil.Process(p.pid).children(recursive=True)
+    assert len(found) >= 3
+    found = psutil.Process(p.pid).children(recursive=True)
+    p.send_signal(how)
+    out, err = p.communicate(timeout=30)
+    assert p.returncode == (130 if how == signal.SIGINT else -how)
+    assert "Traceback" not in err
+    assert not out
+    _, alive = psutil.wait_procs(found, timeout=10)
+    assert not alive
+
+
+@pytest.mark.parametrize("knobs", [("pin_memory",), ("persistent_workers",), ("prefetch_factor",)])
+def test_single_knobs(knobs: tuple[str, ...]) -> None:
+    r = stoker.tune(DataLoader(Rows(), batch_size=4, num_workers=2, prefetch_factor=4), budget_s=1.5, knobs=knobs)
+    assert r.best.num_workers == 2
+    assert set(r.reasons) <= set(knobs)
 
 
 def test_find_names_modules_too() -> None:

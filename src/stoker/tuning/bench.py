@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import random
+import signal
 import time
 from collections import deque
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from ..errors import UsageError, WorkerDiedError
 from ..gather import Gather
 from ..options import Budget
 from ..source import Task
+from ..workers.child import die_with_parent
 from ..workers.draws import Noticed
 from ..workers.process import ProcessPool
 from ..workers.thread import ThreadPool
@@ -457,6 +459,8 @@ class Remote:
 
 
 def _serve(loader: Any, tasks: Tasks, method: str, budget: Budget, left: float, pipe: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it, too, and ends this
+    die_with_parent(0)
     torch.set_num_threads(1)
     deadline = time.monotonic() + left
     bench: PoolBench | InlineBench

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from .. import engine, machine, seeding
 from ..errors import UsageError
 from . import ALL_KNOBS, BUDGET_S, KNOBS, profile
@@ -90,6 +92,8 @@ class Search(Contest):
             s = replace(s, num_workers=fixed.num_workers)
         if "prefetch_factor" not in self.knobs:
             s = replace(s, prefetch_factor=fixed.prefetch_factor)
+        if s not in self.seen:
+            self.measure(s)
         try:
             for _ in range(ROUNDS):
                 before = s
@@ -236,6 +240,9 @@ class Search(Contest):
     def _fits(self, s: Setting, prefetch: int) -> bool:
         window = self.seen[s].window if s in self.seen else None
         nbytes = window.nbytes if window is not None else 0
+        device = accelerator()
+        if device is not None and device.type == "cuda" and 2 * nbytes > torch.cuda.mem_get_info()[0]:
+            return False  # the batch in use, and the next one
         return nbytes * prefetch * s.num_workers <= self.budget.flight_bytes
 
     def _batch_size(self, s: Setting) -> Setting:
@@ -246,7 +253,7 @@ class Search(Contest):
         while not self.over():
             size = 2 * (s.batch_size or 1)
             larger = replace(s, batch_size=size)
-            if size > self.most_samples() or not self.better(s, larger, METHOD_GAIN):
+            if size > self.most_samples() or not self._fits(s, 2 * s.prefetch_factor) or not self.better(s, larger, METHOD_GAIN):
                 break
             s = larger
         self.reasons["batch_size"] = (

@@ -108,6 +108,8 @@ class _Worker(threading.Thread):
             pool.out.put(_Died(self.id, self._hand, e))
         finally:
             _current.__dict__.clear()
+            # The pool holds its workers: were it held by them, its batches would wait for the cycle to be collected.
+            del self._pool, self._dataset
 
     def _work(self) -> None:
         native.cap_thread()
