@@ -37,10 +37,10 @@ from . import workloads as w
 ROOT = Path(__file__).parent.parent
 WORKERS = (0, 1, 2, 3, 4, 8, 16, 32)
 METHODS = ("process", "thread")
-PREFETCH = (2, 4)
+PREFETCH = (2, 4, 8)
 ROUNDS = 2
 WINDOW_S = 0.7
-FINAL = 3  # rounds of the best cells and the answer
+FINAL = 5  # rounds of the best cells and the answer
 ONLINE_S = 20.0
 SHARE, PART, LIMIT_S, ONLINE_SHARE = 0.95, 0.15, 60.0, 0.95  # what the table asks for
 

@@ -10,9 +10,11 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+DATA = Path(__file__).parent / "data"
+
 
 class Photos(Dataset):
-    def __init__(self, folder):
+    def __init__(self, folder=DATA):
         with open(folder / "labels.csv", newline="") as file:
             self.rows = [(folder / row["path"], int(row["label"])) for row in csv.DictReader(file)]
 
@@ -26,13 +28,6 @@ class Photos(Dataset):
         return pixels.flip(2) if torch.rand(()) < 0.5 else pixels, label
 
 
-DATA = Path(__file__).parent / "data"
-
-
-def make_loader(folder=DATA):
-    return DataLoader(Photos(folder), batch_size=100, shuffle=True, num_workers=1)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=DATA)
@@ -42,7 +37,7 @@ def main():
         parser.exit(2, f"No photographs in {args.data}; make them first: python examples/make_photos.py\n")
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    loader = make_loader(args.data)
+    loader = DataLoader(Photos(args.data), batch_size=100, shuffle=True, num_workers=1)
     body = [nn.Conv2d(3, 16, 3, 2), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.ReLU(), nn.Conv2d(32, 64, 3, 2), nn.ReLU()]
     net = nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 17)).to(device)
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)

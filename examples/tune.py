@@ -1,4 +1,4 @@
-"""stoker.tune: the settings for a loader, measured. Samples here wait 2 ms for a disk, so more workers than cores pay."""
+"""stoker.tune: a loader's settings, measured. Samples here wait 2 ms for a disk, so more workers than cores pay."""
 
 import time
 

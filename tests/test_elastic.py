@@ -525,10 +525,8 @@ def test_a_load_that_changes_in_mid_run_is_followed() -> None:
     loader.resize(2)
     state_of(loader).hold = False
     deadline = time.monotonic() + 60
-    seen = 0
-    for batch in loader:
-        assert int(batch) == seen
-        seen += 1
+    for i, batch in enumerate(loader):
+        assert int(batch) == i
         time.sleep(0.002)  # the consumer's own step
         workers = int(loader.num_workers)
         if workers == 1:  # they had nothing to do

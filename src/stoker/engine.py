@@ -147,7 +147,7 @@ def _advise(dataset: Any) -> None:
 
 def _tuner(loader: Any, state: LoaderState) -> Callable[[int], tuple[str, int] | None]:
     """What changes the count, and how far ahead workers work, while an epoch runs."""
-    from .tuning.limits import PER_CORE
+    from .tuning.limits import BUSY_PER_CORE, PER_CORE
     from .tuning.online import Controller
 
     before = [0, 0]
@@ -159,7 +159,7 @@ def _tuner(loader: Any, state: LoaderState) -> Callable[[int], tuple[str, int] |
         busy = 2 * (cpu - before[0]) >= wall - before[1]  # since the last look
         before[:] = cpu, wall
         each = max(m.worker_pss.values(), default=WORKER_BYTES)
-        return min(cores if busy else PER_CORE * cores, max(1, machine.workers_bound(each)[0]))
+        return min((BUSY_PER_CORE if busy else PER_CORE) * cores, max(1, machine.workers_bound(each)[0]))
 
     if state.controller is None:
         ahead = max(loader.prefetch_factor, getattr(loader, "_ahead", 0))

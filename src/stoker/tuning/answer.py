@@ -34,7 +34,7 @@ def answer(t: Search, s: Setting) -> TuneResult:
     guessed = _guessed(t, s)
     curve = _curve(t, s)
     bound = _bound(t, s)
-    for p in curve:
+    for p in [p for p in curve if p.workers in (s.num_workers, max(q.workers for q in curve if q.rate is not None))]:
         setting = replace(_plain(s), num_workers=p.workers) if p.workers else None
         if setting in t.seen and s.worker_method == "process" and len(t.notes) < NOTES:
             w = t.seen[setting].window
@@ -163,7 +163,8 @@ def _guessed(t: Search, s: Setting) -> tuple[Guessed, ...]:
         if g.workers is None:
             out.append(Guessed(g, None, None, g.words))
             continue
-        setting = Setting(g.workers, prefetch_factor=2, batch_size=s.batch_size)
+        depth = s.prefetch_factor if s.num_workers else 2
+        setting = Setting(g.workers, prefetch_factor=depth, batch_size=s.batch_size)
         bound = next((b for b in t.limits if b.most < g.workers and b.name != "cores"), None)
         if bound is not None:
             out.append(Guessed(g, None, None, f"not tried: {bound.words}"))

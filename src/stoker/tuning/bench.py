@@ -34,6 +34,7 @@ from ..workers.thread import ThreadPool
 from .probe import SEED, Draw, spec_of
 
 KEPT = 512  # tasks that are drawn again, so that what they read is in memory
+LONG = 3  # windows of so many times the length asked for need not have all the batches asked for
 FEW = 16  # and fewer than so many are no fair sample of a dataset
 
 
@@ -240,7 +241,8 @@ class PoolBench:
             self._one(n, prefetch)
             count += 1
             took = time.monotonic() - began - self._paused
-            if (took >= seconds and count >= least * n) or (time.monotonic() >= self.deadline and count >= n):
+            enough = least * n if took < LONG * seconds and time.monotonic() < self.deadline else n
+            if took >= seconds and count >= enough:
                 break
         own = time.thread_time() - own
         done, wall, cpu, nbytes = self._sums

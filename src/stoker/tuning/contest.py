@@ -17,9 +17,10 @@ from .result import Setting, figure
 from .sampled import gain
 from .target import rebuilt
 
-WINDOW_S = 0.3  # one measurement; long enough that a scheduler tick of a busy machine is noise
+WINDOW_S = 0.25  # one measurement; long enough that a scheduler tick of a busy machine is noise
 TASKS = 3  # and at least so many batches of each worker
-WINDOWS = 4  # of one setting, at most
+WINDOWS = 3  # of one setting, at most
+DECIDES = 1.28  # normal quantile of the interval that ends a contest: 80 %; what is shown is 95 %
 RESERVE = 0.1  # share of the budget that is left for the last window, and for the answer
 
 
@@ -117,7 +118,7 @@ class Contest:
                 self.measure(s)
         while True:
             x, y = self.seen[a], self.seen[b]
-            ratio, low, high = gain(x.rates, y.rates)
+            ratio, low, high = gain(x.rates, y.rates, DECIDES)
             if low > by or high < by or self.over():
                 return ratio > by
             less = a if len(x.rates) <= len(y.rates) else b

@@ -9,6 +9,7 @@ from ..options import Budget
 
 WAITING = 0.5  # workers that wait for more of their time than this may be more than the cores
 PER_CORE = 16
+BUSY_PER_CORE = 2  # and so many where they compute: a worker that is off its core for a moment does not stop the others
 PINNED_SHARE = 4  # page-locked memory is at most this part of what is granted
 
 
@@ -55,7 +56,7 @@ def limits(
     if waits > WAITING:
         out = [Limit("cores", PER_CORE * cores, f"{of}, {PER_CORE} workers each, which wait {waits:.0%} of their time")]
     else:
-        out = [Limit("cores", cores, of)]
+        out = [Limit("cores", BUSY_PER_CORE * cores, f"{of}, {BUSY_PER_CORE} workers each, which compute")]
     most, words = machine.workers_bound(max(each, 1 << 20))
     out.append(Limit("memory", most, words))
     flight = max(1, nbytes) * prefetch
