@@ -44,16 +44,15 @@ def main():
     for epoch in range(args.epochs):
         loss_sum, right = torch.zeros(2, device=device)
         for images, labels in loader:
-            images, labels = images.to(device), labels.to(device)
-            scores = net(images)
+            scores, labels = net(images.to(device)), labels.to(device)
             loss = nn.functional.cross_entropy(scores, labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             loss_sum += loss.detach() * len(labels)
             right += (scores.argmax(1) == labels).sum()
-        count = len(loader.dataset)
-        print(f"epoch {epoch + 1}: loss {loss_sum / count:.3f}, accuracy {right / count:.1%}", flush=True)
+        loss, right = (loss_sum / len(loader.dataset)).item(), (right / len(loader.dataset)).item()
+        print(f"epoch {epoch + 1}: loss {loss:.3f}, accuracy {right:.1%}", flush=True)
 
 
 if __name__ == "__main__":
