@@ -30,7 +30,9 @@ from stoker.tuning.bench import Tasks
 from stoker.tuning.guess import guesses
 from stoker.tuning.limits import limits
 from stoker.tuning.model import Model
+from stoker.tuning.result import Setting
 from stoker.tuning.sampled import gain, interval
+from stoker.tuning.search import Search
 from stoker.tuning.target import as_loader, find
 
 
@@ -103,6 +105,18 @@ def test_what_waits_gets_many_workers_and_says_what_bound_them() -> None:
     assert f"num_workers={r.best.num_workers}" in r.lines["torch"]
     assert r.limits[0].most >= r.best.num_workers
     assert children() <= before
+
+
+def test_the_way_to_a_goal_between_two_counts_ends() -> None:
+    search = Search(DataLoader(Waits(), batch_size=4), "Waits", ("num_workers",), 5, lambda _: None)
+    search.model = Model(work_s=0.01, cpu_s=0.01 * 2 / 7.2, own_s=1e-6, cores=2)
+    search.limits = [limits_.Limit("cores", 16, "")]
+    assert search.model.knee(16) == 7
+    try:
+        assert search._begin(lambda i: Setting(search.counts()[i]), search.counts()) <= search.counts().index(6)
+        assert len(search.tried) <= 3
+    finally:
+        search.close()
 
 
 def test_no_more_workers_than_help() -> None:

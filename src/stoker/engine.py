@@ -147,7 +147,7 @@ def _advise(dataset: Any) -> None:
 
 def _tuner(loader: Any, state: LoaderState) -> Callable[[int], tuple[str, int] | None]:
     """What changes the count, and how far ahead workers work, while an epoch runs."""
-    from .tuning.limits import BUSY_PER_CORE, PER_CORE
+    from .tuning.limits import per_core
     from .tuning.online import Controller
 
     before = [0, 0]
@@ -156,10 +156,10 @@ def _tuner(loader: Any, state: LoaderState) -> Callable[[int], tuple[str, int] |
         m = state.metrics
         cores = machine.cores_granted()
         cpu, wall = m.cpu_ns, m.fetch_ns + m.collate_ns + m.transport_ns
-        busy = 2 * (cpu - before[0]) >= wall - before[1]  # since the last look
+        busy = (cpu - before[0]) / max(1, wall - before[1])  # since the last look
         before[:] = cpu, wall
         each = max(m.worker_pss.values(), default=WORKER_BYTES)
-        return min((BUSY_PER_CORE if busy else PER_CORE) * cores, max(1, machine.workers_bound(each)[0]))
+        return min(per_core(1 - busy) * cores, max(1, machine.workers_bound(each)[0]))
 
     if state.controller is None:
         ahead = max(loader.prefetch_factor, getattr(loader, "_ahead", 0))

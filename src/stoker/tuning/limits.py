@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from .. import machine
 from ..options import Budget
 
-WAITING = 0.5  # workers that wait for more of their time than this may be more than the cores
-PER_CORE = 16
-BUSY_PER_CORE = 2  # and so many where they compute: a worker that is off its core for a moment does not stop the others
+PER_CORE = 16  # workers of which nearly all wait
+BUSY_PER_CORE = 2  # and workers that compute: one that is off its core for a moment does not stop the others
 PINNED_SHARE = 4  # page-locked memory is at most this part of what is granted
 
 
@@ -25,6 +25,16 @@ class Limit(NamedTuple):
     name: str
     most: int
     words: str
+
+
+def per_core(waits: float) -> int:
+    """Workers for each core, at most, that wait for this share of their time: twice what keeps the core busy.
+
+    Example:
+        >>> per_core(0.0), per_core(0.5), per_core(0.99)
+        (2, 4, 16)
+    """
+    return max(BUSY_PER_CORE, min(PER_CORE, math.ceil(BUSY_PER_CORE / max(1e-3, 1 - waits))))
 
 
 def limits(
@@ -53,10 +63,9 @@ def limits(
     of = f"{cores} core{'s' if cores > 1 else ''} granted" + (
         f" of {grant.cores_host}" if grant.cores_host > cores else ""
     )
-    if waits > WAITING:
-        out = [Limit("cores", PER_CORE * cores, f"{of}, {PER_CORE} workers each, which wait {waits:.0%} of their time")]
-    else:
-        out = [Limit("cores", BUSY_PER_CORE * cores, f"{of}, {BUSY_PER_CORE} workers each, which compute")]
+    each_core = per_core(waits)
+    how = f"which wait {waits:.0%} of their time" if waits > 0.1 else "which compute"
+    out = [Limit("cores", each_core * cores, f"{of}, {each_core} workers each, {how}")]
     most, words = machine.workers_bound(max(each, 1 << 20))
     out.append(Limit("memory", most, words))
     flight = max(1, nbytes) * prefetch

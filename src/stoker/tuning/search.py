@@ -212,7 +212,10 @@ class Search(Contest):
             right = seen.rate > TRUST * self.model.rate(n) * self.of(with_(at))[1].samples
             if n >= goal or not right or self.over():
                 return at
-            at = max(i for i, k in enumerate(counts) if k <= min(goal, STRIDE * n))
+            ahead = max(i for i, k in enumerate(counts) if k <= min(goal, STRIDE * n))
+            if ahead == at:
+                return at  # the goal lies between two counts
+            at = ahead
 
     def _worker_method(self, s: Setting) -> Setting:
         other = replace(s, worker_method="thread" if s.worker_method == "process" else "process")
