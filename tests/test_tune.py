@@ -113,7 +113,9 @@ def test_the_way_to_a_goal_between_two_counts_ends() -> None:
     search.limits = [limits_.Limit("cores", 16, "")]
     assert search.model.knee(16) == 7
     try:
-        assert search._begin(lambda i: Setting(search.counts()[i]), search.counts()) <= search.counts().index(6)
+        assert search._begin(
+            lambda i: Setting(search.counts()[i], batch_size=4), search.counts()
+        ) <= search.counts().index(6)
         assert len(search.tried) <= 3
     finally:
         search.close()
