@@ -174,9 +174,18 @@ def _guessed(t: Search, s: Setting) -> tuple[Guessed, ...]:
         if setting in t.seen:
             rate, how = t.seen[setting].rate, "measured"
         else:
-            rate, how = t.model.rate(g.workers) * samples, "model"
+            rate, how = _reckoned(t, setting) * samples, "model"
         out.append(Guessed(g, rate, rate / best, how))
     return tuple(out)
+
+
+def _reckoned(t: Search, s: Setting) -> float:
+    """Batches per second of a setting that was not measured: the model's, corrected by what it was wrong by at the
+    nearest count that was."""
+    alike = [k for k in t.seen if k.num_workers and k.worker_method == "process" and k.batch_size == s.batch_size]
+    near = min(alike, key=lambda k: (abs(k.num_workers - s.num_workers), abs(k.prefetch_factor - s.prefetch_factor)))
+    wrong = t.seen[near].rate / t.of(s)[1].samples / t.model.rate(near.num_workers)
+    return t.model.rate(s.num_workers) * wrong
 
 
 def _bound(t: Search, s: Setting) -> Limit | None:
