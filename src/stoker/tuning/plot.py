@@ -79,7 +79,7 @@ def _figure(result: TuneResult) -> Any:
     ax.annotate(
         f"the knee: {best}",
         (best, result.rate),
-        xytext=(-12 if left else 12, -18),
+        xytext=(-12 if left else 12, 12),
         textcoords="offset points",
         ha="right" if left else "left",
         color=ANSWER,
@@ -100,8 +100,9 @@ def _figure(result: TuneResult) -> Any:
             fontsize=7,
             color=OTHERS,
         )
-    ax.set(xlabel="num_workers", ylabel="samples/s", title=result.name, ylim=(0, None))
+    ax.set(xlabel="num_workers", ylabel="samples/s", title=result.name)
     ax.set_xticks([p.workers for p in result.curve])
+    ax.set_ylim(0, 1.15 * max([*y, result.high]))
     ax.grid(alpha=0.2)
     ax.legend(loc="best", fontsize=8)
     return figure
