@@ -153,9 +153,11 @@ def run(code: str) -> str:
 
 
 def test_importing_costs_less_than_fifty_milliseconds_more_than_torch() -> None:
-    """The least of five processes: whatever else the machine does only adds."""
+    """The least of five processes, on a machine where importing torch takes a second; as a part of that, for a machine
+    that is slow at the moment."""
     code = (
-        "import torch, time; t = time.perf_counter(); import stoker; stoker.DataLoader; print(time.perf_counter() - t)"
+        "import time; a = time.perf_counter(); import torch; b = time.perf_counter(); import stoker; stoker.DataLoader;"
+        "print((time.perf_counter() - b) / max(1.0, b - a))"
     )
     assert min(float(run(code)) for _ in range(5)) < 0.05
 
