@@ -26,7 +26,6 @@ from stoker.engine import state_of
 from stoker.errors import UsageError
 from stoker.tuning import limits as limits_
 from stoker.tuning import profile
-from stoker.tuning.bench import Tasks
 from stoker.tuning.guess import guesses
 from stoker.tuning.limits import limits
 from stoker.tuning.model import Model
@@ -34,6 +33,7 @@ from stoker.tuning.result import Setting
 from stoker.tuning.sampled import gain, interval
 from stoker.tuning.search import Search
 from stoker.tuning.target import as_loader, find
+from stoker.tuning.tasks import Tasks
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,8 @@ from .result import Guessed, Point, Setting, TuneResult
 from .sampled import interval
 
 if TYPE_CHECKING:
-    from .bench import Tasks
     from .search import Search
+    from .tasks import Tasks
 
 NOTES = 6  # at most
 RESTART_SHARE = 0.01  # of an epoch's time, above which workers had better stay

@@ -12,10 +12,11 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from .. import engine
 from ..options import Budget
-from .bench import Bench, PoolBench, Remote, Tasks, Window
+from .bench import Bench, PoolBench, Remote, Window
 from .result import Setting, figure
 from .sampled import gain
 from .target import rebuilt
+from .tasks import Tasks
 
 WINDOW_S = 0.25  # one measurement; long enough that a scheduler tick of a busy machine is noise
 TASKS = 3  # and at least so many batches of each worker
