@@ -3,13 +3,14 @@
 For each workload, in a process of its own: ``stoker.tune`` as anybody would call it; then every cell of a grid
 (workers x method x prefetch), each a fresh loader, in rounds of changing order; then the three best cells and the
 answer again, in turns, because the best of many noisy figures is too good. Last, a loader that tunes itself from the
-worst start (1 worker, 1 batch ahead) for 20 seconds.
+worst start (1 worker, 1 batch ahead) for 20 seconds, and then in turns with the answer.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import json
 import math
 import random
@@ -31,17 +32,18 @@ from stoker import machine
 from stoker.engine import state_of
 from stoker.options import AutoWorkers, Measured
 from stoker.tuning.result import Setting
+from stoker.tuning.sampled import paired
 
 from . import workloads as w
 
 ROOT = Path(__file__).parent.parent
-WORKERS = (0, 1, 2, 3, 4, 8, 16, 32)
+WORKERS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
 METHODS = ("process", "thread")
-PREFETCH = (2, 4)
+PREFETCH = (2, 4, 8)
 ROUNDS = 2
 WINDOW_S = 0.7
 WARM_S = 1.0  # after the first batch, at most; else until as many have come as are in flight
-FINAL = 3  # rounds of the best cells and the answer
+FINAL = 7  # rounds of the best cells and the answer
 ONLINE_S = 20.0
 SHARE, PART, LIMIT_S, ONLINE_SHARE = 0.95, 0.15, 60.0, 0.95  # what the table asks for
 
@@ -223,45 +225,45 @@ def offline(name: str, emit: Callable[..., None], rounds: int) -> Setting:
             emit(what="cell", setting=cell(c), rate=value, seconds=s)
     top = sorted(cells, key=lambda c: -statistics.median(seen[c]))[:3]
     for r in range(FINAL):
-        for c in [*top, best] if r % 2 == 0 else [best, *reversed(top)]:
+        again = list(dict.fromkeys([*top, best]))
+        for c in again if r % 2 == 0 else reversed(again):
             value, _ = rate(name, c)
             emit(what="final", setting=cell(c), rate=value, answer=c == best)
     return best
 
 
 def online(name: str, best: Setting, emit: Callable[..., None]) -> None:
-    """From the worst start; and the answer, measured right before and after."""
+    """From the worst start; then its windows and the answer's in turns."""
     make, kw, _ = LOADS[name]
     if isinstance(make(), IterableDataset) or not best.num_workers:
         return  # shards, and a loop without workers, do not change within an epoch
     kw = {**kw, "shuffle": False}
-    answer = [rate(name, best)[0]]
     loader = stoker.DataLoader(
         make(), num_workers="auto", prefetch_factor=1, worker_method=best.worker_method, persistent_workers=True, **kw
     )
     state_of(loader).measured = Measured(1)
     loader.num_workers = AutoWorkers(1)
-    began, arrived, last = time.monotonic(), 0, []  # type: float, int, list[float]
-    done = False
-    while not done:
-        for _ in loader:
-            arrived += 1
-            now = time.monotonic() - began
-            if now > ONLINE_S and arrived > 60:
-                last.append(now)
-            if now > ONLINE_S + 2 and len(last) > 20:
-                done = True
-                break
-    value = (len(last) - 1) / (last[-1] - last[0])
-    answer.append(rate(name, best)[0])
-    emit(
-        what="online",
-        rate=value,
-        answer=statistics.fmean(answer),
-        workers=int(loader.num_workers),
-        prefetch=loader.prefetch_factor,
-        decisions=len(loader.decisions),
-    )
+    batches = itertools.chain.from_iterable(itertools.repeat(loader))
+    began = time.monotonic()
+    for count, _ in enumerate(batches, 1):
+        if time.monotonic() - began > ONLINE_S and count > 60:
+            break
+    for _ in range(FINAL):
+        for _ in range(int(loader.num_workers) * (loader.prefetch_factor or 1)):
+            next(batches)  # made while the answer was measured
+        start, count = time.monotonic(), 0
+        while time.monotonic() - start < WINDOW_S or count < int(loader.num_workers):
+            next(batches)
+            count += 1
+        own = count / (time.monotonic() - start)
+        emit(
+            what="online",
+            rate=own,
+            answer=rate(name, best)[0],
+            workers=int(loader.num_workers),
+            prefetch=loader.prefetch_factor,
+            decisions=len(loader.decisions),
+        )
 
 
 def cell(s: Setting) -> list[Any]:
@@ -278,20 +280,31 @@ def table(lines: list[dict[str, Any]]) -> str:
         (tuned,) = [x for x in of if x["what"] == "tune"]
         grid_s = sum(x["seconds"] for x in of if x["what"] == "cell")
         final: dict[tuple[Any, ...], list[float]] = {}
+        grid: dict[tuple[Any, ...], list[float]] = {}
         for x in of:
-            if x["what"] == "final":
-                final.setdefault(tuple(x["setting"]), []).append(x["rate"])
-        medians = {k: statistics.median(v) for k, v in final.items()}
-        share = medians[tuple(tuned["setting"])] / max(medians.values())
+            if x["what"] in ("final", "cell"):
+                of_what = final if x["what"] == "final" else grid
+                of_what.setdefault(tuple(x["setting"]), []).append(x["rate"])
+        answer = final[tuple(tuned["setting"])]
+        best = max((k for k in final if k in grid), key=lambda k: statistics.fmean(final[k] + grid[k]))
+        share, low, high = paired(final[best], answer)
         self_tuned = [x for x in of if x["what"] == "online"]
-        own = min((x["rate"] / x["answer"] for x in self_tuned), default=math.nan)
+        own = statistics.median(x["rate"] / x["answer"] for x in self_tuned) if self_tuned else math.nan
         ok = share >= SHARE and tuned["seconds"] <= min(LIMIT_S, PART * grid_s) and not tuned["crossed"]
         ok = ok and not own < ONLINE_SHARE
         n, method, prefetch = tuned["setting"]
         words = f"{n} {method}, {prefetch}" if n else "0"
-        live = f"{own:.0%}, {self_tuned[0]['decisions']} decisions" if self_tuned else ""
+        live = f"{own:.0%}, {self_tuned[-1]['decisions']} decisions" if self_tuned else ""
         part = f"{tuned['seconds'] / grid_s:.0%} of {grid_s:.0f}"
-        row = [name, words, f"{share:.0%}", f"{tuned['seconds']:.1f}", part, live, "ok" if ok else "MISSED"]
+        row = [
+            name,
+            words,
+            f"{share:.0%} ({low:.0%} to {high:.0%})",
+            f"{tuned['seconds']:.1f}",
+            part,
+            live,
+            "ok" if ok else "MISSED",
+        ]
         out.append("| " + " | ".join(row) + " |")
     return "\n".join(out)
 

@@ -33,6 +33,11 @@ class HeapWriter:
         self.used = 0
         self.capacity = 0
 
+    @property
+    def slots(self) -> int:
+        """Slots made so far."""
+        return len(self._slots)
+
     def take(self, nbytes: int) -> bool:
         """Starts filling a slot of at least ``nbytes``. Returns False when there is none to be had."""
         if nbytes < SMALL:

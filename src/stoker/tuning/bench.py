@@ -8,11 +8,9 @@ not its generator, not the process' random state.
 
 from __future__ import annotations
 
-import signal
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,16 +19,15 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..errors import UsageError, WorkerDiedError
-from ..gather import Gather
 from ..options import Budget
 from ..source import Task
-from ..workers.child import die_with_parent
 from ..workers.draws import Noticed
 from ..workers.process import ProcessPool
 from ..workers.thread import ThreadPool
 from .probe import spec_of
 from .tasks import Tasks
 
+AGAIN = 6  # times that a window is measured, at most, because new memory came in between
 LONG = 3  # windows of so many times the length asked for need not have all the batches asked for
 
 
@@ -108,7 +105,8 @@ class PoolBench:
         self._came: dict[int, Any] = {}
         self._ended: set[int] = set()
         self._paused = 0.0
-        self._delivered = 0  # since the workers started
+        self._warm_ones: set[int] = set()  # workers who have made a batch
+        self._setting = 0, 0  # of the last window
         self._sums = [0, 0, 0, 0]  # tasks, wall ns, CPU ns, largest batch
         self._asked: dict[int, Any] = {}
 
@@ -125,9 +123,8 @@ class PoolBench:
     def _prepare(self, n: int) -> None:
         """At least ``n`` workers; an iterable dataset's know how many they are, so exactly ``n``, and new ones."""
         if self._pool is None or (self._streams and (n != self._workers or len(self._ended) == n)):
-            if len(self._ended) == n and not self._delivered:
+            if len(self._ended) == n and not self._warm_ones:
                 raise UsageError(f"{type(self._loader.dataset).__name__} is empty: it ended before its first batch")
-            self._delivered = 0
             began = time.monotonic()
             self._start(n)
             self._paused += time.monotonic() - began
@@ -138,13 +135,25 @@ class PoolBench:
 
     def window(self, n: int, prefetch: int, seconds: float, least: int) -> Window:
         self._prepare(n)
-        seen: set[int] = set()
-        old = len(self._order)
-        while old > 0 or (len(seen) < n and not self._ended):
-            worker = self._one(n, prefetch)
+        assert self._pool is not None
+        self._settle(n, prefetch)
+        for _ in range(AGAIN):
+            slots = self._pool.slots()
+            w = self._window(n, prefetch, seconds, least)
+            if self._pool.slots() == slots or time.monotonic() > self.deadline:
+                break  # else the kernel was measured, which hands out memory once only
+        return w
+
+    def _settle(self, n: int, prefetch: int) -> None:
+        """Until what another setting left in flight is delivered, for batches that wait for their turn would come in a
+        burst, and each worker has made a batch."""
+        old = 0 if self._setting == (n, prefetch) else len(self._order) + n
+        self._setting = n, prefetch
+        while old > 0 or (len(self._warm_ones) < n and not self._ended):
+            self._one(n, prefetch)
             old -= 1
-            if old < 0:
-                seen.add(worker)
+
+    def _window(self, n: int, prefetch: int, seconds: float, least: int) -> Window:
         self._sums, self._paused = [0, 0, 0, 0], 0.0
         io, own = self._io(), time.thread_time()
         began, count = time.monotonic(), 0
@@ -176,8 +185,8 @@ class PoolBench:
         self._prepare(n)
         self._one(n, 1)
 
-    def _one(self, n: int, prefetch: int) -> int:
-        """Keeps the window full, and takes the next batch in order. Returns whose it was."""
+    def _one(self, n: int, prefetch: int) -> None:
+        """Keeps the window full, and takes the next batch in order."""
         assert self._pool is not None
         while len(self._order) < n * prefetch:
             self._submit(n)
@@ -195,8 +204,7 @@ class PoolBench:
         if isinstance(data, ExceptionWrapper):
             self._asked = {task: indices}
             raise BadSample(data.exc_msg)
-        self._delivered += 1
-        return worker
+        self._warm_ones.add(worker)
 
     def _submit(self, n: int) -> None:
         assert self._pool is not None
@@ -263,6 +271,7 @@ class PoolBench:
         return None
 
     def rest(self) -> None:
+        self._setting = 0, 0
         while self._order:
             task, worker = self._order[0]
             if task in self._came:
@@ -279,127 +288,8 @@ class PoolBench:
         self._order.clear()
         self._came.clear()
         self._ended.clear()
+        self._warm_ones.clear()
         self._asked.clear()
         self._workers = self._at = 0
         if pool is not None:
             pool.close(leave_s=0.0)
-
-
-class InlineBench:
-    """No workers: fetch and collate, one batch after the other, in this process."""
-
-    def __init__(self, loader: Any, tasks: Tasks, deadline: float) -> None:
-        self._loader, self._tasks, self.deadline = loader, tasks, deadline
-        self._fetch: Callable[[Any], Any] | None = None
-
-    def _begin(self) -> Callable[[Any], Any]:
-        loader = self._loader
-        fetch = _DatasetKind.create_fetcher(
-            loader._dataset_kind, loader.dataset, loader._auto_collation, loader.collate_fn, loader.drop_last
-        ).fetch
-        if Gather.fits(loader.dataset, loader.collate_fn, loader._auto_collation):
-            return Gather(loader.dataset, fetch)
-        return fetch  # type: ignore[no-any-return]
-
-    def window(self, n: int, prefetch: int, seconds: float, least: int) -> Window:
-        self._one()
-        began, own, count = time.monotonic(), time.thread_time(), 0
-        while True:
-            self._one()
-            count += 1
-            took = time.monotonic() - began
-            if (took >= seconds and count >= least) or time.monotonic() >= self.deadline:
-                break
-        cpu = (time.thread_time() - own) / count
-        return Window(count / took, count, took / count, cpu, cpu)
-
-    def _one(self) -> None:
-        self._fetch = self._fetch or self._begin()
-        try:
-            self._fetch(self._tasks())
-        except StopIteration:
-            self._fetch = None
-
-    def rest(self) -> None: ...
-
-    def pss(self) -> int:
-        return 0
-
-    def close(self) -> None: ...
-
-
-class Remote:
-    """A bench in a throw-away process: threads, and no workers at all, would open here what a dataset opens when it is
-    first used, and forked workers would then share it.
-
-    Args:
-        loader, tasks, budget, deadline: as for ``PoolBench``.
-        method: "thread" or "inline".
-    """
-
-    def __init__(self, loader: Any, tasks: Tasks, method: str, budget: Budget, deadline: float) -> None:
-        context = loader.multiprocessing_context or torch.multiprocessing
-        self.deadline = deadline
-        self._here, there = context.Pipe()
-        self._child = context.Process(
-            target=_serve, args=(_bare(loader), tasks, method, budget, deadline - time.monotonic(), there), daemon=True
-        )
-        self._child.start()
-        there.close()
-
-    def window(self, n: int, prefetch: int, seconds: float, least: int) -> Window:
-        left = max(0.0, self.deadline - time.monotonic())
-        self._here.send((n, prefetch, seconds, least, left))
-        if not self._here.poll(left + 2.0):
-            raise TooSlow(f"no measurement came in {left:.0f} s")
-        try:
-            answer = self._here.recv()
-        except EOFError:
-            raise BadSample("the process that measured it died") from None
-        if isinstance(answer, str):
-            raise BadSample(answer)
-        return answer  # type: ignore[no-any-return]
-
-    def rest(self) -> None: ...  # the other side has rested when it answers
-
-    def pss(self) -> int:
-        return 0
-
-    def close(self) -> None:
-        self._here.close()
-        self._child.kill()
-        self._child.join()
-
-
-def _serve(loader: Any, tasks: Tasks, method: str, budget: Budget, left: float, pipe: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it, too, and ends this
-    die_with_parent(0)
-    torch.set_num_threads(1)
-    deadline = time.monotonic() + left
-    bench: PoolBench | InlineBench
-    if method == "thread":
-        bench = PoolBench(loader, tasks, "thread", budget, deadline)
-    else:
-        bench = InlineBench(loader, tasks, deadline)
-    while True:
-        try:
-            n, prefetch, seconds, least, left = pipe.recv()
-        except EOFError:
-            return
-        bench.deadline = time.monotonic() + left
-        try:
-            window = bench.window(n, prefetch, seconds, least)
-            bench.rest()
-            pipe.send(replace(window, nbytes=0))
-        except Exception as e:
-            pipe.send(str(e).strip().splitlines()[-1] if str(e).strip() else type(e).__name__)
-
-
-class _bare:
-    """What a bench needs of a loader, without what cannot be pickled for a process that is spawned."""
-
-    def __init__(self, loader: Any) -> None:
-        for name in ("dataset", "collate_fn", "drop_last", "worker_init_fn", "batch_size"):
-            setattr(self, name, getattr(loader, name))
-        self._dataset_kind, self._auto_collation = loader._dataset_kind, loader._auto_collation
-        self.multiprocessing_context = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -12,17 +13,22 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from .. import engine
 from ..options import Budget
-from .bench import Bench, PoolBench, Remote, Window
+from .bench import Bench, PoolBench, Window
+from .model import KNEE
+from .remote import Remote
 from .result import Setting, figure
-from .sampled import gain
+from .sampled import gain, paired
 from .target import rebuilt
 from .tasks import Tasks
 
 WINDOW_S = 0.25  # one measurement; long enough that a scheduler tick of a busy machine is noise
 TASKS = 3  # and at least so many batches of each worker
-WINDOWS = 3  # of one setting, at most
+PAIRS = 1  # in which two settings meet, at most
+BLOCKS = 8  # of a race, at most
+MUCH = 1.05  # faster by this
 DECIDES = 1.28  # normal quantile of the interval that ends a contest: 80 %; what is shown is 95 %
 RESERVE = 0.1  # share of the budget that is left for the last window, and for the answer
+RACE_RESERVE = 0.45  # and for the last race, until that begins
 
 
 @dataclass
@@ -62,7 +68,10 @@ class Contest:
         self.tried: list[dict[str, Any]] = []
         self.streams = loader._dataset_kind == _DatasetKind.Iterable
         self._benches: dict[tuple[str, int | None], Bench] = {}
+        self.reserve = RACE_RESERVE
+        self._met: dict[tuple[Setting, Setting], tuple[list[float], list[float]]] = {}
         self._running: Bench | None = None
+        self._last: list[Setting] = []  # two, at most
         self._loaders: dict[int | None, Any] = {loader.batch_size: loader}
         self._tasks: dict[int | None, Tasks] = {loader.batch_size: self.tasks}
 
@@ -101,6 +110,7 @@ class Contest:
         rate = w.rate * self.of(s)[1].samples
         seen.rates.append(rate)
         seen.window = w
+        self._last = [*self._last[-1:], s]
         self.tried.append({**knobs_of(s), "samples_per_s": rate, "at_s": time.monotonic() - self.began})
         self.progress(f"{words_of(s)}: {figure(rate)} samples/s")
         return seen
@@ -110,22 +120,56 @@ class Contest:
 
     def over(self) -> bool:
         """Whether there is no time for another window: what the last ones took is what the next will take."""
-        return self.left() < RESERVE * self.budget_s
+        return self.left() < self.reserve * self.budget_s
 
     def better(self, a: Setting, b: Setting, by: float) -> bool:
-        """Whether ``b`` is faster than ``a`` by the factor ``by``: measured in turns until that is sure either way."""
+        """Whether ``b`` is faster than ``a`` by the factor ``by``. What is known may be enough; else they are measured
+        one right after the other, for a machine that is slow for a second is slow for both."""
         for s in (a, b):
             if s not in self.seen:
                 self.measure(s)
-        while True:
-            x, y = self.seen[a], self.seen[b]
-            ratio, low, high = gain(x.rates, y.rates, DECIDES)
-            if low > by or high < by or self.over():
-                return ratio > by
-            less = a if len(x.rates) <= len(y.rates) else b
-            if len(self.seen[less].rates) >= WINDOWS:
-                return ratio > by
-            self.measure(less)
+        ratio, low, high = gain(self.seen[a].rates, self.seen[b].rates, DECIDES)
+        x, y = self._met.setdefault((a, b), ([], []))
+        if x:
+            ratio, low, high = paired(x, y, DECIDES)
+        while low <= by <= high and len(x) < PAIRS and not self.over():
+            if not x and set(self._last) == {a, b}:
+                rates = {s: self.seen[s].rates[-1] for s in (a, b)}
+            else:
+                rates = {s: self.measure(s).rates[-1] for s in ((a, b) if self._last[-1] != b else (b, a))}
+            x.append(rates[a])
+            y.append(rates[b])
+            ratio, low, high = paired(x, y, DECIDES)
+        return ratio > by
+
+    def race(self, entrants: list[Setting], until: float, size: Callable[[Setting], Any]) -> Setting | None:
+        """The smallest within 3 % of the fastest. A block is a window of each, one right after the other. Who is surely
+        slower than that leaves; it is over when surely nobody is much faster than who would win now (O. Maron, A. W.
+        Moore, "Hoeffding Races", 1993; with blocks instead of independent samples).
+
+        Args:
+            entrants: two or more.
+            until: ``time.monotonic()`` after which no block begins.
+            size: what "smallest" goes by.
+
+        Returns:
+            None where there was no time for one block.
+        """
+        rates: dict[Setting, list[float]] = {s: [] for s in entrants}
+        winner = None
+        for block in range(BLOCKS):
+            if time.monotonic() > until or self.over():
+                break
+            for s in rates if block % 2 == 0 else list(rates)[::-1]:
+                rates[s].append(self.measure(s).rates[-1])
+            lead = max(rates, key=lambda s: math.prod(rates[s]))
+            spans = {s: paired(rates[lead], rates[s], DECIDES) for s in rates}
+            winner = min((s for s in rates if spans[s][0] >= KNEE), key=size)
+            if block and all(paired(rates[winner], r, DECIDES)[2] < MUCH for r in rates.values()):
+                break
+            if block:
+                rates = {s: r for s, r in rates.items() if s in (lead, winner) or spans[s][2] >= KNEE}
+        return winner
 
     def rest(self) -> None:
         """Nothing runs until the next measurement."""

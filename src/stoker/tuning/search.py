@@ -6,6 +6,8 @@ when the interval of their ratio says so. The first window gives a model of the 
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +19,7 @@ from ..errors import UsageError
 from . import ALL_KNOBS, BUDGET_S, KNOBS, profile
 from .answer import accelerator, answer
 from .bench import BadSample, PoolBench, TooSlow, Window
-from .contest import Contest, words_of
+from .contest import RESERVE, Contest, words_of
 from .limits import Limit, limits
 from .method import unsafe
 from .model import KNEE, Model
@@ -27,8 +29,9 @@ from .target import as_loader
 ROUNDS = 3  # through all knobs, at most
 STRIDE = 4  # the next count to try is so many times this one, while the model proves right
 TRUST = 0.85  # which it does while a measurement is not below this part of what it says
-FINAL = 2  # times that the best are measured again, in turns
-NEAR = 0.94  # the best, and what comes within this of them
+NEAR = 0.8  # of the best: who enters the last race
+ENTRANTS = 5  # at most
+RACE_S = 4.0  # seconds that it may take; longer where what led to it did
 DEPTH = 4  # batches in flight for each worker where that costs next to nothing
 NOTHING = 64  # which is this part of the budget
 MORE = 1 / KNEE  # a larger setting has to be faster by this
@@ -111,7 +114,7 @@ class Search(Contest):
                         s = getattr(self, f"_{knob}")(s)
                 if s == before or self.over():
                     break
-            s = self._inline(self._final(s)) if "num_workers" in self.knobs else s
+            s = self._final(s) if "num_workers" in self.knobs else s
         except TooSlow as e:
             self.notes.append(f"the time was over in the middle of a measurement: {e}")
         return answer(self, s)
@@ -281,25 +284,39 @@ class Search(Contest):
 
     def _final(self, s: Setting) -> Setting:
         """The best settings once more, in turns, because the best of many noisy figures is too good; and of those
-        within 3 % of the best then, the smallest."""
-        alike = [k for k in self.seen if k.batch_size == s.batch_size and (k.num_workers or not self.streams)]
+        within 3 % of the best then, the smallest. It may take as long as all that led to it."""
+        self.reserve = RESERVE
+        none = self._inline(s)
+        alike = [k for k in self.seen if k.batch_size == s.batch_size and k.num_workers]
         if self._no_threads:
             alike = [k for k in alike if k.worker_method == "process"]
         if "prefetch_factor" in self.knobs and self._cheap(s):
-            alike = [k for k in alike if k.prefetch_factor >= DEPTH or not k.num_workers]
-        top = max(self.seen[k].rate for k in alike)
-        alike = sorted((k for k in alike if self.seen[k].rate >= NEAR * top), key=lambda k: -self.seen[k].rate)[:3]
-        alike += [] if s in alike else [s]
-        for r in range(FINAL if len(alike) > 1 else 0):
-            for k in alike if r % 2 == 0 else reversed(alike):
-                if not self.over():
-                    self.measure(k)
-        top = max(self.seen[k].rate for k in alike)
-        good = [k for k in alike if self.seen[k].rate >= KNEE * top]
-        best = min(good, key=lambda k: (k.num_workers, k.worker_method, k.prefetch_factor))
-        if best.num_workers != s.num_workers and best.num_workers:
+            alike = [k for k in alike if k.prefetch_factor >= DEPTH]
+        alike += [none] if none is not None else []
+        alike.sort(key=lambda k: -self.seen[k].rate)
+        top = self.seen[alike[0]].rate
+        entrants = [k for k in alike if self.seen[k].rate >= NEAR * top][:ENTRANTS]
+        entrants += [] if s in entrants else [s]
+        if len(entrants) == 1:
+            return s
+        now = time.monotonic()
+        # No workers come last among equals: their work adds to the model's, and does not run beside it.
+        best = self.race(
+            entrants,
+            now + max(now - self.began, RACE_S),
+            lambda k: (k.num_workers or math.inf, k.worker_method, k.prefetch_factor),
+        )
+        best = best or s
+        if not best.num_workers:
+            self.reasons["num_workers"] = (
+                f"0: one process alone makes {figure(self.seen[best].rate)} samples/s, "
+                f"and {figure(self.seen[s].rate)} with {words_of(s)}"
+            )
+            self.reasons.pop("worker_method", None)
+            return best
+        if best.num_workers != s.num_workers:
             self.reasons["num_workers"] = f"{best.num_workers} is the smallest within 3 % of the best, measured again"
-        if best != s and best.worker_method != s.worker_method and best.num_workers:
+        if best.worker_method != s.worker_method:
             self.reasons["worker_method"] = (
                 f"{best.worker_method}: as fast as any other with fewer workers, measured again"
             )
@@ -338,21 +355,18 @@ class Search(Contest):
         except TypeError:
             return 1 << 30
 
-    def _inline(self, s: Setting) -> Setting:
-        if "num_workers" not in self.knobs or self.streams or self.over():
-            return s
+    def _inline(self, s: Setting) -> Setting | None:
+        """No workers at all, measured; None where that is no choice."""
+        if self.streams or self.over():
+            return None
         none = replace(s, num_workers=0, worker_method="process", prefetch_factor=2)
         try:
-            if self.better(s, none, 1.0):
-                self.reasons["num_workers"] = (
-                    f"0: one process alone makes {figure(self.seen[none].rate)} samples/s, "
-                    f"and {figure(self.seen[s].rate)} with {words_of(s)}"
-                )
-                self.reasons.pop("worker_method", None)
-                return none
+            if none not in self.seen:
+                self.measure(none)
         except (BadSample, TooSlow) as e:
             self.notes.append(f"no workers at all could not be measured: {str(e).splitlines()[-1]}")
-        return s
+            return None
+        return none
 
 
 def tune(

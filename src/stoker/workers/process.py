@@ -373,6 +373,10 @@ class ProcessPool:
         found = {m.id: m.reader.arena.pss for m in self._members if not m.gone}
         return {id_: nbytes for id_, nbytes in found.items() if nbytes}
 
+    def slots(self) -> int:
+        """How many there are now, of all workers."""
+        return sum(r.arena.slots for r in self._readers)
+
     def close(self, leave_s: float = lifecycle.LEAVE_S) -> None:
         if self._closed or os.getpid() != self._owner:
             return

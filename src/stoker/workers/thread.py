@@ -302,6 +302,10 @@ class ThreadPool:
         """Threads have no memory of their own."""
         return {}
 
+    def slots(self) -> int:
+        """How many there are now, of all workers."""
+        return sum(w.writer.slots for w in self.processes)
+
     def close(self, leave_s: float = lifecycle.LEAVE_S) -> None:
         if self.closed or os.getpid() != self._owner:
             return
