@@ -339,7 +339,7 @@ class Device:
 def test_an_accelerators_out_of_memory_is_cleaned_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its logic, with a stand-in; no accelerator was at hand."""
     device = Device()
-    monkeypatch.setattr(batch_size, "accelerator", lambda: (device, torch.device("cpu")))
+    monkeypatch.setattr(batch_size, "counted", lambda: (device, torch.device("cpu")))
     pairs = [(torch.tensor([float(i)]), {"y": i}) for i in range(1000)]
 
     def step(batch: Any) -> None:

@@ -10,6 +10,7 @@ __all__ = [
     "StokerWarning",
     "install",
     "installed",
+    "mean_std",
     "share",
     "tune",
     "uninstall",
@@ -18,6 +19,7 @@ _ROOMS = {
     "StokerError": ".errors",
     "StokerWarning": ".errors",
     "FeistelSampler": ".source",
+    "mean_std": ".stats",
     "share": ".shared",
     "tune": ".tuning.search",
 }  # all else is in .loader
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from .loader import DataLoader, install, installed, uninstall
     from .shared import share
     from .source import FeistelSampler
+    from .stats import mean_std
     from .tuning.search import tune
 
 

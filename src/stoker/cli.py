@@ -7,9 +7,11 @@ import json
 import sys
 from pathlib import Path
 
-from . import __version__
+from . import __version__, bench_cli, stats_cli
+from .arguments import count
 from .errors import UsageError
-from .tuning import command as tune_command
+from .report import compare_cli
+from .tuning import batch_size_cli, tune_cli
 
 REPORT = "stoker-report.json"
 RUN_EXAMPLE = """examples:
@@ -22,13 +24,6 @@ Options of stoker come before the script; everything behind it is the script's.
 The exit code is the script's own."""
 CHECK_EXAMPLE = """example:
   stoker check --json | jq .cores"""
-
-BATCH_SIZE_EXAMPLE = """examples:
-  stoker batch-size train.py:make_loader
-  stoker batch-size train.py:make_loader --step train.py:step --budget 4GB --json -
-
-TARGET is a DataLoader, a Dataset, or a function that returns one: path.py:name or package.module:name.
-step(batch) does forward and backward. Without an accelerator the budget is of RAM."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -48,32 +43,20 @@ def _parser() -> argparse.ArgumentParser:
         "--apply", action="store_true", help="put stoker's engine and measured settings behind its loaders"
     )
     run.add_argument("--json", type=Path, default=Path(REPORT), metavar="FILE", help=f"the report (default: {REPORT})")
-    run.add_argument("--max-steps", type=_positive, metavar="N", help="end the script after N batches")
+    run.add_argument("--max-steps", type=count, metavar="N", help="end the script after N batches")
     run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in python -m")
     run.add_argument("script", metavar="SCRIPT|COMMAND", help="a Python script, or a command that starts Python")
     run.add_argument("args", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
-    tune_command.add(commands)
+    tune_cli.add(commands)
     check = commands.add_parser(
         "check", help="what this machine really grants", epilog=CHECK_EXAMPLE, formatter_class=raw
     )
     check.add_argument("--json", action="store_true", help="one JSON object")
-    size = commands.add_parser(
-        "batch-size", help="the largest batch that fits the device", epilog=BATCH_SIZE_EXAMPLE, formatter_class=raw
-    )
-    size.add_argument("target", metavar="TARGET", help="path.py:name or package.module:name")
-    size.add_argument("--step", metavar="PATH.PY:NAME", help="a function called with each batch")
-    size.add_argument("--budget", metavar="4GB", help="memory for one batch with its step (default: what is granted)")
-    size.add_argument("--most", type=_positive, default=65536, metavar="N", help="try no larger ones (default: 65536)")
-    size.add_argument("--margin", type=float, default=0.1, metavar="SHARE", help="of the budget, kept free (0.1)")
-    size.add_argument("--budget-s", type=float, default=60.0, metavar="S", help="seconds for all trials (default: 60)")
-    size.add_argument("--json", metavar="FILE|-", help="the result as JSON; - for stdout")
+    batch_size_cli.add(commands)
+    bench_cli.add(commands)
+    compare_cli.add(commands)
+    stats_cli.add(commands)
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
-    return int(text)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -89,13 +72,17 @@ def main(argv: list[str] | None = None) -> int:
                 [options.script, *options.args], options.module, options.apply, options.json, options.max_steps
             )
         if options.command == "tune":
-            return tune_command.run(options)
+            return tune_cli.run(options)
         if options.command == "check":
             return _check(options.json)
         if options.command == "batch-size":
-            from .tuning import batch_size_cli
-
-            return batch_size_cli.command(options)
+            return batch_size_cli.run(options)
+        if options.command == "bench":
+            return bench_cli.run(options)
+        if options.command == "compare":
+            return compare_cli.run(options)
+        if options.command == "stats":
+            return stats_cli.run(options)
     except UsageError as e:
         sys.stderr.write(f"stoker: {e}\n")
         return 2

@@ -8,7 +8,8 @@ import os
 import time
 from typing import Any
 
-from . import machine
+from . import inside, machine
+from .inside import Inside
 from .metrics import LoaderMetrics
 
 LIVE = ("wait_s", "first_wait_s", "step_s", "batches", "samples", "epochs")
@@ -56,9 +57,20 @@ class Stages:
     def __init__(self, metrics: LoaderMetrics) -> None:
         self._memory = mmap.mmap(-1, MAX_WORKERS * COLUMNS * 8)
         self._rows = memoryview(self._memory).cast("q")
+        self._texts = memoryview(mmap.mmap(-1, MAX_WORKERS * inside.ROW_BYTES))
+        self._records: dict[int, dict[str, Any]] = {}
+        self._inside: tuple[int, Inside] | None = None
         self._seen = [0] * (COLUMNS - 1)
         self._metrics = metrics
         self._weighed = 0
+
+    def inside(self, worker: int | None, dataset: Any, collate: Any) -> Inside:
+        """This process' account of its tasks."""
+        if self._inside is None or self._inside[0] != os.getpid():
+            at = min(worker or 0, MAX_WORKERS - 1) * inside.ROW_BYTES
+            row = self._texts[at : at + inside.ROW_BYTES]
+            self._inside = os.getpid(), Inside(row, dataset, collate)
+        return self._inside[1]
 
     def add(self, worker: int | None, fetch: int, collate: int, cpu: int) -> None:
         """Nanoseconds of one task; the worker's id, or None in the main process."""
@@ -82,4 +94,11 @@ class Stages:
         m.collate_ns += collate
         m.cpu_ns += cpu
         m.tasks += tasks
+        for at in range(0, len(self._texts), inside.ROW_BYTES):
+            record = inside.read(self._texts[at : at + inside.ROW_BYTES])
+            if record is None:
+                break  # workers are numbered from 0
+            self._records[record["pid"]] = record
+        if self._records:
+            m.inside = inside.merge(self._records.values())
         m.worker_pss.update({i: n for i, n in enumerate(self._rows[COLUMNS - 1 :: COLUMNS]) if n})

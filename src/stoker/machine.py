@@ -191,7 +191,8 @@ def _limit(name: str) -> int | None:
     return None if soft < 0 or soft >= NO_LIMIT else soft
 
 
-def _pressure() -> dict[str, float]:
+def pressure() -> dict[str, float]:
+    """PSI "some avg10", per cent, for cpu, memory and io (the kernel's accounting/psi.rst); empty without."""
     out = {}
     for what in ("cpu", "memory", "io"):
         for line in (_read(Path("/proc/pressure") / what) or "").splitlines():
@@ -292,6 +293,15 @@ def pss(pid: int | str = "self") -> int:
     return 0
 
 
+def shm_free() -> int | None:
+    """Bytes free in /dev/shm; None where there is none."""
+    try:
+        st = os.statvfs("/dev/shm")
+    except OSError:
+        return None
+    return st.f_bavail * st.f_frsize
+
+
 def _affinity() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -329,7 +339,7 @@ def read() -> Machine:
         shm_free=shm_free,
         memlock=_limit("RLIMIT_MEMLOCK"),
         open_files=_limit("RLIMIT_NOFILE"),
-        pressure=_pressure(),
+        pressure=pressure(),
         gpus=_gpus(),
         python=platform.python_version(),
         platform=f"{sys.platform} {platform.release()} {platform.machine()}",

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+EPOCHS = 64  # that are kept one by one
+
 
 @dataclass
 class LoaderMetrics:
@@ -29,6 +31,11 @@ class LoaderMetrics:
         batch_bytes: the largest batch, as it crossed.
         worker_pss: memory of each worker, bytes, as it was measured last (its proportional set size).
         decisions: what ``num_workers="auto"`` changed while running, and why.
+        inside: what the fetching processes say of their tasks, as ``inside.merge`` has it.
+        step_bins, wait_bins: histograms of single steps and waits, the first wait of an epoch left out; by
+            ``inside.bin_of``.
+        by_epoch: ``[batches, wait_s, step_s, first_wait_s]`` of each epoch; the first ``EPOCHS`` of them.
+        memory: ``[s, bytes]``: since when the loader was first used, and its workers' memory together.
     """
 
     name: str = ""
@@ -48,6 +55,11 @@ class LoaderMetrics:
     batch_bytes: int = 0
     worker_pss: dict[int, int] = field(default_factory=dict)
     decisions: list[str] = field(default_factory=list)
+    inside: dict[str, Any] = field(default_factory=dict)
+    step_bins: dict[int, int] = field(default_factory=dict)
+    wait_bins: dict[int, int] = field(default_factory=dict)
+    by_epoch: list[list[float]] = field(default_factory=list)
+    memory: list[list[float]] = field(default_factory=list)
 
     def task(self, times: tuple[int, int, int, int]) -> None:
         """Adds one task's nanoseconds: fetch, collate, transport, CPU."""

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from . import machine
+from .ambient import Ambient
 from .doctor.verdict import diagnose
 from .errors import UsageError
 from .live import LIVE, Live
@@ -146,9 +147,10 @@ def run(command: list[str], module: bool, apply: bool, json_path: Path, max_step
     schema.check_writable(json_path)
     before = _before(schema.load(json_path), command, module) if apply else None
     listener = Listener()
-    code = _execute(command_line(command, module), _environment(listener.address, apply, max_steps), listener)
+    line, env = command_line(command, module), _environment(listener.address, apply, max_steps)
+    code, around = _execute(line, env, listener)
     listener.close()
-    report = _report(command, module, code, listener.snapshots(), before)
+    report = _report(command, module, code, listener.snapshots(), before, around)
     schema.save(report, json_path)
     sys.stderr.write(text.render(report, json_path, sys.stderr))
     sys.stderr.flush()
@@ -188,8 +190,9 @@ def _in_foreground() -> bool:
         os.close(tty)
 
 
-def _execute(line: list[str], env: dict[str, str], listener: Listener) -> int:
-    """Runs the command; signals sent to this process go on to it, once."""
+def _execute(line: list[str], env: dict[str, str], listener: Listener) -> tuple[int, dict[str, Any]]:
+    """Runs the command; signals sent to this process go on to it, once. Returns its exit code, and what the machine did
+    meanwhile."""
     shared_group = _in_foreground()  # else it gets a group of its own, or a signal to ours would reach it twice
     libc = ctypes.CDLL(None)
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARD)
@@ -206,7 +209,9 @@ def _execute(line: list[str], env: dict[str, str], listener: Listener) -> int:
         raise UsageError(f"cannot run {line[0]}: {e.strerror}") from e
     listener.start()
     threading.Thread(target=_forward, args=(process, shared_group), name="stoker_signals", daemon=True).start()
-    return process.wait()
+    ambient = Ambient()
+    code = process.wait()
+    return code, ambient.stop()
 
 
 def _forward(process: subprocess.Popen[bytes], shared_group: bool) -> None:
@@ -233,12 +238,17 @@ def _command(command: list[str], module: bool) -> list[str]:
 
 
 def _report(
-    command: list[str], module: bool, code: int, snapshots: list[dict[str, Any]], before: dict[str, Any] | None
+    command: list[str],
+    module: bool,
+    code: int,
+    snapshots: list[dict[str, Any]],
+    before: dict[str, Any] | None,
+    around: dict[str, Any],
 ) -> dict[str, Any]:
     grant = machine.read().as_dict()
     loaders = schema.merged(snapshots)
     cuda = any(s.get("cuda") for s in snapshots)
-    verdict, findings = diagnose(loaders, grant["cores"], cuda)
+    verdict, findings = diagnose(loaders, grant["cores"], cuda, around, len(grant["gpus"]))
     applied_settings: dict[str, Any] = {}
     for s in snapshots:
         applied_settings.update(s.get("applied") or {})
@@ -250,6 +260,7 @@ def _report(
         "command": _command(command, module),
         "exit_code": code,
         "machine": grant,
+        "around": around,
         "loaders": loaders,
         "verdict": verdict,
         "findings": [f.as_dict() for f in findings],

@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
@@ -21,11 +22,13 @@ from typing import Any
 import torch
 from torch.utils.data import _utils as torch_utils
 
-from . import engine
+from . import engine, stage
+from .inside import bin_of
 from .live import Live, Stages
-from .metrics import LoaderMetrics
+from .metrics import EPOCHS, LoaderMetrics
 from .options import AutoWorkers
 
+POINTS = 64  # of memory over time
 BEAT_S = 1.0  # between two reports of a process
 
 _now = time.perf_counter
@@ -42,11 +45,14 @@ class Enough(SystemExit):
 class _Clock:
     """One iterator's place in its loader's numbers."""
 
-    __slots__ = ("cpu", "first", "inside", "left", "metrics", "row")
+    __slots__ = ("cpu", "epoch", "first", "inside", "left", "metrics", "row")
 
     def __init__(self, metrics: LoaderMetrics, row: Any) -> None:
         self.metrics = metrics
         self.row = row
+        self.epoch = [0.0, 0.0, 0.0, 0.0]
+        if len(metrics.by_epoch) < EPOCHS:
+            metrics.by_epoch.append(self.epoch)
         self.left = 0.0
         self.cpu = 0.0
         self.inside = False
@@ -68,6 +74,7 @@ class Watch:
         self._stages: dict[str, Stages] = {}
         self._steps = 0
         self._beat = 0.0
+        self._born = _now()
         self._socket: socket.socket | None = None
         self._live = Live()
 
@@ -104,8 +111,9 @@ class Watch:
 
     def snapshot(self, final: bool) -> dict[str, Any]:
         """What was seen so far, for ``report.schema``."""
-        for stages in self._stages.values():
+        for name, stages in self._stages.items():
             stages.collect()
+            self._weigh(self.loaders[name])
         return {
             "pid": os.getpid(),
             "argv": sys.argv,
@@ -116,6 +124,16 @@ class Watch:
             "loaders": [vars(m) for m in self.loaders.values()],
             "applied": self.applied,
         }
+
+    def _weigh(self, metrics: LoaderMetrics) -> None:
+        """Notes what the workers weigh together, now and then."""
+        weight = sum(metrics.worker_pss.values())
+        series = metrics.memory
+        if not weight or (series and series[-1][1] == weight):
+            return
+        series.append([round(_now() - self._born, 1), weight])
+        if len(series) > POINTS:
+            del series[1:-1:2]
 
     def send(self, final: bool = False) -> None:
         """Tells ``stoker run``; when nobody listens, nothing happens."""
@@ -254,7 +272,7 @@ def _watch_loaders(module: Any, watch: Watch) -> None:
             it._dataset_fetcher._stoker_stages = stages
             if "fetch" in vars(it._dataset_fetcher):
                 it._dataset_fetcher.fetch = _gathered(it._dataset_fetcher.fetch, stages)
-        it.__dict__["_stoker_clock"] = _Clock(metrics, watch.row(metrics))
+        clock = it.__dict__["_stoker_clock"] = _Clock(metrics, watch.row(metrics))
         metrics.epochs += 1
         spent = _now() - began
         measured = engine.state_of(self).measured
@@ -262,6 +280,8 @@ def _watch_loaders(module: Any, watch: Watch) -> None:
             spent -= measured.seconds  # measuring is not waiting; it happens once
         metrics.wait_s += spent
         metrics.first_wait_s += spent
+        clock.epoch[1] += spent
+        clock.epoch[3] += spent
         return it
 
     loader_class.__init__, loader_class.__iter__ = __init__, __iter__
@@ -280,10 +300,15 @@ def _watch_batches(cls: Any, watch: Watch) -> None:
             return original(self)
         metrics = clock.metrics
         began = _now()
+        epoch = clock.epoch
         if clock.left:
-            metrics.step_s += began - clock.left
+            stepped = began - clock.left
+            metrics.step_s += stepped
             metrics.step_cpu_s += _cpu() - clock.cpu
             clock.left = 0.0
+            epoch[2] += stepped
+            b = bin_of(stepped)
+            metrics.step_bins[b] = metrics.step_bins.get(b, 0) + 1
         if watch.max_steps is not None and watch.enough():
             raise Enough
         clock.inside = True
@@ -297,9 +322,15 @@ def _watch_batches(cls: Any, watch: Watch) -> None:
         now = _now()
         waited = now - began
         metrics.wait_s += waited
+        epoch[0] += 1
+        epoch[1] += waited
         if clock.first:
             clock.first = False
             metrics.first_wait_s += waited
+            epoch[3] += waited
+        else:
+            b = bin_of(waited)
+            metrics.wait_bins[b] = metrics.wait_bins.get(b, 0) + 1
         metrics.batches += 1
         metrics.samples += count(batch, metrics.settings.get("batch_size") or 1)
         row = clock.row
@@ -319,6 +350,28 @@ def _watch_fetchers(watch: Watch) -> None:
     fetch_module = torch_utils.fetch
     for cls in (fetch_module._MapDatasetFetcher, fetch_module._IterableDatasetFetcher):
         _watch_fetcher(cls)
+    _watch_stages()
+
+
+def _watch_stages() -> None:
+    """stoker's own workers send their times themselves; this is for what is behind the sums."""
+    run = stage.Stages.run
+
+    @functools.wraps(run)
+    def watched(self: Any, indices: Any) -> Any:
+        stages = Stages.current
+        info = torch.utils.data.get_worker_info()
+        if stages is None or info is None or threading.current_thread() is not threading.main_thread():
+            return run(self, indices)
+        account = stages.inside(info.id, info.dataset, self._collate.fn)
+        began = time.perf_counter()
+        account.begin()
+        try:
+            return run(self, indices)
+        finally:
+            account.end(time.perf_counter() - began)
+
+    stage.Stages.run = watched  # type: ignore[method-assign]
 
 
 def _watch_fetcher(cls: Any) -> None:
@@ -332,15 +385,20 @@ def _watch_fetcher(cls: Any) -> None:
             return original(self, index)
         if "_stoker_collate_ns" not in self.__dict__:
             self._stoker_stages = stages
+            self._stoker_collate_fn = self.collate_fn
             self.collate_fn = _timed(self, self.collate_fn)
         self._stoker_collate_ns = 0
+        worker = info.id if info is not None else None
+        account = stages.inside(worker, self.dataset, self._stoker_collate_fn)
         began, cpu = time.perf_counter_ns(), time.thread_time_ns()
+        account.begin()
         try:
             return original(self, index)
         finally:
+            all_ns = time.perf_counter_ns() - began
+            account.end(all_ns / 1e9)
             collate = self._stoker_collate_ns
-            spent = time.perf_counter_ns() - began - collate
-            stages.add(info.id if info is not None else None, spent, collate, time.thread_time_ns() - cpu)
+            stages.add(worker, all_ns - collate, collate, time.thread_time_ns() - cpu)
 
     cls.fetch = fetch
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+STARVED = 0.10  # a loop that waits a tenth of its time is worth somebody's evening
+BUSY = 0.5  # of the loop's time; workers that do less do not hold it up
+LOOKS = 30  # at a stack; fewer say nothing of a tenth
+
 
 @dataclass(frozen=True)
 class Case:
@@ -14,11 +18,17 @@ class Case:
         loader: an entry of the report's ``loaders``.
         cores: cores granted.
         cuda: whether the script used CUDA.
+        around: what the machine did meanwhile, as ``ambient`` has it.
+        weight: the loader's part of the time of all loaders.
+        gpus: accelerators that are there.
     """
 
     loader: dict[str, Any]
     cores: int
     cuda: bool = False
+    around: dict[str, Any] = field(default_factory=dict)
+    weight: float = 1.0
+    gpus: int = 0
 
     @property
     def batches(self) -> int:
@@ -55,6 +65,77 @@ class Case:
         """Seconds of CPU per batch that the workers used."""
         worker = self.loader["stages"].get("worker", {})
         return float(worker.get("cpu_s", 0.0)) / max(1, int(worker.get("tasks", 0)))
+
+    @property
+    def workers(self) -> int:
+        return int(self.loader["settings"]["num_workers"])
+
+    @property
+    def startup(self) -> float:
+        """Seconds, all epochs together, before each epoch's first batch."""
+        return float(self.loader["stages"].get("startup", {}).get("wait_s", 0.0))
+
+    @property
+    def total(self) -> float:
+        """Seconds of the loop, all of it."""
+        return float(self.loader["wait_s"]) + float(self.loader["step_s"])
+
+    @property
+    def busy(self) -> float | None:
+        """Part of the loop's time that a worker works, on average; None where that was not seen."""
+        if self.service is None:
+            return None
+        return self.service / max(1, self.workers) / max(1e-9, self.wait + self.step)
+
+    @property
+    def starved(self) -> bool:
+        """Whether the loop waits so much that somebody's evening is worth it."""
+        return self.share * self.weight >= STARVED
+
+    @property
+    def bottleneck(self) -> bool:
+        """Whether it is the making of batches that the loop waits for: workers idle little, or there are none."""
+        return self.starved and (not self.workers or (self.busy is not None and self.busy >= BUSY))
+
+    @property
+    def clear(self) -> float:
+        """The part of a worker's time that says something about its code: not that of the few tasks that take many
+        times the others', and not that in which it had no core."""
+        slow = float(self.loader.get("tasks", {}).get("slow_share", 0.0))
+        return (1 - slow) * (1 - min(1.0, self.delayed))
+
+    def part(self, stage: str) -> float:
+        """The part of the workers' time that one of ``stages`` takes."""
+        stages = self.loader["stages"]
+        own = float(stages.get(stage, {}).get("self_s", 0.0))
+        made = sum(float(stages.get(s, {}).get("self_s", 0.0)) for s in ("fetch", "collate", "transport"))
+        return own / made if made else 0.0
+
+    def looks(self, kind: str, ran: bool = True, waited: bool = True) -> dict[str, float]:
+        """By name and line, the part of a task's time (fetch and collate) spent in one kind of code; empty after few
+        looks."""
+        if int(self.loader.get("looks", 0)) < LOOKS:
+            return {}
+        out: dict[str, float] = {}
+        for w in self.loader["where"]:
+            if w["kind"] == kind:
+                name = w["name"] if kind == "transform" else f"{w['name']} ({w['line']})"
+                out[name] = out.get(name, 0.0) + ran * float(w["ran"]) + waited * float(w["waited"])
+        return out
+
+    @property
+    def waits(self) -> float:
+        """The part of a task's time in which its worker waits for something that is not a core."""
+        where = self.loader.get("where", [])
+        if int(self.loader.get("looks", 0)) < LOOKS:
+            return 0.0
+        return sum(float(w["waited"]) for w in where)
+
+    @property
+    def delayed(self) -> float:
+        """The part of the workers' time in which they could have run, and others did."""
+        kernel = self.loader.get("kernel") or {}
+        return float(kernel.get("delay_ns", 0)) / 1e9 / kernel["seconds"] if kernel.get("seconds") else 0.0
 
     @property
     def step_cpu(self) -> float:

@@ -9,7 +9,7 @@ WORTH = 1.05
 
 
 def check(case: Case) -> Finding | None:
-    if case.loader["settings"]["num_workers"] != 0:
+    if not case.starved or case.workers:
         return None
     gain = speedup(case, case.cores)
     if gain is not None and gain < WORTH:

@@ -26,6 +26,19 @@ def period(case: Case, workers: int) -> float | None:
     return start + max(case.step, service / workers, (case.cpu + case.step_cpu + handover) / case.cores)
 
 
+def without(case: Case, part: float) -> float | None:
+    """Speed-up of the loop if this part of a worker's time on a task were not there; the same workers otherwise."""
+    service = case.service
+    if service is None:
+        return None
+    left = 1 - min(1.0, max(0.0, part))
+    if case.workers == 0:
+        then = case.step + service * left
+    else:
+        then = max(case.step, service * left / case.workers, (case.cpu * left + case.step_cpu) / case.cores)
+    return max(1.0, (case.wait + case.step) / then) if then else None
+
+
 def speedup(case: Case, workers: int) -> float | None:
     """Loop time now over loop time with ``workers`` workers, at least 1."""
     then = period(case, workers)

@@ -9,8 +9,8 @@ BUSY = 0.7  # of the loop's time; below that it is not the workers that cannot k
 
 
 def check(case: Case) -> Finding | None:
-    workers, service = int(case.loader["settings"]["num_workers"]), case.service
-    if not workers or service is None or workers >= case.cores:
+    workers, service = case.workers, case.service
+    if not case.starved or not workers or service is None or workers >= case.cores:
         return None
     busy = service / workers / (case.wait + case.step)
     if busy < BUSY:

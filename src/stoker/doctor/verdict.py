@@ -5,33 +5,82 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import Case, Finding, main_process_loading, too_few_workers
+from . import (
+    STARVED,
+    Case,
+    Finding,
+    checkpoint_or_logging,
+    cold_cache,
+    gil_bound,
+    main_process_loading,
+    memory_pressure,
+    pin_memory_wasted,
+    prefetch_too_small,
+    shm_too_small,
+    slow_collate,
+    slow_decode,
+    slow_storage,
+    slow_transform,
+    slow_transport,
+    stragglers,
+    thread_oversubscription,
+    too_few_workers,
+    too_many_workers,
+    worker_memory_growth,
+    worker_startup,
+)
 
-RULES: tuple[Callable[[Case], Finding | None], ...] = (main_process_loading.check, too_few_workers.check)
-STARVED = 0.10  # a loop that waits a tenth of its time is worth somebody's evening
+RULES: tuple[Callable[[Case], Finding | None], ...] = (
+    main_process_loading.check,
+    too_few_workers.check,
+    too_many_workers.check,
+    thread_oversubscription.check,
+    slow_storage.check,
+    slow_decode.check,
+    slow_transform.check,
+    slow_collate.check,
+    slow_transport.check,
+    prefetch_too_small.check,
+    stragglers.check,
+    gil_bound.check,
+    worker_startup.check,
+    memory_pressure.check,
+    worker_memory_growth.check,
+    shm_too_small.check,
+    pin_memory_wasted.check,
+    checkpoint_or_logging.check,
+    cold_cache.check,
+)
 FEW = 5  # batches; below that a wait is start-up and noise
 
 
-def diagnose(loaders: list[dict[str, Any]], cores: int, cuda: bool) -> tuple[str, list[Finding]]:
+def diagnose(
+    loaders: list[dict[str, Any]],
+    cores: int,
+    cuda: bool,
+    around: dict[str, Any] | None = None,
+    gpus: int = 0,
+) -> tuple[str, list[Finding]]:
     """Verdict and findings, the costliest first.
 
     Args:
         loaders: the report's ``loaders``.
         cores: cores granted.
         cuda: whether the script used CUDA, where waiting in ``next()`` only bounds the device's idle time from above.
+        around: what the machine did meanwhile.
+        gpus: accelerators that are there.
     """
     seen = [entry for entry in loaders if entry["batches"] >= FEW]
     if not seen:
         return "unknown", []
-    cases = [Case(entry, cores, cuda) for entry in seen]
-    total = sum((case.wait + case.step) * case.batches for case in cases)
-    findings = []
+    total = sum(float(entry["wait_s"]) + float(entry["step_s"]) for entry in seen)
+    findings: list[Finding] = []
     waited = 0.0
-    for case in cases:
-        weight = (case.wait + case.step) * case.batches / total if total else 0.0
+    for entry in seen:
+        weight = (float(entry["wait_s"]) + float(entry["step_s"])) / total if total else 0.0
+        case = Case(entry, cores, cuda, around or {}, weight, gpus)
         waited += case.share * weight
-        if case.share * weight < STARVED:
-            continue
         findings += [f for f in (rule(case) for rule in RULES) if f is not None]
     findings.sort(key=lambda f: -f.share)
-    return ("input-bound" if waited >= STARVED else "healthy"), findings
+    starved = waited >= STARVED or any(f.cause in ("worker_startup", "cold_cache") for f in findings)
+    return ("input-bound" if starved else "healthy"), findings

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from .. import inside
 from ..errors import UsageError
 
 SCHEMA = 1
+LINES = 12  # of code, of a loader, that are kept in the report
 TIMES = ("wait_s", "first_wait_s", "step_s", "step_cpu_s")
 COUNTS = ("batches", "samples", "epochs", "tasks", "fetch_ns", "collate_ns", "transport_ns", "cpu_ns")
 
@@ -38,8 +40,54 @@ def loader_entry(metrics: dict[str, Any], threads: int) -> dict[str, Any]:
         "samples_per_s": metrics["samples"] / total * metrics.get("processes", 1) if total else 0.0,
         "settings": {**metrics["settings"], "threads": threads, "processes": metrics.get("processes", 1)},
         "stages": stages,
-        "memory": {"worker_pss": metrics.get("worker_pss", []), "batch_bytes": metrics.get("batch_bytes", 0)},
+        "memory": {
+            "worker_pss": metrics.get("worker_pss", []),
+            "batch_bytes": metrics.get("batch_bytes", 0),
+            "over_time": metrics.get("memory", []),
+        },
         "decisions": metrics.get("decisions", []),
+        "steps": spread(metrics.get("step_bins", {})),
+        "waits": spread(metrics.get("wait_bins", {})),
+        "by_epoch": metrics.get("by_epoch", []),
+        **_inside(metrics.get("inside") or {}),
+    }
+
+
+def _inside(found: dict[str, Any]) -> dict[str, Any]:
+    """``tasks``, ``where`` and ``kernel`` of an entry."""
+    looks = sum(ran + waited for *_, ran, waited in found.get("stacks", []))
+    return {
+        "tasks": {**spread(found.get("bins", {})), "slow_samples": found.get("slow", {})},
+        "where": [
+            {"kind": kind, "name": name, "line": line, "ran": ran / looks, "waited": waited / looks}
+            for kind, name, line, ran, waited in found.get("stacks", [])[:LINES]
+        ],
+        "looks": looks,
+        "kernel": {**found["kernel"], "seconds": found["seconds"]} if found else {},
+    }
+
+
+def spread(bins: Mapping[Any, int]) -> dict[str, float]:
+    """A histogram by ``inside.bin_of`` in a few numbers: how many, the median and the 95th percentile in seconds, and
+    the part of all the time that goes by in those of more than ``inside.SLOW`` medians."""
+    by_bin = {int(b): n for b, n in bins.items()}
+    if not by_bin:
+        return {"count": 0, "median_s": 0.0, "p95_s": 0.0, "slow_share": 0.0, "slow_count": 0}
+    middle = inside.median(by_bin)
+    total = sum(n * inside.seconds_of(b) for b, n in by_bin.items())
+    slow = {b: n for b, n in by_bin.items() if inside.seconds_of(b) > inside.SLOW * middle}
+    count, seen, p95 = sum(by_bin.values()), 0, 0.0
+    for b in sorted(by_bin):
+        seen += by_bin[b]
+        p95 = inside.seconds_of(b)
+        if seen >= 0.95 * count:
+            break
+    return {
+        "count": count,
+        "median_s": middle,
+        "p95_s": p95,
+        "slow_share": sum(n * inside.seconds_of(b) for b, n in slow.items()) / total,
+        "slow_count": sum(slow.values()),
     }
 
 
@@ -60,6 +108,12 @@ def merged(snapshots: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             entry["processes"] += 1
             for key in (*TIMES, *COUNTS, "worker_pss", "decisions"):
                 entry[key] = entry[key] + m[key]
+            entry["inside"] = inside.merge([r for r in (entry.get("inside"), m.get("inside")) if r])
+            for key in ("step_bins", "wait_bins"):
+                entry[key] = {
+                    b: entry.get(key, {}).get(b, 0) + m.get(key, {}).get(b, 0)
+                    for b in {**entry.get(key, {}), **m.get(key, {})}
+                }
     return [loader_entry(m, threads) for m in by_name.values()]
 
 

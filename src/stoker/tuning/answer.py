@@ -11,6 +11,7 @@ import torch
 
 from .. import engine, machine
 from .contest import TASKS, Seen
+from .device import accelerator, copy_rates
 from .guess import guesses
 from .limits import Limit
 from .model import KNEE
@@ -91,7 +92,7 @@ def _pinned(t: Search, s: Setting) -> Setting:
     if device is None:
         t.reasons["pin_memory"] = "False: no accelerator"
         return s
-    speeds = _copies(device, max(1 << 16, t.seen[s].window.nbytes if t.seen[s].window else 1 << 20))  # type: ignore[union-attr]
+    speeds = copy_rates(device, max(1 << 16, t.seen[s].window.nbytes if t.seen[s].window else 1 << 20))  # type: ignore[union-attr]
     pins = speeds[1] > GAIN * speeds[0]
     t.reasons["pin_memory"] = (
         f"{pins}: to the device {speeds[1] / 1e9:.3g} GB/s from page-locked memory, {speeds[0] / 1e9:.3g} from other"
@@ -155,7 +156,7 @@ def _guessed(t: Search, s: Setting) -> tuple[Guessed, ...]:
     window = t.seen[_plain(s)].window
     nbytes = window.nbytes if window is not None else 0
     device = accelerator()
-    throughput = _copies(device, 64 << 20)[1] if device is not None else None
+    throughput = copy_rates(device, 64 << 20)[1] if device is not None else None
     batch = s.batch_size or round(samples)
     out = []
     best = t.seen[_plain(s)].rate
@@ -284,27 +285,3 @@ def _arguments(s: Setting, shuffle: bool, own: bool = False) -> str:
     if s.pin_memory:
         out.append("pin_memory=True")
     return ", ".join(out)
-
-
-def accelerator() -> Any:
-    """The device to copy to, or None."""
-    if hasattr(torch, "accelerator"):
-        return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return torch.device("cuda") if torch.cuda.is_available() else None
-
-
-def _copies(device: Any, nbytes: int) -> tuple[float, float]:
-    """Bytes per second to the device, from pageable and from page-locked memory."""
-    wait = torch.accelerator.synchronize if hasattr(torch, "accelerator") else torch.cuda.synchronize
-    plain = torch.zeros(nbytes, dtype=torch.uint8)
-    rates = []
-    for source in (plain, plain.pin_memory()):
-        best = 0.0
-        for _ in range(5):
-            wait()
-            began = time.perf_counter()
-            source.to(device, non_blocking=True)
-            wait()
-            best = max(best, nbytes / (time.perf_counter() - began))
-        rates.append(best)
-    return rates[0], rates[1]

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from ..errors import UsageError, WorkerTimeoutError
 from ..report.terminal import human_bytes, human_seconds, table
-from .batch_size_trial import Accelerator, Ram, Source, accelerator
+from .batch_size_trial import Accelerator, Ram, Source, counted
 
 SCHEMA = 1
 FINE = 16  # the search ends where what fits and what does not are this part apart
@@ -146,7 +146,7 @@ def largest(
     began = time.monotonic()
     source = _checked(loader, step, most, margin, seconds)
     own = int(loader.batch_size or 0)
-    device = accelerator()
+    device = counted()
     place = Ram(budget) if device is None else Accelerator(*device, budget)
     allowed = int(place.budget * (1 - margin))
     limit = f"{human_bytes(allowed)} are allowed (a budget of {human_bytes(place.budget)} less {margin:.0%})"
@@ -158,7 +158,7 @@ def largest(
     def tick() -> None:
         if progress is not None:
             known = f", {low:,} fit" if low else ""
-            progress(f"{human_seconds(time.monotonic() - began)}: trying a batch of {size:,} samples{known}")
+            progress(f"trying a batch of {size:,} samples{known}")
 
     while size is not None and not late:
         tick()

@@ -1,47 +1,69 @@
-"""``stoker batch-size``: the largest batch that fits, from the command line."""
+"""``stoker batch-size``: what the command line does with ``batch_size.largest``."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-import time
 from pathlib import Path
 
+from ..arguments import count, seconds, share
 from ..errors import StokerError, UsageError
+from ..report.progress import Progress
 from ..report.schema import check_writable
-from .batch_size import largest
-from .target import as_loader, find
 
-QUIET_S = 2.0  # nothing is said about a search that is over sooner
+EXAMPLE = """examples:
+  stoker batch-size train.py:make_loader
+  stoker batch-size train.py:make_loader --step train.py:step --budget 4GB --json -
+
+TARGET is a DataLoader, a Dataset, or a function that returns one: path.py:name or package.module:name.
+step(batch) does forward and backward. Without an accelerator the budget is of RAM."""
 
 
-def command(options: argparse.Namespace) -> int:
-    """Runs the command and returns its exit code.
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The command's arguments."""
+    p = commands.add_parser(
+        "batch-size",
+        help="the largest batch that fits the device",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("target", metavar="TARGET", help="path.py:name or package.module:name")
+    p.add_argument("--step", metavar="PATH.PY:NAME", help="a function called with each batch")
+    p.add_argument("--budget", metavar="4GB", help="memory for one batch with its step (default: what is granted)")
+    p.add_argument("--most", type=count, default=65536, metavar="N", help="try no larger ones (default: 65536)")
+    p.add_argument("--margin", type=share, default=0.1, metavar="SHARE", help="of the budget, kept free (0.1)")
+    p.add_argument("--budget-s", type=seconds, default=60.0, metavar="S", help="seconds for all trials (default: 60)")
+    p.add_argument("--json", type=Path, metavar="FILE", help="the result as JSON; - for stdout")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command. Returns its exit code.
 
     Raises:
-        UsageError: wrong arguments, or not one sample fits; exit code 2.
+        UsageError: wrong arguments, or not one sample fits.
     """
-    path = None if options.json in (None, "-") else Path(options.json)
-    if path is not None:
-        check_writable(path)
+    to_file = options.json is not None and str(options.json) != "-"
+    if to_file:
+        check_writable(options.json)
+    from .batch_size import largest  # which loads torch
+    from .target import as_loader, find
+
     loader = as_loader(find(options.target), name=options.target)
     step = None if options.step is None else find(options.step)
-    began = time.monotonic()
-
-    def progress(words: str) -> None:
-        if time.monotonic() - began >= QUIET_S:
-            print(words, file=sys.stderr, flush=True)
-
+    progress = Progress(options.target, options.budget_s)
     try:
         found = largest(loader, step, options.budget, options.most, options.margin, options.budget_s, progress)
     except UsageError:
         raise
     except StokerError as e:
+        progress.end()
         print(f"stoker: {e}", file=sys.stderr)
         return 1
+    finally:
+        progress.end()
     text = json.dumps(found.as_dict(), indent=2)
-    if path is not None:
-        path.write_text(text + "\n")
-    print(text if options.json == "-" else found)
+    if to_file:
+        options.json.write_text(text + "\n")
+    print(text if str(options.json) == "-" else found)
     return 0

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import IterableDataset, SubsetRandomSampler
+from torch.utils.data import IterableDataset
 
 from .. import machine, seeding
 from ..errors import UsageError
@@ -28,7 +28,8 @@ from ..options import parse_bytes
 from ..report.terminal import human_bytes
 from ..workers import native
 from ..workers.child import die_with_parent
-from .probe import SEED
+from .device import accelerator
+from .tasks import SEED, keys_of
 
 REPEATS = 3  # batches in a trial, of other samples each; the first also pays for what is imported or read only once
 PATIENCE = 8  # no further repeat in a trial that has taken this part of the time left
@@ -56,11 +57,7 @@ class Source:
     def __init__(self, loader: Any) -> None:
         self._dataset = loader.dataset
         self._collate = loader.collate_fn
-        self._keys: Any = None
-        if isinstance(loader.sampler, SubsetRandomSampler):
-            self._keys = loader.sampler.indices
-        elif not isinstance(self._dataset, IterableDataset):
-            self._keys = range(len(self._dataset))
+        self._keys: Any = None if isinstance(self._dataset, IterableDataset) else keys_of(loader)
         self.count = None if self._keys is None else len(self._keys)
         self.doing = ""
 
@@ -226,13 +223,13 @@ def _child(pipe: Any, source: Source, step: Any, n: int, budget: int, seconds: f
     os._exit(0)
 
 
-def accelerator() -> tuple[Any, torch.device] | None:
+def counted() -> tuple[Any, torch.device] | None:
     """torch's module for the accelerator and the current device; None where there is none whose memory it can count."""
-    for name in ("cuda", "xpu"):
-        module = getattr(torch, name, None)
-        if module is not None and module.is_available():
-            return module, torch.device(name, module.current_device())
-    return None
+    device = accelerator()
+    if device is None or device.type not in ("cuda", "xpu"):
+        return None
+    module = getattr(torch, device.type)
+    return module, torch.device(device.type, module.current_device())
 
 
 class Accelerator:

@@ -23,9 +23,9 @@ from ..options import Budget
 from ..source import Task
 from ..workers.draws import Noticed
 from ..workers.process import ProcessPool
+from ..workers.protocol import WorkerSpec
 from ..workers.thread import ThreadPool
-from .probe import spec_of
-from .tasks import Tasks
+from .tasks import SEED, Tasks
 
 AGAIN = 6  # times that a window is measured, at most, because new memory came in between
 LONG = 3  # windows of so many times the length asked for need not have all the batches asked for
@@ -48,6 +48,7 @@ class Window:
         batches: how many came.
         work_s: wall seconds that a worker spends on a batch.
         cpu_s: CPU seconds of that.
+        make_s: wall seconds of that without the transport.
         own_s: CPU seconds that this process spends on a batch.
         nbytes: the largest batch, as it crosses.
         stored: bytes read from storage, not from the page cache, during the window; 0 where nobody knows.
@@ -60,6 +61,7 @@ class Window:
     work_s: float
     cpu_s: float
     own_s: float
+    make_s: float = 0.0
     nbytes: int = 0
     stored: int = 0
     read: int = 0
@@ -80,6 +82,22 @@ class Bench(Protocol):
 
     def close(self) -> None:
         """Ends the workers."""
+
+
+def spec_of(loader: Any, num_workers: int) -> WorkerSpec:
+    """What workers are told."""
+    return WorkerSpec(
+        kind=loader._dataset_kind,
+        dataset=loader.dataset,
+        auto_collation=loader._auto_collation,
+        collate_fn=loader.collate_fn,
+        drop_last=loader.drop_last,
+        base_seed=SEED,
+        init_fn=loader.worker_init_fn,
+        num_workers=num_workers,
+        shared_seed=None,
+        task_seeds=True,
+    )
 
 
 class PoolBench:
@@ -107,7 +125,7 @@ class PoolBench:
         self._paused = 0.0
         self._warm_ones: set[int] = set()  # workers who have made a batch
         self._setting = 0, 0  # of the last window
-        self._sums = [0, 0, 0, 0]  # tasks, wall ns, CPU ns, largest batch
+        self._sums = [0] * 5  # tasks, wall ns, CPU ns, ns without transport, largest batch
         self._asked: dict[int, Any] = {}
 
     def _start(self, n: int) -> None:
@@ -154,7 +172,7 @@ class PoolBench:
             old -= 1
 
     def _window(self, n: int, prefetch: int, seconds: float, least: int) -> Window:
-        self._sums, self._paused = [0, 0, 0, 0], 0.0
+        self._sums, self._paused = [0] * 5, 0.0
         io, own = self._io(), time.thread_time()
         began, count = time.monotonic(), 0
         while True:
@@ -165,7 +183,7 @@ class PoolBench:
             if took >= seconds and count >= enough:
                 break
         own = time.thread_time() - own
-        done, wall, cpu, nbytes = self._sums
+        done, wall, cpu, made, nbytes = self._sums
         now = self._io()
         each = max(1, done) * 1e9
         return Window(
@@ -174,6 +192,7 @@ class PoolBench:
             wall / each,
             cpu / each,
             own / count,
+            made / each,
             nbytes,
             now[0] - io[0],
             now[1] - io[1],
@@ -238,7 +257,8 @@ class PoolBench:
         self._sums[0] += 1
         self._sums[1] += fetch + collate + transport
         self._sums[2] += cpu
-        self._sums[3] = max(self._sums[3], result.nbytes)
+        self._sums[3] += fetch + collate
+        self._sums[4] = max(self._sums[4], result.nbytes)
         self._came[result.task] = result
         return True
 

@@ -44,7 +44,7 @@ class InlineBench:
             if (took >= seconds and count >= least) or time.monotonic() >= self.deadline:
                 break
         cpu = (time.thread_time() - own) / count
-        return Window(count / took, count, took / count, cpu, cpu)
+        return Window(count / took, count, took / count, cpu, cpu, took / count)
 
     def _one(self) -> None:
         self._fetch = self._fetch or self._begin()

@@ -17,9 +17,10 @@ import torch
 from .. import engine, machine, seeding
 from ..errors import UsageError
 from . import ALL_KNOBS, BUDGET_S, KNOBS, profile
-from .answer import accelerator, answer
+from .answer import answer
 from .bench import BadSample, PoolBench, TooSlow, Window
 from .contest import RESERVE, Contest, words_of
+from .device import accelerator
 from .limits import Limit, limits
 from .method import unsafe
 from .model import KNEE, Model

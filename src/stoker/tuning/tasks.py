@@ -7,11 +7,14 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import SequentialSampler
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.dataloader import _DatasetKind
+from torch.utils.data.distributed import DistributedSampler
 
 from ..errors import UsageError
-from .probe import SEED, Draw
+from ..source import FeistelSampler
+
+SEED = 0x570C
 
 KEPT = 512  # tasks that are drawn again, so that what they read is in memory
 FEW = 16  # and fewer than so many are no fair sample of a dataset
@@ -100,3 +103,55 @@ class _Cycle:
             return next(self._it)
         except StopIteration:
             raise UsageError(f"{type(self._sampler).__name__} gives no batches") from None
+
+
+def keys_of(loader: Any) -> Any:
+    """What a map-style dataset is asked for: a sequence.
+
+    Raises:
+        TypeError: the dataset has no length.
+    """
+    if isinstance(loader.sampler, SubsetRandomSampler):
+        return loader.sampler.indices
+    return range(len(loader.dataset))
+
+
+class Draw:
+    """Draws tasks like a loader's, from a generator of its own.
+
+    Args:
+        keys: what may be drawn.
+        size: samples in a task; 0 for a single key.
+    """
+
+    def __init__(self, keys: Any, size: int) -> None:
+        self._keys, self._size, self._rng = keys, size, random.Random(SEED)
+
+    @classmethod
+    def like(cls, loader: Any) -> Draw | None:
+        """None where only the loader's sampler could."""
+        plain = (
+            RandomSampler,
+            SequentialSampler,
+            SubsetRandomSampler,
+            WeightedRandomSampler,
+            DistributedSampler,
+            FeistelSampler,
+        )
+        if type(loader.sampler) not in plain or type(loader.batch_sampler) not in (BatchSampler, type(None)):
+            return None
+        try:
+            keys = keys_of(loader)
+        except TypeError:
+            return None
+        if not len(keys):
+            return None
+        return cls(keys, 0 if loader.batch_sampler is None else loader.batch_sampler.batch_size)
+
+    def __call__(self) -> Any:
+        if not self._size:
+            return self._one()
+        return [self._one() for _ in range(self._size)]
+
+    def _one(self) -> Any:
+        return self._keys[self._rng.randrange(len(self._keys))]

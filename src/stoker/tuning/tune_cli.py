@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import UsageError
-from ..report import terminal
+from ..arguments import count, seconds
+from ..report.progress import Progress
+from ..report.schema import check_writable
 from . import ALL_KNOBS, BATCH_SIZE, BUDGET_S, KNOBS, plot
 
 EXAMPLE = """examples:
@@ -37,52 +34,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     p.add_argument("--plot", type=Path, metavar="FILE", help="samples/s against workers: .png, .svg or .html")
     p.add_argument("--knobs", default=",".join(KNOBS), metavar="A,B", help=f"which may move, of {', '.join(ALL_KNOBS)} "
                    "(default: all but batch_size)")  # fmt: skip
-    p.add_argument("--budget-s", type=_seconds, default=BUDGET_S, metavar="S", help="seconds it may take "
+    p.add_argument("--budget-s", type=seconds, default=BUDGET_S, metavar="S", help="seconds it may take "
                    f"(default: {BUDGET_S:g})")  # fmt: skip
-    p.add_argument("--batch-size", type=_count, metavar="N", help="samples in a batch (default: the loader's; "
+    p.add_argument("--batch-size", type=count, metavar="N", help="samples in a batch (default: the loader's; "
                    f"{BATCH_SIZE} for a dataset)")  # fmt: skip
     p.add_argument("--no-save", action="store_true", help='keep no profile for num_workers="auto"')
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
-    return value
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
-    return int(text)
-
-
-class _Progress:
-    """One line that changes, on a terminal; elsewhere one line when it takes longer than two seconds."""
-
-    def __init__(self, name: str, budget_s: float) -> None:
-        self._name, self._budget_s = name, budget_s
-        self._began = time.monotonic()
-        self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        self._said = False
-
-    def __call__(self, words: str) -> None:
-        took = time.monotonic() - self._began
-        if self._live:
-            line = f"stoker: {took:4.1f} of {self._budget_s:g} s  {words}"
-            sys.stderr.write("\r\033[K" + line[: terminal.width(sys.stderr) - 1])
-            sys.stderr.flush()
-        elif took > 2 and not self._said:
-            self._said = True
-            sys.stderr.write(f"stoker: measuring {self._name}, up to {self._budget_s:g} s\n")
-
-    def end(self) -> None:
-        if self._live:
-            sys.stderr.write("\r\033[K")
-            sys.stderr.flush()
 
 
 def run(options: argparse.Namespace) -> int:
@@ -93,15 +49,14 @@ def run(options: argparse.Namespace) -> int:
     """
     if options.plot is not None:
         plot.check(options.plot)
-    if options.json is not None and str(options.json) != "-" and not options.json.parent.is_dir():
-        raise UsageError(f"--json {options.json}: there is no folder {options.json.parent}")
+    if options.json is not None and str(options.json) != "-":
+        check_writable(options.json)
     from .search import tune  # which loads torch
     from .target import find
 
     knobs = [k.strip() for k in options.knobs.split(",") if k.strip()]
     thing = find(options.target)
-    progress = _Progress(options.target, options.budget_s)
-    show: Callable[[str], None] = progress
+    progress = Progress(options.target, options.budget_s)
     try:
         result = tune(
             thing,
@@ -109,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
             budget_s=options.budget_s,
             batch_size=options.batch_size,
             name=options.target,
-            progress=show,
+            progress=progress,
             save=not options.no_save,
         )
     finally:

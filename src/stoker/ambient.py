@@ -1,0 +1,97 @@
+"""What the whole machine did while a command ran: cores, pressure, swap, memory. Seen from outside, twice a second."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from . import machine
+
+EVERY_S = 0.5
+POINTS = 240  # of the time line; after that every other one is dropped
+
+
+class Ambient:
+    """Looks until it is told to stop.
+
+    Example:
+        >>> a = Ambient()
+        >>> sorted(a.stop())[:3]
+        ['cores_busy', 'memory_available_min', 'pressure_max']
+    """
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+        self._cores = self._before = _cores()
+        self._swapped = _swapped()
+        self._pressure: dict[str, float] = {}
+        self._available = machine.memory_available()
+        self._shm = machine.shm_free()
+        self._line: list[list[float]] = []
+        self._began = time.monotonic()
+        self._every = EVERY_S
+        self._thread = threading.Thread(target=self._run, name="stoker_ambient", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every):
+            self._look()
+
+    def _look(self) -> None:
+        now = _cores()
+        busy = _busy(self._before, now)
+        self._before = now
+        for what, share in machine.pressure().items():
+            self._pressure[what] = max(self._pressure.get(what, 0.0), share)
+        available = machine.memory_available()
+        self._available = min(self._available, available)
+        shm = machine.shm_free()
+        self._shm = shm if self._shm is None or shm is None else min(self._shm, shm)
+        self._line.append([round(time.monotonic() - self._began, 2), round(sum(busy), 2), available])
+        if len(self._line) > POINTS:
+            del self._line[1::2]
+            self._every *= 2
+
+    def stop(self) -> dict[str, Any]:
+        """What was seen: ``cores_busy`` (share of each core, over all the time), ``pressure_max`` (PSI, "some avg10",
+        per cent), ``swapped`` (bytes, in and out), ``memory_available_min`` and ``shm_free_min`` (bytes), ``over_time``
+        (``[s, cores busy, bytes available]``)."""
+        self._stop.set()
+        self._thread.join()
+        swapped = _swapped()
+        return {
+            "cores_busy": [round(b, 3) for b in _busy(self._cores, _cores())],
+            "pressure_max": self._pressure,
+            "swapped": swapped - self._swapped,
+            "memory_available_min": self._available,
+            "shm_free_min": self._shm,
+            "over_time": self._line,
+        }
+
+
+def _cores() -> list[tuple[int, int]]:
+    """Ticks that each core was busy, and all of them (proc(5), /proc/stat)."""
+    out = []
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/stat").read_text().splitlines():
+            name, *fields = line.split()
+            if name.startswith("cpu") and name != "cpu":
+                ticks = [int(f) for f in fields[:8]]
+                out.append((sum(ticks) - ticks[3] - ticks[4], sum(ticks)))
+    return out
+
+
+def _busy(before: list[tuple[int, int]], now: list[tuple[int, int]]) -> list[float]:
+    return [(b[0] - a[0]) / max(1, b[1] - a[1]) for a, b in zip(before, now, strict=False)]
+
+
+def _swapped() -> int:
+    total = 0
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith(("pswpin ", "pswpout ")):
+                total += int(line.split()[1]) * 4096
+    return total

@@ -1,0 +1,17 @@
+"""``pin_memory_wasted``: batches are copied to page-locked memory for an accelerator that is not there."""
+
+from __future__ import annotations
+
+from . import Case, Finding
+
+
+def check(case: Case) -> Finding | None:
+    if not case.loader["settings"].get("pin_memory") or case.cuda or case.gpus:
+        return None
+    return Finding(
+        "pin_memory_wasted",
+        0.0,
+        {"pin_memory": True, "accelerators": 0},
+        "pin_memory=False: there is no accelerator",
+        None,
+    )

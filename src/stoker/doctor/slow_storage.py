@@ -1,0 +1,34 @@
+"""``slow_storage``: workers wait, cores idle: for a disk, a network, a lock of somebody else's."""
+
+from __future__ import annotations
+
+from . import Case, Finding
+from .model import without
+
+LEAST = 0.3
+
+
+def check(case: Case) -> Finding | None:
+    if not case.bottleneck or case.loader["settings"].get("worker_method") == "thread":
+        return None  # a thread that waits may wait for the interpreter lock
+    parts = {**case.looks("fetch", ran=False), **case.looks("decode", ran=False)}
+    part = sum(parts.values())
+    if part < LEAST:
+        return None
+    name = max(parts, key=lambda k: parts[k])
+    kernel = case.loader.get("kernel", {})
+    evidence = {
+        "line": name,
+        "share_of_a_task": part,
+        "looks": case.loader["looks"],
+        "stored_bytes": kernel.get("stored", 0),
+        "major_faults": kernel.get("faults", 0),
+    }
+    return Finding(
+        "slow_storage",
+        case.share * part * case.clear,
+        evidence,
+        f"workers wait {part:.0%} of a task's time at {name}: more workers wait at the same time, "
+        "a local copy waits less",
+        without(case, part),
+    )

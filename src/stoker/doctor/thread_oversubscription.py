@@ -1,0 +1,25 @@
+"""``thread_oversubscription``: native threads (OpenMP, BLAS, OpenCV) of several workers fight for the same cores."""
+
+from __future__ import annotations
+
+from . import Case, Finding
+
+MORE = 1.4  # CPU of a worker's process over that of its own thread
+DELAYED = 0.15
+
+
+def check(case: Case) -> Finding | None:
+    kernel, tasks = case.loader.get("kernel") or {}, int(case.loader["stages"].get("worker", {}).get("tasks", 0))
+    if not case.starved or case.workers < 2 or not tasks or not kernel:
+        return None
+    own = float(case.loader["stages"]["worker"]["cpu_s"])
+    ratio = float(kernel["cpu_ns"]) / 1e9 / own if own > 0 else 0.0
+    if ratio < MORE or case.delayed < DELAYED:
+        return None
+    return Finding(
+        "thread_oversubscription",
+        case.share,  # all that the workers do is slowed by it
+        {"cpu_of_all_threads_over_own": ratio, "delayed_share": case.delayed, "num_workers": case.workers},
+        "one native thread a worker: OMP_NUM_THREADS=1, cv2.setNumThreads(0), or stoker.DataLoader, which caps them",
+        None,
+    )

@@ -1,0 +1,175 @@
+"""What a process that fetches knows of its tasks beyond their sums: how long each took, where it was, what the kernel
+says of it. Written as text into memory that the watching process shares; it dies with the process that wrote it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from .stacks import SWITCH_S, Looks, known_getters, known_transforms
+
+ROW_BYTES = 8192
+WRITE_S = 0.2
+TOP = 16  # lines of code that are kept
+BINS_PER_OCTAVE = 4  # of the histogram of tasks' times, so its median is right to 9 %
+SLOW = 3.0  # a task that takes so many times the median is a slow one
+ENOUGH = 16  # tasks before anybody is called slow
+
+
+def bin_of(seconds: float) -> int:
+    """The histogram's bin; microseconds are around 0."""
+    return max(0, round(BINS_PER_OCTAVE * math.log2(max(seconds, 1e-6) * 1e6)))
+
+
+def seconds_of(bin_: int) -> float:
+    """The middle of a bin.
+
+    Example:
+        >>> abs(seconds_of(bin_of(0.25)) / 0.25 - 1) < 0.1
+        True
+    """
+    return float(2 ** (bin_ / BINS_PER_OCTAVE)) * 1e-6
+
+
+class Inside:
+    """One fetching thread's own account.
+
+    Args:
+        row: ``ROW_BYTES`` of shared memory.
+        dataset: whose transforms and samples are called by name.
+        collate: the loader's collate function.
+    """
+
+    def __init__(self, row: Any, dataset: Any, collate: Any) -> None:
+        self._row = row
+        self._bins: dict[int, int] = {}
+        self._began = time.monotonic()
+        self._tasks = 0
+        self._typical = math.inf
+        self._start = kernel()
+        self._written = 0.0
+        if multiprocessing.parent_process() is not None:
+            sys.setswitchinterval(SWITCH_S)
+        self.looks = Looks(threading.get_ident(), threading.get_native_id())
+        self.looks.collate = getattr(collate, "__code__", None)
+        self.looks.transforms = known_transforms(dataset)
+        self.looks.getters = known_getters(dataset)
+
+    def begin(self) -> None:
+        """A task begins."""
+        self.looks.slow_at = time.monotonic() + SLOW * self._typical
+        self.looks.active = True
+
+    def end(self, seconds: float) -> None:
+        """It is over, after so many seconds."""
+        self.looks.active = False
+        b = bin_of(seconds)
+        self._bins[b] = self._bins.get(b, 0) + 1
+        self._tasks += 1
+        now = time.monotonic()
+        if self._tasks & (self._tasks - 1) == 0 or now - self._written > WRITE_S:
+            self._written = now
+            self.write()
+            if self._tasks >= ENOUGH:
+                self._typical = median(self._bins)
+
+    def write(self) -> None:
+        """Hands over what is known. A reader finds all of it or nothing."""
+        top = sorted(self.looks.counts.items(), key=lambda kv: -sum(kv[1]))[:TOP]
+        now = kernel()
+        text = json.dumps(
+            {
+                "pid": os.getpid(),
+                "bins": self._bins,
+                "stacks": [[*key, *count] for key, count in top],
+                "slow": dict(sorted(self.looks.slow.items(), key=lambda kv: -kv[1])[:8]),
+                "kernel": {k: now[k] - self._start[k] for k in now},
+                "seconds": time.monotonic() - self._began,
+            },
+            separators=(",", ":"),
+        ).encode()
+        if len(text) <= ROW_BYTES - 4:
+            self._row[:4] = bytes(4)
+            self._row[4 : 4 + len(text)] = text
+            self._row[:4] = len(text).to_bytes(4, "little")
+
+
+def read(row: Any) -> dict[str, Any] | None:
+    """What ``write`` left there; None for nothing, or for half of something."""
+    length = int.from_bytes(row[:4], "little")
+    if not 0 < length <= ROW_BYTES - 4:
+        return None
+    try:
+        found = json.loads(bytes(row[4 : 4 + length]))
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def median(bins: dict[int, int]) -> float:
+    """Seconds.
+
+    Example:
+        >>> median({bin_of(0.1): 5, bin_of(2.0): 1}) < 0.2
+        True
+    """
+    half, count = sum(bins.values()) / 2, 0
+    for b in sorted(bins):
+        count += bins[b]
+        if count >= half:
+            return seconds_of(b)
+    return 0.0
+
+
+def merge(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The accounts of several processes as one."""
+    bins: dict[int, int] = {}
+    stacks: dict[tuple[str, str, str], list[int]] = {}
+    slow: dict[str, int] = {}
+    sums: dict[str, int] = {}
+    seconds = 0.0
+    for record in records:
+        for b, n in record["bins"].items():
+            bins[int(b)] = bins.get(int(b), 0) + n
+        for kind, name, line, ran, waited in record["stacks"]:
+            count = stacks.setdefault((kind, name, line), [0, 0])
+            count[0] += ran
+            count[1] += waited
+        for index, n in record["slow"].items():
+            slow[index] = slow.get(index, 0) + n
+        for what, n in record["kernel"].items():
+            sums[what] = sums.get(what, 0) + n
+        seconds += record["seconds"]
+    order = sorted(stacks.items(), key=lambda kv: -sum(kv[1]))
+    return {
+        "bins": bins,
+        "stacks": [[*key, *count] for key, count in order],
+        "slow": slow,
+        "kernel": sums,
+        "seconds": seconds,
+    }
+
+
+def kernel() -> dict[str, int]:
+    """What the kernel counts for this process (proc(5)): nanoseconds that its main thread waited for a core, bytes read
+    from storage and in all, major faults; and nanoseconds of CPU of all threads, and of that in the kernel."""
+    out = {"delay_ns": 0, "stored": 0, "read": 0, "faults": 0, "system_ns": 0, "cpu_ns": time.process_time_ns()}
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        out["delay_ns"] = int(Path("/proc/self/schedstat").read_text().split()[1])
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        out["faults"] = int(fields[9])
+        out["system_ns"] = int(fields[12]) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    with contextlib.suppress(OSError, ValueError):
+        io = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+        out["stored"], out["read"] = int(io["read_bytes"]), int(io["rchar"])
+    return out

@@ -1,0 +1,78 @@
+"""The labelled suite: small scripts, each with a known cause, and a table of truth.
+
+    python -m tests.diagnosis                          all of them, by stoker run
+    python -m tests.diagnosis slow_collate --rounds 3
+    python -m tests.diagnosis --tool 'mytool --json {json} {script}'
+
+A tool runs ``{script}`` (its folder is where it finds ``planted``) and writes ``{json}``: an object with ``findings``, a
+list of objects with a ``cause``, the costliest first. A script passes when the causes of ``truth.json`` are the first
+ones, in any order among themselves, and when one without a cause has no finding at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+TRUTH: dict[str, list[str]] = json.loads((HERE / "truth.json").read_text())
+TOOL = f"{shlex.quote(sys.executable)} -m stoker run --json {{json}} {{script}}"
+LIMIT_S = 120
+
+
+def report(name: str, tool: str = TOOL) -> dict[str, Any]:
+    """What a tool says of a script."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "report.json"
+        script = HERE / "cases" / f"{name}.py"
+        line = tool.format(json=shlex.quote(str(out)), script=shlex.quote(str(script)))
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE / "cases"), os.environ.get("PYTHONPATH")])),
+        }
+        p = subprocess.run(shlex.split(line), cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT_S)
+        if p.returncode or not out.exists():
+            raise RuntimeError(f"{name}: exit code {p.returncode}\n{p.stderr[-2000:]}")
+        return json.loads(out.read_text())  # type: ignore[no-any-return]
+
+
+def right(name: str, causes: list[str]) -> bool:
+    """Whether these findings are the truth."""
+    true = TRUTH[name]
+    return not causes if not true else set(causes[: len(true)]) == set(true)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.diagnosis", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--tool", default=TOOL)
+    a = parser.parse_args()
+    wrong = 0
+    for round_ in range(a.rounds):
+        for name in a.names or TRUTH:
+            began = time.monotonic()
+            causes = [f"{f['cause']}" for f in report(name, a.tool)["findings"]]
+            ok = right(name, causes)
+            wrong += not ok
+            took = time.monotonic() - began
+            print(
+                f"{round_ + 1} {'ok  ' if ok else 'WRONG'} {name:28} {took:5.1f} s  {', '.join(causes) or '-'}",
+                flush=True,
+            )
+    print(f"{wrong} wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

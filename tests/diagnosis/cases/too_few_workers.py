@@ -1,0 +1,16 @@
+import time
+
+from planted import CORES, Rows, burn
+from torch.utils.data import DataLoader
+
+
+class Data(Rows):
+    def __getitem__(self, i):
+        burn(2)
+        return super().__getitem__(i)
+
+
+if __name__ == "__main__":
+    loader = DataLoader(Data(1200), batch_size=8, num_workers=max(1, CORES // 4))
+    for batch in loader:
+        time.sleep(0.005)
