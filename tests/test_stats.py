@@ -496,7 +496,7 @@ def test_wrong_usage(data: Any, kw: Any, words: str) -> None:
 # The command
 
 SCRIPT = """
-    import threading, numpy as np, torch
+    import os, threading, numpy as np, torch
     from torch.utils.data import Dataset
 
     class Data(Dataset):
@@ -512,7 +512,7 @@ SCRIPT = """
 
     class Stuck(Data):
         def __getitem__(self, i):
-            print("reading", flush=True)
+            os.write(1, b"reading\\n")
             threading.Event().wait()
 
     data, none, broken, stuck, labels, five = Data(40), Data(0), Broken(9), Stuck(40), [1, 2], 5
@@ -580,12 +580,15 @@ def test_exit_codes_and_json(target: str, tmp_path: Path, capsys: pytest.Capture
 def test_an_interrupt_leaves_nobody(target: str) -> None:
     line = [sys.executable, "-m", "stoker", "stats", f"{target}:stuck", "--workers", "2"]
     p = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    assert p.stdout is not None
-    assert p.stdout.readline() == "reading\n"
-    children = psutil.Process(p.pid).children(recursive=True)
-    assert children
-    os.killpg(p.pid, signal.SIGINT)  # as a terminal does
-    _, err = p.communicate(timeout=30)
-    assert (p.returncode, err.splitlines()[-1]) == (130, "stoker: interrupted")
-    _, alive = psutil.wait_procs(children, timeout=10)
-    assert not alive
+    try:
+        assert p.stdout is not None
+        assert p.stdout.readline() == "reading\n"
+        children = psutil.Process(p.pid).children(recursive=True)
+        assert children
+        os.killpg(p.pid, signal.SIGINT)  # as a terminal does
+        _, err = p.communicate(timeout=30)
+        assert (p.returncode, err.splitlines()[-1]) == (130, "stoker: interrupted")
+        _, alive = psutil.wait_procs(children, timeout=10)
+        assert not alive
+    finally:
+        p.kill()

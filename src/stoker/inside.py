@@ -18,6 +18,7 @@ from typing import Any
 from .stacks import SWITCH_S, Looks, known_getters, known_transforms
 
 ROW_BYTES = 8192
+KEYS = {"pid", "bins", "stacks", "slow", "kernel", "seconds"}
 WRITE_S = 0.2
 TOP = 16  # lines of code that are kept
 BINS_PER_OCTAVE = 4  # of the histogram of tasks' times, so its median is right to 9 %
@@ -112,7 +113,7 @@ def read(row: Any) -> dict[str, Any] | None:
         found = json.loads(bytes(row[4 : 4 + length]))
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) and found.keys() >= KEYS else None
 
 
 def median(bins: dict[int, int]) -> float:

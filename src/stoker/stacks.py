@@ -72,11 +72,11 @@ class Looks:
 
     def _run(self) -> None:
         idle = 0
-        with contextlib.suppress(Exception):  # at the interpreter's end anything may be gone
-            while os.getpid() == self._pid:
-                time.sleep(INTERVAL_S if idle < IDLE else IDLE * INTERVAL_S)
-                idle = 0 if self.active else idle + 1
-                if self.active:
+        while os.getpid() == self._pid:
+            time.sleep(INTERVAL_S if idle < IDLE else IDLE * INTERVAL_S)
+            idle = 0 if self.active else idle + 1
+            if self.active:
+                with contextlib.suppress(Exception):  # a frame that moves on; at the interpreter's end, anything
                     self._look()
 
     def _look(self) -> None:
@@ -102,7 +102,8 @@ class Looks:
     def where(self, stack: list[FrameType]) -> tuple[str, str, str]:
         """Kind, name and line of what a stack, innermost frame first, is at."""
         own = next((f for f in stack if _is_users(f.f_code.co_filename)), stack[0])
-        line = f"{_short(own.f_code.co_filename)}:{own.f_lineno}"
+        number = own.f_lineno or own.f_code.co_firstlineno  # a frame that moves on has none for a moment
+        line = f"{_short(own.f_code.co_filename)}:{number}"
         for f in stack:
             if f.f_code.co_filename.endswith(TORCH_COLLATE) or (self.collate and f.f_code is self.collate):
                 return "collate", f.f_code.co_name, line
@@ -112,7 +113,7 @@ class Looks:
         for f in stack:
             if DECODERS.search(f.f_code.co_filename):
                 return "decode", _library(f.f_code.co_filename), line
-        found = DECODES.search(linecache.getline(own.f_code.co_filename, own.f_lineno))
+        found = DECODES.search(linecache.getline(own.f_code.co_filename, number))
         if found:
             return "decode", found[1], line
         return "fetch", own.f_code.co_name, line

@@ -51,6 +51,7 @@ RULES: tuple[Callable[[Case], Finding | None], ...] = (
     checkpoint_or_logging.check,
     cold_cache.check,
 )
+CAUSES = tuple(rule.__module__.rpartition(".")[2] for rule in RULES)
 FEW = 5  # batches; below that a wait is start-up and noise
 
 

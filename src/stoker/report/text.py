@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -9,6 +10,7 @@ from .terminal import colour_wanted, human_seconds, style, table, width
 
 COLOURS = {"healthy": "green", "input-bound": "red", "transfer-bound": "red", "unknown": "yellow"}
 FEW = 5
+SEEN = 0.005  # of the loop; what costs less costs something else
 LAST = 5  # of what was decided while running
 
 
@@ -30,7 +32,10 @@ def render(report: dict[str, Any], path: Path, stream: TextIO) -> str:
     out.append(f"verdict: {style(report['verdict'], COLOURS[report['verdict']], colour)}{_why(report)}")
     for f in report["findings"]:
         gain = f", predicted {f['predicted_speedup']:.2f}x" if f["predicted_speedup"] else ""
-        out.append(f"  {style(f['cause'], 'bold', colour)}: costs {f['share']:.0%} of the loop. Fix: {f['fix']}{gain}")
+        costs = f"costs {f['share']:.0%} of the loop. " if f["share"] >= SEEN else ""
+        words = textwrap.wrap(f"{f['cause']}: {costs}{f['fix']}{gain}", columns - 2, subsequent_indent="  ")
+        words[0] = words[0].replace(f["cause"], style(f["cause"], "bold", colour), 1)
+        out += ["  " + line for line in words]
     if report["applied"]:
         out += _applied(report, columns, colour)
     elif report["verdict"] == "input-bound":

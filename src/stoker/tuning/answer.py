@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import engine, machine
+from .bench import TooSlow
 from .contest import TASKS, Seen
 from .device import accelerator, copy_rates
 from .guess import guesses
@@ -77,6 +79,9 @@ def _cold(t: Search, s: Setting) -> tuple[float | None, float | None]:
         t.tasks.fresh = True
         try:
             w = t.bench(s).window(s.num_workers, s.prefetch_factor, t.window_s(), TASKS)
+        except TooSlow:
+            t.notes.append("there was no time for a cold measurement")
+        else:
             cold = w.rate * t.tasks.samples
             if w.stored < w.read // 20:
                 t.notes.append("all that was read for the first time was in the page cache already: cold is not cold")
@@ -111,7 +116,11 @@ def _persistent(t: Search, s: Setting) -> Setting:
         return s
     if t.over():
         return s
-    restart = t.restart_s(s)
+    try:
+        restart = t.restart_s(s)
+    except TooSlow:
+        t.reasons["persistent_workers"] = "False: there was no time to measure a restart"
+        return s
     epoch = batches * t.of(s)[1].samples / t.seen[_plain(s)].rate
     share = restart / (restart + epoch)
     stay = share > RESTART_SHARE
@@ -171,7 +180,8 @@ def _guessed(t: Search, s: Setting) -> tuple[Guessed, ...]:
             out.append(Guessed(g, None, None, f"not tried: {bound.words}"))
             continue
         if setting not in t.seen and g.workers <= 2 * t.limits[0].most and t.left() > 0.2 * t.budget_s:
-            t.measure(setting)
+            with contextlib.suppress(TooSlow):  # the time was over before it had warmed up
+                t.measure(setting)
         if setting in t.seen:
             rate, how = t.seen[setting].rate, "measured"
         else:

@@ -1,0 +1,349 @@
+"""The doctor: what the looking thread sees, what a fetching process says of itself, and each rule at its border."""
+
+from __future__ import annotations
+
+import io
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import Dataset, Subset
+
+from stoker import ambient, inside, stacks
+from stoker.doctor import Case
+from stoker.doctor.verdict import CAUSES, diagnose
+from stoker.report import schema
+
+
+class Compose:
+    def __init__(self, *transforms: Any) -> None:
+        self.transforms = list(transforms)
+
+    def __call__(self, x: Any) -> Any:
+        for t in self.transforms:
+            x = t(x)
+        return x
+
+
+class Flip:
+    def __call__(self, x: Any) -> Any:
+        return x.flip(0)
+
+
+class Blur(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return spin(x)
+
+
+def spin(x: Any) -> Any:
+    """Computes in Python for two milliseconds."""
+    end = time.thread_time() + 0.002
+    while time.thread_time() < end:
+        sum(range(100))
+    return x
+
+
+def nap(x: Any) -> Any:
+    time.sleep(0.002)
+    return x
+
+
+def many(x: Any) -> Any:
+    return torch.stack([spin(v) for v in x])
+
+
+class Data(Dataset):
+    def __init__(self, *transforms: Any, read: Callable[[Any], Any] | None = None) -> None:
+        self.transform = Compose(*transforms)
+        self.read = read
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, i: int) -> Any:
+        x = torch.ones(4)
+        if self.read is not None:
+            x = self.read(x)
+        return self.transform(x)
+
+
+def looked_at(dataset: Any, collate: Any = None, work: Callable[[Any], None] | None = None) -> stacks.Looks:
+    """The looks at a thread that asks the dataset for samples, until there are thirty of them."""
+    stop, ready = threading.Event(), threading.Event()
+    ids: list[int] = []
+
+    def run() -> None:
+        ids.extend((threading.get_ident(), threading.get_native_id()))
+        ready.set()
+        while not stop.is_set():
+            work(dataset) if work else dataset[7]
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert ready.wait(20)
+    looks = stacks.Looks(*ids)
+    looks.transforms, looks.getters = stacks.known_transforms(dataset), stacks.known_getters(dataset)
+    looks.collate = getattr(collate, "__code__", None)
+    looks.slow_at = 0.0
+    looks.active = True
+    end = time.monotonic() + 60
+    while sum(map(sum, looks.counts.values())) < 30:
+        assert time.monotonic() < end
+        thread.join(0.01)
+    looks.active = False
+    stop.set()
+    thread.join(20)
+    return looks
+
+
+@pytest.fixture(autouse=True)
+def _switch() -> Iterator[None]:
+    """As in a worker: the looking thread gets the interpreter's lock soon."""
+    import sys
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(stacks.SWITCH_S)
+    yield
+    sys.setswitchinterval(before)
+
+
+def parts(looks: stacks.Looks) -> dict[tuple[str, str], float]:
+    out: dict[tuple[str, str], float] = {}
+    total = sum(map(sum, looks.counts.values()))
+    for (kind, name, _), count in looks.counts.items():
+        out[kind, name] = out.get((kind, name), 0.0) + sum(count) / total
+    return out
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [Data(Flip(), Blur()), Subset(Data(Flip(), Blur()), range(50)), Data(Compose(Flip(), Blur()))],
+    ids=["listed", "inside another dataset", "inside another Compose"],
+)
+def test_a_transform_is_called_by_its_name(dataset: Any) -> None:
+    assert parts(looked_at(dataset))["transform", "Blur"] > 0.5
+
+
+def test_a_transform_that_is_not_known_in_advance() -> None:
+    class Hidden(Data):
+        def __getitem__(self, i: int) -> Any:
+            return Compose(Flip(), Blur())(torch.ones(4))
+
+    assert parts(looked_at(Hidden()))["transform", "Blur"] > 0.5
+
+
+def test_a_plain_function_is_a_transform_too() -> None:
+    assert parts(looked_at(Data(spin)))["transform", "spin"] > 0.5
+
+
+def test_waiting_is_told_from_computing() -> None:
+    waits = looked_at(Data(read=nap))
+    computes = looked_at(Data(read=spin))
+    assert sum(waited for _, waited in waits.counts.values()) > 0.5 * sum(map(sum, waits.counts.values()))
+    assert sum(ran for ran, _ in computes.counts.values()) > 0.5 * sum(map(sum, computes.counts.values()))
+
+
+def test_decoding_is_known_by_its_library() -> None:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.effect_noise((256, 256), 50).convert("RGB").save(file, "JPEG")
+
+    def read(_: Any) -> Any:
+        return torch.tensor(Image.open(io.BytesIO(file.getvalue())).convert("RGB").getpixel((1, 1)))
+
+    assert parts(looked_at(Data(read=read)))["decode", "PIL"] > 0.5
+
+
+def test_collating_is_told_from_fetching() -> None:
+    kinds = parts(looked_at(Data(), many, lambda d: many([torch.ones(2)] * 4)))
+    assert sum(v for (kind, _), v in kinds.items() if kind == "collate") > 0.5
+
+
+def test_the_sample_at_work_in_a_slow_task_is_named() -> None:
+    assert set(looked_at(Data(spin)).slow) == {"7"}
+
+
+# ------------------------------------------------------------------------------------------------- a process' account
+
+
+def test_an_account_is_read_whole_or_not_at_all() -> None:
+    row = memoryview(bytearray(inside.ROW_BYTES))
+    assert inside.read(row) is None
+    account = inside.Inside(row, Data(), None)
+    for _ in range(40):
+        account.begin()
+        account.end(0.01)
+    found = inside.read(row)
+    assert found is not None
+    assert sum(found["bins"].values()) >= 32
+    length = int.from_bytes(row[:4], "little")
+    row[4 + length - 8 : 4 + length] = b"x" * 8
+    assert inside.read(row) is None
+    row[:4] = (1 << 30).to_bytes(4, "little")
+    assert inside.read(row) is None
+
+
+@given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=200))
+def test_a_histogram_keeps_the_median(seconds: list[float]) -> None:
+    bins: dict[int, int] = {}
+    for s in seconds:
+        bins[inside.bin_of(s)] = bins.get(inside.bin_of(s), 0) + 1
+    exact = sorted(seconds)[(len(seconds) - 1) // 2]
+    assert math.isclose(inside.median(bins), exact, rel_tol=0.1)
+    spread = schema.spread(bins)
+    assert spread["count"] == len(seconds)
+    assert 0 <= spread["slow_share"] <= 1
+
+
+def test_accounts_add_up() -> None:
+    one = {
+        "bins": {"3": 2},
+        "stacks": [["fetch", "f", "a.py:1", 1, 0]],
+        "slow": {"7": 1},
+        "kernel": {"cpu_ns": 5},
+        "seconds": 1.0,
+    }
+    both = inside.merge([one, one])
+    assert both == {
+        "bins": {3: 4},
+        "stacks": [["fetch", "f", "a.py:1", 2, 0]],
+        "slow": {"7": 2},
+        "kernel": {"cpu_ns": 10},
+        "seconds": 2.0,
+    }
+
+
+def test_the_machine_is_looked_at() -> None:
+    a = ambient.Ambient()
+    end = time.monotonic() + 20
+    while not a._line and time.monotonic() < end:
+        a._look()
+    seen = a.stop()
+    assert seen["memory_available_min"] > 0
+    assert all(0 <= b <= 1 for b in seen["cores_busy"])
+    assert len(seen["over_time"][0]) == 3
+
+
+# --------------------------------------------------------------------------------------------------------------- rules
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    """A loader that is fine: two workers, busy a third of the time, 100 batches of 10 ms."""
+    spread = {"count": 100, "median_s": 0.006, "p95_s": 0.007, "slow_share": 0.0, "slow_count": 0}
+    out: dict[str, Any] = {
+        "name": "train.py:3",
+        "batches": 100,
+        "samples": 800,
+        "epochs": 1,
+        "wait_s": 0.01,
+        "step_s": 1.0,
+        "samples_per_s": 800.0,
+        "settings": {
+            "num_workers": 2,
+            "prefetch_factor": 2,
+            "engine": "torch",
+            "worker_method": "process",
+            "persistent_workers": False,
+            "pin_memory": False,
+        },
+        "stages": {
+            "fetch": {"self_s": 0.6},
+            "collate": {"self_s": 0.05},
+            "transport": {"self_s": 0.0},
+            "worker": {"cpu_s": 0.6, "tasks": 100},
+            "consumer": {"cpu_s": 0.1},
+            "startup": {"wait_s": 0.005},
+        },
+        "memory": {"worker_pss": [1 << 26, 1 << 26], "batch_bytes": 0, "over_time": []},
+        "steps": {**spread, "median_s": 0.01, "p95_s": 0.011},
+        "waits": {**spread, "median_s": 1e-5, "p95_s": 2e-5},
+        "tasks": {**spread, "slow_samples": {}},
+        "by_epoch": [],
+        "where": [],
+        "looks": 0,
+        "kernel": {"delay_ns": 0, "stored": 0, "read": 0, "faults": 0, "system_ns": 0, "cpu_ns": 6e8, "seconds": 2.0},
+    }
+    for key, value in changes.items():
+        out[key] = {**out[key], **value} if isinstance(out[key], dict) else value
+    return out
+
+
+def causes(*, around: dict[str, Any] | None = None, gpus: int = 0, cores: int = 2, **changes: Any) -> list[str]:
+    return [f.cause for f in diagnose([entry(**changes)], cores, False, around, gpus)[1]]
+
+
+def test_a_loader_that_is_fine() -> None:
+    assert diagnose([entry()], 2, False) == ("healthy", [])
+
+
+@pytest.mark.parametrize("around", [{"pressure_max": {"memory": 40.0}}, {"swapped": 1 << 30}], ids=["psi", "swap"])
+def test_memory_pressure(around: dict[str, Any]) -> None:
+    assert causes(around=around) == ["memory_pressure"]
+    assert causes(around={"pressure_max": {"memory": 1.0}, "swapped": 4096}) == []
+
+
+def test_shm_too_small() -> None:
+    assert causes(around={"shm_free_min": 8 << 20}) == ["shm_too_small"]
+    assert causes(around={"shm_free_min": 1 << 30}) == []
+    assert causes(around={"shm_free_min": 8 << 20}, settings={"engine": "stoker"}) == []
+
+
+def test_pin_memory_wasted() -> None:
+    assert causes(settings={"pin_memory": True}) == ["pin_memory_wasted"]
+    assert causes(settings={"pin_memory": True}, gpus=1) == []
+
+
+def test_gil_bound() -> None:
+    threads = {"worker_method": "thread", "engine": "stoker", "num_workers": 4}
+    busy = {
+        "fetch": {"self_s": 8.0},
+        "collate": {"self_s": 0.1},
+        "transport": {"self_s": 0.0},
+        "worker": {"cpu_s": 2.1, "tasks": 100},
+    }
+    stages = {**entry()["stages"], **busy}
+    assert causes(settings=threads, stages=stages, wait_s=2.0, step_s=0.2, cores=4) == ["gil_bound"]
+    at_once = {**stages, "worker": {"cpu_s": 7.9, "tasks": 100}}
+    assert "gil_bound" not in causes(settings=threads, stages=at_once, wait_s=2.0, step_s=0.2, cores=4)
+
+
+def test_cold_cache() -> None:
+    by_epoch = [[50, 1.0, 0.5, 0.1], [50, 0.06, 0.5, 0.05], [50, 0.06, 0.5, 0.05]]
+    changes = {"by_epoch": by_epoch, "epochs": 3, "batches": 150, "wait_s": 1.12, "step_s": 1.5}
+    assert causes(**changes, kernel={"stored": 1 << 30})[0] == "cold_cache"
+    assert "cold_cache" not in causes(**changes, kernel={"stored": 4096})
+
+
+def test_growth_is_not_a_start() -> None:
+    grows = [[t, (100 + 60 * t) * 1e6] for t in range(8)]
+    settles = [[0, 6e7], *([t, 2e8 + t % 2 * 1e6] for t in range(1, 8))]
+    assert causes(memory={"over_time": grows}) == ["worker_memory_growth"]
+    assert causes(memory={"over_time": settles}) == []
+
+
+def test_few_batches_decide_nothing() -> None:
+    assert diagnose([entry(batches=3, wait_s=9.0)], 2, False) == ("unknown", [])
+
+
+def test_every_cause_has_a_line_in_the_docs() -> None:
+    from pathlib import Path
+
+    text = (Path(__file__).parent.parent / "docs" / "doctor.md").read_text()
+    for cause in CAUSES:
+        assert f"`{cause}`" in text
+
+
+def test_a_report_of_an_earlier_version_is_no_error() -> None:
+    old = {
+        k: v for k, v in entry().items() if k not in ("steps", "waits", "tasks", "by_epoch", "where", "looks", "kernel")
+    }
+    old["memory"] = {"worker_pss": [], "batch_bytes": 0}
+    assert Case(old, 2).share < 0.1
+    assert diagnose([old], 2, False)[0] == "healthy"
