@@ -2,5 +2,5 @@
 
 KNOBS = ("num_workers", "worker_method", "prefetch_factor", "pin_memory", "persistent_workers")
 ALL_KNOBS = (*KNOBS, "batch_size")  # the last only for who asks: training may want another
-BUDGET_S = 15.0  # seconds that tuning may take
+BUDGET_S = 12.0  # seconds that tuning may take
 BATCH_SIZE = 32  # for a dataset that comes without a loader

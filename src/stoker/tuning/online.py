@@ -24,6 +24,7 @@ LINEAR = 0.8  # what doubling brought of what it could have, for the next step t
 CHANGED = 1.3  # the load is another one when the rate has moved by so much
 DEEPEST = 8  # prefetch_factor
 PATIENCE = 4  # windows between two changes of the load; doubled when there was nothing to be had
+RETRY = 12  # windows at rest until what did not pay is tried once more, for one window may have been a bad one; doubled
 LONGEST = 128
 BURST = 16  # decisions that may follow each other
 PER_MINUTE = 4  # and what they are refilled by: the bound on a machine that never comes to rest
@@ -74,6 +75,7 @@ class Controller:
         self._settled = 0.0
         self._since, self._patience, self._moved = 0, PATIENCE, True
         self._longer = False
+        self._rest, self._retry = 0, RETRY
         self._ration, self._refilled = float(BURST), clock()
         self.begin(0)
 
@@ -147,6 +149,11 @@ class Controller:
             return self._try("num_workers", self.workers - max(1, self.workers // 4), rate, wait)
         if self._calm >= CALM and self._fewer and self.workers > 1:
             return self._try("num_workers", self.workers - 1, rate, wait)
+        self._rest += 1
+        if wait > WAITS and self._rest >= self._retry:
+            self._rest, self._retry = 0, min(LONGEST, 2 * self._retry)
+            self._more = self._deeper = True
+            self._stride = max(1, self.workers // 4)
         return None
 
     def _judge(self, trial: _Trial, rate: float, wait: float) -> Decision | None:
@@ -166,7 +173,7 @@ class Controller:
                 linear = rate / trial.rate >= LINEAR * could
                 self._stride = now if linear else max(1, now // 4)
                 self._down = self._down or not linear  # it may have gone past the knee
-            self._moved = True
+            self._moved, self._retry = True, RETRY
         elif (wait > trial.wait + FLOWS and trial.wait < WAITS) or rate * PAYS < trial.rate:
             self._fewer = self._down = False
             if trial.wait < WAITS:
@@ -185,6 +192,7 @@ class Controller:
         self._since, self._moved = 0, False
         self._more = self._deeper = self._fewer = self._down = True
         self._stride = max(1, self.workers // 4)
+        self._rest, self._retry = 0, RETRY
         self._settled = 0.0
 
     def _try(self, knob: str, value: int, rate: float, wait: float) -> Decision:
@@ -195,7 +203,7 @@ class Controller:
     def _set(self, knob: str, value: int, reason: str) -> Decision:
         before = self._value(knob)
         name = "workers" if knob == "num_workers" else "in flight for each worker"
-        self._calm = 0
+        self._calm = self._rest = 0
         self._ration -= 1
         if knob == "num_workers":
             self.workers = value
