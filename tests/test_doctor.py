@@ -266,6 +266,7 @@ def entry(**changes: Any) -> dict[str, Any]:
         "waits": {**spread, "median_s": 1e-5, "p95_s": 2e-5},
         "tasks": {**spread, "slow_samples": {}},
         "by_epoch": [],
+        "decisions": [],
         "where": [],
         "looks": 0,
         "kernel": {"delay_ns": 0, "stored": 0, "read": 0, "faults": 0, "system_ns": 0, "cpu_ns": 6e8, "seconds": 2.0},

@@ -43,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         "--apply", action="store_true", help="put stoker's engine and measured settings behind its loaders"
     )
     run.add_argument("--json", type=Path, default=Path(REPORT), metavar="FILE", help=f"the report (default: {REPORT})")
+    run.add_argument("--html", type=Path, metavar="FILE", help="the report as one page (needs stoker[html])")
     run.add_argument("--max-steps", type=count, metavar="N", help="end the script after N batches")
     run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in python -m")
     run.add_argument("script", metavar="SCRIPT|COMMAND", help="a Python script, or a command that starts Python")
@@ -69,7 +70,12 @@ def main(argv: list[str] | None = None) -> int:
             from . import run
 
             return run.run(
-                [options.script, *options.args], options.module, options.apply, options.json, options.max_steps
+                [options.script, *options.args],
+                options.module,
+                options.apply,
+                options.json,
+                options.max_steps,
+                options.html,
             )
         if options.command == "tune":
             return tune_cli.run(options)

@@ -28,7 +28,7 @@ from .ambient import Ambient
 from .doctor.verdict import diagnose
 from .errors import UsageError
 from .live import LIVE, Live
-from .report import schema, text
+from .report import page, schema, text
 
 HOOK = Path(__file__).parent / "_hook"
 SOURCE = Path(__file__).parent.parent
@@ -126,7 +126,14 @@ def command_line(command: list[str], module: bool) -> list[str]:
     return [sys.executable, *command]  # does not exist: Python says so in its own words
 
 
-def run(command: list[str], module: bool, apply: bool, json_path: Path, max_steps: int | None) -> int:
+def run(
+    command: list[str],
+    module: bool,
+    apply: bool,
+    json_path: Path,
+    max_steps: int | None,
+    html_path: Path | None = None,
+) -> int:
     """Runs ``command`` and writes the report.
 
     Args:
@@ -135,6 +142,7 @@ def run(command: list[str], module: bool, apply: bool, json_path: Path, max_step
         apply: put stoker's engine and measured settings behind its loaders.
         json_path: where the JSON report goes.
         max_steps: end each process after so many batches.
+        html_path: where the report goes as a page.
 
     Returns:
         The command's exit code; a command killed by a signal kills this process by the same one.
@@ -145,6 +153,8 @@ def run(command: list[str], module: bool, apply: bool, json_path: Path, max_step
     if not sys.platform.startswith("linux"):
         raise UsageError("stoker run works on Linux only; stoker.DataLoader works everywhere")
     schema.check_writable(json_path)
+    if html_path is not None:
+        page.check(html_path)
     before = _before(schema.load(json_path), command, module) if apply else None
     listener = Listener()
     line, env = command_line(command, module), _environment(listener.address, apply, max_steps)
@@ -152,6 +162,8 @@ def run(command: list[str], module: bool, apply: bool, json_path: Path, max_step
     listener.close()
     report = _report(command, module, code, listener.snapshots(), before, around)
     schema.save(report, json_path)
+    if html_path is not None:
+        page.save(report, html_path)
     sys.stderr.write(text.render(report, json_path, sys.stderr))
     sys.stderr.flush()
     if code < 0:

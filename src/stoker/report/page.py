@@ -1,0 +1,319 @@
+"""The report as one page of HTML, with nothing to fetch: ``stoker run --html FILE``.
+
+Everything that comes from a script (paths, names of transforms, messages) is text, never markup. The plots are
+plotly's, whose JavaScript goes into the page; that makes it 5 MB, and readable on a train.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from .terminal import human_bytes, human_seconds
+
+KINDS = {
+    "decode": "#d97706",
+    "transform": "#2563eb",
+    "collate": "#059669",
+    "fetch": "#64748b",
+    "waiting": "#c026d3",
+    "transport": "#0891b2",
+}
+WAIT, STEP = "#dc2626", "#16a34a"
+LINES = 8  # of code, a loader
+
+STYLE = """
+:root {
+  color-scheme: light dark; --line: #d4d4d8; --soft: #71717a; --card: #f4f4f5;
+  --good: #15803d; --bad: #b91c1c; --odd: #a16207;
+}
+@media (prefers-color-scheme: dark) {
+  :root { --line: #3f3f46; --soft: #a1a1aa; --card: #27272a; --good: #4ade80; --bad: #f87171; --odd: #facc15; }
+}
+* { box-sizing: border-box; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 64rem; padding: 1rem; }
+h1 { font-size: 1.4rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
+h3 { font-size: 1rem; margin: 1rem 0 .25rem; }
+code { overflow-wrap: anywhere; } .soft { color: var(--soft); }
+.verdict { font-size: 1.25rem; }
+.healthy { color: var(--good); } .input-bound { color: var(--bad); } .unknown { color: var(--odd); }
+.card { background: var(--card); border-radius: .5rem; padding: .75rem 1rem; margin: .5rem 0; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 9rem; }
+details summary { cursor: pointer; } .plot { width: 100%; overflow: hidden; }
+"""
+
+SCRIPT = """
+const figures = JSON.parse(document.getElementById("figures").textContent);
+const dark = window.matchMedia("(prefers-color-scheme: dark)");
+function draw() {
+  const ink = dark.matches ? "#e4e4e7" : "#18181b", line = dark.matches ? "#3f3f46" : "#e4e4e7";
+  for (const [id, figure] of Object.entries(figures)) {
+    const axis = { gridcolor: line, zerolinecolor: line, automargin: true };
+    const layout = { ...figure.layout, font: { color: ink, family: "system-ui, sans-serif" },
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", autosize: true,
+      margin: { l: 8, r: 8, t: 8, b: 8 },
+      legend: { orientation: "h", yanchor: "top", y: -32 / (figure.layout.height - 80), traceorder: "normal" } };
+    for (const name of ["xaxis", "yaxis", "yaxis2"]) if (layout[name]) layout[name] = { ...axis, ...layout[name] };
+    Plotly.react(id, figure.data, layout, { responsive: true, displaylogo: false, displayModeBar: false });
+  }
+}
+dark.addEventListener("change", draw);
+draw();
+"""
+
+
+def check(path: Path) -> None:
+    """Raises before anything is run where the page could not be written afterwards.
+
+    Raises:
+        UsageError: no such folder, no write access, or plotly is not there.
+    """
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"--html {path}: no file can be written there")
+    try:
+        import plotly  # noqa: F401
+    except ImportError:
+        raise UsageError("--html needs plotly: pip install 'stoker[html]'") from None
+
+
+def save(report: dict[str, Any], path: Path) -> None:
+    """Writes the page whole or not at all."""
+    temp = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temp.write_text(render(report), encoding="utf-8")
+        os.replace(temp, path)
+    finally:
+        temp.unlink(missing_ok=True)
+
+
+def render(report: dict[str, Any]) -> str:
+    """The page.
+
+    Args:
+        report: as in ``report.schema``.
+    """
+    from plotly.offline import get_plotlyjs
+
+    figures: dict[str, Any] = {}
+    body = [_head(report), _findings(report), _applied(report)]
+    for i, entry in enumerate(report["loaders"]):
+        body.append(_loader(entry, i, figures))
+    body.append(_machine(report, figures))
+    # Inside a script element only "</" and "<!--" could end it or begin a comment; JSON may write "<" otherwise.
+    data = json.dumps(figures, default=str).replace("<", "\\u003c")
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>stoker: {_text(' '.join(report['command']))}</title><style>{STYLE}</style></head><body>"
+        + "\n".join(body)
+        + f'<script type="application/json" id="figures">{data}</script>'
+        + f"<script>{get_plotlyjs()}</script><script>{SCRIPT}</script></body></html>\n"
+    )
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))
+
+
+def _table(headers: list[str], rows: list[list[object]]) -> str:
+    head = "".join(f"<th>{_text(h)}</th>" for h in headers)
+    lines = "".join("<tr>" + "".join(f"<td>{_text(v)}</td>" for v in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><tr>{head}</tr>{lines}</table></div>'
+
+
+def _head(report: dict[str, Any]) -> str:
+    verdict = _text(report["verdict"])
+    partial = ' <span class="soft">(partial: a process ended without a last word)</span>' if report["partial"] else ""
+    code = f' <span class="soft">exit code {_text(report["exit_code"])}</span>' if report["exit_code"] else ""
+    grant = report["machine"]
+    memory = human_bytes(float(grant.get("memory") or 0))
+    return (
+        f"<h1>stoker run <code>{_text(' '.join(report['command']))}</code></h1>"
+        f'<p class="soft">{_text(grant.get("cores"))} cores, {_text(memory)} granted{code}{partial}</p>'
+        f'<p class="verdict {verdict}"><b>{verdict}</b>{_waited(report)}</p>'
+    )
+
+
+def _waited(report: dict[str, Any]) -> str:
+    if not report["loaders"]:
+        return ": no DataLoader was iterated"
+    main = max(report["loaders"], key=lambda e: float(e["wait_s"] + e["step_s"]))
+    total = main["wait_s"] + main["step_s"]
+    return f": the loop waits for data {main['wait_s'] / total:.0%} of its time" if total else ""
+
+
+def _findings(report: dict[str, Any]) -> str:
+    out = []
+    for f in report["findings"]:
+        gain = f", predicted {f['predicted_speedup']:.2f}x" if f["predicted_speedup"] else ""
+        evidence = _table(["evidence", ""], [[k, _figure(k, v)] for k, v in f["evidence"].items()])
+        out.append(
+            f'<div class="card"><b>{_text(f["cause"])}</b> <span class="soft">{f["share"]:.0%} of the loop{gain}</span>'
+            f"<p>{_text(f['fix'])}</p><details><summary>evidence</summary>{evidence}</details></div>"
+        )
+    return ("<h2>Findings</h2>" if out else "") + "".join(out)
+
+
+def _figure(name: str, value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if name.endswith(("bytes", "_min")):
+        return human_bytes(float(value))
+    if "share" in name:
+        return f"{value:.1%}"
+    return f"{value:,.3g}" if isinstance(value, float) else f"{value:,}"
+
+
+def _applied(report: dict[str, Any]) -> str:
+    applied = report.get("applied")
+    if not applied:
+        return ""
+    before = {e["name"]: e for e in (applied["before"] or {}).get("loaders", [])}
+    rows: list[list[object]] = []
+    for e in report["loaders"]:
+        old = before.get(e["name"])
+        if old:
+            gain = f"{e['samples_per_s'] / old['samples_per_s']:.2f}x" if old["samples_per_s"] else ""
+            rows.append([e["name"], f"{old['samples_per_s']:,.0f}", f"{e['samples_per_s']:,.0f}", gain])
+    reasons = "".join(f"<p><code>{_text(n)}</code>: {_text(c['reason'])}</p>" for n, c in applied["settings"].items())
+    return "<h2>Before and after</h2>" + _table(["loader", "samples/s before", "after", "speed-up"], rows) + reasons
+
+
+def _loader(e: dict[str, Any], i: int, figures: dict[str, Any]) -> str:
+    settings = e["settings"]
+    batches = max(1, int(e["batches"]))
+    row: list[object] = [
+        settings.get("num_workers"),
+        settings.get("batch_size"),
+        f"{e['batches']:,}",
+        e["epochs"],
+        human_seconds(e["wait_s"] / batches),
+        human_seconds(e["step_s"] / batches),
+        f"{e['samples_per_s']:,.0f}",
+    ]
+    out = [f"<h2>Loader <code>{_text(e['name'])}</code></h2>"]
+    out.append(_table(["workers", "batch", "batches", "epochs", "wait", "step", "samples/s"], [row]))
+    out.append(_plot(f"loop{i}", figures, _loop(e), "Where a batch's time goes, ms", 150))
+    if e.get("looks"):
+        out.append(_plot(f"task{i}", figures, _task(e), "Where a worker's time goes, %", 170))
+        where: list[list[object]] = [
+            [w["line"], w["name"], w["kind"], f"{w['ran']:.1%}", f"{w['waited']:.1%}"] for w in e["where"][:LINES]
+        ]
+        out.append(_table(["line", "in", "kind", "running", "waiting"], where))
+    if len(e.get("by_epoch", [])) > 1:
+        out.append(_plot(f"epochs{i}", figures, _epochs(e), "Seconds, epoch by epoch", 260))
+    line = e["memory"].get("over_time", [])
+    if len(line) > 1:
+        trace = {
+            "type": "scatter",
+            "x": [p[0] for p in line],
+            "y": [p[1] / 1e6 for p in line],
+            "mode": "lines+markers",
+            "name": "workers, MB",
+            "line": {"color": KINDS["transform"]},
+        }
+        layout = {"xaxis": {"ticksuffix": " s"}, "yaxis": {"ticksuffix": " MB", "rangemode": "tozero"}}
+        out.append(_plot(f"memory{i}", figures, {"data": [trace], "layout": layout}, "The workers' memory (PSS)", 240))
+    for words in e.get("decisions", []):
+        out.append(f'<p class="soft">{_text(words)}</p>')
+    return "".join(out)
+
+
+def _bars(parts: list[tuple[str, float, str]], unit: str) -> dict[str, Any]:
+    data = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "y": [""],
+            "x": [value],
+            "name": html.escape(name),
+            "marker": {"color": colour},
+            "hovertemplate": f"{html.escape(name)}: %{{x:.3g}} {unit}<extra></extra>",
+        }
+        for name, value, colour in parts
+        if value > 0
+    ]
+    return {
+        "data": data,
+        "layout": {"barmode": "stack", "xaxis": {}, "yaxis": {"visible": False}},
+    }
+
+
+def _loop(e: dict[str, Any]) -> dict[str, Any]:
+    batches = max(1, int(e["batches"]))
+    first = float(e["stages"].get("startup", {}).get("wait_s", 0.0))
+    wait = max(0.0, e["wait_s"] - first)
+    return _bars(
+        [
+            ("waiting for data", wait / batches * 1e3, WAIT),
+            ("waiting for an epoch's first batch", first / batches * 1e3, "#f59e0b"),
+            ("the step", e["step_s"] / batches * 1e3, STEP),
+        ],
+        "ms a batch",
+    )
+
+
+def _task(e: dict[str, Any]) -> dict[str, Any]:
+    parts: dict[tuple[str, str], float] = {}
+    for w in e["where"]:
+        name = f"{w['kind']}: {w['name']}"
+        parts[name, w["kind"]] = parts.get((name, w["kind"]), 0.0) + w["ran"] * 100
+        parts["waiting", "waiting"] = parts.get(("waiting", "waiting"), 0.0) + w["waited"] * 100
+    order = sorted(parts.items(), key=lambda kv: -kv[1])
+    return _bars([(name, v, KINDS.get(kind, "#888888")) for (name, kind), v in order], "% of a task")
+
+
+def _epochs(e: dict[str, Any]) -> dict[str, Any]:
+    epochs = list(range(1, len(e["by_epoch"]) + 1))
+
+    def bar(name: str, values: list[float], colour: str) -> dict[str, Any]:
+        return {"type": "bar", "name": name, "x": epochs, "y": values, "marker": {"color": colour}}
+
+    data = [
+        bar("first batch", [x[3] for x in e["by_epoch"]], "#f59e0b"),
+        bar("waiting", [x[1] - x[3] for x in e["by_epoch"]], WAIT),
+        bar("steps", [x[2] for x in e["by_epoch"]], STEP),
+    ]
+    return {
+        "data": data,
+        "layout": {"barmode": "stack", "xaxis": {"dtick": max(1, len(epochs) // 10)}, "yaxis": {}},
+    }
+
+
+def _machine(report: dict[str, Any], figures: dict[str, Any]) -> str:
+    around = report.get("around") or {}
+    line = around.get("over_time", [])
+    if len(line) < 2:
+        return ""
+    x = [p[0] for p in line]
+    data = [
+        {"type": "scatter", "x": x, "y": [p[1] for p in line], "name": "cores busy", "line": {"color": STEP}},
+        {
+            "type": "scatter",
+            "x": x,
+            "y": [p[2] / 1e9 for p in line],
+            "name": "memory free, GB",
+            "yaxis": "y2",
+            "line": {"color": KINDS["transform"], "dash": "dot"},
+        },
+    ]
+    layout = {
+        "xaxis": {"ticksuffix": " s"},
+        "yaxis": {"rangemode": "tozero"},
+        "yaxis2": {"ticksuffix": " GB", "overlaying": "y", "side": "right", "rangemode": "tozero"},
+    }
+    busy = ", ".join(f"{b:.0%}" for b in around.get("cores_busy", []))
+    said = f'<p class="soft">each core was busy: {_text(busy)}</p>'
+    return "<h2>The machine</h2>" + said + _plot("machine", figures, {"data": data, "layout": layout}, "Meanwhile", 260)
+
+
+def _plot(name: str, figures: dict[str, Any], figure: dict[str, Any], title: str, height: int) -> str:
+    figure["layout"]["height"] = height
+    figures[name] = figure
+    return f'<h3>{_text(title)}</h3><div class="plot" id="{name}"></div>'

@@ -1,0 +1,136 @@
+"""The report as a page: nothing of a script's is markup, nothing is fetched, and it draws in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker import cli
+from stoker.report import page
+
+from .test_doctor import entry
+
+NASTY = "<script>alert(1)</script>/<b>\"'&amp;</title>"
+BROWSER = next((b for b in ("chromium", "chromium-browser", "google-chrome") if shutil.which(b)), None)
+
+
+def report(**changes: Any) -> dict[str, Any]:
+    loader = entry(
+        name=f"{NASTY}:3",
+        looks=100,
+        where=[{"kind": "transform", "name": NASTY, "line": f"{NASTY}:7", "ran": 0.9, "waited": 0.1}],
+        by_epoch=[[50, 0.5, 0.5, 0.1], [50, 0.1, 0.5, 0.05]],
+        epochs=2,
+        decisions=[NASTY],
+        memory={"over_time": [[0.0, 1e8], [1.0, 1.1e8]]},
+    )
+    finding = {
+        "cause": "slow_transform",
+        "share": 0.5,
+        "evidence": {"transform": NASTY, "samples": [NASTY], "stored_bytes": 1 << 30, "share_of_a_task": 0.5},
+        "fix": NASTY,
+        "predicted_speedup": 2.0,
+    }
+    return {
+        "schema": 1,
+        "command": ["train.py", NASTY],
+        "exit_code": 1,
+        "machine": {"cores": 2, "memory": 1 << 34},
+        "around": {"cores_busy": [0.5, 0.7], "over_time": [[0.5, 1.5, 1e9], [1.0, 1.6, 1e9]]},
+        "loaders": [loader],
+        "verdict": "input-bound",
+        "findings": [finding],
+        "applied": {
+            "settings": {NASTY: {"from": {"num_workers": 0}, "to": {"num_workers": 2}, "reason": NASTY}},
+            "before": {"verdict": "input-bound", "loaders": [{**loader, "samples_per_s": 1.0}], "findings": []},
+            "speedup": {},
+        },
+        "partial": True,
+        **changes,
+    }
+
+
+class Elements(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_what_a_script_is_called_is_no_markup() -> None:
+    text = page.render(report())
+    found = Elements(text)
+    tags = [tag for tag, _ in found.seen]
+    assert tags.count("script") == 3  # the figures, plotly, the drawing
+    assert "b" in tags
+    assert tags.count("title") == 1
+    assert NASTY in found.text  # shown as it is
+    figures = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL)
+    assert figures is not None
+    assert set(json.loads(figures[1])) == {"loop0", "task0", "epochs0", "memory0", "machine"}
+    assert "alert(1)" not in re.sub(
+        r"&lt;script&gt;alert\(1\)|\\u003c.?script>alert\(1\)|lt;script&gt;alert\(1\)", "", text
+    )
+
+
+def test_nothing_is_fetched() -> None:
+    for tag, attributes in Elements(page.render(report())).seen:
+        assert not attributes.keys() & {"src", "href", "srcset", "action"}, tag
+
+
+def test_a_run_without_loaders() -> None:
+    text = page.render(report(loaders=[], findings=[], applied=None, around={}, verdict="unknown", partial=False))
+    assert "no DataLoader was iterated" in text
+
+
+def test_the_command_writes_it(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from torch.utils.data import DataLoader\nfor b in DataLoader(list(range(50)), num_workers=1): pass\n"
+    )
+    out = tmp_path / "a.html"
+    line = [sys.executable, "-m", "stoker", "run", "--html", str(out), str(script)]
+    p = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert p.returncode == 0, p.stderr
+    assert "train.py:2" in Elements(out.read_text()).text
+    assert [f.name for f in tmp_path.iterdir() if f.name.startswith(".")] == []
+
+
+def test_wrong_places(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("open('ran', 'w')")
+    monkeypatch.chdir(tmp_path)
+    for place in (tmp_path, tmp_path / "no" / "a.html"):
+        assert cli.main(["run", "--html", str(place), str(script)]) == 2
+        assert "no file can be written there" in capfd.readouterr().err
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    assert cli.main(["run", "--html", str(tmp_path / "a.html"), str(script)]) == 2
+    assert "stoker[html]" in capfd.readouterr().err
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser")
+def test_it_draws_in_a_browser(tmp_path: Path) -> None:
+    out = tmp_path / "a.html"
+    page.save(report(), out)
+    line = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom"]
+    p = subprocess.run([*line, out.as_uri()], capture_output=True, text=True, timeout=120)
+    found = Elements(p.stdout)
+    plots = [a for tag, a in found.seen if tag == "div" and "js-plotly-plot" in (a.get("class") or "")]
+    assert len(plots) == 5
+    assert sum(tag == "svg" and "main-svg" in (a.get("class") or "") for tag, a in found.seen) >= 5
