@@ -72,6 +72,7 @@ types: $(STAMP) ## mypy --strict
 bench: $(STAMP) ## stoker against torch, alternated in one run
 	@$(PY) examples/make_photos.py --out examples/data
 	@$(PY) -m benchmarks run
+	@$(PY) -m benchmarks.observe
 
 bench-gpu: $(STAMP) ## the same with a device; says so where there is none
 	@$(PY) -m benchmarks gpu
