@@ -373,3 +373,77 @@ def test_several_loaders_nested_and_left_early(tmp_path: Path) -> None:
     train, val = sorted(report(tmp_path)["loaders"], key=lambda e: e["name"])
     assert (train["batches"], train["epochs"]) == (13, 2)
     assert (val["batches"], val["epochs"], val["samples"]) == (12, 3, 120)
+
+
+def test_ceilings_say_what_bounds_the_loop(tmp_path: Path) -> None:
+    body = """
+        import time
+        from torch.utils.data import DataLoader, Dataset
+
+        class Data(Dataset):
+            def __len__(self):
+                return 100_000
+            def __getitem__(self, i):
+                time.sleep({nap})
+                return float(i)
+
+        if __name__ == "__main__":
+            for epoch in range(2):
+                for x in DataLoader(Data(), batch_size=4, num_workers=1):
+                    time.sleep({step})
+            open("end", "w")
+    """
+    for name, nap, step in (("slow_loader.py", 0.01, 0.001), ("slow_step.py", 0.0, 0.03)):
+        text = textwrap.dedent(body).replace("{nap}", str(nap)).replace("{step}", str(step))
+        (tmp_path / name).write_text(text)
+        p = stoker(tmp_path, "--ceilings", "--json", f"{name}.json", name)
+        assert p.returncode == 0, p.stderr
+        found = report(tmp_path, f"{name}.json")["ceilings"]
+        if "loader" in name:
+            assert found["loader"] < found["steps"]
+            assert "the loader bounds it" in p.stderr
+        else:
+            assert found["steps"] < found["loader"]
+            assert "the steps bound it" in p.stderr
+        assert found["loop"] < 1.3 * min(found["steps"], found["loader"])
+    assert not (tmp_path / "end").exists()
+
+
+def test_ceilings_of_epochs_that_are_too_short(tmp_path: Path) -> None:
+    path = script(tmp_path)
+    p = stoker(tmp_path, "--ceilings", path)
+    assert p.returncode == 0
+    assert "not measured" in p.stderr
+    assert "epoch 1" in p.stdout
+
+
+def test_a_line_while_it_runs(tmp_path: Path) -> None:
+    path = script(tmp_path, nap=0.01, step=0.02)
+    ours, theirs = pty.openpty()
+    line = [sys.executable, "-m", "stoker", "run", "--live", str(path)]
+    with subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=theirs) as p:
+        os.close(theirs)
+        said = b""
+        try:
+            while chunk := os.read(ours, 4096):
+                said += chunk
+        except OSError:  # a pseudo-terminal's end
+            pass
+        os.close(ours)
+        assert p.wait(60) == 0
+    text = said.decode()
+    assert "samples/s, waits" in text
+    assert "\r\x1b[K" in text
+    assert text.rindex("samples/s, waits") < text.index("verdict")
+
+
+def test_no_line_where_nothing_moved() -> None:
+    from stoker.report.ticker import Ticker
+
+    ticker = Ticker(dict)
+    try:
+        one = {"wait_s": 0.5, "step_s": 0.5, "batches": 10, "samples": 40, "settings": {"num_workers": 2}}
+        assert ticker.line({"a/train.py:3": one}) == "stoker: train.py:3: 40 samples/s, waits 50%, 2 workers"
+        assert ticker.line({"a/train.py:3": one}) == ""
+    finally:
+        ticker.stop()

@@ -44,6 +44,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--json", type=Path, default=Path(REPORT), metavar="FILE", help=f"the report (default: {REPORT})")
     run.add_argument("--html", type=Path, metavar="FILE", help="the report as one page (needs stoker[html])")
+    run.add_argument("--live", action="store_true", help="a line about the loaders while the script runs")
+    run.add_argument(
+        "--ceilings",
+        action="store_true",
+        help="what the steps could do alone, and the loader alone; ends the script after a few seconds",
+    )
     run.add_argument("--max-steps", type=count, metavar="N", help="end the script after N batches")
     run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in python -m")
     run.add_argument("script", metavar="SCRIPT|COMMAND", help="a Python script, or a command that starts Python")
@@ -76,6 +82,8 @@ def main(argv: list[str] | None = None) -> int:
                 options.json,
                 options.max_steps,
                 options.html,
+                options.live,
+                options.ceilings,
             )
         if options.command == "tune":
             return tune_cli.run(options)

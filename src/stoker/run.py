@@ -29,6 +29,7 @@ from .doctor.verdict import diagnose
 from .errors import UsageError
 from .live import LIVE, Live
 from .report import page, schema, text
+from .report.ticker import Ticker
 
 HOOK = Path(__file__).parent / "_hook"
 SOURCE = Path(__file__).parent.parent
@@ -101,6 +102,15 @@ class Listener:
                     except (ValueError, KeyError, TypeError):
                         continue  # half a line of a process that was killed
 
+    def now(self) -> dict[str, dict[str, Any]]:
+        """Each loader of the process that was heard last, as it stands at this moment."""
+        out: dict[str, dict[str, Any]] = {}
+        for pid, snapshot in list(self.last.items())[-1:]:
+            for i, metrics in enumerate(snapshot["loaders"]):
+                values = zip(LIVE, self._live[pid].row(i), strict=True)
+                out[metrics["name"]] = {**metrics, **{k: max(v, metrics[k]) for k, v in values}}
+        return out
+
     def snapshots(self) -> list[dict[str, Any]]:
         """The last snapshot of each process; of one that was killed, brought up to its last batch."""
         for pid, snapshot in self.last.items():
@@ -133,6 +143,8 @@ def run(
     json_path: Path,
     max_steps: int | None,
     html_path: Path | None = None,
+    live: bool = False,
+    ceilings: bool = False,
 ) -> int:
     """Runs ``command`` and writes the report.
 
@@ -143,6 +155,8 @@ def run(
         json_path: where the JSON report goes.
         max_steps: end each process after so many batches.
         html_path: where the report goes as a page.
+        live: a line about the loaders while it runs.
+        ceilings: measure what the steps and the loader could do alone, and end the script.
 
     Returns:
         The command's exit code; a command killed by a signal kills this process by the same one.
@@ -157,8 +171,8 @@ def run(
         page.check(html_path)
     before = _before(schema.load(json_path), command, module) if apply else None
     listener = Listener()
-    line, env = command_line(command, module), _environment(listener.address, apply, max_steps)
-    code, around = _execute(line, env, listener)
+    line, env = command_line(command, module), _environment(listener.address, apply, max_steps, ceilings)
+    code, around = _execute(line, env, listener, live)
     listener.close()
     report = _report(command, module, code, listener.snapshots(), before, around)
     schema.save(report, json_path)
@@ -174,15 +188,17 @@ def run(
     return code
 
 
-def _environment(address: str, apply: bool, max_steps: int | None) -> dict[str, str]:
+def _environment(address: str, apply: bool, max_steps: int | None, ceilings: bool) -> dict[str, str]:
     env = dict(os.environ)
     path = env.get("PYTHONPATH")
     env["PYTHONPATH"] = f"{HOOK}{os.pathsep}{path}" if path else str(HOOK)
     env.update(STOKER_RUN=address, STOKER_HOME=str(SOURCE))
-    for name in ("STOKER_APPLY", "STOKER_MAX_STEPS"):
+    for name in ("STOKER_APPLY", "STOKER_CEILINGS", "STOKER_MAX_STEPS"):
         env.pop(name, None)
     if apply:
         env["STOKER_APPLY"] = "1"
+    if ceilings:
+        env["STOKER_CEILINGS"] = "1"
     if max_steps is not None:
         env["STOKER_MAX_STEPS"] = str(max_steps)
     return env
@@ -202,7 +218,7 @@ def _in_foreground() -> bool:
         os.close(tty)
 
 
-def _execute(line: list[str], env: dict[str, str], listener: Listener) -> tuple[int, dict[str, Any]]:
+def _execute(line: list[str], env: dict[str, str], listener: Listener, live: bool) -> tuple[int, dict[str, Any]]:
     """Runs the command; signals sent to this process go on to it, once. Returns its exit code, and what the machine did
     meanwhile."""
     shared_group = _in_foreground()  # else it gets a group of its own, or a signal to ours would reach it twice
@@ -222,7 +238,10 @@ def _execute(line: list[str], env: dict[str, str], listener: Listener) -> tuple[
     listener.start()
     threading.Thread(target=_forward, args=(process, shared_group), name="stoker_signals", daemon=True).start()
     ambient = Ambient()
+    ticker = Ticker(listener.now) if live else None
     code = process.wait()
+    if ticker is not None:
+        ticker.stop()
     return code, ambient.stop()
 
 
@@ -277,6 +296,7 @@ def _report(
         "verdict": verdict,
         "findings": [f.as_dict() for f in findings],
         "applied": applied,
+        "ceilings": next((s["ceilings"] for s in snapshots if (s.get("ceilings") or {}).get("name")), None),
         "partial": any(not s.get("final") for s in snapshots),
     }
 

@@ -13,16 +13,15 @@ import json
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils.data import _utils as torch_utils
 
-from . import engine, stage
+from . import engine, watch_fetch
+from .ceilings import Ceilings
 from .inside import bin_of
 from .live import Live, Stages
 from .metrics import EPOCHS, LoaderMetrics
@@ -65,10 +64,12 @@ class Watch:
     Args:
         max_steps: end the script after so many batches, or None.
         apply: put stoker's engine and measured settings behind the script's loaders.
+        ceilings: measure what loop, steps and loader could do, and end the script.
     """
 
-    def __init__(self, max_steps: int | None = None, apply: bool = False) -> None:
+    def __init__(self, max_steps: int | None = None, apply: bool = False, ceilings: bool = False) -> None:
         self.max_steps, self.apply = max_steps, apply
+        self.ceilings = Ceilings(lambda batch: count(batch, 1)) if ceilings else None
         self.loaders: dict[str, LoaderMetrics] = {}
         self.applied: dict[str, Any] = {}
         self._stages: dict[str, Stages] = {}
@@ -123,6 +124,7 @@ class Watch:
             "threads": torch.get_num_threads(),
             "loaders": [vars(m) for m in self.loaders.values()],
             "applied": self.applied,
+            "ceilings": None if self.ceilings is None else {"name": self.ceilings.name, **self.ceilings.found},
         }
 
     def _weigh(self, metrics: LoaderMetrics) -> None:
@@ -232,10 +234,14 @@ def _short(path: str) -> str:
 def attach(module: Any) -> Watch:
     """Puts the watch on torch's loader module; ``STOKER_APPLY`` and ``STOKER_MAX_STEPS`` say what else to do."""
     steps = os.environ.get("STOKER_MAX_STEPS", "")
-    watch = Watch(int(steps) if steps.isdigit() else None, os.environ.get("STOKER_APPLY") == "1")
+    watch = Watch(
+        int(steps) if steps.isdigit() else None,
+        os.environ.get("STOKER_APPLY") == "1",
+        os.environ.get("STOKER_CEILINGS") == "1",
+    )
     _watch_loaders(module, watch)
     _watch_batches(module._BaseDataLoaderIter, watch)
-    _watch_fetchers(watch)
+    watch_fetch.attach()
     if watch.apply:
         from .tuning import apply
 
@@ -271,7 +277,7 @@ def _watch_loaders(module: Any, watch: Watch) -> None:
         if hasattr(it, "_dataset_fetcher"):  # inline: fetched in this process
             it._dataset_fetcher._stoker_stages = stages
             if "fetch" in vars(it._dataset_fetcher):
-                it._dataset_fetcher.fetch = _gathered(it._dataset_fetcher.fetch, stages)
+                it._dataset_fetcher.fetch = watch_fetch.gathered(it._dataset_fetcher.fetch, stages)
         clock = it.__dict__["_stoker_clock"] = _Clock(metrics, watch.row(metrics))
         metrics.epochs += 1
         spent = _now() - began
@@ -313,7 +319,7 @@ def _watch_batches(cls: Any, watch: Watch) -> None:
             raise Enough
         clock.inside = True
         try:
-            batch = original(self)
+            batch = original(self) if watch.ceilings is None else _ceiling(watch.ceilings, metrics, original, self)
         except StopIteration:
             metrics.wait_s += _now() - began
             raise
@@ -345,83 +351,14 @@ def _watch_batches(cls: Any, watch: Watch) -> None:
     cls.__next__ = __next__
 
 
-def _watch_fetchers(watch: Watch) -> None:
-    """Times torch's own fetchers, in its workers and inline. stoker's workers report for themselves."""
-    fetch_module = torch_utils.fetch
-    for cls in (fetch_module._MapDatasetFetcher, fetch_module._IterableDatasetFetcher):
-        _watch_fetcher(cls)
-    _watch_stages()
-
-
-def _watch_stages() -> None:
-    """stoker's own workers send their times themselves; this is for what is behind the sums."""
-    run = stage.Stages.run
-
-    @functools.wraps(run)
-    def watched(self: Any, indices: Any) -> Any:
-        stages = Stages.current
-        info = torch.utils.data.get_worker_info()
-        if stages is None or info is None or threading.current_thread() is not threading.main_thread():
-            return run(self, indices)
-        account = stages.inside(info.id, info.dataset, self._collate.fn)
-        began = time.perf_counter()
-        account.begin()
-        try:
-            return run(self, indices)
-        finally:
-            account.end(time.perf_counter() - began)
-
-    stage.Stages.run = watched  # type: ignore[method-assign]
-
-
-def _watch_fetcher(cls: Any) -> None:
-    original = cls.fetch
-
-    @functools.wraps(original)
-    def fetch(self: Any, index: Any) -> Any:
-        stages = self.__dict__.get("_stoker_stages") or Stages.current
-        info = torch.utils.data.get_worker_info()
-        if stages is None:
-            return original(self, index)
-        if "_stoker_collate_ns" not in self.__dict__:
-            self._stoker_stages = stages
-            self._stoker_collate_fn = self.collate_fn
-            self.collate_fn = _timed(self, self.collate_fn)
-        self._stoker_collate_ns = 0
-        worker = info.id if info is not None else None
-        account = stages.inside(worker, self.dataset, self._stoker_collate_fn)
-        began, cpu = time.perf_counter_ns(), time.thread_time_ns()
-        account.begin()
-        try:
-            return original(self, index)
-        finally:
-            all_ns = time.perf_counter_ns() - began
-            account.end(all_ns / 1e9)
-            collate = self._stoker_collate_ns
-            stages.add(worker, all_ns - collate, collate, time.thread_time_ns() - cpu)
-
-    cls.fetch = fetch
-
-
-def _gathered(gather: Any, stages: Stages) -> Callable[[Any], Any]:
-    """Times stoker's ``Gather`` inline. What it leaves to torch's fetcher is timed there."""
-
-    def fetch(index: Any) -> Any:
-        before, began, cpu = gather.gathered, time.perf_counter_ns(), time.thread_time_ns()
-        batch = gather(index)
-        if gather.gathered > before:
-            stages.add(None, time.perf_counter_ns() - began, 0, time.thread_time_ns() - cpu)
-        return batch
-
-    return fetch
-
-
-def _timed(fetcher: Any, collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def timed(data: Any) -> Any:
-        began = time.perf_counter_ns()
-        try:
-            return collate(data)
-        finally:
-            fetcher._stoker_collate_ns = time.perf_counter_ns() - began
-
-    return timed
+def _ceiling(ceilings: Ceilings, metrics: LoaderMetrics, original: Callable[[Any], Any], it: Any) -> Any:
+    """The first loader's batches, by the spells of ``Ceilings``; the script ends with the last of them."""
+    ceilings.name = ceilings.name or metrics.name
+    if ceilings.name != metrics.name:
+        return original(it)
+    settings = metrics.settings
+    ahead = int(settings.get("num_workers") or 0) * int(settings.get("prefetch_factor") or 1)
+    batch = ceilings.next(lambda: original(it), ahead)
+    if "loader" in ceilings.found or batch is None:
+        raise Enough
+    return batch

@@ -101,7 +101,7 @@ def render(report: dict[str, Any]) -> str:
     from plotly.offline import get_plotlyjs
 
     figures: dict[str, Any] = {}
-    body = [_head(report), _findings(report), _applied(report)]
+    body = [_head(report), _ceilings(report), _findings(report), _applied(report)]
     for i, entry in enumerate(report["loaders"]):
         body.append(_loader(entry, i, figures))
     body.append(_machine(report, figures))
@@ -146,6 +146,14 @@ def _waited(report: dict[str, Any]) -> str:
     main = max(report["loaders"], key=lambda e: float(e["wait_s"] + e["step_s"]))
     total = main["wait_s"] + main["step_s"]
     return f": the loop waits for data {main['wait_s'] / total:.0%} of its time" if total else ""
+
+
+def _ceilings(report: dict[str, Any]) -> str:
+    found = report.get("ceilings") or {}
+    if "loader" not in found:
+        return ""
+    row: list[object] = [f"{found[what]:,.0f}" for what in ("loop", "steps", "loader")]
+    return "<h2>Ceilings, samples/s</h2>" + _table(["the loop", "its steps alone", "its loader alone"], [row])
 
 
 def _findings(report: dict[str, Any]) -> str:

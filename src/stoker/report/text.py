@@ -36,12 +36,26 @@ def render(report: dict[str, Any], path: Path, stream: TextIO) -> str:
         words = textwrap.wrap(f"{f['cause']}: {costs}{f['fix']}{gain}", columns - 2, subsequent_indent="  ")
         words[0] = words[0].replace(f["cause"], style(f["cause"], "bold", colour), 1)
         out += ["  " + line for line in words]
+    if report.get("ceilings"):
+        out += textwrap.wrap(_ceilings(report["ceilings"]), columns, subsequent_indent="  ")
     if report["applied"]:
         out += _applied(report, columns, colour)
     elif report["verdict"] == "input-bound":
         out.append("try: stoker run --apply " + " ".join(report["command"]))
     out.append(f"report: {path}")
     return "\n".join(out) + "\n"
+
+
+def _ceilings(found: dict[str, Any]) -> str:
+    """What loop, steps and loader make, and which of the two bounds the loop."""
+    if "loader" not in found:
+        return f"ceilings of {_short(found['name'])}: not measured, the run or its epochs were too short"
+    loop, steps, loader = found["loop"], found["steps"], found["loader"]
+    bound = "the loader bounds it" if loader < steps else "the steps bound it"
+    return (
+        f"ceilings of {_short(found['name'])}, samples/s: the loop {loop:,.0f}, its steps alone {steps:,.0f}, its "
+        f"loader alone {loader:,.0f}; {bound}"
+    )
 
 
 def _partial(report: dict[str, Any]) -> str:
