@@ -344,6 +344,33 @@ def test_torchrun(tmp_path: Path) -> None:
     assert loader["settings"]["processes"] == 2
 
 
+def test_the_rank_that_starves_the_others_is_named(tmp_path: Path) -> None:
+    path = script(
+        tmp_path,
+        """
+        import os, time, torch, torch.distributed as dist
+        from torch.utils.data import DataLoader, Dataset
+        dist.init_process_group("gloo")
+        class Data(Dataset):
+            def __len__(self): return 200
+            def __getitem__(self, i):
+                time.sleep(0.01 if os.environ["RANK"] == "1" else 0.0)
+                return torch.zeros(2)
+        for x in DataLoader(Data(), batch_size=4, num_workers=1):
+            dist.all_reduce(x.sum())
+        dist.destroy_process_group()
+        """,
+    )
+    p = stoker(
+        tmp_path, sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29518", path
+    )
+    assert p.returncode == 0, p.stderr
+    found = report(tmp_path)["ranks"]
+    assert [r["rank"] for r in found["each"]] == [0, 1]
+    assert found["starving"] == 1
+    assert "rank 1 starves the others" in p.stderr
+
+
 def test_a_sitecustomize_of_the_users_still_runs(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text("import builtins; builtins.mine = 5")

@@ -25,6 +25,7 @@ from typing import Any
 
 from . import machine
 from .ambient import Ambient
+from .doctor import ranks
 from .doctor.verdict import diagnose
 from .errors import UsageError
 from .live import LIVE, Live
@@ -296,6 +297,7 @@ def _report(
         "verdict": verdict,
         "findings": [f.as_dict() for f in findings],
         "applied": applied,
+        "ranks": ranks.compare(snapshots),
         "ceilings": next((s["ceilings"] for s in snapshots if (s.get("ceilings") or {}).get("name")), None),
         "partial": any(not s.get("final") for s in snapshots),
     }

@@ -119,6 +119,7 @@ class Watch:
             "pid": os.getpid(),
             "argv": sys.argv,
             "rank": int(os.environ.get("RANK", "0")) if os.environ.get("RANK", "0").isdigit() else 0,
+            "world": int(os.environ.get("WORLD_SIZE", "1")) if os.environ.get("WORLD_SIZE", "1").isdigit() else 1,
             "final": final,
             "cuda": bool(torch.cuda.is_available() and torch.cuda.is_initialized()),
             "threads": torch.get_num_threads(),

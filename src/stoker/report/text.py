@@ -36,6 +36,9 @@ def render(report: dict[str, Any], path: Path, stream: TextIO) -> str:
         words = textwrap.wrap(f"{f['cause']}: {costs}{f['fix']}{gain}", columns - 2, subsequent_indent="  ")
         words[0] = words[0].replace(f["cause"], style(f["cause"], "bold", colour), 1)
         out += ["  " + line for line in words]
+    late = (report.get("ranks") or {}).get("starving")
+    if late is not None:
+        out += textwrap.wrap(_late(report["ranks"]["each"], late), columns, subsequent_indent="  ")
     if report.get("ceilings"):
         out += textwrap.wrap(_ceilings(report["ceilings"]), columns, subsequent_indent="  ")
     if report["applied"]:
@@ -44,6 +47,16 @@ def render(report: dict[str, Any], path: Path, stream: TextIO) -> str:
         out.append("try: stoker run --apply " + " ".join(report["command"]))
     out.append(f"report: {path}")
     return "\n".join(out) + "\n"
+
+
+def _late(each: list[dict[str, Any]], late: int) -> str:
+    """Of a rank that makes the others wait."""
+    waits = {r["rank"]: r["wait_s"] / max(1, r["batches"]) for r in each}
+    others = max(wait for rank, wait in waits.items() if rank != late)
+    return (
+        f"rank {late} starves the others: it waits {human_seconds(waits[late])} for a batch, they at most "
+        f"{human_seconds(others)}, and then for it"
+    )
 
 
 def _ceilings(found: dict[str, Any]) -> str:
