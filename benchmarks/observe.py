@@ -22,7 +22,7 @@ import torch
 import torch.utils.data.dataloader as loader_module
 from torch.utils.data import DataLoader, Dataset
 
-from stoker import live, watch
+from stoker import live, watching
 
 from .tuning import Python
 
@@ -134,7 +134,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="raw lines")
     a = parser.parse_args()
     warnings.simplefilter("ignore")
-    watch.attach(loader_module)
+    watching.attach(loader_module)
     lines = []
     for name, measure in (("steps", steps), ("inside", inside)):
         pairs = measure(random.Random(a.seed))

@@ -53,11 +53,12 @@ MAY: dict[str, set[str]] = {
         "workers",
     },
     "ceilings": set(),
-    "watch": {"ceilings", "engine", "inside", "live", "metrics", "options", "watch_fetch"},
+    "session": {"ambient", "report", "watching"},
+    "watching": BASE | {"ceilings", "engine", "inside", "live", "metrics", "options", "watch_fetch"},
     "watch_fetch": {"live", "stage"},
     "doctor": set(),
     "report": BASE | {"arguments", "inside", "machine"},
-    "bench": BASE | {"engine", "loader", "machine", "options", "report", "tuning", "watch"},
+    "bench": BASE | {"engine", "loader", "machine", "options", "report", "tuning", "watching"},
     "bench_cli": BASE | {"arguments", "report"},
     "run": BASE | {"ambient", "doctor", "live", "machine", "report"},
     "cli": BASE | {"__init__", "arguments", "bench_cli", "report", "stats_cli", "tuning"},
@@ -70,18 +71,19 @@ MAY: dict[str, set[str]] = {
 # Only when they are needed, and so not at import: "auto" measures, --apply measures, commands find their clients.
 LAZY = {
     ("engine", "tuning"),
-    ("watch", "tuning"),
+    ("watching", "tuning"),
+    ("session", "run"),
     ("cli", "run"),
     ("bench_cli", "bench"),
     ("bench_cli", "tuning"),
     ("cli", "machine"),
     ("cli", "report"),
-    ("_hook", "watch"),
+    ("_hook", "watching"),
     ("stats_cli", "stats"),
     ("stats_cli", "tuning"),
 }
 ROAD = {"source", "seeding", "stage", "collate", "transport", "workers", "scheduler", "pin", "iterators"}
-CLIENTS = {"tuning", "doctor", "report", "run", "cli", "watch"}
+CLIENTS = {"tuning", "doctor", "report", "run", "cli", "watching"}
 
 
 def room_of(path: Path) -> str:
@@ -162,6 +164,7 @@ def test_the_public_names() -> None:
         "share",
         "tune",
         "uninstall",
+        "watch",
     ]
     assert sorted(stoker.__all__) == stoker.__all__
     for name in ("install", "uninstall", "installed"):
@@ -194,6 +197,6 @@ def test_the_command_line_does_not_import_torch() -> None:
 
 
 def test_heavy_and_optional_modules_are_lazy() -> None:
-    code = "import torch, sys; have = set(sys.modules); import stoker.loader, stoker.watch; print(*set(sys.modules) - have)"
+    code = "import torch, sys; have = set(sys.modules); import stoker.loader, stoker.watching; print(*set(sys.modules) - have)"
     new = {name.split(".")[0] for name in run(code).split()}
     assert not new & {"matplotlib", "ray", "pynvml", "psutil", "torchvision"}

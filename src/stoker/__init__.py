@@ -14,6 +14,7 @@ __all__ = [
     "share",
     "tune",
     "uninstall",
+    "watch",
 ]
 _ROOMS = {
     "StokerError": ".errors",
@@ -22,11 +23,13 @@ _ROOMS = {
     "mean_std": ".stats",
     "share": ".shared",
     "tune": ".tuning.search",
+    "watch": ".session",
 }  # all else is in .loader
 
 if TYPE_CHECKING:
     from .errors import StokerError, StokerWarning
     from .loader import DataLoader, install, installed, uninstall
+    from .session import watch
     from .shared import share
     from .source import FeistelSampler
     from .stats import mean_std

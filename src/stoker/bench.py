@@ -26,7 +26,7 @@ from .options import AutoWorkers
 from .report.rates import Bench, Rates
 from .report.terminal import human_seconds
 from .tuning.device import accelerator
-from .watch import count, settings_of
+from .watching import count, settings_of
 
 BATCHES = 100
 BUDGET_S = 60.0

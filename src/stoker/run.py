@@ -175,7 +175,7 @@ def run(
     line, env = command_line(command, module), _environment(listener.address, apply, max_steps, ceilings)
     code, around = _execute(line, env, listener, live)
     listener.close()
-    report = _report(command, module, code, listener.snapshots(), before, around)
+    report = report_of(command, module, code, listener.snapshots(), before, around)
     schema.save(report, json_path)
     if html_path is not None:
         page.save(report, html_path)
@@ -269,7 +269,7 @@ def _command(command: list[str], module: bool) -> list[str]:
     return ["-m", *command] if module else list(command)
 
 
-def _report(
+def report_of(
     command: list[str],
     module: bool,
     code: int,
@@ -277,6 +277,15 @@ def _report(
     before: dict[str, Any] | None,
     around: dict[str, Any],
 ) -> dict[str, Any]:
+    """The report (docs/report.md).
+
+    Args:
+        command, module: what was run.
+        code: its exit code.
+        snapshots: the last word of each process.
+        before: the observed run to compare with.
+        around: what the machine did meanwhile.
+    """
     grant = machine.read().as_dict()
     loaders = schema.merged(snapshots)
     cuda = any(s.get("cuda") for s in snapshots)

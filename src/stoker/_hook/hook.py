@@ -43,14 +43,14 @@ def _attach(module: Any) -> None:
     home = os.environ.get("STOKER_HOME", "")
     sys.path.append(home)  # last: it must not shadow anything of the script's
     try:
-        from stoker import watch
+        from stoker import watching
     except Exception as e:
         sys.stderr.write(f"stoker: not watching this process: {type(e).__name__}: {e}\n")
         return
     finally:
         if home in sys.path:
             sys.path.remove(home)
-    watch.attach(module)
+    watching.attach(module)
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -117,6 +117,17 @@ def render(report: dict[str, Any]) -> str:
     )
 
 
+def summary(report: dict[str, Any]) -> str:
+    """The report without plots, for a notebook."""
+    rows: list[list[object]] = [
+        [e["name"], e["settings"].get("num_workers"), f"{e['batches']:,}", f"{e['samples_per_s']:,.0f}"]
+        for e in report["loaders"]
+    ]
+    table = _table(["loader", "workers", "batches", "samples/s"], rows) if rows else ""
+    verdict = f"<p><b>{_text(report['verdict'])}</b>{_waited(report)}</p>"
+    return f"<div>{verdict}{table}{_findings(report)}</div>"
+
+
 def _text(value: object) -> str:
     return html.escape(str(value))
 

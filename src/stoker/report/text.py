@@ -14,19 +14,19 @@ SEEN = 0.005  # of the loop; what costs less costs something else
 LAST = 5  # of what was decided while running
 
 
-def render(report: dict[str, Any], path: Path, stream: TextIO) -> str:
+def render(report: dict[str, Any], path: Path | None, stream: TextIO) -> str:
     """The whole report as text that fits the stream.
 
     Args:
         report: as in ``report.schema``.
-        path: where it was written.
+        path: where it was written, if it was.
         stream: where the text will go; decides width and colour.
     """
     colour, columns = colour_wanted(stream), width(stream)
     out = ["", style("stoker", "bold", colour) + _partial(report)]
     if not report["loaders"]:
         out.append("no DataLoader was iterated in this run: nothing to say about data loading")
-        return "\n".join([*out, f"report: {path}", ""])
+        return "\n".join([*out, *([f"report: {path}"] if path else []), ""])
     out.append(_loaders(report, columns))
     out += _workers(report)
     out.append(f"verdict: {style(report['verdict'], COLOURS[report['verdict']], colour)}{_why(report)}")
@@ -43,9 +43,10 @@ def render(report: dict[str, Any], path: Path, stream: TextIO) -> str:
         out += textwrap.wrap(_ceilings(report["ceilings"]), columns, subsequent_indent="  ")
     if report["applied"]:
         out += _applied(report, columns, colour)
-    elif report["verdict"] == "input-bound":
+    elif report["verdict"] == "input-bound" and path is not None:
         out.append("try: stoker run --apply " + " ".join(report["command"]))
-    out.append(f"report: {path}")
+    if path is not None:
+        out.append(f"report: {path}")
     return "\n".join(out) + "\n"
 
 

@@ -19,9 +19,11 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.utils.data.dataloader as torch_loader
 
 from . import engine, watch_fetch
 from .ceilings import Ceilings
+from .errors import UsageError
 from .inside import bin_of
 from .live import Live, Stages
 from .metrics import EPOCHS, LoaderMetrics
@@ -73,15 +75,22 @@ class Watch:
         self.loaders: dict[str, LoaderMetrics] = {}
         self.applied: dict[str, Any] = {}
         self._stages: dict[str, Stages] = {}
+        self.on = True
+        self.listened = "STOKER_RUN" in os.environ
         self._steps = 0
         self._beat = 0.0
         self._born = _now()
         self._socket: socket.socket | None = None
         self._live = Live()
 
+    def forget(self) -> None:
+        """Nothing was seen."""
+        self.loaders, self._stages, self._live = {}, {}, Live()
+
     def metrics_of(self, loader: Any) -> LoaderMetrics:
         """The numbers of the line that made this loader; loaders made by one line share them."""
-        name = loader.__dict__.get("_stoker_name", "?")
+        # One that was made before there was a watch is called by its dataset.
+        name = loader.__dict__.setdefault("_stoker_name", f"DataLoader of {type(loader.dataset).__name__}")
         new = name not in self.loaders
         metrics = self.loaders.setdefault(name, LoaderMetrics(name))
         if new:
@@ -140,7 +149,7 @@ class Watch:
 
     def send(self, final: bool = False) -> None:
         """Tells ``stoker run``; when nobody listens, nothing happens."""
-        if not self.loaders:
+        if not self.loaders or not self.listened:
             return
         try:
             if self._socket is None:
@@ -232,6 +241,33 @@ def _short(path: str) -> str:
     return path
 
 
+_own: Watch | None = None  # the watch on this process, once there is one
+
+
+def begin() -> Watch:
+    """A watch on this process from now on, for ``session``.
+
+    Raises:
+        UsageError: there is one already.
+    """
+    global _own
+    if _own is None:
+        attach(torch_loader).on = False
+    watch = _own
+    assert watch is not None
+    if watch.on and not watch.listened:
+        raise UsageError("another stoker.watch() has not ended yet: call its stop()")
+    if not watch.listened:
+        watch.forget()
+    watch.on = True
+    return watch
+
+
+def end(watch: Watch) -> None:
+    """What is iterated from now on is not seen, unless ``stoker run`` listens."""
+    watch.on = watch.listened
+
+
 def attach(module: Any) -> Watch:
     """Puts the watch on torch's loader module; ``STOKER_APPLY`` and ``STOKER_MAX_STEPS`` say what else to do."""
     steps = os.environ.get("STOKER_MAX_STEPS", "")
@@ -247,6 +283,8 @@ def attach(module: Any) -> Watch:
         from .tuning import apply
 
         apply.attach(module, watch.applied)
+    global _own
+    _own = watch
     atexit.register(watch.end)
     os.register_at_fork(after_in_child=watch.forked)
     return watch
@@ -263,6 +301,8 @@ def _watch_loaders(module: Any, watch: Watch) -> None:
 
     @functools.wraps(start)
     def __iter__(self: Any) -> Any:
+        if not watch.on:
+            return start(self)
         began = _now()
         metrics = watch.metrics_of(self)
         known = engine.state_of(self).measured

@@ -1,0 +1,96 @@
+"""``stoker.watch()``: the same report for a part of a script."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import stoker
+from stoker.errors import UsageError
+
+
+class Slow(Dataset):
+    def __len__(self) -> int:
+        return 160
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        time.sleep(0.002)
+        return torch.zeros(2)
+
+
+def epoch(loader: DataLoader) -> None:
+    for _ in loader:
+        pass
+
+
+def test_what_is_iterated_in_between_is_seen(tmp_path: Path) -> None:
+    before = DataLoader(Slow(), batch_size=8)
+    with stoker.watch() as w:
+        epoch(before)
+        epoch(stoker.DataLoader(Slow(), batch_size=8, num_workers=1))
+    epoch(before)
+    assert w.report is not None
+    early, late = w.report["loaders"]
+    assert early["name"] == "DataLoader of Slow"
+    assert early["batches"] == late["batches"] == 20
+    assert late["settings"]["engine"] == "stoker"
+    assert w.report["verdict"] == "input-bound"
+    assert w.report["findings"][0]["cause"] == "main_process_loading"
+    assert "main_process_loading" in str(w)
+    assert "main_process_loading" in w._repr_html_()
+    w.save(tmp_path / "a.html")
+    assert (tmp_path / "a.html").stat().st_size > 1 << 20
+    with stoker.watch() as again:
+        epoch(before)
+    assert again.report is not None
+    assert [e["batches"] for e in again.report["loaders"]] == [20]
+
+
+def test_one_at_a_time() -> None:
+    with stoker.watch(), pytest.raises(UsageError, match="has not ended"):
+        stoker.watch()
+    w = stoker.watch().stop()
+    assert w.stop() is w
+    assert "no DataLoader" in str(w)
+
+
+def test_nested_abandoned_and_in_threads() -> None:
+    import threading
+
+    loader, inner = DataLoader(Slow(), batch_size=40), DataLoader(Slow(), batch_size=80, num_workers=1)
+    with stoker.watch() as w:
+        for _ in loader:
+            for _ in inner:
+                break
+        t = threading.Thread(target=epoch, args=(loader,))
+        t.start()
+        t.join()
+    assert w.report is not None
+    assert sum(e["batches"] for e in w.report["loaders"]) == 4 + 4 + 4
+
+
+def test_under_stoker_run_the_whole_script_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""
+        import stoker
+        from torch.utils.data import DataLoader
+        loader = DataLoader(list(range(40)), batch_size=4)
+        for x in loader: pass
+        with stoker.watch() as w:
+            for x in loader: pass
+        for x in loader: pass
+        print(sum(e["batches"] for e in w.report["loaders"]))
+        """)
+    )
+    line = [sys.executable, "-m", "stoker", "run", "train.py"]
+    p = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert p.returncode == 0, p.stderr
+    assert p.stdout == "20\n"
+    assert '"batches": 30' in (tmp_path / "stoker-report.json").read_text()
