@@ -5,32 +5,29 @@ The loader that is handed in is not iterated, a copy of it is. Random state move
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MethodType
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as torch_loader
 
 from . import machine
 from .engine import get_iterator, state_of, torch_get_iterator
 from .errors import StokerError, UsageError
 from .loader import DataLoader as Own
-from .options import AutoWorkers
 from .report.rates import Bench, Rates
 from .report.terminal import human_seconds
 from .tuning.device import accelerator
+from .tuning.target import variant
 from .watching import count, settings_of
 
 BATCHES = 100
 BUDGET_S = 60.0
-ENGINES = ("torch", "stoker")
 SAY_S = 0.25  # between two words of progress
 FLATTERED = 4  # what lay ready when the clock began is a quarter of what was measured: worth a note
 WORDS = 300  # of an error that is not ours
@@ -88,49 +85,6 @@ def measure(
         tuple(notes),
         machine.read().as_dict(),
     )
-
-
-def variant(
-    loader: DataLoader[Any], num_workers: int | None = None, batch_size: int | None = None, engine: str | None = None
-) -> DataLoader[Any]:
-    """A copy of ``loader``, of its own class and with its own settings, but for those given.
-
-    Args:
-        loader: torch's or stoker's, or of a class derived from one of them.
-        num_workers: 0 or more.
-        batch_size: samples in a batch.
-        engine: "torch" or "stoker".
-
-    Raises:
-        UsageError: the loader makes its own batches, or torch's engine is asked for ``num_workers="auto"``.
-
-    Example:
-        >>> variant(DataLoader(range(10), drop_last=True), num_workers=2, batch_size=4).prefetch_factor
-        2
-    """
-    twin = copy.copy(loader)
-    fields = vars(twin)  # what torch refuses to set on a loader that exists is set on the copy before it is used
-    fields["_iterator"] = None
-    if num_workers is not None:
-        fields["num_workers"] = num_workers
-        if num_workers:
-            fields["prefetch_factor"] = loader.prefetch_factor or 2
-        else:
-            fields.update(prefetch_factor=None, persistent_workers=False, timeout=0)
-    if batch_size is not None and batch_size != loader.batch_size:
-        if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
-            raise UsageError("the loader makes its own batches (batch_size=None or a batch_sampler): leave their size")
-        fields["batch_size"] = batch_size
-        fields["batch_sampler"] = BatchSampler(loader.sampler, batch_size, loader.drop_last)
-    if engine is not None:
-        if engine not in ENGINES:
-            raise UsageError(f"engine={engine!r}: one of {', '.join(ENGINES)}")
-        if engine == "torch" and isinstance(twin.num_workers, AutoWorkers):
-            raise UsageError('torch\'s engine has no num_workers="auto": say how many workers it is to have')
-        fields["_get_iterator"] = MethodType(torch_get_iterator if engine == "torch" else get_iterator, twin)
-    elif "_get_iterator" in fields:  # of a variant: bound to the loader that is copied
-        fields["_get_iterator"] = MethodType(fields["_get_iterator"].__func__, twin)
-    return twin
 
 
 def tensors(batch: Any) -> Iterator[torch.Tensor]:
@@ -198,6 +152,8 @@ class _Batches:
 
 def _said(e: BaseException) -> str:
     """An error in one line; of one that came from a worker, its own last line instead of two tracebacks."""
+    if isinstance(e, (EOFError, ConnectionResetError)):  # what torch's queue says of a pipe without another end
+        return f"a worker exited unexpectedly ({type(e).__name__})"
     text = str(e).strip()
     words = text.splitlines()[-1] if "Traceback (most recent call last)" in text else f"{type(e).__name__}: {text}"
     return " ".join(words.split())[:WORDS]

@@ -52,8 +52,8 @@ def run(options: argparse.Namespace) -> int:
     to_file = options.json is not None and str(options.json) != "-"
     if to_file:
         check_writable(options.json)
-    from .bench import measure, variant  # which loads torch
-    from .tuning.target import as_loader, find
+    from .bench import measure  # which loads torch
+    from .tuning.target import as_loader, find, variant
 
     own = as_loader(find(options.target), name=options.target)
     loader = variant(own, options.num_workers, options.batch_size, options.engine)

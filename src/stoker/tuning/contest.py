@@ -18,7 +18,7 @@ from .model import KNEE
 from .remote import Remote
 from .result import Setting, figure
 from .sampled import gain, paired
-from .target import rebuilt
+from .target import variant
 from .tasks import Tasks
 
 WINDOW_S = 0.25  # one measurement; long enough that a scheduler tick of a busy machine is noise
@@ -98,7 +98,7 @@ class Contest:
     def of(self, s: Setting) -> tuple[Any, Tasks]:
         size = s.batch_size
         if size not in self._loaders:
-            self._loaders[size] = rebuilt(self.loader, batch_size=size, num_workers=0)
+            self._loaders[size] = variant(self.loader, batch_size=size, num_workers=0)
             self._tasks[size] = Tasks(self._loaders[size])
             self._tasks[size].fresh = self.tasks.fresh
         return self._loaders[size], self._tasks[size]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import os
 import sys
+from types import MethodType
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
+from ..engine import get_iterator, torch_get_iterator
 from ..errors import UsageError
+from ..options import AutoWorkers
 from . import BATCH_SIZE
 
+ENGINES = ("torch", "stoker")
 FORM = "TARGET is path.py:name or package.module:name, as in train.py:make_loader"
 
 
@@ -92,7 +97,7 @@ def as_loader(thing: Any, batch_size: int | None = None, name: str = "TARGET") -
             raise UsageError(f"calling {name}() failed: {type(e).__name__}: {e}") from e
     if isinstance(thing, DataLoader):
         _check(thing.dataset, name)
-        return thing if batch_size in (None, thing.batch_size) else rebuilt(thing, batch_size=batch_size)
+        return thing if batch_size in (None, thing.batch_size) else variant(thing, batch_size=batch_size)
     if not _is_dataset(thing):
         raise UsageError(f"{name} is {_article(type(thing).__name__)}, neither a Dataset nor a DataLoader")
     _check(thing, name)
@@ -102,30 +107,47 @@ def as_loader(thing: Any, batch_size: int | None = None, name: str = "TARGET") -
     return Own(thing, batch_size=batch_size or BATCH_SIZE, shuffle=None if streams else True)
 
 
-def rebuilt(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
-    """A loader like ``loader``, of its own class where that can be, with some arguments changed.
+def variant(
+    loader: DataLoader[Any], num_workers: int | None = None, batch_size: int | None = None, engine: str | None = None
+) -> DataLoader[Any]:
+    """A copy of ``loader``, of its own class and with its own settings, but for those given.
+
+    Args:
+        loader: torch's or stoker's, or of a class derived from one of them.
+        num_workers: 0 or more.
+        batch_size: samples in a batch.
+        engine: "torch" or "stoker".
 
     Raises:
-        UsageError: a loader with a batch sampler of its own has no batch size to change.
-    """
-    if "batch_size" in changes and loader.batch_size is None:
-        raise UsageError("the loader makes its own batches (batch_size=None or a batch_sampler): their size is its own")
-    kw: dict[str, Any] = {
-        "batch_size": loader.batch_size,
-        "collate_fn": loader.collate_fn,
-        "drop_last": loader.drop_last,
-        "num_workers": loader.num_workers,
-        "worker_init_fn": loader.worker_init_fn,
-        "multiprocessing_context": loader.multiprocessing_context,
-        "generator": loader.generator,
-        **changes,
-    }
-    if not isinstance(loader.dataset, IterableDataset):
-        kw["sampler"] = loader.sampler
-    from ..loader import DataLoader as Own
+        UsageError: the loader makes its own batches, or torch's engine is asked for ``num_workers="auto"``.
 
-    cls: Any = Own if isinstance(loader, Own) else DataLoader
-    return cls(loader.dataset, **kw)  # type: ignore[no-any-return]
+    Example:
+        >>> variant(DataLoader(range(10), drop_last=True), num_workers=2, batch_size=4).prefetch_factor
+        2
+    """
+    twin = copy.copy(loader)
+    fields = vars(twin)  # what torch refuses to set on a loader that exists is set on the copy before it is used
+    fields["_iterator"] = None
+    if num_workers is not None:
+        fields["num_workers"] = num_workers
+        if num_workers:
+            fields["prefetch_factor"] = loader.prefetch_factor or 2
+        else:
+            fields.update(prefetch_factor=None, persistent_workers=False, timeout=0)
+    if batch_size is not None and batch_size != loader.batch_size:
+        if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
+            raise UsageError("the loader makes its own batches (batch_size=None or a batch_sampler): leave their size")
+        fields["batch_size"] = batch_size
+        fields["batch_sampler"] = BatchSampler(loader.sampler, batch_size, loader.drop_last)
+    if engine is not None:
+        if engine not in ENGINES:
+            raise UsageError(f"engine={engine!r}: one of {', '.join(ENGINES)}")
+        if engine == "torch" and isinstance(twin.num_workers, AutoWorkers):
+            raise UsageError('torch\'s engine has no num_workers="auto": say how many workers it is to have')
+        fields["_get_iterator"] = MethodType(torch_get_iterator if engine == "torch" else get_iterator, twin)
+    elif "_get_iterator" in fields:  # of a variant: bound to the loader that is copied
+        fields["_get_iterator"] = MethodType(fields["_get_iterator"].__func__, twin)
+    return twin
 
 
 def _is_dataset(thing: Any) -> bool:
