@@ -17,6 +17,7 @@ MAY: dict[str, set[str]] = {
     "errors": set(),
     "live": {"inside", "machine", "metrics"},
     "stacks": set(),
+    "debug": {"stacks"},
     "inside": {"stacks"},
     "ambient": {"machine"},
     "arguments": set(),
@@ -71,6 +72,8 @@ MAY: dict[str, set[str]] = {
 # Only when they are needed, and so not at import: "auto" measures, --apply measures, commands find their clients.
 LAZY = {
     ("engine", "tuning"),
+    ("engine", "debug"),
+    ("watching", "debug"),
     ("watching", "tuning"),
     ("session", "run"),
     ("cli", "run"),

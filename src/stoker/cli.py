@@ -50,6 +50,9 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="what the steps could do alone, and the loader alone; ends the script after a few seconds",
     )
+    run.add_argument(
+        "--debug", action="store_true", help="load in the script's own process: for breakpoints and plain tracebacks"
+    )
     run.add_argument("--max-steps", type=count, metavar="N", help="end the script after N batches")
     run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in python -m")
     run.add_argument("script", metavar="SCRIPT|COMMAND", help="a Python script, or a command that starts Python")
@@ -84,6 +87,7 @@ def main(argv: list[str] | None = None) -> int:
                 options.html,
                 options.live,
                 options.ceilings,
+                options.debug,
             )
         if options.command == "tune":
             return tune_cli.run(options)

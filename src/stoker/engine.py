@@ -6,6 +6,7 @@ On systems other than Linux torch's own iterators stand there.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 import weakref
@@ -89,6 +90,10 @@ def budget(loader: Any = None) -> Budget:
 
 def get_iterator(loader: Any) -> Any:
     """What stands behind ``_get_iterator``: torch's inline iterator for 0 workers, stoker's workers otherwise."""
+    if getattr(loader, "debug", False) or os.environ.get("STOKER_DEBUG") == "1":
+        from .debug import DebugIter
+
+        return DebugIter(loader)
     if loader.num_workers == 0 or not SUPPORTED:
         it: Any = torch_get_iterator(loader)
         if loader.num_workers == 0:

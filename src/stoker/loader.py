@@ -46,6 +46,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             ``stoker run``'s report; it takes processes where threads would not be safe or reproducible.
         budget: memory for batches that are made ahead, and as much again for those that the consumer keeps: bytes,
             ``"4GB"``, or a share of the memory granted (0.5). None: a quarter of the memory granted for each.
+        debug: everything in this process, whatever the number of workers, so that a breakpoint stops and a traceback is
+            plain; an error says which sample it was. Random augmentation is another draw then.
         prefetch_factor: batches made ahead per worker, as torch's; with ``num_workers="auto"`` and None up to 8 while
             batches are small, so that a slow sample does not stop the others.
         batch_size, sampler, batch_sampler, collate_fn, pin_memory, drop_last, timeout (s), worker_init_fn,
@@ -86,6 +88,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         in_order: bool = True,
         worker_method: str = "process",
         budget: int | float | str | None = None,
+        debug: bool = False,
     ) -> None:
         if worker_method not in METHODS:
             raise UsageError(f"worker_method={worker_method!r}: one of {', '.join(map(repr, METHODS))}")
@@ -99,7 +102,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             refuse(dataset)
         if budget is not None:
             parse_bytes(budget, machine.memory_granted())
-        self.worker_method, self.budget = worker_method, budget
+        self.worker_method, self.budget, self.debug = worker_method, budget, debug
         self._ahead = AHEAD if prefetch_factor is None else 0
         if isinstance(num_workers, str) and num_workers == "auto":
             num_workers = AutoWorkers(first_guess(dataset))

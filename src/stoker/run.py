@@ -146,6 +146,7 @@ def run(
     html_path: Path | None = None,
     live: bool = False,
     ceilings: bool = False,
+    debug: bool = False,
 ) -> int:
     """Runs ``command`` and writes the report.
 
@@ -158,6 +159,7 @@ def run(
         html_path: where the report goes as a page.
         live: a line about the loaders while it runs.
         ceilings: measure what the steps and the loader could do alone, and end the script.
+        debug: everything in the script's own process.
 
     Returns:
         The command's exit code; a command killed by a signal kills this process by the same one.
@@ -167,12 +169,14 @@ def run(
     """
     if not sys.platform.startswith("linux"):
         raise UsageError("stoker run works on Linux only; stoker.DataLoader works everywhere")
+    if debug and (apply or ceilings):
+        raise UsageError("--debug loads everything in one process: it goes with neither --apply nor --ceilings")
     schema.check_writable(json_path)
     if html_path is not None:
         page.check(html_path)
     before = _before(schema.load(json_path), command, module) if apply else None
     listener = Listener()
-    line, env = command_line(command, module), _environment(listener.address, apply, max_steps, ceilings)
+    line, env = command_line(command, module), _environment(listener.address, apply, max_steps, ceilings, debug)
     code, around = _execute(line, env, listener, live)
     listener.close()
     report = report_of(command, module, code, listener.snapshots(), before, around)
@@ -189,15 +193,17 @@ def run(
     return code
 
 
-def _environment(address: str, apply: bool, max_steps: int | None, ceilings: bool) -> dict[str, str]:
+def _environment(address: str, apply: bool, max_steps: int | None, ceilings: bool, debug: bool) -> dict[str, str]:
     env = dict(os.environ)
     path = env.get("PYTHONPATH")
     env["PYTHONPATH"] = f"{HOOK}{os.pathsep}{path}" if path else str(HOOK)
     env.update(STOKER_RUN=address, STOKER_HOME=str(SOURCE))
-    for name in ("STOKER_APPLY", "STOKER_CEILINGS", "STOKER_MAX_STEPS"):
+    for name in ("STOKER_APPLY", "STOKER_CEILINGS", "STOKER_DEBUG", "STOKER_MAX_STEPS"):
         env.pop(name, None)
     if apply:
         env["STOKER_APPLY"] = "1"
+    if debug:
+        env["STOKER_DEBUG"] = "1"
     if ceilings:
         env["STOKER_CEILINGS"] = "1"
     if max_steps is not None:

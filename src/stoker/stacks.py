@@ -107,7 +107,7 @@ class Looks:
         for f in stack:
             if f.f_code.co_filename.endswith(TORCH_COLLATE) or (self.collate and f.f_code is self.collate):
                 return "collate", f.f_code.co_name, line
-        name = _transform(stack, self.transforms)
+        name = transform_of(stack, self.transforms)
         if name:
             return "transform", name, line
         for f in stack:
@@ -188,7 +188,7 @@ def known_getters(dataset: Any) -> set[Any]:
     return out - {None}
 
 
-def _transform(stack: list[FrameType], known: dict[Any, str]) -> str:
+def transform_of(stack: list[FrameType], known: dict[Any, str]) -> str:
     """The transform that a stack is in, the outermost one, as people listed it. Empty where there is none."""
     for f in reversed(stack):
         if f.f_code in known:

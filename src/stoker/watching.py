@@ -279,6 +279,10 @@ def attach(module: Any) -> Watch:
     _watch_loaders(module, watch)
     _watch_batches(module._BaseDataLoaderIter, watch)
     watch_fetch.attach()
+    if os.environ.get("STOKER_DEBUG") == "1":
+        from .debug import DebugIter
+
+        module.DataLoader._get_iterator = lambda loader: DebugIter(loader)  # stoker's own class asks the engine
     if watch.apply:
         from .tuning import apply
 
@@ -317,7 +321,7 @@ def _watch_loaders(module: Any, watch: Watch) -> None:
         _watch_batches(type(it), watch)
         if hasattr(it, "_dataset_fetcher"):  # inline: fetched in this process
             it._dataset_fetcher._stoker_stages = stages
-            if "fetch" in vars(it._dataset_fetcher):
+            if hasattr(vars(it._dataset_fetcher).get("fetch"), "gathered"):
                 it._dataset_fetcher.fetch = watch_fetch.gathered(it._dataset_fetcher.fetch, stages)
         clock = it.__dict__["_stoker_clock"] = _Clock(metrics, watch.row(metrics))
         metrics.epochs += 1

@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import shlex
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ HERE = Path(__file__).parent
 TRUTH: dict[str, list[str]] = json.loads((HERE / "truth.json").read_text())
 TOOL = f"{shlex.quote(sys.executable)} -m stoker run --json {{json}} {{script}}"
 LIMIT_S = 120
+APPLIED = ("main_process_loading", "too_few_workers", "slow_transport")  # what --apply mends
 
 
 def report(name: str, tool: str = TOOL) -> dict[str, Any]:
@@ -44,10 +46,47 @@ def report(name: str, tool: str = TOOL) -> dict[str, Any]:
         return json.loads(out.read_text())  # type: ignore[no-any-return]
 
 
+def applied(name: str) -> tuple[float, float] | None:
+    """Predicted and measured speed-up of a script under ``stoker run --apply``; None where nothing was predicted."""
+    with tempfile.TemporaryDirectory() as folder:
+        found: dict[str, Any] = {}
+        for extra in ([], ["--apply"]):
+            line = [
+                sys.executable,
+                "-m",
+                "stoker",
+                "run",
+                *extra,
+                "--json",
+                "r.json",
+                str(HERE / "cases" / f"{name}.py"),
+            ]
+            env = {**os.environ, "PYTHONPATH": str(HERE / "cases")}
+            subprocess.run(line, cwd=folder, env=env, capture_output=True, timeout=LIMIT_S, check=True)
+            found = json.loads((Path(folder) / "r.json").read_text())
+        before, measured = found["applied"]["before"], list(found["applied"]["speedup"].values())
+        predicted = [f["predicted_speedup"] for f in before["findings"] if f["cause"] in APPLIED]
+        return (predicted[0], measured[0]) if predicted and predicted[0] and measured else None
+
+
 def right(name: str, causes: list[str]) -> bool:
     """Whether these findings are the truth."""
     true = TRUTH[name]
     return not causes if not true else set(causes[: len(true)]) == set(true)
+
+
+def compare(names: list[str], rounds: int) -> int:
+    errors = []
+    for _ in range(rounds):
+        for name in names:
+            both = applied(name)
+            if both is None:
+                print(f"{name:28} nothing predicted", flush=True)
+                continue
+            errors.append(abs(both[1] / both[0] - 1))
+            print(f"{name:28} predicted {both[0]:.2f}x, measured {both[1]:.2f}x, {errors[-1]:.0%} apart", flush=True)
+    print(f"median error {statistics.median(errors):.0%}")
+    return 0
 
 
 def main() -> int:
@@ -57,7 +96,10 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--tool", default=TOOL)
+    parser.add_argument("--apply", action="store_true", help="predicted against measured speed-up of what that mends")
     a = parser.parse_args()
+    if a.apply:
+        return compare(a.names or [n for n, causes in TRUTH.items() if set(causes) & set(APPLIED)], a.rounds)
     wrong = 0
     for round_ in range(a.rounds):
         for name in a.names or TRUTH:

@@ -1,0 +1,84 @@
+"""``DataLoader(debug=True)`` and ``stoker run --debug``: everything in this process, so that a breakpoint stops and a
+traceback is plain; and an error says which sample it was, and what it was in."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+
+from .stacks import known_getters, known_transforms, transform_of
+
+FILES = ("samples", "imgs", "images", "files", "paths", "filenames")
+
+
+class DebugIter(_SingleProcessDataLoaderIter):
+    """torch's own iterator without workers, for a loader with any number of them.
+
+    Order and shapes are the loader's own. Random augmentation is another draw, for it comes from this process' random
+    state; ``worker_init_fn`` is not called; an iterable dataset is read as a whole.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        alone = copy.copy(loader)
+        vars(alone).update(num_workers=0, prefetch_factor=None, persistent_workers=False, timeout=0, _iterator=None)
+        super().__init__(alone)
+        fetch, dataset = self._dataset_fetcher.fetch, loader.dataset
+
+        def explained(index: Any) -> Any:
+            try:
+                return fetch(index)
+            except StopIteration:
+                raise
+            except Exception as e:
+                note = explain(e, dataset)
+                if note and hasattr(e, "add_note"):  # Python 3.11
+                    e.add_note(note)
+                raise
+
+        self._dataset_fetcher.fetch = explained
+
+
+def explain(error: BaseException, dataset: Any) -> str:
+    """Which sample an error came from, its file where the dataset has a list of them, and the transform; empty where
+    its traceback does not go through the dataset.
+
+    Example:
+        >>> class Odd:
+        ...     def __getitem__(self, i):
+        ...         return 1 // (i % 2)
+        >>> try:
+        ...     Odd()[4]
+        ... except ZeroDivisionError as e:
+        ...     explain(e, Odd())
+        'stoker: while loading sample 4'
+    """
+    frames = []
+    at = error.__traceback__
+    while at is not None:
+        frames.append(at.tb_frame)
+        at = at.tb_next
+    getters = known_getters(dataset)
+    index: Any = None
+    words = ""
+    for f in reversed(frames):  # of datasets inside each other the innermost, which knows its files
+        if f.f_code in getters and f.f_code.co_argcount > 1:
+            index = f.f_locals.get(f.f_code.co_varnames[1])
+            words = f"stoker: while loading sample {index!r}{_file(f.f_locals.get('self'), index)}"
+            break
+    transform = transform_of(frames[::-1], known_transforms(dataset))
+    if transform:
+        words = f"{words or 'stoker: while loading a sample'}, in the transform {transform}"
+    return words
+
+
+def _file(dataset: Any, index: Any) -> str:
+    for name in FILES:
+        listed = getattr(dataset, name, None)
+        if isinstance(listed, (list, tuple)) and isinstance(index, int) and -len(listed) <= index < len(listed):
+            entry = listed[index]
+            first = entry[0] if isinstance(entry, (list, tuple)) and entry else entry
+            if isinstance(first, str) or hasattr(first, "__fspath__"):
+                return f" ({first})"
+    return ""
