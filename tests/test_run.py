@@ -474,3 +474,34 @@ def test_no_line_where_nothing_moved() -> None:
         assert ticker.line({"a/train.py:3": one}) == ""
     finally:
         ticker.stop()
+
+
+def test_scalars_for_tensorboard(tmp_path: Path) -> None:
+    accumulate = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    path = script(tmp_path, nap=0.01, step=0.02)
+    p = stoker(tmp_path, "--tensorboard", tmp_path / "board", path)
+    assert p.returncode == 0, p.stderr
+    found = accumulate.EventAccumulator(str(tmp_path / "board"))
+    found.Reload()
+    tags = found.Tags()["scalars"]
+    assert {t.rsplit("/", 1)[1] for t in tags} == {
+        "samples_per_s",
+        "wait_share",
+        "num_workers",
+        "workers_memory_bytes",
+    }
+    last = found.Scalars(next(t for t in tags if t.endswith("wait_share")))[-1]
+    assert 0 <= last.value <= 1
+    assert last.step == 40
+
+
+def test_scalars_that_cannot_be_written(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stoker import cli
+
+    assert cli.main(["run", "--tensorboard", str(tmp_path / "a" / "b"), "train.py"]) == 2
+    assert "no folder can be made" in capfd.readouterr().err
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert cli.main(["run", "--tensorboard", str(tmp_path / "a"), "train.py"]) == 2
+    assert "stoker[tensorboard]" in capfd.readouterr().err

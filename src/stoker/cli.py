@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="what the steps could do alone, and the loader alone; ends the script after a few seconds",
     )
+    run.add_argument("--tensorboard", type=Path, metavar="DIR", help="scalars for TensorBoard, once a second")
     run.add_argument(
         "--debug", action="store_true", help="load in the script's own process: for breakpoints and plain tracebacks"
     )
@@ -88,6 +89,7 @@ def main(argv: list[str] | None = None) -> int:
                 options.live,
                 options.ceilings,
                 options.debug,
+                options.tensorboard,
             )
         if options.command == "tune":
             return tune_cli.run(options)

@@ -29,7 +29,7 @@ from .doctor import ranks
 from .doctor.verdict import diagnose
 from .errors import UsageError
 from .live import LIVE, Live
-from .report import page, schema, text
+from .report import page, scalars, schema, text
 from .report.ticker import Ticker
 
 HOOK = Path(__file__).parent / "_hook"
@@ -147,6 +147,7 @@ def run(
     live: bool = False,
     ceilings: bool = False,
     debug: bool = False,
+    scalars_path: Path | None = None,
 ) -> int:
     """Runs ``command`` and writes the report.
 
@@ -160,6 +161,7 @@ def run(
         live: a line about the loaders while it runs.
         ceilings: measure what the steps and the loader could do alone, and end the script.
         debug: everything in the script's own process.
+        scalars_path: folder for TensorBoard's scalars.
 
     Returns:
         The command's exit code; a command killed by a signal kills this process by the same one.
@@ -174,10 +176,12 @@ def run(
     schema.check_writable(json_path)
     if html_path is not None:
         page.check(html_path)
+    if scalars_path is not None:
+        scalars.check(scalars_path)
     before = _before(schema.load(json_path), command, module) if apply else None
     listener = Listener()
     line, env = command_line(command, module), _environment(listener.address, apply, max_steps, ceilings, debug)
-    code, around = _execute(line, env, listener, live)
+    code, around = _execute(line, env, listener, live, scalars_path)
     listener.close()
     report = report_of(command, module, code, listener.snapshots(), before, around)
     schema.save(report, json_path)
@@ -225,7 +229,9 @@ def _in_foreground() -> bool:
         os.close(tty)
 
 
-def _execute(line: list[str], env: dict[str, str], listener: Listener, live: bool) -> tuple[int, dict[str, Any]]:
+def _execute(
+    line: list[str], env: dict[str, str], listener: Listener, live: bool, scalars_path: Path | None
+) -> tuple[int, dict[str, Any]]:
     """Runs the command; signals sent to this process go on to it, once. Returns its exit code, and what the machine did
     meanwhile."""
     shared_group = _in_foreground()  # else it gets a group of its own, or a signal to ours would reach it twice
@@ -245,10 +251,12 @@ def _execute(line: list[str], env: dict[str, str], listener: Listener, live: boo
     listener.start()
     threading.Thread(target=_forward, args=(process, shared_group), name="stoker_signals", daemon=True).start()
     ambient = Ambient()
-    ticker = Ticker(listener.now) if live else None
+    told: list[Ticker | scalars.Scalars] = [Ticker(listener.now)] if live else []
+    if scalars_path is not None:
+        told.append(scalars.Scalars(scalars_path, listener.now))
     code = process.wait()
-    if ticker is not None:
-        ticker.stop()
+    for listening in told:
+        listening.stop()
     return code, ambient.stop()
 
 
