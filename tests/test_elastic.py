@@ -441,6 +441,20 @@ def test_idle_workers_go() -> None:
     assert c.workers == 1
 
 
+def test_a_pause_of_the_consumer_is_no_change_of_the_load() -> None:
+    world = World(batch_s=0.040, step_s=0.001, cores=2)
+    c = controller(world, 2)
+    world.run(c, 1500)
+    settled = len(world.decisions)
+    for _ in range(20):
+        world.now += 5.0  # an evaluation, in which all that may be in flight is made
+        for _ in range(c.workers * c.prefetch):
+            assert c.step(int(world.waited * 1e9)) is None
+        world.run(c, 60)
+    # A trial or two of what did not pay before, with longer and longer rests; not one after each pause.
+    assert len(world.decisions) - settled <= 6, world.decisions
+
+
 def test_a_changed_load_wakes_it() -> None:
     world = World(batch_s=0.010, step_s=0.020, cores=8)
     c = controller(world, 2)

@@ -15,6 +15,8 @@ from typing import NamedTuple
 WINDOW_NS = 400_000_000  # one look; long enough that a scheduler tick of a busy machine is noise
 SETTLE_NS = 150_000_000  # after a change, and until what was in flight then has come
 TASKS = 4  # and at least so many batches for each worker
+PAUSE_NS = 500_000_000  # the consumer did something else: an evaluation, a checkpoint
+PAUSE = 8  # if it was also so many times a batch's time
 WAITS = 0.1  # share of the time that the consumer waits, above which more is tried
 FLOWS = 0.01  # and below which less is, after
 CALM = 4  # windows of that
@@ -76,6 +78,7 @@ class Controller:
         self._since, self._patience, self._moved = 0, PATIENCE, True
         self._longer = False
         self._rest, self._retry = 0, RETRY
+        self._last, self._typical = clock(), 0.0
         self._ration, self._refilled = float(BURST), clock()
         self.begin(0)
 
@@ -95,10 +98,15 @@ class Controller:
         Args:
             waited_ns: how long the consumer has waited for workers, all in all.
         """
+        now = self._clock()
+        gap, self._last = now - self._last, now
         self._batches += 1
+        if gap > PAUSE_NS and gap > PAUSE * self._typical > 0:
+            self.begin(waited_ns)  # what was made meanwhile comes at once, and would pass for a faster loader
+            return None
         if self._batches < self._look:
             return None
-        took = self._clock() - self._began
+        took = now - self._began
         if self._settling:
             if took >= SETTLE_NS:
                 self._settling = False
@@ -107,6 +115,7 @@ class Controller:
         if took < WINDOW_NS * (1 + self._longer):
             self._look = self._batches + self.workers
             return None
+        self._typical = took / self._batches
         rate, wait = self._batches / took * 1e9, (waited_ns - self._waited) / took
         if self._is_unsure(rate) and not self._longer:
             self._longer = True
