@@ -45,7 +45,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev]"; \
 	pwd -P > $(UNFINISHED); mv $(UNFINISHED) $@
 
-.PHONY: always help setup demo test lint types bench bench-gpu clean
+.PHONY: always help setup demo test test-slow lint types bench bench-gpu clean
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
 	@echo "  PYTHON=/path/to/python chooses the interpreter (3.10 to 3.13)"
@@ -59,8 +59,11 @@ demo: $(STAMP) ## an untouched training script on real photographs: observed, sp
 	@printf '\n== stoker run --apply examples/train_lazy.py\n'
 	@.venv/bin/stoker run --apply --json $(REPORT) examples/train_lazy.py
 
-test: $(STAMP) ## every test
+test: $(STAMP) ## the tests, under ten minutes
 	@$(PY) -m pytest
+
+test-slow: $(STAMP) ## those that take longest
+	@$(PY) -m pytest -m slow
 
 lint: $(STAMP) ## ruff: lint and format
 	@$(PY) -m ruff check .

@@ -86,6 +86,7 @@ def test_bare_limits_and_bounds_are_held_against_stoker_alone() -> None:
     assert "<= 2 batch times" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", ["stragglers", "resize", "memory"])
 def test_other_workloads_run(workload: str, tmp_path: Path) -> None:
     raw = tmp_path / "raw.jsonl"
@@ -108,6 +109,7 @@ def test_a_peer_that_is_not_there_is_said() -> None:
     assert "| spdl, Pillow | absent: failed: exit code 1 | | |" in text
 
 
+@pytest.mark.slow
 def test_a_peer_is_driven() -> None:
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.peers.drive", "torch", "overhead", "--epochs", "1"]
     p = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)

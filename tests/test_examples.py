@@ -170,6 +170,7 @@ def test_dataloader() -> None:
     assert "the same batches: True" in done.stdout
 
 
+@pytest.mark.slow
 def test_auto_workers_says_a_count_and_one_more_core_changes_no_batch() -> None:
     done = run("auto_workers.py")
     assert done.returncode == 0, done.stderr
@@ -208,6 +209,7 @@ def test_both_ways_give_the_same(name: str, word: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="stoker's own workers are on Linux")
+@pytest.mark.slow
 def test_tuning() -> None:
     done = run("tune.py")
     assert done.returncode == 0, done.stderr

@@ -98,6 +98,7 @@ def test_every_third_batch_is_kept(small_budget: None) -> None:
     assert all(intact(b, 9 * i) for i, b in enumerate(kept))
 
 
+@pytest.mark.slow
 def test_a_list_of_two_gigabytes() -> None:
     """More than a slot a worker, less than the machine: nothing blocks and every bit is right."""
     loader = stoker.DataLoader(Noise(52, 10_000_000), batch_size=2, num_workers=2)

@@ -402,7 +402,11 @@ def test_several_loaders_nested_and_left_early(tmp_path: Path) -> None:
     assert (val["batches"], val["epochs"], val["samples"]) == (12, 3, 120)
 
 
-def test_ceilings_say_what_bounds_the_loop(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "nap", "step"),
+    [("slow_loader.py", 0.01, 0.001), pytest.param("slow_step.py", 0.0, 0.03, marks=pytest.mark.slow)],
+)
+def test_ceilings_say_what_bounds_the_loop(tmp_path: Path, name: str, nap: float, step: float) -> None:
     body = """
         import time
         from torch.utils.data import DataLoader, Dataset
@@ -420,19 +424,17 @@ def test_ceilings_say_what_bounds_the_loop(tmp_path: Path) -> None:
                     time.sleep({step})
             open("end", "w")
     """
-    for name, nap, step in (("slow_loader.py", 0.01, 0.001), ("slow_step.py", 0.0, 0.03)):
-        text = textwrap.dedent(body).replace("{nap}", str(nap)).replace("{step}", str(step))
-        (tmp_path / name).write_text(text)
-        p = stoker(tmp_path, "--ceilings", "--json", f"{name}.json", name)
-        assert p.returncode == 0, p.stderr
-        found = report(tmp_path, f"{name}.json")["ceilings"]
-        if "loader" in name:
-            assert found["loader"] < found["steps"]
-            assert "the loader bounds it" in p.stderr
-        else:
-            assert found["steps"] < found["loader"]
-            assert "the steps bound it" in p.stderr
-        assert found["loop"] < 1.3 * min(found["steps"], found["loader"])
+    (tmp_path / name).write_text(textwrap.dedent(body).replace("{nap}", str(nap)).replace("{step}", str(step)))
+    p = stoker(tmp_path, "--ceilings", name)
+    assert p.returncode == 0, p.stderr
+    found = report(tmp_path)["ceilings"]
+    if "loader" in name:
+        assert found["loader"] < found["steps"]
+        assert "the loader bounds it" in p.stderr
+    else:
+        assert found["steps"] < found["loader"]
+        assert "the steps bound it" in p.stderr
+    assert found["loop"] < 1.5 * min(found["steps"], found["loader"])
     assert not (tmp_path / "end").exists()
 
 

@@ -127,6 +127,7 @@ class Rows(Dataset[Any]):
         return self.data[i]
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_images() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal([[[0.2]], [[0.5]], [[100.0]]], [[[0.1]], [[1.0]], [[30.0]]], (100_000, 3, 8, 8)).astype(np.float32)

@@ -373,7 +373,7 @@ def test_wrong_arguments() -> None:
         stoker.tune(Rows(), knobs=("cache",))
     with pytest.raises(UsageError, match="budget_s=0"):
         stoker.tune(Rows(), budget_s=0)
-    with pytest.raises(UsageError, match="their size is its own"):
+    with pytest.raises(UsageError, match="leave their size"):
         as_loader(DataLoader(Rows(), batch_size=None), batch_size=4)
 
 

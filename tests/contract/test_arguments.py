@@ -93,6 +93,7 @@ def test_the_signature_is_torchs() -> None:
     assert [(name, kind) for name, kind, _ in look[len(theirs) :]] == [
         ("worker_method", inspect.Parameter.KEYWORD_ONLY),
         ("budget", inspect.Parameter.KEYWORD_ONLY),
+        ("debug", inspect.Parameter.KEYWORD_ONLY),
     ]
 
 

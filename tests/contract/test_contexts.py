@@ -24,7 +24,7 @@ from .test_same_batches import draw
 
 
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("persistent", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_same_under_other_contexts(context: str, persistent: bool) -> None:
     for kind in ("augmented", "dict"):
         kw = {"batch_size": 3, "num_workers": 2, "multiprocessing_context": context, "shuffle": True}

@@ -10,7 +10,7 @@ from stoker.doctor.verdict import CAUSES
 
 from .__main__ import HERE, TRUTH, report, right
 
-QUICK = ("healthy_busy_loader", "main_process_python", "slow_transform_composed")
+QUICK = ("main_process_python", "slow_transform_composed")
 
 
 def found(name: str) -> list[str]:
@@ -23,7 +23,7 @@ def test_what_was_planted_is_found(name: str) -> None:
     assert right(name, causes), causes
 
 
-@pytest.mark.slow
+@pytest.mark.planted
 @pytest.mark.parametrize("name", [n for n in TRUTH if n not in QUICK])
 def test_all_that_was_planted_is_found(name: str) -> None:
     causes = found(name)

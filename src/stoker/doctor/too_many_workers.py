@@ -13,7 +13,7 @@ def check(case: Case) -> Finding | None:
         return None
     extra = 1 - case.cores / case.workers
     startup = case.startup / case.total * extra if case.total else 0.0
-    pss = case.loader["memory"]["worker_pss"]
+    pss = case.loader.get("memory", {}).get("worker_pss", [])
     evidence = {
         "num_workers": case.workers,
         "cores": case.cores,

@@ -13,7 +13,7 @@ STEADY = 0.7  # of the steps between two looks go up
 
 
 def check(case: Case) -> Finding | None:
-    line = case.loader["memory"].get("over_time", [])
+    line = case.loader.get("memory", {}).get("over_time", [])
     # The first look finds workers that have just started.
     line = line[1:]
     if len(line) < POINTS or not case.workers:

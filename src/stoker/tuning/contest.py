@@ -132,8 +132,11 @@ class Contest:
         x, y = self._met.setdefault((a, b), ([], []))
         if x:
             ratio, low, high = paired(x, y, DECIDES)
-        while low <= by <= high and len(x) < PAIRS and not self.over():
-            if not x and set(self._last) == {a, b}:
+        while not self.over():
+            alone = high < by and len(self.seen[b].rates) < 2  # one bad window is no verdict
+            if not alone and not (low <= by <= high and len(x) < PAIRS):
+                break
+            if not x and not alone and set(self._last) == {a, b}:
                 rates = {s: self.seen[s].rates[-1] for s in (a, b)}
             else:
                 rates = {s: self.measure(s).rates[-1] for s in ((a, b) if self._last[-1] != b else (b, a))}
