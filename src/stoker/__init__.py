@@ -22,7 +22,7 @@ _ROOMS = {
     "FeistelSampler": ".source",
     "mean_std": ".stats",
     "share": ".shared",
-    "tune": ".tuning.search",
+    "tune": ".tuning.entry",
     "watch": ".session",
 }  # all else is in .loader
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .shared import share
     from .source import FeistelSampler
     from .stats import mean_std
-    from .tuning.search import tune
+    from .tuning.entry import tune
 
 
 def __getattr__(name: str) -> Any:

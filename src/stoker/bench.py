@@ -24,7 +24,7 @@ from .report.rates import Bench, Rates
 from .report.terminal import human_seconds
 from .tuning.device import accelerator
 from .tuning.target import variant
-from .watching import count, settings_of
+from .watched import count, settings_of
 
 BATCHES = 100
 BUDGET_S = 60.0

@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from .. import engine, machine, seeding
+from .. import machine, seeding
 from ..errors import UsageError
-from . import ALL_KNOBS, BUDGET_S, KNOBS, profile
 from .answer import answer
 from .bench import BadSample, PoolBench, TooSlow, Window
 from .contest import RESERVE, Contest, words_of
@@ -25,7 +24,6 @@ from .limits import Limit, limits
 from .method import unsafe
 from .model import KNEE, Model
 from .result import Setting, TuneResult, figure
-from .target import as_loader
 
 ROUNDS = 3  # through all knobs, at most
 STRIDE = 4  # the next count to try is so many times this one, while the model proves right
@@ -368,59 +366,3 @@ class Search(Contest):
             self.notes.append(f"no workers at all could not be measured: {str(e).splitlines()[-1]}")
             return None
         return none
-
-
-def tune(
-    thing: Any,
-    *,
-    knobs: Sequence[str] = KNOBS,
-    budget_s: float = BUDGET_S,
-    batch_size: int | None = None,
-    name: str | None = None,
-    progress: Callable[[str], None] | None = None,
-    save: bool = True,
-) -> TuneResult:
-    """The settings a loader should have, measured on this machine.
-
-    An empty loop runs over workers of its own with the loader's dataset and collate function; the loader itself, its
-    sampler and every random state stay as they are.
-
-    Args:
-        thing: a DataLoader (torch's own or stoker's), a Dataset, or a callable without arguments that returns one.
-        knobs: which settings may move: num_workers, worker_method, prefetch_factor, pin_memory, persistent_workers,
-            batch_size (the last only if asked).
-        budget_s: seconds it may take, at most about.
-        batch_size: samples in a batch, instead of the loader's own (32 for a dataset).
-        name: what to call it in the result.
-        progress: called with a line of text for each measurement.
-        save: keep the answer where ``num_workers="auto"`` finds it.
-
-    Returns:
-        The answer and all that led to it; in a notebook a table and a plot.
-
-    Raises:
-        UsageError: nothing there to tune, a sample that cannot be loaded, or a batch slower than the budget.
-
-    Example:
-        >>> result = stoker.tune(loader)  # doctest: +SKIP
-        >>> print(result.lines["torch"])  # doctest: +SKIP
-        DataLoader(dataset, batch_size=32, shuffle=True, num_workers=2, persistent_workers=True)
-    """
-    for knob in knobs:
-        if knob == "cache":
-            raise UsageError("the cache is no knob yet: there is none to tune")
-        if knob not in ALL_KNOBS:
-            raise UsageError(f"no knob {knob!r}: one of {', '.join(ALL_KNOBS)}")
-    if not budget_s > 0:
-        raise UsageError(f"budget_s={budget_s!r}: seconds, more than 0")
-    if not engine.SUPPORTED:
-        raise UsageError("tuning needs stoker's own workers, which are there on Linux only")
-    name = name or getattr(thing, "__name__", None) or type(thing).__name__
-    loader = as_loader(thing, batch_size, name)
-    result = Search(loader, name, knobs, budget_s, progress or (lambda _: None)).run()
-    if save and "num_workers" in knobs:
-        b = result.best
-        answer = {b.worker_method: max(1, b.num_workers), "rate": result.rate, "num_workers": b.num_workers}
-        path = profile.save(loader, answer)
-        result = replace(result, profile=str(path) if path else None)
-    return result

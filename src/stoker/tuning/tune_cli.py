@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
         plot.check(options.plot)
     if options.json is not None and str(options.json) != "-":
         check_writable(options.json)
-    from .search import tune  # which loads torch
+    from .entry import tune  # which loads torch
     from .target import find
 
     knobs = [k.strip() for k in options.knobs.split(",") if k.strip()]
