@@ -7,6 +7,7 @@ from typing import Any
 
 STARVED = 0.10  # a loop that waits a tenth of its time is worth somebody's evening
 BUSY = 0.5  # of the loop's time; workers that do less do not hold it up
+RARE = 1 / 9  # of the steps; if more of them are long, the loop is uneven
 LOOKS = 30  # at a stack; fewer say nothing of a tenth
 
 
@@ -82,10 +83,18 @@ class Case:
 
     @property
     def busy(self) -> float | None:
-        """Part of the loop's time that a worker works, on average; None where that was not seen."""
+        """Part of the loop's time, without a few long steps, that a worker works; None where that was not seen."""
         if self.service is None:
             return None
-        return self.service / max(1, self.workers) / max(1e-9, self.wait + self.step)
+        return self.service / max(1, self.workers) / max(1e-9, self.wait + self.step * self.even)
+
+    @property
+    def even(self) -> float:
+        """The part of the steps' time that is not a few long ones (a checkpoint), in which workers idle with all they
+        may have made."""
+        steps = self.loader.get("steps", {})
+        rare = steps.get("slow_count", 0) <= RARE * steps.get("count", 0)
+        return 1 - float(steps.get("slow_share", 0.0)) if rare else 1.0
 
     @property
     def starved(self) -> bool:

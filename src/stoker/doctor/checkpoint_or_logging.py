@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from . import Case, Finding
+from . import RARE, Case, Finding
 
 LEAST = 0.15  # of the loop
 FEW = 2
-RARE = 1 / 9  # of the steps; if there are more, the loop is uneven
 
 
 def check(case: Case) -> Finding | None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from . import Case, Finding
+from . import RARE, Case, Finding
 
 DEEP = 4  # from here on it is not the depth
 IDLE = 0.8
 DELAYED = 0.4  # of a worker's time without a core
-RARE = 1 / 9
 UNEVEN = 2.0  # 95th percentile over median
 
 
