@@ -19,7 +19,8 @@ from .stacks import SWITCH_S, Looks, known_getters, known_transforms
 
 ROW_BYTES = 8192
 KEYS = {"pid", "bins", "stacks", "slow", "kernel", "seconds"}
-WRITE_S = 0.2
+WRITE_S, MAIN_WRITE_S = 0.2, 1.0  # a worker may end at any moment
+SHORT_S = 1e-3  # a task in the main process; a look at it would cost the script more than it could say
 TOP = 16  # lines of code that are kept
 BINS_PER_OCTAVE = 4  # of the histogram of tasks' times, so its median is right to 9 %
 SLOW = 3.0  # a task that takes so many times the median is a slow one
@@ -57,17 +58,20 @@ class Inside:
         self._tasks = 0
         self._typical = math.inf
         self._start = kernel()
-        self._written = 0.0
+        self._written, self._write_s = 0.0, WRITE_S
         if multiprocessing.parent_process() is not None:
             sys.setswitchinterval(SWITCH_S)
         self.looks = Looks(threading.get_ident(), threading.get_native_id())
+        if multiprocessing.parent_process() is None:
+            self.looks.least_s, self._write_s = SHORT_S, MAIN_WRITE_S
         self.looks.collate = getattr(collate, "__code__", None)
         self.looks.transforms = known_transforms(dataset)
         self.looks.getters = known_getters(dataset)
 
     def begin(self) -> None:
         """A task begins."""
-        self.looks.slow_at = time.monotonic() + SLOW * self._typical
+        now = self.looks.began = time.monotonic()
+        self.looks.slow_at = now + SLOW * self._typical
         self.looks.active = True
 
     def end(self, seconds: float) -> None:
@@ -77,7 +81,7 @@ class Inside:
         self._bins[b] = self._bins.get(b, 0) + 1
         self._tasks += 1
         now = time.monotonic()
-        if self._tasks & (self._tasks - 1) == 0 or now - self._written > WRITE_S:
+        if self._tasks & (self._tasks - 1) == 0 or now - self._written > self._write_s:
             self._written = now
             self.write()
             if self._tasks >= ENOUGH:

@@ -76,13 +76,16 @@ class Stages:
         """Nanoseconds of one task; the worker's id, or None in the main process."""
         if worker is not None and worker >= MAX_WORKERS:
             return
-        at = (worker or 0) * COLUMNS
-        for i, v in enumerate((fetch, collate, cpu, 1)):
-            self._rows[at + i] += v
-        now = time.monotonic_ns()
-        if worker is not None and now - self._weighed > WEIGH_NS:
-            self._weighed = now
-            self._rows[at + COLUMNS - 1] = machine.pss()
+        rows, at = self._rows, (worker or 0) * COLUMNS
+        rows[at] += fetch
+        rows[at + 1] += collate
+        rows[at + 2] += cpu
+        rows[at + 3] += 1
+        if worker is not None:
+            now = time.monotonic_ns()
+            if now - self._weighed > WEIGH_NS:
+                self._weighed = now
+                rows[at + COLUMNS - 1] = machine.pss()
 
     def collect(self) -> None:
         """Moves what came in since to the loader's numbers."""

@@ -51,6 +51,8 @@ class Looks:
         counts: by (kind, name, line): looks at which the thread ran, and at which it waited. Kinds are "decode",
             "transform", "collate" and "fetch" (all else).
         active: look; set while a task runs.
+        began: ``time.monotonic()`` at which it began.
+        least_s: tasks are not looked at before they have run for so long.
         collate: code of the loader's collate function, None where it is no Python function.
         transforms: see ``known_transforms``.
         getters: see ``known_getters``.
@@ -61,6 +63,7 @@ class Looks:
     def __init__(self, thread: int, native: int) -> None:
         self.counts: dict[tuple[str, str, str], list[int]] = {}
         self.active = False
+        self.began = self.least_s = 0.0
         self.collate: Any = None
         self.transforms: dict[Any, str] = {}
         self.getters: set[Any] = set()
@@ -75,7 +78,7 @@ class Looks:
         while os.getpid() == self._pid:
             time.sleep(INTERVAL_S if idle < IDLE else IDLE * INTERVAL_S)
             idle = 0 if self.active else idle + 1
-            if self.active:
+            if self.active and time.monotonic() - self.began >= self.least_s:
                 with contextlib.suppress(Exception):  # a frame that moves on; at the interpreter's end, anything
                     self._look()
 
