@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Callable
@@ -84,12 +85,12 @@ class Remote:
     def window(self, n: int, prefetch: int, seconds: float, least: int) -> Window:
         left = max(0.0, self.deadline - time.monotonic())
         self._busy = True
-        self._here.send((n, prefetch, seconds, least, left))
-        if not self._here.poll(left + 2.0):
-            raise TooSlow(f"no measurement came in {left:.0f} s")
         try:
+            self._here.send((n, prefetch, seconds, least, left))
+            if not self._here.poll(left + 2.0):
+                raise TooSlow(f"no measurement came in {left:.0f} s")
             answer = self._here.recv()
-        except EOFError:
+        except (EOFError, OSError):
             raise BadSample("the process that measured it died") from None
         if isinstance(answer, str):
             raise BadSample(answer)
@@ -98,9 +99,10 @@ class Remote:
     def rest(self) -> None:
         if self._busy:
             self._busy = False
-            self._here.send(None)
-            self._here.poll(max(0.0, self.deadline - time.monotonic()) + 2.0)
-            self._here.recv()
+            with contextlib.suppress(EOFError, OSError):  # the next window says that it died
+                self._here.send(None)
+                if self._here.poll(max(0.0, self.deadline - time.monotonic()) + 2.0):
+                    self._here.recv()
 
     def pss(self) -> int:
         return 0
