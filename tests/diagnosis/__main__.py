@@ -23,11 +23,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from stoker.report.text import MENDED
+
 HERE = Path(__file__).parent
 TRUTH: dict[str, list[str]] = json.loads((HERE / "truth.json").read_text())
 TOOL = f"{shlex.quote(sys.executable)} -m stoker run --json {{json}} {{script}}"
 LIMIT_S = 120
-APPLIED = ("main_process_loading", "too_few_workers", "slow_transport")  # what --apply mends
 
 
 def report(name: str, tool: str = TOOL) -> dict[str, Any]:
@@ -65,7 +66,7 @@ def applied(name: str) -> tuple[float, float] | None:
             subprocess.run(line, cwd=folder, env=env, capture_output=True, timeout=LIMIT_S, check=True)
             found = json.loads((Path(folder) / "r.json").read_text())
         before, measured = found["applied"]["before"], list(found["applied"]["speedup"].values())
-        predicted = [f["predicted_speedup"] for f in before["findings"] if f["cause"] in APPLIED]
+        predicted = [f["predicted_speedup"] for f in before["findings"] if f["cause"] in MENDED]
         return (predicted[0], measured[0]) if predicted and predicted[0] and measured else None
 
 
@@ -99,7 +100,7 @@ def main() -> int:
     parser.add_argument("--apply", action="store_true", help="predicted against measured speed-up of what that mends")
     a = parser.parse_args()
     if a.apply:
-        return compare(a.names or [n for n, causes in TRUTH.items() if set(causes) & set(APPLIED)], a.rounds)
+        return compare(a.names or [n for n, causes in TRUTH.items() if set(causes) & set(MENDED)], a.rounds)
     wrong = 0
     for round_ in range(a.rounds):
         for name in a.names or TRUTH:

@@ -11,6 +11,7 @@ from .terminal import colour_wanted, human_seconds, style, table, width
 COLOURS = {"healthy": "green", "input-bound": "red", "transfer-bound": "red", "unknown": "yellow"}
 FEW = 5
 SEEN = 0.005  # of the loop; what costs less costs something else
+MENDED = ("main_process_loading", "too_few_workers", "slow_transport")  # what --apply does something about
 LAST = 5  # of what was decided while running
 
 
@@ -184,7 +185,7 @@ def _applied(report: dict[str, Any], columns: int, colour: bool) -> list[str]:
     if not before:
         out.append("no observed run of this command to compare with: run it once without --apply")
     for f in (applied["before"] or {}).get("findings", []):
-        if f.get("predicted_speedup"):
+        if f.get("predicted_speedup") and f["cause"] in MENDED:
             out.append(f"predicted from the observed run ({f['cause']}): {f['predicted_speedup']:.2f}x")
     for name, change in applied["settings"].items():
         out.append(f"{name}: {change['reason']}")
