@@ -269,6 +269,7 @@ def entry(**changes: Any) -> dict[str, Any]:
         "decisions": [],
         "where": [],
         "looks": 0,
+        "device": {},
         "kernel": {"delay_ns": 0, "stored": 0, "read": 0, "faults": 0, "system_ns": 0, "cpu_ns": 6e8, "seconds": 2.0},
     }
     for key, value in changes.items():
@@ -276,8 +277,16 @@ def entry(**changes: Any) -> dict[str, Any]:
     return out
 
 
-def causes(*, around: dict[str, Any] | None = None, gpus: int = 0, cores: int = 2, **changes: Any) -> list[str]:
-    return [f.cause for f in diagnose([entry(**changes)], cores, False, around, gpus)[1]]
+def causes(
+    *,
+    around: dict[str, Any] | None = None,
+    gpus: int = 0,
+    cores: int = 2,
+    cuda: bool = False,
+    memory_granted: int = 0,
+    **changes: Any,
+) -> list[str]:
+    return [f.cause for f in diagnose([entry(**changes)], cores, cuda, around, gpus, memory_granted)[1]]
 
 
 def test_a_loader_that_is_fine() -> None:

@@ -49,11 +49,15 @@ def report(**changes: Any) -> dict[str, Any]:
         "verdict": "input-bound",
         "findings": [finding],
         "applied": {
-            "settings": {NASTY: {"from": {"num_workers": 0}, "to": {"num_workers": 2}, "reason": NASTY}},
+            "settings": {
+                NASTY: {"from": {"num_workers": 0}, "to": {"num_workers": 2}, "reason": NASTY, "rates": {"2": 9.0}}
+            },
             "before": {"verdict": "input-bound", "loaders": [{**loader, "samples_per_s": 1.0}], "findings": []},
             "speedup": {},
         },
         "partial": True,
+        "reading": [NASTY],
+        "diff": f"--- a/{NASTY}\n+++ b/x",
         **changes,
     }
 
@@ -82,7 +86,7 @@ def test_what_a_script_is_called_is_no_markup() -> None:
     assert NASTY in found.text  # shown as it is
     figures = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL)
     assert figures is not None
-    assert set(json.loads(figures[1])) == {"loop0", "task0", "epochs0", "memory0", "machine"}
+    assert set(json.loads(figures[1])) == {"loop0", "task0", "epochs0", "memory0", "curve0", "machine"}
     assert "alert(1)" not in re.sub(
         r"&lt;script&gt;alert\(1\)|\\u003c.?script>alert\(1\)|lt;script&gt;alert\(1\)", "", text
     )
@@ -132,5 +136,5 @@ def test_it_draws_in_a_browser(tmp_path: Path) -> None:
     p = subprocess.run([*line, out.as_uri()], capture_output=True, text=True, timeout=120)
     found = Elements(p.stdout)
     plots = [a for tag, a in found.seen if tag == "div" and "js-plotly-plot" in (a.get("class") or "")]
-    assert len(plots) == 5
-    assert sum(tag == "svg" and "main-svg" in (a.get("class") or "") for tag, a in found.seen) >= 5
+    assert len(plots) == 6
+    assert sum(tag == "svg" and "main-svg" in (a.get("class") or "") for tag, a in found.seen) >= 6

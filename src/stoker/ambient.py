@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ class Ambient:
         self._available = machine.memory_available()
         self._shm = machine.shm_free()
         self._line: list[list[float]] = []
+        self._gpus = machine.Nvml()
+        self._gpu_line: list[list[float]] = []
         self._began = time.monotonic()
         self._every = EVERY_S
         self._thread = threading.Thread(target=self._run, name="stoker_ambient", daemon=True)
@@ -51,16 +54,22 @@ class Ambient:
         shm = machine.shm_free()
         self._shm = shm if self._shm is None or shm is None else min(self._shm, shm)
         self._line.append([round(time.monotonic() - self._began, 2), round(sum(busy), 2), available])
+        used = self._gpus.busy()
+        if used:
+            self._gpu_line.append(used)
         if len(self._line) > POINTS:
             del self._line[1::2]
+            del self._gpu_line[1::2]
             self._every *= 2
 
     def stop(self) -> dict[str, Any]:
         """What was seen: ``cores_busy`` (share of each core, over all the time), ``pressure_max`` (PSI, "some avg10",
         per cent), ``swapped`` (bytes, in and out), ``memory_available_min`` and ``shm_free_min`` (bytes), ``over_time``
-        (``[s, cores busy, bytes available]``)."""
+        (``[s, cores busy, bytes available]``), ``gpu_busy`` (share of each GPU's time, from its first use to its last;
+        empty where NVML does not tell)."""
         self._stop.set()
         self._thread.join()
+        self._gpus.close()
         swapped = _swapped()
         return {
             "cores_busy": [round(b, 3) for b in _busy(self._cores, _cores())],
@@ -69,7 +78,20 @@ class Ambient:
             "memory_available_min": self._available,
             "shm_free_min": self._shm,
             "over_time": self._line,
+            "gpu_busy": [used_share(of) for of in zip(*self._gpu_line, strict=True)],
         }
+
+
+def used_share(percents: Sequence[float]) -> float:
+    """The mean of what lies between the first use and the last: before it a script starts, and after it it ends.
+
+    Example:
+        >>> used_share([0, 0, 40, 0, 80, 0])
+        0.4
+    """
+    at = [i for i, p in enumerate(percents) if p]
+    between = percents[at[0] : at[-1] + 1] if at else []
+    return round(sum(between) / len(between) / 100, 3) if between else 0.0
 
 
 def _cores() -> list[tuple[int, int]]:

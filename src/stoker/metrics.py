@@ -36,6 +36,11 @@ class LoaderMetrics:
             ``inside.bin_of``.
         by_epoch: ``[batches, wait_s, step_s, first_wait_s]`` of each epoch; the first ``EPOCHS`` of them.
         memory: ``[s, bytes]``: since when the loader was first used, and its workers' memory together.
+        gaps: waits of which both ends were seen on the device; ``gap_wait_s`` of waiting, ``gap_s`` of which the device
+            had nothing to do.
+        crossings: calls that copy between host and device or wait for it, in ``crossing_steps`` steps of ``crossing_s``
+            seconds together: by kind and line, ``[calls, seconds, bytes]`` (``watch_device.Crossings``).
+        pinned_bytes: the most page-locked memory that torch held.
     """
 
     name: str = ""
@@ -60,6 +65,13 @@ class LoaderMetrics:
     wait_bins: dict[int, int] = field(default_factory=dict)
     by_epoch: list[list[float]] = field(default_factory=list)
     memory: list[list[float]] = field(default_factory=list)
+    gaps: int = 0
+    gap_s: float = 0.0
+    gap_wait_s: float = 0.0
+    crossings: dict[str, list[float]] = field(default_factory=dict)
+    crossing_steps: int = 0
+    crossing_s: float = 0.0
+    pinned_bytes: int = 0
 
     def task(self, times: tuple[int, int, int, int]) -> None:
         """Adds one task's nanoseconds: fetch, collate, transport, CPU."""

@@ -29,7 +29,7 @@ from .doctor import ranks
 from .doctor.verdict import diagnose
 from .errors import UsageError
 from .live import LIVE, Live
-from .report import page, scalars, schema, text
+from .report import diff, page, reading, scalars, schema, text
 from .report.ticker import Ticker
 
 HOOK = Path(__file__).parent / "_hook"
@@ -180,7 +180,8 @@ def run(
         scalars.check(scalars_path)
     before = _before(schema.load(json_path), command, module) if apply else None
     listener = Listener()
-    line, env = command_line(command, module), _environment(listener.address, apply, max_steps, ceilings, debug)
+    found = diff.changes((before or {}).get("findings", []))
+    line, env = command_line(command, module), _environment(listener.address, apply, max_steps, ceilings, debug, found)
     code, around = _execute(line, env, listener, live, scalars_path)
     listener.close()
     report = report_of(command, module, code, listener.snapshots(), before, around)
@@ -197,15 +198,18 @@ def run(
     return code
 
 
-def _environment(address: str, apply: bool, max_steps: int | None, ceilings: bool, debug: bool) -> dict[str, str]:
+def _environment(
+    address: str, apply: bool, max_steps: int | None, ceilings: bool, debug: bool, found: dict[str, Any]
+) -> dict[str, str]:
     env = dict(os.environ)
     path = env.get("PYTHONPATH")
     env["PYTHONPATH"] = f"{HOOK}{os.pathsep}{path}" if path else str(HOOK)
     env.update(STOKER_RUN=address, STOKER_HOME=str(SOURCE))
-    for name in ("STOKER_APPLY", "STOKER_CEILINGS", "STOKER_DEBUG", "STOKER_MAX_STEPS"):
+    for name in ("STOKER_APPLY", "STOKER_FOUND", "STOKER_CEILINGS", "STOKER_DEBUG", "STOKER_MAX_STEPS"):
         env.pop(name, None)
     if apply:
         env["STOKER_APPLY"] = "1"
+        env["STOKER_FOUND"] = json.dumps(found)
     if debug:
         env["STOKER_DEBUG"] = "1"
     if ceilings:
@@ -303,14 +307,15 @@ def report_of(
     grant = machine.read().as_dict()
     loaders = schema.merged(snapshots)
     cuda = any(s.get("cuda") for s in snapshots)
-    verdict, findings = diagnose(loaders, grant["cores"], cuda, around, len(grant["gpus"]))
+    verdict, found = diagnose(loaders, grant["cores"], cuda, around, len(grant["gpus"]), grant["memory"])
+    findings = [f.as_dict() for f in found]
     applied_settings: dict[str, Any] = {}
     for s in snapshots:
         applied_settings.update(s.get("applied") or {})
     applied = None
     if applied_settings:
         applied = {"settings": applied_settings, "before": before, "speedup": _speedup(before, loaders)}
-    return {
+    report = {
         "schema": schema.SCHEMA,
         "command": _command(command, module),
         "exit_code": code,
@@ -318,12 +323,15 @@ def report_of(
         "around": around,
         "loaders": loaders,
         "verdict": verdict,
-        "findings": [f.as_dict() for f in findings],
+        "findings": findings,
         "applied": applied,
         "ranks": ranks.compare(snapshots),
         "ceilings": next((s["ceilings"] for s in snapshots if (s.get("ceilings") or {}).get("name")), None),
         "partial": any(not s.get("final") for s in snapshots),
+        "diff": diff.of(diff.changes(findings, diff.MENDED if applied else ())),
     }
+    report["reading"] = reading.sentences(report)
+    return report
 
 
 def _speedup(before: dict[str, Any] | None, loaders: list[dict[str, Any]]) -> dict[str, float]:

@@ -26,6 +26,7 @@ from .errors import UsageError
 from .inside import bin_of
 from .live import Live, Stages
 from .metrics import EPOCHS, LoaderMetrics
+from .watch_device import DeviceWatch
 from .watched import count, made_at, settings_of
 
 POINTS = 64  # of memory over time
@@ -45,7 +46,7 @@ class Enough(SystemExit):
 class _Clock:
     """One iterator's place in its loader's numbers."""
 
-    __slots__ = ("cpu", "epoch", "first", "inside", "left", "metrics", "row")
+    __slots__ = ("cpu", "device", "epoch", "first", "inside", "left", "metrics", "row")
 
     def __init__(self, metrics: LoaderMetrics, row: Any) -> None:
         self.metrics = metrics
@@ -53,6 +54,7 @@ class _Clock:
         self.epoch = [0.0, 0.0, 0.0, 0.0]
         if len(metrics.by_epoch) < EPOCHS:
             metrics.by_epoch.append(self.epoch)
+        self.device: DeviceWatch | None = None
         self.left = 0.0
         self.cpu = 0.0
         self.inside = False
@@ -74,6 +76,7 @@ class Watch:
         self.loaders: dict[str, LoaderMetrics] = {}
         self.applied: dict[str, Any] = {}
         self._stages: dict[str, Stages] = {}
+        self._devices: dict[str, DeviceWatch] = {}
         self.on = True
         self.listened = "STOKER_RUN" in os.environ
         self._steps = 0
@@ -84,7 +87,7 @@ class Watch:
 
     def forget(self) -> None:
         """Nothing was seen."""
-        self.loaders, self._stages, self._live = {}, {}, Live()
+        self.loaders, self._stages, self._devices, self._live = {}, {}, {}, Live()
 
     def metrics_of(self, loader: Any) -> LoaderMetrics:
         """The numbers of the line that made this loader; loaders made by one line share them."""
@@ -103,6 +106,14 @@ class Watch:
         if name not in self._stages:
             self._stages[name] = Stages(metrics)
         return self._stages[name]
+
+    def device_of(self, metrics: LoaderMetrics) -> DeviceWatch | None:
+        """The watch on the device for this loader's consumer; None while the script does not use one."""
+        if metrics.name not in self._devices:
+            if not torch.cuda.is_initialized():
+                return None
+            self._devices[metrics.name] = DeviceWatch(metrics)
+        return self._devices[metrics.name]
 
     def row(self, metrics: LoaderMetrics) -> Any:
         """The live row of a loader."""
@@ -123,6 +134,8 @@ class Watch:
         for name, stages in self._stages.items():
             stages.collect()
             self._weigh(self.loaders[name])
+        for device in self._devices.values():
+            device.collect(final)
         return {
             "pid": os.getpid(),
             "argv": sys.argv,
@@ -172,7 +185,7 @@ class Watch:
         self._live = Live()
         for metrics in self.loaders.values():
             metrics.__init__(metrics.name, settings=metrics.settings)  # type: ignore[misc]
-        self._stages = {}
+        self._stages, self._devices = {}, {}
 
 
 _own: Watch | None = None  # the watch on this process, once there is one
@@ -220,12 +233,21 @@ def attach(module: Any) -> Watch:
     if watch.apply:
         from .tuning import apply
 
-        apply.attach(module, watch.applied)
+        apply.attach(module, watch.applied, _found())
     global _own
     _own = watch
     atexit.register(watch.end)
     os.register_at_fork(after_in_child=watch.forked)
     return watch
+
+
+def _found() -> dict[str, dict[str, Any]]:
+    """The settings that an observed run asked for, by loader, as ``stoker run`` hands them on."""
+    try:
+        found = json.loads(os.environ.get("STOKER_FOUND", "{}"))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _watch_loaders(module: Any, watch: Watch) -> None:
@@ -294,6 +316,8 @@ def _watch_batches(cls: Any, watch: Watch) -> None:
             epoch[2] += stepped
             b = bin_of(stepped)
             metrics.step_bins[b] = metrics.step_bins.get(b, 0) + 1
+            if clock.device is not None:
+                clock.device.enter(began, stepped)
         if watch.max_steps is not None and watch.enough():
             raise Enough
         clock.inside = True
@@ -316,6 +340,10 @@ def _watch_batches(cls: Any, watch: Watch) -> None:
         else:
             b = bin_of(waited)
             metrics.wait_bins[b] = metrics.wait_bins.get(b, 0) + 1
+        if clock.device is not None:
+            clock.device.leave(waited)
+        elif metrics.batches & 15 == 0:
+            clock.device = watch.device_of(metrics)
         metrics.batches += 1
         metrics.samples += count(batch, metrics.settings.get("batch_size") or 1)
         row = clock.row

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stoker.report.text import MENDED
+from stoker.report.diff import MENDED
 
 HERE = Path(__file__).parent
 TRUTH: dict[str, list[str]] = json.loads((HERE / "truth.json").read_text())

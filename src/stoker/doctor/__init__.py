@@ -8,6 +8,8 @@ from typing import Any
 STARVED = 0.10  # a loop that waits a tenth of its time is worth somebody's evening
 BUSY = 0.5  # of the loop's time; workers that do less do not hold it up
 RARE = 1 / 9  # of the steps; if more of them are long, the loop is uneven
+GAPS = 10  # waits whose ends were seen on the device; fewer decide nothing
+CROSSED = 4  # steps in which its calls were timed
 LOOKS = 30  # at a stack; fewer say nothing of a tenth
 
 
@@ -22,6 +24,7 @@ class Case:
         around: what the machine did meanwhile, as ``ambient`` has it.
         weight: the loader's part of the time of all loaders.
         gpus: accelerators that are there.
+        memory: bytes that are granted; 0 where that is not known.
     """
 
     loader: dict[str, Any]
@@ -30,6 +33,7 @@ class Case:
     around: dict[str, Any] = field(default_factory=dict)
     weight: float = 1.0
     gpus: int = 0
+    memory: int = 0
 
     @property
     def batches(self) -> int:
@@ -48,9 +52,29 @@ class Case:
 
     @property
     def share(self) -> float:
-        """Part of the loop spent waiting."""
+        """Part of the loop spent waiting; where the device's own time was seen, that in which it was starved."""
         total = self.wait + self.step
-        return self.wait / total if total else 0.0
+        seen = self.loader.get("device") or {}
+        starved = seen["starved_share_of_wait"] if seen.get("gaps", 0) >= GAPS else 1.0
+        return self.wait * starved / total if total else 0.0
+
+    @property
+    def idle(self) -> float | None:
+        """Part of the loop in which the device is idle though its data is there; None where nobody knows."""
+        used = [float(busy) for busy in self.around.get("gpu_busy", []) if busy]
+        if not used or not self.cuda:
+            return None
+        return max(0.0, 1 - sum(used) / len(used) - self.share)
+
+    def crossings(self, kind: str) -> tuple[dict[str, Any] | None, float]:
+        """Of the calls of one kind (``watch_device.Crossings``): the costliest line, and the part of the loop that all
+        of them take."""
+        seen = self.loader.get("device") or {}
+        found = [c for c in seen.get("crossings", []) if c["kind"] == kind]
+        if not found or seen["steps"] < CROSSED or seen["seconds"] <= 0 or not self.step:
+            return None, 0.0
+        part = sum(c["seconds"] for c in found) / seen["seconds"] * self.step / (self.wait + self.step)
+        return found[0], part
 
     @property
     def service(self) -> float | None:
@@ -162,6 +186,8 @@ class Finding:
         evidence: the numbers it rests on.
         fix: what to do, in one line.
         predicted_speedup: of the loop, by the model in the rule; None where it cannot say.
+        change: the loader's settings, by torch's names, with which the fix is made; empty where it is another one.
+        loader: the loader's name; ``diagnose`` fills it in.
     """
 
     cause: str
@@ -169,6 +195,8 @@ class Finding:
     evidence: dict[str, Any] = field(default_factory=dict)
     fix: str = ""
     predicted_speedup: float | None = None
+    change: dict[str, Any] = field(default_factory=dict)
+    loader: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -24,4 +24,5 @@ def check(case: Case) -> Finding | None:
         {"cores_used": used, "threads": case.workers, "cores": case.cores},
         f'{case.workers} threads use {used:.1f} cores together, for they compute in Python: worker_method="process"',
         now / best if then else None,
+        {"worker_method": "process"},
     )

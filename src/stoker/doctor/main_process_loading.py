@@ -21,4 +21,5 @@ def check(case: Case) -> Finding | None:
         evidence,
         f"load in worker processes: num_workers={case.cores}",
         gain,
+        {"num_workers": case.cores},
     )

@@ -14,4 +14,5 @@ def check(case: Case) -> Finding | None:
         {"pin_memory": True, "accelerators": 0},
         "pin_memory=False: there is no accelerator",
         None,
+        {"pin_memory": False},
     )

@@ -24,12 +24,14 @@ def check(case: Case) -> Finding | None:
     now = case.wait + case.step
     if uneven < UNEVEN or best > 0.9 * now or case.loader.get("tasks", {}).get("slow_share", 0.0) > 0.3:
         return None
+    deeper = max(8, 4 * depth)
     return Finding(
         "prefetch_too_small",
         1 - best / now,
         {"prefetch_factor": depth, "worker_busy_share": busy, "p95_over_median": uneven},
-        f"prefetch_factor={max(8, 4 * depth)} (now {depth}): the loop is uneven and workers idle meanwhile",
+        f"prefetch_factor={deeper} (now {depth}): the loop is uneven and workers idle meanwhile",
         now / best,
+        {"prefetch_factor": deeper},
     )
 
 

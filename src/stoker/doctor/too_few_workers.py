@@ -23,5 +23,10 @@ def check(case: Case) -> Finding | None:
         "worker_cpu_ms_per_batch": case.cpu * 1e3,
     }
     return Finding(
-        "too_few_workers", case.share, evidence, f"num_workers={case.cores} (now {workers})", speedup(case, case.cores)
+        "too_few_workers",
+        case.share,
+        evidence,
+        f"num_workers={case.cores} (now {workers})",
+        speedup(case, case.cores),
+        {"num_workers": case.cores},
     )

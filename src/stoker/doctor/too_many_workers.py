@@ -28,4 +28,5 @@ def check(case: Case) -> Finding | None:
         f"num_workers={case.cores} (now {case.workers}): they compute, and {case.delayed:.0%} of their time "
         f"they wait for one of {case.cores} cores",
         1 / (1 - startup) if startup < 1 else None,
+        {"num_workers": case.cores},
     )

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from . import (
     STARVED,
     Case,
     Finding,
+    batch_too_small,
     checkpoint_or_logging,
     cold_cache,
     gil_bound,
     main_process_loading,
     memory_pressure,
+    pageable_transfer,
+    pin_memory_exhausts_ram,
     pin_memory_wasted,
     prefetch_too_small,
     shm_too_small,
@@ -23,6 +27,7 @@ from . import (
     slow_transform,
     slow_transport,
     stragglers,
+    sync_transfer,
     thread_oversubscription,
     too_few_workers,
     too_many_workers,
@@ -40,6 +45,9 @@ RULES: tuple[Callable[[Case], Finding | None], ...] = (
     slow_transform.check,
     slow_collate.check,
     slow_transport.check,
+    pageable_transfer.check,
+    sync_transfer.check,
+    batch_too_small.check,
     prefetch_too_small.check,
     stragglers.check,
     gil_bound.check,
@@ -48,10 +56,12 @@ RULES: tuple[Callable[[Case], Finding | None], ...] = (
     worker_memory_growth.check,
     shm_too_small.check,
     pin_memory_wasted.check,
+    pin_memory_exhausts_ram.check,
     checkpoint_or_logging.check,
     cold_cache.check,
 )
 CAUSES = tuple(rule.__module__.rpartition(".")[2] for rule in RULES)
+TRANSFERS = ("pageable_transfer", "sync_transfer", "batch_too_small")
 FEW = 5  # batches; below that a wait is start-up and noise
 
 
@@ -61,6 +71,7 @@ def diagnose(
     cuda: bool,
     around: dict[str, Any] | None = None,
     gpus: int = 0,
+    memory: int = 0,
 ) -> tuple[str, list[Finding]]:
     """Verdict and findings, the costliest first.
 
@@ -70,6 +81,7 @@ def diagnose(
         cuda: whether the script used CUDA, where waiting in ``next()`` only bounds the device's idle time from above.
         around: what the machine did meanwhile.
         gpus: accelerators that are there.
+        memory: bytes that are granted.
     """
     seen = [entry for entry in loaders if entry["batches"] >= FEW]
     if not seen:
@@ -79,9 +91,11 @@ def diagnose(
     waited = 0.0
     for entry in seen:
         weight = (float(entry["wait_s"]) + float(entry["step_s"])) / total if total else 0.0
-        case = Case(entry, cores, cuda, around or {}, weight, gpus)
+        case = Case(entry, cores, cuda, around or {}, weight, gpus, memory)
         waited += case.share * weight
-        findings += [f for f in (rule(case) for rule in RULES) if f is not None]
+        findings += [replace(f, loader=entry["name"]) for f in (rule(case) for rule in RULES) if f is not None]
     findings.sort(key=lambda f: -f.share)
     starved = waited >= STARVED or any(f.cause in ("worker_startup", "cold_cache") for f in findings)
+    if findings and findings[0].cause in TRANSFERS and waited < STARVED:
+        return "transfer-bound", findings
     return ("input-bound" if starved else "healthy"), findings

@@ -23,4 +23,5 @@ def check(case: Case) -> Finding | None:
         {"pause_s": pause, "epochs": epochs, "num_workers": case.workers},
         f"each epoch begins with a pause of {pause * 1e3:,.0f} ms while workers start: persistent_workers=True",
         1 / (1 - share),
+        {"persistent_workers": True},
     )

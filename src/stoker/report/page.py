@@ -12,6 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ..doctor import Case
+from ..doctor.model import period
 from ..errors import UsageError
 from .terminal import human_bytes, human_seconds
 
@@ -40,12 +42,12 @@ h1 { font-size: 1.4rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .5re
 h3 { font-size: 1rem; margin: 1rem 0 .25rem; }
 code { overflow-wrap: anywhere; } .soft { color: var(--soft); }
 .verdict { font-size: 1.25rem; }
-.healthy { color: var(--good); } .input-bound { color: var(--bad); } .unknown { color: var(--odd); }
+.healthy { color: var(--good); } .input-bound, .transfer-bound { color: var(--bad); } .unknown { color: var(--odd); }
 .card { background: var(--card); border-radius: .5rem; padding: .75rem 1rem; margin: .5rem 0; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 9rem; }
-details summary { cursor: pointer; } .plot { width: 100%; overflow: hidden; }
+pre { margin: 0; } details summary { cursor: pointer; } .plot { width: 100%; overflow: hidden; }
 """
 
 SCRIPT = """
@@ -101,9 +103,10 @@ def render(report: dict[str, Any]) -> str:
     from plotly.offline import get_plotlyjs
 
     figures: dict[str, Any] = {}
-    body = [_head(report), _ceilings(report), _findings(report), _applied(report)]
+    body = [_head(report), _reading(report), _ceilings(report), _findings(report), _diff(report), _applied(report)]
     for i, entry in enumerate(report["loaders"]):
         body.append(_loader(entry, i, figures))
+        body.append(_curve(report, entry, i, figures))
     body.append(_machine(report, figures))
     # Inside a script element only "</" and "<!--" could end it or begin a comment; JSON may write "<" otherwise.
     data = json.dumps(figures, default=str).replace("<", "\\u003c")
@@ -155,8 +158,47 @@ def _waited(report: dict[str, Any]) -> str:
     if not report["loaders"]:
         return ": no DataLoader was iterated"
     main = max(report["loaders"], key=lambda e: float(e["wait_s"] + e["step_s"]))
-    total = main["wait_s"] + main["step_s"]
-    return f": the loop waits for data {main['wait_s'] / total:.0%} of its time" if total else ""
+    return f": the loop waits for data {Case(main, int(report['machine']['cores'])).share:.0%} of its time"
+
+
+def _reading(report: dict[str, Any]) -> str:
+    return "".join(f"<p>{_text(words)}</p>" for words in report.get("reading", []))
+
+
+def _diff(report: dict[str, Any]) -> str:
+    if not report.get("diff"):
+        return ""
+    left = "What is left to do" if report["applied"] else "The same in the script itself"
+    return f'<h2>{left}</h2><div class="card scroll"><pre>{_text(report["diff"])}</pre></div>'
+
+
+def _curve(report: dict[str, Any], e: dict[str, Any], i: int, figures: dict[str, Any]) -> str:
+    """Samples/s against workers: as the model has it, and, after ``--apply``, as it was measured without the steps."""
+    cores = int(report["machine"]["cores"])
+    case = Case(e, cores)
+    size = int(e["samples"]) / case.batches
+    counts = sorted({*range(1, 2 * cores + 1), max(1, case.workers)})
+    periods = {n: period(case, n) for n in counts}
+    data = [_points({n: size / p for n, p in periods.items() if p}, "predicted, with the steps", WAIT, "dot")]
+    applied = (report.get("applied") or {}).get("settings", {}).get(e["name"], {})
+    rates = {int(n): size * float(rate) for n, rate in applied.get("rates", {}).items()}
+    data.append(_points(rates, "measured, the loader alone", STEP, "solid"))
+    data = [trace for trace in data if trace["x"]]
+    if not data:
+        return ""
+    layout = {"xaxis": {"dtick": max(1, (max(counts) + 8) // 16)}, "yaxis": {"rangemode": "tozero"}}
+    return _plot(f"curve{i}", figures, {"data": data, "layout": layout}, "Samples/s against workers", 260)
+
+
+def _points(by_workers: dict[int, float], name: str, colour: str, dash: str) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "x": list(by_workers),
+        "y": list(by_workers.values()),
+        "mode": "lines+markers",
+        "name": name,
+        "line": {"color": colour, "dash": dash},
+    }
 
 
 def _ceilings(report: dict[str, Any]) -> str:

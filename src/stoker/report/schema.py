@@ -18,6 +18,7 @@ SCHEMA = 1
 LINES = 12  # of code, of a loader, that are kept in the report
 TIMES = ("wait_s", "first_wait_s", "step_s", "step_cpu_s")
 COUNTS = ("batches", "samples", "epochs", "tasks", "fetch_ns", "collate_ns", "transport_ns", "cpu_ns")
+DEVICE = ("gaps", "gap_s", "gap_wait_s", "crossing_steps", "crossing_s", "pinned_bytes")
 
 
 def loader_entry(metrics: dict[str, Any], threads: int) -> dict[str, Any]:
@@ -49,7 +50,25 @@ def loader_entry(metrics: dict[str, Any], threads: int) -> dict[str, Any]:
         "steps": spread(metrics.get("step_bins", {})),
         "waits": spread(metrics.get("wait_bins", {})),
         "by_epoch": metrics.get("by_epoch", []),
+        "device": _device(metrics),
         **_inside(metrics.get("inside") or {}),
+    }
+
+
+def _device(m: dict[str, Any]) -> dict[str, Any]:
+    """What was seen of the device; empty where the script did not use one."""
+    if not m.get("gaps") and not m.get("crossing_steps"):
+        return {}
+    return {
+        "gaps": m["gaps"],
+        "starved_share_of_wait": m["gap_s"] / m["gap_wait_s"] if m["gap_wait_s"] else 0.0,
+        "steps": m["crossing_steps"],
+        "seconds": m["crossing_s"],
+        "crossings": [
+            {"kind": key.partition(" ")[0], "line": key.partition(" ")[2], "calls": n, "seconds": s, "bytes": b}
+            for key, (n, s, b) in sorted(m["crossings"].items(), key=lambda kv: -kv[1][1])
+        ],
+        "pinned_bytes": m["pinned_bytes"],
     }
 
 
@@ -109,6 +128,11 @@ def merged(snapshots: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             for key in (*TIMES, *COUNTS, "worker_pss", "decisions"):
                 entry[key] = entry[key] + m[key]
             entry["inside"] = inside.merge([r for r in (entry.get("inside"), m.get("inside")) if r])
+            for key in DEVICE:
+                entry[key] = entry.get(key, 0) + m.get(key, 0)
+            for line, numbers in m.get("crossings", {}).items():
+                old = entry.setdefault("crossings", {}).get(line, [0, 0.0, 0])
+                entry["crossings"][line] = [a + b for a, b in zip(old, numbers, strict=True)]
             for key in ("step_bins", "wait_bins"):
                 entry[key] = {
                     b: entry.get(key, {}).get(b, 0) + m.get(key, {}).get(b, 0)

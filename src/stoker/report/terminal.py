@@ -1,4 +1,7 @@
-"""Text for a terminal: colour where it is wanted, numbers people can read, tables that fit."""
+"""Text for a terminal, by rich: colour where it is wanted, tables that fit, numbers people can read.
+
+rich is imported when something is printed, and draws into a string: a report is one text, whole, whoever reads it.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,6 @@ import os
 import shutil
 from collections.abc import Sequence
 from typing import TextIO
-
-_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34"}
 
 
 def colour_wanted(stream: TextIO) -> bool:
@@ -30,8 +31,36 @@ def width(stream: TextIO) -> int:
 
 
 def style(text: str, name: str, on: bool) -> str:
-    """``text`` in bold or a colour."""
-    return f"\033[{_CODES[name]}m{text}\033[0m" if on else text
+    """``text`` in one of rich's styles ("bold", "red", ...), or as it is."""
+    if not on:
+        return text
+    from rich.color import ColorSystem
+    from rich.style import Style
+
+    return Style.parse(name).render(text, color_system=ColorSystem.STANDARD)
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], columns: int) -> str:
+    """Aligned columns, the first to the left. Where that is wider than ``columns``: one line a value."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=True, header_style="")
+    for i, header in enumerate(headers):
+        grid.add_column(Text(header), justify="left" if i == 0 else "right", no_wrap=True)
+    for row in rows:
+        grid.add_row(*(Text(cell) for cell in row))
+    plain = Console(width=1 << 12, color_system=None, force_terminal=False, legacy_windows=False)
+    if plain.measure(grid).maximum <= columns:
+        with plain.capture() as capture:
+            plain.print(grid)
+        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+    blocks = []
+    for row in rows:
+        named = [(h, c) for h, c in zip(headers, row, strict=True) if c]
+        blocks.append("\n".join(f"{h + ':' if h else '':<12}{c}" for h, c in named))
+    return "\n\n".join(blocks)
 
 
 def human_bytes(n: float) -> str:
@@ -62,20 +91,3 @@ def human_seconds(s: float) -> str:
     if s < 60:
         return f"{s:.1f} s"
     return f"{s // 60:.0f} min {s % 60:.0f} s"
-
-
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]], columns: int) -> str:
-    """Aligned columns, the first to the left. Where that is wider than ``columns``: one line a value."""
-    cells = [list(headers), *[list(r) for r in rows]]
-    sizes = [max(len(r[i]) for r in cells) for i in range(len(headers))]
-    if sum(sizes) + 2 * (len(sizes) - 1) <= columns:
-        lines = []
-        for r in cells:
-            parts = [c.ljust(n) if i == 0 else c.rjust(n) for i, (c, n) in enumerate(zip(r, sizes, strict=True))]
-            lines.append("  ".join(parts).rstrip())
-        return "\n".join(lines)
-    blocks = []
-    for row in rows:
-        named = [(h, c) for h, c in zip(headers, row, strict=True) if c]
-        blocks.append("\n".join(f"{h + ':' if h else '':<12}{c}" for h, c in named))
-    return "\n\n".join(blocks)

@@ -6,12 +6,13 @@ import textwrap
 from pathlib import Path
 from typing import Any, TextIO
 
+from ..doctor import Case
+from .diff import MENDED
 from .terminal import colour_wanted, human_seconds, style, table, width
 
 COLOURS = {"healthy": "green", "input-bound": "red", "transfer-bound": "red", "unknown": "yellow"}
 FEW = 5
 SEEN = 0.005  # of the loop; what costs less costs something else
-MENDED = ("main_process_loading", "too_few_workers", "slow_transport")  # what --apply does something about
 LAST = 5  # of what was decided while running
 
 
@@ -37,6 +38,8 @@ def render(report: dict[str, Any], path: Path | None, stream: TextIO) -> str:
         words = textwrap.wrap(f"{f['cause']}: {costs}{f['fix']}{gain}", columns - 2, subsequent_indent="  ")
         words[0] = words[0].replace(f["cause"], style(f["cause"], "bold", colour), 1)
         out += ["  " + line for line in words]
+    for words in report.get("reading", []):
+        out += textwrap.wrap(f"by hand: {words}", columns, subsequent_indent="  ")
     late = (report.get("ranks") or {}).get("starving")
     if late is not None:
         out += textwrap.wrap(_late(report["ranks"]["each"], late), columns, subsequent_indent="  ")
@@ -46,9 +49,18 @@ def render(report: dict[str, Any], path: Path | None, stream: TextIO) -> str:
         out += _applied(report, columns, colour)
     elif report["verdict"] == "input-bound" and path is not None:
         out.append("try: stoker run --apply " + " ".join(report["command"]))
+    if report.get("diff"):
+        left = "what is left to do" if report["applied"] else "the same in the script itself"
+        out += ["", f"{left}:", *_diff(report["diff"], colour)]
     if path is not None:
         out.append(f"report: {path}")
     return "\n".join(out) + "\n"
+
+
+def _diff(diff: str, colour: bool) -> list[str]:
+    """Lines that can be copied as they are: neither wrapped nor indented."""
+    colours = {"+": "green", "-": "red", "@": "dim"}
+    return [style(line, colours[line[0]], colour) if line[0] in colours else line for line in diff.splitlines()]
 
 
 def _late(each: list[dict[str, Any]], late: int) -> str:
@@ -133,12 +145,14 @@ def _workers(report: dict[str, Any]) -> list[str]:
 def _why(report: dict[str, Any]) -> str:
     verdict = report["verdict"]
     main = max(report["loaders"], key=lambda e: float(e["wait_s"] + e["step_s"]))
+    waits = f"the loop waits for data {Case(main, report['machine']['cores']).share:.0%} of its time"
     if verdict == "healthy":
-        return f": your loader is fine, the loop waits for data {_share(main):.0%} of its time"
+        return f": your loader is fine, {waits}"
     if verdict == "unknown":
         return f": {main['batches']} batches are too few to tell; let it run for more steps"
-    words = f": the loop waits for data {_share(main):.0%} of its time"
-    return words + ("" if report["findings"] else f", and more workers would not help: {_largest(main, report)}")
+    if verdict == "transfer-bound":
+        return f": {waits}, and its data crosses to the device too late"
+    return f": {waits}" + ("" if report["findings"] else f", and more workers would not help: {_largest(main, report)}")
 
 
 def _largest(entry: dict[str, Any], report: dict[str, Any]) -> str:
@@ -192,6 +206,11 @@ def _applied(report: dict[str, Any], columns: int, colour: bool) -> list[str]:
         if change["from"] != change["to"]:
             now, then = change["from"]["num_workers"], change["to"]["num_workers"]
             out.append("the same in your own code, one line:")
-            out.append(f"  - DataLoader(..., num_workers={now})")
-            out.append(f'  + stoker.DataLoader(..., num_workers="auto")    # {then} here; sample order unchanged')
+            old, deep = (f", prefetch_factor={change[k].get('prefetch_factor')}" for k in ("from", "to"))
+            deeper = "prefetch_factor" in change["to"]
+            out.append(f"  - DataLoader(..., num_workers={now}{old if deeper else ''})")
+            out.append(
+                f'  + stoker.DataLoader(..., num_workers="auto"{deep if deeper else ""})    # {then} here; '
+                "sample order unchanged"
+            )
     return out

@@ -26,12 +26,14 @@ def decide(loader: Any, measured: Measured) -> tuple[int, str]:
     return measured.workers, measured.reason
 
 
-def attach(module: Any, applied: dict[str, Any]) -> None:
+def attach(module: Any, applied: dict[str, Any], found: dict[str, dict[str, Any]]) -> None:
     """Puts stoker's engine behind ``module.DataLoader``; each loader is measured when it is first iterated.
 
     Args:
         module: torch.utils.data.dataloader.
         applied: gets one entry a loader: ``{"from": settings, "to": settings, "reason": words, "measured_s": s}``.
+        found: by loader, settings that an observed run asked for. Of these the depth of prefetching is taken, which
+            changes no batch; ``persistent_workers`` may, where the dataset changes between epochs.
     """
     done: dict[str, int] = {}
 
@@ -44,6 +46,7 @@ def attach(module: Any, applied: dict[str, Any]) -> None:
                 if name not in done:
                     _measure(loader, name, applied, done)
                 _use(loader, done[name])
+                _deepen(loader, found.get(name, {}).get("prefetch_factor"), applied.get(name))
         return engine.get_iterator(loader)
 
     module.DataLoader._get_iterator = _get_iterator
@@ -66,7 +69,18 @@ def _measure(loader: Any, name: str, applied: dict[str, Any], done: dict[str, in
         "to": {"num_workers": count},
         "reason": reason,
         "measured_s": measured.seconds,
+        "rates": {"0": measured.inline_rate, **measured.rates} if measured.inline_rate else dict(measured.rates),
     }
+
+
+def _deepen(loader: Any, depth: Any, entry: dict[str, Any] | None) -> None:
+    """Gives a loader with workers a deeper prefetch, and says so in its entry."""
+    own = loader.prefetch_factor
+    if not isinstance(depth, int) or not int(loader.num_workers) or own is None or depth <= own:
+        return
+    loader.prefetch_factor = depth
+    if entry is not None:
+        entry["from"]["prefetch_factor"], entry["to"]["prefetch_factor"] = own, depth
 
 
 def _use(loader: Any, count: int) -> None:

@@ -1,0 +1,124 @@
+"""A finding's change of settings as a diff of the user's own file, to read and to ``git apply``."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+# What --apply does something about.
+MENDED = ("main_process_loading", "too_few_workers", "slow_transport", "prefetch_too_small")
+POSITIONAL = 5  # after so many of DataLoader's arguments num_workers itself may be one without a name
+
+
+def changes(findings: Iterable[Mapping[str, Any]], done: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
+    """By loader, the settings that the findings ask for. Where two disagree, the costlier finding has its way.
+
+    Args:
+        findings: the report's, the costliest first.
+        done: causes that something has been done about already.
+    """
+    out: dict[str, dict[str, Any]] = {}
+    skip = set(done)
+    for f in findings:
+        if f["cause"] not in skip and f.get("change") and f.get("loader"):
+            wanted = out.setdefault(f["loader"], {})
+            wanted.update({k: v for k, v in f["change"].items() if k not in wanted})
+    return {name: wanted for name, wanted in out.items() if wanted}
+
+
+def of(wanted: Mapping[str, Mapping[str, Any]]) -> str:
+    """A unified diff; empty where no file is at hand, or the line that makes a loader is not a plain call.
+
+    Args:
+        wanted: settings by loader, which is called ``file:line`` by where it is made.
+
+    Example:
+        >>> of({"nowhere.py:3": {"num_workers": 2}})
+        ''
+    """
+    files: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for name, settings in wanted.items():
+        path, _, line = name.rpartition(":")
+        if path and line.isdigit():
+            files.setdefault(path, {})[int(line)] = settings
+    return "".join(_of_file(path, lines) for path, lines in files.items())
+
+
+def _of_file(path: str, lines: Mapping[int, Mapping[str, Any]]) -> str:
+    try:
+        old = Path(path).read_bytes()
+        new = old
+        for line in sorted(lines, reverse=True):  # from below, so that the lines above stay where they are
+            new = edited(new, line, lines[line])
+        before, after = old.decode().splitlines(keepends=True), new.decode().splitlines(keepends=True)
+    except (OSError, ValueError, SyntaxError):
+        return ""
+    shown = path.lstrip("/")
+    return "".join(
+        text if text.endswith("\n") else f"{text}\n\\ No newline at end of file\n"
+        for text in difflib.unified_diff(before, after, f"a/{shown}", f"b/{shown}", n=1)
+    )
+
+
+def edited(source: bytes, line: int, settings: Mapping[str, Any]) -> bytes:
+    """The source with these settings in the call of a ``...DataLoader`` that spans a line; as it is where there is no
+    such call, or where it is not plain which arguments it gets.
+
+    Args:
+        source: of a Python file, UTF-8.
+        line: from 1.
+        settings: by keyword.
+
+    Raises:
+        SyntaxError: it is not Python.
+
+    Example:
+        >>> edited(b"x = DataLoader(d, num_workers=0)", 1, {"num_workers": 2, "pin_memory": False}).decode()
+        'x = DataLoader(d, num_workers=2, pin_memory=False)'
+    """
+    call = _call(ast.parse(source), line)
+    if call is None:
+        return source
+    starts = [0]
+    for text in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(text))
+    own = {k.arg: k.value for k in call.keywords}
+    edits: list[tuple[int, int, bytes]] = []
+    values = [*call.args, *(k.value for k in call.keywords)]
+    last = max(values, key=lambda node: _end(node, starts))
+    for name, value in settings.items():
+        if name in own:
+            node = own[name]
+            begin, end = starts[node.lineno - 1] + node.col_offset, _end(node, starts)
+            edits.append((begin, end, repr(value).encode()))
+        else:
+            end = _end(last, starts)
+            edits.append((end, end, f", {name}={value!r}".encode()))
+    out = source
+    for begin, end, text in sorted(edits, key=lambda e: e[:2], reverse=True):
+        out = out[:begin] + text + out[end:]
+    ast.parse(out)
+    return out
+
+
+def _end(node: ast.expr, starts: list[int]) -> int:
+    line, column = node.end_lineno, node.end_col_offset
+    return starts[(line or 1) - 1] + (column or 0)  # a tree that was parsed has both
+
+
+def _call(tree: ast.AST, line: int) -> ast.Call | None:
+    found = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not node.lineno <= line <= (node.end_lineno or node.lineno):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name.endswith("DataLoader"):
+            found.append(node)
+    if len(found) != 1:
+        return None
+    call = found[0]
+    unclear = any(k.arg is None for k in call.keywords) or any(isinstance(a, ast.Starred) for a in call.args)
+    return None if unclear or len(call.args) > POSITIONAL or not (call.args or call.keywords) else call

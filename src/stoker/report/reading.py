@@ -1,0 +1,74 @@
+"""The plain reading: what a person would say after a look at ``nvidia-smi``, ``top`` and ``free``, in their words."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from ..doctor import STARVED, Case
+from .terminal import human_bytes
+
+IDLE, FULL = 0.5, 0.9  # of a GPU's time, or of the cores
+ALONE = (0.75, 1.35)  # cores at work, all together, which is one thread and what little else there is
+LOOKS = 6  # at the cores: three seconds
+GROWN = 1.3
+
+
+def sentences(report: dict[str, Any]) -> list[str]:
+    """One sentence for each thing that is plain; none where nothing is.
+
+    Args:
+        report: ``machine``, ``around``, ``loaders`` and ``verdict`` of one.
+    """
+    waits = max((Case(e, 1).share for e in report["loaders"]), default=None)
+    if waits is None:
+        return []
+    return [s for s in (_gpu(report, waits), _cores(report), _memory(report)) if s]
+
+
+def _gpu(report: dict[str, Any], waits: float) -> str:
+    used = [busy for busy in report["around"].get("gpu_busy", []) if busy]
+    if not used:
+        return ""
+    busy = sum(used) / len(used)
+    if busy >= FULL:
+        return f"GPU {busy:.0%} busy: it computes all the time; torch.compile, AMP or a larger batch, not the loader"
+    if waits >= STARVED:
+        return f"GPU {busy:.0%} busy, and the loop waits for data {waits:.0%} of its time: the pipeline"
+    if busy < IDLE:
+        return (
+            f"GPU {busy:.0%} busy, and the loop does not wait for data: the steps themselves (launches of many small "
+            "kernels, .item(), logging), or a larger batch"
+        )
+    return ""
+
+
+def _cores(report: dict[str, Any]) -> str:
+    line = report["around"].get("over_time", [])
+    granted = report["machine"]["cores"]
+    if (
+        report["verdict"] != "input-bound"
+        or len(line) < LOOKS
+        or granted < 2
+        or granted < report["machine"]["cores_host"]
+    ):
+        return ""  # what is seen are all of the host's cores
+    busy = statistics.median(float(look[1]) for look in line)
+    if ALONE[0] <= busy <= ALONE[1]:
+        return f"one of {granted} cores at work, the rest idle, and the loop waits: too few workers"
+    if busy < ALONE[0]:
+        return f"the cores are idle ({busy:.1f} of {granted} at work), and the loop waits: for a disk or a network"
+    if busy >= FULL * granted:
+        return f"all {granted} cores at work, and the loop waits: more workers bring nothing, less work a sample does"
+    return ""
+
+
+def _memory(report: dict[str, Any]) -> str:
+    for e in report["loaders"]:
+        line = e.get("memory", {}).get("over_time", [])
+        if len(line) < LOOKS:
+            continue
+        first, last = float(line[1][1]), float(line[-1][1])
+        if last >= GROWN * first:
+            return f"the workers' memory climbed from {human_bytes(first)} to {human_bytes(last)}: copies, or a leak"
+    return ""
