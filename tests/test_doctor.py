@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -206,6 +207,7 @@ def test_accounts_add_up() -> None:
     one = {
         "bins": {"3": 2},
         "stacks": [["fetch", "f", "a.py:1", 1, 0]],
+        "helpers": [1, 3, 0],
         "slow": {"7": 1},
         "kernel": {"cpu_ns": 5},
         "seconds": 1.0,
@@ -214,6 +216,7 @@ def test_accounts_add_up() -> None:
     assert both == {
         "bins": {3: 4},
         "stacks": [["fetch", "f", "a.py:1", 2, 0]],
+        "helpers": [2, 6, 0],
         "slow": {"7": 2},
         "kernel": {"cpu_ns": 10},
         "seconds": 2.0,
@@ -269,6 +272,7 @@ def entry(**changes: Any) -> dict[str, Any]:
         "decisions": [],
         "where": [],
         "looks": 0,
+        "helpers": {},
         "device": {},
         "kernel": {"delay_ns": 0, "stored": 0, "read": 0, "faults": 0, "system_ns": 0, "cpu_ns": 6e8, "seconds": 2.0},
     }
@@ -322,6 +326,53 @@ def test_gil_bound() -> None:
     assert causes(settings=threads, stages=stages, wait_s=2.0, step_s=0.2, cores=4) == ["gil_bound"]
     at_once = {**stages, "worker": {"cpu_s": 7.9, "tasks": 100}}
     assert "gil_bound" not in causes(settings=threads, stages=at_once, wait_s=2.0, step_s=0.2, cores=4)
+
+
+def test_a_datasets_own_threads() -> None:
+    held = {"looks": 90, "threads": 300, "held": 80}
+    changes: dict[str, Any] = {"wait_s": 2.0, "step_s": 0.1, "looks": 100, "settings": {"num_workers": 1}}
+    changes["stages"] = {**entry()["stages"], "fetch": {"self_s": 2.0}}
+    assert causes(**changes, helpers=held, kernel={"cpu_ns": 2e9}) == ["gil_bound"]
+    free = {**held, "held": 4}
+    assert causes(**changes, helpers=free, kernel={"cpu_ns": 2e9}) == ["too_few_workers"]
+    assert causes(**changes, helpers=held, kernel={"cpu_ns": 6e9}) == ["too_few_workers"]  # they use three cores
+    changes["settings"] = {"num_workers": 0}
+    assert causes(**changes, helpers=held, kernel={"cpu_ns": 2e9}, cores=4) == ["gil_bound"]
+
+
+def computes(end: threading.Event) -> None:
+    while not end.is_set():
+        sum(range(100))
+
+
+def rests(end: threading.Event) -> None:
+    end.wait()
+
+
+@pytest.mark.parametrize("target", [computes, rests])
+def test_helpers_that_take_turns_at_the_lock(target: Callable[[threading.Event], None]) -> None:
+    end, interval = threading.Event(), sys.getswitchinterval()
+    helpers = [threading.Thread(target=target, args=(end,)) for _ in range(3)]
+    sys.setswitchinterval(stacks.SWITCH_S)
+    try:
+        for t in helpers:
+            t.start()
+        looks = stacks.Looks(threading.get_ident(), threading.get_native_id())
+        looks.active = True
+        limit = time.monotonic() + 20
+        while time.monotonic() < limit and looks.helpers[0] < 30 and sum(map(sum, looks.counts.values())) < 30:
+            threading.Event().wait(0.05)
+        looks.active = False
+    finally:
+        sys.setswitchinterval(interval)
+        end.set()
+        for t in helpers:
+            t.join()
+    if target is rests:
+        assert looks.helpers == [0, 0, 0]
+    else:
+        assert looks.helpers[1] >= 2 * looks.helpers[0] > 0
+        assert looks.helpers[2] >= 0.5 * looks.helpers[0]
 
 
 def test_cold_cache() -> None:

@@ -83,11 +83,10 @@ def test_a_file_that_is_no_python(tmp_path: Path) -> None:
 
 
 def said(*, gpu: float | None = None, busy: float = 1.5, waits: float = 0.5, **changes: Any) -> str:
-    loader = entry(wait_s=waits, step_s=1 - waits, **changes)
-    around = {"gpu_busy": [] if gpu is None else [gpu], "over_time": [[i / 2, busy, 1e9] for i in range(20)]}
+    loader = entry(wait_s=waits, step_s=1 - waits, kernel={"cpu_ns": (busy - 0.1) * 1e9}, **changes)
     verdict = "input-bound" if waits > 0.1 else "healthy"
-    machine = {"cores": 4, "cores_host": 4}
-    report = {"machine": machine, "around": around, "loaders": [loader], "verdict": verdict}
+    around = {"gpu_busy": [] if gpu is None else [gpu]}
+    report = {"machine": {"cores": 4}, "around": around, "loaders": [loader], "verdict": verdict}
     return " ".join(reading.sentences(report))
 
 
@@ -97,7 +96,7 @@ def test_a_plain_reading() -> None:
     assert "launches" in said(gpu=0.3, waits=0.02)
     assert "too few workers" in said(busy=1.1)
     assert "all 4 cores" in said(busy=3.9)
-    assert "disk" in said(busy=0.2)
+    assert "disk" in said(busy=0.2, stages={"worker": {"cpu_s": 0.1, "tasks": 100}})
     assert said(busy=2.5) == ""
     assert said(busy=1.1, waits=0.02) == ""
     climbs = {"over_time": [[i, 1e8 * (1 + i)] for i in range(10)]}

@@ -55,7 +55,8 @@ MAY: dict[str, set[str]] = {
     },
     "ceilings": set(),
     "session": {"ambient", "report", "watching"},
-    "watching": BASE | {"ceilings", "engine", "inside", "live", "metrics", "watch_device", "watch_fetch", "watched"},
+    "watching": BASE
+    | {"ceilings", "engine", "inside", "live", "machine", "metrics", "watch_device", "watch_fetch", "watched"},
     "watch_device": {"metrics", "watched"},
     "watched": {"engine", "options"},
     "watch_fetch": {"live", "stage"},

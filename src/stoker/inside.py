@@ -18,7 +18,7 @@ from typing import Any
 from .stacks import SWITCH_S, Looks, known_getters, known_transforms
 
 ROW_BYTES = 8192
-KEYS = {"pid", "bins", "stacks", "slow", "kernel", "seconds"}
+KEYS = {"pid", "bins", "stacks", "helpers", "slow", "kernel", "seconds"}
 WRITE_S, MAIN_WRITE_S = 0.2, 1.0  # a worker may end at any moment
 SHORT_S = 1e-3  # a task in the main process; a look at it would cost the script more than it could say
 TOP = 16  # lines of code that are kept
@@ -96,6 +96,7 @@ class Inside:
                 "pid": os.getpid(),
                 "bins": self._bins,
                 "stacks": [[*key, *count] for key, count in top],
+                "helpers": self.looks.helpers,
                 "slow": dict(sorted(self.looks.slow.items(), key=lambda kv: -kv[1])[:8]),
                 "kernel": {k: now[k] - self._start[k] for k in now},
                 "seconds": time.monotonic() - self._began,
@@ -141,8 +142,10 @@ def merge(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     stacks: dict[tuple[str, str, str], list[int]] = {}
     slow: dict[str, int] = {}
     sums: dict[str, int] = {}
+    helpers = [0, 0, 0]
     seconds = 0.0
     for record in records:
+        helpers = [a + b for a, b in zip(helpers, record["helpers"], strict=True)]
         for b, n in record["bins"].items():
             bins[int(b)] = bins.get(int(b), 0) + n
         for kind, name, line, ran, waited in record["stacks"]:
@@ -158,6 +161,7 @@ def merge(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {
         "bins": bins,
         "stacks": [[*key, *count] for key, count in order],
+        "helpers": helpers,
         "slow": slow,
         "kernel": sums,
         "seconds": seconds,

@@ -305,6 +305,8 @@ def report_of(
         around: what the machine did meanwhile.
     """
     grant = machine.read().as_dict()
+    shm = [free for free in (s.get("shm_free_min") for s in (around, *snapshots)) if free is not None]
+    around = {**around, "shm_free_min": min(shm, default=None)}
     loaders = schema.merged(snapshots)
     cuda = any(s.get("cuda") for s in snapshots)
     verdict, found = diagnose(loaders, grant["cores"], cuda, around, len(grant["gpus"]), grant["memory"])

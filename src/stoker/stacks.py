@@ -24,6 +24,7 @@ INTERVAL_S = 0.01
 # Python's default of 5 ms would let the fetching thread go on to its next call that lets the interpreter's lock go, and
 # all that is between two such calls would look like nothing. Only in workers, where nobody else competes for it.
 SWITCH_S = 0.0002
+YIELD_S = 0.0001  # long enough for a thread that wants the interpreter's lock to take it
 DEEP = 200  # frames of a stack that are looked at
 SLOW = 64  # samples that are kept by name
 IDLE = 5  # looks at nothing, after which there are so many times fewer of them
@@ -35,6 +36,16 @@ DECODERS = re.compile(  # files of libraries that decode
 DECODES = re.compile(  # and calls of libraries in C, which have no frame of their own
     r"\b(imread|imdecode|decode_\w+|decode|decompress|read_image|frombytes|Image\.open|loadtxt|fromstring|json\.loads|"
     r"pickle\.loads?|msgpack\.\w+|orjson\.loads)\("
+)
+RESTS = (
+    "threading.py",
+    "queue.py",
+    "selectors.py",
+    "socket.py",
+    "_base.py",
+    "thread.py",
+    "connection.py",
+    "pin_memory.py",
 )
 TORCH_COLLATE = os.path.join("torch", "utils", "data", "_utils", "collate.py")
 MODULE_CALL = os.path.join("torch", "nn", "modules", "module.py")
@@ -58,6 +69,9 @@ class Looks:
         getters: see ``known_getters``.
         slow_at: ``time.monotonic()`` from which the task at hand is a slow one, and its sample's index is kept.
         slow: looks by such an index.
+        helpers: looks at which the fetching thread waited while other threads of its process were at work; those
+            threads, summed; and how often the interpreter's lock, let go for ``YIELD_S``, did not come back at once: a
+            thread that computes in Python keeps it for a switch interval.
     """
 
     def __init__(self, thread: int, native: int) -> None:
@@ -69,6 +83,7 @@ class Looks:
         self.getters: set[Any] = set()
         self.slow_at = math.inf
         self.slow: dict[str, int] = {}
+        self.helpers = [0, 0, 0]
         self._thread, self._stat = thread, f"/proc/self/task/{native}/stat"
         self._pid = os.getpid()
         threading.Thread(target=self._run, name="stoker_looks", daemon=True).start()
@@ -83,10 +98,19 @@ class Looks:
                     self._look()
 
     def _look(self) -> None:
-        ran = self._state() == "R"
-        frame = sys._current_frames().get(self._thread)
+        ran = self._state(self._stat) == "R"
+        frames = sys._current_frames()
+        frame = frames.get(self._thread)
         if frame is None or not self.active:
             return
+        # What a dataset's own pool of threads does is what the fetching thread waits for.
+        helpers = self._helpers(frames) if not ran and len(frames) > 2 and _at_rest(frame) else []
+        if helpers:
+            self.helpers[0] += 1
+            self.helpers[1] += len(helpers)
+            frame, stat = helpers[self.helpers[0] % len(helpers)]
+            ran = self._state(stat) == "R"
+            self.helpers[2] += _lock_held()
         stack = _stack(frame)
         count = self.counts.setdefault(self.where(stack), [0, 0])
         count[0 if ran else 1] += 1
@@ -98,8 +122,20 @@ class Looks:
                     self.slow[index] = self.slow.get(index, 0) + 1
                     break
 
-    def _state(self) -> str:
-        with open(self._stat, "rb") as f:
+    def _helpers(self, frames: dict[int, FrameType]) -> list[tuple[FrameType, str]]:
+        """Other threads of this process that are at work, or want to be: their frames, and the files in which the
+        kernel says whether they run."""
+        out = []
+        own = {self._thread, threading.get_ident()}
+        for t in threading.enumerate():
+            frame = frames.get(t.ident or 0)
+            if t.ident in own or frame is None or t.native_id is None or _at_rest(frame):
+                continue
+            out.append((frame, f"/proc/self/task/{t.native_id}/stat"))
+        return out
+
+    def _state(self, stat: str) -> str:
+        with open(stat, "rb") as f:
             return f.read(512).rpartition(b")")[2][1:2].decode()
 
     def where(self, stack: list[FrameType]) -> tuple[str, str, str]:
@@ -120,6 +156,26 @@ class Looks:
         if found:
             return "decode", found[1], line
         return "fetch", own.f_code.co_name, line
+
+
+def _lock_held() -> bool:
+    """Whether the interpreter's lock, let go for a moment, comes back only after somebody's switch interval. What the
+    calling thread waited for a core meanwhile does not count."""
+    delay, began = _delay(), time.monotonic()
+    time.sleep(YIELD_S)
+    took = time.monotonic() - began
+    return took - (_delay() - delay) > YIELD_S + SWITCH_S
+
+
+def _delay() -> float:
+    """Seconds that the calling thread could have run, and had no core (proc(5), schedstat)."""
+    with open("/proc/thread-self/schedstat", "rb") as f:
+        return int(f.read().split()[1]) / 1e9
+
+
+def _at_rest(frame: FrameType) -> bool:
+    """Whether a thread waits in one of the standard library's own ways, or is not the user's at all."""
+    return frame.f_code.co_filename.endswith(RESTS) or frame.f_code.co_filename.startswith(_ENGINE)
 
 
 def _stack(frame: FrameType) -> list[FrameType]:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.utils.data.dataloader as torch_loader
 
-from . import engine, watch_fetch
+from . import engine, machine, watch_fetch
 from .ceilings import Ceilings
 from .errors import UsageError
 from .inside import bin_of
@@ -84,6 +84,7 @@ class Watch:
         self._born = _now()
         self._socket: socket.socket | None = None
         self._live = Live()
+        self._shm: int | None = None
 
     def forget(self) -> None:
         """Nothing was seen."""
@@ -142,12 +143,19 @@ class Watch:
             "rank": int(os.environ.get("RANK", "0")) if os.environ.get("RANK", "0").isdigit() else 0,
             "world": int(os.environ.get("WORLD_SIZE", "1")) if os.environ.get("WORLD_SIZE", "1").isdigit() else 1,
             "final": final,
+            "shm_free_min": self._shm_free(),
             "cuda": bool(torch.cuda.is_available() and torch.cuda.is_initialized()),
             "threads": torch.get_num_threads(),
             "loaders": [vars(m) for m in self.loaders.values()],
             "applied": self.applied,
             "ceilings": None if self.ceilings is None else {"name": self.ceilings.name, **self.ceilings.found},
         }
+
+    def _shm_free(self) -> int | None:
+        """The least that was left in this process' own /dev/shm; a container has another one than who started it."""
+        free = machine.shm_free()
+        self._shm = free if self._shm is None or free is None else min(self._shm, free)
+        return self._shm
 
     def _weigh(self, metrics: LoaderMetrics) -> None:
         """Notes what the workers weigh together, now and then."""

@@ -157,6 +157,20 @@ class Case:
         return out
 
     @property
+    def pooled(self) -> bool:
+        """Whether threads of the dataset's own do most of the work."""
+        seen, looks = self.loader.get("helpers") or {}, int(self.loader.get("looks", 0))
+        return bool(seen.get("looks", 0) >= max(LOOKS, 0.5 * looks))
+
+    @property
+    def used(self) -> float:
+        """Cores that the process of a busy worker uses, all its threads together."""
+        spent = float((self.loader.get("kernel") or {}).get("cpu_ns", 0)) / 1e9
+        own = 0.0 if self.workers else self.step_cpu * self.batches
+        tasks = int(self.loader["stages"].get("worker", {}).get("tasks", 0))
+        return (spent - own) / max(1e-9, (self.service or 0.0) * tasks)
+
+    @property
     def waits(self) -> float:
         """The part of a task's time in which its worker waits for something that is not a core."""
         where = self.loader.get("where", [])

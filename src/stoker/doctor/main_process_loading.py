@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from . import Case, Finding
+from . import Case, Finding, gil_bound
 from .model import speedup
 
 WORTH = 1.05
 
 
 def check(case: Case) -> Finding | None:
-    if not case.starved or case.workers:
+    if not case.starved or case.workers or gil_bound.check(case):
         return None
     gain = speedup(case, case.cores)
     if gain is not None and gain < WORTH:

@@ -6,11 +6,14 @@ from . import Case, Finding
 from .model import without
 
 LEAST = 0.3
+COMPUTES = 0.5  # cores
 
 
 def check(case: Case) -> Finding | None:
     if not case.bottleneck or case.loader["settings"].get("worker_method") == "thread":
         return None  # a thread that waits may wait for the interpreter lock
+    if case.pooled and case.used >= COMPUTES:
+        return None  # and so may one of the dataset's own
     parts = {**case.looks("fetch", ran=False), **case.looks("decode", ran=False)}
     part = sum(parts.values())
     if part < LEAST:

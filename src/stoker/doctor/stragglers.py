@@ -7,12 +7,13 @@ from . import Case, Finding
 LEAST = 0.1  # of the tasks' time
 WAITS = 0.4  # of the waiting, which comes in a few long waits then
 FEW = 3
+RARE = 0.2  # of the tasks; if more of them are slow, the loader is
 DELAYED = 0.4
 
 
 def check(case: Case) -> Finding | None:
     tasks, waits = case.loader.get("tasks", {}), case.loader.get("waits", {})
-    if not case.starved or not case.workers or tasks.get("slow_count", 0) < FEW:
+    if not case.starved or not case.workers or not FEW <= tasks.get("slow_count", 0) <= RARE * tasks["count"]:
         return None
     if tasks["slow_share"] < LEAST or waits.get("slow_share", 0.0) < WAITS:
         return None

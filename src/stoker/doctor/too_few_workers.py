@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import Case, Finding
+from . import Case, Finding, gil_bound
 from .model import speedup
 
 BUSY = 0.7  # of the loop's time; below that it is not the workers that cannot keep up
@@ -13,7 +13,7 @@ def check(case: Case) -> Finding | None:
     if not case.starved or not workers or service is None or workers >= case.cores:
         return None
     busy = service / workers / (case.wait + case.step)
-    if busy < BUSY:
+    if busy < BUSY or gil_bound.check(case):
         return None
     evidence = {
         "num_workers": workers,

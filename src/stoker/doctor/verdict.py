@@ -62,6 +62,7 @@ RULES: tuple[Callable[[Case], Finding | None], ...] = (
 )
 CAUSES = tuple(rule.__module__.rpartition(".")[2] for rule in RULES)
 TRANSFERS = ("pageable_transfer", "sync_transfer", "batch_too_small")
+LEAST = 0.03  # of the loop; what costs less is not worth a line
 FEW = 5  # batches; below that a wait is start-up and noise
 
 
@@ -93,7 +94,8 @@ def diagnose(
         weight = (float(entry["wait_s"]) + float(entry["step_s"])) / total if total else 0.0
         case = Case(entry, cores, cuda, around or {}, weight, gpus, memory)
         waited += case.share * weight
-        findings += [replace(f, loader=entry["name"]) for f in (rule(case) for rule in RULES) if f is not None]
+        found = [f for f in (rule(case) for rule in RULES) if f is not None]
+        findings += [replace(f, loader=entry["name"]) for f in found if not 0 < f.share < LEAST]
     findings.sort(key=lambda f: -f.share)
     starved = waited >= STARVED or any(f.cause in ("worker_startup", "cold_cache") for f in findings)
     if findings and findings[0].cause in TRANSFERS and waited < STARVED:

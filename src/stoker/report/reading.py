@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
 
 from ..doctor import STARVED, Case
@@ -44,23 +43,32 @@ def _gpu(report: dict[str, Any], waits: float) -> str:
 
 
 def _cores(report: dict[str, Any]) -> str:
-    line = report["around"].get("over_time", [])
-    granted = report["machine"]["cores"]
-    if (
-        report["verdict"] != "input-bound"
-        or len(line) < LOOKS
-        or granted < 2
-        or granted < report["machine"]["cores_host"]
-    ):
-        return ""  # what is seen are all of the host's cores
-    busy = statistics.median(float(look[1]) for look in line)
-    if ALONE[0] <= busy <= ALONE[1]:
+    granted = int(report["machine"].get("cores", 1))
+    if report["verdict"] != "input-bound" or granted < 2:
+        return ""
+    main = max(report["loaders"], key=lambda e: float(e["wait_s"] + e["step_s"]))
+    own = _own(main)
+    if own is None:
+        return ""
+    if ALONE[0] <= own <= ALONE[1]:
         return f"one of {granted} cores at work, the rest idle, and the loop waits: too few workers"
-    if busy < ALONE[0]:
-        return f"the cores are idle ({busy:.1f} of {granted} at work), and the loop waits: for a disk or a network"
-    if busy >= FULL * granted:
+    if own < ALONE[0]:
+        return f"the loop and its workers use {own:.1f} of {granted} cores, and the loop waits: for a disk or a network"
+    if own >= FULL * granted:
         return f"all {granted} cores at work, and the loop waits: more workers bring nothing, less work a sample does"
     return ""
+
+
+def _own(e: dict[str, Any]) -> float | None:
+    """Cores that a loop and its workers use themselves, whoever else there is; None where that was not seen."""
+    case = Case(e, 1)
+    stages, total = e["stages"], case.total
+    if not stages.get("worker", {}).get("tasks") or total <= 0:
+        return None
+    made = float(stages["worker"]["cpu_s"])
+    if case.workers and e.get("kernel"):
+        made = max(made, float(e["kernel"]["cpu_ns"]) / 1e9)  # with all threads of each worker
+    return (made + float(stages["consumer"]["cpu_s"])) / total
 
 
 def _memory(report: dict[str, Any]) -> str:

@@ -82,6 +82,7 @@ def _inside(found: dict[str, Any]) -> dict[str, Any]:
             for kind, name, line, ran, waited in found.get("stacks", [])[:LINES]
         ],
         "looks": looks,
+        "helpers": dict(zip(("looks", "threads", "held"), found.get("helpers", [0, 0, 0]), strict=True)),
         "kernel": {**found["kernel"], "seconds": found["seconds"]} if found else {},
     }
 
