@@ -180,7 +180,7 @@ def test_an_account_is_read_whole_or_not_at_all() -> None:
     account = inside.Inside(row, Data(), None)
     for _ in range(40):
         account.begin()
-        account.end(0.01)
+        account.end()
     found = inside.read(row)
     assert found is not None
     assert sum(found["bins"].values()) >= 32
@@ -268,7 +268,9 @@ def entry(**changes: Any) -> dict[str, Any]:
         "steps": {**spread, "median_s": 0.01, "p95_s": 0.011},
         "waits": {**spread, "median_s": 1e-5, "p95_s": 2e-5},
         "tasks": {**spread, "slow_samples": {}},
+        "ready_share": 0.9,
         "by_epoch": [],
+        "over_time": [],
         "decisions": [],
         "where": [],
         "looks": 0,

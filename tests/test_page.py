@@ -29,6 +29,7 @@ def report(**changes: Any) -> dict[str, Any]:
         where=[{"kind": "transform", "name": NASTY, "line": f"{NASTY}:7", "ran": 0.9, "waited": 0.1}],
         by_epoch=[[50, 0.5, 0.5, 0.1], [50, 0.1, 0.5, 0.05]],
         epochs=2,
+        over_time=[[1.0, 0.5, 300.0], [2.0, 0.1, 800.0]],
         decisions=[NASTY],
         memory={"over_time": [[0.0, 1e8], [1.0, 1.1e8]]},
     )
@@ -86,7 +87,7 @@ def test_what_a_script_is_called_is_no_markup() -> None:
     assert NASTY in found.text  # shown as it is
     figures = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL)
     assert figures is not None
-    assert set(json.loads(figures[1])) == {"loop0", "task0", "epochs0", "memory0", "curve0", "machine"}
+    assert set(json.loads(figures[1])) == {"loop0", "task0", "time0", "epochs0", "memory0", "curve0", "machine"}
     assert "alert(1)" not in re.sub(
         r"&lt;script&gt;alert\(1\)|\\u003c.?script>alert\(1\)|lt;script&gt;alert\(1\)", "", text
     )
@@ -136,5 +137,5 @@ def test_it_draws_in_a_browser(tmp_path: Path) -> None:
     p = subprocess.run([*line, out.as_uri()], capture_output=True, text=True, timeout=120)
     found = Elements(p.stdout)
     plots = [a for tag, a in found.seen if tag == "div" and "js-plotly-plot" in (a.get("class") or "")]
-    assert len(plots) == 6
-    assert sum(tag == "svg" and "main-svg" in (a.get("class") or "") for tag, a in found.seen) >= 6
+    assert len(plots) == 7
+    assert sum(tag == "svg" and "main-svg" in (a.get("class") or "") for tag, a in found.seen) >= 7

@@ -27,9 +27,20 @@ SLOW = 3.0  # a task that takes so many times the median is a slow one
 ENOUGH = 16  # tasks before anybody is called slow
 
 
+_now = time.monotonic
+
+
 def bin_of(seconds: float) -> int:
     """The histogram's bin; microseconds are around 0."""
     return max(0, round(BINS_PER_OCTAVE * math.log2(max(seconds, 1e-6) * 1e6)))
+
+
+def add(bins: dict[int, int], seconds: list[float]) -> None:
+    """Counts durations in a histogram, and empties their list."""
+    taken, seconds[:] = seconds[:], []
+    for s in taken:
+        b = bin_of(s)
+        bins[b] = bins.get(b, 0) + 1
 
 
 def seconds_of(bin_: int) -> float:
@@ -54,6 +65,7 @@ class Inside:
     def __init__(self, row: Any, dataset: Any, collate: Any) -> None:
         self._row = row
         self._bins: dict[int, int] = {}
+        self._took: list[float] = []
         self._began = time.monotonic()
         self._tasks = 0
         self._typical = math.inf
@@ -68,27 +80,33 @@ class Inside:
         self.looks.transforms = known_transforms(dataset)
         self.looks.getters = known_getters(dataset)
 
-    def begin(self) -> None:
-        """A task begins."""
-        now = self.looks.began = time.monotonic()
-        self.looks.slow_at = now + SLOW * self._typical
-        self.looks.active = True
+    def begin(self) -> float:
+        """A task begins. Returns when, by ``time.monotonic()``."""
+        looks = self.looks
+        now = looks.began = _now()
+        looks.slow_at = now + SLOW * self._typical
+        looks.active = True
+        return now
 
-    def end(self, seconds: float) -> None:
-        """It is over, after so many seconds."""
-        self.looks.active = False
-        b = bin_of(seconds)
-        self._bins[b] = self._bins.get(b, 0) + 1
+    def end(self) -> float:
+        """It is over. Returns when."""
+        looks = self.looks
+        looks.active = False
+        now = _now()
+        self._took.append(now - looks.began)
         self._tasks += 1
-        now = time.monotonic()
         if self._tasks & (self._tasks - 1) == 0 or now - self._written > self._write_s:
             self._written = now
             self.write()
             if self._tasks >= ENOUGH:
                 self._typical = median(self._bins)
+                # Who looks at nothing but short tasks, which are not looked at, need not wake up for that.
+                looks.rests = looks.least_s > 0 and self._typical < looks.least_s
+        return now
 
     def write(self) -> None:
         """Hands over what is known. A reader finds all of it or nothing."""
+        add(self._bins, self._took)
         top = sorted(self.looks.counts.items(), key=lambda kv: -sum(kv[1]))[:TOP]
         now = kernel()
         text = json.dumps(

@@ -36,6 +36,7 @@ class LoaderMetrics:
             ``inside.bin_of``.
         by_epoch: ``[batches, wait_s, step_s, first_wait_s]`` of each epoch; the first ``EPOCHS`` of them.
         memory: ``[s, bytes]``: since when the loader was first used, and its workers' memory together.
+        over_time: ``[s, share of it that was waiting, samples/s]`` about once a second, since the watch began.
         gaps: waits of which both ends were seen on the device; ``gap_wait_s`` of waiting, ``gap_s`` of which the device
             had nothing to do.
         crossings: calls that copy between host and device or wait for it, in ``crossing_steps`` steps of ``crossing_s``
@@ -65,6 +66,7 @@ class LoaderMetrics:
     wait_bins: dict[int, int] = field(default_factory=dict)
     by_epoch: list[list[float]] = field(default_factory=list)
     memory: list[list[float]] = field(default_factory=list)
+    over_time: list[list[float]] = field(default_factory=list)
     gaps: int = 0
     gap_s: float = 0.0
     gap_wait_s: float = 0.0

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 INTERVAL_S = 0.01
+WAKES_S = 0.25  # between two looks of a thread that has little to look at
 # Python's default of 5 ms would let the fetching thread go on to its next call that lets the interpreter's lock go, and
 # all that is between two such calls would look like nothing. Only in workers, where nobody else competes for it.
 SWITCH_S = 0.0002
@@ -64,6 +65,7 @@ class Looks:
         active: look; set while a task runs.
         began: ``time.monotonic()`` at which it began.
         least_s: tasks are not looked at before they have run for so long.
+        rests: wake up seldom.
         collate: code of the loader's collate function, None where it is no Python function.
         transforms: see ``known_transforms``.
         getters: see ``known_getters``.
@@ -78,6 +80,7 @@ class Looks:
         self.counts: dict[tuple[str, str, str], list[int]] = {}
         self.active = False
         self.began = self.least_s = 0.0
+        self.rests = False
         self.collate: Any = None
         self.transforms: dict[Any, str] = {}
         self.getters: set[Any] = set()
@@ -91,7 +94,7 @@ class Looks:
     def _run(self) -> None:
         idle = 0
         while os.getpid() == self._pid:
-            time.sleep(INTERVAL_S if idle < IDLE else IDLE * INTERVAL_S)
+            time.sleep(WAKES_S if self.rests else INTERVAL_S if idle < IDLE else IDLE * INTERVAL_S)
             idle = 0 if self.active else idle + 1
             if self.active and time.monotonic() - self.began >= self.least_s:
                 with contextlib.suppress(Exception):  # a frame that moves on; at the interpreter's end, anything

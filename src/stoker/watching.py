@@ -23,13 +23,16 @@ import torch.utils.data.dataloader as torch_loader
 from . import engine, machine, watch_fetch
 from .ceilings import Ceilings
 from .errors import UsageError
-from .inside import bin_of
+from .inside import add
 from .live import Live, Stages
 from .metrics import EPOCHS, LoaderMetrics
 from .watch_device import DeviceWatch
 from .watched import count, made_at, settings_of
 
 POINTS = 64  # of memory over time
+NOTES = 240  # of a loader over time; after that every other one is dropped
+LONG_S = 2e-3  # a step, of which the CPU's time is always read
+ONE_IN = 16  # of the shorter ones
 BEAT_S = 1.0  # between two reports of a process
 
 _now = time.perf_counter
@@ -46,9 +49,10 @@ class Enough(SystemExit):
 class _Clock:
     """One iterator's place in its loader's numbers."""
 
-    __slots__ = ("cpu", "device", "epoch", "first", "inside", "left", "metrics", "row")
+    __slots__ = ("cpu", "device", "epoch", "first", "inside", "left", "metrics", "row", "steps", "waits")
 
-    def __init__(self, metrics: LoaderMetrics, row: Any) -> None:
+    def __init__(self, metrics: LoaderMetrics, row: Any, durations: tuple[list[float], list[float]]) -> None:
+        self.steps, self.waits = durations
         self.metrics = metrics
         self.row = row
         self.epoch = [0.0, 0.0, 0.0, 0.0]
@@ -77,6 +81,7 @@ class Watch:
         self.applied: dict[str, Any] = {}
         self._stages: dict[str, Stages] = {}
         self._devices: dict[str, DeviceWatch] = {}
+        self._durations: dict[str, tuple[list[float], list[float]]] = {}
         self.on = True
         self.listened = "STOKER_RUN" in os.environ
         self._steps = 0
@@ -85,10 +90,12 @@ class Watch:
         self._socket: socket.socket | None = None
         self._live = Live()
         self._shm: int | None = None
+        self._noted: dict[str, tuple[float, float, float, int]] = {}
 
     def forget(self) -> None:
         """Nothing was seen."""
-        self.loaders, self._stages, self._devices, self._live = {}, {}, {}, Live()
+        self.loaders, self._stages, self._devices, self._durations, self._live = {}, {}, {}, {}, Live()
+        self._noted = {}
 
     def metrics_of(self, loader: Any) -> LoaderMetrics:
         """The numbers of the line that made this loader; loaders made by one line share them."""
@@ -116,6 +123,10 @@ class Watch:
             self._devices[metrics.name] = DeviceWatch(metrics)
         return self._devices[metrics.name]
 
+    def durations_of(self, metrics: LoaderMetrics) -> tuple[list[float], list[float]]:
+        """Where single steps and waits are kept until they are counted, once a second."""
+        return self._durations.setdefault(metrics.name, ([], []))
+
     def row(self, metrics: LoaderMetrics) -> Any:
         """The live row of a loader."""
         return self._live.row(list(self.loaders).index(metrics.name))
@@ -125,7 +136,10 @@ class Watch:
         self._steps += 1
         if now - self._beat >= BEAT_S:
             self._beat = now
-            self.send()
+            if self.listened:
+                self.send()
+            else:
+                self.snapshot(False)  # what is kept one by one is counted
 
     def enough(self) -> bool:
         return self.max_steps is not None and self._steps >= self.max_steps
@@ -135,6 +149,11 @@ class Watch:
         for name, stages in self._stages.items():
             stages.collect()
             self._weigh(self.loaders[name])
+        for metrics in self.loaders.values():
+            self._note(metrics)
+        for name, (steps, waits) in self._durations.items():
+            add(self.loaders[name].step_bins, steps)
+            add(self.loaders[name].wait_bins, waits)
         for device in self._devices.values():
             device.collect(final)
         return {
@@ -156,6 +175,19 @@ class Watch:
         free = machine.shm_free()
         self._shm = free if self._shm is None or free is None else min(self._shm, free)
         return self._shm
+
+    def _note(self, metrics: LoaderMetrics) -> None:
+        """Notes how the last second was."""
+        now = _now()
+        before, wait, step, samples = self._noted.get(metrics.name, (self._born, 0.0, 0.0, 0))
+        took = metrics.wait_s - wait + metrics.step_s - step
+        if now - before < BEAT_S / 2 or took <= 0:
+            return
+        self._noted[metrics.name] = (now, metrics.wait_s, metrics.step_s, metrics.samples)
+        look = [now - self._born, (metrics.wait_s - wait) / took, (metrics.samples - samples) / took]
+        metrics.over_time.append([round(x, 3) for x in look])
+        if len(metrics.over_time) > NOTES:
+            del metrics.over_time[1:-1:2]
 
     def _weigh(self, metrics: LoaderMetrics) -> None:
         """Notes what the workers weigh together, now and then."""
@@ -193,7 +225,7 @@ class Watch:
         self._live = Live()
         for metrics in self.loaders.values():
             metrics.__init__(metrics.name, settings=metrics.settings)  # type: ignore[misc]
-        self._stages, self._devices = {}, {}
+        self._stages, self._devices, self._durations, self._noted = {}, {}, {}, {}
 
 
 _own: Watch | None = None  # the watch on this process, once there is one
@@ -287,7 +319,7 @@ def _watch_loaders(module: Any, watch: Watch) -> None:
             it._dataset_fetcher._stoker_stages = stages
             if hasattr(vars(it._dataset_fetcher).get("fetch"), "gathered"):
                 it._dataset_fetcher.fetch = watch_fetch.gathered(it._dataset_fetcher.fetch, stages)
-        clock = it.__dict__["_stoker_clock"] = _Clock(metrics, watch.row(metrics))
+        clock = it.__dict__["_stoker_clock"] = _Clock(metrics, watch.row(metrics), watch.durations_of(metrics))
         metrics.epochs += 1
         spent = _now() - began
         measured = engine.state_of(self).measured
@@ -319,11 +351,13 @@ def _watch_batches(cls: Any, watch: Watch) -> None:
         if clock.left:
             stepped = began - clock.left
             metrics.step_s += stepped
-            metrics.step_cpu_s += _cpu() - clock.cpu
+            if stepped > LONG_S:
+                metrics.step_cpu_s += _cpu() - clock.cpu
+            elif not metrics.batches % ONE_IN:  # the clock of all threads' CPU is a system call
+                metrics.step_cpu_s += (_cpu() - clock.cpu) * ONE_IN
             clock.left = 0.0
             epoch[2] += stepped
-            b = bin_of(stepped)
-            metrics.step_bins[b] = metrics.step_bins.get(b, 0) + 1
+            clock.steps.append(stepped)
             if clock.device is not None:
                 clock.device.enter(began, stepped)
         if watch.max_steps is not None and watch.enough():
@@ -346,8 +380,7 @@ def _watch_batches(cls: Any, watch: Watch) -> None:
             metrics.first_wait_s += waited
             epoch[3] += waited
         else:
-            b = bin_of(waited)
-            metrics.wait_bins[b] = metrics.wait_bins.get(b, 0) + 1
+            clock.waits.append(waited)
         if clock.device is not None:
             clock.device.leave(waited)
         elif metrics.batches & 15 == 0:

@@ -186,7 +186,7 @@ def _curve(report: dict[str, Any], e: dict[str, Any], i: int, figures: dict[str,
     data = [trace for trace in data if trace["x"]]
     if not data:
         return ""
-    layout = {"xaxis": {"dtick": max(1, (max(counts) + 8) // 16)}, "yaxis": {"rangemode": "tozero"}}
+    layout = {"xaxis": {"dtick": max(1, (max(counts) + 8) // 16)}, "yaxis": {"rangemode": "tozero"}, "showlegend": True}
     return _plot(f"curve{i}", figures, {"data": data, "layout": layout}, "Samples/s against workers", 260)
 
 
@@ -267,6 +267,8 @@ def _loader(e: dict[str, Any], i: int, figures: dict[str, Any]) -> str:
             [w["line"], w["name"], w["kind"], f"{w['ran']:.1%}", f"{w['waited']:.1%}"] for w in e["where"][:LINES]
         ]
         out.append(_table(["line", "in", "kind", "running", "waiting"], where))
+    if len(e.get("over_time", [])) > 1:
+        out.append(_plot(f"time{i}", figures, _over_time(e), "Waiting, over time", 240))
     if len(e.get("by_epoch", [])) > 1:
         out.append(_plot(f"epochs{i}", figures, _epochs(e), "Seconds, epoch by epoch", 260))
     line = e["memory"].get("over_time", [])
@@ -328,6 +330,28 @@ def _task(e: dict[str, Any]) -> dict[str, Any]:
         parts["waiting", "waiting"] = parts.get(("waiting", "waiting"), 0.0) + w["waited"] * 100
     order = sorted(parts.items(), key=lambda kv: -kv[1])
     return _bars([(name, v, KINDS.get(kind, "#888888")) for (name, kind), v in order], "% of a task")
+
+
+def _over_time(e: dict[str, Any]) -> dict[str, Any]:
+    x = [look[0] for look in e["over_time"]]
+    rate = {"type": "scatter", "x": x, "y": [look[2] for look in e["over_time"]], "name": "samples/s", "yaxis": "y2"}
+    data = [
+        {
+            "type": "scatter",
+            "x": x,
+            "y": [100 * look[1] for look in e["over_time"]],
+            "name": "waiting, % of the loop",
+            "line": {"color": WAIT, "shape": "hv"},
+            "fill": "tozeroy",
+        },
+        {**rate, "line": {"color": KINDS["transform"], "dash": "dot"}},
+    ]
+    layout = {
+        "xaxis": {"ticksuffix": " s"},
+        "yaxis": {"range": [0, 100], "ticksuffix": " %"},
+        "yaxis2": {"overlaying": "y", "side": "right", "rangemode": "tozero", "showgrid": False},
+    }
+    return {"data": data, "layout": layout}
 
 
 def _epochs(e: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from .. import inside
 from ..errors import UsageError
 
 SCHEMA = 1
+AT_ONCE_S = 2e-4  # what handing over takes, in which nobody is waited for
 LINES = 12  # of code, of a loader, that are kept in the report
 TIMES = ("wait_s", "first_wait_s", "step_s", "step_cpu_s")
 COUNTS = ("batches", "samples", "epochs", "tasks", "fetch_ns", "collate_ns", "transport_ns", "cpu_ns")
@@ -49,10 +50,23 @@ def loader_entry(metrics: dict[str, Any], threads: int) -> dict[str, Any]:
         "decisions": metrics.get("decisions", []),
         "steps": spread(metrics.get("step_bins", {})),
         "waits": spread(metrics.get("wait_bins", {})),
+        "ready_share": _ready(metrics),
         "by_epoch": metrics.get("by_epoch", []),
+        "over_time": metrics.get("over_time", []),
         "device": _device(metrics),
         **_inside(metrics.get("inside") or {}),
     }
+
+
+def _ready(m: dict[str, Any]) -> float | None:
+    """The part of the batches, each epoch's first left out, that were there when they were asked for."""
+    waits = {int(b): int(n) for b, n in m.get("wait_bins", {}).items()}
+    total = sum(waits.values())
+    if not total:
+        return None
+    at_once = max(AT_ONCE_S, 0.1 * spread(m.get("step_bins", {}))["median_s"])
+    there = sum(n for b, n in waits.items() if inside.seconds_of(b) <= at_once)
+    return there / total
 
 
 def _device(m: dict[str, Any]) -> dict[str, Any]:
