@@ -55,8 +55,8 @@ MAY: dict[str, set[str]] = {
     },
     "ceilings": set(),
     "session": {"ambient", "report", "watching"},
-    "watching": BASE
-    | {"ceilings", "engine", "inside", "live", "machine", "metrics", "watch_device", "watch_fetch", "watched"},
+    "watching": BASE | {"ceilings", "engine", "live", "metrics", "observer", "watch_fetch", "watched"},
+    "observer": {"ceilings", "engine", "inside", "live", "machine", "metrics", "watch_device", "watched"},
     "watch_device": {"metrics", "watched"},
     "watched": {"engine", "options"},
     "watch_fetch": {"live", "stage"},

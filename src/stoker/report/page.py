@@ -15,17 +15,9 @@ from typing import Any
 from ..doctor import Case
 from ..doctor.model import period
 from ..errors import UsageError
+from . import plots
 from .terminal import human_bytes, human_seconds
 
-KINDS = {
-    "decode": "#d97706",
-    "transform": "#2563eb",
-    "collate": "#059669",
-    "fetch": "#64748b",
-    "waiting": "#c026d3",
-    "transport": "#0891b2",
-}
-WAIT, STEP = "#dc2626", "#16a34a"
 LINES = 8  # of code, a loader
 
 STYLE = """
@@ -179,26 +171,14 @@ def _curve(report: dict[str, Any], e: dict[str, Any], i: int, figures: dict[str,
     size = int(e["samples"]) / case.batches
     counts = sorted({*range(1, 2 * cores + 1), max(1, case.workers)})
     periods = {n: period(case, n) for n in counts}
-    data = [_points({n: size / p for n, p in periods.items() if p}, "predicted, with the steps", WAIT, "dot")]
     applied = (report.get("applied") or {}).get("settings", {}).get(e["name"], {})
-    rates = {int(n): size * float(rate) for n, rate in applied.get("rates", {}).items()}
-    data.append(_points(rates, "measured, the loader alone", STEP, "solid"))
-    data = [trace for trace in data if trace["x"]]
-    if not data:
-        return ""
-    layout = {"xaxis": {"dtick": max(1, (max(counts) + 8) // 16)}, "yaxis": {"rangemode": "tozero"}, "showlegend": True}
-    return _plot(f"curve{i}", figures, {"data": data, "layout": layout}, "Samples/s against workers", 260)
-
-
-def _points(by_workers: dict[int, float], name: str, colour: str, dash: str) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "x": list(by_workers),
-        "y": list(by_workers.values()),
-        "mode": "lines+markers",
-        "name": name,
-        "line": {"color": colour, "dash": dash},
+    curves = {
+        "predicted, with the steps": {n: size / p for n, p in periods.items() if p},
+        "measured, the loader alone": {int(n): size * float(rate) for n, rate in applied.get("rates", {}).items()},
     }
+    if not any(curves.values()):
+        return ""
+    return _plot(f"curve{i}", figures, plots.curves(curves), "Samples/s against workers", 260)
 
 
 def _ceilings(report: dict[str, Any]) -> str:
@@ -260,115 +240,23 @@ def _loader(e: dict[str, Any], i: int, figures: dict[str, Any]) -> str:
     ]
     out = [f"<h2>Loader <code>{_text(e['name'])}</code></h2>"]
     out.append(_table(["workers", "batch", "batches", "epochs", "wait", "step", "samples/s"], [row]))
-    out.append(_plot(f"loop{i}", figures, _loop(e), "Where a batch's time goes, ms", 150))
+    out.append(_plot(f"loop{i}", figures, plots.loop(e), "Where a batch's time goes, ms", 150))
     if e.get("looks"):
-        out.append(_plot(f"task{i}", figures, _task(e), "Where a worker's time goes, %", 170))
+        out.append(_plot(f"task{i}", figures, plots.task(e), "Where a worker's time goes, %", 170))
         where: list[list[object]] = [
             [w["line"], w["name"], w["kind"], f"{w['ran']:.1%}", f"{w['waited']:.1%}"] for w in e["where"][:LINES]
         ]
         out.append(_table(["line", "in", "kind", "running", "waiting"], where))
     if len(e.get("over_time", [])) > 1:
-        out.append(_plot(f"time{i}", figures, _over_time(e), "Waiting, over time", 240))
+        out.append(_plot(f"time{i}", figures, plots.over_time(e), "Waiting, over time", 240))
     if len(e.get("by_epoch", [])) > 1:
-        out.append(_plot(f"epochs{i}", figures, _epochs(e), "Seconds, epoch by epoch", 260))
+        out.append(_plot(f"epochs{i}", figures, plots.epochs(e), "Seconds, epoch by epoch", 260))
     line = e["memory"].get("over_time", [])
     if len(line) > 1:
-        trace = {
-            "type": "scatter",
-            "x": [p[0] for p in line],
-            "y": [p[1] / 1e6 for p in line],
-            "mode": "lines+markers",
-            "name": "workers, MB",
-            "line": {"color": KINDS["transform"]},
-        }
-        layout = {"xaxis": {"ticksuffix": " s"}, "yaxis": {"ticksuffix": " MB", "rangemode": "tozero"}}
-        out.append(_plot(f"memory{i}", figures, {"data": [trace], "layout": layout}, "The workers' memory (PSS)", 240))
+        out.append(_plot(f"memory{i}", figures, plots.memory(line), "The workers' memory (PSS)", 240))
     for words in e.get("decisions", []):
         out.append(f'<p class="soft">{_text(words)}</p>')
     return "".join(out)
-
-
-def _bars(parts: list[tuple[str, float, str]], unit: str) -> dict[str, Any]:
-    data = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "y": [""],
-            "x": [value],
-            "name": html.escape(name),
-            "marker": {"color": colour},
-            "hovertemplate": f"{html.escape(name)}: %{{x:.3g}} {unit}<extra></extra>",
-        }
-        for name, value, colour in parts
-        if value > 0
-    ]
-    return {
-        "data": data,
-        "layout": {"barmode": "stack", "xaxis": {}, "yaxis": {"visible": False}},
-    }
-
-
-def _loop(e: dict[str, Any]) -> dict[str, Any]:
-    batches = max(1, int(e["batches"]))
-    first = float(e["stages"].get("startup", {}).get("wait_s", 0.0))
-    wait = max(0.0, e["wait_s"] - first)
-    return _bars(
-        [
-            ("waiting for data", wait / batches * 1e3, WAIT),
-            ("waiting for an epoch's first batch", first / batches * 1e3, "#f59e0b"),
-            ("the step", e["step_s"] / batches * 1e3, STEP),
-        ],
-        "ms a batch",
-    )
-
-
-def _task(e: dict[str, Any]) -> dict[str, Any]:
-    parts: dict[tuple[str, str], float] = {}
-    for w in e["where"]:
-        name = f"{w['kind']}: {w['name']}"
-        parts[name, w["kind"]] = parts.get((name, w["kind"]), 0.0) + w["ran"] * 100
-        parts["waiting", "waiting"] = parts.get(("waiting", "waiting"), 0.0) + w["waited"] * 100
-    order = sorted(parts.items(), key=lambda kv: -kv[1])
-    return _bars([(name, v, KINDS.get(kind, "#888888")) for (name, kind), v in order], "% of a task")
-
-
-def _over_time(e: dict[str, Any]) -> dict[str, Any]:
-    x = [look[0] for look in e["over_time"]]
-    rate = {"type": "scatter", "x": x, "y": [look[2] for look in e["over_time"]], "name": "samples/s", "yaxis": "y2"}
-    data = [
-        {
-            "type": "scatter",
-            "x": x,
-            "y": [100 * look[1] for look in e["over_time"]],
-            "name": "waiting, % of the loop",
-            "line": {"color": WAIT, "shape": "hv"},
-            "fill": "tozeroy",
-        },
-        {**rate, "line": {"color": KINDS["transform"], "dash": "dot"}},
-    ]
-    layout = {
-        "xaxis": {"ticksuffix": " s"},
-        "yaxis": {"range": [0, 100], "ticksuffix": " %"},
-        "yaxis2": {"overlaying": "y", "side": "right", "rangemode": "tozero", "showgrid": False},
-    }
-    return {"data": data, "layout": layout}
-
-
-def _epochs(e: dict[str, Any]) -> dict[str, Any]:
-    epochs = list(range(1, len(e["by_epoch"]) + 1))
-
-    def bar(name: str, values: list[float], colour: str) -> dict[str, Any]:
-        return {"type": "bar", "name": name, "x": epochs, "y": values, "marker": {"color": colour}}
-
-    data = [
-        bar("first batch", [x[3] for x in e["by_epoch"]], "#f59e0b"),
-        bar("waiting", [x[1] - x[3] for x in e["by_epoch"]], WAIT),
-        bar("steps", [x[2] for x in e["by_epoch"]], STEP),
-    ]
-    return {
-        "data": data,
-        "layout": {"barmode": "stack", "xaxis": {"dtick": max(1, len(epochs) // 10)}, "yaxis": {}},
-    }
 
 
 def _machine(report: dict[str, Any], figures: dict[str, Any]) -> str:
@@ -376,26 +264,9 @@ def _machine(report: dict[str, Any], figures: dict[str, Any]) -> str:
     line = around.get("over_time", [])
     if len(line) < 2:
         return ""
-    x = [p[0] for p in line]
-    data = [
-        {"type": "scatter", "x": x, "y": [p[1] for p in line], "name": "cores busy", "line": {"color": STEP}},
-        {
-            "type": "scatter",
-            "x": x,
-            "y": [p[2] / 1e9 for p in line],
-            "name": "memory free, GB",
-            "yaxis": "y2",
-            "line": {"color": KINDS["transform"], "dash": "dot"},
-        },
-    ]
-    layout = {
-        "xaxis": {"ticksuffix": " s"},
-        "yaxis": {"rangemode": "tozero"},
-        "yaxis2": {"ticksuffix": " GB", "overlaying": "y", "side": "right", "rangemode": "tozero"},
-    }
     busy = ", ".join(f"{b:.0%}" for b in around.get("cores_busy", []))
     said = f'<p class="soft">each core was busy: {_text(busy)}</p>'
-    return "<h2>The machine</h2>" + said + _plot("machine", figures, {"data": data, "layout": layout}, "Meanwhile", 260)
+    return "<h2>The machine</h2>" + said + _plot("machine", figures, plots.machine(line), "Meanwhile", 260)
 
 
 def _plot(name: str, figures: dict[str, Any], figure: dict[str, Any], title: str, height: int) -> str:

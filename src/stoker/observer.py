@@ -1,0 +1,207 @@
+"""What is known of the loaders of one process, and how it gets to ``stoker run``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+from typing import Any
+
+import torch
+
+from . import engine, machine
+from .ceilings import Ceilings
+from .inside import add
+from .live import Live, Stages
+from .metrics import EPOCHS, LoaderMetrics
+from .watch_device import DeviceWatch
+from .watched import count, settings_of
+
+POINTS = 64  # of memory over time
+NOTES = 240  # of a loader over time; after that every other one is dropped
+BEAT_S = 1.0  # between two reports of a process
+
+
+class Clock:
+    """One iterator's place in its loader's numbers."""
+
+    __slots__ = ("cpu", "device", "epoch", "first", "inside", "left", "metrics", "row", "steps", "waits")
+
+    def __init__(self, metrics: LoaderMetrics, row: Any, durations: tuple[list[float], list[float]]) -> None:
+        self.steps, self.waits = durations
+        self.metrics = metrics
+        self.row = row
+        self.epoch = [0.0, 0.0, 0.0, 0.0]
+        if len(metrics.by_epoch) < EPOCHS:
+            metrics.by_epoch.append(self.epoch)
+        self.device: DeviceWatch | None = None
+        self.left = 0.0
+        self.cpu = 0.0
+        self.inside = False
+        self.first = True
+
+
+class Watch:
+    """The watch on one process.
+
+    Args:
+        max_steps: end the script after so many batches, or None.
+        apply: put stoker's engine and measured settings behind the script's loaders.
+        ceilings: measure what loop, steps and loader could do, and end the script.
+    """
+
+    def __init__(self, max_steps: int | None = None, apply: bool = False, ceilings: bool = False) -> None:
+        self.max_steps, self.apply = max_steps, apply
+        self.ceilings = Ceilings(lambda batch: count(batch, 1)) if ceilings else None
+        self.loaders: dict[str, LoaderMetrics] = {}
+        self.applied: dict[str, Any] = {}
+        self._stages: dict[str, Stages] = {}
+        self._devices: dict[str, DeviceWatch] = {}
+        self._durations: dict[str, tuple[list[float], list[float]]] = {}
+        self.on = True
+        self.listened = "STOKER_RUN" in os.environ
+        self._steps = 0
+        self._beat = 0.0
+        self._born = time.perf_counter()
+        self._socket: socket.socket | None = None
+        self._live = Live()
+        self._shm: int | None = None
+        self._noted: dict[str, tuple[float, float, float, int]] = {}
+
+    def forget(self) -> None:
+        """Nothing was seen."""
+        self.loaders, self._stages, self._devices, self._durations, self._live = {}, {}, {}, {}, Live()
+        self._noted = {}
+
+    def metrics_of(self, loader: Any) -> LoaderMetrics:
+        """The numbers of the line that made this loader; loaders made by one line share them."""
+        # One that was made before there was a watch is called by its dataset.
+        name = loader.__dict__.setdefault("_stoker_name", f"DataLoader of {type(loader.dataset).__name__}")
+        new = name not in self.loaders
+        metrics = self.loaders.setdefault(name, LoaderMetrics(name))
+        if new:
+            self.send()  # before its first batch: from here on the live rows say how far it came
+        state = engine.state_of(loader)
+        state.metrics = metrics
+        metrics.settings = settings_of(loader)
+        return metrics
+
+    def stages_of(self, name: str, metrics: LoaderMetrics) -> Stages:
+        if name not in self._stages:
+            self._stages[name] = Stages(metrics)
+        return self._stages[name]
+
+    def device_of(self, metrics: LoaderMetrics) -> DeviceWatch | None:
+        """The watch on the device for this loader's consumer; None while the script does not use one."""
+        if metrics.name not in self._devices:
+            if not torch.cuda.is_initialized():
+                return None
+            self._devices[metrics.name] = DeviceWatch(metrics)
+        return self._devices[metrics.name]
+
+    def durations_of(self, metrics: LoaderMetrics) -> tuple[list[float], list[float]]:
+        """Where single steps and waits are kept until they are counted, once a second."""
+        return self._durations.setdefault(metrics.name, ([], []))
+
+    def row(self, metrics: LoaderMetrics) -> Any:
+        """The live row of a loader."""
+        return self._live.row(list(self.loaders).index(metrics.name))
+
+    def step(self, now: float) -> None:
+        """A batch was delivered."""
+        self._steps += 1
+        if now - self._beat >= BEAT_S:
+            self._beat = now
+            if self.listened:
+                self.send()
+            else:
+                self.snapshot(False)  # what is kept one by one is counted
+
+    def enough(self) -> bool:
+        return self.max_steps is not None and self._steps >= self.max_steps
+
+    def snapshot(self, final: bool) -> dict[str, Any]:
+        """What was seen so far, for ``report.schema``."""
+        for name, stages in self._stages.items():
+            stages.collect()
+            self._weigh(self.loaders[name])
+        for metrics in self.loaders.values():
+            self._note(metrics)
+        for name, (steps, waits) in self._durations.items():
+            add(self.loaders[name].step_bins, steps)
+            add(self.loaders[name].wait_bins, waits)
+        for device in self._devices.values():
+            device.collect(final)
+        return {
+            "pid": os.getpid(),
+            "argv": sys.argv,
+            "rank": int(os.environ.get("RANK", "0")) if os.environ.get("RANK", "0").isdigit() else 0,
+            "world": int(os.environ.get("WORLD_SIZE", "1")) if os.environ.get("WORLD_SIZE", "1").isdigit() else 1,
+            "final": final,
+            "shm_free_min": self._shm_free(),
+            "cuda": bool(torch.cuda.is_available() and torch.cuda.is_initialized()),
+            "threads": torch.get_num_threads(),
+            "loaders": [vars(m) for m in self.loaders.values()],
+            "applied": self.applied,
+            "ceilings": None if self.ceilings is None else {"name": self.ceilings.name, **self.ceilings.found},
+        }
+
+    def _shm_free(self) -> int | None:
+        """The least that was left in this process' own /dev/shm; a container has another one than who started it."""
+        free = machine.shm_free()
+        self._shm = free if self._shm is None or free is None else min(self._shm, free)
+        return self._shm
+
+    def _note(self, metrics: LoaderMetrics) -> None:
+        """Notes how the last second was."""
+        now = time.perf_counter()
+        before, wait, step, samples = self._noted.get(metrics.name, (self._born, 0.0, 0.0, 0))
+        took = metrics.wait_s - wait + metrics.step_s - step
+        if now - before < BEAT_S / 2 or took <= 0:
+            return
+        self._noted[metrics.name] = (now, metrics.wait_s, metrics.step_s, metrics.samples)
+        look = [now - self._born, (metrics.wait_s - wait) / took, (metrics.samples - samples) / took]
+        metrics.over_time.append([round(x, 3) for x in look])
+        if len(metrics.over_time) > NOTES:
+            del metrics.over_time[1:-1:2]
+
+    def _weigh(self, metrics: LoaderMetrics) -> None:
+        """Notes what the workers weigh together, now and then."""
+        weight = sum(metrics.worker_pss.values())
+        series = metrics.memory
+        if not weight or (series and series[-1][1] == weight):
+            return
+        series.append([round(time.perf_counter() - self._born, 1), weight])
+        if len(series) > POINTS:
+            del series[1:-1:2]
+
+    def send(self, final: bool = False) -> None:
+        """Tells ``stoker run``; when nobody listens, nothing happens."""
+        if not self.loaders or not self.listened:
+            return
+        try:
+            if self._socket is None:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                self._socket.settimeout(1.0)
+                self._socket.connect("\0" + os.environ["STOKER_RUN"])
+                socket.send_fds(self._socket, [b"\n"], [self._live.fd])
+            self._socket.sendall(json.dumps(self.snapshot(final), default=str).encode() + b"\n")
+        except (OSError, KeyError):
+            pass
+
+    def end(self) -> None:
+        self.send(final=True)
+
+    def forked(self) -> None:
+        """In a child: it is a process of its own, with nothing seen yet."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.close()
+        self._socket, self._steps, self._beat = None, 0, 0.0
+        self._live = Live()
+        for metrics in self.loaders.values():
+            metrics.__init__(metrics.name, settings=metrics.settings)  # type: ignore[misc]
+        self._stages, self._devices, self._durations, self._noted = {}, {}, {}, {}
