@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import math
+import random
+import signal
 import sys
 import threading
 import time
@@ -19,6 +21,7 @@ from torch.utils.data import Dataset, Subset
 from stoker import ambient, inside, stacks
 from stoker.doctor import Case
 from stoker.doctor.verdict import CAUSES, diagnose
+from stoker.looks import SWITCH_S, UNUSED, Looks
 from stoker.report import schema
 
 
@@ -74,32 +77,18 @@ class Data(Dataset):
         return self.transform(x)
 
 
-def looked_at(dataset: Any, collate: Any = None, work: Callable[[Any], None] | None = None) -> stacks.Looks:
-    """The looks at a thread that asks the dataset for samples, until there are thirty of them."""
-    stop, ready = threading.Event(), threading.Event()
-    ids: list[int] = []
-
-    def run() -> None:
-        ids.extend((threading.get_ident(), threading.get_native_id()))
-        ready.set()
-        while not stop.is_set():
-            work(dataset) if work else dataset[7]
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    assert ready.wait(20)
-    looks = stacks.Looks(*ids)
+def looked_at(dataset: Any, collate: Any = None, work: Callable[[Any], None] | None = None) -> Looks:
+    """The looks at this thread while it asks the dataset for samples, until there are thirty of them."""
+    looks = Looks(threading.get_ident(), threading.get_native_id())
     looks.transforms, looks.getters = stacks.known_transforms(dataset), stacks.known_getters(dataset)
     looks.collate = getattr(collate, "__code__", None)
     looks.slow_at = 0.0
-    looks.active = True
     end = time.monotonic() + 60
     while sum(map(sum, looks.counts.values())) < 30:
         assert time.monotonic() < end
-        thread.join(0.01)
-    looks.active = False
-    stop.set()
-    thread.join(20)
+        looks.active = True
+        work(dataset) if work else dataset[7]
+        looks.active = False
     return looks
 
 
@@ -109,12 +98,12 @@ def _switch() -> Iterator[None]:
     import sys
 
     before = sys.getswitchinterval()
-    sys.setswitchinterval(stacks.SWITCH_S)
+    sys.setswitchinterval(SWITCH_S)
     yield
     sys.setswitchinterval(before)
 
 
-def parts(looks: stacks.Looks) -> dict[tuple[str, str], float]:
+def parts(looks: Looks) -> dict[tuple[str, str], float]:
     out: dict[tuple[str, str], float] = {}
     total = sum(map(sum, looks.counts.values()))
     for (kind, name, _), count in looks.counts.items():
@@ -137,6 +126,92 @@ def test_a_transform_that_is_not_known_in_advance() -> None:
             return Compose(Flip(), Blur())(torch.ones(4))
 
     assert parts(looked_at(Hidden()))["transform", "Blur"] > 0.5
+
+
+def test_another_thread_is_not_looked_at() -> None:
+    found: list[Looks] = []
+
+    def run() -> None:
+        looks = Looks(threading.get_ident(), threading.get_native_id())
+        looks.active = True
+        spin(1.0)
+        found.append(looks)
+
+    t = threading.Thread(target=run)
+    t.start()
+    t.join(60)
+    assert found[0].counts == {}
+
+
+def test_a_call_that_takes_long_is_its_own_line() -> None:
+    def nap_and_spin(_: Any) -> None:
+        time.sleep(0.1)
+        spin(1.0)
+
+    looks = looked_at(Data(), work=nap_and_spin)
+    waited = {line: n for (_, _, line), (_, n) in looks.counts.items() if n}
+    at = nap_and_spin.__code__.co_firstlineno + 1
+    assert max(waited, key=lambda line: waited[line]).endswith(f":{at}")
+    assert max(waited.values()) > 0.5 * sum(sum(c) for c in looks.counts.values())
+
+
+class Rings(Exception):
+    pass
+
+
+def ring(*_: Any) -> None:
+    raise Rings
+
+
+def deep(n: int) -> Iterator[int]:
+    """Frames that come and go. None of a destructor: what is raised there is heard by nobody, in Python."""
+    yield from (x for x in [n])
+    time.sleep(0)
+    if n:
+        yield from deep(n - 1)
+
+
+def test_looks_take_nothing_from_the_code_they_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another signal's handler raises, again and again, now and then in the middle of a look: it is heard each time."""
+    seed = int(time.time())
+    print("seed", seed)
+    rng = random.Random(seed)
+    monkeypatch.setattr("stoker.looks.INTERVAL_S", 1e-4)
+    looks = Looks(threading.get_ident(), threading.get_native_id())
+    looks.active = True
+    looks.slow_at = 0.0
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        heard = 0
+        limit = time.monotonic() + 60
+        for _ in range(2000):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-4, 2e-3))
+                while time.monotonic() < limit:
+                    assert list(deep(5)) == [5, 4, 3, 2, 1, 0]
+            except Rings:
+                heard += 1
+        assert heard == 2000
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        looks.active = False
+    assert sum(map(sum, looks.counts.values())) > 100
+
+
+def test_a_signal_that_somebody_else_takes_is_left_to_them() -> None:
+    looks = looked_at(Data(spin))
+    number = next(n for n in UNUSED if signal.getsignal(n) not in (signal.SIG_DFL, signal.SIG_IGN))
+    got: list[int] = []
+    before = signal.signal(number, lambda n, _: got.append(n))
+    try:
+        looks.active = True
+        spin(1.0)
+        looks.active = False
+        assert got == []
+        assert parts(looked_at(Data(spin)))["transform", "spin"] > 0.5  # by another signal
+    finally:
+        signal.signal(number, before)
 
 
 def test_a_plain_function_is_a_transform_too() -> None:
@@ -352,19 +427,17 @@ def rests(end: threading.Event) -> None:
 
 
 @pytest.mark.parametrize("target", [computes, rests])
-def test_helpers_that_take_turns_at_the_lock(target: Callable[[threading.Event], None]) -> None:
+def test_helpers_that_take_turns_at_the_lock(
+    target: Callable[[threading.Event], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.looks.MANY", 1000)
     end, interval = threading.Event(), sys.getswitchinterval()
     helpers = [threading.Thread(target=target, args=(end,)) for _ in range(3)]
-    sys.setswitchinterval(stacks.SWITCH_S)
+    sys.setswitchinterval(SWITCH_S)
     try:
         for t in helpers:
             t.start()
-        looks = stacks.Looks(threading.get_ident(), threading.get_native_id())
-        looks.active = True
-        limit = time.monotonic() + 20
-        while time.monotonic() < limit and looks.helpers[0] < 30 and sum(map(sum, looks.counts.values())) < 30:
-            threading.Event().wait(0.05)
-        looks.active = False
+        looks = looked_at(Data(), work=lambda _: time.sleep(0.03))
     finally:
         sys.setswitchinterval(interval)
         end.set()

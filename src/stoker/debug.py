@@ -67,7 +67,7 @@ def explain(error: BaseException, dataset: Any) -> str:
             index = f.f_locals.get(f.f_code.co_varnames[1])
             words = f"stoker: while loading sample {index!r}{_file(f.f_locals.get('self'), index)}"
             break
-    transform = transform_of(frames[::-1], known_transforms(dataset))
+    transform = transform_of([f.f_code for f in frames[::-1]], known_transforms(dataset))
     if transform:
         words = f"{words or 'stoker: while loading a sample'}, in the transform {transform}"
     return words

@@ -15,7 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from .stacks import SWITCH_S, Looks, known_getters, known_transforms
+from .looks import SWITCH_S, Looks
+from .stacks import known_getters, known_transforms
 
 ROW_BYTES = 8192
 KEYS = {"pid", "bins", "stacks", "helpers", "slow", "kernel", "seconds"}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 from . import inside, machine
@@ -63,6 +64,7 @@ class Stages:
         self._seen = [0] * (COLUMNS - 1)
         self._metrics = metrics
         self._weighed = 0
+        self.held: Callable[[], None] | None = None  # hands over what this process' own fetcher still holds
 
     def inside(self, worker: int | None, dataset: Any, collate: Any) -> Inside:
         """This process' account of its tasks."""
@@ -72,15 +74,15 @@ class Stages:
             self._inside = os.getpid(), Inside(row, dataset, collate)
         return self._inside[1]
 
-    def add(self, worker: int | None, fetch: int, collate: int, cpu: int) -> None:
-        """Nanoseconds of one task; the worker's id, or None in the main process."""
+    def add(self, worker: int | None, fetch: int, collate: int, cpu: int, tasks: int) -> None:
+        """Nanoseconds of some tasks; the worker's id, or None in the main process."""
         if worker is not None and worker >= MAX_WORKERS:
             return
         rows, at = self._rows, (worker or 0) * COLUMNS
         rows[at] += fetch
         rows[at + 1] += collate
         rows[at + 2] += cpu
-        rows[at + 3] += 1
+        rows[at + 3] += tasks
         if worker is not None:
             now = time.monotonic_ns()
             if now - self._weighed > WEIGH_NS:
@@ -89,6 +91,8 @@ class Stages:
 
     def collect(self) -> None:
         """Moves what came in since to the loader's numbers."""
+        if self.held is not None:
+            self.held()
         total = [sum(self._rows[i::COLUMNS]) for i in range(COLUMNS - 1)]
         fetch, collate, cpu, tasks = (a - b for a, b in zip(total, self._seen, strict=True))
         self._seen = total

@@ -28,12 +28,13 @@ BEAT_S = 1.0  # between two reports of a process
 class Clock:
     """One iterator's place in its loader's numbers."""
 
-    __slots__ = ("cpu", "device", "epoch", "first", "inside", "left", "metrics", "row", "steps", "waits")
+    __slots__ = ("cpu", "device", "epoch", "first", "inside", "left", "metrics", "row", "size", "steps", "waits")
 
     def __init__(self, metrics: LoaderMetrics, row: Any, durations: tuple[list[float], list[float]]) -> None:
         self.steps, self.waits = durations
         self.metrics = metrics
         self.row = row
+        self.size = metrics.settings.get("batch_size") or 1
         self.epoch = [0.0, 0.0, 0.0, 0.0]
         if len(metrics.by_epoch) < EPOCHS:
             metrics.by_epoch.append(self.epoch)
@@ -63,8 +64,8 @@ class Watch:
         self._durations: dict[str, tuple[list[float], list[float]]] = {}
         self.on = True
         self.listened = "STOKER_RUN" in os.environ
-        self._steps = 0
-        self._beat = 0.0
+        self.steps = 0
+        self.beat = 0.0
         self._born = time.perf_counter()
         self._socket: socket.socket | None = None
         self._live = Live()
@@ -110,18 +111,16 @@ class Watch:
         """The live row of a loader."""
         return self._live.row(list(self.loaders).index(metrics.name))
 
-    def step(self, now: float) -> None:
-        """A batch was delivered."""
-        self._steps += 1
-        if now - self._beat >= BEAT_S:
-            self._beat = now
-            if self.listened:
-                self.send()
-            else:
-                self.snapshot(False)  # what is kept one by one is counted
+    def send_now(self, now: float) -> None:
+        """A second has gone by."""
+        self.beat = now
+        if self.listened:
+            self.send()
+        else:
+            self.snapshot(False)  # what is kept one by one is counted
 
     def enough(self) -> bool:
-        return self.max_steps is not None and self._steps >= self.max_steps
+        return self.max_steps is not None and self.steps >= self.max_steps
 
     def snapshot(self, final: bool) -> dict[str, Any]:
         """What was seen so far, for ``report.schema``."""
@@ -200,7 +199,7 @@ class Watch:
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.close()
-        self._socket, self._steps, self._beat = None, 0, 0.0
+        self._socket, self.steps, self.beat = None, 0, 0.0
         self._live = Live()
         for metrics in self.loaders.values():
             metrics.__init__(metrics.name, settings=metrics.settings)  # type: ignore[misc]

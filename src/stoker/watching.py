@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.utils.data.dataloader as torch_loader
 
 from . import engine, watch_fetch
@@ -22,7 +23,7 @@ from .ceilings import Ceilings
 from .errors import UsageError
 from .live import Stages
 from .metrics import LoaderMetrics
-from .observer import Clock, Watch
+from .observer import BEAT_S, Clock, Watch
 from .watched import count, made_at, settings_of
 
 LONG_S = 2e-3  # a step, of which the CPU's time is always read
@@ -30,6 +31,7 @@ ONE_IN = 16  # of the shorter ones
 
 _now = time.perf_counter
 _cpu = time.process_time
+_Tensor = torch.Tensor
 
 
 class Enough(SystemExit):
@@ -190,6 +192,7 @@ def _watch_batches(cls: Any, watch: Watch) -> None:
             clock.first = False
             metrics.first_wait_s += waited
             epoch[3] += waited
+            clock.row[1], clock.row[5] = metrics.first_wait_s, metrics.epochs
         else:
             clock.waits.append(waited)
         if clock.device is not None:
@@ -197,11 +200,12 @@ def _watch_batches(cls: Any, watch: Watch) -> None:
         elif metrics.batches & 15 == 0:
             clock.device = watch.device_of(metrics)
         metrics.batches += 1
-        metrics.samples += count(batch, metrics.settings.get("batch_size") or 1)
+        metrics.samples += batch.size(0) if type(batch) is _Tensor and batch.ndim else count(batch, clock.size)
         row = clock.row
-        row[0], row[1], row[2] = metrics.wait_s, metrics.first_wait_s, metrics.step_s
-        row[3], row[4], row[5] = metrics.batches, metrics.samples, metrics.epochs
-        watch.step(now)
+        row[0], row[2], row[3], row[4] = metrics.wait_s, metrics.step_s, metrics.batches, metrics.samples
+        watch.steps += 1
+        if now - watch.beat >= BEAT_S:
+            watch.send_now(now)
         clock.cpu = _cpu()
         clock.left = _now()
         return batch
