@@ -82,13 +82,13 @@ def looked_at(dataset: Any, collate: Any = None, work: Callable[[Any], None] | N
     looks = Looks(threading.get_ident(), threading.get_native_id())
     looks.transforms, looks.getters = stacks.known_transforms(dataset), stacks.known_getters(dataset)
     looks.collate = getattr(collate, "__code__", None)
-    looks.slow_at = 0.0
+    looks.slow_s = 0.0
     end = time.monotonic() + 60
     while sum(map(sum, looks.counts.values())) < 30:
         assert time.monotonic() < end
-        looks.active = True
+        looks.began = time.monotonic()
         work(dataset) if work else dataset[7]
-        looks.active = False
+        looks.began = 0.0
     return looks
 
 
@@ -133,7 +133,7 @@ def test_another_thread_is_not_looked_at() -> None:
 
     def run() -> None:
         looks = Looks(threading.get_ident(), threading.get_native_id())
-        looks.active = True
+        looks.began = time.monotonic()
         spin(1.0)
         found.append(looks)
 
@@ -178,8 +178,8 @@ def test_looks_take_nothing_from_the_code_they_look_at(monkeypatch: pytest.Monke
     rng = random.Random(seed)
     monkeypatch.setattr("stoker.looks.INTERVAL_S", 1e-4)
     looks = Looks(threading.get_ident(), threading.get_native_id())
-    looks.active = True
-    looks.slow_at = 0.0
+    looks.began = time.monotonic()
+    looks.slow_s = 0.0
     before = signal.signal(signal.SIGALRM, ring)
     try:
         heard = 0
@@ -195,7 +195,7 @@ def test_looks_take_nothing_from_the_code_they_look_at(monkeypatch: pytest.Monke
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        looks.active = False
+        looks.began = 0.0
     assert sum(map(sum, looks.counts.values())) > 100
 
 
@@ -205,9 +205,9 @@ def test_a_signal_that_somebody_else_takes_is_left_to_them() -> None:
     got: list[int] = []
     before = signal.signal(number, lambda n, _: got.append(n))
     try:
-        looks.active = True
+        looks.began = time.monotonic()
         spin(1.0)
-        looks.active = False
+        looks.began = 0.0
         assert got == []
         assert parts(looked_at(Data(spin)))["transform", "spin"] > 0.5  # by another signal
     finally:
@@ -254,8 +254,7 @@ def test_an_account_is_read_whole_or_not_at_all() -> None:
     assert inside.read(row) is None
     account = inside.Inside(row, Data(), None)
     for _ in range(40):
-        account.begin()
-        account.end()
+        account.done([0.01])
     found = inside.read(row)
     assert found is not None
     assert sum(found["bins"].values()) >= 32

@@ -28,9 +28,6 @@ SLOW = 3.0  # a task that takes so many times the median is a slow one
 ENOUGH = 16  # tasks before anybody is called slow
 
 
-_now = time.monotonic
-
-
 def bin_of(seconds: float) -> int:
     """The histogram's bin; microseconds are around 0."""
     return max(0, round(BINS_PER_OCTAVE * math.log2(max(seconds, 1e-6) * 1e6)))
@@ -69,7 +66,6 @@ class Inside:
         self._took: list[float] = []
         self._began = time.monotonic()
         self._tasks = 0
-        self._typical = math.inf
         self._start = kernel()
         self._written, self._write_s = 0.0, WRITE_S
         if multiprocessing.parent_process() is not None:
@@ -81,29 +77,20 @@ class Inside:
         self.looks.transforms = known_transforms(dataset)
         self.looks.getters = known_getters(dataset)
 
-    def begin(self) -> float:
-        """A task begins. Returns when, by ``time.monotonic()``."""
-        looks = self.looks
-        now = looks.began = _now()
-        looks.slow_at = now + SLOW * self._typical
-        looks.active = True
-        return now
-
-    def end(self) -> float:
-        """It is over. Returns when."""
-        looks = self.looks
-        looks.active = False
-        now = _now()
-        self._took.append(now - looks.began)
-        self._tasks += 1
-        if self._tasks & (self._tasks - 1) == 0 or now - self._written > self._write_s:
+    def done(self, took: list[float]) -> None:
+        """So many tasks are over, each after so many seconds. Empties the list."""
+        before, self._tasks = self._tasks, self._tasks + len(took)
+        self._took += took
+        took.clear()
+        now = time.monotonic()
+        if before.bit_length() != self._tasks.bit_length() or now - self._written > self._write_s:
             self._written = now
             self.write()
             if self._tasks >= ENOUGH:
-                self._typical = median(self._bins)
+                typical, looks = median(self._bins), self.looks
+                looks.slow_s = SLOW * typical
                 # Who looks at nothing but short tasks, which are not looked at, need not wake up for that.
-                looks.rests = looks.least_s > 0 and self._typical < looks.least_s
-        return now
+                looks.rests = looks.least_s > 0 and typical < looks.least_s
 
     def write(self) -> None:
         """Hands over what is known. A reader finds all of it or nothing."""

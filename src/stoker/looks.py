@@ -1,4 +1,4 @@
-"""Where the time goes inside a task: a thread that asks, a hundred times a second, where the fetching thread is.
+"""Where the time goes inside a task: a thread that asks, a hundred times a second at first, where the fetching thread is.
 
 Whether it runs or waits, the asking thread reads from the kernel (proc(5), "state"). Where it is, the fetching thread
 notes itself, between two of its instructions: it is asked as by a signal that has a handler in Python, but without a
@@ -27,6 +27,7 @@ from typing import Any, ClassVar
 from .stacks import DECODERS, DECODES, TORCH_COLLATE, is_users, library, listed_in, short, transform_of
 
 INTERVAL_S = 0.01
+ENOUGH, MOST = 200, 5  # looks at one rate; times longer an interval gets
 WAKES_S = 0.25  # between two looks of a thread that has little to look at
 # Python's default of 5 ms would let the fetching thread go on to its next call that lets the interpreter's lock go, and
 # all that is between two such calls would look like nothing. Only in workers, where nobody else competes for it.
@@ -50,14 +51,13 @@ class Looks:
     Attributes:
         counts: by (kind, name, line): looks at which the thread ran, and at which it waited. Kinds are "decode",
             "transform", "collate" and "fetch" (all else).
-        active: look; set while a task runs.
-        began: ``time.monotonic()`` at which it began.
+        began: ``time.monotonic()`` at which the task at hand began; 0.0 between two, when there is nothing to look at.
         least_s: tasks are not looked at before they have run for so long.
         rests: wake up seldom.
         collate: code of the loader's collate function, None where it is no Python function.
         transforms: see ``known_transforms``.
         getters: see ``known_getters``.
-        slow_at: ``time.monotonic()`` from which the task at hand is a slow one, and its sample's index is kept.
+        slow_s: seconds from which a task is a slow one, and its sample's index is kept.
         slow: looks by such an index.
         asked: the thread is to note where it is.
         helpers: looks at which the fetching thread waited while other threads of its process were at work; those
@@ -67,18 +67,18 @@ class Looks:
 
     def __init__(self, thread: int, native: int) -> None:
         self.counts: dict[tuple[str, str, str], list[int]] = {}
-        self.active = False
         self.began = self.least_s = 0.0
         self.rests = False
         self.collate: Any = None
         self.transforms: dict[Any, str] = {}
         self.getters: set[Any] = set()
-        self.slow_at = math.inf
+        self.slow_s = math.inf
         self.slow: dict[str, int] = {}
         self.helpers = [0, 0, 0]
         self._native = native
         self._pid = os.getpid()
         self.asked = False
+        self._total = 0
         self._seen = [0, 0]  # looks since it was asked: it ran, it waited
         self._cpu: dict[str, int] = {}
         self._notes: deque[_Note] = deque()
@@ -88,16 +88,20 @@ class Looks:
     def _run(self) -> None:
         idle = 0
         while os.getpid() == self._pid:
-            time.sleep(WAKES_S if self.rests else INTERVAL_S if idle < IDLE else IDLE * INTERVAL_S)
-            idle = 0 if self.active else idle + 1
+            # What two hundred looks have not shown is rare: later ones come at longer intervals.
+            interval = INTERVAL_S * min(MOST, 1 + self._total // ENOUGH)
+            time.sleep(WAKES_S if self.rests else interval if idle < IDLE else max(IDLE * INTERVAL_S, interval))
+            began = self.began
+            idle = 0 if began else idle + 1
             with contextlib.suppress(Exception):  # a kernel that does not tell; at the interpreter's end, anything
-                if self.active and time.monotonic() - self.began >= self.least_s:
+                if began and time.monotonic() - began >= self.least_s:
                     self._look()
                 while self._notes:
                     self._count(self._notes.popleft())
 
     def _look(self) -> None:
         ran = self._state() == "R"
+        self._total += 1
         self._seen[0 if ran else 1] += 1
         if not ran:
             self._look_at_helpers()
@@ -109,14 +113,14 @@ class Looks:
         handler, and what that raises goes on to the user's code."""
         self.asked = False
         seen, self._seen = self._seen, [0, 0]
-        if not self.active:
+        if not self.began:
             return
         stack: list[tuple[CodeType, int]] = []
         here: FrameType | None = frame
         while here is not None and len(stack) < DEEP:
             stack.append((here.f_code, here.f_lineno))
             here = here.f_back
-        slow = time.monotonic() > self.slow_at and len(self.slow) < SLOW
+        slow = time.monotonic() - self.began > self.slow_s and len(self.slow) < SLOW
         self._notes.append((stack, seen, listed_in(frame), self._sample(frame) if slow else None))
 
     def _sample(self, frame: FrameType | None) -> tuple[Any] | None:

@@ -8,41 +8,22 @@ import os
 import socket
 import sys
 import time
+import weakref
 from typing import Any
 
 import torch
 
 from . import engine, machine
 from .ceilings import Ceilings
-from .inside import add
+from .clock import Clock
 from .live import Live, Stages
-from .metrics import EPOCHS, LoaderMetrics
+from .metrics import LoaderMetrics
 from .watch_device import DeviceWatch
 from .watched import count, settings_of
 
 POINTS = 64  # of memory over time
 NOTES = 240  # of a loader over time; after that every other one is dropped
 BEAT_S = 1.0  # between two reports of a process
-
-
-class Clock:
-    """One iterator's place in its loader's numbers."""
-
-    __slots__ = ("cpu", "device", "epoch", "first", "inside", "left", "metrics", "row", "size", "steps", "waits")
-
-    def __init__(self, metrics: LoaderMetrics, row: Any, durations: tuple[list[float], list[float]]) -> None:
-        self.steps, self.waits = durations
-        self.metrics = metrics
-        self.row = row
-        self.size = metrics.settings.get("batch_size") or 1
-        self.epoch = [0.0, 0.0, 0.0, 0.0]
-        if len(metrics.by_epoch) < EPOCHS:
-            metrics.by_epoch.append(self.epoch)
-        self.device: DeviceWatch | None = None
-        self.left = 0.0
-        self.cpu = 0.0
-        self.inside = False
-        self.first = True
 
 
 class Watch:
@@ -61,11 +42,11 @@ class Watch:
         self.applied: dict[str, Any] = {}
         self._stages: dict[str, Stages] = {}
         self._devices: dict[str, DeviceWatch] = {}
-        self._durations: dict[str, tuple[list[float], list[float]]] = {}
+        self._clocks: weakref.WeakSet[Clock] = weakref.WeakSet()
         self.on = True
         self.listened = "STOKER_RUN" in os.environ
-        self.steps = 0
-        self.beat = 0.0
+        self._steps = 0
+        self._beat = 0.0
         self._born = time.perf_counter()
         self._socket: socket.socket | None = None
         self._live = Live()
@@ -74,7 +55,7 @@ class Watch:
 
     def forget(self) -> None:
         """Nothing was seen."""
-        self.loaders, self._stages, self._devices, self._durations, self._live = {}, {}, {}, {}, Live()
+        self.loaders, self._stages, self._devices, self._live = {}, {}, {}, Live()
         self._noted = {}
 
     def metrics_of(self, loader: Any) -> LoaderMetrics:
@@ -103,35 +84,37 @@ class Watch:
             self._devices[metrics.name] = DeviceWatch(metrics)
         return self._devices[metrics.name]
 
-    def durations_of(self, metrics: LoaderMetrics) -> tuple[list[float], list[float]]:
-        """Where single steps and waits are kept until they are counted, once a second."""
-        return self._durations.setdefault(metrics.name, ([], []))
+    def clock(self, metrics: LoaderMetrics, fetcher: Any) -> Clock:
+        """For a new iterator of this loader; with its fetcher, where it has no workers."""
+        bounds = self.max_steps is not None or self.ceilings is not None
+        made = Clock(metrics, self.row(metrics), bounds, self.moved, self.device_of, fetcher)
+        self._clocks.add(made)
+        return made
+
+    def moved(self, batches: int, now: float) -> None:
+        """So many batches were delivered."""
+        self._steps += batches
+        if now - self._beat < BEAT_S:
+            return
+        self._beat = now
+        self.send()
 
     def row(self, metrics: LoaderMetrics) -> Any:
         """The live row of a loader."""
         return self._live.row(list(self.loaders).index(metrics.name))
 
-    def send_now(self, now: float) -> None:
-        """A second has gone by."""
-        self.beat = now
-        if self.listened:
-            self.send()
-        else:
-            self.snapshot(False)  # what is kept one by one is counted
-
     def enough(self) -> bool:
-        return self.max_steps is not None and self.steps >= self.max_steps
+        return self.max_steps is not None and self._steps >= self.max_steps
 
     def snapshot(self, final: bool) -> dict[str, Any]:
         """What was seen so far, for ``report.schema``."""
+        for clock in list(self._clocks):
+            clock.settle()
         for name, stages in self._stages.items():
             stages.collect()
             self._weigh(self.loaders[name])
         for metrics in self.loaders.values():
             self._note(metrics)
-        for name, (steps, waits) in self._durations.items():
-            add(self.loaders[name].step_bins, steps)
-            add(self.loaders[name].wait_bins, waits)
         for device in self._devices.values():
             device.collect(final)
         return {
@@ -199,8 +182,10 @@ class Watch:
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.close()
-        self._socket, self.steps, self.beat = None, 0, 0.0
+        self._socket, self._steps, self._beat = None, 0, 0.0
         self._live = Live()
         for metrics in self.loaders.values():
             metrics.__init__(metrics.name, settings=metrics.settings)  # type: ignore[misc]
-        self._stages, self._devices, self._durations, self._noted = {}, {}, {}, {}
+        for clock in list(self._clocks):
+            clock.forked(self.row(clock.metrics))
+        self._stages, self._devices, self._noted = {}, {}, {}

@@ -6,6 +6,7 @@ import functools
 import os
 import threading
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +16,13 @@ from torch.utils.data import _utils as torch_utils
 from . import stage
 from .live import Stages
 
-SHORT_NS = 1_000_000
+SHORT_S = 1e-3
 ONE_IN = 16
 
 _ns = time.perf_counter_ns
 _cpu_ns = time.thread_time_ns
+_now = time.monotonic
+_cpu = time.thread_time
 _pid = os.getpid
 
 
@@ -42,31 +45,51 @@ def _watch_stages() -> None:
         if stages is None or info is None or threading.current_thread() is not threading.main_thread():
             return run(self, indices)
         account = stages.inside(info.id, info.dataset, self._collate.fn)
-        account.begin()
+        began = account.looks.began = _now()
         try:
             return run(self, indices)
         finally:
-            account.end()
+            account.looks.began = 0.0
+            account.done([_now() - began])
 
     stage.Stages.run = watched  # type: ignore[method-assign]
 
 
 class _Fetching:
-    """A fetcher's place in its loader's numbers. Short tasks are added up here, and to memory that others read by the
-    dozen."""
+    """A fetcher's place in its loader's numbers. Of short tasks only the time is noted, and one in ``ONE_IN`` looked
+    into, which stands for the others.
 
-    __slots__ = ("account", "began", "collate", "collate_ns", "cpu", "pid", "stages", "sums", "tasks", "worker")
+    Attributes:
+        short: tasks are.
+        took: seconds of tasks that are not accounted for yet.
+    """
 
-    def __init__(self, fetcher: Any, stages: Stages) -> None:
+    __slots__ = (
+        "account",
+        "collate",
+        "collate_s",
+        "looks",
+        "original",
+        "pid",
+        "short",
+        "stages",
+        "tasks",
+        "took",
+        "within",
+        "worker",
+    )
+
+    def __init__(self, fetcher: Any, stages: Stages, original: Callable[..., Any]) -> None:
+        self.original = original
         own = getattr(fetcher.collate_fn, "__self__", None)  # another process' one, before a fork
         self.collate: Callable[[Any], Any] = own.collate if isinstance(own, _Fetching) else fetcher.collate_fn
         info = torch.utils.data.get_worker_info()
         self.worker = info.id if info is not None else None
         self.stages, self.pid = stages, os.getpid()
         self.account = stages.inside(self.worker, fetcher.dataset, self.collate)
-        self.collate_ns = self.tasks = self.cpu = 0
-        self.began = 0.0
-        self.sums = [0, 0, 0, 0]
+        self.looks = self.account.looks
+        self.tasks, self.collate_s, self.short, self.within = 0, 0.0, False, False
+        self.took: list[float] = []
         fetcher.collate_fn = self.collated
         if self.worker is None:
             if stages.held is not None:
@@ -74,38 +97,54 @@ class _Fetching:
             stages.held = self.hand_over
 
     def collated(self, data: Any) -> Any:
-        began = _ns()
+        if not self.within:
+            return self.collate(data)
+        began = _now()
         try:
             return self.collate(data)
         finally:
-            self.collate_ns = _ns() - began
+            self.collate_s = _now() - began
 
-    def begin(self) -> None:
-        self.collate_ns = 0
-        self.tasks += 1
-        self.cpu = _cpu_ns()
-        self.began = self.account.begin()
+    def rest(self, fetcher: Any) -> None:
+        """Until ``wake`` the fetcher is torch's own again. What it takes meanwhile somebody else adds to ``took``."""
+        fetcher.fetch = types.MethodType(self.original, fetcher)
+        fetcher.collate_fn = self.collate
 
-    def end(self) -> None:
-        took = int((self.account.end() - self.began) * 1e9)
-        sums = self.sums
-        sums[0] += took - self.collate_ns
-        sums[1] += self.collate_ns
-        sums[3] += 1
-        # The clock of a thread's CPU is a system call: of short tasks one in so many stands for the others.
-        if took > SHORT_NS:
-            sums[2] += _cpu_ns() - self.cpu
-        elif not self.tasks % ONE_IN:
-            sums[2] += (_cpu_ns() - self.cpu) * ONE_IN
-        elif self.tasks & (self.tasks - 1):
+    def wake(self, fetcher: Any) -> None:
+        """The next task is looked into."""
+        fetcher.__dict__.pop("fetch", None)
+        fetcher.collate_fn = self.collated
+        self.tasks = -1
+
+    def into(self, fetch: Callable[[], Any]) -> Any:
+        """One task, and what it spends where."""
+        self.within, self.collate_s = True, 0.0
+        cpu = _cpu()
+        began = self.looks.began = _now()
+        try:
+            return fetch()
+        finally:
+            took = _now() - began
+            self.looks.began = 0.0
+            self.within = False
+            self.took.append(took)
+            self.short = took < SHORT_S and (self.short or self.tasks >= ONE_IN)
+            self.hand_over(_cpu() - cpu, took)
+
+    def hand_over(self, cpu: float = 0.0, took: float = 0.0) -> None:
+        """Adds what is noted to the loader's numbers.
+
+        Args:
+            cpu, took: seconds of CPU and of time of the task that was looked into; others are taken to be like it.
+        """
+        if not self.took or self.pid != os.getpid():
             return
-        self.hand_over()
-
-    def hand_over(self) -> None:
-        """Adds the sums to the loader's."""
-        taken, self.sums = self.sums, [0, 0, 0, 0]
-        if taken[3] and self.pid == os.getpid():
-            self.stages.add(self.worker, *taken)
+        all_s, tasks = sum(self.took), len(self.took)
+        like = all_s / took if took else 0.0
+        collate = min(all_s, self.collate_s * like)
+        fetch_ns, collate_ns, cpu_ns = (int(s * 1e9) for s in (all_s - collate, collate, cpu * like))
+        self.stages.add(self.worker, fetch_ns, collate_ns, cpu_ns, tasks)
+        self.account.done(self.took)
 
 
 def _watch_fetcher(cls: Any) -> None:
@@ -118,12 +157,19 @@ def _watch_fetcher(cls: Any) -> None:
             stages = self.__dict__.get("_stoker_stages") or Stages.current
             if stages is None:
                 return original(self, index)
-            fetching = self._stoker_fetching = _Fetching(self, stages)
-        fetching.begin()
+            fetching = self._stoker_fetching = _Fetching(self, stages, original)
+        fetching.tasks += 1
+        if not fetching.short or not fetching.tasks % ONE_IN:
+            return fetching.into(lambda: original(self, index))
+        began = fetching.looks.began = _now()
         try:
             return original(self, index)
         finally:
-            fetching.end()
+            fetching.looks.began = 0.0
+            took = _now() - began
+            fetching.took.append(took)
+            if took > SHORT_S:
+                fetching.short = False
 
     cls.fetch = fetch
 

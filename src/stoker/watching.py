@@ -20,10 +20,11 @@ import torch.utils.data.dataloader as torch_loader
 
 from . import engine, watch_fetch
 from .ceilings import Ceilings
+from .clock import MANY, OFTEN_S
 from .errors import UsageError
 from .live import Stages
 from .metrics import LoaderMetrics
-from .observer import BEAT_S, Clock, Watch
+from .observer import Watch
 from .watched import count, made_at, settings_of
 
 LONG_S = 2e-3  # a step, of which the CPU's time is always read
@@ -128,20 +129,18 @@ def _watch_loaders(module: Any, watch: Watch) -> None:
         metrics.settings = settings_of(self)
         metrics.settings["engine"] = "stoker" if type(it).__module__.startswith("stoker.") else "torch"
         _watch_batches(type(it), watch)
-        if hasattr(it, "_dataset_fetcher"):  # inline: fetched in this process
-            it._dataset_fetcher._stoker_stages = stages
-            if hasattr(vars(it._dataset_fetcher).get("fetch"), "gathered"):
-                it._dataset_fetcher.fetch = watch_fetch.gathered(it._dataset_fetcher.fetch, stages)
-        clock = it.__dict__["_stoker_clock"] = Clock(metrics, watch.row(metrics), watch.durations_of(metrics))
-        metrics.epochs += 1
+        fetcher = getattr(it, "_dataset_fetcher", None)
+        if fetcher is not None:  # inline: fetched in this process
+            fetcher._stoker_stages = stages
+            if hasattr(vars(fetcher).get("fetch"), "gathered"):
+                fetcher.fetch = watch_fetch.gathered(fetcher.fetch, stages)
+                fetcher = None
+        clock = it.__dict__["_stoker_clock"] = watch.clock(metrics, fetcher)
         spent = _now() - began
         measured = engine.state_of(self).measured
         if measured is not None and measured is not known:
             spent -= measured.seconds  # measuring is not waiting; it happens once
-        metrics.wait_s += spent
-        metrics.first_wait_s += spent
-        clock.epoch[1] += spent
-        clock.epoch[3] += spent
+        clock.started(spent)
         return it
 
     loader_class.__init__, loader_class.__iter__ = __init__, __iter__
@@ -158,64 +157,51 @@ def _watch_batches(cls: Any, watch: Watch) -> None:
         clock = self.__dict__.get("_stoker_clock")
         if clock is None or clock.inside:
             return original(self)
-        metrics = clock.metrics
         began = _now()
-        epoch = clock.epoch
-        if clock.left:
-            stepped = began - clock.left
-            metrics.step_s += stepped
-            if stepped > LONG_S:
-                metrics.step_cpu_s += _cpu() - clock.cpu
-            elif not metrics.batches % ONE_IN:  # the clock of all threads' CPU is a system call
-                metrics.step_cpu_s += (_cpu() - clock.cpu) * ONE_IN
-            clock.left = 0.0
-            epoch[2] += stepped
-            clock.steps.append(stepped)
-            if clock.device is not None:
-                clock.device.enter(began, stepped)
+        if clock.plain:  # this wait, and the step before it, stand with others like them
+            clock.inside = True
+            try:
+                batch = original(self)
+            except StopIteration:
+                clock.ended(began, _now())
+                raise
+            except BaseException:
+                clock.broken()
+                raise
+            finally:
+                clock.inside = False
+            clock.times += (began, _now())
+            clock.samples += batch.size(0) if type(batch) is _Tensor and batch.ndim else count(batch, clock.size)
+            if len(clock.times) >= MANY or began - clock.settled > OFTEN_S:
+                clock.reckon()
+            return batch
         if watch.max_steps is not None and watch.enough():
             raise Enough
+        clock.enter(began)
         clock.inside = True
         try:
-            batch = original(self) if watch.ceilings is None else _ceiling(watch.ceilings, metrics, original, self)
+            batch = _next(watch.ceilings, clock.metrics, original, self)
         except StopIteration:
-            metrics.wait_s += _now() - began
+            clock.ended(began, _now())
+            raise
+        except BaseException:
+            clock.broken()
             raise
         finally:
             clock.inside = False
-        now = _now()
-        waited = now - began
-        metrics.wait_s += waited
-        epoch[0] += 1
-        epoch[1] += waited
-        if clock.first:
-            clock.first = False
-            metrics.first_wait_s += waited
-            epoch[3] += waited
-            clock.row[1], clock.row[5] = metrics.first_wait_s, metrics.epochs
-        else:
-            clock.waits.append(waited)
-        if clock.device is not None:
-            clock.device.leave(waited)
-        elif metrics.batches & 15 == 0:
-            clock.device = watch.device_of(metrics)
-        metrics.batches += 1
-        metrics.samples += batch.size(0) if type(batch) is _Tensor and batch.ndim else count(batch, clock.size)
-        row = clock.row
-        row[0], row[2], row[3], row[4] = metrics.wait_s, metrics.step_s, metrics.batches, metrics.samples
-        watch.steps += 1
-        if now - watch.beat >= BEAT_S:
-            watch.send_now(now)
-        clock.cpu = _cpu()
-        clock.left = _now()
+        clock.times += (began, _now())
+        clock.samples += count(batch, clock.size)
+        clock.leave()
         return batch
 
     __next__._stoker_watched = True  # type: ignore[attr-defined]
     cls.__next__ = __next__
 
 
-def _ceiling(ceilings: Ceilings, metrics: LoaderMetrics, original: Callable[[Any], Any], it: Any) -> Any:
-    """The first loader's batches, by the spells of ``Ceilings``; the script ends with the last of them."""
+def _next(ceilings: Ceilings | None, metrics: LoaderMetrics, original: Callable[[Any], Any], it: Any) -> Any:
+    """A batch; of the first loader by the spells of ``Ceilings``, with the last of which the script ends."""
+    if ceilings is None:
+        return original(it)
     ceilings.name = ceilings.name or metrics.name
     if ceilings.name != metrics.name:
         return original(it)
