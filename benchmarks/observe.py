@@ -2,8 +2,8 @@
 
 In one process, with the watch attached as ``stoker run`` does it. *Steps*: a loop of 1,000 steps a second (each spins
 for a millisecond of wall time), in blocks with and without the watch, in turns; the difference of a step's time is the
-watch's. *Inside*: two workers whose samples go through a list of transforms, with and without the looks at their
-stacks, in turns, nobody stepping, so that the workers' rate is what is seen.
+watch's. *Inside*: a worker whose samples go through a list of transforms, with and without the looks at their
+stacks, in turns, nobody stepping, so that the worker's rate is what is seen.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BLOCK = 1000  # steps: each block has its report to stoker run, once a second
 ROUNDS = 25
 WINDOW_S = 0.25
 WINDOWS = 60
-AHEAD = 24  # batches, three times what two workers make ahead
+AHEAD = 12  # batches, three times what is made ahead
 TARGETS = {"steps": 0.01, "inside": 0.03}
 
 
@@ -96,7 +96,7 @@ def steps(rng: random.Random) -> list[tuple[float, float]]:
 
 def inside(rng: random.Random) -> list[tuple[float, float]]:
     def start(looks: bool) -> Any:
-        loader = DataLoader(Listed(), batch_size=16, num_workers=2, prefetch_factor=4)
+        loader = DataLoader(Listed(), batch_size=16, num_workers=1, prefetch_factor=4)
         if looks:
             return iter(loader)
         account = live.Stages.inside

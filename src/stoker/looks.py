@@ -1,4 +1,4 @@
-"""Where the time goes inside a task: a thread that asks, a hundred times a second at first, where the fetching thread is.
+"""Where the time goes inside a task: a thread that asks, a hundred times a second at first, where the fetching one is.
 
 Whether it runs or waits, the asking thread reads from the kernel (proc(5), "state"). Where it is, the fetching thread
 notes itself, between two of its instructions: it is asked as by a signal that has a handler in Python, but without a

@@ -8,13 +8,16 @@ import pytest
 
 from stoker.doctor.verdict import CAUSES
 
-from .__main__ import HERE, TRUTH, report, right
+from .__main__ import HERE, TRUTH, NotHere, report, right
 
 QUICK = ("main_process_python", "slow_transform_composed")
 
 
 def found(name: str) -> list[str]:
-    return [f["cause"] for f in report(name)["findings"]]
+    try:
+        return [f["cause"] for f in report(name)["findings"]]
+    except NotHere:
+        pytest.skip("cannot be planted on this machine")
 
 
 @pytest.mark.parametrize("name", QUICK)
