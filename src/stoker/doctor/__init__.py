@@ -185,6 +185,13 @@ class Case:
         return float(kernel.get("delay_ns", 0)) / 1e9 / kernel["seconds"] if kernel.get("seconds") else 0.0
 
     @property
+    def coreless(self) -> float:
+        """The part of its tasks' time in which a worker could have run, and others did."""
+        worked = (self.service or 0.0) * int(self.loader["stages"].get("worker", {}).get("tasks", 0))
+        delay = float((self.loader.get("kernel") or {}).get("delay_ns", 0)) / 1e9
+        return min(1.0, delay / worked) if worked else 0.0
+
+    @property
     def step_cpu(self) -> float:
         """Seconds of CPU per batch that the consumer's own work takes, all threads together."""
         return float(self.loader["stages"].get("consumer", {}).get("cpu_s", 0.0)) / self.batches

@@ -6,7 +6,7 @@ from . import RARE, Case, Finding
 
 DEEP = 4  # from here on it is not the depth
 IDLE = 0.8
-DELAYED = 0.4  # of a worker's time without a core
+DELAYED = 0.3  # of its tasks' time, a worker without a core
 UNEVEN = 2.0  # 95th percentile over median
 
 
@@ -17,7 +17,7 @@ def check(case: Case) -> Finding | None:
     if not isinstance(depth, int) or depth >= DEEP:
         return None
     steps = case.loader.get("steps", {})
-    if case.delayed > DELAYED or 0 < steps.get("slow_count", 0) <= steps["count"] * RARE:
+    if case.coreless > DELAYED or 0 < steps.get("slow_count", 0) <= steps["count"] * RARE:
         return None  # no core to be had; or a pause now and then, that no depth would bridge
     uneven = max(_uneven(steps), _uneven(case.loader.get("tasks", {})))
     best = max(case.step, service / case.workers, (case.cpu + case.step_cpu) / case.cores)

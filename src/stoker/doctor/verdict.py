@@ -58,9 +58,8 @@ RULES: tuple[Callable[[Case], Finding | None], ...] = (
     pin_memory_wasted.check,
     pin_memory_exhausts_ram.check,
     checkpoint_or_logging.check,
-    cold_cache.check,
 )
-CAUSES = tuple(rule.__module__.rpartition(".")[2] for rule in RULES)
+CAUSES = tuple(rule.__module__.rpartition(".")[2] for rule in (*RULES, cold_cache.check))
 TRANSFERS = ("pageable_transfer", "sync_transfer", "batch_too_small")
 LEAST = 0.03  # of the loop; what costs less is not worth a line
 FEW = 5  # batches; below that a wait is start-up and noise
@@ -94,7 +93,10 @@ def diagnose(
         weight = (float(entry["wait_s"]) + float(entry["step_s"])) / total if total else 0.0
         case = Case(entry, cores, cuda, around or {}, weight, gpus, memory)
         waited += case.share * weight
-        found = [f for f in (rule(case) for rule in RULES) if f is not None]
+        cold = cold_cache.check(case)
+        if cold is not None:
+            case = replace(case, loader=cold_cache.without(entry))
+        found = [f for f in (cold, *(rule(case) for rule in RULES)) if f is not None]
         findings += [replace(f, loader=entry["name"]) for f in found if not 0 < f.share < LEAST]
     findings.sort(key=lambda f: -f.share)
     starved = waited >= STARVED or any(f.cause in ("worker_startup", "cold_cache") for f in findings)
