@@ -60,6 +60,7 @@ class Looks:
         slow_s: seconds from which a task is a slow one, and its sample's index is kept.
         slow: looks by such an index.
         asked: the thread is to note where it is.
+        total: looks so far.
         helpers: looks at which the fetching thread waited while other threads of its process were at work; those
             threads, summed; and how often the interpreter's lock, let go for ``YIELD_S``, did not come back at once: a
             thread that computes in Python keeps it for a switch interval.
@@ -78,7 +79,8 @@ class Looks:
         self._native = native
         self._pid = os.getpid()
         self.asked = False
-        self._total = 0
+        self.total = 0
+        self._ended = False
         self._seen = [0, 0]  # looks since it was asked: it ran, it waited
         self._cpu: dict[str, int] = {}
         self._notes: deque[_Note] = deque()
@@ -87,9 +89,9 @@ class Looks:
 
     def _run(self) -> None:
         idle = 0
-        while os.getpid() == self._pid:
+        while os.getpid() == self._pid and not self._ended:
             # What two hundred looks have not shown is rare: later ones come at longer intervals.
-            interval = INTERVAL_S * min(MOST, 1 + self._total // ENOUGH)
+            interval = INTERVAL_S * min(MOST, 1 + self.total // ENOUGH)
             time.sleep(WAKES_S if self.rests else interval if idle < IDLE else max(IDLE * INTERVAL_S, interval))
             began = self.began
             idle = 0 if began else idle + 1
@@ -99,9 +101,13 @@ class Looks:
                 while self._notes:
                     self._count(self._notes.popleft())
 
+    def end(self) -> None:
+        """No more looks."""
+        self._ended = True
+
     def _look(self) -> None:
         ran = self._state() == "R"
-        self._total += 1
+        self.total += 1
         self._seen[0 if ran else 1] += 1
         if not ran:
             self._look_at_helpers()
