@@ -28,6 +28,7 @@ from .stacks import DECODERS, DECODES, TORCH_COLLATE, is_users, library, listed_
 
 INTERVAL_S = 0.01
 ENOUGH, MOST = 200, 5  # looks at one rate; times longer an interval gets
+AGAIN = 100  # looks, after which a thread that did not answer is asked once more
 WAKES_S = 0.25  # between two looks of a thread that has little to look at
 # Python's default of 5 ms would let the fetching thread go on to its next call that lets the interpreter's lock go, and
 # all that is between two such calls would look like nothing. Only in workers, where nobody else competes for it.
@@ -111,8 +112,10 @@ class Looks:
         self._seen[0 if ran else 1] += 1
         if not ran:
             self._look_at_helpers()
-        if not self.asked:
-            self.asked = _Handler.ask()
+        if not self.asked or self.total % AGAIN == 0:
+            self.asked = True  # before it is asked: it may answer at once
+            if not _Handler.ask():
+                self.asked = False
 
     def note(self, frame: FrameType) -> None:
         """Runs in the fetching thread, between two of its instructions. What may raise here is another signal's
