@@ -88,9 +88,10 @@ def diagnose(
         return "unknown", []
     total = sum(float(entry["wait_s"]) + float(entry["step_s"]) for entry in seen)
     findings: list[Finding] = []
+    weights: dict[str, float] = {}
     waited = 0.0
     for entry in seen:
-        weight = (float(entry["wait_s"]) + float(entry["step_s"])) / total if total else 0.0
+        weight = weights[entry["name"]] = (float(entry["wait_s"]) + float(entry["step_s"])) / total if total else 0.0
         case = Case(entry, cores, cuda, around or {}, weight, gpus, memory)
         waited += case.share * weight
         cold = cold_cache.check(case)
@@ -98,7 +99,7 @@ def diagnose(
             case = replace(case, loader=cold_cache.without(entry))
         found = [f for f in (cold, *(rule(case) for rule in RULES)) if f is not None]
         findings += [replace(f, loader=entry["name"]) for f in found if not 0 < f.share < LEAST]
-    findings.sort(key=lambda f: -f.share)
+    findings.sort(key=lambda f: -f.share * weights[f.loader])
     starved = waited >= STARVED or any(f.cause in ("worker_startup", "cold_cache") for f in findings)
     if findings and findings[0].cause in TRANSFERS and waited < STARVED:
         return "transfer-bound", findings
