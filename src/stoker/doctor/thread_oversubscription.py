@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import Case, Finding
 
 MORE = 1.4  # CPU of a worker's process over that of its own thread
+EXCESS = 0.2  # of a task's time, CPU of other threads
 DELAYED = 0.15
 AT_WORK = 0.5  # of a worker's life, in tasks
 
@@ -15,7 +16,10 @@ def check(case: Case) -> Finding | None:
         return None
     own = float(case.loader["stages"]["worker"]["cpu_s"])
     ratio = float(kernel["cpu_ns"]) / 1e9 / own if own > 0 else 0.0
-    if ratio < MORE or case.delayed < DELAYED or (case.service or 0.0) * tasks < AT_WORK * kernel["seconds"]:
+    worked = (case.service or 0.0) * tasks
+    if float(kernel["cpu_ns"]) / 1e9 - own < EXCESS * worked:
+        return None
+    if ratio < MORE or case.delayed < DELAYED or worked < AT_WORK * kernel["seconds"]:
         return None  # or workers that hardly work: what their process does besides is not their tasks' threads
     return Finding(
         "thread_oversubscription",

@@ -11,6 +11,7 @@ IDLE, FULL = 0.5, 0.9  # of a GPU's time, or of the cores
 ALONE = (0.75, 1.35)  # cores at work, all together, which is one thread and what little else there is
 LOOKS = 6  # at the cores: three seconds
 GROWN = 1.3
+WAITED = 0.3  # of the tasks' time, without computing
 
 
 def sentences(report: dict[str, Any]) -> list[str]:
@@ -50,9 +51,9 @@ def _cores(report: dict[str, Any]) -> str:
     own = _own(main)
     if own is None:
         return ""
-    if ALONE[0] <= own <= ALONE[1]:
+    if ALONE[0] <= own <= ALONE[1] and Case(main, granted).workers < granted:
         return f"one of {granted} cores at work, the rest idle, and the loop waits: too few workers"
-    if own < ALONE[0]:
+    if own < ALONE[0] and Case(main, granted).waits >= WAITED:
         return f"the loop and its workers use {own:.1f} of {granted} cores, and the loop waits: for a disk or a network"
     if own >= FULL * granted:
         return f"all {granted} cores at work, and the loop waits: more workers bring nothing, less work a sample does"

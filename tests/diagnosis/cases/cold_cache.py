@@ -7,7 +7,7 @@ import time
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-RECORDS, SIZE, EACH = 16384, 4096, 32
+RECORDS, SIZE, EACH = 24576, 4096, 64
 
 
 class Records(Dataset):
@@ -40,7 +40,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory(dir=".") as folder:
         path = os.path.join(folder, "records.bin")
         write(path)
-        loader = DataLoader(Records(path), batch_size=4, num_workers=1, persistent_workers=True)
+        loader = DataLoader(Records(path), batch_size=4, num_workers=2, persistent_workers=True)
         for epoch in range(3):
             for batch in loader:
-                time.sleep(0.003)
+                time.sleep(0.006)
