@@ -79,6 +79,7 @@ class Data(Dataset):
 
 def looked_at(dataset: Any, collate: Any = None, work: Callable[[Any], None] | None = None) -> Looks:
     """The looks at this thread while it asks the dataset for samples, until there are thirty of them."""
+    work(dataset) if work else dataset[7]  # what takes long the first time is over
     looks = Looks(threading.get_ident(), threading.get_native_id())
     looks.transforms, looks.getters = stacks.known_transforms(dataset), stacks.known_getters(dataset)
     looks.collate = getattr(collate, "__code__", None)
