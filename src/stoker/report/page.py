@@ -150,7 +150,7 @@ def _waited(report: dict[str, Any]) -> str:
     if not report["loaders"]:
         return ": no DataLoader was iterated"
     main = max(report["loaders"], key=lambda e: float(e["wait_s"] + e["step_s"]))
-    return f": the loop waits for data {Case(main, int(report['machine']['cores'])).share:.0%} of its time"
+    return f": the loop waits for data {Case(main, int(report['machine'].get('cores', 1))).share:.0%} of its time"
 
 
 def _reading(report: dict[str, Any]) -> str:
@@ -166,7 +166,7 @@ def _diff(report: dict[str, Any]) -> str:
 
 def _curve(report: dict[str, Any], e: dict[str, Any], i: int, figures: dict[str, Any]) -> str:
     """Samples/s against workers: as the model has it, and, after ``--apply``, as it was measured without the steps."""
-    cores = int(report["machine"]["cores"])
+    cores = int(report["machine"].get("cores", 1))
     case = Case(e, cores)
     size = int(e["samples"]) / case.batches
     counts = sorted({*range(1, 2 * cores + 1), max(1, case.workers)})

@@ -145,7 +145,7 @@ def _workers(report: dict[str, Any]) -> list[str]:
 def _why(report: dict[str, Any]) -> str:
     verdict = report["verdict"]
     main = max(report["loaders"], key=lambda e: float(e["wait_s"] + e["step_s"]))
-    waits = f"the loop waits for data {Case(main, report['machine']['cores']).share:.0%} of its time"
+    waits = f"the loop waits for data {Case(main, report['machine'].get('cores', 1)).share:.0%} of its time"
     if verdict == "healthy":
         return f": your loader is fine, {waits}"
     if verdict == "unknown":
