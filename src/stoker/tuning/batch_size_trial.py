@@ -35,6 +35,7 @@ REPEATS = 3  # batches in a trial, of other samples each; the first also pays fo
 PATIENCE = 8  # no further repeat in a trial that has taken this part of the time left
 DEFAULT_SHARE = 4  # of the memory granted, as a budget; and no more than half of what is free
 COPIES = 2  # samples and the batch made of them are in memory at once
+M_MMAP_THRESHOLD, MMAP_THRESHOLD = -3, 128 << 10  # glibc's malloc.h; its own beginning
 TICK_S = 1.0  # between two words about a trial that lasts
 OUT_OF_MEMORY = re.compile(  # what torch, the C++ library, the kernel and a thread that gets no stack call it
     r"out of memory|not enough memory|(can't|cannot|unable to) allocate|bad_alloc|ALLOC_FAILED|can't start new thread",
@@ -209,7 +210,11 @@ def _child(pipe: Any, source: Source, step: Any, n: int, budget: int, seconds: f
     die_with_parent(parent)
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     with contextlib.suppress(OSError, AttributeError):  # what malloc kept of the parent's would be used without growing
-        ctypes.CDLL(None).malloc_trim(0)
+        libc = ctypes.CDLL(None)
+        libc.malloc_trim(0)
+        # A fixed threshold (mallopt(3)): the one that grows by what was freed keeps a large block of the batch before,
+        # or does not, by the order in which things are freed, and one size would fit today and not tomorrow.
+        libc.mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD)
     with contextlib.suppress(OSError):  # the peak begins here; a fork's does anyway
         Path("/proc/self/clear_refs").write_text("5")
     before = _status()
