@@ -107,23 +107,25 @@ class Looks:
         self._ended = True
 
     def _look(self) -> None:
-        ran = self._state() == "R"
+        # Asked first: each reading of a file lets the interpreter's lock go, and who waits for it again gets it
+        # soonest where the fetching thread lets it go itself, which is in some calls and not in others.
         self.total += 1
-        self._seen[0 if ran else 1] += 1
-        if not ran:
-            self._look_at_helpers()
         if not self.asked or self.total % AGAIN == 0:
             self.asked = True  # before it is asked: it may answer at once
             if not _Handler.ask():
                 self.asked = False
+        ran = self._state() == "R"
+        self._seen[0 if ran else 1] += 1
+        if not ran:
+            self._look_at_helpers()
 
     def note(self, frame: FrameType) -> None:
         """Runs in the fetching thread, between two of its instructions. What may raise here is another signal's
         handler, and what that raises goes on to the user's code."""
         self.asked = False
         seen, self._seen = self._seen, [0, 0]
-        if not self.began:
-            return
+        if not self.began or not any(seen):
+            return  # of a look that is not over the state is noted with the next one
         stack: list[tuple[CodeType, int]] = []
         here: FrameType | None = frame
         while here is not None and len(stack) < DEEP:
