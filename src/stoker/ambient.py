@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import machine
+from .nvml import Nvml
 
 EVERY_S = 0.5
 POINTS = 240  # of the time line; after that every other one is dropped
@@ -32,7 +33,7 @@ class Ambient:
         self._available = machine.memory_available()
         self._shm = machine.shm_free()
         self._line: list[list[float]] = []
-        self._gpus = machine.Nvml()
+        self._gpus = Nvml()
         self._gpu_line: list[list[float]] = []
         self._began = time.monotonic()
         self._every = EVERY_S

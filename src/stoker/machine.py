@@ -8,7 +8,6 @@ read from files and takes a millisecond; what cannot be read is ``None`` and nev
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import platform
@@ -228,33 +227,6 @@ def _gpus() -> list[Gpu]:
         return []
     finally:
         pynvml.nvmlShutdown()
-
-
-class Nvml:
-    """How busy each GPU is, asked again and again; nothing where there is no NVML."""
-
-    def __init__(self) -> None:
-        self._handles: list[Any] = []
-        self._nvml: Any = None
-        with contextlib.suppress(Exception):  # not installed; no driver
-            import pynvml
-
-            pynvml.nvmlInit()
-            self._nvml = pynvml
-            self._handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-
-    def busy(self) -> list[float]:
-        """Per cent of the last second or less in which a kernel ran, by GPU (NVML, nvmlDeviceGetUtilizationRates)."""
-        try:
-            return [float(self._nvml.nvmlDeviceGetUtilizationRates(h).gpu) for h in self._handles]
-        except Exception:  # not supported on this device
-            return []
-
-    def close(self) -> None:
-        if self._nvml is not None:
-            with contextlib.suppress(Exception):
-                self._nvml.nvmlShutdown()
-        self._handles, self._nvml = [], None
 
 
 def _gpus_smi() -> list[Gpu]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from types import FrameType
@@ -12,6 +11,7 @@ import torch
 
 from . import engine
 from .options import AutoWorkers
+from .stacks import short
 
 
 def settings_of(loader: Any) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def made_at(frame: FrameType | None) -> str:
         path = frame.f_code.co_filename
         inside = path.startswith("<") or _is_engine(path)
         if not inside:
-            here = f"{_short(path)}:{frame.f_lineno}"
+            here = f"{short(path)}:{frame.f_lineno}"
             nearest = nearest or here
             if "site-packages" not in path and "dist-packages" not in path and not path.startswith(_STDLIB):
                 return here
@@ -69,11 +69,3 @@ _ENGINES = tuple(os.path.dirname(os.path.abspath(f)) + os.sep for f in (torch.__
 
 def _is_engine(path: str) -> bool:
     return path.startswith(_ENGINES)
-
-
-def _short(path: str) -> str:
-    with contextlib.suppress(ValueError):
-        relative = os.path.relpath(path)
-        if not relative.startswith(".."):
-            return relative
-    return path

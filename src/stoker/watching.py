@@ -158,29 +158,14 @@ def _watch_batches(cls: Any, watch: Watch) -> None:
         if clock is None or clock.inside:
             return original(self)
         began = _now()
-        if clock.plain:  # this wait, and the step before it, stand with others like them
-            clock.inside = True
-            try:
-                batch = original(self)
-            except StopIteration:
-                clock.ended(began, _now())
-                raise
-            except BaseException:
-                clock.broken()
-                raise
-            finally:
-                clock.inside = False
-            clock.times += (began, _now())
-            clock.samples += batch.size(0) if type(batch) is _Tensor and batch.ndim else count(batch, clock.size)
-            if len(clock.times) >= MANY or began - clock.settled > OFTEN_S:
-                clock.reckon()
-            return batch
-        if watch.max_steps is not None and watch.enough():
-            raise Enough
-        clock.enter(began)
+        plain = clock.plain  # this wait, and the step before it, stand with others like them
+        if not plain:
+            if watch.max_steps is not None and watch.enough():
+                raise Enough
+            clock.enter(began)
         clock.inside = True
         try:
-            batch = _next(watch.ceilings, clock.metrics, original, self)
+            batch = original(self) if plain else _next(watch.ceilings, clock.metrics, original, self)
         except StopIteration:
             clock.ended(began, _now())
             raise
@@ -190,8 +175,11 @@ def _watch_batches(cls: Any, watch: Watch) -> None:
         finally:
             clock.inside = False
         clock.times += (began, _now())
-        clock.samples += count(batch, clock.size)
-        clock.leave()
+        clock.samples += batch.size(0) if type(batch) is _Tensor and batch.ndim else count(batch, clock.size)
+        if not plain:
+            clock.leave()
+        elif len(clock.times) >= MANY or began - clock.settled > OFTEN_S:
+            clock.reckon()
         return batch
 
     __next__._stoker_watched = True  # type: ignore[attr-defined]
