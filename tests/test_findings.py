@@ -86,7 +86,8 @@ def said(*, gpu: float | None = None, busy: float = 1.5, waits: float = 0.5, **c
     loader = entry(wait_s=waits, step_s=1 - waits, kernel={"cpu_ns": (busy - 0.1) * 1e9}, **changes)
     verdict = "input-bound" if waits > 0.1 else "healthy"
     around = {"gpu_busy": [] if gpu is None else [gpu]}
-    report = {"machine": {"cores": 4}, "around": around, "loaders": [loader], "verdict": verdict}
+    found = [{"cause": "too_few_workers", "change": {"num_workers": 4}}]
+    report = {"machine": {"cores": 4}, "around": around, "loaders": [loader], "verdict": verdict, "findings": found}
     return " ".join(reading.sentences(report))
 
 

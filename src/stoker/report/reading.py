@@ -18,7 +18,7 @@ def sentences(report: dict[str, Any]) -> list[str]:
     """One sentence for each thing that is plain; none where nothing is.
 
     Args:
-        report: ``machine``, ``around``, ``loaders`` and ``verdict`` of one.
+        report: ``machine``, ``around``, ``loaders``, ``verdict`` and ``findings`` of one.
     """
     waits = max((Case(e, 1).share for e in report["loaders"]), default=None)
     if waits is None:
@@ -51,7 +51,8 @@ def _cores(report: dict[str, Any]) -> str:
     own = _own(main)
     if own is None:
         return ""
-    if ALONE[0] <= own <= ALONE[1] and Case(main, granted).workers < granted:
+    more = any("num_workers" in f["change"] for f in report["findings"])  # else handing over would cost as much
+    if ALONE[0] <= own <= ALONE[1] and more:
         return f"one of {granted} cores at work, the rest idle, and the loop waits: too few workers"
     if own < ALONE[0] and Case(main, granted).waits >= WAITED:
         return f"the loop and its workers use {own:.1f} of {granted} cores, and the loop waits: for a disk or a network"
