@@ -32,6 +32,9 @@ MAY: dict[str, set[str]] = {
     "transport": BASE,
     "collate": {"transport"},
     "gather": set(),
+    "image": BASE,
+    "cache": BASE | {"machine", "transport"},
+    "staging": BASE | {"cache", "gather", "machine", "objects", "options"},
     "stage": {"collate", "gather"},
     "workers": BASE | {"collate", "lifecycle", "machine", "options", "seeding", "source", "stage", "transport"},
     "scheduler": BASE | {"metrics", "options", "source", "workers"},
@@ -39,7 +42,7 @@ MAY: dict[str, set[str]] = {
     "objects": set(),
     "shared": BASE,
     "iterators": BASE | {"metrics", "objects", "options", "pin", "scheduler", "source", "transport", "workers"},
-    "engine": BASE | {"gather", "iterators", "machine", "metrics", "objects", "options", "source", "workers"},
+    "engine": BASE | {"gather", "iterators", "machine", "metrics", "objects", "options", "source", "stage", "workers"},
     "loader": BASE | {"engine", "machine", "options", "source", "workers"},
     "tuning": BASE
     | {
@@ -165,12 +168,14 @@ def test_the_public_names() -> None:
     assert stoker.__all__ == [
         "DataLoader",
         "FeistelSampler",
+        "Staged",
         "StokerError",
         "StokerWarning",
         "install",
         "installed",
         "mean_std",
         "share",
+        "split",
         "tune",
         "uninstall",
         "watch",

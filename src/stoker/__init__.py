@@ -6,46 +6,56 @@ __version__ = "0.1.0"
 __all__ = [
     "DataLoader",
     "FeistelSampler",
+    "Staged",
     "StokerError",
     "StokerWarning",
     "install",
     "installed",
     "mean_std",
     "share",
+    "split",
     "tune",
     "uninstall",
     "watch",
 ]
+_MODULES = ("image",)  # stoker.image.read
 _ROOMS = {
     "StokerError": ".errors",
     "StokerWarning": ".errors",
     "FeistelSampler": ".source",
     "mean_std": ".stats",
+    "Staged": ".staging.staged",
     "share": ".shared",
+    "split": ".staging.border",
     "tune": ".tuning.entry",
     "watch": ".session",
 }  # all else is in .loader
 
 if TYPE_CHECKING:
+    from . import image as image
     from .errors import StokerError, StokerWarning
     from .loader import DataLoader, install, installed, uninstall
     from .session import watch
     from .shared import share
     from .source import FeistelSampler
+    from .staging.border import split
+    from .staging.staged import Staged
     from .stats import mean_std
     from .tuning.entry import tune
 
 
 def __getattr__(name: str) -> Any:
     # Looked up when first used: ``stoker check`` and a worker that starts need no torch loader of ours.
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_ROOMS.get(name, ".loader"), __name__), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted([*__all__, *_MODULES, "__version__"])

@@ -18,11 +18,12 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from . import machine
 from .errors import StokerWarning
-from .gather import Gather
+from .gather import Gather, select
 from .metrics import LoaderMetrics
 from .objects import big
 from .options import AutoWorkers, Budget, Measured, parse_bytes
 from .source import order
+from .stage import batches, staged_in
 
 logger = logging.getLogger(__name__)
 LEASE_SHARE = 4  # the consumer may keep a quarter of the granted memory in slots; beyond that batches are copied out
@@ -94,12 +95,17 @@ def get_iterator(loader: Any) -> Any:
         from .debug import DebugIter
 
         return DebugIter(loader)
+    staged = staged_in(loader.dataset)
+    if staged is not None:
+        staged._begin()
     if loader.num_workers == 0 or not SUPPORTED:
         it: Any = torch_get_iterator(loader)
         if loader.num_workers == 0:
             it._sampler_iter = order(it._index_sampler) or it._sampler_iter
             if Gather.fits(it._dataset, it._collate_fn, it._auto_collation):
                 it._dataset_fetcher.fetch = Gather(it._dataset, it._dataset_fetcher.fetch)
+            elif it._auto_collation and staged is not None:
+                it._dataset_fetcher.fetch = batches(it._dataset, it._collate_fn, select, it._collate_fn)
         return it
     state = state_of(loader)
     limits = budget(loader)

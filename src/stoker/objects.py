@@ -121,10 +121,15 @@ class Look:
             for step, inner in _inside(obj):
                 self._walk(inner, path + step, depth - 1, seen)
 
-    def changed(self, obj: Any) -> list[str]:
-        """What is otherwise now: ``["dataset.epoch was 0 and is 1"]``."""
+    def changed(self, obj: Any, added: bool = False) -> list[str]:
+        """What is otherwise now: ``["dataset.epoch was 0 and is 1"]``.
+
+        Args:
+            obj: the same dataset, later.
+            added: whether numbers and words that were not there count, too.
+        """
         now = Look(obj, self._path)._values
-        out = []
+        out = [f"{path} is {_words(v)}" for path, v in now.items() if added and path not in self._values]
         for path, old in self._values.items():
             new = now.get(path, self)
             if new is not self and type(new) is type(old) and new != old and new == new:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from torch.utils.data import Subset
+from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data.dataloader import _DatasetKind
 
 from .collate import SlotCollate
@@ -48,9 +50,39 @@ def _map(dataset: Any, auto_collation: bool, collate: SlotCollate) -> Callable[[
     """torch's ``_MapDatasetFetcher`` with its look-ups done once and not once a sample."""
     if not auto_collation:
         return lambda index: collate(dataset[index])
+    staged = batches(dataset, collate, collate.select, collate.fn)
+    if staged is not None:
+        return staged
     many = getattr(dataset, "__getitems__", None)
 
     def loop(indices: Any) -> Any:
         return collate(many(indices) if many else [dataset[i] for i in indices])
 
     return Gather(dataset, loop, collate.select) if Gather.fits(dataset, collate.fn, auto_collation) else loop
+
+
+def staged_in(dataset: Any) -> Any:
+    """The dataset, or that of a ``Subset``, if it makes batches of its own (``Staged``); else None."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return dataset if hasattr(type(dataset), "_stoker_batches") else None
+
+
+def batches(dataset: Any, collate: Any, select: Any, fn: Any) -> Callable[[Any], Any] | None:
+    """How a dataset makes batches of its own, if it does: of a list of indices.
+
+    Args:
+        dataset: the loader's.
+        collate: samples to a batch.
+        select: rows of tables, as ``gather.select``.
+        fn: the user's collate function.
+    """
+    if staged_in(dataset) is None:
+        return None
+    if type(dataset) is Subset:
+        inner = batches(dataset.dataset, collate, select, fn)
+        assert inner is not None
+        make, subset = inner, dataset
+        return lambda indices: make([subset.indices[i] for i in indices])
+    made: Callable[[Any], Any] = dataset._stoker_batches(collate, select, fn is torch_collate.default_collate)
+    return made

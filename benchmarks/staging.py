@@ -1,0 +1,252 @@
+"""Staging against decoding anew: ``python -m benchmarks.staging run|table``.
+
+Photographs of 512x384 are decoded, shrunk and cut to 64x64; half of each batch is flipped; float in [0, 1). Every
+contestant goes over the same files with the same batch size, in turns, each measurement in a process of its own.
+``bare`` is what one thread can do at all once everything is in memory: one gather, a flip, a conversion, into buffers
+used again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import stoker
+from stoker import machine
+
+ROOT = Path(__file__).parent.parent
+DATA = ROOT / "examples" / "data"
+BATCH = 250
+EPOCHS = 12  # after the first, where they are short
+LIMIT_S = 300
+SIZE, BOX = (128, 96), (32, 16, 96, 80)
+
+
+def files() -> list[tuple[Path, int]]:
+    with open(DATA / "labels.csv", newline="") as file:
+        return [(DATA / row["path"], int(row["label"])) for row in csv.DictReader(file)]
+
+
+def pixels(path: Path, scaled: bool = False) -> torch.Tensor:
+    """A photograph as uint8, CHW."""
+    if scaled:
+        picture = stoker.image.read(path, SIZE)
+    else:
+        from PIL import Image
+
+        picture = Image.open(path).convert("RGB").resize(SIZE)
+    return torch.from_numpy(np.array(picture.crop(BOX))).permute(2, 0, 1)
+
+
+class Photos(Dataset):
+    """What people write: all of it in ``__getitem__``."""
+
+    def __init__(self, scaled: bool = False) -> None:
+        self.rows, self.scaled = files(), scaled
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        path, label = self.rows[i]
+        x = pixels(path, self.scaled).float() / 255
+        return (x.flip(2) if torch.rand(()) < 0.5 else x), label
+
+
+def prepare(row: tuple[Path, int]) -> tuple[torch.Tensor, int]:
+    return pixels(row[0]), row[1]
+
+
+def augment(batch: Any) -> Any:
+    images, labels = batch
+    flip = torch.rand(len(images)) < 0.5
+    images = torch.where(flip.view(-1, 1, 1, 1), images.flip(3), images)
+    return images.float().div_(255), labels
+
+
+class Rows(Dataset):
+    def __init__(self) -> None:
+        self.rows = files()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> tuple[Path, int]:
+        return self.rows[i]
+
+
+class Lru(Dataset):
+    """An LRU of prepared samples, of so many."""
+
+    def __init__(self, size: int) -> None:
+        self.rows, self.size = files(), size
+        self.kept: OrderedDict[int, Any] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> Any:
+        if i in self.kept:
+            self.kept.move_to_end(i)
+            return self.kept[i]
+        if len(self.kept) >= self.size:
+            self.kept.popitem(last=False)
+        self.kept[i] = prepare(self.rows[i])
+        return self.kept[i]
+
+
+def epoch(loader: Any) -> float:
+    """Images a second over one epoch."""
+    n, began = 0, time.perf_counter()
+    for images, _ in loader:
+        n += len(images)
+    return n / (time.perf_counter() - began)
+
+
+def say(**line: Any) -> None:
+    print(json.dumps(line), flush=True)
+
+
+def bare() -> None:
+    """One thread, everything in memory."""
+    torch.set_num_threads(1)
+    n = len(files())
+    table = torch.randint(0, 256, (n, 3, 64, 64), dtype=torch.uint8)
+    small, large = torch.empty((BATCH, 3, 64, 64), dtype=torch.uint8), torch.empty((BATCH, 3, 64, 64))
+    for _ in range(EPOCHS):
+        order, began = torch.randperm(n), time.perf_counter()
+        for rows in order.split(BATCH):
+            if len(rows) < BATCH:
+                continue
+            torch.index_select(table, 0, rows, out=small)
+            flip = torch.rand(BATCH) < 0.5
+            small[flip] = small[flip].flip(3)
+            large.copy_(small).div_(255)
+        say(epoch="later", rate=n // BATCH * BATCH / (time.perf_counter() - began))
+
+
+def lazy(cls: type, workers: int, **settings: Any) -> None:
+    data = Photos(scaled=settings.pop("scaled", False))
+    loader = cls(data, batch_size=BATCH, shuffle=True, num_workers=workers, **settings)
+    say(epoch="first", rate=epoch(loader))
+
+
+def staged(workers: int | str, threads: bool = False) -> None:
+    data = stoker.Staged(Rows(), prepare=prepare, augment_batch=augment, cache_budget="1GB")
+    more = {"worker_method": "thread"} if threads else {}
+    loader = stoker.DataLoader(data, batch_size=BATCH, shuffle=True, num_workers=workers, **more)
+    say(epoch="first", rate=epoch(loader), filled=data.account.filled)
+    for _ in range(EPOCHS):
+        say(epoch="later", rate=epoch(loader))
+
+
+def tight(kind: str) -> None:
+    """A set three times the budget, in one process."""
+    rows, each = Rows(), 3 * 64 * 64 + 8
+    share = len(rows) // 3
+    if kind == "lru":
+        data: Any = Lru(share)
+    else:
+        cache: dict[str, Any] = {"cache_budget": share * each} if kind == "staged" else {"cache": None}
+        data = stoker.Staged(rows, prepare=prepare, **cache)
+    loader = stoker.DataLoader(data, batch_size=BATCH, shuffle=True, num_workers=0)
+    say(epoch="first", rate=epoch(loader))
+    for _ in range(2):
+        account = {"filled": data.account.filled, "bytes": data.account.nbytes} if kind == "staged" else {}
+        say(epoch="later", rate=epoch(loader), budget=share * each, **account)
+
+
+CONTESTANTS = {
+    "torch, 1 worker": lambda: lazy(DataLoader, 1),
+    "stoker, 1 worker": lambda: lazy(stoker.DataLoader, 1),
+    "stoker, 1 worker, scaled decode": lambda: lazy(stoker.DataLoader, 1, scaled=True),
+    "staged, 0 workers": lambda: staged(0),
+    "staged, 1 worker": lambda: staged(1),
+    "staged, 2 workers": lambda: staged(2),
+    "bare": bare,
+    "third: lazy": lambda: tight("lazy"),
+    "third: staged": lambda: tight("staged"),
+    "third: LRU": lambda: tight("lru"),
+}
+
+
+def median(lines: list[dict[str, Any]], name: str, epoch_: str) -> float:
+    rates = [x["rate"] for x in lines if x.get("contestant") == name and x["epoch"] == epoch_]
+    return statistics.median(rates) if rates else float("nan")
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    out = ["| contestant | first epoch, images/s | later epochs, images/s |", "|---|---|---|"]
+    for name in CONTESTANTS:
+        first, later = median(lines, name, "first"), median(lines, name, "later")
+        out.append(f"| {name} | {first:,.0f} | {later:,.0f} |".replace("nan", ""))
+    torch_1, stoker_1 = median(lines, "torch, 1 worker", "first"), median(lines, "stoker, 1 worker", "first")
+    best = median(lines, "staged, 1 worker", "later")
+    tight_, plain = median(lines, "third: staged", "later"), median(lines, "third: lazy", "later")
+    checks = [
+        ("later epochs against torch's lazy one, 1 worker", best / torch_1, 60),
+        ("later epochs against the bare loop, 1 worker", best / median(lines, "bare", "later"), 0.8),
+        ("first epoch against the lazy one, 1 worker", median(lines, "staged, 1 worker", "first") / stoker_1, 1 / 1.05),
+        ("three times the budget, against lazy", tight_ / plain, 0.9 / (1 - 1 / 3)),
+        ("scaled decode against lazy", median(lines, "stoker, 1 worker, scaled decode", "first") / stoker_1, 3),
+    ]
+    out += ["", "| ratio | measured | at least | |", "|---|---|---|---|"]
+    out += [f"| {n} | {x:.2f} | {y:.2f} | {'ok' if x >= y else 'missed'} |" for n, x, y in checks]
+    return "\n".join(out)
+
+
+def run(a: argparse.Namespace) -> int:
+    if not (DATA / "labels.csv").is_file():
+        print("no photographs: python examples/make_photos.py --out examples/data", file=sys.stderr)
+        return 2
+    out = a.json or ROOT / "benchmarks" / "results" / "local" / time.strftime("staging-%Y%m%d-%H%M%S.jsonl")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    lines: list[dict[str, Any]] = [{"machine": machine.read().as_dict(), "load": os.getloadavg()}]
+    names = list(CONTESTANTS)
+    for r in range(a.rounds):
+        for name in names if r % 2 == 0 else reversed(names):
+            command = [sys.executable, "-W", "ignore", "-m", "benchmarks.staging", "one", name]
+            p = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+            lines += [{"contestant": name, "round": r, **json.loads(x)} for x in p.stdout.splitlines()]
+            print(f"round {r + 1}/{a.rounds} {name}: {p.returncode}", file=sys.stderr)
+            if p.returncode:
+                print(p.stderr, file=sys.stderr)
+                return 1
+    out.write_text("".join(json.dumps(x) + "\n" for x in lines))
+    print(table(lines[1:]))
+    print(f"raw lines: {out}")
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.staging", description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    r = commands.add_parser("run", help="measure, in turns")
+    r.add_argument("--rounds", type=int, default=5)
+    r.add_argument("--json", type=Path)
+    r.set_defaults(act=run)
+    one = commands.add_parser("one", help="one contestant")
+    one.add_argument("name", choices=CONTESTANTS)
+    one.set_defaults(act=lambda a: CONTESTANTS[a.name]() or 0)
+    t = commands.add_parser("table", help="the table of raw lines kept earlier")
+    t.add_argument("file", type=Path)
+    t.set_defaults(act=lambda a: print(table([json.loads(x) for x in a.file.read_text().splitlines()][1:])) or 0)
+    a = parser.parse_args()
+    return int(a.act(a))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

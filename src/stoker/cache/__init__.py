@@ -1,0 +1,1 @@
+"""What ``prepare`` made, kept: samples as leaves, the store, and where it lies."""

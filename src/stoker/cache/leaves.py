@@ -1,0 +1,351 @@
+"""A sample as plain leaves: what it is made of, in JSON-able words, and the bytes of each leaf.
+
+Tensors, NumPy arrays and scalars, PIL images, numbers, strings and bytes, in any nesting of tuples, named tuples, lists
+and dicts, come back as they were: type, dtype, shape, strides. What else there is goes through pickle, which only a
+cache in this run's own memory takes: a file is never unpickled.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import StokerError
+
+ALIGN = 16  # bytes between leaves: enough for any dtype
+_DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+_SIMPLE = "biufc?mMSU"  # kinds of NumPy dtypes that their string says everything about
+_INT64 = range(-(1 << 63), 1 << 63)
+_KEYS = (str, int, bool, type(None))
+
+
+class CacheError(StokerError, RuntimeError):
+    """A cache that cannot be used: damaged, of another format, or of a sample that cannot be kept."""
+
+
+Leaf = Any  # a uint8 array of one dimension
+
+
+def take(sample: Any, dense: bool = False) -> tuple[str, list[Leaf]]:
+    """What a sample is made of, as JSON, and the bytes of its leaves, which are views where that can be.
+
+    Args:
+        sample: any object.
+        dense: tensors may come back with another stride, as they do from a collate function.
+
+    Example:
+        >>> words, leaves = take((torch.zeros(2, dtype=torch.uint8), 7))
+        >>> words, [x.nbytes for x in leaves]
+        ('["(",[["t","uint8",[2],[1]],["i"]]]', [2, 8])
+    """
+    leaves: list[Leaf] = []
+    return json.dumps(_take(sample, leaves, dense), separators=(",", ":")), leaves
+
+
+def _take(x: Any, out: list[Leaf], dense: bool) -> list[Any]:
+    kind = type(x)
+    if kind is torch.Tensor:
+        return _take_tensor(x, out, dense)
+    if kind is np.ndarray and x.dtype.kind in _SIMPLE and x.dtype.names is None:
+        return _take_array(x, out)
+    if kind is int and x in _INT64:
+        return _number(np.int64(x), "i", out)
+    if kind is float:
+        return _number(np.float64(x), "f", out)
+    if kind is bool:
+        return _number(np.uint8(x), "?", out)
+    if x is None:
+        return ["0"]
+    if kind is str:
+        out.append(np.frombuffer(x.encode("utf-8", "surrogatepass"), np.uint8))
+        return ["s"]
+    if kind is bytes:
+        out.append(np.frombuffer(x, np.uint8))
+        return ["b"]
+    if kind is tuple:
+        return ["(", [_take(v, out, dense) for v in x]]
+    if kind is list:
+        return ["[", [_take(v, out, dense) for v in x]]
+    if kind is dict and all(type(k) in _KEYS for k in x):
+        return ["{", list(x), [_take(v, out, dense) for v in x.values()]]
+    if isinstance(x, np.generic) and x.dtype.kind in _SIMPLE and x.dtype.names is None and x.dtype.type is kind:
+        return [*_number(x, "g", out), x.dtype.str]
+    if isinstance(x, tuple) and hasattr(x, "_fields") and _class(f"{kind.__module__}:{kind.__qualname__}") is kind:
+        return ["N", f"{kind.__module__}:{kind.__qualname__}", [_take(v, out, dense) for v in x]]
+    if "PIL.Image" in sys.modules and isinstance(x, sys.modules["PIL.Image"].Image):
+        words = _take_image(x, out)
+        if words is not None:
+            return words
+    out.append(np.frombuffer(pickle.dumps(x, protocol=5), np.uint8))
+    return ["o", kind.__name__]
+
+
+def _number(x: Any, word: str, out: list[Leaf]) -> list[Any]:
+    out.append(np.frombuffer(x.tobytes(), np.uint8))
+    return [word]
+
+
+def _take_tensor(t: torch.Tensor, out: list[Leaf], dense: bool) -> list[Any]:
+    plain = t.is_cpu and t.layout is torch.strided and not t.is_quantized and not t.requires_grad and not t.is_nested
+    if not plain or t.is_conj() or t.is_neg():
+        if not t.is_cpu:
+            raise CacheError(f"a sample has a tensor on {t.device}; what is kept lies in memory: move it in augment")
+        out.append(np.frombuffer(pickle.dumps(t, protocol=5), np.uint8))
+        return ["o", "Tensor"]
+    if not t.is_contiguous() and not dense:
+        strides = t.stride()
+        order = sorted(range(t.ndim), key=lambda d: (-strides[d], d))
+        if t.permute(order).is_contiguous():
+            out.append(_bytes(t.permute(order)))
+            return ["t", str(t.dtype)[6:], list(t.shape), list(t.stride())]
+    t = t.contiguous()
+    out.append(_bytes(t))
+    return ["t", str(t.dtype)[6:], list(t.shape), list(t.stride())]
+
+
+def _bytes(t: torch.Tensor) -> Leaf:
+    flat = t.reshape(-1)
+    return flat.view(torch.uint8).numpy() if t.numel() else np.zeros(0, np.uint8)
+
+
+def _take_array(a: np.ndarray[Any, Any], out: list[Leaf]) -> list[Any]:
+    order = sorted(range(a.ndim), key=lambda d: (-a.strides[d], d))
+    flat = a.transpose(order)
+    if not flat.flags.c_contiguous or not a.size:
+        a = flat = np.ascontiguousarray(a).reshape(a.shape)
+    out.append(flat.reshape(-1).view(np.uint8) if a.size else np.zeros(0, np.uint8))
+    return ["a", a.dtype.str, list(a.shape), list(a.strides)]
+
+
+def _take_image(image: Any, out: list[Leaf]) -> list[Any] | None:
+    """A PIL image without a palette; what lies in ``info`` is kept where it is plain."""
+    if image.mode in ("P", "PA") or "transparency" in image.info:
+        return None
+    info = repr(image.info)
+    try:
+        if ast.literal_eval(info) != image.info:
+            return None
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    out.append(np.frombuffer(image.tobytes(), np.uint8))
+    return ["P", image.mode, list(image.size), info]
+
+
+def _class(name: str) -> Any:
+    """A class that is there already; nothing is imported for a name from a file."""
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    named = isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")
+    return found if named else None
+
+
+class Layout:
+    """How samples of one make are put together again from the bytes of their leaves.
+
+    Args:
+        words: what ``take`` said.
+        trusted: whether pickled leaves may be read; not from a file.
+
+    Attributes:
+        sizes: bytes of each leaf; None for one that has another size in each sample.
+        fixed: every leaf has one size, so samples of this make are rows of arrays.
+        stacks: every leaf is a tensor, an array or a number, so a batch is one gather from each column.
+        dtypes, shapes, strides: of leaves that are tensors or arrays, or numbers; None for others.
+
+    Raises:
+        CacheError: no such words.
+    """
+
+    def __init__(self, words: str, trusted: bool = True) -> None:
+        self.words, self._trusted = words, trusted
+        self.sizes: list[int | None] = []
+        self.dtypes: list[torch.dtype | None] = []
+        self.shapes: list[tuple[int, ...]] = []
+        self.strides: list[tuple[int, ...] | None] = []
+        try:
+            self._tree = json.loads(words)
+            self._make = self._maker(self._tree)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as e:
+            raise CacheError(f"no words for a sample: {words[:200]!r} ({type(e).__name__}: {e})") from e
+        self.fixed = all(n is not None for n in self.sizes)
+        self.stacks = (
+            self.fixed
+            and None not in self.dtypes
+            and None not in self.strides
+            and 0 not in self.sizes
+            and _stacks(self._tree)
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a sample whose leaves all have one size, as it lies in columns."""
+        return sum(n or 0 for n in self.sizes)
+
+    def put(self, leaves: Sequence[Leaf]) -> Any:
+        """The sample. Its memory is its own."""
+        return self._make(leaves)
+
+    def batch(self, columns: Sequence[Any]) -> Any:
+        """What ``default_collate`` makes of samples whose leaves are ``columns``: tensors, one for each leaf."""
+        return self._batch(self._tree, iter(columns))
+
+    def _batch(self, tree: Any, columns: Any) -> Any:
+        word = tree[0]
+        if word in ("(", "["):
+            return [self._batch(v, columns) for v in tree[1]]
+        if word == "{":
+            return {k: self._batch(v, columns) for k, v in zip(tree[1], tree[2], strict=True)}
+        if word == "N":
+            return _class(tree[1])(*(self._batch(v, columns) for v in tree[2]))
+        return next(columns)
+
+    def _leaf(self, size: int | None, dtype: Any = None, shape: Any = (), strides: Any = None) -> int:
+        self.sizes.append(size)
+        self.dtypes.append(dtype)
+        self.shapes.append(tuple(shape))
+        self.strides.append(strides)
+        return len(self.sizes) - 1
+
+    def _maker(self, tree: Any) -> Callable[[Sequence[Leaf]], Any]:
+        word = tree[0]
+        if word == "(":
+            parts = [self._maker(v) for v in tree[1]]
+            return lambda x: tuple([make(x) for make in parts])
+        if word == "[":
+            parts = [self._maker(v) for v in tree[1]]
+            return lambda x: [make(x) for make in parts]
+        if word == "{":
+            named = [(_key(k), self._maker(v)) for k, v in zip(tree[1], tree[2], strict=True)]
+            return lambda x: {k: make(x) for k, make in named}
+        if word == "N":
+            cls = _class(str(tree[1]))
+            if cls is None or len(cls._fields) != len(tree[2]):
+                raise KeyError(f"there is no named tuple {tree[1]!r} in this run")
+            parts = [self._maker(v) for v in tree[2]]
+            return lambda x: cls(*[make(x) for make in parts])
+        if word == "0":
+            return lambda x: None
+        return self._leaf_maker(word, tree)
+
+    def _leaf_maker(self, word: str, tree: Any) -> Callable[[Sequence[Leaf]], Any]:
+        if word == "t":
+            return self._tensor(_DTYPES[tree[1]], _naturals(tree[2]), _naturals(tree[3]))
+        if word == "a":
+            return self._array(np.dtype(tree[1]), _naturals(tree[2]), tuple(int(n) for n in tree[3]))
+        if word in "if?g" and len(word) == 1:
+            dtype = np.dtype({"i": "<i8", "f": "<f8", "?": "u1"}[word] if word != "g" else tree[1])
+            if dtype.kind not in _SIMPLE:
+                raise KeyError(str(dtype))
+            kind: Any = {"i": int, "f": float, "?": bool, "g": dtype.type}[word]
+            torches = {"i": torch.int64, "f": torch.float64, "?": torch.bool, "g": _torch_dtype(dtype)}[word]
+            j = self._leaf(dtype.itemsize, torches, (), ())
+            if word == "g":
+                return lambda x: np.frombuffer(x[j].tobytes(), dtype)[0]
+            return lambda x: kind(x[j].view(dtype)[0])
+        if word == "s":
+            j = self._leaf(None)
+            return lambda x: str(memoryview(x[j]), "utf-8", "surrogatepass")
+        if word == "b":
+            j = self._leaf(None)
+            return lambda x: x[j].tobytes()
+        if word == "P":
+            return self._image(str(tree[1]), _naturals(tree[2]), ast.literal_eval(tree[3]))
+        if word == "o" and self._trusted:
+            j = self._leaf(None)
+            return lambda x: pickle.loads(x[j])
+        raise KeyError(f"{word!r} is no word for a leaf")
+
+    def _tensor(self, dtype: torch.dtype, shape: Any, strides: Any) -> Callable[[Sequence[Leaf]], Any]:
+        numel = int(np.prod(shape, dtype=np.int64))
+        _within(shape, strides, numel)
+        j = self._leaf(numel * dtype.itemsize, dtype, shape, strides)
+        if not numel:
+            return lambda x: torch.empty_strided(shape, strides, dtype=dtype)
+        return lambda x: torch.from_numpy(x[j].copy()).view(dtype).as_strided(shape, strides)
+
+    def _array(self, dtype: Any, shape: Any, strides: Any) -> Callable[[Sequence[Leaf]], Any]:
+        if dtype.kind not in _SIMPLE:
+            raise KeyError(str(dtype))
+        numel = int(np.prod(shape, dtype=np.int64))
+        if dtype.itemsize:
+            _within(shape, [s // dtype.itemsize for s in strides], numel)
+        j = self._leaf(numel * dtype.itemsize, _torch_dtype(dtype), shape)
+        if strides == _c_strides(shape, dtype.itemsize):
+            self.strides[j] = tuple(s // max(1, dtype.itemsize) for s in strides)
+        return lambda x: np.ndarray(shape, dtype, x[j].copy(), 0, strides)
+
+    def _image(self, mode: str, size: Any, info: dict[Any, Any]) -> Callable[[Sequence[Leaf]], Any]:
+        from PIL import Image
+
+        if len(size) != 2:
+            raise KeyError(f"an image of {len(size)} sizes")
+        j = self._leaf(len(Image.new(mode, (8, 1)).tobytes()) * -(-size[0] // 8) * size[1] if mode == "1" else None)
+        if mode != "1":
+            self.sizes[j] = len(Image.new(mode, (1, 1)).tobytes()) * size[0] * size[1]
+
+        def make(x: Sequence[Leaf]) -> Any:
+            image = Image.frombytes(mode, size, x[j].tobytes())
+            image.info = dict(info)
+            return image
+
+        return make
+
+
+def _stacks(tree: Any) -> bool:
+    if tree[0] in ("(", "["):
+        return all(map(_stacks, tree[1]))
+    if tree[0] in ("{", "N"):
+        return all(map(_stacks, tree[2]))
+    return tree[0] in ("t", "a", "i", "f", "?", "g")
+
+
+def _key(k: Any) -> Any:
+    if type(k) not in _KEYS:
+        raise KeyError(f"{k!r} is no key")
+    return k
+
+
+def _naturals(values: Any) -> tuple[int, ...]:
+    out = tuple(values)
+    if not all(type(v) is int and v >= 0 for v in out):
+        raise KeyError(f"{values!r}: sizes are whole numbers")
+    return out
+
+
+def _within(shape: Any, strides: Any, numel: int) -> None:
+    """A file's words must not make a tensor look past its own memory."""
+    if len(strides) != len(shape) or any(s < 0 for s in strides):
+        raise KeyError(f"strides {strides!r} for the shape {shape!r}")
+    if numel and sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) >= numel:
+        raise KeyError(f"strides {strides!r} reach past {numel} values")
+
+
+def _c_strides(shape: Any, itemsize: int) -> tuple[int, ...]:
+    out, n = [], itemsize
+    for size in reversed(shape):
+        out.append(n)
+        n *= max(1, size)
+    return tuple(reversed(out))
+
+
+def _torch_dtype(dtype: Any) -> torch.dtype | None:
+    try:
+        return torch.from_numpy(np.zeros(1, dtype)).dtype
+    except (TypeError, ValueError):  # no such dtype, or another byte order
+        return None
+
+
+@functools.lru_cache(maxsize=4096)  # images of any size have as many makes as sizes
+def layout(words: str, trusted: bool) -> Layout:
+    """The layout of a make; one object for each."""
+    return Layout(words, trusted)

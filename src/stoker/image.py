@@ -1,0 +1,161 @@
+"""Pictures from files: the few decoders there are, and the choice between them.
+
+Where a JPEG is decoded only to be shrunk a lot, libjpeg can decode it small: the inverse DCT of an 8x8 block gives 4x4,
+2x2 or 1 pixel (IJG libjpeg, ``scale_num/scale_denom``; Pillow's ``Image.draft``). That is 3 to 4 times the pictures a
+second and not quite the same pixels, so nothing here does it unless a size is given, and ``compare`` says how far
+they are apart.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .errors import UsageError
+
+DECODERS = ("auto", "pillow", "turbo")
+SPARE = 2.0  # the small picture is decoded at least so much larger than asked: resize filters what the DCT did not
+
+
+def read(source: Any, size: int | tuple[int, int] | None = None, mode: str = "RGB", decoder: str = "auto") -> Any:
+    """A picture from a file, shrunk while it is decoded where ``size`` allows that.
+
+    Args:
+        source: a path, bytes, or a file opened for reading.
+        size: (width, height) of the result; or an int, the length of its shorter side; None: as it is, decoded whole.
+        mode: Pillow's, of the result.
+        decoder: "pillow"; "turbo": libjpeg-turbo by simplejpeg, ``pip install stoker[turbo]``; "auto": Pillow.
+
+    Returns:
+        A ``PIL.Image.Image``. With a ``size`` the pixels differ slightly from those of decoding whole and then resizing
+        (``compare`` measures it); without, they are Pillow's.
+
+    Raises:
+        UsageError: no such decoder, an extra that is missing, a size that is none.
+        OSError: Pillow's, for what is no picture.
+
+    Example:
+        >>> from PIL import Image
+        >>> file = io.BytesIO()
+        >>> Image.new("RGB", (640, 480), "red").save(file, "jpeg")
+        >>> read(file.getvalue(), (64, 48)).size, read(file.getvalue(), 60).size
+        ((64, 48), (80, 60))
+    """
+    if decoder not in DECODERS:
+        raise UsageError(f"decoder={decoder!r}: one of {', '.join(map(repr, DECODERS))}")
+    sides = (size,) if isinstance(size, int) else size
+    if sides is not None and (len(sides) > 2 or any(type(n) is not int or n < 1 for n in sides)):
+        raise UsageError(f"size={size!r}: (width, height), or the length of the shorter side")
+    Image = _pillow()
+    file = io.BytesIO(source) if isinstance(source, (bytes, bytearray, memoryview)) else source
+    with Image.open(file) as picture:
+        if sides is None:
+            return picture.convert(mode) if picture.mode != mode else _loaded(picture)
+        whole = picture.size
+        wanted = sides if len(sides) == 2 else _shorter(whole, sides[0])
+        if picture.format == "JPEG":
+            if decoder == "turbo" and mode in ("RGB", "L") and picture.mode in ("RGB", "L"):
+                picture = Image.fromarray(_turbo(source, picture, wanted, mode))
+            else:
+                picture.draft(mode, tuple(math.ceil(SPARE * n) for n in wanted))
+        small = picture.convert(mode) if picture.mode != mode else picture
+        return small.resize(wanted)
+
+
+def _loaded(picture: Any) -> Any:
+    return picture.copy()
+
+
+def _shorter(size: tuple[int, int], shorter: int) -> tuple[int, int]:
+    """As torchvision's ``Resize(int)``: the other side keeps the proportion, rounded down."""
+    w, h = size
+    return (shorter, int(shorter * h / w)) if w <= h else (int(shorter * w / h), shorter)
+
+
+def _turbo(source: Any, picture: Any, wanted: tuple[int, int], mode: str) -> np.ndarray[Any, Any]:
+    try:
+        import simplejpeg
+    except ImportError as e:
+        raise UsageError('decoder="turbo" wants an extra: pip install "stoker[turbo]"') from e
+    if isinstance(source, (str, os.PathLike)):
+        with open(source, "rb") as file:
+            data = file.read()
+    elif isinstance(source, (bytes, bytearray, memoryview)):
+        data = bytes(source)
+    else:
+        source.seek(0)
+        data = source.read()
+    w, h = (min(n, math.ceil(SPARE * k)) for n, k in zip(picture.size, wanted, strict=True))
+    space = {"RGB": "RGB", "L": "GRAY"}[mode]
+    out: np.ndarray[Any, Any] = simplejpeg.decode_jpeg(data, space, min_width=w, min_height=h, min_factor=1)
+    return out if mode == "RGB" else out[:, :, 0]
+
+
+class Difference(NamedTuple):
+    """What decoding small costs and brings.
+
+    Attributes:
+        psnr_db: peak signal-to-noise ratio against decoding whole and then resizing, in dB, over all pixels.
+        worst: the largest difference of one value, of 255.
+        faster: how many times as many pictures a second.
+        pictures: that were compared.
+    """
+
+    psnr_db: float
+    worst: int
+    faster: float
+    pictures: int
+
+    def __str__(self) -> str:
+        return (
+            f"decoded small: {self.faster:.1f} times as fast, PSNR {self.psnr_db:.1f} dB, at most {self.worst} of 255 "
+            f"apart, over {self.pictures} pictures"
+        )
+
+
+def compare(
+    sources: Sequence[Any], size: int | tuple[int, int], mode: str = "RGB", decoder: str = "auto"
+) -> Difference:
+    """How far a picture that is decoded small is from one that is decoded whole and resized, and how much faster.
+
+    Args:
+        sources: paths or bytes of some pictures; a few dozen say enough.
+        size, mode, decoder: as for ``read``.
+
+    Raises:
+        UsageError: no pictures.
+    """
+    if not sources:
+        raise UsageError("compare wants pictures")
+    squares, values, worst = 0.0, 0, 0
+    times = [0.0, 0.0]
+    Image = _pillow()
+    for source in sources:
+        began = time.perf_counter()
+        small = read(source, size, mode, decoder)
+        middle = time.perf_counter()
+        file = io.BytesIO(source) if isinstance(source, (bytes, bytearray, memoryview)) else source
+        with Image.open(file) as picture:
+            whole = picture.convert(mode).resize(small.size)
+        times[0] += middle - began
+        times[1] += time.perf_counter() - middle
+        apart = np.asarray(small, np.int64) - np.asarray(whole, np.int64)
+        squares += float((apart**2).sum())
+        values += apart.size
+        worst = max(worst, int(np.abs(apart).max()))
+    psnr = 10 * math.log10(255**2 * values / squares) if squares else math.inf
+    return Difference(psnr, worst, times[1] / times[0], len(sources))
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as e:
+        raise UsageError("pictures want Pillow: pip install pillow") from e
+    return Image

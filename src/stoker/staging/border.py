@@ -1,0 +1,406 @@
+"""``split``: where a dataset's deterministic part ends, found by trying.
+
+A dataset in the ecosystem's convention calls what lies in its attribute ``transform``, ``target_transform`` or
+``transforms``. Its code up to that call and the transforms that prove deterministic are ``prepare``; the first random
+transform and all after it are ``augment``.
+"""
+
+from __future__ import annotations
+
+import copy
+import html
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from torch.utils.data import IterableDataset
+
+from ..cache.leaves import CacheError, take
+from ..errors import UsageError
+from .chain import Call, Chain, flat, outcome
+from .chance import States, judge, label
+from .marks import Called, Touched, marked, replace
+from .reach import reach
+
+HOOKS = ("transform", "transforms", "target_transform")
+TRIES = 3  # samples that are tried
+AGAIN = 3  # times that two callables which differ are compared
+REMEDY = (
+    "Say it yourself: stoker.Staged(dataset, prepare=..., augment=...), where the dataset gives what is read, prepare "
+    "makes of it what is the same in every epoch, and augment is random; or give the dataset its random part as an "
+    "attribute `transform` that its __getitem__ calls and does not look at"
+)
+
+
+class Place(NamedTuple):
+    """In a stored sample, where a transform's result belongs: of which call, and which of its values."""
+
+    call: int
+    key: Any
+
+
+class Stored(NamedTuple):
+    """What is kept of a sample that is to be augmented: it with places in it, and each call's hook, args, kwargs."""
+
+    sample: Any
+    calls: Any
+
+
+class Row(NamedTuple):
+    """One stage in the report.
+
+    Attributes:
+        where: the attribute it came from; "__getitem__" for the dataset's own code.
+        name: the stage.
+        cached: whether what it makes is kept.
+        why: what was seen.
+    """
+
+    where: str
+    name: str
+    cached: bool
+    why: str
+
+
+class Unjudged(CacheError):
+    """A sample goes a way that nobody has tried: it is made as a whole, each time."""
+
+
+_here = threading.local()
+
+
+class _Hook:
+    """Stands where a transform stood: runs its deterministic part and notes with what the rest is to be called."""
+
+    def __init__(self, number: int, prefix: Chain) -> None:
+        self.number, self.prefix = number, prefix
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = self.prefix.call(args, kwargs)
+        called = Called(len(_here.calls), self.number, args, kwargs)
+        _here.calls.append(called)
+        return marked(called)
+
+
+def map_style(dataset: Any) -> None:
+    """Raises ``UsageError`` for what has no samples to ask for by index."""
+    if isinstance(dataset, IterableDataset) or not all(hasattr(dataset, n) for n in ("__getitem__", "__len__")):
+        raise UsageError(
+            f"{type(dataset).__name__} has no samples to ask for by index: staging wants a map-style dataset, with "
+            "__getitem__ and __len__"
+        )
+
+
+class Split:
+    """A dataset in two parts; made by ``split``.
+
+    Attributes:
+        dataset: the whole.
+        rows: the stages in order, each with why it is kept or not.
+        exact: nothing is random, so a sample is kept as it is.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        map_style(dataset)
+        if not len(dataset):
+            raise UsageError(f"{type(dataset).__name__} is empty")
+        self.dataset = dataset
+        self.rows: list[Row] = []
+        self.exact = False
+        self._rest: list[Chain] = []
+        before = States()
+        try:
+            self._find()
+        finally:
+            before.restore()
+
+    # -- serving
+
+    def prepare(self, index: Any) -> Any:
+        """The deterministic part: what is to be kept of a sample."""
+        sample, calls = self._read(index)
+        if self.exact:
+            if any(self._rest[c.hook].transforms for c in calls):
+                raise Unjudged("a transform is called that was not for the samples that were tried")
+            return replace(sample, lambda c, key: _value(outcome(c.args, c.kwargs), c.args, c.kwargs, key))
+
+        def place(c: Called, key: Any) -> Place:
+            if c.place >= len(calls) or calls[c.place] is not c:
+                raise CacheError("the dataset handed out what its transform returned for another sample")
+            return Place(c.place, key)
+
+        return Stored(replace(sample, place), [(c.hook, c.args, c.kwargs) for c in calls])
+
+    def augment(self, stored: Any) -> Any:
+        """The random part, and the sample whole."""
+        results = [self._rest[hook](*args, **kwargs) for hook, args, kwargs in stored.calls]
+
+        def put(place: Place) -> Any:
+            _, args, kwargs = stored.calls[place.call]
+            return _value(results[place.call], args, kwargs, place.key)
+
+        return _fill(stored.sample, put)
+
+    def _read(self, index: Any) -> tuple[Any, list[Called]]:
+        before = getattr(_here, "calls", None)  # a dataset inside another one's transform
+        calls: list[Called] = []
+        _here.calls = calls
+        try:
+            return self._base[index], calls
+        finally:
+            _here.calls = before
+
+    # -- finding
+
+    def _find(self) -> None:
+        self._base, owners = _clone(self.dataset)
+        hooked: list[tuple[str, Any, str, Any]] = []  # where, owner, attribute, pipeline
+        for path, owner in owners:
+            for where, holder, attribute in _hooks(path, owner):
+                hooked.append((where, holder, attribute, getattr(holder, attribute)))
+        for number, (_, holder, attribute, _) in enumerate(hooked):
+            self._hook(holder, attribute, _Hook(number, Chain([])))
+        self._rest = [Chain([]) for _ in hooked]
+        n = len(self.dataset)
+        tries = sorted({0, n // 2, n - 1})[:TRIES]
+        calls = self._judge_reading(tries, [where for where, *_ in hooked])
+        for number, (where, holder, attribute, pipeline) in enumerate(hooked):
+            inputs = [(c.args, c.kwargs) for c in calls if c.hook == number]
+            if not inputs:  # another one of them does the work
+                self._rest[number] = Chain(pipeline if isinstance(pipeline, (list, tuple)) else [pipeline])
+                continue
+            prefix, rest = self._judge_pipeline(where, pipeline, inputs)
+            self._rest[number] = Chain(rest)
+            self._hook(holder, attribute, _Hook(number, Chain(prefix)))
+        called = {c.hook for c in calls}
+        self.exact = not any(rest.transforms for number, rest in enumerate(self._rest) if number in called)
+        self._verify(tries, [pipeline for *_, pipeline in hooked])
+
+    def _hook(self, holder: Any, attribute: str, hook: _Hook) -> None:
+        # Code that goes through a list of transforms goes through a list of one.
+        _set(holder, attribute, [hook] if isinstance(getattr(holder, attribute), (list, tuple)) else hook)
+
+    def _judge_reading(self, tries: list[int], wheres: list[str]) -> list[Called]:
+        """Whether the dataset's own code is deterministic. Returns its calls of the hooks."""
+        calls: list[Called] = []
+
+        def read(index: int) -> Any:
+            sample, called = self._read(index)
+            calls.extend(called)
+            return replace(sample, lambda c, key: Place(c.place, key)), [(c.hook, c.args, c.kwargs) for c in called]
+
+        name = type(self.dataset).__name__
+        try:
+            verdict = judge(read, [((i,), {}) for i in tries], walk=self._base)
+        except Touched as e:  # judge lets this one through
+            raise UsageError(
+                f"{name} cannot be split: its __getitem__ does something with what {_or(wheres)} returned ({e}), and "
+                f"that may be random. {REMEDY}"
+            ) from None
+        if not verdict.deterministic:
+            raise UsageError(f"{name} cannot be split: its __getitem__ itself {verdict.why}. {REMEDY}")
+        if wheres and not calls:
+            raise UsageError(f"{name} cannot be split: its __getitem__ does not call {_or(wheres)}. {REMEDY}")
+        self.rows.append(Row("__getitem__", "", True, verdict.why))
+        return calls
+
+    def _judge_pipeline(self, where: str, pipeline: Any, inputs: list[Call]) -> tuple[list[Any], list[Any]]:
+        """The transforms before the first random one, and the others."""
+        stages = flat(pipeline, lambda whole, parts: same(whole, Chain(parts), inputs[:1]))
+        alone = len(stages) == 1
+        for k, stage in enumerate(stages):
+            verdict = judge(stage, inputs[:TRIES])
+            self.rows.append(Row(where if alone else f"{where}[{k}]", label(stage), verdict.deterministic, verdict.why))
+            if not verdict.deterministic:
+                for later in range(k + 1, len(stages)):
+                    words = "comes after a random one"
+                    self.rows.append(Row(f"{where}[{later}]", label(stages[later]), False, words))
+                return stages[:k], stages[k:]
+            inputs = [Chain([stage]).call(*_copied(call)) for call in inputs[:TRIES]]
+        return stages, []
+
+    def _verify(self, tries: list[int], pipelines: list[Any]) -> None:
+        """The two parts give what the whole gives, to the bit, from the same random states."""
+
+        def whole(i: int) -> Any:
+            return self.dataset[i]
+
+        def parts(i: int) -> Any:
+            stored = self.prepare(i)
+            return stored if self.exact else self.augment(stored)
+
+        for i in tries:
+            call: Call = ((i,), {})
+            if not same(whole, parts, [call], pipelines):
+                raise UsageError(
+                    f"{type(self.dataset).__name__} cannot be split: sample {i} in two parts is not what it is in one. "
+                    f"{REMEDY}"
+                )
+
+    # -- saying
+
+    def __str__(self) -> str:
+        wide = [max(len(str(row[k])) for row in self.rows) for k in (0, 1)]
+        lines = []
+        for row in self.rows:
+            kept = "cached   " if row.cached else "each time"
+            lines.append(f"{kept}  {row.where:{wide[0]}}  {row.name:{wide[1]}}  {row.why}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        kept = sum(row.cached for row in self.rows)
+        return f"<Split of {type(self.dataset).__name__}: {kept} of {len(self.rows)} stages are deterministic>"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{'cached' if r.cached else 'each time'}</td><td>{html.escape(r.where)}</td>"
+            f"<td>{html.escape(r.name)}</td><td>{html.escape(r.why)}</td></tr>"
+            for r in self.rows
+        )
+        return f"<table><tr><th></th><th>where</th><th>stage</th><th>why</th></tr>{rows}</table>"
+
+
+def split(dataset: Any) -> Split:
+    """Finds the border between what is the same in every epoch and what is random.
+
+    Tries a few samples, in copies of the dataset and of its transforms, under other random states each time. A
+    transform is random if it moves a generator (Python's, NumPy's, torch's, its own), gives other bits on a repeat,
+    keeps a state, or cannot be told. The process' random states are left as they were.
+
+    Args:
+        dataset: map-style, with its transforms in ``transform``, ``target_transform`` or ``transforms``, which may
+            be a callable, a list, ``nn.Sequential`` or any ``Compose``; or a ``Subset`` or ``ConcatDataset`` of such.
+            A dataset without these whose ``__getitem__`` proves deterministic is kept whole.
+
+    Returns:
+        A ``Split``; printed, it says what is kept and why. ``stoker.Staged(dataset)`` uses it.
+
+    Raises:
+        UsageError: no border can be found; the message says why, and what to do.
+
+    Example:
+        >>> import torch
+        >>> class Photos(torch.utils.data.Dataset):
+        ...     transform = [torch.Tensor.float, torch.rand_like]
+        ...     def __len__(self):
+        ...         return 4
+        ...     def __getitem__(self, i):
+        ...         x = torch.full((2,), i)
+        ...         for t in self.transform if isinstance(self.transform, list) else [self.transform]:
+        ...             x = t(x)
+        ...         return x
+        >>> [(row.name, row.cached) for row in split(Photos()).rows]
+        [('', True), ('float', True), ('rand_like', False)]
+    """
+    return Split(dataset)
+
+
+def same(
+    whole: Callable[..., Any], parts: Callable[..., Any], inputs: list[Call], owners: list[Any] | None = None
+) -> bool:
+    """Whether two callables return the same bits from the same random states.
+
+    What asks the clock, or the system for random bytes, is not even the same as itself; so it is asked several times,
+    and what never repeats itself is believed.
+
+    Args:
+        whole, parts: the two.
+        inputs: what they are called with.
+        owners: whose generators are set back in between, if not those of ``whole``.
+    """
+    generators = [g for o in (owners or [whole]) for g in reach(o).generators.values()]
+    for call in inputs:
+        seen = []
+        for _ in range(AGAIN):
+            one, other = (_bits(fn, call, generators) for fn in (whole, parts))
+            if one is not None and one == other:
+                break
+            seen.append(one)
+        else:
+            if None in seen or seen.count(seen[0]) == AGAIN:
+                return False
+    return True
+
+
+def _bits(fn: Callable[..., Any], call: Call, generators: list[Any]) -> Any:
+    """What a call returns, comparable; None where it fails."""
+    states = States(generators)
+    try:
+        args, kwargs = copy.deepcopy(call)
+        words, leaves = take(fn(*args, **kwargs))
+        return words, [x.tobytes() for x in leaves]
+    except Exception:
+        return None
+    finally:
+        states.restore()
+
+
+def _copied(call: Call) -> Call:
+    return copy.deepcopy(call)
+
+
+def _value(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> Any:
+    return result if not kwargs and len(args) == 1 else result[key]
+
+
+def _fill(sample: Any, put: Callable[[Place], Any]) -> Any:
+    kind = type(sample)
+    if kind is Place:
+        return put(sample)
+    if kind is dict:
+        return {k: _fill(v, put) for k, v in sample.items()}
+    if kind is list:
+        return [_fill(v, put) for v in sample]
+    if isinstance(sample, tuple):
+        items = [_fill(v, put) for v in sample]
+        return kind(*items) if hasattr(kind, "_fields") else kind(items)
+    return sample
+
+
+def _clone(dataset: Any, path: str = "") -> tuple[Any, list[tuple[str, Any]]]:
+    """A shallow copy, of the datasets inside it too; and every one of them, with its path."""
+    new = copy.copy(dataset)
+    owners = [(path, new)]
+    held = getattr(new, "__dict__", {})
+    for name in ("dataset", "datasets"):
+        inner = held.get(name)
+        if name == "dataset" and hasattr(inner, "__getitem__") and not isinstance(inner, (list, tuple, dict)):
+            copied, more = _clone(inner, f"{path}{name}.")
+            _set(new, name, copied)
+            owners += more
+        elif name == "datasets" and isinstance(inner, (list, tuple)):
+            pairs = [_clone(d, f"{path}{name}[{i}].") for i, d in enumerate(inner)]
+            _set(new, name, type(inner)([d for d, _ in pairs]))
+            owners += [o for _, more in pairs for o in more]
+    return new, owners
+
+
+def _hooks(path: str, owner: Any) -> Iterator[tuple[str, Any, str]]:
+    """Attributes of a dataset that hold transforms: where, who holds it, its name."""
+    for name in HOOKS:
+        held = inspect.getattr_static(owner, name, None)
+        value = getattr(owner, name, None)
+        if value is None or isinstance(held, property) or not (callable(value) or isinstance(value, (list, tuple))):
+            continue
+        if type(value).__name__ == "StandardTransform":  # torchvision: both of them in one object that is called
+            joint = copy.copy(value)
+            _set(owner, name, joint)
+            for part in ("transform", "target_transform"):
+                if getattr(joint, part, None) is not None:
+                    yield f"{path}{name}.{part}", joint, part
+            continue
+        yield f"{path}{name}", owner, name
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    try:
+        setattr(owner, name, value)
+    except Exception as e:
+        raise UsageError(
+            f"{type(owner).__name__} cannot be split: its {name} cannot be replaced ({e}). {REMEDY}"
+        ) from e
+
+
+def _or(names: list[str]) -> str:
+    return " or ".join(f"self.{n}" for n in names)

@@ -1,0 +1,394 @@
+"""What a callable can reach: the values it keeps, the generators it owns, and the sources of chance its code names.
+
+A walk over attributes, items, closures, defaults and the globals that code refers to. Nothing is called.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import hashlib
+import multiprocessing.sharedctypes
+import pickle
+import random
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+DEPTH = 8
+WIDTH = 1000  # items of one container that are looked at
+NODES = 20_000
+SAMPLE_BYTES = 1 << 16  # of a large array, what is hashed
+PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), range, torch.dtype, torch.device, np.dtype)
+# Packages whose code is trusted to draw from the generators that are watched and from no others.
+KNOWN = {"torch", "torchvision", "torchaudio", "numpy", "PIL", "scipy", "skimage", "cv2", "kornia", "monai", "timm"}
+KNOWN |= {"albumentations", "builtins", "operator", "_operator", "math", "functools", "itertools", "collections", "io"}
+KNOWN |= {
+    "os",
+    "posix",
+    "posixpath",
+    "pathlib",
+    "re",
+    "json",
+    "csv",
+    "stoker",
+    "typing",
+    "types",
+    "enum",
+    "abc",
+    "copy",
+}
+KNOWN |= {"dataclasses", "zlib", "struct", "_struct", "warnings", "logging", "pickle", "_pickle", "contextlib", "_io"}
+# Chance that leaves no trace in any generator: what code asks them is another each time, and cannot be watched.
+UNSEEN = {
+    "os.urandom": "os.urandom",
+    "posix.urandom": "os.urandom",
+    "random.SystemRandom": "random.SystemRandom",
+    "time.time": "the clock",
+    "time.time_ns": "the clock",
+    "time.monotonic": "the clock",
+    "time.monotonic_ns": "the clock",
+    "time.perf_counter": "the clock",
+    "time.perf_counter_ns": "the clock",
+    "time.process_time": "the clock",
+    "time.strftime": "the clock",
+    "time.localtime": "the clock",
+    "datetime.datetime": "the clock",
+    "datetime.date": "the clock",
+    "os.getpid": "the process' number",
+    "posix.getpid": "the process' number",
+    "builtins.id": "id()",
+    "builtins.input": "input()",
+}
+UNSEEN_MODULES = {"secrets": "secrets", "uuid": "uuid", "socket": "a socket", "_socket": "a socket"}
+UNSEEN_MODULES |= {"urllib": "the network", "requests": "the network", "http": "the network"}
+UNSEEN_NAMES = {"urandom", "getrandom", "SystemRandom", "token_bytes", "token_hex", "uuid1", "uuid4"}
+IMPORT = "import"  # no name of anything: it is a keyword
+CV2 = {"randu", "randn", "randShuffle", "theRNG", "kmeans"}  # OpenCV's own generator has no state to look at
+# Names under which the watched generators are asked.
+CHANCE = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "multinomial"}
+CHANCE |= {"normal", "poisson", "dropout", "uniform_", "normal_", "random_", "bernoulli_", "exponential_", "cauchy_"}
+CHANCE |= {"log_normal_", "geometric_", "feature_dropout", "alpha_dropout", "rrelu", "gumbel_softmax"}
+GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, torch.Generator)
+
+
+class Reached(NamedTuple):
+    """What a walk found.
+
+    Attributes:
+        values: plain values and digests of arrays, by path: the object's state.
+        generators: random generators it holds, by path.
+        unseen: sources of chance that cannot be watched, in words, each with where.
+        chance: functions its own code names that draw from watched generators.
+        unknown: things whose state cannot be looked at: iterators, shared values, native code of unknown origin.
+        code: a digest of each function, by path.
+    """
+
+    values: dict[str, Any]
+    generators: dict[str, Any]
+    unseen: list[str]
+    chance: list[str]
+    unknown: list[str]
+    code: dict[str, str]
+
+
+def reach(obj: Any, path: str = "") -> Reached:
+    """Everything that ``obj`` can reach, as far as Python code and attributes tell."""
+    walk = _Walk()
+    walk.visit(obj, path or name_of(obj), DEPTH, own=True)
+    return walk.out
+
+
+def name_of(obj: Any) -> str:
+    """What people call a transform: its class, or a function's name."""
+    if isinstance(obj, functools.partial):
+        return f"partial({name_of(obj.func)})"
+    name = getattr(obj, "__name__", None) if callable(obj) and not isinstance(obj, torch.nn.Module) else None
+    return str(name or type(obj).__name__)
+
+
+def state_of(generator: Any) -> Any:
+    """A generator's state, comparable."""
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes()
+    return pickle.dumps(_numpy_state(generator))
+
+
+def set_state(generator: Any, state: Any) -> None:
+    """Sets a generator back to what ``state_of`` said of it, in this process."""
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, torch.Generator):
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(pickle.loads(state))
+    else:
+        getattr(generator, "bit_generator", generator).state = pickle.loads(state)
+
+
+def _numpy_state(generator: Any) -> Any:
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state(legacy=False)
+    return getattr(generator, "bit_generator", generator).state
+
+
+class _Walk:
+    def __init__(self) -> None:
+        self.out = Reached({}, {}, [], [], [], {})
+        self._seen: dict[int, Any] = {}
+
+    def visit(self, x: Any, path: str, depth: int, own: bool = False) -> None:
+        if isinstance(x, PLAIN):
+            self.out.values[path] = x
+            return
+        if id(x) in self._seen:
+            return
+        if not depth or len(self._seen) > NODES:
+            self.out.unknown.append(f"{path} is too deep to look at")
+            return
+        self._seen[id(x)] = x
+        if isinstance(x, GENERATORS):
+            if isinstance(x, random.SystemRandom):
+                self.out.unseen.append(f"{path} is random.SystemRandom")
+            else:
+                self.out.generators[path] = x
+        elif isinstance(x, (torch.Tensor, np.ndarray)):
+            self.out.values[path] = digest(x)
+        elif isinstance(x, types.ModuleType):
+            pass
+        elif isinstance(x, (types.FunctionType, types.MethodType, functools.partial)):
+            self._function(x, path, depth, own)
+        elif isinstance(x, (staticmethod, classmethod)):
+            self.visit(x.__func__, path, depth - 1, own)
+        elif isinstance(x, property):
+            self.visit(x.fget, path, depth - 1, own)
+        elif isinstance(x, type):
+            self._class(x, path, depth, own)
+        elif isinstance(x, (types.BuiltinFunctionType, types.MethodDescriptorType, np.ufunc)):
+            self._native(x, path)
+        elif isinstance(x, (list, tuple, set, frozenset, dict)):
+            self._container(x, path, depth)
+        else:
+            self._instance(x, path, depth, own)
+
+    def _container(self, x: Any, path: str, depth: int) -> None:
+        self.out.values[f"len({path})"] = len(x)
+        if isinstance(x, dict):
+            for k, v in list(x.items())[:WIDTH]:
+                self.visit(v, f"{path}[{k!r}]", depth - 1)
+        elif isinstance(x, (set, frozenset)):
+            self.out.values[path] = sorted(map(repr, list(x)[:WIDTH]))
+        else:
+            for i, v in enumerate(x[:WIDTH]):
+                self.visit(v, f"{path}[{i}]", depth - 1)
+
+    def _instance(self, x: Any, path: str, depth: int, own: bool) -> None:
+        if isinstance(x, multiprocessing.sharedctypes.SynchronizedBase) or type(x).__module__ in ("_ctypes", "ctypes"):
+            self.out.unknown.append(f"{path} is shared with other processes")
+            return
+        if hasattr(type(x), "__next__"):
+            self.out.unknown.append(f"{path} is an iterator")
+            return
+        root = type(x).__module__.split(".")[0]
+        held = _held(x)
+        if not held and root not in KNOWN and callable(x) and not _python(type(x)):
+            self.out.unknown.append(f"{path} is native code of {type(x).__module__}")
+        for k, v in held.items():
+            self.visit(v, f"{path}.{k}", depth - 1)
+        self._class(type(x), path, depth, own)
+
+    def _class(self, cls: type, path: str, depth: int, own: bool) -> None:
+        """Class attributes are state, too; and what a class' methods name."""
+        for base in cls.__mro__:
+            if base.__module__.split(".")[0] in KNOWN - {"torchvision", "monai", "albumentations", "kornia", "timm"}:
+                continue
+            mine = base is cls and own
+            for k, v in list(vars(base).items()):
+                if k.startswith("__") and k not in ("__call__", "__getitem__", "__getitems__"):
+                    continue
+                if isinstance(v, (types.FunctionType, staticmethod, classmethod, property)):
+                    self.visit(v, f"{path}.{k}", depth - 1, mine)
+                elif not callable(v):
+                    self.visit(v, f"{path}.{k}", depth - 1)
+
+    def _native(self, x: Any, path: str) -> None:
+        owner = getattr(x, "__self__", None)
+        module = str(getattr(x, "__module__", None) or getattr(owner, "__name__", "builtins"))
+        if owner is not None and not isinstance(owner, (types.ModuleType, type)):
+            self.visit(owner, path, 2)
+            return
+        if module.split(".")[0] not in KNOWN and module.split(".")[0] not in sys.stdlib_module_names:
+            self.out.unknown.append(f"{path} is native code of {module}")
+
+    def _function(self, x: Any, path: str, depth: int, own: bool) -> None:
+        if isinstance(x, functools.partial):
+            for k, v in (("func", x.func), ("args", x.args), ("keywords", x.keywords)):
+                self.visit(v, path if k == "func" else f"{path}.{k}", depth - 1, own and k == "func")
+            return
+        if isinstance(x, types.MethodType):
+            self.visit(x.__self__, f"{path}.__self__", depth - 1, own)
+            self.visit(x.__func__, path, depth - 1, own)
+            return
+        for name, cell in zip(x.__code__.co_freevars, x.__closure__ or (), strict=False):
+            try:
+                value = cell.cell_contents
+            except ValueError:  # not set yet
+                continue
+            if not isinstance(value, type):  # __class__, for super()
+                self.visit(value, f"{path}:{name}", depth - 1, own)
+        for i, v in enumerate((*(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values())):
+            self.visit(v, f"{path}:default{i}", depth - 1)
+        self.out.code[path] = _digest(x.__code__)
+        for code in _codes(x.__code__):
+            self._code(code, x.__globals__, path, depth, own)
+
+    def _code(self, code: types.CodeType, scope: dict[str, Any], path: str, depth: int, own: bool) -> None:
+        for dotted, stored in _names(code):
+            first, *rest = dotted
+            if stored:
+                self.out.unknown.append(f"{path} writes to the global {first}")
+                continue
+            if first == IMPORT:  # inside the function
+                root = rest[0].split(".")[0]
+                if root in UNSEEN_MODULES or root in ("time", "datetime"):
+                    self.out.unseen.append(f"{path} imports {root}")
+                continue
+            if not first:  # attributes of something that is not known here
+                if own and set(rest) & CHANCE:
+                    self.out.chance.append(".".join(rest))
+                if set(rest) & UNSEEN_NAMES:
+                    self.out.unseen.append(f"{path} asks {'.'.join(rest)}")
+                continue
+            value: Any = scope.get(first, getattr(sys.modules["builtins"], first, None))
+            words = first
+            for attribute in rest:
+                if not isinstance(value, (types.ModuleType, type)):
+                    break
+                value, words = getattr(value, attribute, None), f"{words}.{attribute}"
+                if isinstance(value, types.ModuleType):
+                    continue
+            self._named(value, words, path, depth, own)
+
+    def _named(self, value: Any, words: str, path: str, depth: int, own: bool) -> None:
+        if value is None:
+            return
+        module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+        if module is None:
+            owner = getattr(value, "__self__", None)
+            module = getattr(type(owner) if owner is not None else value, "__module__", "") or ""
+        module = str(module)
+        root, name = module.split(".")[0], str(getattr(value, "__name__", ""))
+        bound = getattr(value, "__self__", None)
+        of = f"{bound.__module__}.{bound.__name__}" if isinstance(bound, type) else f"{module}.{name}"
+        unseen = UNSEEN.get(of) or UNSEEN_MODULES.get(root)
+        if unseen:
+            self.out.unseen.append(f"{path} asks {unseen}")
+            return
+        if root == "cv2" and name in CV2:
+            self.out.unseen.append(f"{path} draws from OpenCV's generator (cv2.{name})")
+            return
+        if (
+            root == "random"
+            or module.startswith("numpy.random")
+            or isinstance(bound, (random.Random, np.random.RandomState))
+        ):
+            if own and not isinstance(value, (types.ModuleType, type)):
+                self.out.chance.append(words)
+            if isinstance(value, GENERATORS):
+                self.visit(value, words, depth - 1)
+            return
+        if root == "torch" and name in CHANCE:
+            if own:
+                self.out.chance.append(words)
+            return
+        if isinstance(value, types.ModuleType):
+            return
+        known = root in KNOWN or root in sys.stdlib_module_names
+        if known and isinstance(value, (types.FunctionType, type, types.BuiltinFunctionType)):
+            return
+        self.visit(value, words, depth - 1, own and root not in KNOWN)
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield from _codes(const)
+
+
+@functools.lru_cache(maxsize=4096)
+def _names(code: types.CodeType) -> tuple[tuple[tuple[str, ...], bool], ...]:
+    """The dotted names that code loads, and the globals that it writes."""
+    out: list[tuple[tuple[str, ...], bool]] = []
+    current: list[str] | None = None
+    for op in dis.get_instructions(code):
+        if op.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            if current:
+                out.append((tuple(current), False))
+            current = [str(op.argval)]
+        elif op.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
+            current = [*(current or [""]), str(op.argval)]
+        elif op.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            out.append(((str(op.argval),), True))
+        elif op.opname == "IMPORT_NAME":
+            out.append(((IMPORT, str(op.argval)), False))
+            current = None
+        elif op.opname not in ("PRECALL", "CACHE", "PUSH_NULL", "NOP", "RESUME", "EXTENDED_ARG"):
+            if current:
+                out.append((tuple(current), False))
+            current = None
+    if current:
+        out.append((tuple(current), False))
+    return tuple(dict.fromkeys(out))
+
+
+@functools.lru_cache(maxsize=4096)
+def _digest(code: types.CodeType) -> str:
+    """Of what runs, without where it is written."""
+    h = hashlib.sha256()
+    for c in _codes(code):
+        plain = [
+            sorted(map(repr, v)) if isinstance(v, frozenset) else v
+            for v in c.co_consts
+            if not isinstance(v, types.CodeType)
+        ]
+        h.update(repr((c.co_code, c.co_names, c.co_varnames, plain)).encode())
+    return h.hexdigest()[:16]
+
+
+def _held(x: Any) -> dict[str, Any]:
+    held = dict(getattr(x, "__dict__", {}))
+    for base in type(x).__mro__:
+        slots = vars(base).get("__slots__", ())
+        for k in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(x, k):
+                held[k] = getattr(x, k)
+    return held
+
+
+def _python(cls: type) -> bool:
+    return isinstance(cls.__call__, types.FunctionType)
+
+
+def digest(x: Any) -> tuple[Any, ...]:
+    """What an array or tensor looks like; of a large one a part."""
+    if isinstance(x, torch.Tensor):
+        look: tuple[Any, ...] = (str(x.dtype), tuple(x.shape), str(x.device))
+        if not x.is_cpu or x.layout is not torch.strided or x.is_quantized:
+            return (*look, x._version)
+        flat = x.detach().reshape(-1)
+        step = max(1, flat.numel() * x.element_size() // SAMPLE_BYTES)
+        data = flat[::step].contiguous().view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    else:
+        look = (x.dtype.str, x.shape)
+        if x.dtype.hasobject:
+            return look
+        step = max(1, x.nbytes // SAMPLE_BYTES)
+        data = np.ascontiguousarray(x.reshape(-1)[::step]).tobytes() if x.size else b""
+    return (*look, hashlib.blake2b(data, digest_size=8).hexdigest())

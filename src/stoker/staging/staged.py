@@ -1,0 +1,399 @@
+"""``Staged``: a dataset whose deterministic part is done once and kept, and whose random part is done every time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from multiprocessing.context import get_spawning_popen
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from .. import machine
+from ..cache.folder import Folder, discard, open_for, root
+from ..cache.leaves import CacheError, take
+from ..cache.memory import Memory
+from ..cache.store import Account, Store, size_of
+from ..cache.tiers import Tiers
+from ..errors import StokerWarning, UsageError
+from ..objects import Look
+from ..options import parse_bytes
+from .border import Split, Unjudged, map_style
+from .chance import States
+from .reach import reach
+
+TIERS = ("auto", "ram", "disk", None)
+RAM_SHARE = 0.5  # of the memory that is free, where no budget is given
+DISK_SHARE = 0.5  # of the disk
+CHECK_S = 1.0  # between two looks, at least, at whether the dataset or prepare were changed
+CHECK_SHARE = 500  # and so seldom that they take 0.2 % of the time
+
+
+class Staged(Dataset[Any]):
+    """A map-style dataset whose deterministic part is kept in memory that all workers share.
+
+    The first epoch runs at the speed it would have had and fills the cache, from all workers of any kind; later ones
+    take what is there. What is in stays in. With ``stoker.DataLoader`` a batch whose samples are all there, of one
+    shape and without ``augment``, is one gather.
+
+    Args:
+        dataset: map-style; or a list of paths.
+        prepare: deterministic, ``prepare(dataset[i])`` or ``prepare(path)``: what it returns is kept. Tensors, arrays,
+            PIL images, numbers and strings in tuples, lists and dicts; anything else is kept pickled.
+        augment: random, ``augment(prepared)``, run every time. Neither given: ``split`` finds both.
+        augment_batch: random, ``augment_batch(batch)``, run once on each batch after it was collated; wants
+            ``stoker.DataLoader``.
+        cache: "ram": shared memory of this run. "disk": mapped files, which the next run finds again. "auto": memory,
+            and behind it, where ``cache_dir`` or ``$STOKER_CACHE`` is given, the disk. None: no cache.
+        cache_budget: bytes, ``"4GB"``, or a share of the memory granted, for the memory, or for the disk with
+            ``cache="disk"``; None: half of what is free.
+        cache_dir: where caches on disk lie; None: ``$STOKER_CACHE``, else ``stoker/staged`` among the user's caches.
+        cache_key: whatever else the samples depend on, in words; another word begins another cache on disk.
+        cache_content: source files are known by their content, not by size and time.
+
+    Raises:
+        UsageError: a dataset without a length, no border found, another word for ``cache``, a budget that is none.
+
+    Example:
+        >>> squares = Staged(list(range(8)), prepare=lambda i: torch.tensor(i * i))
+        >>> [int(squares[i]) for i in range(4)], squares.account.filled
+        ([0, 1, 4, 9], 4)
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        prepare: Callable[[Any], Any] | None = None,
+        augment: Callable[[Any], Any] | None = None,
+        *,
+        augment_batch: Callable[[Any], Any] | None = None,
+        cache: str | None = "auto",
+        cache_budget: int | float | str | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_key: str = "",
+        cache_content: bool = False,
+    ) -> None:
+        if cache not in TIERS:
+            raise UsageError(f"cache={cache!r}: one of {', '.join(map(repr, TIERS))}")
+        paths = isinstance(dataset, (list, tuple)) and bool(dataset) and isinstance(dataset[0], (str, os.PathLike))
+        if paths and prepare is None:
+            raise UsageError("Staged of paths wants prepare=: what to make of a path")
+        map_style(dataset)
+        self.dataset = dataset
+        self.border: Split | None = None
+        self._said = (prepare, augment)
+        self.augment_batch = augment_batch
+        self.cache = cache
+        self._disk = None if cache_dir is None and "STOKER_CACHE" not in os.environ else Path(cache_dir or root())
+        if cache == "disk":
+            self._disk = self._disk or root()
+        elif cache != "auto":
+            self._disk = None
+        self._budgets = _budgets(cache_budget, cache, self._disk)
+        self._owned: tuple[int, list[Any]] = (0, [])
+        self._keyed = cache_key, cache_content
+        self._store: Tiers | None = None
+        self._ready()
+
+    def _ready(self) -> None:
+        """Looks at the dataset as it is now; nothing is kept yet."""
+        prepare, augment = self._said
+        if prepare is None:
+            if augment is not None:
+                prepare = _as_it_is
+            else:
+                self.border = Split(self.dataset)
+        if self.border is not None:
+            self._prepare: Callable[[Any], Any] = self.border.prepare
+            self._augment: Callable[[Any], Any] | None = None if self.border.exact else self.border.augment
+        else:
+            assert prepare is not None
+            made = prepare
+            self._prepare, self._augment = lambda i: made(self.dataset[i]), augment
+        self.samples = len(self.dataset)
+        self._look = Look((self.dataset, *self._said))
+        self._next_look, self._fits = 0.0, True  # whoever is forked looks when it begins
+        self._store = self._new_store()
+
+    def _new_store(self) -> Tiers | None:
+        if self.cache is None or not self.samples:
+            return None
+        stores: list[Store] = []
+        ram, disk = self._budgets
+        try:
+            if ram:
+                stores.append(Store(Memory(size_of(self.samples, ram)), self.samples, ram))
+            if disk:
+                stores.append(self._on_disk(disk))
+        except (OSError, CacheError) as e:
+            words = (e.strerror or e) if isinstance(e, OSError) else e
+            where = self._disk if len(stores) == bool(ram) and disk else "memory"
+            warnings.warn(f"There is no cache in {where}: {words}.", StokerWarning, stacklevel=4)
+        return Tiers(stores) if stores else None
+
+    def _on_disk(self, budget: int) -> Store:
+        from .key import key_of, name_of
+
+        assert self._disk is not None
+        walked = [self.border._base] if self.border is not None else [self.dataset, self._said[0]]
+        key, sources = key_of(self.dataset, walked, self.samples, *self._keyed)
+        for attempt in (1, 2):
+            folder, words = open_for(self._disk, name_of(self.dataset), key, sources)
+            try:
+                store = Store(folder, self.samples, budget)
+                store.ready()
+                if store.account.reason and store.account.budget < budget and not store.complete:
+                    raise CacheError(f"{folder.path} was full with {store.account.budget:,} bytes")
+                self._compare(store, folder)
+                break
+            except CacheError as e:
+                if attempt == 2 or not folder.writable:
+                    raise
+                words = f"{e}: it is made anew"
+                discard(folder.path)
+        store.again()
+        if words:
+            warnings.warn(words[:1].upper() + words[1:] + ".", StokerWarning, stacklevel=5)
+        return store
+
+    def _compare(self, store: Store, folder: Folder) -> None:
+        """One sample made anew: what changed without anybody's knowing is found before it is served."""
+        there = np.flatnonzero(store.place)
+        if not len(there):
+            return
+        i = int(there[len(there) // 2])
+        at = int(store.where(np.array([i]))[0])
+        if not at:
+            return  # damaged; whoever asks for it makes it anew
+        states = States()
+        try:
+            made = take(self._prepare(i), dense=self._augment is None)
+        except Exception:
+            return  # whoever asks for it hears why
+        finally:
+            states.restore()
+        kept = take(store.read(at), dense=self._augment is None)
+        if made[0] != kept[0] or any(x.tobytes() != y.tobytes() for x, y in zip(made[1], kept[1], strict=True)):
+            raise CacheError(f"sample {i} is another than in {folder.path}")
+
+    # -- a dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._samples([index])[0]
+
+    def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
+        if self.augment_batch is not None:
+            raise UsageError(
+                "augment_batch is run once on each batch, which torch's own loader has no place for: use "
+                "stoker.DataLoader, or call stoker.install() first"
+            )
+        return self._samples(indices)
+
+    def __getattr__(self, name: str) -> Any:
+        # .classes, .targets and whatever else scripts ask of their dataset
+        if name.startswith("_") or "dataset" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.dataset, name)
+
+    def __repr__(self) -> str:
+        return f"<Staged {type(self.dataset).__name__}: {self.report}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        if get_spawning_popen() is None:
+            state["_store"] = None  # its memory belongs to this run and its workers
+        for made in ("_prepare", "_augment", "_look"):
+            state.pop(made)
+        state["_owned"] = 0, []
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        store, border = self._store, self.border
+        prepare, augment = self._said
+        if border is not None:
+            self._prepare, self._augment = border.prepare, None if border.exact else border.augment
+        else:
+            made = prepare or _as_it_is
+            self._prepare, self._augment = lambda i: made(self.dataset[i]), augment
+        self._look = Look((self.dataset, *self._said))
+        self._next_look, self._fits = 0.0, True
+        self._store = store if store is not None else self._new_store()
+
+    # -- what people ask it
+
+    @property
+    def account(self) -> Account:
+        """What is kept, in numbers."""
+        if self._store is None:
+            return Account(self.samples, 0, 0, 0, 0, 0.0, "no cache")
+        return self._store.account
+
+    @property
+    def report(self) -> str:
+        """What is kept, in words."""
+        return "no cache" if self._store is None else self._store.describe()
+
+    # -- serving
+
+    def _begin(self) -> None:
+        """An epoch begins, in the parent: a dataset or transform that was changed since begins a new cache."""
+        changes = self._changes()
+        if not changes and len(self.dataset) == self.samples:
+            return
+        words = "; ".join(c.removeprefix("dataset[0]").removeprefix(".") for c in changes[:3]) or "its length changed"
+        warnings.warn(f"What was kept of the dataset is let go: {words}.", StokerWarning, stacklevel=4)
+        self._ready()
+
+    def _changes(self) -> list[str]:
+        return self._look.changed((self.dataset, *self._said), added=True)
+
+    def _current(self) -> Tiers | None:
+        """The store, if it may be used here and now."""
+        store = self._store
+        if store is None or not store.usable:
+            return None
+        if time.monotonic() > self._next_look:
+            began = time.monotonic()
+            self._fits = not self._changes()
+            now = time.monotonic()
+            self._next_look = now + max(CHECK_S, CHECK_SHARE * (now - began))
+        return store if self._fits else None  # else not what it was filled with; the next epoch begins a new one
+
+    def _samples(self, indices: Sequence[Any]) -> list[Any]:
+        """Samples, the random part included."""
+        store = self._current()
+        where = self.where(store, indices) if store is not None else None
+        if store is None or where is None:
+            return [self._whole(i) for i in indices]
+        fresh = self._fresh(store, indices, where)
+        if fresh is None:
+            return [self._whole(i) for i in indices]
+        at = where.tolist()
+        prepared = [fresh[k] if k in fresh else store.read(at[k]) for k in range(len(at))]
+        augment = self._augment
+        return prepared if augment is None else [x.value if type(x) is _Made else augment(x) for x in prepared]
+
+    def where(self, store: Tiers, indices: Sequence[Any]) -> np.ndarray[Any, Any] | None:
+        """Where the samples of a batch lie in the store; None for indices that are no numbers."""
+        try:
+            numbers = np.array(indices)
+        except ValueError:
+            return None
+        if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
+            return None
+        numbers = np.where(numbers < 0, numbers + self.samples, numbers)
+        if (numbers < 0).any() or (numbers >= self.samples).any():
+            return None  # the dataset knows what it says to that
+        return store.where(numbers)
+
+    def _whole(self, index: Any) -> Any:
+        """A sample without the cache."""
+        try:
+            prepared = self._prepare(index)
+        except Unjudged:
+            return self.dataset[index]
+        return prepared if self._augment is None else self._augment(prepared)
+
+    def _fresh(self, store: Tiers, indices: Sequence[Any], where: np.ndarray[Any, Any]) -> dict[int, Any] | None:
+        """Prepares what is not there and lets it in. By position; None when prepare turned out to be random."""
+        misses = np.flatnonzero(where == 0).tolist()
+        if not misses:
+            return {}
+        watched = _watched()
+        states = States(self._generators()) if watched else None
+        out: dict[int, Any] = {}
+        kept: dict[int, Any] = {}
+        spent = 0
+        for k in misses:
+            began = time.perf_counter_ns()
+            try:
+                out[k] = self._prepare(indices[k])
+            except Unjudged:
+                out[k] = _Made(self.dataset[indices[k]]) if self._augment else self.dataset[indices[k]]
+                continue
+            spent += time.perf_counter_ns() - began
+            try:
+                kept[int(indices[k]) % self.samples] = take(out[k], dense=self._augment is None)
+            except CacheError as e:
+                self._tell(store, str(e))
+        if states is not None and self._moved(states, indices, misses):
+            return None
+        store.admit(kept, spent)
+        return out
+
+    def _moved(self, states: States, indices: Sequence[Any], misses: list[int]) -> bool:
+        """Whether ``prepare`` draws: then nothing that it made is kept, and the batch begins anew."""
+        moved = states.moved()
+        if not moved:
+            return False
+        states.restore()
+        for k in misses:  # again, for another thread may have drawn
+            self._prepare(indices[k])
+        again = states.moved()
+        states.restore()
+        if not again:
+            return False
+        assert self._store is not None
+        self._tell(self._store, f"prepare draws from {moved} random generator, so its results are not the same twice")
+        return True
+
+    def _tell(self, store: Tiers, reason: str) -> None:
+        if store.shut(reason):
+            warnings.warn(f"Nothing is kept of the dataset: {reason}.", StokerWarning, stacklevel=6)
+
+    def _generators(self) -> list[Any]:
+        if self._owned[0] != os.getpid():
+            walked = [
+                reach(part) for part in (self.border._base if self.border else self._said[0],) if part is not None
+            ]
+            self._owned = os.getpid(), [g for r in walked for g in r.generators.values()]
+        return self._owned[1]
+
+    def _stoker_batches(self, collate: Callable[[Any], Any], select: Any, plain: bool) -> Callable[[Any], Any]:
+        """What makes batches of indices for stoker's loader. See ``serve.Batches``."""
+        from .serve import Batches
+
+        return Batches(self, collate, select, plain)
+
+
+class _Made:
+    """A sample that is whole already."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _as_it_is(sample: Any) -> Any:
+    return sample
+
+
+def _budgets(asked: int | float | str | None, cache: str | None, disk: Path | None) -> tuple[int, int]:
+    """Bytes of memory, and of disk."""
+    if cache is None:
+        return 0, 0
+    given = None if asked is None else parse_bytes(asked, machine.memory_granted())
+    ram = 0 if cache == "disk" else given or max(1, int(machine.memory_available() * RAM_SHARE))
+    if disk is None:
+        return ram, 0
+    if cache == "disk" and given:
+        return 0, given
+    there = disk
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    return ram, max(1, int(shutil.disk_usage(there).free * DISK_SHARE))
+
+
+def _watched() -> bool:
+    """Whether this thread is the only one that may draw from the process' generators meanwhile."""
+    info = torch.utils.data.get_worker_info()
+    return getattr(info, "worker_method", "process") != "thread"

@@ -1,0 +1,382 @@
+"""Staged datasets: the same batches with and without a cache, filled by workers of any kind, within the budget."""
+
+from __future__ import annotations
+
+import collections
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import Dataset, Subset
+
+import stoker
+from stoker.cache.leaves import Layout, take
+from stoker.cache.memory import Memory
+from stoker.cache.store import Store, size_of
+from stoker.errors import StokerWarning, UsageError
+
+N = 60
+Point = collections.namedtuple("Point", "x y")
+
+
+class Source(Dataset[Any]):
+    """Samples with a number in them, and a count of how often they were made."""
+
+    def __init__(self, n: int = N, kind: str = "tensor") -> None:
+        self.n, self.kind = n, kind
+        self.made = torch.zeros(n, dtype=torch.int64).share_memory_()
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> Any:
+        self.made[i] += 1
+        x = torch.arange(48, dtype=torch.uint8).view(3, 4, 4) + i
+        if self.kind == "tensor":
+            return x, i % 7
+        if self.kind == "strides":
+            return x.permute(1, 2, 0).float(), float(i)
+        if self.kind == "ragged":
+            return torch.full((1 + i % 5,), i), f"name {i}"
+        if self.kind == "dict":
+            return {"image": x.numpy(), "point": Point(i, np.float32(i)), "flag": i % 2 == 0}
+        assert self.kind == "odd"
+        return (x, i) if i % 10 else (x[:1], i)
+
+
+def flip(sample: Any) -> Any:
+    x, *rest = sample
+    return (x.flip(-1) if torch.rand(()) < 0.5 else x, *rest)
+
+
+def flip_batch(batch: Any) -> Any:
+    x, y = batch
+    return torch.where(torch.rand(len(x), 1, 1, 1) < 0.5, x.flip(-1), x).float() / 255, y
+
+
+def stay(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+def same(a: Any, b: Any) -> bool:
+    wa, la = take(a)
+    wb, lb = take(b)
+    return wa == wb and all(x.tobytes() == y.tobytes() for x, y in zip(la, lb, strict=True))
+
+
+def epochs(dataset: Any, n: int = 3, **settings: Any) -> list[Any]:
+    torch.manual_seed(11)
+    loader = stoker.DataLoader(dataset, **{"batch_size": 8, "shuffle": True, **settings})
+    return [batch for _ in range(n) for batch in loader]
+
+
+WORKERS: list[dict[str, Any]] = [
+    {"num_workers": 0},
+    {"num_workers": 2},
+    {"num_workers": 2, "persistent_workers": True},
+    {"num_workers": 2, "multiprocessing_context": "spawn"},
+    {"num_workers": 2, "worker_method": "thread"},
+]
+WORKER_IDS = ["inline", "fork", "persistent", "spawn", "thread"]
+
+
+@pytest.mark.parametrize("settings", WORKERS, ids=WORKER_IDS)
+@pytest.mark.parametrize("kind", ["tensor", "strides", "dict", "odd"])
+def test_a_cached_epoch_is_the_uncached_one_to_the_bit(settings: dict[str, Any], kind: str) -> None:
+    collate = {"collate_fn": stay} if kind == "odd" else {}
+    plain = epochs(Source(kind=kind), **settings, **collate)
+    source = Source(kind=kind)
+    staged = stoker.Staged(source, prepare=keep, cache_budget="20MB")
+    cached = epochs(staged, **settings, **collate)
+    assert len(plain) == len(cached) == 24
+    assert all(map(same, plain, cached))
+    assert staged.account.filled == N, staged.report
+    assert source.made.max() <= 2
+    assert source.made.sum() <= N + 16
+
+
+def keep(sample: Any) -> Any:
+    return sample
+
+
+@pytest.mark.parametrize("settings", [w for w in WORKERS if w.get("worker_method") != "thread"], ids=WORKER_IDS[:4])
+def test_random_augmentation_is_the_same_with_and_without_a_cache(settings: dict[str, Any]) -> None:
+    without = stoker.Staged(Source(), prepare=keep, augment=flip, cache=None)
+    staged = stoker.Staged(Source(), prepare=keep, augment=flip, cache_budget="20MB")
+    assert all(map(same, epochs(without, **settings), epochs(staged, **settings)))
+    assert staged.account.filled == N
+    assert without.account.filled == 0
+
+
+@pytest.mark.parametrize("settings", WORKERS, ids=WORKER_IDS)
+def test_a_batch_is_augmented_once(settings: dict[str, Any]) -> None:
+    without = stoker.Staged(Source(), prepare=keep, augment_batch=flip_batch, cache=None)
+    staged = stoker.Staged(Source(), prepare=keep, augment_batch=flip_batch, cache_budget="20MB")
+    if settings.get("worker_method") == "thread":  # torch's process-wide generator, drawn from by several at once
+        assert {len(b) for b in epochs(staged, **settings)} == {2}
+        return
+    assert all(map(same, epochs(without, **settings), epochs(staged, **settings)))
+
+
+def test_a_subset_is_served_from_the_same_cache() -> None:
+    source = Source()
+    staged = stoker.Staged(source, prepare=keep, augment_batch=flip_batch, cache_budget="20MB")
+    rows = list(range(0, N, 3))
+    for settings in WORKERS[:2]:
+        assert len(epochs(Subset(Subset(staged, rows), range(16)), **settings)) == 6
+    assert staged.account.filled == 16
+    assert source.made[rows[:16]].max() <= 3  # a try, a fill
+
+
+def test_torchs_own_loader_takes_it() -> None:
+    staged = stoker.Staged(Source(), prepare=keep, augment=flip, cache_budget="20MB")
+    without = stoker.Staged(Source(), prepare=keep, augment=flip, cache=None)
+    for workers in (0, 2):
+        out = []
+        for dataset in (staged, without):
+            torch.manual_seed(0)
+            out.append([b for _ in range(2) for b in torch.utils.data.DataLoader(dataset, 8, num_workers=workers)])
+        assert all(map(same, *out))
+    assert staged.account.filled == N
+    batchwise = stoker.Staged(Source(), prepare=keep, augment_batch=flip_batch, cache_budget="20MB")
+    with pytest.raises(UsageError, match=r"stoker\.DataLoader"):
+        next(iter(torch.utils.data.DataLoader(batchwise, 8)))
+    with stoker.installed():
+        assert len(next(iter(torch.utils.data.DataLoader(batchwise, 8, num_workers=1)))) == 2
+
+
+def test_what_is_handed_out_is_the_users() -> None:
+    staged = stoker.Staged(Source(), prepare=keep, cache_budget="20MB")
+    first = [staged[i] for i in range(N)]
+    for _ in range(2):
+        again = [staged[i] for i in range(N)]
+        assert all(map(same, first, again))
+        for x, _ in again:
+            x.zero_()
+    for settings in WORKERS:
+        for x, _ in stoker.DataLoader(staged, 8, **settings):
+            x.zero_()
+    assert all(map(same, first, [staged[i] for i in range(N)]))
+
+
+def test_an_augment_that_writes_to_its_sample_changes_nothing_that_is_kept() -> None:
+    staged = stoker.Staged(Source(), prepare=keep, augment=lambda s: (s[0].add_(100), s[1]), cache_budget="20MB")
+    first = [staged[i] for i in range(N)]
+    assert all(map(same, first, [staged[i] for i in range(N)]))
+
+
+@pytest.mark.parametrize("kind", ["tensor", "ragged"])
+def test_the_budget_holds_and_what_is_in_stays(kind: str) -> None:
+    source = Source(2000, kind)
+    budget = 40_000
+    staged = stoker.Staged(source, prepare=keep, cache_budget=budget)
+    order = np.random.default_rng(0).permutation(2000)
+    first = {int(i): staged[int(i)] for i in order}
+    account = staged.account
+    assert 0 < account.nbytes <= budget
+    assert 100 < account.filled < 1500, staged.report
+    assert "budget" in account.reason
+    before = source.made.clone()
+    again = {int(i): staged[int(i)] for i in order[::-1]}
+    assert all(same(first[i], again[i]) for i in first)
+    assert int((source.made - before).sum()) == 2000 - account.filled  # what is in came from there, the rest was made
+    assert staged.account.filled == account.filled
+
+
+def test_a_sample_larger_than_the_budget_is_said() -> None:
+    staged = stoker.Staged(Source(), prepare=keep, cache_budget=10)
+    list(stoker.DataLoader(staged, 8))
+    assert "more than the budget of 10" in staged.account.reason
+    assert staged.account.filled == 0
+
+
+class Sized(Source):
+    size = 2  # of the class: an instance's own is new
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.full((self.size,), i)
+
+
+@pytest.mark.parametrize("settings", WORKERS, ids=WORKER_IDS)
+def test_a_dataset_that_is_changed_between_epochs_begins_a_new_cache(settings: dict[str, Any]) -> None:
+    if settings.get("persistent_workers"):
+        pytest.skip("persistent workers have the dataset as it was, and stoker says so")
+    data = Sized()
+    staged = stoker.Staged(data, prepare=keep, cache_budget="1MB")
+    loader = stoker.DataLoader(staged, 10, **settings)
+    assert {b.shape[1] for b in loader} == {2}
+    data.size = 3
+    with pytest.warns(StokerWarning, match="size is 3"):
+        assert {b.shape[1] for b in loader} == {3}
+    assert {b.shape[1] for b in loader} == {3}
+    assert staged.account.filled == N
+
+
+def test_a_changed_dataset_is_noticed_without_anybody_saying_that_an_epoch_begins() -> None:
+    data = Sized()
+    staged = stoker.Staged(data, prepare=keep, cache_budget="1MB")
+    loader = torch.utils.data.DataLoader(staged, 10, num_workers=1)
+    assert {b.shape[1] for b in loader} == {2}
+    data.size = 3
+    assert {b.shape[1] for b in loader} == {3}
+
+
+def test_indices_that_are_no_numbers_go_past_the_cache() -> None:
+    table = {"a": torch.tensor(1), "b": torch.tensor(2)}
+
+    class Named(Dataset[Any]):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, k: str) -> Any:
+            return table[k]
+
+    staged = stoker.Staged(Named(), prepare=keep, cache_budget="1MB")
+    assert [b.tolist() for b in stoker.DataLoader(staged, sampler=["b", "a"], batch_size=2)] == [[2, 1]]
+
+
+def test_indices_from_the_end_and_past_it() -> None:
+    staged = stoker.Staged(list(range(10)), prepare=keep, cache_budget="1MB")
+    assert [staged[-1], staged[-1], staged[9]] == [9, 9, 9]
+    with pytest.raises(IndexError):
+        staged[10]
+
+
+def test_attributes_of_the_dataset_are_there() -> None:
+    source = Source()
+    source.classes = ["cat", "dog"]  # type: ignore[attr-defined]
+    staged = stoker.Staged(source, prepare=keep, cache_budget="1MB")
+    assert staged.classes == ["cat", "dog"]
+    assert len(staged) == N
+    with pytest.raises(AttributeError, match="colour"):
+        getattr(staged, "colour")  # noqa: B009
+    again = pickle.loads(pickle.dumps(staged))
+    assert same(again[3], staged[3])
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: stoker.Staged(Source(), prepare=keep, cache="magic"), "cache='magic'"),
+        (lambda: stoker.Staged(Source(), prepare=keep, cache_budget="lots"), "budget='lots'"),
+        (lambda: stoker.Staged(Source(), prepare=keep, cache_budget=0), "budget=0"),
+        (lambda: stoker.Staged(["a.jpg", "b.jpg"]), "prepare="),
+        (lambda: stoker.Staged(iter([1, 2]), prepare=keep), "map-style"),
+    ],
+)
+def test_wrong_arguments(call: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        call()
+
+
+# -- leaves
+
+numbers = st.one_of(
+    st.integers(-(1 << 70), 1 << 70),
+    st.floats(allow_nan=False),
+    st.booleans(),
+    st.none(),
+    st.text(max_size=5),
+    st.binary(max_size=5),
+)
+arrays = st.builds(
+    lambda dtype, shape, order, seed: np.asarray(
+        np.random.default_rng(seed).integers(0, 2, shape).astype(dtype).transpose(order[: len(shape)])
+        if sorted(order[: len(shape)]) == list(range(len(shape)))
+        else np.random.default_rng(seed).integers(0, 2, shape).astype(dtype)
+    ),
+    st.sampled_from(["u1", "i8", "f4", "f8", "?", "c8", ">i4", "S3", "M8[s]"]),
+    st.lists(st.integers(0, 4), max_size=3),
+    st.permutations(range(3)),
+    st.integers(0, 99),
+)
+tensors = arrays.filter(lambda a: a.dtype.kind in "uif?c" and a.dtype.isnative).map(torch.from_numpy)
+samples = st.recursive(
+    numbers | arrays | tensors | st.just(np.float16(1.5)),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=3)
+        | st.builds(Point, inner, inner)
+    ),
+    max_leaves=8,
+)
+
+
+def equal(a: Any, b: Any) -> bool:
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride()) and torch.equal(a, b)
+    if isinstance(a, np.ndarray):
+        return (a.dtype, a.shape) == (b.dtype, b.shape) and a.tobytes() == b.tobytes()
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(equal(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return bool(a == b)
+
+
+@given(samples)
+def test_a_sample_comes_back_as_it_was(sample: Any) -> None:
+    words, leaves = take(sample)
+    made = Layout(words)
+    assert equal(made.put([x.copy() for x in leaves]), sample)
+    for size, leaf in zip(made.sizes, leaves, strict=True):
+        assert size in (None, leaf.nbytes)
+
+
+@given(st.lists(samples, min_size=1, max_size=40), st.integers(0, 99))
+def test_a_store_gives_back_what_it_let_in(given_samples: list[Any], seed: int) -> None:
+    n, budget = len(given_samples), 1 << 22
+    store = Store(Memory(size_of(n, budget)), n, budget)
+    order = np.random.default_rng(seed).permutation(n)
+    for part in np.array_split(order, 3):
+        store.admit({int(i): take(given_samples[i]) for i in part}, 1)
+    at = store.where(np.arange(n))
+    assert store.account.prepared == n
+    for i in np.flatnonzero(at):
+        assert equal(store.read(int(at[i])), given_samples[i])
+    assert store.account.filled == int((at != 0).sum()) >= n - 16
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "1", "P", "I;16", "F"])
+def test_pictures_come_back(mode: str) -> None:
+    from PIL import Image
+
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (9, 13, 3), np.uint8)).convert("RGB")
+    picture = (
+        picture.convert("L").convert("I").point(lambda v: v * 200).convert(mode)
+        if mode == "I;16"
+        else picture.convert(mode)
+    )
+    picture.info["dpi"] = (72, 72)
+    words, leaves = take((picture, 3))
+    again, three = Layout(words).put(leaves)
+    assert (again.mode, again.size, again.info, three) == (picture.mode, picture.size, picture.info, 3)
+    assert again.tobytes() == picture.tobytes()
+    assert again.getpalette() == picture.getpalette()
+
+
+def test_words_from_elsewhere_do_no_harm() -> None:
+    from stoker.cache.leaves import CacheError
+
+    for words in (
+        "",
+        "[]",
+        '["t","uint8",[4],[1000000]]',
+        '["t","uint8",[4],[-1]]',
+        '["a","|O",[4],[8]]',
+        '["o","x"]',
+        '["N","os:system",[]]',
+        '["P","RGB",[4],"{}"]',
+        '["P","RGB",[4,4],"__import__(1)"]',
+        '["t","nothing",[4],[1]]',
+        "[" * 5000,
+    ):
+        with pytest.raises(CacheError):
+            Layout(words, trusted=False)
