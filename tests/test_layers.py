@@ -171,6 +171,7 @@ def test_the_public_names() -> None:
         "Staged",
         "StokerError",
         "StokerWarning",
+        "empty",
         "install",
         "installed",
         "mean_std",

@@ -9,6 +9,7 @@ __all__ = [
     "Staged",
     "StokerError",
     "StokerWarning",
+    "empty",
     "install",
     "installed",
     "mean_std",
@@ -24,6 +25,7 @@ _ROOMS = {
     "StokerWarning": ".errors",
     "FeistelSampler": ".source",
     "mean_std": ".stats",
+    "empty": ".collate",
     "Staged": ".staging.staged",
     "share": ".shared",
     "split": ".staging.border",
@@ -33,6 +35,7 @@ _ROOMS = {
 
 if TYPE_CHECKING:
     from . import image as image
+    from .collate import empty
     from .errors import StokerError, StokerWarning
     from .loader import DataLoader, install, installed, uninstall
     from .session import watch

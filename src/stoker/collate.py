@@ -57,6 +57,30 @@ def sample_size(sample: Any) -> tuple[int, int]:
     return 8, 1  # a number becomes an int64 or a float64
 
 
+def empty(shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Uninitialised memory for a part of the batch that is being made.
+
+    In a worker it lies where the batch will be read from, so what is written there is not copied again; anywhere else
+    it is ``torch.empty``. For collate functions and ``augment_batch``.
+
+    Args:
+        shape: of the tensor.
+        dtype: None: torch's default.
+
+    Example:
+        >>> def augment_batch(batch):
+        ...     images, labels = batch  # uint8
+        ...     return torch.div(images, 255, out=empty(images.shape)), labels
+        >>> augment_batch((torch.full((1, 2), 51, dtype=torch.uint8), torch.tensor([3])))
+        (tensor([[0.2000, 0.2000]]), tensor([3]))
+    """
+    dtype = dtype or torch.get_default_dtype()
+    collate = getattr(_here, "collate", None)
+    if collate is None:
+        return torch.empty(tuple(shape), dtype=dtype)
+    return collate.empty(tuple(shape), dtype)  # type: ignore[no-any-return]
+
+
 class SlotCollate:
     """Calls the user's collate function with a slot at hand for what ``default_collate`` stacks.
 
@@ -118,6 +142,14 @@ class SlotCollate:
         except Exception:
             self._writer.cancel()  # the loop takes a slot of its own
             raise
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Memory for a tensor of the batch: in the slot, where there is room."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if self._writer.whole is None and nbytes > INLINE:
+            self._writer.take(max(self.expected, nbytes + 2 * ALIGN))
+        out = self._place(1, dtype, torch.Size(shape)) if self._writer.whole is not None else None
+        return torch.empty(shape, dtype=dtype) if out is None else out[0]
 
     def _place(self, count: int, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor | None:
         """Room for ``count`` samples in the slot; None where there is no slot, or not enough of it."""

@@ -11,6 +11,7 @@ import ast
 import functools
 import json
 import pickle
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -84,8 +85,21 @@ def _take(x: Any, out: list[Leaf], dense: bool) -> list[Any]:
         words = _take_image(x, out)
         if words is not None:
             return words
-    out.append(np.frombuffer(pickle.dumps(x, protocol=5), np.uint8))
-    return ["o", kind.__name__]
+    return _pickled(x, out)
+
+
+def _pickled(x: Any, out: list[Leaf]) -> list[Any]:
+    try:
+        out.append(np.frombuffer(pickle.dumps(x, protocol=5), np.uint8))
+    except Exception as e:
+        raise CacheError(f"a sample has a {type(x).__name__}, which cannot be kept: {e}") from e
+    return ["o", type(x).__name__]
+
+
+def foreign(words: str) -> str | None:
+    """The type of what is pickled in a sample of this make, which a file does not keep."""
+    found = re.search(r'\["o","((?:[^"\\]|\\.)*)"\]', words)
+    return found[1] if found else None
 
 
 def _number(x: Any, word: str, out: list[Leaf]) -> list[Any]:
@@ -98,8 +112,7 @@ def _take_tensor(t: torch.Tensor, out: list[Leaf], dense: bool) -> list[Any]:
     if not plain or t.is_conj() or t.is_neg():
         if not t.is_cpu:
             raise CacheError(f"a sample has a tensor on {t.device}; what is kept lies in memory: move it in augment")
-        out.append(np.frombuffer(pickle.dumps(t, protocol=5), np.uint8))
-        return ["o", "Tensor"]
+        return _pickled(t, out)
     if not t.is_contiguous() and not dense:
         strides = t.stride()
         order = sorted(range(t.ndim), key=lambda d: (-strides[d], d))

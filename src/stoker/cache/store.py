@@ -23,7 +23,7 @@ import torch
 
 from .. import machine
 from .blob import intact, pack, packed_size, unpack
-from .leaves import ALIGN, CacheError, Layout, Leaf, layout
+from .leaves import ALIGN, CacheError, Layout, Leaf, foreign, layout
 from .memory import Memory
 
 PAGE = 4096
@@ -34,9 +34,8 @@ LOOK = 64 << 20  # bytes reserved between two looks at what memory there is
 SPARE = 256 << 20  # bytes of memory that stay free, whatever the budget says
 ENOUGH = 16  # samples, at most, that are waited for before it is decided how samples lie
 # What each word of the head is.
-STATE, COUNT, ROWS, TAKEN, HEAP, FILLED, USED, BUDGET, WORDS_LEN, REASON_LEN, WHOLE, PREPARED, PREPARE_NS, LOOKED = (
-    range(14)
-)
+STATE, COUNT, ROWS, TAKEN, HEAP, FILLED, USED, BUDGET = range(8)
+WORDS_LEN, REASON_LEN, WHOLE, PREPARED, PREPARE_NS, LOOKED, TRIED = range(8, 15)
 OPEN, ROWED, HEAPED, SHUT = range(4)  # STATE: undecided; rows and heap; heap only; not used, and there is a reason
 _ORDERED = sys.platform != "linux" or __import__("platform").machine() in ("x86_64", "AMD64")
 
@@ -260,6 +259,11 @@ class Store:
         head = self._head
         if not self.medium.writable:
             return samples
+        if not self.medium.trusted:
+            out = {i: sample for i, sample in samples.items() if foreign(sample[0])}
+            if out:
+                kept = {i: sample for i, sample in samples.items() if i not in out}
+                return out | (self.admit(kept, prepare_ns) if kept else {})
         with self.medium.lock():
             head[PREPARED] += len(samples)
             head[PREPARE_NS] += prepare_ns
@@ -310,6 +314,16 @@ class Store:
         head[ROWS] = min(self.samples, int(head[BUDGET]) // made.nbytes)
         head[WHOLE] = head[ROWS] == self.samples
         head[STATE] = ROWED
+
+    @property
+    def tried(self) -> bool:
+        """Whether a batch from columns was found to be what samples one by one make; noted for all workers."""
+        return bool(self._head[TRIED])
+
+    @tried.setter
+    def tried(self, value: bool) -> None:
+        if self.medium.writable:
+            self._head[TRIED] = value
 
     @property
     def complete(self) -> bool:

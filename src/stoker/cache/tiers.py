@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .leaves import Layout, Leaf
+from .leaves import Leaf
 from .store import Account, Store, describe
 
 TIER = 1 << 56  # above it a place says which store it is in
@@ -50,17 +50,16 @@ class Tiers:
         k, rest = divmod(abs(at), TIER)
         return self.stores[k].read(rest if at > 0 else -rest)
 
-    def together(self, at: np.ndarray[Any, Any]) -> tuple[Layout, list[torch.Tensor], torch.Tensor] | None:
-        """The make, columns and rows of samples that are all rows of one store; else None."""
+    def together(self, at: np.ndarray[Any, Any]) -> tuple[Store, list[torch.Tensor], torch.Tensor] | None:
+        """The store, its columns and the rows of samples that are all rows of one store; else None."""
         least, most = int(at.min()), int(at.max())
         k = least // TIER
         if least <= 0 or most // TIER != k:
             return None
         store = self.stores[k]
-        made = store.layout
-        if made is None or not store.columns:
+        if store.layout is None or not store.columns:
             return None
-        return made, store.columns, torch.from_numpy(at - (k * TIER + 1))
+        return store, store.columns, torch.from_numpy(at - (k * TIER + 1))
 
     def admit(self, samples: dict[int, tuple[str, list[Leaf]]], prepare_ns: int) -> None:
         """Lets samples in as far as there is room."""

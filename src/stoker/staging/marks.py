@@ -75,8 +75,8 @@ _OPERATORS = [
     "rshift",
 ]
 _OTHERS = """lt le gt ge eq ne bool len iter next contains getitem setitem delitem call int float complex index neg pos
-abs invert round hash str repr format bytes setattr delattr array array_interface array_struct enter exit reduce reduce_ex
-copy deepcopy"""
+abs invert round hash str repr format bytes setattr delattr array array_interface array_struct enter exit reduce
+reduce_ex copy deepcopy"""
 _NAMES = [f"{side}{op}" for op in _OPERATORS for side in ("", "r", "i")] + _OTHERS.split()
 for _name in _NAMES:
     setattr(Mark, f"__{_name}__", _refuses(_name))

@@ -10,7 +10,7 @@ import torch
 from ..gather import select as new_tensors
 
 if TYPE_CHECKING:
-    from ..cache.leaves import Layout
+    from ..cache.store import Store
     from .staged import Staged
 
 
@@ -47,13 +47,15 @@ class Batches:
                 return self._gathered(*found, indices)
         return self._collate(staged._samples(indices))
 
-    def _gathered(self, made: Layout, columns: list[torch.Tensor], rows: torch.Tensor, indices: Any) -> Any:
-        if not self._checked:
+    def _gathered(self, store: Store, columns: list[torch.Tensor], rows: torch.Tensor, indices: Any) -> Any:
+        made = store.layout
+        assert made is not None
+        if not self._checked and not store.tried:
             # Once both ways: a collate function that somebody has changed inside is found here.
-            self._checked = True
             batch = self._collate(self._staged._samples(indices))
-            self._gathers = _same(batch, made.batch(new_tensors(columns, rows)))
+            self._gathers = store.tried = _same(batch, made.batch(new_tensors(columns, rows)))
             return batch
+        self._checked = True
         return made.batch(self._select(columns, rows))
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from .. import machine
 from ..cache.folder import Folder, discard, open_for, root
-from ..cache.leaves import CacheError, take
+from ..cache.leaves import CacheError, foreign, take
 from ..cache.memory import Memory
 from ..cache.store import Account, Store, size_of
 from ..cache.tiers import Tiers
@@ -143,6 +143,7 @@ class Staged(Dataset[Any]):
         assert self._disk is not None
         walked = [self.border._base] if self.border is not None else [self.dataset, self._said[0]]
         key, sources = key_of(self.dataset, walked, self.samples, *self._keyed)
+        why = ""
         for attempt in (1, 2):
             folder, words = open_for(self._disk, name_of(self.dataset), key, sources)
             try:
@@ -155,9 +156,10 @@ class Staged(Dataset[Any]):
             except CacheError as e:
                 if attempt == 2 or not folder.writable:
                     raise
-                words = f"{e}: it is made anew"
+                why = f"{e}: it is made anew"
                 discard(folder.path)
         store.again()
+        words = why or words
         if words:
             warnings.warn(words[:1].upper() + words[1:] + ".", StokerWarning, stacklevel=5)
         return store
@@ -323,7 +325,13 @@ class Staged(Dataset[Any]):
                 continue
             spent += time.perf_counter_ns() - began
             try:
-                kept[int(indices[k]) % self.samples] = take(out[k], dense=self._augment is None)
+                words, leaves = take(out[k], dense=self._augment is None)
+                what = foreign(words) if self.cache == "disk" else None
+                if what is not None:
+                    raise CacheError(
+                        f"a sample has a {what}, which a file does not keep: tensors, arrays, pictures, numbers, words"
+                    )
+                kept[int(indices[k]) % self.samples] = words, leaves
             except CacheError as e:
                 self._tell(store, str(e))
         if states is not None and self._moved(states, indices, misses):

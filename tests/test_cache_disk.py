@@ -1,0 +1,399 @@
+"""A cache on disk: found again, filled by many, and nothing wrong served, whatever happens to it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import stoker
+from stoker.cache import folder
+from stoker.errors import StokerWarning
+
+N = 40
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """Source files with a number in each."""
+    out = []
+    (tmp_path / "source").mkdir()
+    for i in range(N):
+        out.append(tmp_path / "source" / f"{i:03}.txt")
+        out[-1].write_text(str(i * 10))
+    return out
+
+
+made = io.StringIO()  # one line a sample that was made; a list would be a part of what prepare depends on
+
+
+def prepare(path: Any) -> tuple[torch.Tensor, str]:
+    made.write(Path(path).name + "\n")
+    return torch.full((3, 40, 40), int(Path(path).read_text()), dtype=torch.int16), Path(path).name
+
+
+def rows(path: Any) -> torch.Tensor:
+    return prepare(path)[0]
+
+
+def other(path: Any) -> torch.Tensor:
+    return rows(path) + 1
+
+
+def open_cache(files: list[Path], where: Path, fn: Any = rows, **settings: Any) -> Any:
+    return stoker.Staged(list(map(str, files)), prepare=fn, cache="disk", cache_dir=where, **settings)
+
+
+def check(staged: Any, add: int = 0, values: Any = None) -> int:
+    """Everything is right. Returns how many samples were made anew."""
+    made.truncate(made.seek(0))
+    for i in range(N):
+        got = staged[i]
+        got = got[0] if isinstance(got, tuple) else got
+        want = (values or {}).get(i, i * 10) + add
+        assert got.shape == (3, 40, 40)
+        assert bool((got == want).all()), i
+    return made.getvalue().count("\n")
+
+
+@pytest.fixture(params=[rows, prepare], ids=["columns", "heap"])
+def fn(request: Any) -> Any:
+    return request.param
+
+
+def cache_of(where: Path) -> Path:
+    (found,) = folder.caches(where)
+    return found
+
+
+def test_the_next_run_finds_it(files: list[Path], tmp_path: Path, fn: Any) -> None:
+    where = tmp_path / "cache"
+    assert check(open_cache(files, where, fn)) == N
+    assert not cache_of(where).name.endswith(".part")
+    again = open_cache(files, where, fn)
+    assert check(again) == 0
+    assert again.account.filled == N
+    assert (where.stat().st_mode & 0o77, cache_of(where).stat().st_mode & 0o77) == (0, 0)
+    found = np.load(cache_of(where) / "place.npy", allow_pickle=False)  # anybody's NumPy reads it
+    assert found.shape == (N,)
+    assert found.all()
+    if fn is rows:
+        column = np.load(cache_of(where) / "column-0.npy", mmap_mode="r").view(np.int16)
+        assert sorted(set(column.tolist())) == [i * 10 for i in range(N)]
+
+
+def test_a_begun_cache_is_gone_on_with(files: list[Path], tmp_path: Path, fn: Any) -> None:
+    where = tmp_path / "cache"
+    staged = open_cache(files, where, fn)
+    for i in range(0, N, 2):
+        staged[i]
+    assert cache_of(where).name.endswith(".part")
+    again = open_cache(files, where, fn)
+    assert check(again) == N // 2
+    assert not cache_of(where).name.endswith(".part")
+
+
+SCRIPT = """
+import sys, pathlib
+sys.path.insert(0, {tests!r})
+import stoker, test_cache_disk as t
+files = sorted(pathlib.Path({source!r}).iterdir())
+data = t.open_cache(files, pathlib.Path({where!r}), getattr(t, {fn!r}))
+print("open", flush=True)
+loader = stoker.DataLoader(data, batch_size=2, num_workers={workers}, shuffle=True)
+for _ in range({epochs}):
+    for batch in loader:
+        print("batch", flush=True)
+print("filled", data.account.filled, flush=True)
+"""
+
+
+def child(files: list[Path], where: Path, fn: Any, workers: int = 2, epochs: int = 1) -> subprocess.Popen[str]:
+    code = SCRIPT.format(
+        tests=str(Path(__file__).parent),
+        source=str(files[0].parent),
+        where=str(where),
+        fn=fn.__name__,
+        workers=workers,
+        epochs=epochs,
+    )
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+@pytest.mark.parametrize("moment", [0, 3, 11])
+def test_a_run_that_is_killed_while_it_fills_leaves_nothing_wrong(
+    files: list[Path], tmp_path: Path, fn: Any, moment: int
+) -> None:
+    where = tmp_path / "cache"
+    p = child(files, where, fn)
+    assert p.stdout is not None
+    for _ in range(moment + 1):
+        p.stdout.readline()
+    os.killpg(p.pid, signal.SIGKILL)
+    p.wait(20)
+    staged = open_cache(files, where, fn)
+    before = staged.account.filled
+    assert check(staged) == N - before
+    assert check(open_cache(files, where, fn)) == 0
+
+
+def test_many_runs_fill_one_cache(files: list[Path], tmp_path: Path, fn: Any) -> None:
+    where = tmp_path / "cache"
+    runs = [child(files, where, fn, workers=w) for w in (0, 1, 2)]
+    out = [p.communicate(timeout=90)[0] for p in runs]
+    assert [p.returncode for p in runs] == [0, 0, 0]
+    assert all(f"filled {N}" in text or "filled" in text for text in out)
+    assert check(open_cache(files, where, fn)) == 0
+    assert len(list(where.iterdir())) == 1
+
+
+def test_a_changed_source_file_is_found_and_named(files: list[Path], tmp_path: Path, fn: Any) -> None:
+    where = tmp_path / "cache"
+    check(open_cache(files, where, fn))
+    files[7].write_text("31000")
+    with pytest.warns(StokerWarning, match=r"007\.txt changed"):
+        staged = open_cache(files, where, fn)
+    assert check(staged, values={7: 31000}) == N
+    with pytest.warns(StokerWarning, match=r"039\.txt is gone"):
+        stoker.Staged(list(map(str, files[:-1])), prepare=fn, cache="disk", cache_dir=where)
+
+
+def test_content_is_a_key_too(files: list[Path], tmp_path: Path) -> None:
+    where = tmp_path / "cache"
+    check(open_cache(files, where, cache_content=True))
+    found = files[7].stat()
+    files[7].write_text("71")
+    files[8].touch()  # another time, the same content
+    os.utime(files[7], ns=(found.st_atime_ns, found.st_mtime_ns))
+    with pytest.warns(StokerWarning, match=r"007\.txt changed"):
+        assert check(open_cache(files, where, cache_content=True), values={7: 71}) == N
+
+
+def test_changed_code_or_another_word_begins_another_cache(files: list[Path], tmp_path: Path) -> None:
+    where = tmp_path / "cache"
+    check(open_cache(files, where))
+    with pytest.warns(StokerWarning, match="the code changed"):
+        assert check(open_cache(files, where, other), add=1) == N
+    with pytest.warns(StokerWarning, match="extra"):
+        assert check(open_cache(files, where, cache_key="v2")) == N
+    assert check(open_cache(files, where)) == 0
+    assert len(folder.caches(where)) == 3
+
+
+def test_what_changed_without_a_trace_is_found_by_a_sample(files: list[Path], tmp_path: Path) -> None:
+    where = tmp_path / "cache"
+    check(open_cache(files, where))
+    for file in files:
+        found = file.stat()
+        file.write_text(f"{int(file.read_text()) + 1:0{found.st_size}}")
+        os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+    with pytest.warns(StokerWarning, match="is another than in"):
+        staged = open_cache(files, where)
+    assert check(staged, add=1) == N
+
+
+def flip(path: Path, at: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(at)
+        old = file.read(1)
+        file.seek(at)
+        file.write(bytes([old[0] ^ 0x40]))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_flipped_byte_is_never_served(files: list[Path], tmp_path: Path, fn: Any, seed: int) -> None:
+    """Anywhere in the cache."""
+    where = tmp_path / "cache"
+    check(open_cache(files, where, fn))
+    rng = random.Random(seed)
+    print("seed", seed)
+    held = [p for p in sorted(cache_of(where).iterdir()) if p.stat().st_size and p.name != "sources.json"]
+    for path in rng.sample(held, 3):
+        size = path.stat().st_size
+        # most of a heap is a hole
+        at = rng.randrange(min(size, 20_000) if path.name == "heap.npy" else size)
+        print(path.name, at)
+        flip(path, at)
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StokerWarning)
+        staged = open_cache(files, where, fn)
+        check(staged)
+        check(staged)
+        check(open_cache(files, where, fn))
+
+
+def test_damaged_samples_are_made_anew_and_mended(files: list[Path], tmp_path: Path) -> None:
+    where = tmp_path / "cache"
+    check(open_cache(files, where))
+    flip(cache_of(where) / "column-0.npy", 5000)
+    staged = open_cache(files, where)
+    assert check(staged) == 1
+    assert check(staged) == 0
+    assert check(open_cache(files, where)) == 0
+
+
+@pytest.mark.parametrize("name", ["column-0.npy", "place.npy", "head.npy", "crc.npy", "words.npy", "manifest.json"])
+def test_a_truncated_file_is_said(files: list[Path], tmp_path: Path, name: str) -> None:
+    where = tmp_path / "cache"
+    check(open_cache(files, where))
+    path = cache_of(where) / name
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.warns(StokerWarning, match=f"{name}.*made anew"):
+        staged = open_cache(files, where)
+    assert check(staged) == N
+    assert check(open_cache(files, where)) == 0
+
+
+def test_a_full_disk_is_said(files: list[Path], tmp_path: Path, fn: Any) -> None:
+    """A limit on the size of a file stands for a disk that is full: the same error, at the same call."""
+    where = tmp_path / "cache"
+    staged = open_cache(files, where, fn, cache_budget="600KB")
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    check_two = [staged[i] for i in range(2)]
+    assert len(check_two) == 2
+    try:
+        store = staged._store.stores[0]
+        reserve = store.medium.reserve
+
+        def full(name: str, at: int, nbytes: int) -> None:
+            if store.account.nbytes > 100_000:
+                raise OSError(28, "No space left on device")
+            reserve(name, at, nbytes)
+
+        store.medium.reserve = full
+        check(staged)
+        account = staged.account
+        assert 0 < account.filled < N
+        assert "No space left" in account.reason
+        assert check(staged) == N - account.filled
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    again = open_cache(files, where, fn, cache_budget="600KB")  # there is room now
+    check(again)
+    assert check(again) == 0
+
+
+def test_the_budget_of_the_disk(files: list[Path], tmp_path: Path, fn: Any) -> None:
+    where = tmp_path / "cache"
+    staged = open_cache(files, where, fn, cache_budget="100KB")
+    check(staged)
+    account = staged.account
+    assert 0 < account.filled < N
+    assert account.nbytes <= 100_000
+    used = sum(p.stat().st_blocks * 512 for p in cache_of(where).iterdir())
+    assert used < 100_000 + 250_000  # the rest is tables of its own
+    with pytest.warns(StokerWarning, match="was full"):
+        larger = open_cache(files, where, fn, cache_budget="2MB")
+    assert check(larger) == N
+    assert check(larger) == 0
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="root may write anywhere")
+def test_a_folder_that_can_only_be_read(files: list[Path], tmp_path: Path, fn: Any) -> None:
+    where = tmp_path / "cache"
+    check(open_cache(files, where, fn))
+    code = SCRIPT.format(
+        tests=str(Path(__file__).parent),
+        source=str(files[0].parent),
+        where=str(where),
+        fn=fn.__name__,
+        workers=2,
+        epochs=2,
+    )
+    command = [sys.executable, "-W", "always", "-c", code]
+    if os.geteuid() == 0:
+        for p in [tmp_path, *tmp_path.parents[:3], *tmp_path.rglob("*")]:
+            if str(p).startswith(str(tmp_path.parents[2])):
+                p.chmod(0o755 if p.is_dir() else 0o644)
+        command = ["setpriv", "--reuid=65534", "--clear-groups", *command]
+    else:
+        for p in (cache_of(where), where):
+            p.chmod(0o500)
+    env = {**os.environ, "HOME": str(tmp_path)}
+    p = subprocess.run(command, capture_output=True, text=True, timeout=90, env=env, cwd="/")
+    if p.returncode and "Permission" in p.stderr and "stoker" not in p.stderr.split("Permission")[0][-200:]:
+        pytest.skip("this interpreter is not for everybody")
+    assert p.returncode == 0, p.stderr
+    assert f"filled {N}" in p.stdout
+    empty = tmp_path / "none"
+    empty.mkdir(mode=0o755)
+
+
+def test_nothing_in_a_cache_is_unpickled(files: list[Path], tmp_path: Path) -> None:
+    class Odd:
+        def __init__(self, x: int) -> None:
+            self.x = x
+
+        def __eq__(self, o: object) -> bool:
+            return isinstance(o, Odd) and o.x == self.x
+
+    where = tmp_path / "cache"
+    staged = stoker.Staged(list(map(str, files)), prepare=lambda p: Odd(len(p)), cache="disk", cache_dir=where)
+    with pytest.warns(StokerWarning, match="Odd"):
+        staged[3]
+    assert staged[3] == Odd(len(str(files[3])))
+    assert staged.account.filled == 0
+
+
+def test_memory_first_then_the_disk(files: list[Path], tmp_path: Path) -> None:
+    where = tmp_path / "cache"
+    each = 3 * 40 * 40 * 2
+    made.truncate(made.seek(0))
+    staged = stoker.Staged(list(map(str, files)), prepare=rows, cache_dir=where, cache_budget=each * 10)
+    check(staged)
+    assert check(staged) == 0
+    assert staged.account.filled == N
+    assert [s.account.filled for s in staged._store.stores] == [10, N - 10]
+    batches = list(stoker.DataLoader(staged, 8, num_workers=2))
+    assert [int(x[0, 0, 0]) for b in batches for x in b] == [i * 10 for i in range(N)]
+
+
+def test_a_folder_that_cannot_be_made_is_said(files: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.warns(StokerWarning, match="There is no cache in"):
+        staged = open_cache(files, tmp_path / "file" / "cache")
+    assert check(staged) == N
+
+
+class Held(Dataset[Any]):
+    """Samples that come from an array, not from files."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return self.values[i] * 2
+
+
+def test_arrays_are_a_key_whole(tmp_path: Path) -> None:
+    values = torch.arange(100_000.0)
+    first = stoker.Staged(Held(values), cache="disk", cache_dir=tmp_path)
+    for i in range(0, 100, 10):
+        first[i]
+    changed = values.clone()
+    changed[77_777] = -1
+    with pytest.warns(StokerWarning, match="arrays changed"):
+        again = stoker.Staged(Held(changed), cache="disk", cache_dir=tmp_path)
+    assert float(again[77_777]) == -2
+    manifest = json.loads((folder.caches(tmp_path)[0] / "manifest.json").read_text())
+    assert manifest["format"] == 1
