@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from . import __version__, bench_cli, stats_cli
+from . import __version__, bench_cli, cache_cli, stats_cli
 from .arguments import count
 from .errors import UsageError
 from .report import compare_cli
@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     bench_cli.add(commands)
     compare_cli.add(commands)
     stats_cli.add(commands)
+    cache_cli.add(commands)
     return parser
 
 
@@ -103,6 +104,8 @@ def main(argv: list[str] | None = None) -> int:
             return compare_cli.run(options)
         if options.command == "stats":
             return stats_cli.run(options)
+        if options.command == "cache":
+            return cache_cli.run(options)
     except UsageError as e:
         sys.stderr.write(f"stoker: {e}\n")
         return 2

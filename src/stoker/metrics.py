@@ -74,6 +74,7 @@ class LoaderMetrics:
     crossing_steps: int = 0
     crossing_s: float = 0.0
     pinned_bytes: int = 0
+    cacheable: dict[str, Any] = field(default_factory=dict)
 
     def task(self, times: tuple[int, int, int, int]) -> None:
         """Adds one task's nanoseconds: fetch, collate, transport, CPU."""

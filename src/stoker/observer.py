@@ -18,6 +18,7 @@ from .ceilings import Ceilings
 from .clock import Clock
 from .live import Live, Stages
 from .metrics import LoaderMetrics
+from .watch_cache import Tries
 from .watch_device import DeviceWatch
 from .watched import count, settings_of
 
@@ -37,6 +38,7 @@ class Watch:
 
     def __init__(self, max_steps: int | None = None, apply: bool = False, ceilings: bool = False) -> None:
         self.max_steps, self.apply = max_steps, apply
+        self.tries = Tries()
         self.ceilings = Ceilings(lambda batch: count(batch, 1)) if ceilings else None
         self.loaders: dict[str, LoaderMetrics] = {}
         self.applied: dict[str, Any] = {}
@@ -175,6 +177,8 @@ class Watch:
             pass
 
     def end(self) -> None:
+        if self.loaders and self.listened:
+            self.tries.collect(self.loaders)
         self.send(final=True)
 
     def forked(self) -> None:
@@ -182,6 +186,7 @@ class Watch:
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.close()
+        self.tries.forked()
         self._socket, self._steps, self._beat = None, 0, 0.0
         self._live = Live()
         for metrics in self.loaders.values():

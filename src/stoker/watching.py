@@ -120,6 +120,8 @@ def _watch_loaders(module: Any, watch: Watch) -> None:
         began = _now()
         metrics = watch.metrics_of(self)
         known = engine.state_of(self).measured
+        if watch.listened and not watch.apply:
+            watch.tries.begin(self, metrics)
         stages = watch.stages_of(metrics.name, metrics)
         before, Stages.current = Stages.current, stages
         try:

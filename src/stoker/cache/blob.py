@@ -1,4 +1,9 @@
-"""A sample of any make as one block of bytes, which says itself what it is."""
+"""A sample of any make as one block of bytes, which says itself what it is.
+
+crc32 of all that follows and of which sample it is; bytes of words, the highest bit set where the rest is compressed;
+bytes of the whole; then words, the size of each leaf, leaves. Little-endian. Compressed is zlib (RFC 1950), level 1:
+higher levels cost more than they bring (``docs/notes/staging.md``).
+"""
 
 from __future__ import annotations
 
@@ -11,49 +16,52 @@ import numpy as np
 
 from .leaves import ALIGN, Leaf, layout
 
-_BLOB = struct.Struct("<IIQ")  # crc32 of what follows, bytes of words, bytes of the whole
+LEVEL = 1
+_BLOB = struct.Struct("<IIQ")
+_SQUEEZED = 1 << 31
 
 
 def _padded(n: int) -> int:
     return -(-n // ALIGN) * ALIGN
 
 
-def packed_size(words: str, leaves: Sequence[Leaf]) -> int:
-    """Bytes of a sample in the heap."""
-    return _padded(_BLOB.size + len(words.encode()) + 8 * len(leaves)) + sum(_padded(x.nbytes) for x in leaves)
-
-
-def pack(heap: np.ndarray[Any, Any], at: int, words: str, leaves: Sequence[Leaf], i: int) -> None:
-    """Writes sample ``i`` to the heap: crc32, what it is made of, the size of each leaf, leaves; little-endian."""
+def pack(words: str, leaves: Sequence[Leaf], i: int, squeeze: bool) -> np.ndarray[Any, Any]:
+    """Sample ``i`` as a block, a multiple of ``ALIGN`` bytes."""
     text = words.encode()
     sizes = struct.pack(f"<{len(leaves)}Q", *(x.nbytes for x in leaves))
-    n = packed_size(words, leaves)
-    blob = heap[at : at + n]
     begin = _BLOB.size + len(text) + len(sizes)
+    n = _padded(begin) + sum(_padded(x.nbytes) for x in leaves)
+    blob = np.zeros(n, np.uint8)
     blob[_BLOB.size : begin] = np.frombuffer(text + sizes, np.uint8)
     to = _padded(begin)
-    blob[begin:to] = 0
     for x in leaves:
         blob[to : to + x.nbytes] = x
-        blob[to + x.nbytes : to + _padded(x.nbytes)] = 0
         to += _padded(x.nbytes)
-    head = _BLOB.pack(_crc_of(blob, i), len(text), n)
+    flag = 0
+    if squeeze:
+        small = zlib.compress(blob[_BLOB.size :].data, LEVEL)
+        whole = _BLOB.size + len(small)
+        if _padded(whole) < n:
+            blob, n, flag = np.zeros(_padded(whole), np.uint8), whole, _SQUEEZED
+            blob[_BLOB.size : n] = np.frombuffer(small, np.uint8)
+    head = _BLOB.pack(_crc_of(blob[:n], i), len(text) | flag, n)
     blob[: _BLOB.size] = np.frombuffer(head, np.uint8)
+    return blob
 
 
 def unpack(heap: np.ndarray[Any, Any], at: int, trusted: bool) -> Any:
-    """The sample at an offset of the heap.
-
-    In a file only what is ``intact``.
-    """
+    """The sample at an offset of the heap; in a file only where it is ``intact``."""
     _, n_words, n = _BLOB.unpack(heap[at : at + _BLOB.size].tobytes())
-    blob = heap[at : at + n]
-    made = layout(blob[_BLOB.size : _BLOB.size + n_words].tobytes().decode(), trusted)
-    count, begin = len(made.sizes), _BLOB.size + n_words
-    sizes = struct.unpack(f"<{count}Q", blob[begin : begin + 8 * count].tobytes())
-    to, leaves = _padded(begin + 8 * count), []
+    body = heap[at + _BLOB.size : at + n]
+    if n_words & _SQUEEZED:
+        n_words ^= _SQUEEZED
+        body = np.frombuffer(zlib.decompress(body.data), np.uint8)
+    made = layout(body[:n_words].tobytes().decode(), trusted)
+    count = len(made.sizes)
+    sizes = struct.unpack(f"<{count}Q", body[n_words : n_words + 8 * count].tobytes())
+    to, leaves = _padded(_BLOB.size + n_words + 8 * count) - _BLOB.size, []
     for size in sizes:
-        leaves.append(blob[to : to + size])
+        leaves.append(body[to : to + size])
         to += _padded(size)
     return made.put(leaves)
 

@@ -282,7 +282,7 @@ def _changed(base: Path, name: str, key: dict[str, Any], sources: list[list[Any]
             elif isinstance(value, dict) and isinstance(before, dict):
                 out += [f"{k} was {before.get(k)}, is {v}" for k, v in value.items() if before.get(k) != v]
             else:
-                out.append(f"{field} changed" if isinstance(value, str) else f"{field} was {before}, is {value}")
+                out.append(f"{field} was {before}, is {value}" if isinstance(value, int) else f"{field} changed")
     return f"{newest.name} is not used: {'; '.join(out[:3])}" if out else ""
 
 

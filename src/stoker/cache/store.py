@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -22,8 +23,8 @@ import numpy as np
 import torch
 
 from .. import machine
-from .blob import intact, pack, packed_size, unpack
-from .leaves import ALIGN, CacheError, Layout, Leaf, foreign, layout
+from .blob import intact, pack, unpack
+from .leaves import CacheError, Layout, Leaf, foreign, layout
 from .memory import Memory
 
 PAGE = 4096
@@ -32,10 +33,13 @@ WORDS = 1 << 16  # bytes for the make of the rows, and as many for a reason
 BLOCK = 1 << 16  # bytes that are reserved at once: few calls, little waste in a set that is never read whole
 LOOK = 64 << 20  # bytes reserved between two looks at what memory there is
 SPARE = 256 << 20  # bytes of memory that stay free, whatever the budget says
+TRIALS = 8  # samples that are compressed to see whether it pays
+SQUEEZE_SHARE = 0.1  # of the time that preparing takes, at most, for compressing: the first epoch must not be longer
+PAYS = 0.9  # of the time of an epoch without compression; what saves less is not worth it
 ENOUGH = 16  # samples, at most, that are waited for before it is decided how samples lie
 # What each word of the head is.
 STATE, COUNT, ROWS, TAKEN, HEAP, FILLED, USED, BUDGET = range(8)
-WORDS_LEN, REASON_LEN, WHOLE, PREPARED, PREPARE_NS, LOOKED, TRIED = range(8, 15)
+WORDS_LEN, REASON_LEN, WHOLE, PREPARED, PREPARE_NS, LOOKED, TRIED, SQUEEZED = range(8, 16)
 OPEN, ROWED, HEAPED, SHUT = range(4)  # STATE: undecided; rows and heap; heap only; not used, and there is a reason
 _ORDERED = sys.platform != "linux" or __import__("platform").machine() in ("x86_64", "AMD64")
 
@@ -68,6 +72,7 @@ class Account(NamedTuple):
         prepared: samples prepared so far, in all processes.
         prepare_s: seconds that took, summed.
         reason: why nothing more is let in, "" while it is.
+        compressed: whether what is in is compressed.
     """
 
     samples: int
@@ -77,6 +82,7 @@ class Account(NamedTuple):
     prepared: int
     prepare_s: float
     reason: str
+    compressed: bool = False
 
 
 def size_of(samples: int, budget: int) -> int:
@@ -99,10 +105,11 @@ class Store:
         medium: where it lies.
         samples: length of the dataset.
         budget: bytes that may be reserved.
+        squeeze: whether samples are compressed; None: where the set does not fit and it pays.
     """
 
-    def __init__(self, medium: Medium, samples: int, budget: int) -> None:
-        self.medium, self.samples = medium, samples
+    def __init__(self, medium: Medium, samples: int, budget: int, squeeze: bool | None = False) -> None:
+        self.medium, self.samples, self._squeeze = medium, samples, squeeze
         self._head = medium.table("head", np.int64, HEAD, 0)
         self._words = medium.table("words", np.uint8, 2 * WORDS, PAGE)
         self.place = medium.table("place", np.int64, samples, PAGE + 2 * WORDS)
@@ -140,6 +147,7 @@ class Store:
             int(h[PREPARED]),
             int(h[PREPARE_NS]) / 1e9,
             self.reason,
+            bool(h[SQUEEZED]),
         )
 
     @property
@@ -192,9 +200,11 @@ class Store:
         if at < 0:
             good = intact(self._heap, -at - 1, i)
         else:
-            assert self._crc is not None
-            good = at <= len(self._crc) and bool(
-                self._crc[at - 1] == self._checksum(i, [c[at - 1] for c in self._columns])
+            crc = self._crc  # None: a place among rows, where there are none
+            good = (
+                crc is not None
+                and at <= len(crc)
+                and bool(crc[at - 1] == self._checksum(i, [c[at - 1] for c in self._columns]))
             )
         if good:
             self._seen[i] = 1
@@ -234,14 +244,20 @@ class Store:
         assert self._heap is not None
         return unpack(self._heap, -at - 1, self.medium.trusted)
 
-    def check(self) -> list[int]:
-        """Looks at everything that is in. Returns the samples that are damaged; they are let go."""
+    def check(self, tell: Callable[[int, int], None] | None = None) -> list[int]:
+        """Looks at everything that is in. Returns the samples that are damaged; they are let go.
+
+        Args:
+            tell: called with how many samples were looked at, of how many.
+        """
         assert self._seen is not None
         self._seen[:] = 0
-        bad = []
-        for i in np.flatnonzero(self.place).tolist():
+        bad, there = [], np.flatnonzero(self.place)
+        for k, i in enumerate(there.tolist()):
             if not self.where(np.array([i]))[0]:
                 bad.append(i)
+            if tell is not None:
+                tell(k + 1, len(there))
         return bad
 
     # -- letting samples in
@@ -278,16 +294,24 @@ class Store:
                 self._decide(samples)
             if head[STATE] == SHUT or head[REASON_LEN]:
                 return samples
-            self._ready()
+        self._ready()
+        blocks = self._blocks_of(samples)
+        with self.medium.lock():
             try:
-                taken = self._take(samples)
+                taken = self._take(samples, blocks)
             except OSError as e:
                 taken = []
                 self._say(f"no more is let in: {e.strerror or e} ({self.medium.kind})")
-        for i, at, (words, leaves) in taken:
-            self._write(i, at, words, leaves)
+        for i, at in taken:
+            if at > 0:
+                self._write_row(i, at, samples[i][1])
+            else:
+                assert self._heap is not None
+                self._heap[-at - 1 : -at - 1 + len(blocks[i])] = blocks[i]
+            if self._seen is not None:
+                self._seen[i] = 1
         with self.medium.lock():
-            for i, at, _ in taken:
+            for i, at in taken:
                 head[FILLED] += not self.place[i]
                 self.place[i] = at
             full = head[FILLED] == self.samples
@@ -295,13 +319,21 @@ class Store:
             self.medium.seal()
         return {i: sample for i, sample in samples.items() if not self.place[i]}
 
+    def _blocks_of(self, samples: Samples) -> dict[int, np.ndarray[Any, Any]]:
+        """What is to lie in the heap, as it will lie there."""
+        row, squeeze = self._layout.words if self._layout is not None else None, bool(self._head[SQUEEZED])
+        return {i: pack(words, leaves, i, squeeze) for i, (words, leaves) in samples.items() if words != row}
+
     def _decide(self, samples: Samples) -> None:
         """How samples lie, from the first few. Called under the lock."""
+        head = self._head
         makes = {words for words, _ in samples.values()}
         words = min(makes, key=len)
         made = layout(words, self.medium.trusted)
-        head = self._head
-        if len(makes) > 1 or not made.fixed or len(words) > WORDS or not made.nbytes:
+        sizes = [sum(x.nbytes for x in leaves) for _, leaves in samples.values()]
+        fits = sum(sizes) / len(sizes) * self.samples <= head[BUDGET]
+        head[SQUEEZED] = self._squeeze if self._squeeze is not None else not fits and self._pays(samples, sum(sizes))
+        if len(makes) > 1 or not made.fixed or len(words) > WORDS or not made.nbytes or head[SQUEEZED]:
             head[STATE] = HEAPED
             return
         if made.nbytes > head[BUDGET]:
@@ -314,6 +346,23 @@ class Store:
         head[ROWS] = min(self.samples, int(head[BUDGET]) // made.nbytes)
         head[WHOLE] = head[ROWS] == self.samples
         head[STATE] = ROWED
+
+    def _pays(self, samples: Samples, nbytes: int) -> bool:
+        """Whether an epoch of compressed samples, more of them in, is shorter. Measured on these."""
+        head = self._head
+        prepare = head[PREPARE_NS] / max(1, head[PREPARED])
+        some = dict(list(samples.items())[:TRIALS])
+        began = time.perf_counter_ns()
+        blobs = [pack(words, leaves, i, True) for i, (words, leaves) in some.items()]
+        middle = time.perf_counter_ns()
+        for blob in blobs:
+            unpack(blob, 0, True)
+        squeeze, restore = (middle - began) / len(some), (time.perf_counter_ns() - middle) / len(some)
+        each = nbytes / len(samples)
+        small = sum(map(len, blobs)) / len(blobs)
+        plain, more = (min(1.0, head[BUDGET] / self.samples / n) for n in (each, small))
+        lazy, squeezed = (1 - plain) * prepare, (1 - more) * prepare + more * restore
+        return bool(squeeze < SQUEEZE_SHARE * prepare and squeezed < PAYS * lazy)
 
     @property
     def tried(self) -> bool:
@@ -350,7 +399,7 @@ class Store:
         blocks: list[np.ndarray[Any, Any]] = []
         if state == ROWED:
             words = self._words[: int(self._head[WORDS_LEN])].tobytes().decode()
-            made, rows = layout(words, self.medium.trusted), int(self._head[ROWS])
+            made, rows = self._layout_of(words), int(self._head[ROWS])
             for j, size in enumerate(made.sizes):
                 assert size is not None
                 columns.append(self.medium.table(f"column-{j}", np.uint8, rows * size, at).reshape(rows, size))
@@ -365,18 +414,21 @@ class Store:
         self._heap = self.medium.table("heap", np.uint8, int(self._head[BUDGET]), at)  # last: it says that all is there
         return True
 
-    def _take(self, samples: Samples) -> list[tuple[int, int, tuple[str, list[Leaf]]]]:
-        """Room for as many samples as fit. Called under the lock."""
+    def _layout_of(self, words: str) -> Layout:
+        return layout(words, self.medium.trusted)
+
+    def _take(self, samples: Samples, blocks: dict[int, np.ndarray[Any, Any]]) -> list[tuple[int, int]]:
+        """Room for as many samples as fit: index and place of each. Called under the lock."""
         head, out = self._head, []
-        for i, sample in samples.items():
+        for i in samples:
             if self.place[i]:
                 continue  # somebody else was first
-            at = self._row(i) if self._layout is not None and sample[0] == self._layout.words else self._room(sample)
+            at = self._room(len(blocks[i])) if i in blocks else self._row(i)
             if not at:
                 if not head[REASON_LEN]:
                     self._say(f"the budget of {int(head[BUDGET]):,} bytes is full ({self.medium.kind})")
                 break
-            out.append((i, at, sample))
+            out.append((i, at))
         return out
 
     def _row(self, i: int) -> int:
@@ -398,11 +450,11 @@ class Store:
     def _column_at(self, j: int) -> int:
         return _data_at(self.samples) + sum(_page(c.size) for c in self._columns[:j])
 
-    def _room(self, sample: tuple[str, list[Leaf]]) -> int:
-        """A place in the heap."""
+    def _room(self, nbytes: int) -> int:
+        """A place in the heap for a block."""
         assert self._heap is not None
-        head, at, n = self._head, int(self._head[HEAP]), packed_size(*sample)
-        end = at + -(-n // ALIGN) * ALIGN
+        head, at = self._head, int(self._head[HEAP])
+        end = at + nbytes
         if end > self._heap.size:
             return 0
         have = -(-at // BLOCK) * BLOCK
@@ -428,19 +480,13 @@ class Store:
         return True
 
     def __reduce__(self) -> Any:
-        return Store, (self.medium, self.samples, int(self._head[BUDGET]))
+        return Store, (self.medium, self.samples, int(self._head[BUDGET]), self._squeeze)
 
-    def _write(self, i: int, at: int, words: str, leaves: list[Leaf]) -> None:
-        if at > 0:
-            for c, leaf in zip(self._columns, leaves, strict=True):
-                c[at - 1] = leaf
-            if self._crc is not None:
-                self._crc[at - 1] = self._checksum(i, leaves)
-        else:
-            assert self._heap is not None
-            pack(self._heap, -at - 1, words, leaves, i)
-        if self._seen is not None:
-            self._seen[i] = 1
+    def _write_row(self, i: int, at: int, leaves: list[Leaf]) -> None:
+        for c, leaf in zip(self._columns, leaves, strict=True):
+            c[at - 1] = leaf
+        if self._crc is not None:
+            self._crc[at - 1] = self._checksum(i, leaves)
 
 
 def _tensors(made: Layout, columns: list[np.ndarray[Any, Any]]) -> list[torch.Tensor]:
@@ -458,6 +504,7 @@ def describe(account: Account) -> str:
     """An account in words, on one line."""
     share = account.filled / max(1, account.samples)
     words = f"{account.filled:,} of {account.samples:,} samples ({share:.0%}) in {account.nbytes / 1e6:,.1f} MB"
+    words += ", compressed" * account.compressed
     return f"{words}; {account.reason}" if account.reason else words
 
 

@@ -11,6 +11,7 @@ from . import (
     Case,
     Finding,
     batch_too_small,
+    cacheable_prefix,
     checkpoint_or_logging,
     cold_cache,
     gil_bound,
@@ -88,6 +89,7 @@ def diagnose(
         return "unknown", []
     total = sum(float(entry["wait_s"]) + float(entry["step_s"]) for entry in seen)
     findings: list[Finding] = []
+    remedies: list[Finding] = []
     weights: dict[str, float] = {}
     waited = 0.0
     for entry in seen:
@@ -99,7 +101,10 @@ def diagnose(
             case = replace(case, loader=cold_cache.without(entry))
         found = [f for f in (cold, *(rule(case) for rule in RULES)) if f is not None]
         findings += [replace(f, loader=entry["name"]) for f in found if not 0 < f.share < LEAST]
+        remedy = cacheable_prefix.check(case)
+        remedies += [replace(remedy, loader=entry["name"])] if remedy is not None else []
     findings.sort(key=lambda f: -f.share * weights[f.loader])
+    findings += remedies  # behind what is wrong
     starved = waited >= STARVED or any(f.cause in ("worker_startup", "cold_cache") for f in findings)
     if findings and findings[0].cause in TRANSFERS and waited < STARVED:
         return "transfer-bound", findings

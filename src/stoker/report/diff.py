@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 # What --apply does something about.
-MENDED = ("main_process_loading", "too_few_workers", "slow_transport", "prefetch_too_small")
+MENDED = ("main_process_loading", "too_few_workers", "slow_transport", "prefetch_too_small", "cacheable_prefix")
+OURS = ("staged",)  # settings that no DataLoader has
 POSITIONAL = 5  # after so many of DataLoader's arguments num_workers itself may be one without a name
 
 
@@ -42,7 +43,8 @@ def of(wanted: Mapping[str, Mapping[str, Any]]) -> str:
     files: dict[str, dict[int, Mapping[str, Any]]] = {}
     for name, settings in wanted.items():
         path, _, line = name.rpartition(":")
-        if path and line.isdigit():
+        settings = {k: v for k, v in settings.items() if k not in OURS}
+        if path and line.isdigit() and settings:
             files.setdefault(path, {})[int(line)] = settings
     return "".join(_of_file(path, lines) for path, lines in files.items())
 

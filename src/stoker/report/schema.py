@@ -54,6 +54,7 @@ def loader_entry(metrics: dict[str, Any], threads: int) -> dict[str, Any]:
         "by_epoch": metrics.get("by_epoch", []),
         "over_time": metrics.get("over_time", []),
         "device": _device(metrics),
+        "cacheable": metrics.get("cacheable") or {},
         **_inside(metrics.get("inside") or {}),
     }
 

@@ -205,7 +205,11 @@ def _applied(report: dict[str, Any], columns: int, colour: bool) -> list[str]:
         out.append(f"{name}: {change['reason']}")
         if change["from"] != change["to"]:
             now, then = change["from"]["num_workers"], change["to"]["num_workers"]
-            out.append("the same in your own code, one line:")
+            out.append("the same in your own code:")
+            if change["to"].get("staged"):
+                out.append(
+                    "  + dataset = stoker.Staged(dataset)    # what is the same in every epoch is kept in memory"
+                )
             old, deep = (f", prefetch_factor={change[k].get('prefetch_factor')}" for k in ("from", "to"))
             deeper = "prefetch_factor" in change["to"]
             out.append(f"  - DataLoader(..., num_workers={now}{old if deeper else ''})")

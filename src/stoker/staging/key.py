@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib
 import json
 import os
 import platform
 import re
-import sys
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -109,16 +110,19 @@ def key_of(
     held = hashlib.blake2b(digest_size=8)
     _arrays(dataset, 4, set(), held)
     code, values = hashlib.sha256(), {}
+    roots = {"torch", "numpy"}
     for thing in walked:
         found = reach(thing)
+        roots |= found.roots
         for path in sorted(found.code):
             code.update(f"{path}:{found.code[path]};".encode())
         values.update({k: v for k, v in found.values.items() if not k.startswith(("Sources", "_here"))})
     arguments = {k: _words(v) for k, v in sorted(values.items())}
     libraries = {"python": ".".join(platform.python_version_tuple()[:2])}
     for name in LIBRARIES:
-        if name in sys.modules:
-            libraries[name] = str(getattr(sys.modules[name], "__version__", "?"))
+        if name in roots:  # not what happens to be imported: another script would have another key
+            with contextlib.suppress(ImportError):
+                libraries[name] = str(getattr(importlib.import_module(name), "__version__", "?"))
     return {
         "samples": samples,
         "sources": sources.digest,

@@ -86,6 +86,7 @@ class Reached(NamedTuple):
         chance: functions its own code names that draw from watched generators.
         unknown: things whose state cannot be looked at: iterators, shared values, native code of unknown origin.
         code: a digest of each function, by path.
+        roots: packages that the code names.
     """
 
     values: dict[str, Any]
@@ -94,6 +95,7 @@ class Reached(NamedTuple):
     chance: list[str]
     unknown: list[str]
     code: dict[str, str]
+    roots: set[str]
 
 
 def reach(obj: Any, path: str = "") -> Reached:
@@ -140,7 +142,7 @@ def _numpy_state(generator: Any) -> Any:
 
 class _Walk:
     def __init__(self) -> None:
-        self.out = Reached({}, {}, [], [], [], {})
+        self.out = Reached({}, {}, [], [], [], {}, set())
         self._seen: dict[int, Any] = {}
 
     def visit(self, x: Any, path: str, depth: int, own: bool = False) -> None:
@@ -196,6 +198,7 @@ class _Walk:
             self.out.unknown.append(f"{path} is an iterator")
             return
         root = type(x).__module__.split(".")[0]
+        self.out.roots.add(root)
         held = _held(x)
         if not held and root not in KNOWN and callable(x) and not _python(type(x)):
             self.out.unknown.append(f"{path} is native code of {type(x).__module__}")
@@ -256,6 +259,7 @@ class _Walk:
                 continue
             if first == IMPORT:  # inside the function
                 root = rest[0].split(".")[0]
+                self.out.roots.add(root)
                 if root in UNSEEN_MODULES or root in ("time", "datetime"):
                     self.out.unseen.append(f"{path} imports {root}")
                 continue
@@ -284,6 +288,7 @@ class _Walk:
             module = getattr(type(owner) if owner is not None else value, "__module__", "") or ""
         module = str(module)
         root, name = module.split(".")[0], str(getattr(value, "__name__", ""))
+        self.out.roots.add(root)
         bound = getattr(value, "__self__", None)
         of = f"{bound.__module__}.{bound.__name__}" if isinstance(bound, type) else f"{module}.{name}"
         unseen = UNSEEN.get(of) or UNSEEN_MODULES.get(root)

@@ -28,7 +28,7 @@ from .border import Split, Unjudged, map_style
 from .chance import States
 from .reach import reach
 
-TIERS = ("auto", "ram", "disk", None)
+TIERS = ("auto", "ram", "compressed", "disk", None)
 RAM_SHARE = 0.5  # of the memory that is free, where no budget is given
 DISK_SHARE = 0.5  # of the disk
 CHECK_S = 1.0  # between two looks, at least, at whether the dataset or prepare were changed
@@ -49,8 +49,10 @@ class Staged(Dataset[Any]):
         augment: random, ``augment(prepared)``, run every time. Neither given: ``split`` finds both.
         augment_batch: random, ``augment_batch(batch)``, run once on each batch after it was collated; wants
             ``stoker.DataLoader``.
-        cache: "ram": shared memory of this run. "disk": mapped files, which the next run finds again. "auto": memory,
-            and behind it, where ``cache_dir`` or ``$STOKER_CACHE`` is given, the disk. None: no cache.
+        cache: "ram": shared memory of this run. "compressed": the same, samples compressed without loss. "disk": mapped
+            files, which the next run finds again. "auto": memory, compressed where the set does not fit otherwise and
+            that is measured to pay; behind it, where ``cache_dir`` or ``$STOKER_CACHE`` is given, the disk. None: no
+            cache.
         cache_budget: bytes, ``"4GB"``, or a share of the memory granted, for the memory, or for the disk with
             ``cache="disk"``; None: half of what is free.
         cache_dir: where caches on disk lie; None: ``$STOKER_CACHE``, else ``stoker/staged`` among the user's caches.
@@ -128,7 +130,8 @@ class Staged(Dataset[Any]):
         ram, disk = self._budgets
         try:
             if ram:
-                stores.append(Store(Memory(size_of(self.samples, ram)), self.samples, ram))
+                squeeze = {"auto": None, "compressed": True}.get(self.cache, False)
+                stores.append(Store(Memory(size_of(self.samples, ram)), self.samples, ram, squeeze))
             if disk:
                 stores.append(self._on_disk(disk))
         except (OSError, CacheError) as e:

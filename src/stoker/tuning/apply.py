@@ -6,8 +6,10 @@ worker: a script must not break because somebody wanted it faster.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from .. import engine
@@ -43,13 +45,46 @@ def attach(module: Any, applied: dict[str, Any], found: dict[str, dict[str, Any]
             loader.__dict__["_stoker_applied"] = True
             # "auto" measures for itself; an iterable dataset's shards depend on the count, so that stays.
             if not isinstance(loader.num_workers, AutoWorkers) and loader._dataset_kind == 0 and engine.SUPPORTED:
-                if name not in done:
-                    _measure(loader, name, applied, done)
+                if found.get(name, {}).get("staged"):
+                    _stage(loader, name)
+                with _staged(loader):
+                    if name not in done:
+                        _measure(loader, name, applied, done)
                 _use(loader, done[name])
                 _deepen(loader, found.get(name, {}).get("prefetch_factor"), applied.get(name))
-        return engine.get_iterator(loader)
+                if "_stoker_staged" in loader.__dict__ and name in applied:
+                    applied[name]["from"]["staged"], applied[name]["to"]["staged"] = False, True
+        with _staged(loader):
+            return engine.get_iterator(loader)
 
     module.DataLoader._get_iterator = _get_iterator
+
+
+def _stage(loader: Any, name: str) -> None:
+    """Keeps the deterministic part of a loader's dataset in memory, for what its workers see; the script's own view
+    of the dataset stays what it is."""
+    from ..staging.staged import Staged
+
+    try:
+        loader.__dict__["_stoker_staged"] = Staged(loader.dataset)
+        sys.stderr.write(f"stoker: {name}: what is the same in every epoch is kept in memory\n")
+    except Exception as e:  # nothing that somebody wanted faster may break a script
+        sys.stderr.write(f"stoker: {name}: nothing is kept: {e}\n")
+
+
+@contextlib.contextmanager
+def _staged(loader: Any) -> Iterator[None]:
+    """The staged dataset in the loader's own one's place, while an iterator is made of it."""
+    held = loader.__dict__
+    own, staged = held["dataset"], held.get("_stoker_staged")
+    if staged is None:
+        yield
+        return
+    held["dataset"] = staged
+    try:
+        yield
+    finally:
+        held["dataset"] = own
 
 
 def _measure(loader: Any, name: str, applied: dict[str, Any], done: dict[str, int]) -> None:

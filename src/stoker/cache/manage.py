@@ -1,0 +1,520 @@
+"""Caches on disk from outside: which there are, what they are made of, whether they are whole, and away with them.
+
+Looking writes nothing, unpickles nothing, and does not count as use; only ``verify`` opens a cache as a run does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import UsageError
+from . import store as words_of
+from .folder import MANIFEST, PART, SOURCES, Folder, discard, manifest_of
+from .leaves import CacheError, Layout
+from .store import Store
+
+NAME = re.compile(r"[A-Za-z0-9_-]+-[0-9a-f]{16}(?:\.part)?")  # what folder.open_for calls a cache
+GONE = ".gone-"  # what folder.discard moves a cache into
+NAMED = 10  # caches that an error names
+CONTENT_BYTES = 1 << 20  # read at once
+COMPLETE, FILLING, FULL, REFUSED, DAMAGED = "complete", "filling", "full", "refused", "damaged"
+STORED, PLACE = "stoker.staging.border:Stored", "stoker.staging.border:Place"  # what ``split`` keeps of a sample
+Tell = Callable[[int, int], None]
+
+
+class Cache(NamedTuple):
+    """One cache, seen from outside.
+
+    Attributes:
+        path: its folder.
+        samples: of the dataset; 0 where that cannot be read.
+        filled: of these, in the cache.
+        nbytes: bytes on the disk.
+        budget: bytes that samples may take there.
+        made: when it was begun, in words.
+        used: when a run last opened it, in s since the epoch.
+        state: "complete", "filling", "full", "refused" (its samples cannot be kept) or "damaged" (made anew by the
+            next run that wants it).
+        reason: why it is full, refused or damaged; else "".
+    """
+
+    path: Path
+    samples: int
+    filled: int
+    nbytes: int
+    budget: int
+    made: str
+    used: float
+    state: str
+    reason: str
+
+    @property
+    def name(self) -> str:
+        """The folder's, without what says that it is being filled."""
+        return self.path.name.removesuffix(PART)
+
+    @property
+    def share(self) -> float:
+        return self.filled / max(1, self.samples)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.used))
+        return {**self._asdict(), "name": self.name, "path": str(self.path), "share": self.share, "used": used}
+
+
+class Sources(NamedTuple):
+    """The files that a cache's samples were made from.
+
+    Attributes:
+        files: how many.
+        changed, gone: of these, since.
+        unknown: of these, how many cannot be judged: paths that are relative to some folder, or that may not be read.
+    """
+
+    files: int
+    changed: list[str]
+    gone: list[str]
+    unknown: int
+
+
+class Info(NamedTuple):
+    """One cache in full.
+
+    Attributes:
+        cache: what ``look`` says.
+        key: what it depends on, from its manifest.
+        make: how samples in rows are made, in words; "" where there are no rows.
+        rows: samples that fit in rows.
+        heap: bytes that samples of other makes take.
+        files: bytes on the disk of each file.
+        sources: its source files; None where it does not say which.
+    """
+
+    cache: Cache
+    key: dict[str, Any]
+    make: str
+    rows: int
+    heap: int
+    files: dict[str, int]
+    sources: Sources | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        sources = None if self.sources is None else self.sources._asdict()
+        return {**self._asdict(), "cache": self.cache.as_dict(), "sources": sources}
+
+
+class Verified(NamedTuple):
+    """What ``verify`` found.
+
+    Attributes:
+        cache: as it was before.
+        checked: samples looked at.
+        damaged: of these, damaged; let go, where the folder can be written.
+        error: why the cache as a whole cannot be used; "".
+        mended: whether the next run makes what is damaged anew.
+    """
+
+    cache: Cache
+    checked: int
+    damaged: list[int]
+    error: str
+    mended: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**self._asdict(), "cache": self.cache.as_dict()}
+
+
+class Pruned(NamedTuple):
+    """What ``prune`` removed.
+
+    Attributes:
+        removed: caches, as they were; or that would be.
+        left: caches that could not be removed.
+        nbytes: bytes freed, with what was left over from removals that were interrupted.
+    """
+
+    removed: list[Cache]
+    left: list[Cache]
+    nbytes: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "removed": [c.as_dict() for c in self.removed],
+            "left": [c.as_dict() for c in self.left],
+            "nbytes": self.nbytes,
+        }
+
+
+# -- looking
+
+
+def listed(base: Path) -> list[Cache]:
+    """All caches in a folder, the newest first. What else lies there is not looked at.
+
+    Raises:
+        UsageError: the folder cannot be listed.
+    """
+    return sorted(map(look, _paths(base)), key=lambda c: (c.made, c.name), reverse=True)
+
+
+def find(base: Path, name: str) -> Path:
+    """The folder of the one cache of this name, or whose name begins so.
+
+    Raises:
+        UsageError: none, or several; the message names them.
+    """
+    paths = _paths(base)
+    exact = [p for p in paths if p.name == name]
+    found = exact or [p for p in paths if name and p.name.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UsageError(f"{name!r} may be {_or(found)}")
+    there = f"it has {_or(paths)}" if paths else "it has none"
+    raise UsageError(f"there is no cache {name!r} in {base}; {there}")
+
+
+def look(path: Path) -> Cache:
+    """One cache. Whatever is wrong with it is in its ``state`` and ``reason``."""
+    samples, reason = 0, ""
+    made: Any = ""
+    try:
+        manifest = manifest_of(path)
+        said, made = manifest["key"].get("samples"), manifest.get("made")
+        if type(said) is int and said > 0:
+            samples = said
+        else:
+            reason = f"{path / MANIFEST} has no number of samples"
+    except (CacheError, RecursionError) as e:
+        reason = str(e)
+    head_path = path / "head.npy"
+    there = _stat(head_path) or _stat(path)
+    used = max(there.st_atime, there.st_mtime) if there is not None else 0.0
+    if not isinstance(made, str) or not made:
+        made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(there.st_mtime if there is not None else 0))
+    head, state = [0] * words_of.HEAD, FILLING
+    try:
+        for file in sorted(_files(path)):
+            if file.endswith(".npy"):
+                _whole(path / file)
+        if head_path.exists():
+            head = np.frombuffer(_table(path, "head"), np.int64).tolist()
+            reason = reason or _contradiction(path, head, samples)
+        elif path.suffix != PART:
+            raise CacheError(f"{head_path} is missing")
+        if not reason:
+            state, reason = _state(path, head, samples)
+        else:
+            state = DAMAGED
+    except (CacheError, OSError, ValueError) as e:
+        state, reason = DAMAGED, reason or str(e)
+    filled = min(max(0, head[words_of.FILLED]), samples)
+    return Cache(path, samples, filled, nbytes_of(path), head[words_of.BUDGET], made, used, state, reason)
+
+
+def info(path: Path) -> Info:
+    """One cache in full. Source files that are known by their content are read whole."""
+    cache = look(path)
+    key: dict[str, Any] = {}
+    make, head = "", [0] * words_of.HEAD
+    if cache.state != DAMAGED:
+        key = manifest_of(path)["key"]
+        if (path / "head.npy").exists():
+            head = np.frombuffer(_table(path, "head"), np.int64).tolist()
+        if head[words_of.STATE] == words_of.ROWED:
+            make = in_words(_words(path, 0, head[words_of.WORDS_LEN]))
+    files = {name: n for name, n in sorted(_files(path).items()) if not name.startswith(".")}
+    return Info(cache, key, make, head[words_of.ROWS], head[words_of.HEAP], files, sources_of(path))
+
+
+def sources_of(path: Path) -> Sources | None:
+    """What became of a cache's source files; None where it does not say which they were."""
+    try:
+        entries = [(str(p), int(n), was) for p, n, was in json.loads((path / SOURCES).read_text())]
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+    changed, gone, unknown = [], [], 0
+    for source, nbytes, was in entries:
+        if not os.path.isabs(source):  # to a folder that nobody noted
+            unknown += 1
+            continue
+        try:
+            found = os.stat(source)
+            same = found.st_size == nbytes and was == (_content(source) if isinstance(was, str) else found.st_mtime_ns)
+        except (FileNotFoundError, NotADirectoryError):
+            gone.append(source)
+        except (OSError, ValueError):
+            unknown += 1
+        else:
+            if not same:
+                changed.append(source)
+    return Sources(len(entries), changed, gone, unknown)
+
+
+def nbytes_of(path: Path) -> int:
+    """Bytes that a folder's files take on the disk; holes take none."""
+    return sum(_files(path).values())
+
+
+def in_words(words: str) -> str:
+    """What ``leaves.take`` says of a sample's make, for people.
+
+    Example:
+        >>> in_words('["(",[["t","uint8",[3,32,32],[1024,32,1]],["i"]]]')
+        '(uint8 tensor 3x32x32, int)'
+    """
+    try:
+        return _described(json.loads(words))
+    except (ValueError, TypeError, IndexError, KeyError, RecursionError):
+        return "cannot be read"
+
+
+def _described(tree: Any) -> str:
+    word = tree[0]
+    if word in ("(", "["):
+        inner = ", ".join(map(_described, tree[1]))
+        return f"[{inner}]" if word == "[" else f"({inner}{',' * (len(tree[1]) == 1)})"
+    if word == "{":
+        return "{" + ", ".join(f"{k!r}: {_described(v)}" for k, v in zip(tree[1], tree[2], strict=True)) + "}"
+    if word == "N" and tree[1] == STORED:
+        sample, calls = tree[2]
+        return f"{_described(sample)} from {', '.join(_called(call) for call in calls[1])}"
+    if word == "N":
+        name = str(tree[1])
+        return "augmented" if name == PLACE else f"{name[name.find(':') + 1 :]}({', '.join(map(_described, tree[2]))})"
+    if word in ("t", "a"):
+        dtype = tree[1] if word == "t" else np.dtype(tree[1]).name
+        return f"{dtype} {'tensor' if word == 't' else 'array'} {'x'.join(map(str, tree[2]))}".rstrip()
+    if word == "P":
+        return f"PIL {tree[1]} {tree[2][0]}x{tree[2][1]}"
+    if word == "g":
+        return f"NumPy {np.dtype(tree[1]).name}"
+    return {"i": "int", "f": "float", "?": "bool", "s": "str", "b": "bytes", "0": "None"}[word]
+
+
+def _called(call: Any) -> str:
+    """What a transform is to be called with."""
+    _, args, kwargs = call[1]
+    named = [f"{k}={_described(v)}" for k, v in zip(kwargs[1], kwargs[2], strict=True)]
+    return f"augment({', '.join([*map(_described, args[1]), *named])})"
+
+
+def _paths(base: Path) -> list[Path]:
+    try:
+        with os.scandir(base) as entries:
+            mine = [Path(e.path) for e in entries if NAME.fullmatch(e.name) and e.is_dir()]
+    except FileNotFoundError:
+        return []
+    except OSError as e:
+        raise UsageError(f"{base} cannot be listed: {e.strerror}") from e
+    return sorted(p for p in mine if (p / MANIFEST).is_file() or (p / "head.npy").is_file())
+
+
+def _or(paths: Sequence[Path]) -> str:
+    names = [p.name for p in paths[:NAMED]]
+    more = [f"{len(paths) - NAMED:,} more"] * (len(paths) > NAMED)
+    return " or ".join(filter(None, [", ".join([*names, *more][:-1]), [*names, *more][-1]]))
+
+
+def _files(path: Path) -> dict[str, int]:
+    """Bytes on the disk of each file of a folder. What goes away meanwhile is left out."""
+    out = {}
+    try:
+        with os.scandir(path) as entries:
+            for e in entries:
+                found = _stat(Path(e.path))
+                if found is not None and stat.S_ISREG(found.st_mode):
+                    out[e.name] = found.st_blocks * 512
+    except OSError:
+        pass
+    return out
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except OSError:
+        return None
+
+
+def _open(path: Path) -> int:
+    """For reading, without its counting as use where the file is ours (open(2), O_NOATIME)."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        return os.open(path, flags | getattr(os, "O_NOATIME", 0))
+    except PermissionError:
+        return os.open(path, flags)
+
+
+def _whole(path: Path) -> int:
+    """Where the numbers begin in a file of NumPy's format 1.0. Raises ``CacheError`` for one that is not whole."""
+    with open(_open(path), "rb") as file:
+        try:
+            if np.lib.format.read_magic(file) != (1, 0):
+                raise ValueError("another version")
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        except (ValueError, EOFError, SyntaxError, TypeError) as e:
+            raise CacheError(f"{path} begins otherwise than it should") from e
+        at = file.tell()
+        want, there = at + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, os.fstat(file.fileno()).st_size
+    if there != want:
+        words = "is truncated" if there < want else "is longer than it should be"
+        raise CacheError(f"{path} {words}: {there:,} bytes of {want:,}")
+    return at
+
+
+def _table(path: Path, name: str, at: int = 0, nbytes: int = words_of.HEAD * 8) -> bytes:
+    """Bytes from one of a cache's small files."""
+    file = path / f"{name}.npy"
+    begin, fd = _whole(file), _open(file)
+    try:
+        data = os.pread(fd, nbytes, begin + at)
+    finally:
+        os.close(fd)
+    if len(data) != nbytes:
+        raise CacheError(f"{file} is truncated")
+    return data
+
+
+def _words(path: Path, at: int, nbytes: int) -> str:
+    return _table(path, "words", at, min(max(0, nbytes), words_of.WORDS)).decode(errors="replace")
+
+
+def _contradiction(path: Path, head: list[int], samples: int) -> str:
+    """What a head says that cannot be; ""."""
+    if head[words_of.COUNT] != samples and head[words_of.COUNT]:
+        return f"a cache of {head[words_of.COUNT]:,} samples for a dataset of {samples:,}"
+    if not 0 <= head[words_of.FILLED] <= samples:
+        return f"{path / 'head.npy'} says that {head[words_of.FILLED]:,} of {samples:,} samples are in"
+    if not head[words_of.FILLED] or head[words_of.STATE] == words_of.SHUT:
+        return ""
+    rows = ("column-0", "crc") if head[words_of.STATE] == words_of.ROWED else ()
+    for name in ("place", "words", "heap", *rows):
+        if not (path / f"{name}.npy").exists():
+            return f"{path / name}.npy is missing"
+    if head[words_of.STATE] not in (words_of.ROWED, words_of.HEAPED):
+        return f"{path / 'head.npy'} does not say how samples lie"
+    return ""
+
+
+def _state(path: Path, head: list[int], samples: int) -> tuple[str, str]:
+    """In what state a cache is that has no damage to be seen, and why."""
+    if head[words_of.FILLED] == samples:
+        return COMPLETE, ""
+    if not head[words_of.REASON_LEN] and head[words_of.STATE] != words_of.SHUT:
+        return FILLING, ""
+    reason = _words(path, words_of.WORDS, head[words_of.REASON_LEN])
+    return (REFUSED if head[words_of.STATE] == words_of.SHUT else FULL), reason
+
+
+def _content(path: str) -> str:
+    """As ``staging.key`` has it."""
+    h = hashlib.blake2b(digest_size=16)
+    with open(path, "rb") as file:
+        while part := file.read(CONTENT_BYTES):
+            h.update(part)
+    return h.hexdigest()
+
+
+# -- doing
+
+
+class _Opened(Store):
+    """A store whose samples are looked at and not put together: named tuples need not be there in this run."""
+
+    def _layout_of(self, words: str) -> Layout:
+        made = Layout(json.dumps(_unnamed(json.loads(words))), self.medium.trusted)
+        made.words = words  # what the checksums are of
+        return made
+
+
+def _unnamed(tree: Any) -> Any:
+    """The same leaves, in tuples where they lay in named ones."""
+    if tree[0] in ("(", "["):
+        return [tree[0], list(map(_unnamed, tree[1]))]
+    if tree[0] in ("{", "N"):
+        return ["(", list(map(_unnamed, tree[2]))]
+    return tree
+
+
+def verify(path: Path, tell: Tell | None = None) -> Verified:
+    """Reads all that is in a cache. Samples that are damaged are let go, so that the next run makes them anew.
+
+    Args:
+        path: its folder.
+        tell: called with how many samples were looked at, of how many.
+    """
+    cache = look(path)
+    if cache.state == DAMAGED:
+        return Verified(cache, 0, [], cache.reason, os.access(path.parent, os.W_OK))
+    if cache.state == REFUSED or not cache.filled:
+        return Verified(cache, 0, [], "", True)
+    try:
+        folder = Folder(path)
+        store = _Opened(folder, cache.samples, cache.budget)
+        if not store.ready():
+            raise CacheError(f"{path / 'head.npy'} does not say how samples lie")
+        checked = int(np.count_nonzero(store.place))
+        return Verified(cache, checked, store.check(tell), "", folder.writable)
+    except (CacheError, OSError, ValueError, TypeError, LookupError, RecursionError) as e:
+        return Verified(cache, 0, [], str(e), os.access(path.parent, os.W_OK))
+
+
+def prune(
+    base: Path, names: Sequence[str] = (), older_s: float | None = None, unused: bool = False, dry: bool = False
+) -> Pruned:
+    """Removes caches: those for which all that is said holds; all where nothing is.
+
+    Args:
+        base: where they lie.
+        names: these, as ``find`` finds them.
+        older_s: not used for so many seconds.
+        unused: made from source files that are gone or changed since, so that no run asks for them.
+        dry: removes nothing.
+
+    Raises:
+        UsageError: a name that is none.
+    """
+    chosen = [look(p) for p in dict.fromkeys(find(base, n) for n in names)] if names else listed(base)
+    if older_s is not None:
+        since = time.time() - older_s
+        chosen = [c for c in chosen if c.used < since]
+    if unused:
+        chosen = [c for c in chosen if (found := sources_of(c.path)) is not None and (found.changed or found.gone)]
+    if dry:
+        return Pruned(chosen, [], sum(c.nbytes for c in chosen))
+    nbytes = _leftovers(base)
+    for cache in chosen:
+        discard(cache.path)
+    left = [c for c in chosen if c.path.exists()]
+    removed = [c for c in chosen if c not in left]
+    return Pruned(removed, left, nbytes + sum(c.nbytes for c in removed))
+
+
+def _leftovers(base: Path) -> int:
+    """Finishes removals that were interrupted. Returns the bytes freed."""
+    freed = 0
+    for gone in base.glob(f"{GONE}*"):
+        try:
+            inside = list(gone.iterdir())
+        except OSError:
+            continue
+        if all(NAME.fullmatch(p.name) for p in inside):
+            freed += sum(map(nbytes_of, inside))
+            shutil.rmtree(gone, ignore_errors=True)
+    return freed
