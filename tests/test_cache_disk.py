@@ -392,7 +392,7 @@ def test_arrays_are_a_key_whole(tmp_path: Path) -> None:
         first[i]
     changed = values.clone()
     changed[77_777] = -1
-    with pytest.warns(StokerWarning, match="arrays changed"):
+    with pytest.warns(StokerWarning, match="what the dataset holds changed"):
         again = stoker.Staged(Held(changed), cache="disk", cache_dir=tmp_path)
     assert float(again[77_777]) == -2
     manifest = json.loads((folder.caches(tmp_path)[0] / "manifest.json").read_text())

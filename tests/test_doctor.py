@@ -346,6 +346,7 @@ def entry(**changes: Any) -> dict[str, Any]:
             "consumer": {"cpu_s": 0.1},
             "startup": {"wait_s": 0.005},
         },
+        "cacheable": {},
         "memory": {"worker_pss": [1 << 26, 1 << 26], "batch_bytes": 0, "over_time": []},
         "steps": {**spread, "median_s": 0.01, "p95_s": 0.011},
         "waits": {**spread, "median_s": 1e-5, "p95_s": 2e-5},

@@ -27,6 +27,7 @@ MAY: dict[str, set[str]] = {
     "lifecycle": set(),
     "machine": set(),
     "source": set(),
+    "chunks": BASE | {"source"},
     "seeding": set(),
     "options": BASE,
     "transport": BASE,
@@ -43,7 +44,7 @@ MAY: dict[str, set[str]] = {
     "shared": BASE,
     "iterators": BASE | {"metrics", "objects", "options", "pin", "scheduler", "source", "transport", "workers"},
     "engine": BASE | {"gather", "iterators", "machine", "metrics", "objects", "options", "source", "stage", "workers"},
-    "loader": BASE | {"engine", "machine", "options", "source", "workers"},
+    "loader": BASE | {"chunks", "engine", "machine", "options", "source", "workers"},
     "tuning": BASE
     | {
         "__init__",
@@ -103,7 +104,7 @@ LAZY = {
     ("staging", "engine"),
     ("staging", "loader"),
 }
-ROAD = {"source", "seeding", "stage", "collate", "transport", "workers", "scheduler", "pin", "iterators"}
+ROAD = {"source", "chunks", "seeding", "stage", "collate", "transport", "workers", "scheduler", "pin", "iterators"}
 CLIENTS = {"tuning", "doctor", "report", "run", "cli", "watching"}
 
 
@@ -175,6 +176,7 @@ def test_there_is_no_circle() -> None:
 def test_the_public_names() -> None:
     """A change here is a change of the promise: say it in CHANGELOG.md."""
     assert stoker.__all__ == [
+        "ChunkSampler",
         "DataLoader",
         "FeistelSampler",
         "Staged",

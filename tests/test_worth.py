@@ -20,7 +20,7 @@ from stoker.staging.worth import worth
 
 from .test_doctor import entry
 
-SCRIPT = '''
+SCRIPT = """
 import time, torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -50,11 +50,12 @@ class Data(Dataset):
 if __name__ == "__main__":
     torch.manual_seed(0)
     total = 0.0
+    data = Data()
     for epoch in range({epochs}):
-        for x, y in DataLoader(Data(), batch_size=20, shuffle=True, num_workers=1):
+        for x, y in DataLoader(data if epoch % 2 else Data(), batch_size=20, shuffle=True, num_workers=1):
             total += float((x * (y + 1)[:, None]).double().sum())
     print("total", total)
-'''
+"""
 
 
 def run(path: Path, report: Path, *more: str) -> tuple[str, dict[str, Any]]:
@@ -82,8 +83,8 @@ def test_a_run_says_that_staging_pays_and_apply_does_it_to_the_bit(tmp_path: Pat
     assert settings["to"]["staged"] is True, after
     assert "stoker.Staged(dataset)" in after
     assert total(before) != total(after) or settings["to"]["num_workers"] == 1  # another count seeds each task
-    (speedup,) = applied["applied"]["speedup"].values()
-    assert speedup > 1.5
+    said = [line for line in after.splitlines() if line.startswith("stoker: ") and "is kept in memory" in line]
+    assert len(said) == 1  # though the script makes its dataset anew
 
 
 def test_one_epoch_is_not_worth_it(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 __all__ = [
+    "ChunkSampler",
     "DataLoader",
     "FeistelSampler",
     "Staged",
@@ -23,6 +24,7 @@ _MODULES = ("image",)  # stoker.image.read
 _ROOMS = {
     "StokerError": ".errors",
     "StokerWarning": ".errors",
+    "ChunkSampler": ".chunks",
     "FeistelSampler": ".source",
     "mean_std": ".stats",
     "empty": ".collate",
@@ -35,6 +37,7 @@ _ROOMS = {
 
 if TYPE_CHECKING:
     from . import image as image
+    from .chunks import ChunkSampler
     from .collate import empty
     from .errors import StokerError, StokerWarning
     from .loader import DataLoader, install, installed, uninstall

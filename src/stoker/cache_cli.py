@@ -157,23 +157,21 @@ def _build(options: argparse.Namespace) -> int:
 
     progress, build = _Progress("filling", options.target), None
     try:
-        build = Build(thing.dataset, options.dir, options.budget)
+        where = None if options.dir is None else options.dir.absolute()
+        build = Build(thing.dataset, where, options.budget)
         for note in build.notes:
             _say(note)
         build.run(options.workers, lambda b: progress(_so_far(b)))
     except KeyboardInterrupt:
         progress.end()
         if build is not None:
-            _say(
-                f"{build.filled:,} of {build.samples:,} samples are in {build.path} and stay; the next build goes on "
-                "from there"
-            )
+            _say(_stays(build))
         raise
     except UsageError:
         raise
     except StokerError as e:
         progress.end()
-        _say(str(e))
+        _say(str(e) if build is None else f"{e}; {_stays(build)}")
         return 1
     finally:
         progress.end()
@@ -183,10 +181,16 @@ def _build(options: argparse.Namespace) -> int:
     return 0 if build.filled == build.samples and not build.problem else 1
 
 
+def _stays(build: Build) -> str:
+    return (
+        f"{build.filled:,} of {build.samples:,} samples are in {build.path} and stay; the next build goes on from there"
+    )
+
+
 def _so_far(build: Build) -> str:
     words = f"{build.done:,} of {build.samples:,} samples ({build.done / build.samples:.0%})"
     words += f", {len(build.failed):,} failed" * bool(build.failed)
-    if build.rate:
+    if build.rate and build.done < build.samples:
         left = (build.samples - build.done) / build.rate
         words += f", {build.rate:,.0f} samples/s, about {human_seconds(left)} left"
     return words

@@ -14,13 +14,14 @@ from torch.utils.data.dataloader import _DatasetKind
 from torch.utils.data.sampler import Sampler
 
 from . import machine
+from .chunks import ChunkSampler
 from .engine import SUPPORTED, WORKER_BYTES, get_iterator, state_of, torch_get_iterator
 from .errors import BudgetError, UsageError
 from .options import AutoWorkers, Measured, parse_bytes
 from .source import FeistelSampler
 
 T_co = TypeVar("T_co", covariant=True)
-FEISTEL = "feistel"
+SHUFFLES: dict[str, Callable[..., Sampler[int]]] = {"feistel": FeistelSampler, "chunks": ChunkSampler}
 AHEAD = 8  # tasks in flight per worker with "auto" for both; docs/notes/stragglers.md
 METHODS = ("process", "thread", "auto")
 _TORCH_HAS_IN_ORDER = "in_order" in torch_loader.DataLoader.__init__.__code__.co_varnames  # torch >= 2.6
@@ -39,7 +40,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             only itself knows how to shard. With ``"auto"`` random state is set per task, so the count cannot change a
             batch. The attribute reads as an int, before measuring as the first guess.
         shuffle: as torch's; or ``"feistel"``: a ``FeistelSampler``, for datasets so long that torch's order, drawn as a
-            whole, takes seconds and gigabytes.
+            whole, takes seconds and gigabytes; or ``"chunks"``: a ``ChunkSampler``, for datasets larger than memory:
+            16 chunks at a time are shuffled together and read ahead. ``sampler=ChunkSampler(dataset, ...)`` says more.
         worker_method: "process", "thread" or "auto". Threads share one dataset, start at once and pickle nothing; they
             pay where samples are made by code that releases the GIL. ``get_worker_info().rng`` has their random
             generators. "auto" measures both when the first iterator is made and says why in the log and in
@@ -106,8 +108,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._ahead = AHEAD if prefetch_factor is None else 0
         if isinstance(num_workers, str) and num_workers == "auto":
             num_workers = AutoWorkers(first_guess(dataset))
-        if isinstance(shuffle, str) and shuffle != FEISTEL:
-            raise UsageError(f'shuffle takes True, False, None or "{FEISTEL}", not {shuffle!r}')
+        if isinstance(shuffle, str) and shuffle not in SHUFFLES:
+            words = " or ".join(f'"{word}"' for word in SHUFFLES)
+            raise UsageError(f"shuffle takes True, False, None, {words}, not {shuffle!r}")
         batch_size, asked, sampler, batch_sampler = _once(batch_size, shuffle, sampler, batch_sampler)
         self._shuffle = shuffle
         newer = {"in_order": in_order} if _TORCH_HAS_IN_ORDER else {}
@@ -132,9 +135,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
         if not _TORCH_HAS_IN_ORDER:
             self.in_order = in_order
-        if asked == FEISTEL:
+        if isinstance(asked, str):
             # torch has made its own sampler, with all its checks; nobody has asked it for an index yet.
-            object.__setattr__(self, "sampler", FeistelSampler(dataset, generator))  # type: ignore[arg-type]
+            object.__setattr__(self, "sampler", SHUFFLES[asked](dataset, generator=generator))
             if self.batch_sampler is not None:
                 self.batch_sampler.sampler = self.sampler  # type: ignore[attr-defined]
         if sampler is None:

@@ -322,7 +322,7 @@ def _paths(base: Path) -> list[Path]:
         return []
     except OSError as e:
         raise UsageError(f"{base} cannot be listed: {e.strerror}") from e
-    return sorted(p for p in mine if (p / MANIFEST).is_file() or (p / "head.npy").is_file())
+    return sorted(p for p in mine if _stat(p / MANIFEST) or _stat(p / "head.npy"))
 
 
 def _or(paths: Sequence[Path]) -> str:

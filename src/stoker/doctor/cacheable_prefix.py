@@ -14,9 +14,10 @@ def check(case: Case) -> Finding | None:
     if not case.starved or not made or not found.get("saved_s"):
         return None
     saved = max(0.0, found["prepare_s"] - found["read_s"]) / made * found["share"]
-    later = without(case, saved * case.part("fetch"))
-    if later is None or later < LEAST:
+    now, then = without(case, 0.0), without(case, saved * case.part("fetch"))
+    if not now or not then or then < LEAST * now:
         return None
+    later = then / now
     epochs = int(case.loader["epochs"])
     whole = epochs / (1 + (epochs - 1) / later)
     evidence = {

@@ -15,11 +15,12 @@ import numpy as np
 from torch.utils.data import Dataset, Subset
 
 from .. import machine
-from ..cache.folder import PART, Folder
+from ..cache.folder import PART, discard
 from ..cache.manage import nbytes_of
-from ..cache.store import ENOUGH, Store
+from ..cache.store import ENOUGH
 from ..cache.tiers import Tiers
 from ..errors import StokerError, StokerWarning
+from ..options import parse_bytes
 from .staged import Staged
 
 BATCH = 16  # samples in a worker's task
@@ -69,6 +70,9 @@ class Build:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             self.staged = _on_disk(inner, cache_dir, budget)
+            if budget is not None and _begun_with_another(self.staged, budget):
+                discard(_store_of(self.staged).medium.path)
+                self.staged = _on_disk(inner, cache_dir, budget)
         own = [str(w.message) for w in said if issubclass(w.category, StokerWarning)]
         for w in said:
             if not issubclass(w.category, StokerWarning):
@@ -76,7 +80,12 @@ class Build:
         if self.staged._store is None:
             raise StokerError(own[-1].rstrip(".") if own else "there is no cache")
         self.notes = own
-        self._store: Store = self.staged._store.stores[0]
+        self._store = _store_of(self.staged)
+        if budget is not None and self._store.account.budget != parse_bytes(budget, 0) and not self._store.complete:
+            self.notes.append(
+                f"it was begun with a budget of {self._store.account.budget:,} bytes and keeps that: stoker cache "
+                f"prune {self.path.name} makes room for another"
+            )
         self._indices = np.arange(self.staged.samples) if indices is None else np.unique(indices % self.staged.samples)
         self.samples = len(self._indices)
         self.before = self.filled
@@ -112,9 +121,7 @@ class Build:
     @property
     def path(self) -> Path:
         """The cache's folder, as it is called now."""
-        folder = self._store.medium
-        assert isinstance(folder, Folder)
-        path = folder.path
+        path: Path = self._store.medium.path
         return path if path.suffix != PART or path.is_dir() else path.with_suffix("")
 
     @property
@@ -274,6 +281,19 @@ def _staged_in(dataset: Any) -> tuple[Any, np.ndarray[Any, Any] | None]:
         indices = mine if indices is None else mine[indices]
         inner = inner.dataset
     return (inner, indices) if isinstance(inner, Staged) else (dataset, None)
+
+
+def _store_of(staged: Staged) -> Any:
+    assert staged._store is not None
+    return staged._store.stores[0]
+
+
+def _begun_with_another(staged: Staged, budget: str) -> bool:
+    """Whether the cache is empty and has another budget: a ``Staged`` that was there before has made its folder."""
+    if staged._store is None:
+        return False
+    account = staged.account
+    return account.filled == 0 and not account.reason and account.budget != parse_bytes(budget, 0)
 
 
 def _on_disk(dataset: Any, cache_dir: Path | None, budget: str | None) -> Staged:

@@ -17,10 +17,11 @@ import numpy as np
 import torch
 
 from ..errors import UsageError
-from .reach import reach
+from .reach import DEPTH, PLAIN, reach
 
 LIBRARIES = ("torch", "numpy", "PIL", "torchvision", "cv2", "albumentations", "monai", "timm", "skimage", "scipy")
 CONTENT_BYTES = 1 << 20  # read at once
+NO_PATHS = (bool, int, float, complex, bytes, type(None), type, torch.Tensor, np.ndarray, types.ModuleType)
 
 
 class Sources:
@@ -33,12 +34,12 @@ class Sources:
     def __init__(self, dataset: Any, content: bool) -> None:
         self.files: list[list[Any]] = []
         self._content, self._seen = content, set[str]()
-        self._look(dataset, 4, set(), str(getattr(dataset, "root", "")) or "")
+        self._look(dataset, DEPTH, set(), str(getattr(dataset, "root", "")) or "")
 
     def _look(self, x: Any, depth: int, seen: set[int], root: str) -> None:
         if isinstance(x, (str, os.PathLike)):
             self._file(os.fspath(x), root)
-        elif depth and id(x) not in seen and not isinstance(x, (type, torch.Tensor, np.ndarray, types.ModuleType)):
+        elif depth and id(x) not in seen and not isinstance(x, NO_PATHS):
             seen.add(id(x))
             for v in _inside(x):
                 self._look(v, depth - 1, seen, root)
@@ -78,20 +79,28 @@ def _inside(x: Any) -> Iterator[Any]:
         yield from getattr(x, "__dict__", {}).values()
 
 
-def _arrays(x: Any, depth: int, seen: set[int], h: Any) -> None:
-    """All numbers that a dataset holds, whole."""
-    if id(x) in seen or not depth or isinstance(x, (type, types.ModuleType, str, bytes)):
+def _all(x: Any, depth: int, seen: dict[int, Any], h: Any) -> None:
+    """Everything plain that a dataset holds, whole: numbers, words, arrays."""
+    if isinstance(x, PLAIN):
+        h.update(repr(x).encode("utf-8", "surrogatepass") + b";")
         return
-    seen.add(id(x))
+    if id(x) in seen or not depth or isinstance(x, (type, types.ModuleType, types.FunctionType)):
+        return
+    seen[id(x)] = x
     if isinstance(x, torch.Tensor) and x.is_cpu and x.layout is torch.strided and not x.is_quantized:
+        h.update(repr((x.dtype, tuple(x.shape))).encode())
         x = x.detach().contiguous().view(-1).view(torch.uint8).numpy() if x.numel() else np.zeros(0)
     if isinstance(x, np.ndarray):
         if not x.dtype.hasobject:
-            h.update(np.ascontiguousarray(x).view(np.uint8).reshape(-1) if x.size else b"")
+            h.update(repr((x.dtype, x.shape)).encode())
+            h.update(np.ascontiguousarray(x).reshape(-1).view(np.uint8) if x.size else b"")
+    elif isinstance(x, (set, frozenset)):
+        h.update(repr(sorted(map(repr, x))).encode())
     else:
+        h.update(b"(")
         for v in _inside(x):
-            if not isinstance(v, (int, float, str, bytes, type(None))):
-                _arrays(v, depth - 1, seen, h)
+            _all(v, depth - 1, seen, h)
+        h.update(b")")
 
 
 def key_of(
@@ -100,7 +109,7 @@ def key_of(
     """What a cache of this dataset depends on, in words, and its source files.
 
     Args:
-        dataset: whose attributes name files and hold arrays.
+        dataset: whose attributes name files and hold arrays; without its random part.
         walked: what runs for a sample: the dataset without its random part, and ``prepare``.
         samples: its length.
         extra: whatever else the user says.
@@ -108,7 +117,7 @@ def key_of(
     """
     sources = Sources(dataset, content)
     held = hashlib.blake2b(digest_size=8)
-    _arrays(dataset, 4, set(), held)
+    _all(dataset, DEPTH, {}, held)
     code, values = hashlib.sha256(), {}
     roots = {"torch", "numpy"}
     for thing in walked:
@@ -126,7 +135,7 @@ def key_of(
     return {
         "samples": samples,
         "sources": sources.digest,
-        "arrays": held.hexdigest(),
+        "what the dataset holds": held.hexdigest(),
         "the code": code.hexdigest()[:16],
         "arguments": arguments if len(arguments) <= 200 else _hashed(arguments),
         "libraries": libraries,

@@ -141,11 +141,10 @@ class Staged(Dataset[Any]):
         return Tiers(stores) if stores else None
 
     def _on_disk(self, budget: int) -> Store:
-        from .key import key_of, name_of
+        from .key import name_of
 
         assert self._disk is not None
-        walked = [self.border._base] if self.border is not None else [self.dataset, self._said[0]]
-        key, sources = key_of(self.dataset, walked, self.samples, *self._keyed)
+        key, sources = self._key()
         why = ""
         for attempt in (1, 2):
             folder, words = open_for(self._disk, name_of(self.dataset), key, sources)
@@ -166,6 +165,14 @@ class Staged(Dataset[Any]):
         if words:
             warnings.warn(words[:1].upper() + words[1:] + ".", StokerWarning, stacklevel=5)
         return store
+
+    def _key(self) -> tuple[dict[str, Any], list[list[Any]]]:
+        """What the samples depend on, and the files they are made from."""
+        from .key import key_of
+
+        base = self.dataset if self.border is None else self.border._base
+        walked = [base] if self._said[0] is None else [base, self._said[0]]
+        return key_of(base, walked, self.samples, *self._keyed)
 
     def _compare(self, store: Store, folder: Folder) -> None:
         """One sample made anew: what changed without anybody's knowing is found before it is served."""

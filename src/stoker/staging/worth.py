@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import statistics
 import time
 from typing import Any, NamedTuple
 
@@ -99,7 +101,8 @@ def worth(dataset: Any, seconds: float = 1.0) -> Worth:
         augment = None
     n = len(dataset)
     some = random.Random(0).sample(range(n), min(n, SAMPLES))
-    spent, nbytes, done = [0.0] * 4, 0, 0
+    spent: list[list[float]] = []
+    nbytes = 0
     states = States()
     began = time.perf_counter()
     for i in some:
@@ -114,12 +117,12 @@ def worth(dataset: Any, seconds: float = 1.0) -> Worth:
         if augment is not None:
             augment(again)
         marks.append(time.perf_counter())
-        spent = [s + b - a for s, a, b in zip(spent, marks, marks[1:], strict=False)]
+        spent.append([b - a for a, b in itertools.pairwise(marks)])
         nbytes += sum(x.nbytes for x in leaves)
-        done += 1
         if marks[-1] - began > seconds:
             break
     states.restore()
-    prepare_s, keep_s, read_s, augment_s = (s / done for s in spent)
-    each = nbytes / done
+    prepare_s = statistics.fmean(row[0] for row in spent)  # some samples are dearer, and that counts
+    keep_s, read_s, augment_s = (statistics.median(row[k] for row in spent) for k in (1, 2, 3))
+    each = nbytes / len(spent)
     return Worth(n, each, each * n, machine.memory_available(), prepare_s, augment_s, keep_s, read_s, border)

@@ -65,11 +65,20 @@ def _stage(loader: Any, name: str) -> None:
     of the dataset stays what it is."""
     from ..staging.staged import Staged
 
+    last = _kept.get(name)
     try:
-        loader.__dict__["_stoker_staged"] = Staged(loader.dataset)
-        sys.stderr.write(f"stoker: {name}: what is the same in every epoch is kept in memory\n")
+        if last is None or last.dataset is not loader.dataset:
+            staged = Staged(loader.dataset)
+            # A script that makes its dataset anew for each epoch gets the cache of the last one, if it is the same.
+            if last is None or last._key() != staged._key():
+                _kept[name] = staged
+                sys.stderr.write(f"stoker: {name}: what is the same in every epoch is kept in memory\n")
+        loader.__dict__["_stoker_staged"] = _kept[name]
     except Exception as e:  # nothing that somebody wanted faster may break a script
         sys.stderr.write(f"stoker: {name}: nothing is kept: {e}\n")
+
+
+_kept: dict[str, Any] = {}
 
 
 @contextlib.contextmanager
