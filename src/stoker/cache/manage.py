@@ -27,6 +27,9 @@ from .store import Store
 NAME = re.compile(r"[A-Za-z0-9_-]+-[0-9a-f]{16}(?:\.part)?")  # what folder.open_for calls a cache
 GONE = ".gone-"  # what folder.discard moves a cache into
 NAMED = 10  # caches that an error names
+MAGIC, PREAMBLE = b"\x93NUMPY\x01\x00", 10  # NEP 1: magic, version, bytes of the header
+# NumPy's own parser takes any Python literal; these tables are of numbers, in one dimension. Bytes of a number; count.
+HEADER = re.compile(rb"\{'descr': '[<|][iu]([1248])', 'fortran_order': False, 'shape': \((\d{1,18}),\), \} *\n")
 CONTENT_BYTES = 1 << 20  # read at once
 COMPLETE, FILLING, FULL, REFUSED, DAMAGED = "complete", "filling", "full", "refused", "damaged"
 STORED, PLACE = "stoker.staging.border:Stored", "stoker.staging.border:Place"  # what ``split`` keeps of a sample
@@ -362,16 +365,15 @@ def _open(path: Path) -> int:
 
 
 def _whole(path: Path) -> int:
-    """Where the numbers begin in a file of NumPy's format 1.0. Raises ``CacheError`` for one that is not whole."""
+    """Where the numbers begin in a file as ``Folder.table`` makes it. Raises ``CacheError`` for one that is not whole."""
     with open(_open(path), "rb") as file:
-        try:
-            if np.lib.format.read_magic(file) != (1, 0):
-                raise ValueError("another version")
-            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-        except (ValueError, EOFError, SyntaxError, TypeError) as e:
-            raise CacheError(f"{path} begins otherwise than it should") from e
-        at = file.tell()
-        want, there = at + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, os.fstat(file.fileno()).st_size
+        start = file.read(PREAMBLE)
+        at = PREAMBLE + int.from_bytes(start[-2:], "little")
+        found = HEADER.fullmatch(file.read(at - PREAMBLE)) if start[:-2] == MAGIC else None
+        there = os.fstat(file.fileno()).st_size
+    if found is None:
+        raise CacheError(f"{path} begins otherwise than it should")
+    want = at + int(found[1]) * int(found[2])
     if there != want:
         words = "is truncated" if there < want else "is longer than it should be"
         raise CacheError(f"{path} {words}: {there:,} bytes of {want:,}")
