@@ -372,6 +372,65 @@ def test_a_folder_that_cannot_be_made_is_said(files: list[Path], tmp_path: Path)
     assert check(staged) == N
 
 
+def asks(path: Any) -> torch.Tensor:
+    os.environ.get("HOME")
+    return rows(path)
+
+
+def test_the_environment_is_not_written_down_and_paths_may_be_hashed(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = tmp_path / "cache"
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+    check(open_cache(files, where, asks))
+    assert "hunter2" not in (cache_of(where) / "manifest.json").read_text()
+    monkeypatch.setenv("SECRET_TOKEN", "other")
+    assert check(open_cache(files, where, asks)) == 0
+    for file in files:
+        hash(file)
+    paths = tmp_path / "paths"
+    check(stoker.Staged(files, prepare=asks, cache="disk", cache_dir=paths))
+    again = [Path(str(file)) for file in files]  # never hashed
+    assert check(stoker.Staged(again, prepare=asks, cache="disk", cache_dir=paths)) == 0
+
+
+PAIR = """
+import collections, sys, torch, stoker
+Pair = collections.namedtuple("Pair", "x y")
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 20
+    def __getitem__(self, i):
+        return Pair(torch.full((2,), i), i)
+def staged():
+    return stoker.Staged(Data(), cache="disk", cache_dir=sys.argv[1])
+if __name__ == "__main__":
+    data = staged()
+    before = data.account.filled
+    assert all(type(data[i]) is Pair and data[i].y == i for i in range(20))
+    print(before, data.account.filled)
+"""
+
+
+def test_a_class_of_the_script_is_the_same_when_it_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "pairs.py").write_text(PAIR)
+
+    def run(*command: str) -> str:
+        p = subprocess.run(
+            [sys.executable, *command, str(tmp_path / "cache")],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=tmp_path,
+        )
+        assert p.returncode == 0, p.stderr
+        return p.stdout + p.stderr
+
+    fill = "import pairs; d = pairs.staged(); [d[i] for i in range(20)]"
+    run("-c", fill)
+    assert run("pairs.py") == "20 20\n"
+
+
 class Held(Dataset[Any]):
     """Samples that come from an array, not from files."""
 

@@ -30,7 +30,7 @@ from .source import CHUNK, Permutation
 RESIDENT = 16  # chunks shuffled together, of at least 64: docs/notes/chunks.md
 CHUNKS = 64  # a shorter dataset is cut into so many, so that the window and what is read ahead are 28 % of it
 LARGEST = 4096  # samples in a chunk
-LARGEST_BYTES = 64 << 20  # and bytes, where rows are mapped: 18 of them are little more than a gigabyte
+LARGEST_BYTES = 16 << 20  # and bytes, where rows are mapped: beside reading them even a disk's seek is short
 PIECE = 128 << 10  # bytes asked for at once: a kernel reads no more at one MADV_WILLNEED than its read-ahead window
 MADV_POPULATE_READ = 22  # linux/mman.h, kernel 5.14; Python's mmap has no name for it
 SCATTERED = 2  # a chunk of a Subset is read ahead while what lies between its first and last is not more than it
@@ -68,7 +68,7 @@ class ChunkSampler(RandomSampler):
     Args:
         data_source: anything with a length.
         chunk_size: samples in a chunk. None: 4096, or a 64th of the dataset if that is less, or of a memory map what
-            64 MB hold.
+            16 MB hold.
         resident: chunks shuffled together. As many as there are make a uniform shuffle.
         generator: where seeds are drawn from; None is torch's default generator.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import json
+import os
 import pickle
 import re
 import sys
@@ -79,8 +80,8 @@ def _take(x: Any, out: list[Leaf], dense: bool) -> list[Any]:
         return ["{", list(x), [_take(v, out, dense) for v in x.values()]]
     if isinstance(x, np.generic) and x.dtype.kind in _SIMPLE and x.dtype.names is None and x.dtype.type is kind:
         return [*_number(x, "g", out), x.dtype.str]
-    if isinstance(x, tuple) and hasattr(x, "_fields") and _class(f"{kind.__module__}:{kind.__qualname__}") is kind:
-        return ["N", f"{kind.__module__}:{kind.__qualname__}", [_take(v, out, dense) for v in x]]
+    if isinstance(x, tuple) and hasattr(x, "_fields") and _class(_name(kind)) is kind:
+        return ["N", _name(kind), [_take(v, out, dense) for v in x]]
     if "PIL.Image" in sys.modules and isinstance(x, sys.modules["PIL.Image"].Image):
         words = _take_image(x, out)
         if words is not None:
@@ -152,10 +153,28 @@ def _take_image(image: Any, out: list[Leaf]) -> list[Any] | None:
     return ["P", image.mode, list(image.size), info]
 
 
+MAIN = ("__main__", "__mp_main__")
+
+
+def _name(kind: type) -> str:
+    """Where a class is: of a script by the name that it has when it is imported."""
+    module = kind.__module__
+    return f"{_imported_as(module) if module in MAIN else module}:{kind.__qualname__}"
+
+
+def _imported_as(main: str) -> str:
+    module = sys.modules.get(main)
+    spec = getattr(module, "__spec__", None)
+    if spec is not None:
+        return str(spec.name)
+    return os.path.splitext(os.path.basename(getattr(module, "__file__", None) or main))[0]
+
+
 def _class(name: str) -> Any:
     """A class that is there already; nothing is imported for a name from a file."""
     module, _, path = name.partition(":")
-    found: Any = sys.modules.get(module)
+    found: Any = next((sys.modules[m] for m in MAIN if m in sys.modules and _imported_as(m) == module), None)
+    found = found or sys.modules.get(module)
     for part in path.split("."):
         found = getattr(found, part, None)
     named = isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")
@@ -244,8 +263,8 @@ class Layout:
             cls = _class(str(tree[1]))
             if cls is None or len(cls._fields) != len(tree[2]):
                 raise KeyError(f"there is no named tuple {tree[1]!r} in this run")
-            parts = [self._maker(v) for v in tree[2]]
-            return lambda x: cls(*[make(x) for make in parts])
+            parts, name = [self._maker(v) for v in tree[2]], str(tree[1])
+            return lambda x: _class(name)(*[make(x) for make in parts])  # a notebook may have made it anew
         if word == "0":
             return lambda x: None
         return self._leaf_maker(word, tree)

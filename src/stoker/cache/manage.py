@@ -365,7 +365,7 @@ def _open(path: Path) -> int:
 
 
 def _whole(path: Path) -> int:
-    """Where the numbers begin in a file as ``Folder.table`` makes it. Raises ``CacheError`` for one that is not whole."""
+    """Where the numbers begin in a file that ``Folder.table`` made. Raises ``CacheError`` where it is not whole."""
     with open(_open(path), "rb") as file:
         start = file.read(PREAMBLE)
         at = PREAMBLE + int.from_bytes(start[-2:], "little")

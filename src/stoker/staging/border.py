@@ -18,6 +18,7 @@ from torch.utils.data import IterableDataset
 
 from ..cache.leaves import CacheError, take
 from ..errors import UsageError
+from .apart import apart
 from .chain import Call, Chain, flat, outcome
 from .chance import States, judge, label
 from .marks import Called, Touched, marked, replace
@@ -109,11 +110,9 @@ class Split:
         self.rows: list[Row] = []
         self.exact = False
         self._rest: list[Chain] = []
-        before = States()
-        try:
-            self._find()
-        finally:
-            before.restore()
+        found = apart(self._find)
+        self.rows = [Row(*row) for row in found["rows"]]
+        self._build(found["plans"])
 
     # -- serving
 
@@ -153,29 +152,46 @@ class Split:
 
     # -- finding
 
-    def _find(self) -> None:
+    def _find(self) -> dict[str, Any]:
+        """Tries, in a process of its own. Returns rows, and for each hook what ``_build`` wants to know."""
+        hooked = self._hooked()
+        n = len(self.dataset)
+        tries = sorted({0, n // 2, n - 1})[:TRIES]
+        calls = self._judge_reading(tries, [where for where, *_ in hooked])
+        plans: list[dict[str, Any]] = []
+        for number, (where, _, _, pipeline) in enumerate(hooked):
+            inputs = [(c.args, c.kwargs) for c in calls if c.hook == number]
+            # One that is not called leaves its work to another one of them.
+            plans.append(self._judge_pipeline(where, pipeline, inputs) if inputs else {"called": False})
+        self._build(plans)
+        self._verify(tries, [pipeline for *_, pipeline in hooked])
+        return {"rows": self.rows, "plans": plans}
+
+    def _hooked(self) -> list[tuple[str, Any, str, Any]]:
+        """A clone with a hook in each transform's place, as ``_base``: where, holder, attribute, pipeline of each."""
         self._base, owners = _clone(self.dataset)
-        hooked: list[tuple[str, Any, str, Any]] = []  # where, owner, attribute, pipeline
+        hooked: list[tuple[str, Any, str, Any]] = []
         for path, owner in owners:
             for where, holder, attribute in _hooks(path, owner):
                 hooked.append((where, holder, attribute, getattr(holder, attribute)))
         for number, (_, holder, attribute, _) in enumerate(hooked):
             self._hook(holder, attribute, _Hook(number, Chain([])))
-        self._rest = [Chain([]) for _ in hooked]
-        n = len(self.dataset)
-        tries = sorted({0, n // 2, n - 1})[:TRIES]
-        calls = self._judge_reading(tries, [where for where, *_ in hooked])
-        for number, (where, holder, attribute, pipeline) in enumerate(hooked):
-            inputs = [(c.args, c.kwargs) for c in calls if c.hook == number]
-            if not inputs:  # another one of them does the work
-                self._rest[number] = Chain(pipeline if isinstance(pipeline, (list, tuple)) else [pipeline])
+        return hooked
+
+    def _build(self, plans: list[dict[str, Any]]) -> None:
+        """The two parts, from what was found out."""
+        self._rest = []
+        self.exact = True
+        for number, (_, holder, attribute, pipeline) in enumerate(self._hooked()):
+            plan = plans[number]
+            answers = iter(plan.get("same", ()))
+            if not plan["called"]:
+                self._rest.append(Chain(pipeline if isinstance(pipeline, (list, tuple)) else [pipeline]))
                 continue
-            prefix, rest = self._judge_pipeline(where, pipeline, inputs)
-            self._rest[number] = Chain(rest)
-            self._hook(holder, attribute, _Hook(number, Chain(prefix)))
-        called = {c.hook for c in calls}
-        self.exact = not any(rest.transforms for number, rest in enumerate(self._rest) if number in called)
-        self._verify(tries, [pipeline for *_, pipeline in hooked])
+            stages = flat(pipeline, lambda whole, parts, answers=answers: next(answers))  # type: ignore[misc]
+            self._rest.append(Chain(stages[plan["kept"] :]))
+            self.exact = self.exact and plan["kept"] == len(stages)
+            self._hook(holder, attribute, _Hook(number, Chain(stages[: plan["kept"]])))
 
     def _hook(self, holder: Any, attribute: str, hook: _Hook) -> None:
         # Code that goes through a list of transforms goes through a list of one.
@@ -205,20 +221,29 @@ class Split:
         self.rows.append(Row("__getitem__", "", True, verdict.why))
         return calls
 
-    def _judge_pipeline(self, where: str, pipeline: Any, inputs: list[Call]) -> tuple[list[Any], list[Any]]:
-        """The transforms before the first random one, and the others."""
-        stages = flat(pipeline, lambda whole, parts: same(whole, Chain(parts), inputs[:1]))
+    def _judge_pipeline(self, where: str, pipeline: Any, inputs: list[Call]) -> dict[str, Any]:
+        """How many transforms come before the first random one, and which pipelines inside it were taken apart."""
+        answers: list[bool] = []
+
+        def asked(whole: Any, parts: list[Any]) -> bool:
+            answers.append(same(whole, Chain(parts), inputs[:1]))
+            return answers[-1]
+
+        stages = flat(pipeline, asked)
         alone = len(stages) == 1
+        kept = len(stages)
         for k, stage in enumerate(stages):
+            name = where if alone else f"{where}[{k}]"
+            if k > kept:
+                self.rows.append(Row(name, label(stage), False, "comes after a random one"))
+                continue
             verdict = judge(stage, inputs[:TRIES])
-            self.rows.append(Row(where if alone else f"{where}[{k}]", label(stage), verdict.deterministic, verdict.why))
-            if not verdict.deterministic:
-                for later in range(k + 1, len(stages)):
-                    words = "comes after a random one"
-                    self.rows.append(Row(f"{where}[{later}]", label(stages[later]), False, words))
-                return stages[:k], stages[k:]
-            inputs = [Chain([stage]).call(*_copied(call)) for call in inputs[:TRIES]]
-        return stages, []
+            self.rows.append(Row(name, label(stage), verdict.deterministic, verdict.why))
+            if verdict.deterministic:
+                inputs = [Chain([stage]).call(*copy.deepcopy(call)) for call in inputs[:TRIES]]
+            else:
+                kept = k
+        return {"called": True, "same": answers, "kept": kept}
 
     def _verify(self, tries: list[int], pipelines: list[Any]) -> None:
         """The two parts give what the whole gives, to the bit, from the same random states."""
@@ -334,10 +359,6 @@ def _bits(fn: Callable[..., Any], call: Call, generators: list[Any]) -> Any:
         return None
     finally:
         states.restore()
-
-
-def _copied(call: Call) -> Call:
-    return copy.deepcopy(call)
 
 
 def _value(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> Any:

@@ -9,8 +9,10 @@ import dis
 import functools
 import hashlib
 import multiprocessing.sharedctypes
+import os
 import pickle
 import random
+import re
 import sys
 import types
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ import numpy as np
 import torch
 
 DEPTH = 8
+REPR = 1000  # characters of an object that only says what it is
 WIDTH = 1000  # items of one container that are looked at
 NODES = 20_000
 SAMPLE_BYTES = 1 << 16  # of a large array, what is hashed
@@ -162,8 +165,10 @@ class _Walk:
                 self.out.generators[path] = x
         elif isinstance(x, (torch.Tensor, np.ndarray)):
             self.out.values[path] = digest(x)
-        elif isinstance(x, types.ModuleType):
+        elif isinstance(x, types.ModuleType) or x is os.environ:  # which of them are asked for nobody knows
             pass
+        elif isinstance(x, (os.PathLike, re.Pattern)):  # not what they remember of themselves
+            self.out.values[path] = os.fspath(x) if isinstance(x, os.PathLike) else (x.pattern, x.flags)
         elif isinstance(x, (types.FunctionType, types.MethodType, functools.partial)):
             self._function(x, path, depth, own)
         elif isinstance(x, (staticmethod, classmethod)):
@@ -202,6 +207,10 @@ class _Walk:
         held = _held(x)
         if not held and root not in KNOWN and callable(x) and not _python(type(x)):
             self.out.unknown.append(f"{path} is native code of {type(x).__module__}")
+        if not held and root in sys.stdlib_module_names:  # a date, a fraction
+            words = repr(x)
+            if " at 0x" not in words:
+                self.out.values[path] = words[:REPR]
         for k, v in held.items():
             self.visit(v, f"{path}.{k}", depth - 1)
         self._class(type(x), path, depth, own)
@@ -222,7 +231,8 @@ class _Walk:
 
     def _native(self, x: Any, path: str) -> None:
         owner = getattr(x, "__self__", None)
-        module = str(getattr(x, "__module__", None) or getattr(owner, "__name__", "builtins"))
+        named = getattr(owner, "__module__" if isinstance(owner, type) else "__name__", None)
+        module = str(getattr(x, "__module__", None) or named or "builtins")
         if owner is not None and not isinstance(owner, (types.ModuleType, type)):
             self.visit(owner, path, 2)
             return

@@ -24,6 +24,7 @@ from ..cache.tiers import Tiers
 from ..errors import StokerWarning, UsageError
 from ..objects import Look
 from ..options import parse_bytes
+from .apart import apart
 from .border import Split, Unjudged, map_style
 from .chance import States
 from .reach import reach
@@ -163,7 +164,7 @@ class Staged(Dataset[Any]):
         store.again()
         words = why or words
         if words:
-            warnings.warn(words[:1].upper() + words[1:] + ".", StokerWarning, stacklevel=5)
+            warnings.warn(f"{words}.", StokerWarning, stacklevel=5)
         return store
 
     def _key(self) -> tuple[dict[str, Any], list[list[Any]]]:
@@ -183,15 +184,20 @@ class Staged(Dataset[Any]):
         at = int(store.where(np.array([i]))[0])
         if not at:
             return  # damaged; whoever asks for it makes it anew
-        states = States()
-        try:
-            made = take(self._prepare(i), dense=self._augment is None)
-        except Exception:
-            return  # whoever asks for it hears why
-        finally:
-            states.restore()
-        kept = take(store.read(at), dense=self._augment is None)
-        if made[0] != kept[0] or any(x.tobytes() != y.tobytes() for x, y in zip(made[1], kept[1], strict=True)):
+
+        def bits(sample: Any) -> Any:
+            words, leaves = take(sample, dense=self._augment is None)
+            return words, [x.tobytes() for x in leaves]
+
+        kept = bits(store.read(at))
+
+        def again() -> bool:
+            try:
+                return bool(bits(self._prepare(i)) == kept)
+            except Exception:
+                return True  # whoever asks for it hears why
+
+        if not apart(again):
             raise CacheError(f"sample {i} is another than in {folder.path}")
 
     # -- a dataset

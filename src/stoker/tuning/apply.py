@@ -65,6 +65,9 @@ def _stage(loader: Any, name: str) -> None:
     of the dataset stays what it is."""
     from ..staging.staged import Staged
 
+    init = getattr(loader.worker_init_fn, "__code__", None)
+    if loader.worker_init_fn is not None and (init is None or "dataset" in init.co_names):
+        return  # each worker's dataset is another then
     last = _kept.get(name)
     try:
         if last is None or last.dataset is not loader.dataset:
