@@ -321,9 +321,9 @@ def equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-@given(samples)
-def test_a_sample_comes_back_as_it_was(sample: Any) -> None:
-    words, leaves = take(sample)
+@given(samples, st.booleans())
+def test_a_sample_comes_back_as_it_was(sample: Any, dense: bool) -> None:
+    words, leaves = take(sample, dense)
     made = Layout(words)
     assert equal(made.put([x.copy() for x in leaves]), sample)
     for size, leaf in zip(made.sizes, leaves, strict=True):
@@ -342,6 +342,22 @@ def test_a_store_gives_back_what_it_let_in(given_samples: list[Any], seed: int) 
     for i in np.flatnonzero(at):
         assert equal(store.read(int(at[i])), given_samples[i])
     assert store.account.filled == int((at != 0).sum()) >= n - 16
+
+
+class Boxes(torch.Tensor):
+    """As torchvision's tv_tensors are made."""
+
+
+def test_kinds_of_tensors_come_back() -> None:
+    boxes = torch.arange(8.0).view(2, 4).as_subclass(Boxes)
+    boxes.canvas_size = (3, 4)  # type: ignore[attr-defined]
+    words, leaves = take([boxes, torch.nn.Parameter(torch.ones(2))])
+    again, parameter = Layout(words).put([x.copy() for x in leaves])
+    assert type(again) is Boxes
+    assert again.canvas_size == (3, 4)
+    assert torch.equal(again, boxes)
+    assert type(parameter) is torch.nn.Parameter
+    assert take([boxes])[0] == take([again])[0]
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "1", "P", "I;16", "F"])

@@ -41,7 +41,7 @@ def take(sample: Any, dense: bool = False) -> tuple[str, list[Leaf]]:
 
     Args:
         sample: any object.
-        dense: tensors may come back with another stride, as they do from a collate function.
+        dense: tensors lie in the order of their dimensions, whatever their strides, so that they can be stacked.
 
     Example:
         >>> words, leaves = take((torch.zeros(2, dtype=torch.uint8), 7))
@@ -66,6 +66,9 @@ def _take(x: Any, out: list[Leaf], dense: bool) -> list[Any]:
         return _number(np.uint8(x), "?", out)
     if x is None:
         return ["0"]
+    if isinstance(x, torch.Tensor) and _simple(x) and _class(_name(kind), torch.Tensor) is kind:
+        held = _take(x.__dict__, out, dense)  # torchvision's tv_tensors keep a format, a canvas' size
+        return ["T", _name(kind), held, _take_tensor(x.as_subclass(torch.Tensor), out, dense)]
     if kind is str:
         out.append(np.frombuffer(x.encode("utf-8", "surrogatepass"), np.uint8))
         return ["s"]
@@ -108,21 +111,26 @@ def _number(x: Any, word: str, out: list[Leaf]) -> list[Any]:
     return [word]
 
 
-def _take_tensor(t: torch.Tensor, out: list[Leaf], dense: bool) -> list[Any]:
+def _simple(t: torch.Tensor) -> bool:
     plain = t.is_cpu and t.layout is torch.strided and not t.is_quantized and not t.requires_grad and not t.is_nested
-    if not plain or t.is_conj() or t.is_neg():
+    return plain and not t.is_conj() and not t.is_neg()
+
+
+def _take_tensor(t: torch.Tensor, out: list[Leaf], dense: bool) -> list[Any]:
+    if not _simple(t):
         if not t.is_cpu:
             raise CacheError(f"a sample has a tensor on {t.device}; what is kept lies in memory: move it in augment")
         return _pickled(t, out)
-    if not t.is_contiguous() and not dense:
+    words = ["t", str(t.dtype)[6:], list(t.shape)]
+    if not t.is_contiguous():
         strides = t.stride()
         order = sorted(range(t.ndim), key=lambda d: (-strides[d], d))
-        if t.permute(order).is_contiguous():
-            out.append(_bytes(t.permute(order)))
-            return ["t", str(t.dtype)[6:], list(t.shape), list(t.stride())]
+        if t.permute(order).is_contiguous():  # dense, in another order
+            out.append(_bytes(t.contiguous() if dense else t.permute(order)))
+            return [*words, list(t.contiguous().stride()), list(strides)] if dense else [*words, list(strides)]
     t = t.contiguous()
     out.append(_bytes(t))
-    return ["t", str(t.dtype)[6:], list(t.shape), list(t.stride())]
+    return [*words, list(t.stride())]
 
 
 def _bytes(t: torch.Tensor) -> Leaf:
@@ -170,14 +178,14 @@ def _imported_as(main: str) -> str:
     return os.path.splitext(os.path.basename(getattr(module, "__file__", None) or main))[0]
 
 
-def _class(name: str) -> Any:
+def _class(name: str, of: type = tuple) -> Any:
     """A class that is there already; nothing is imported for a name from a file."""
     module, _, path = name.partition(":")
     found: Any = next((sys.modules[m] for m in MAIN if m in sys.modules and _imported_as(m) == module), None)
     found = found or sys.modules.get(module)
     for part in path.split("."):
         found = getattr(found, part, None)
-    named = isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")
+    named = isinstance(found, type) and issubclass(found, of) and (of is not tuple or hasattr(found, "_fields"))
     return found if named else None
 
 
@@ -267,11 +275,16 @@ class Layout:
             return lambda x: _class(name)(*[make(x) for make in parts])  # a notebook may have made it anew
         if word == "0":
             return lambda x: None
+        if word == "T":
+            if _class(str(tree[1]), torch.Tensor) is None or tree[3][0] != "t":
+                raise KeyError(f"there is no kind of tensor {tree[1]!r} in this run")
+            held, data, kind = self._maker(tree[2]), self._maker(tree[3]), str(tree[1])
+            return lambda x: _dressed(data(x), _class(kind, torch.Tensor), held(x))
         return self._leaf_maker(word, tree)
 
     def _leaf_maker(self, word: str, tree: Any) -> Callable[[Sequence[Leaf]], Any]:
         if word == "t":
-            return self._tensor(_DTYPES[tree[1]], _naturals(tree[2]), _naturals(tree[3]))
+            return self._tensor(_DTYPES[tree[1]], _naturals(tree[2]), *map(_naturals, tree[3:5]))
         if word == "a":
             return self._array(np.dtype(tree[1]), _naturals(tree[2]), tuple(int(n) for n in tree[3]))
         if word in "if?g" and len(word) == 1:
@@ -297,13 +310,21 @@ class Layout:
             return lambda x: pickle.loads(x[j])
         raise KeyError(f"{word!r} is no word for a leaf")
 
-    def _tensor(self, dtype: torch.dtype, shape: Any, strides: Any) -> Callable[[Sequence[Leaf]], Any]:
+    def _tensor(self, dtype: torch.dtype, shape: Any, strides: Any, own: Any = None) -> Callable[[Sequence[Leaf]], Any]:
         numel = int(np.prod(shape, dtype=np.int64))
         _within(shape, strides, numel)
         j = self._leaf(numel * dtype.itemsize, dtype, shape, strides)
         if not numel:
             return lambda x: torch.empty_strided(shape, strides, dtype=dtype)
-        return lambda x: torch.from_numpy(x[j].copy()).view(dtype).as_strided(shape, strides)
+        if own is None:
+            return lambda x: torch.from_numpy(x[j].copy()).view(dtype).as_strided(shape, strides)
+        _within(shape, own, numel)
+
+        def make(x: Sequence[Leaf]) -> torch.Tensor:
+            dense = torch.from_numpy(x[j].copy()).view(dtype).as_strided(shape, strides)
+            return torch.empty_strided(shape, own, dtype=dtype).copy_(dense)
+
+        return make
 
     def _array(self, dtype: Any, shape: Any, strides: Any) -> Callable[[Sequence[Leaf]], Any]:
         if dtype.kind not in _SIMPLE:
@@ -331,6 +352,12 @@ class Layout:
             return image
 
         return make
+
+
+def _dressed(t: torch.Tensor, kind: Any, held: Any) -> torch.Tensor:
+    out: torch.Tensor = t.as_subclass(kind)
+    out.__dict__.update(held)
+    return out
 
 
 def _stacks(tree: Any) -> bool:

@@ -6,6 +6,7 @@ A walk over attributes, items, closures, defaults and the globals that code refe
 from __future__ import annotations
 
 import dis
+import enum
 import functools
 import hashlib
 import multiprocessing.sharedctypes
@@ -167,6 +168,8 @@ class _Walk:
             self.out.values[path] = digest(x)
         elif isinstance(x, types.ModuleType) or x is os.environ:  # which of them are asked for nobody knows
             pass
+        elif isinstance(x, enum.Enum):
+            self.out.values[path] = str(x)
         elif isinstance(x, (os.PathLike, re.Pattern)):  # not what they remember of themselves
             self.out.values[path] = os.fspath(x) if isinstance(x, os.PathLike) else (x.pattern, x.flags)
         elif isinstance(x, (types.FunctionType, types.MethodType, functools.partial)):
