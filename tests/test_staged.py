@@ -82,9 +82,20 @@ WORKERS: list[dict[str, Any]] = [
     {"num_workers": 2, "worker_method": "thread"},
 ]
 WORKER_IDS = ["inline", "fork", "persistent", "spawn", "thread"]
+SPAWN = 3  # its place above; seconds each, so most of these are for the slow suite
 
 
-@pytest.mark.parametrize("settings", WORKERS, ids=WORKER_IDS)
+def settings_with(*, fast: bool, threads: bool = True) -> list[Any]:
+    """All of ``WORKERS``; those that spawn are slow unless ``fast``."""
+    marks = [pytest.mark.slow]
+    return [
+        pytest.param(w, id=name, marks=marks if k == SPAWN and not fast else [])
+        for k, (w, name) in enumerate(zip(WORKERS, WORKER_IDS, strict=True))
+        if threads or w.get("worker_method") != "thread"
+    ]
+
+
+@pytest.mark.parametrize("settings", settings_with(fast=False))
 @pytest.mark.parametrize("kind", ["tensor", "strides", "dict", "odd"])
 def test_a_cached_epoch_is_the_uncached_one_to_the_bit(settings: dict[str, Any], kind: str) -> None:
     collate = {"collate_fn": stay} if kind == "odd" else {}
@@ -103,7 +114,7 @@ def keep(sample: Any) -> Any:
     return sample
 
 
-@pytest.mark.parametrize("settings", [w for w in WORKERS if w.get("worker_method") != "thread"], ids=WORKER_IDS[:4])
+@pytest.mark.parametrize("settings", settings_with(fast=True, threads=False))
 def test_random_augmentation_is_the_same_with_and_without_a_cache(settings: dict[str, Any]) -> None:
     without = stoker.Staged(Source(), prepare=keep, augment=flip, cache=None)
     staged = stoker.Staged(Source(), prepare=keep, augment=flip, cache_budget="20MB")
@@ -112,7 +123,7 @@ def test_random_augmentation_is_the_same_with_and_without_a_cache(settings: dict
     assert without.account.filled == 0
 
 
-@pytest.mark.parametrize("settings", WORKERS, ids=WORKER_IDS)
+@pytest.mark.parametrize("settings", settings_with(fast=False))
 def test_a_batch_is_augmented_once(settings: dict[str, Any]) -> None:
     without = stoker.Staged(Source(), prepare=keep, augment_batch=flip_batch, cache=None)
     staged = stoker.Staged(Source(), prepare=keep, augment_batch=flip_batch, cache_budget="20MB")
@@ -201,7 +212,7 @@ class Sized(Source):
         return torch.full((self.size,), i)
 
 
-@pytest.mark.parametrize("settings", WORKERS, ids=WORKER_IDS)
+@pytest.mark.parametrize("settings", settings_with(fast=False))
 def test_a_dataset_that_is_changed_between_epochs_begins_a_new_cache(settings: dict[str, Any]) -> None:
     if settings.get("persistent_workers"):
         pytest.skip("persistent workers have the dataset as it was, and stoker says so")
@@ -396,3 +407,58 @@ def test_words_from_elsewhere_do_no_harm() -> None:
     ):
         with pytest.raises(CacheError):
             Layout(words, trusted=False)
+
+
+class Flat(Dataset[Any]):
+    """Samples that compress well, or not at all."""
+
+    def __init__(self, well: bool) -> None:
+        self.well = well
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, i: int) -> np.ndarray[Any, Any]:
+        if self.well:
+            return np.full(4000, i % 251, np.uint8)
+        return np.random.Generator(np.random.PCG64(i)).integers(0, 256, 4000, np.uint8)
+
+
+def dear(sample: Any) -> Any:
+    """What takes long, so that keeping more of it pays. No sleep: a worker's time is what is looked at."""
+    for _ in range(300):
+        np.sort(np.arange(2000)[::-1])
+    return sample
+
+
+@pytest.mark.parametrize(
+    ("well", "prepare", "cache", "compressed"),
+    [
+        (True, dear, "auto", True),
+        (False, dear, "auto", False),
+        (True, keep, "auto", False),  # cheaper to make than to take out again
+        (True, dear, "ram", False),
+        (True, keep, "compressed", True),
+    ],
+    ids=["pays", "does not shrink", "costs nothing", "not asked for", "asked for"],
+)
+def test_samples_are_compressed_where_the_set_does_not_fit_and_that_pays(
+    well: bool, prepare: Any, cache: str, compressed: bool
+) -> None:
+    budget = 400 * 4000 // 3
+    staged = stoker.Staged(Flat(well), prepare=prepare, cache=cache, cache_budget=budget)
+    plain = Flat(well)
+    for _ in range(2):
+        for i, batch in enumerate(stoker.DataLoader(staged, 50, num_workers=0)):
+            assert all(np.array_equal(batch[k], plain[i * 50 + k]) for k in range(0, 50, 7))
+    account = staged.account
+    assert account.compressed is compressed, staged.report
+    assert account.nbytes <= budget
+    assert (account.filled == 400) if compressed else (100 < account.filled < 140)
+
+
+def test_what_fits_is_not_compressed() -> None:
+    staged = stoker.Staged(Flat(True), prepare=dear, cache_budget="10MB")
+    list(stoker.DataLoader(staged, 50))
+    assert not staged.account.compressed
+    assert staged.account.filled == 400
