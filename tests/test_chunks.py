@@ -464,7 +464,8 @@ def test_rows_are_brought_in_and_let_go(file: Path, mode: str, begin: int) -> No
     assert in_memory(file)[pages_of(2000, 2999)].all()
     drop_rows(rows, 2100 - begin, 2899 - begin)
     there = in_memory(file)
-    assert there[pages_of(2100, 2899)][1:-1].all() == (mode == "c")
+    kept = there[pages_of(2100, 2899)].mean()
+    assert kept == 1 if mode == "c" else kept < 0.02
     assert there[pages_of(2000, 2099)].all()
     assert there[pages_of(2900, 2999)].all()
     assert (rows[:, 0] == np.arange(begin, 4096)).all()
@@ -484,7 +485,7 @@ def test_of_a_mapped_file_only_the_window_stays_in_memory(file: Path, method: st
     size, resident = 128, 4  # a megabyte each
     loader = stoker.DataLoader(
         rows,
-        32,
+        8,
         sampler=ChunkSampler(rows, size, resident),
         num_workers=2 if method == "thread" else 0,
         worker_method="thread" if method == "thread" else "process",
@@ -495,9 +496,7 @@ def test_of_a_mapped_file_only_the_window_stays_in_memory(file: Path, method: st
         seen += batch[:, 0].tolist()
         most = max(most, float(in_memory(file).sum()) * mmap.PAGESIZE)
     assert sorted(seen) == list(range(4096))
-    # what a fault reads along with its page may be of a chunk that is not wanted: with threads, of one just dropped
-    spare = 1 << 20 if method == "inline" else 12 << 20
-    assert most <= (resident + 2) * size * 8192 + spare
+    assert most < (resident + 2) * size * 8192 + (1 << 20)  # the header, and pages on two chunks' border
     assert not readers()
 
 
@@ -511,6 +510,11 @@ def test_processes_that_have_rows_mapped_keep_them(file: Path) -> None:
 
 def test_what_lies_otherwise_is_left_alone(file: Path) -> None:
     rows = mapped(file)
-    for other in (rows[::2], rows.T, np.asarray(rows), rows + 1, rows[:0]):
+    for other in (rows[::2], rows.T, np.asarray(rows), rows + 1, rows.copy(), rows[:0]):
         assert Readahead.of(other) is None
+        with pytest.raises(UsageError):
+            drop_rows(other, 0, 0)
     assert Readahead.of(rows) is not None
+    for first, last in ((-1, 5), (5, 4), (0, 4096)):
+        with pytest.raises(UsageError, match="of 4,096"):
+            drop_rows(rows, first, last)

@@ -201,9 +201,13 @@ class Readahead:
         >>> class Files(torch.utils.data.Dataset):
         ...     def __init__(self, paths):
         ...         self.paths = paths
+        ...     def __len__(self):
+        ...         return len(self.paths)
+        ...     def __getitem__(self, i):
+        ...         return self.paths[i].read_bytes()
         ...     def read_ahead(self, first, last):
         ...         for path in self.paths[first : last + 1]:
-        ...             path.read_bytes()
+        ...             path.read_bytes()  # from now on in the page cache
     """
 
     def __init__(
@@ -306,19 +310,31 @@ def _madvise() -> Any:
     return advise
 
 
+def _bytes_of(array: Any, first: int, last: int) -> tuple[int, int]:
+    """Where rows begin and end in this process. Checked, for what is dropped beside a mapping is lost."""
+    if not _mapped(array):
+        raise UsageError("rows are read ahead of a C-contiguous numpy.memmap, on Linux")
+    if not 0 <= first <= last < len(array):
+        raise UsageError(f"rows {first} to {last} of {len(array):,}")
+    row = array.nbytes // len(array)
+    return array.ctypes.data + first * row, array.ctypes.data + (last + 1) * row
+
+
 def read_rows(array: Any, first: int, last: int) -> None:
     """Brings rows of a mapped file into memory, and into this process' page table. For a ``read_ahead`` of your own.
 
     All of it is asked for at once (``MADV_WILLNEED``) and then waited for (``MADV_POPULATE_READ``, madvise(2); a kernel
-    before 5.14 only asks).
+    before 5.14 only asks). The interpreter's lock is not held.
 
     Args:
-        array: a C-contiguous ``numpy.memmap`` of a file, on Linux.
+        array: a C-contiguous ``numpy.memmap``, on Linux.
         first, last: rows, both included.
+
+    Raises:
+        UsageError: another array, or rows it has not.
     """
-    row = array.nbytes // len(array)
-    begin = array.ctypes.data + first * row
-    begin, end = begin // mmap.PAGESIZE * mmap.PAGESIZE, begin + (last + 1 - first) * row
+    begin, end = _bytes_of(array, first, last)
+    begin = begin // mmap.PAGESIZE * mmap.PAGESIZE
     for at in range(begin, end, PIECE):
         _madvise()(at, min(PIECE, end - at), mmap.MADV_WILLNEED)
     _madvise()(begin, end - begin, MADV_POPULATE_READ)
@@ -329,16 +345,16 @@ def drop_rows(array: Any, first: int, last: int) -> None:
     (madvise(2), posix_fadvise(2)). Nothing written is lost; pages that other rows share stay.
 
     Args:
-        array: a C-contiguous ``numpy.memmap`` of a file, on Linux.
+        array: a C-contiguous ``numpy.memmap``, on Linux.
         first, last: rows, both included.
+
+    Raises:
+        UsageError: another array, or rows it has not.
     """
-    if array.mode == "c":
-        return  # pages written to belong to this process alone: dropped, they would be lost
-    row, page = array.nbytes // len(array), mmap.PAGESIZE
-    begin, end = array.ctypes.data + first * row, array.ctypes.data + (last + 1) * row
-    begin, end = -(-begin // page) * page, end // page * page
-    if begin >= end:
-        return
+    begin, end = _bytes_of(array, first, last)
+    begin, end = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if array.mode == "c" or begin >= end:
+        return  # "c": pages written to are this process' alone, and dropped they would be lost
     _madvise()(begin, end - begin, mmap.MADV_DONTNEED)
     start = np.frombuffer(array._mmap, np.uint8).ctypes.data  # where the mapping begins
     at = begin - start + array.offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
@@ -382,7 +398,7 @@ def quality(order: Iterable[int], n: int, chunk_size: int | None = None, batch_s
 
     Example:
         >>> quality(range(1000), 1000, chunk_size=100, batch_size=10)
-        Quality(rank_correlation=1.0, distance=0.7, neighbours=10.090909090909092)
+        Quality(rank_correlation=1.0, distance=0.7, neighbours=10.090909090909)
     """
     indices = np.asarray(order if isinstance(order, np.ndarray) else list(order), np.int64)
     m = len(indices)
@@ -406,4 +422,5 @@ def quality(order: Iterable[int], n: int, chunk_size: int | None = None, batch_s
     pairs = float((together * (together - 1)).sum()) / max(1, full)
     every = np.bincount(chunk).astype(float)
     uniform = batch_size * (batch_size - 1) * float((every * (every - 1)).sum()) / (m * (m - 1))
-    return Quality(round(correlation, 12), round(float(np.mean(apart)), 12), pairs / uniform if uniform else 1.0)
+    ratio = pairs / uniform if uniform else 1.0
+    return Quality(*(round(x, 12) for x in (correlation, float(np.mean(apart)), ratio)))
