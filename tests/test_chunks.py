@@ -58,7 +58,7 @@ def readers() -> list[threading.Thread]:
 # -- the order
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     n=st.integers(1, 300) | st.integers(4000, 9000),
     size=st.integers(1, 40) | st.integers(1, 10_000) | st.none(),

@@ -209,13 +209,13 @@ def run(code: str) -> str:
 
 
 def test_importing_costs_less_than_fifty_milliseconds_more_than_torch() -> None:
-    """The least of five processes, on a machine where importing torch takes a second; as a part of that, for a machine
+    """One of five processes, on a machine where importing torch takes a second; as a part of that, for a machine
     that is slow at the moment."""
     code = (
         "import time; a = time.perf_counter(); import torch; b = time.perf_counter(); import stoker; stoker.DataLoader;"
         "print((time.perf_counter() - b) / max(1.0, b - a))"
     )
-    assert min(float(run(code)) for _ in range(5)) < 0.05
+    assert any(float(run(code)) < 0.05 for _ in range(5))
 
 
 def test_the_command_line_does_not_import_torch() -> None:

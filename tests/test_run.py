@@ -93,7 +93,7 @@ def test_a_loop_that_does_not_wait_is_healthy(tmp_path: Path) -> None:
 def test_loading_in_the_main_process_is_named(tmp_path: Path) -> None:
     stoker(tmp_path, script(tmp_path, workers=0, nap=0.002, step=0.005))
     r = report(tmp_path)
-    assert [f["cause"] for f in r["findings"]] == ["main_process_loading"]
+    assert [f["cause"] for f in r["findings"] if not f["change"].get("staged")] == ["main_process_loading"]
     assert r["findings"][0]["predicted_speedup"] >= 1
     assert 0 < r["findings"][0]["share"] <= 1
 
@@ -107,7 +107,7 @@ def test_apply_and_compare(tmp_path: Path) -> None:
     r = report(tmp_path)
     (name,) = (e["name"] for e in r["loaders"])
     assert r["applied"]["before"]["loaders"] == first["loaders"]
-    assert r["applied"]["settings"][name]["from"] == {"num_workers": 1}
+    assert r["applied"]["settings"][name]["from"]["num_workers"] == 1
     assert r["applied"]["settings"][name]["to"]["num_workers"] > 1  # it sleeps: more workers than cores pay
     assert r["applied"]["speedup"][name] > 1
     assert r["loaders"][0]["settings"]["engine"] == "stoker"
@@ -288,6 +288,7 @@ def test_no_write_access(tmp_path: Path) -> None:
     assert stoker(tmp_path, "--json", tmp_path / "ro" / "r.json", path).returncode == 2
 
 
+@pytest.mark.slow
 def test_commands_that_start_python_themselves(tmp_path: Path) -> None:
     package = tmp_path / "pkg"
     package.mkdir()

@@ -23,7 +23,7 @@ from . import trace
 from .test_same_batches import draw
 
 
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+@pytest.mark.parametrize("context", [pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])
 @pytest.mark.parametrize("persistent", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_same_under_other_contexts(context: str, persistent: bool) -> None:
     for kind in ("augmented", "dict"):

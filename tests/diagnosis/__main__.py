@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import shlex
 import statistics
@@ -76,8 +77,12 @@ def applied(name: str) -> tuple[float, float] | None:
             subprocess.run(line, cwd=folder, env=env, capture_output=True, timeout=LIMIT_S, check=True)
             found = json.loads((Path(folder) / "r.json").read_text())
         before, measured = found["applied"]["before"], list(found["applied"]["speedup"].values())
-        predicted = [f["predicted_speedup"] for f in before["findings"] if f["cause"] in MENDED]
-        return (predicted[0], measured[0]) if predicted and predicted[0] and measured else None
+        predicted = [
+            f["predicted_speedup"] for f in before["findings"] if f["cause"] in MENDED and not f["change"].get("staged")
+        ]
+        kept = [f["predicted_speedup"] for f in before["findings"] if f["change"].get("staged")]  # that comes on top
+        predicted = [math.prod([*predicted[:1], *kept[:1]])] if predicted or kept else []
+        return (predicted[0], measured[0]) if predicted and measured else None
 
 
 def right(name: str, causes: list[str]) -> bool:

@@ -10,7 +10,7 @@ from stoker.doctor.verdict import CAUSES
 
 from .__main__ import HERE, TRUTH, NotHere, report, right
 
-QUICK = ("main_process_python", "slow_transform_composed")
+QUICK = ("slow_transform_composed",)
 
 
 def found(name: str) -> list[str]:

@@ -221,7 +221,7 @@ def _lines(t: Search, s: Setting) -> tuple[dict[str, str], Setting]:
             key=lambda k: (k.num_workers, k.prefetch_factor),
         )
         theirs = replace(best, pin_memory=s.pin_memory, persistent_workers=s.persistent_workers)
-    shuffle = "RandomSampler" in type(t.loader.sampler).__name__ or "Feistel" in type(t.loader.sampler).__name__
+    shuffle = any(n in type(t.loader.sampler).__name__ for n in ("RandomSampler", "Feistel", "Chunk"))
     return {
         "torch": f"DataLoader({_arguments(theirs, shuffle)})",
         "stoker": f"stoker.DataLoader({_arguments(s, shuffle, own=True)})",
