@@ -76,6 +76,7 @@ bench: $(STAMP) ## stoker against torch, alternated in one run
 	@$(PY) examples/make_photos.py --out examples/data
 	@$(PY) -m benchmarks run
 	@$(PY) -m benchmarks.observe
+	@$(PY) -m benchmarks.staging run
 
 bench-gpu: $(STAMP) ## the same with a device; says so where there is none
 	@$(PY) -m benchmarks gpu

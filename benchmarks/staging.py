@@ -228,11 +228,11 @@ def run(a: argparse.Namespace) -> int:
             command = [sys.executable, "-W", "ignore", "-m", "benchmarks.staging", "one", name]
             p = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
             lines += [{"contestant": name, "round": r, **json.loads(x)} for x in p.stdout.splitlines()]
+            out.write_text("".join(json.dumps(x) + "\n" for x in lines))
             print(f"round {r + 1}/{a.rounds} {name}: {p.returncode}", file=sys.stderr)
             if p.returncode:
                 print(p.stderr, file=sys.stderr)
                 return 1
-    out.write_text("".join(json.dumps(x) + "\n" for x in lines))
     print(table(lines[1:]))
     print(f"raw lines: {out}")
     return 0
@@ -242,7 +242,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.staging", description=__doc__)
     commands = parser.add_subparsers(required=True)
     r = commands.add_parser("run", help="measure, in turns")
-    r.add_argument("--rounds", type=int, default=5)
+    r.add_argument("--rounds", type=int, default=3, help="of 80 s or more (default: 3)")
     r.add_argument("--json", type=Path)
     r.set_defaults(act=run)
     p = commands.add_parser("psnr", help="what decoding small changes")

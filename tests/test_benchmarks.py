@@ -20,6 +20,7 @@ def benchmarks(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=200)
 
 
+@pytest.mark.slow
 def test_a_quick_round(tmp_path: Path) -> None:
     raw = tmp_path / "raw.jsonl"
     p = benchmarks(

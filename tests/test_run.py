@@ -479,6 +479,7 @@ def test_no_line_where_nothing_moved() -> None:
         ticker.stop()
 
 
+@pytest.mark.slow
 def test_scalars_for_tensorboard(tmp_path: Path) -> None:
     accumulate = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     path = script(tmp_path, nap=0.01, step=0.02)
