@@ -191,6 +191,7 @@ def test_the_public_names() -> None:
         "tune",
         "uninstall",
         "watch",
+        "worth",
     ]
     assert sorted(stoker.__all__) == stoker.__all__
     for name in ("install", "uninstall", "installed"):

@@ -160,6 +160,37 @@ def test_torchs_own_loader_takes_it() -> None:
         assert len(next(iter(torch.utils.data.DataLoader(batchwise, 8, num_workers=1)))) == 2
 
 
+def test_what_is_augmented_by_the_batch_is_never_left_unaugmented() -> None:
+    staged = stoker.Staged(Source(), prepare=keep, augment_batch=flip_batch, cache_budget="20MB")
+    joined = torch.utils.data.ConcatDataset([staged, staged])
+    for settings in ({"num_workers": 0}, {"num_workers": 1}, {"num_workers": 1, "worker_method": "thread"}):
+        with pytest.raises(UsageError, match="augment_batch"):
+            next(iter(stoker.DataLoader(staged, batch_size=None, **settings)))
+        if settings["num_workers"]:
+            with pytest.raises(UsageError, match="augment_batch"):
+                next(iter(stoker.DataLoader(joined, 8, **settings)))
+    assert staged[0][0].dtype is torch.uint8  # to look at one is no mistake
+
+
+class OwnChance(Source):
+    """Draws from a generator of its own, whatever prepare does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = np.random.default_rng(0)
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.tensor(self.rng.random())
+
+
+def test_a_dataset_that_draws_is_not_frozen_by_a_prepare_that_does_not() -> None:
+    staged = stoker.Staged(OwnChance(), prepare=keep, cache_budget="1MB")
+    with pytest.warns(StokerWarning, match="its own random generator"):
+        values = {float(staged[0]) for _ in range(20)}
+    assert len(values) == 20
+    assert staged.account.filled == 0
+
+
 def test_what_is_handed_out_is_the_users() -> None:
     staged = stoker.Staged(Source(), prepare=keep, cache_budget="20MB")
     first = [staged[i] for i in range(N)]
@@ -234,6 +265,10 @@ def test_a_changed_dataset_is_noticed_without_anybody_saying_that_an_epoch_begin
     assert {b.shape[1] for b in loader} == {2}
     data.size = 3
     assert {b.shape[1] for b in loader} == {3}
+    staged._next_look = 0.0
+    with pytest.warns(StokerWarning, match="nothing of it is served: size is 3"):
+        sample = staged[0]
+    assert sample.shape == (3,)
 
 
 def test_indices_that_are_no_numbers_go_past_the_cache() -> None:

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import stoker
+from stoker import worth
 from stoker.doctor.verdict import diagnose
 from stoker.report import diff
-from stoker.staging.worth import worth
 
 from .test_doctor import entry
 

@@ -19,8 +19,9 @@ __all__ = [
     "tune",
     "uninstall",
     "watch",
+    "worth",
 ]
-_MODULES = ("image",)  # stoker.image.read
+_MODULES = ("chunks", "image")  # stoker.image.read
 _ROOMS = {
     "StokerError": ".errors",
     "StokerWarning": ".errors",
@@ -33,9 +34,11 @@ _ROOMS = {
     "split": ".staging.border",
     "tune": ".tuning.entry",
     "watch": ".session",
+    "worth": ".staging.worth",
 }  # all else is in .loader
 
 if TYPE_CHECKING:
+    from . import chunks as chunks
     from . import image as image
     from .chunks import ChunkSampler
     from .collate import empty
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from .source import FeistelSampler
     from .staging.border import split
     from .staging.staged import Staged
+    from .staging.worth import worth
     from .stats import mean_std
     from .tuning.entry import tune
 

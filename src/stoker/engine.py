@@ -23,7 +23,7 @@ from .metrics import LoaderMetrics
 from .objects import big
 from .options import AutoWorkers, Budget, Measured, parse_bytes
 from .source import order
-from .stage import batches, staged_in
+from .stage import alone, batches, staged_in
 
 logger = logging.getLogger(__name__)
 LEASE_SHARE = 4  # the consumer may keep a quarter of the granted memory in slots; beyond that batches are copied out
@@ -98,6 +98,8 @@ def get_iterator(loader: Any) -> Any:
     staged = staged_in(loader.dataset)
     if staged is not None:
         staged._begin()
+        if not loader._auto_collation:
+            alone(loader.dataset)
     if loader.num_workers == 0 or not SUPPORTED:
         it: Any = torch_get_iterator(loader)
         if loader.num_workers == 0:

@@ -49,6 +49,7 @@ class Stages:
 def _map(dataset: Any, auto_collation: bool, collate: SlotCollate) -> Callable[[Any], Any]:
     """torch's ``_MapDatasetFetcher`` with its look-ups done once and not once a sample."""
     if not auto_collation:
+        alone(dataset)
         return lambda index: collate(dataset[index])
     staged = batches(dataset, collate, collate.select, collate.fn)
     if staged is not None:
@@ -66,6 +67,13 @@ def staged_in(dataset: Any) -> Any:
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return dataset if hasattr(type(dataset), "_stoker_batches") else None
+
+
+def alone(dataset: Any) -> None:
+    """Samples are asked for one by one: an error where a staged dataset wants whole batches."""
+    staged = staged_in(dataset)
+    if staged is not None and staged.augment_batch is not None:
+        staged._no_batch()
 
 
 def batches(dataset: Any, collate: Any, select: Any, fn: Any) -> Callable[[Any], Any] | None:

@@ -149,10 +149,6 @@ class Folder:
             os.rename(self.path, final)
         self.path = final
 
-    @property
-    def manifest(self) -> dict[str, Any]:
-        return manifest_of(self.path)
-
 
 def _header_of(fd: int) -> int:
     return 10 + int.from_bytes(os.pread(fd, 2, 8), "little")  # NEP 1: magic, version, length of the header

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import threading
@@ -67,6 +68,8 @@ class Memory:
     kind = "RAM"
 
     def __init__(self, nbytes: int) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise OSError(errno.ENOSYS, "memory that workers share is only on Linux yet")
         fd = os.memfd_create("stoker-cache", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, nbytes)

@@ -12,8 +12,7 @@ and entered nothing.
 from __future__ import annotations
 
 import contextlib
-import json
-import sys
+import platform
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -41,8 +40,7 @@ ENOUGH = 16  # samples, at most, that are waited for before it is decided how sa
 STATE, COUNT, ROWS, TAKEN, HEAP, FILLED, USED, BUDGET = range(8)
 WORDS_LEN, REASON_LEN, WHOLE, PREPARED, PREPARE_NS, LOOKED, TRIED, SQUEEZED = range(8, 16)
 OPEN, ROWED, HEAPED, SHUT = range(4)  # STATE: undecided; rows and heap; heap only; not used, and there is a reason
-_ORDERED = sys.platform != "linux" or __import__("platform").machine() in ("x86_64", "AMD64")
-
+_ORDERED = platform.machine() in ("x86_64", "AMD64")  # where stores are seen in the order in which they were made
 
 Samples = dict[int, tuple[str, list[Leaf]]]
 
@@ -186,7 +184,7 @@ class Store:
                 pass
         at: np.ndarray[Any, Any] = self.place[indices]
         if self._seen is not None and at.any():
-            if not self._ready():
+            if not self.ready():
                 return np.zeros_like(at)
             for k in np.flatnonzero((at != 0) & (self._seen[indices] == 0)).tolist():
                 if not self._whole(int(indices[k]), int(at[k])):
@@ -228,7 +226,7 @@ class Store:
     @property
     def layout(self) -> Layout | None:
         """The make of the rows, once there are any."""
-        return self._layout if self._ready() and self._columns else None
+        return self._layout if self.ready() and self._columns else None
 
     @property
     def columns(self) -> list[torch.Tensor]:
@@ -237,7 +235,7 @@ class Store:
 
     def read(self, at: int) -> Any:
         """The sample at what ``where`` said; its memory is its own."""
-        self._ready()
+        self.ready()
         if at > 0:
             assert self._layout is not None
             return self._layout.put([c[at - 1] for c in self._columns])
@@ -294,7 +292,7 @@ class Store:
                 self._decide(samples)
             if head[STATE] == SHUT or head[REASON_LEN]:
                 return samples
-        self._ready()
+        self.ready()
         blocks = self._blocks_of(samples)
         with self.medium.lock():
             try:
@@ -380,15 +378,11 @@ class Store:
         return bool(self._head[FILLED] == self.samples)
 
     def ready(self) -> bool:
-        """Maps what is there. Returns whether anything is.
+        """Maps what has been decided, by whomever. Returns whether anything has.
 
         Raises:
             CacheError: files that are damaged.
         """
-        return self._ready()
-
-    def _ready(self) -> bool:
-        """Maps what has been decided, by whomever."""
         if self._heap is not None:
             return True
         state = self._head[STATE]
@@ -506,8 +500,3 @@ def describe(account: Account) -> str:
     words = f"{account.filled:,} of {account.samples:,} samples ({share:.0%}) in {account.nbytes / 1e6:,.1f} MB"
     words += ", compressed" * account.compressed
     return f"{words}; {account.reason}" if account.reason else words
-
-
-def to_json(account: Account) -> str:
-    """An account as JSON."""
-    return json.dumps(account._asdict())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -43,6 +44,7 @@ def apart(fn: Callable[[], Any]) -> Any:
             parts.append(part)
     finally:
         os.close(reader)
+        os.kill(child, signal.SIGKILL)  # it is done, or nobody wants to know any more
         os.waitpid(child, 0)
     if not parts:
         raise UsageError(DIED)

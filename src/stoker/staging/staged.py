@@ -171,9 +171,13 @@ class Staged(Dataset[Any]):
         """What the samples depend on, and the files they are made from."""
         from .key import key_of
 
+        return key_of(self._walked[0], self._walked, self.samples, *self._keyed)
+
+    @property
+    def _walked(self) -> list[Any]:
+        """What is done for a sample before anything random: the dataset, and ``prepare`` where there is one."""
         base = self.dataset if self.border is None else self.border._base
-        walked = [base] if self._said[0] is None else [base, self._said[0]]
-        return key_of(base, walked, self.samples, *self._keyed)
+        return [base] if self._said[0] is None else [base, self._said[0]]
 
     def _compare(self, store: Store, folder: Folder) -> None:
         """One sample made anew: what changed without anybody's knowing is found before it is served."""
@@ -206,15 +210,20 @@ class Staged(Dataset[Any]):
         return len(self.dataset)
 
     def __getitem__(self, index: Any) -> Any:
+        if self.augment_batch is not None and torch.utils.data.get_worker_info() is not None:
+            self._no_batch()
         return self._samples([index])[0]
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
         if self.augment_batch is not None:
-            raise UsageError(
-                "augment_batch is run once on each batch, which torch's own loader has no place for: use "
-                "stoker.DataLoader, or call stoker.install() first"
-            )
+            self._no_batch()
         return self._samples(indices)
+
+    def _no_batch(self) -> None:
+        raise UsageError(
+            "augment_batch is run once on each batch, and nobody does that here: it wants stoker.DataLoader (or "
+            "stoker.install()) with a batch size, over this dataset or Subsets of it"
+        )
 
     def __getattr__(self, name: str) -> Any:
         # .classes, .targets and whatever else scripts ask of their dataset
@@ -268,7 +277,7 @@ class Staged(Dataset[Any]):
         changes = self._changes()
         if not changes and len(self.dataset) == self.samples:
             return
-        words = "; ".join(c.removeprefix("dataset[0]").removeprefix(".") for c in changes[:3]) or "its length changed"
+        words = _plainly(changes) or "its length changed"
         warnings.warn(f"What was kept of the dataset is let go: {words}.", StokerWarning, stacklevel=4)
         self._ready()
 
@@ -282,7 +291,11 @@ class Staged(Dataset[Any]):
             return None
         if time.monotonic() > self._next_look:
             began = time.monotonic()
-            self._fits = not self._changes()
+            changes = self._changes()
+            if changes and self._fits:
+                words = "The dataset is another than the one that was kept, so nothing of it is served"
+                warnings.warn(f"{words}: {_plainly(changes)}.", StokerWarning, stacklevel=6)
+            self._fits = not changes
             now = time.monotonic()
             self._next_look = now + max(CHECK_S, CHECK_SHARE * (now - began))
         return store if self._fits else None  # else not what it was filled with; the next epoch begins a new one
@@ -299,7 +312,7 @@ class Staged(Dataset[Any]):
         at = where.tolist()
         prepared = [fresh[k] if k in fresh else store.read(at[k]) for k in range(len(at))]
         augment = self._augment
-        return prepared if augment is None else [x.value if type(x) is _Made else augment(x) for x in prepared]
+        return prepared if augment is None else [augment(x) for x in prepared]
 
     def where(self, store: Tiers, indices: Sequence[Any]) -> np.ndarray[Any, Any] | None:
         """Where the samples of a batch lie in the store; None for indices that are no numbers."""
@@ -337,7 +350,7 @@ class Staged(Dataset[Any]):
             try:
                 out[k] = self._prepare(indices[k])
             except Unjudged:
-                out[k] = _Made(self.dataset[indices[k]]) if self._augment else self.dataset[indices[k]]
+                out[k] = self.dataset[indices[k]]  # then nothing is random, and a sample is kept whole or not at all
                 continue
             spent += time.perf_counter_ns() - began
             try:
@@ -377,10 +390,7 @@ class Staged(Dataset[Any]):
 
     def _generators(self) -> list[Any]:
         if self._owned[0] != os.getpid():
-            walked = [
-                reach(part) for part in (self.border._base if self.border else self._said[0],) if part is not None
-            ]
-            self._owned = os.getpid(), [g for r in walked for g in r.generators.values()]
+            self._owned = os.getpid(), [g for part in self._walked for g in reach(part).generators.values()]
         return self._owned[1]
 
     def _stoker_batches(self, collate: Callable[[Any], Any], select: Any, plain: bool) -> Callable[[Any], Any]:
@@ -390,11 +400,8 @@ class Staged(Dataset[Any]):
         return Batches(self, collate, select, plain)
 
 
-class _Made:
-    """A sample that is whole already."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
+def _plainly(changes: list[str]) -> str:
+    return "; ".join(c.removeprefix("dataset[0]").removeprefix(".") for c in changes[:3])
 
 
 def _as_it_is(sample: Any) -> Any:
