@@ -23,6 +23,7 @@ from . import store as words_of
 from .folder import MANIFEST, PART, SOURCES, Folder, discard, manifest_of
 from .leaves import CacheError, Layout
 from .store import Store
+from .words import in_words
 
 NAME = re.compile(r"[A-Za-z0-9_-]+-[0-9a-f]{16}(?:\.part)?")  # what folder.open_for calls a cache
 GONE = ".gone-"  # what folder.discard moves a cache into
@@ -32,7 +33,6 @@ MAGIC, PREAMBLE = b"\x93NUMPY\x01\x00", 10  # NEP 1: magic, version, bytes of th
 HEADER = re.compile(rb"\{'descr': '[<|][iu]([1248])', 'fortran_order': False, 'shape': \((\d{1,18}),\), \} *\n")
 CONTENT_BYTES = 1 << 20  # read at once
 COMPLETE, FILLING, FULL, REFUSED, DAMAGED = "complete", "filling", "full", "refused", "damaged"
-STORED, PLACE = "stoker.staging.border:Stored", "stoker.staging.border:Place"  # what ``split`` keeps of a sample
 Tell = Callable[[int, int], None]
 
 
@@ -272,49 +272,6 @@ def sources_of(path: Path) -> Sources | None:
 def nbytes_of(path: Path) -> int:
     """Bytes that a folder's files take on the disk; holes take none."""
     return sum(_files(path).values())
-
-
-def in_words(words: str) -> str:
-    """What ``leaves.take`` says of a sample's make, for people.
-
-    Example:
-        >>> in_words('["(",[["t","uint8",[3,32,32],[1024,32,1]],["i"]]]')
-        '(uint8 tensor 3x32x32, int)'
-    """
-    try:
-        return _described(json.loads(words))
-    except (ValueError, TypeError, IndexError, KeyError, RecursionError):
-        return "cannot be read"
-
-
-def _described(tree: Any) -> str:
-    word = tree[0]
-    if word in ("(", "["):
-        inner = ", ".join(map(_described, tree[1]))
-        return f"[{inner}]" if word == "[" else f"({inner}{',' * (len(tree[1]) == 1)})"
-    if word == "{":
-        return "{" + ", ".join(f"{k!r}: {_described(v)}" for k, v in zip(tree[1], tree[2], strict=True)) + "}"
-    if word == "N" and tree[1] == STORED:
-        sample, calls = tree[2]
-        return f"{_described(sample)} from {', '.join(_called(call) for call in calls[1])}"
-    if word == "N":
-        name = str(tree[1])
-        return "augmented" if name == PLACE else f"{name[name.find(':') + 1 :]}({', '.join(map(_described, tree[2]))})"
-    if word in ("t", "a"):
-        dtype = tree[1] if word == "t" else np.dtype(tree[1]).name
-        return f"{dtype} {'tensor' if word == 't' else 'array'} {'x'.join(map(str, tree[2]))}".rstrip()
-    if word == "P":
-        return f"PIL {tree[1]} {tree[2][0]}x{tree[2][1]}"
-    if word == "g":
-        return f"NumPy {np.dtype(tree[1]).name}"
-    return {"i": "int", "f": "float", "?": "bool", "s": "str", "b": "bytes", "0": "None"}[word]
-
-
-def _called(call: Any) -> str:
-    """What a transform is to be called with."""
-    _, args, kwargs = call[1]
-    named = [f"{k}={_described(v)}" for k, v in zip(kwargs[1], kwargs[2], strict=True)]
-    return f"augment({', '.join([*map(_described, args[1]), *named])})"
 
 
 def _paths(base: Path) -> list[Path]:
