@@ -361,6 +361,28 @@ def test_conventions(data: Any, kept: int) -> None:
     assert staged.account.filled == n
 
 
+class Methods(Pictures):
+    """Its transforms are methods of its own, and others of its methods have nothing to do with a sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transform = [self.double, self.shake]
+
+    def double(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    def shake(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(())
+
+    def download(self) -> bytes:
+        return os.urandom(int(time.time()))
+
+
+def test_only_what_a_sample_goes_through_is_looked_at() -> None:
+    found = stoker.split(Methods())
+    assert [row.cached for row in found.rows] == [True, True, False], str(found)
+
+
 class Opaque(Pictures):
     def __getitem__(self, i: int) -> Any:
         return torch.full(SHAPE, float(i)) + torch.rand(())

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 DEPTH = 8
+ENTRIES = ("__call__", "forward", "__getitem__", "__getitems__")  # where a call begins
 REPR = 1000  # characters of an object that only says what it is
 WIDTH = 1000  # items of one container that are looked at
 NODES = 20_000
@@ -219,17 +220,17 @@ class _Walk:
         self._class(type(x), path, depth, own)
 
     def _class(self, cls: type, path: str, depth: int, own: bool) -> None:
-        """Class attributes are state, too; and what a class' methods name."""
-        for base in cls.__mro__:
-            if base.__module__.split(".")[0] in KNOWN - {"torchvision", "monai", "albumentations", "kornia", "timm"}:
-                continue
+        """Class attributes are state, too; and what the methods name that a call goes through."""
+        outside = KNOWN - {"torchvision", "monai", "albumentations", "kornia", "timm"}
+        bases = [base for base in cls.__mro__ if base.__module__.split(".")[0] not in outside]
+        called = _called(bases)
+        for base in bases:
             mine = base is cls and own
             for k, v in list(vars(base).items()):
-                if k.startswith("__") and k not in ("__call__", "__getitem__", "__getitems__"):
-                    continue
                 if isinstance(v, (types.FunctionType, staticmethod, classmethod, property)):
-                    self.visit(v, f"{path}.{k}", depth - 1, mine)
-                elif not callable(v):
+                    if k in called:
+                        self.visit(v, f"{path}.{k}", depth - 1, mine)
+                elif not callable(v) and not k.startswith("__"):
                     self.visit(v, f"{path}.{k}", depth - 1)
 
     def _native(self, x: Any, path: str) -> None:
@@ -364,6 +365,24 @@ def _names(code: types.CodeType) -> tuple[tuple[tuple[str, ...], bool], ...]:
     if current:
         out.append((tuple(current), False))
     return tuple(dict.fromkeys(out))
+
+
+def _called(bases: list[type]) -> set[str]:
+    """Methods that a call, or a look at an item, may come to: by the names in the code of those before."""
+    methods: dict[str, list[types.FunctionType]] = {}
+    for base in bases:
+        for k, v in vars(base).items():
+            f = v.fget if isinstance(v, property) else getattr(v, "__func__", v)
+            if isinstance(f, types.FunctionType):
+                methods.setdefault(k, []).append(f)
+    found, todo = set(), [k for k in ENTRIES if k in methods]
+    while todo:
+        k = todo.pop()
+        if k not in found:
+            found.add(k)
+            names = {n for f in methods[k] for code in _codes(f.__code__) for n in code.co_names}
+            todo += [n for n in (methods if "getattr" in names else names) if n in methods]
+    return found
 
 
 @functools.lru_cache(maxsize=4096)
