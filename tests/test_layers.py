@@ -35,7 +35,7 @@ MAY: dict[str, set[str]] = {
     "gather": set(),
     "image": BASE,
     "cache": BASE | {"machine", "transport"},
-    "staging": BASE | {"cache", "gather", "machine", "objects", "options"},
+    "staging": BASE | {"cache", "gather", "image", "machine", "objects", "options"},
     "stage": {"collate", "gather"},
     "workers": BASE | {"collate", "lifecycle", "machine", "options", "seeding", "source", "stage", "transport"},
     "scheduler": BASE | {"metrics", "options", "source", "workers"},

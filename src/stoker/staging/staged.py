@@ -112,6 +112,8 @@ class Staged(Dataset[Any]):
                 prepare = _as_it_is
             else:
                 self.border = Split(self.dataset)
+                if self.cache != "compressed" and any(self._budgets):
+                    self.border.fit(sum(self._budgets))
         if self.border is not None:
             self._prepare: Callable[[Any], Any] = self.border.prepare
             self._augment: Callable[[Any], Any] | None = None if self.border.exact else self.border.augment
