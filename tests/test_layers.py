@@ -43,8 +43,10 @@ MAY: dict[str, set[str]] = {
     "objects": set(),
     "shared": BASE,
     "iterators": BASE | {"metrics", "objects", "options", "pin", "scheduler", "source", "transport", "workers"},
-    "engine": BASE | {"gather", "iterators", "machine", "metrics", "objects", "options", "source", "stage", "workers"},
-    "loader": BASE | {"chunks", "engine", "machine", "options", "source", "workers"},
+    "resident": {"gather", "source", "stage"},
+    "engine": BASE
+    | {"gather", "iterators", "resident", "machine", "metrics", "objects", "options", "source", "stage", "workers"},
+    "loader": BASE | {"chunks", "engine", "machine", "options", "resident", "source", "workers"},
     "tuning": BASE
     | {
         "__init__",
