@@ -39,13 +39,25 @@ MAY: dict[str, set[str]] = {
     "stage": {"collate", "gather"},
     "workers": BASE | {"collate", "lifecycle", "machine", "options", "seeding", "source", "stage", "transport"},
     "scheduler": BASE | {"metrics", "options", "source", "workers"},
-    "pin": {"source", "workers"},
+    "pin": BASE | {"machine", "options", "source", "workers"},
     "objects": set(),
     "shared": BASE,
     "iterators": BASE | {"metrics", "objects", "options", "pin", "scheduler", "source", "transport", "workers"},
     "resident": {"gather", "source", "stage"},
     "engine": BASE
-    | {"gather", "iterators", "resident", "machine", "metrics", "objects", "options", "source", "stage", "workers"},
+    | {
+        "gather",
+        "iterators",
+        "machine",
+        "metrics",
+        "objects",
+        "options",
+        "pin",
+        "resident",
+        "source",
+        "stage",
+        "workers",
+    },
     "loader": BASE | {"chunks", "engine", "machine", "options", "resident", "source", "workers"},
     "tuning": BASE
     | {

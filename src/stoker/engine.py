@@ -22,6 +22,8 @@ from .gather import Gather, select
 from .metrics import LoaderMetrics
 from .objects import big
 from .options import AutoWorkers, Budget, Measured, parse_bytes
+from .pin.setup import Pinning
+from .pin.walk import pin
 from .resident import ResidentIter, resident
 from .source import order
 from .stage import alone, batches, staged_in
@@ -49,6 +51,7 @@ class LoaderState:
         iterators: those that are alive.
         controller: what changes the count of ``num_workers="auto"`` while an epoch runs.
         advised: its dataset has been looked through for lists that fork copies.
+        pinning: what is kept of ``pin_memory`` between iterators.
         hold: the count was set by ``resize`` and is not to be tuned.
         rebuild: ``resize`` wants other workers in the next epoch.
     """
@@ -63,6 +66,7 @@ class LoaderState:
         self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()
         self.controller: Any = None
         self.advised = False
+        self.pinning = Pinning()
         self.hold = self.rebuild = False
 
 
@@ -96,6 +100,10 @@ def get_iterator(loader: Any) -> Any:
         from .debug import DebugIter
 
         return DebugIter(loader)
+    state = state_of(loader)
+    if state.pinning.auto:
+        ahead = int(loader.num_workers) * (loader.prefetch_factor or 1) + 1
+        loader.pin_memory = state.pinning.decide(state.metrics.batch_bytes, ahead).on
     staged = staged_in(loader.dataset)
     if staged is not None:
         staged._begin()
@@ -112,8 +120,10 @@ def get_iterator(loader: Any) -> Any:
                 it._dataset_fetcher.fetch = Gather(it._dataset, it._dataset_fetcher.fetch)
             elif it._auto_collation and staged is not None:
                 it._dataset_fetcher.fetch = batches(it._dataset, it._collate_fn, select, it._collate_fn)
+            if it._pin_memory:
+                it._pin_memory = False  # by torch, that is: it knows no dataclasses, and fails on a device's tensors
+                it._dataset_fetcher.fetch = _pinned(it._dataset_fetcher.fetch, it._pin_memory_device)
         return it
-    state = state_of(loader)
     limits = budget(loader)
     method = _method(loader, state, limits)
     if isinstance(loader.num_workers, AutoWorkers) and state.measured is None:
@@ -129,11 +139,19 @@ def get_iterator(loader: Any) -> Any:
 
         state.noticed = Noticed()
     threads = state.noticed if method == "thread" else None
-    it = PoolIter(loader, limits, state.heaps if threads is not None else state.arenas, state.metrics, threads)
+    locker = state.pinning.locker
+    if loader.pin_memory and threads is None:
+        locker = state.pinning.lock(getattr(loader, "budget", None))
+    arenas = state.heaps if threads is not None else state.arenas
+    it = PoolIter(loader, limits, arenas, state.metrics, threads, locker if threads is None else None)
     state.iterators.add(it)
     if isinstance(loader.num_workers, AutoWorkers) and loader._dataset_kind == _DatasetKind.Map and not state.hold:
         it.tune(_tuner(loader, state))
     return it
+
+
+def _pinned(fetch: Callable[[Any], Any], device: str | None) -> Callable[[Any], Any]:
+    return lambda indices: pin(fetch(indices), device)
 
 
 def _measured(loader: Any, state: LoaderState, limits: Budget, method: str) -> Measured:

@@ -21,7 +21,9 @@ from .errors import StokerWarning
 from .metrics import LoaderMetrics
 from .objects import Look, culprit
 from .options import AutoWorkers, Budget, Knobs
-from .pin import PinnedPool
+from .pin.locked import Locker
+from .pin.thread import PinnedPool
+from .pin.walk import pin
 from .scheduler import Scheduler
 from .source import order
 from .transport.board import supported
@@ -52,6 +54,7 @@ class PoolIter(_BaseDataLoaderIter):
         arenas: the loader's shared memory between two iterators; taken from here and given back.
         metrics: the loader's numbers.
         threads: None for worker processes; for threads what is known of the loader's use of random generators.
+        locker: page-locks slots of worker processes; None: where batches are to be pinned a thread copies them.
     """
 
     def __init__(
@@ -61,8 +64,10 @@ class PoolIter(_BaseDataLoaderIter):
         arenas: list[Any],
         metrics: LoaderMetrics,
         threads: Noticed | None = None,
+        locker: Locker | None = None,
     ) -> None:
         super().__init__(loader)
+        self._locker = locker
         if not loader.prefetch_factor:
             raise AssertionError("prefetch_factor must be greater than 0 to load in worker processes")
         auto = isinstance(loader.num_workers, AutoWorkers)
@@ -99,12 +104,14 @@ class PoolIter(_BaseDataLoaderIter):
             workers = ThreadPool(spec, budget, threads, arenas)
         else:
             try:
-                workers = ProcessPool(spec, loader.multiprocessing_context or torch.multiprocessing, budget, arenas)
+                workers = ProcessPool(
+                    spec, loader.multiprocessing_context or torch.multiprocessing, budget, arenas, locker
+                )
             except (TypeError, AttributeError, pickle.PicklingError) as e:
                 warnings.warn(PICKLE_HINT, stacklevel=2)
                 raise _named(e, spec) from e
         pool: Pool = workers
-        if self._pin_memory:
+        if self._pin_memory and locker is None:
             pinned = PinnedPool(workers, self._pin_memory_device)
             self._pin_memory_thread = pinned.thread
             pool = pinned
@@ -154,6 +161,8 @@ class PoolIter(_BaseDataLoaderIter):
         self._num_workers = n
 
     def _next_data(self) -> Any:
+        if self._locker is not None:
+            self._locker.sweep()
         try:
             data = self._scheduler.next()
         except StopIteration:
@@ -162,7 +171,9 @@ class PoolIter(_BaseDataLoaderIter):
             raise
         if type(data) is ExceptionWrapper:
             data.reraise()
-        return data
+        if self._locker is None or not self._pin_memory or self._locker.over:
+            return data  # over its budget a batch that is not locked stays so: a copy would be locked, too
+        return pin(data, self._pin_memory_device)
 
     def _weigh(self) -> None:
         self._metrics.worker_pss.update(self._pss())

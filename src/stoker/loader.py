@@ -78,7 +78,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
         num_workers: int | str = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        pin_memory: bool = False,
+        pin_memory: bool | str = False,
         drop_last: bool = False,
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
@@ -114,6 +114,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             raise UsageError(f"shuffle takes True, False, None, {words}, not {shuffle!r}")
         batch_size, asked, sampler, batch_sampler = _once(batch_size, shuffle, sampler, batch_sampler)
         self._shuffle = shuffle
+        pin_auto = pin_memory == "auto"
+        if isinstance(pin_memory, str) and not pin_auto:
+            raise UsageError(f'pin_memory={pin_memory!r}: True, False or "auto"')
         newer = {"in_order": in_order} if _TORCH_HAS_IN_ORDER else {}
         super().__init__(
             dataset,
@@ -123,7 +126,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             batch_sampler,
             num_workers,  # type: ignore[arg-type]
             collate_fn,
-            pin_memory,
+            False if pin_auto else pin_memory,  # type: ignore[arg-type]
             drop_last,
             timeout,
             worker_init_fn,
@@ -136,6 +139,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
         if not _TORCH_HAS_IN_ORDER:
             self.in_order = in_order
+        if pin_auto:
+            pinning = state_of(self).pinning
+            pinning.auto = True
+            self.pin_memory = pinning.decide(0, 1).on
         if isinstance(asked, str):
             # torch has made its own sampler, with all its checks; nobody has asked it for an index yet.
             object.__setattr__(self, "sampler", SHUFFLES[asked](dataset, generator=generator))
@@ -155,8 +162,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def decisions(self) -> list[str]:
         """What "auto" decided so far, and why: in words, the oldest first."""
         state = state_of(self)
-        measured = [state.measured.reason] if state.measured is not None and state.measured.reason else []
-        return measured + list(state.metrics.decisions)
+        said = [state.measured.reason] if state.measured is not None and state.measured.reason else []
+        said += [str(state.pinning.choice)] if state.pinning.choice is not None else []
+        return said + list(state.metrics.decisions)
 
     def _get_iterator(self) -> Any:
         return get_iterator(self)

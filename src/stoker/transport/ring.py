@@ -22,9 +22,9 @@ import mmap
 import os
 import struct
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -257,17 +257,42 @@ class SlotWriter:
         return False
 
 
+class Locker(Protocol):
+    """Page-locks slots for a device: ``pin.locked``."""
+
+    def lock(self, memory: Any) -> None: ...
+    def is_locked(self, memory: Any) -> bool: ...
+    def later(self, release: weakref.WeakMethod[Callable[[int], None]], slot: int) -> None: ...
+
+
 class SlotReader:
-    """The parent's side of an arena: leases slots to the consumer and frees each when its last tensor dies."""
+    """The parent's side of an arena: leases slots to the consumer and frees each when its last tensor dies.
+
+    Attributes:
+        arena: the memory.
+        leases: slots that the consumer holds.
+        locker: page-locks slots as they are mapped; a locked slot is free only when no device reads it any more.
+    """
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
+        self.locker: Locker | None = None
+        self._held_back: set[int] = set()  # dropped by the consumer, and not yet by the device
         self.leases: dict[int, tuple[weakref.ref[Bytes], int]] = {}
         self._maps: dict[int, tuple[int, Any]] = {}
         self._stamp = max(arena.stamps[: max(arena.slots, 1)], default=0) + 1
         self._owner = os.getpid()
         self._lost: set[int] = set()
         _readers.add(self)
+
+    def lock_with(self, locker: Locker | None) -> None:
+        """From now on slots are page-locked; those that are mapped already, too."""
+        if locker is None or self.locker is locker:
+            self.locker = locker
+            return
+        self.locker = locker
+        for _, memory in self._maps.values():
+            locker.lock(memory)
 
     def lease(self, slot: int, used: int) -> Bytes:
         """The slot's first ``used`` bytes as an array. The slot is free again when nothing refers to the array."""
@@ -278,7 +303,11 @@ class SlotReader:
 
         def ended(_: object) -> None:
             self.leases.pop(slot, None)
-            self.release(slot)
+            if self.locker is None or slot not in self._maps or not self.locker.is_locked(self._maps[slot][1]):
+                self.release(slot)
+            elif os.getpid() == self._owner:
+                self._held_back.add(slot)
+                self.locker.later(weakref.WeakMethod(self._let_go), slot)
 
         self.leases[slot] = (weakref.ref(whole, ended), used)
         return whole
@@ -297,10 +326,14 @@ class SlotReader:
         self.release(slot)
         return out
 
+    def _let_go(self, slot: int) -> None:
+        self._held_back.discard(slot)
+        self.release(slot)
+
     def release(self, slot: int) -> None:
         """Gives a slot back to its worker."""
         # A child forked by the user inherits the leases; what ends there must not free what is in use here.
-        if os.getpid() != self._owner or slot in self._lost:
+        if os.getpid() != self._owner or slot in self._lost or slot in self._held_back:
             return
         self._stamp = self._stamp % 0xFFFFFFFF + 1  # never 0, which means "taken"
         self.arena.stamps[slot] = self._stamp
@@ -320,6 +353,8 @@ class SlotReader:
         mapped = self._maps.get(slot)
         if mapped is None or mapped[0] != offset:
             self._maps[slot] = mapped = (offset, self.arena.map(slot))
+            if self.locker is not None:
+                self.locker.lock(mapped[1])
         return mapped[1]
 
 

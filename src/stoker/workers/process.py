@@ -26,7 +26,7 @@ from ..options import Budget
 from ..source import Task
 from ..transport.board import Board
 from ..transport.record import Kind, Outbox, Reader, Record
-from ..transport.ring import Arena, SlotReader, own_fork
+from ..transport.ring import Arena, Locker, SlotReader, own_fork
 from . import native
 from .child import Fd, main
 from .member import Member, Received
@@ -60,10 +60,13 @@ class ProcessPool:
         context: a multiprocessing context, or torch.multiprocessing itself.
         budget: how much the consumer may keep in slots.
         arenas: memory of an earlier epoch's workers, used again warm; taken out of this list.
+        locker: page-locks their slots.
     """
 
-    def __init__(self, spec: WorkerSpec, context: Any, budget: Budget, arenas: list[SlotReader]) -> None:
-        self.budget = budget
+    def __init__(
+        self, spec: WorkerSpec, context: Any, budget: Budget, arenas: list[SlotReader], locker: Locker | None = None
+    ) -> None:
+        self.budget, self.locker = budget, locker
         self.processes: list[Any] = []
         self._spec, self._context, self._arenas = spec, context, arenas
         self._members: list[Member] = []  # by their place, which records carry; a place is used again when one is gone
@@ -186,6 +189,7 @@ class ProcessPool:
         if self._spare:
             return self._spare.pop()
         reader = self._arenas.pop() if self._arenas else SlotReader(Arena())
+        reader.lock_with(self.locker)
         self._readers.append(reader)
         return reader
 

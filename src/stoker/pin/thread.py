@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data._utils import pin_memory as torch_pin
 
-from .source import Task
-from .workers import native
-from .workers.protocol import Pool, Result
+from ..source import Task
+from ..workers import native
+from ..workers.protocol import Pool, Result
+from .walk import pin
 
 POLL_S = 0.1  # how late the thread may notice that it is to end
 
@@ -114,7 +114,7 @@ class PinnedPool:
         try:
             data = result.take()
             if not isinstance(data, ExceptionWrapper):
-                data = torch_pin.pin_memory(data, self._device)
+                data = pin(data, self._device)
         except Exception:
             data = ExceptionWrapper(where=f"in pin memory thread for device {self._index}")
         return _Pinned(result, data)
