@@ -43,6 +43,7 @@ MAY: dict[str, set[str]] = {
     "objects": set(),
     "shared": BASE,
     "iterators": BASE | {"metrics", "objects", "options", "pin", "scheduler", "source", "transport", "workers"},
+    "device": BASE | {"pin"},
     "resident": {"gather", "source", "stage"},
     "engine": BASE
     | {
@@ -58,7 +59,7 @@ MAY: dict[str, set[str]] = {
         "stage",
         "workers",
     },
-    "loader": BASE | {"chunks", "engine", "machine", "options", "resident", "source", "workers"},
+    "loader": BASE | {"chunks", "device", "engine", "machine", "options", "resident", "source", "workers"},
     "tuning": BASE
     | {
         "__init__",
@@ -202,6 +203,7 @@ def test_the_public_names() -> None:
         "mean_std",
         "share",
         "split",
+        "to_device",
         "tune",
         "uninstall",
         "watch",

@@ -16,6 +16,7 @@ __all__ = [
     "mean_std",
     "share",
     "split",
+    "to_device",
     "tune",
     "uninstall",
     "watch",
@@ -32,6 +33,7 @@ _ROOMS = {
     "Staged": ".staging.staged",
     "share": ".shared",
     "split": ".staging.border",
+    "to_device": ".device",
     "tune": ".tuning.entry",
     "watch": ".session",
     "worth": ".staging.worth",
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from . import image as image
     from .chunks import ChunkSampler
     from .collate import empty
+    from .device import to_device
     from .errors import StokerError, StokerWarning
     from .loader import DataLoader, install, installed, uninstall
     from .session import watch

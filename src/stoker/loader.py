@@ -15,6 +15,7 @@ from torch.utils.data.sampler import Sampler
 
 from . import machine
 from .chunks import ChunkSampler
+from .device import ahead, checked
 from .engine import SUPPORTED, WORKER_BYTES, get_iterator, state_of, torch_get_iterator
 from .errors import BudgetError, UsageError
 from .options import AutoWorkers, Measured, parse_bytes
@@ -49,6 +50,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             ``stoker run``'s report; it takes processes where threads would not be safe or reproducible.
         budget: memory for batches that are made ahead, and as much again for those that the consumer keeps: bytes,
             ``"4GB"``, or a share of the memory granted (0.5). None: a quarter of the memory granted for each.
+        device: batches lie there when they are handed out, copied ahead beside what is computed
+            (``stoker.to_device``); on "cpu" nothing is done. Wants ``pin_memory="auto"`` or True to overlap.
+        transform_on_device: called with each batch there, on the stream of the copies.
         debug: everything in this process, whatever the number of workers, so that a breakpoint stops and a traceback is
             plain; an error says which sample it was. Random augmentation is another draw then.
         prefetch_factor: batches made ahead per worker, as torch's; with ``num_workers="auto"`` and None up to 8 while
@@ -92,6 +96,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         worker_method: str = "process",
         budget: int | float | str | None = None,
         debug: bool = False,
+        device: str | int | torch.device | None = None,
+        transform_on_device: Callable[[Any], Any] | None = None,
     ) -> None:
         if worker_method not in METHODS:
             raise UsageError(f"worker_method={worker_method!r}: one of {', '.join(map(repr, METHODS))}")
@@ -106,6 +112,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if budget is not None:
             parse_bytes(budget, machine.memory_granted())
         self.worker_method, self.budget, self.debug = worker_method, budget, debug
+        if transform_on_device is not None and device is None:
+            raise UsageError('transform_on_device= wants device=, "cpu" where it is to run without one, too')
+        self.device = None if device is None else checked(device)
+        self.transform_on_device = transform_on_device
         self._ahead = AHEAD if prefetch_factor is None else 0
         if isinstance(num_workers, str) and num_workers == "auto":
             num_workers = AutoWorkers(first_guess(dataset))
@@ -178,7 +188,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 self._iterator = None
         elif self._iterator is not None:
             self._iterator = settled(self)
-        return super().__iter__()
+        it = super().__iter__()
+        return it if self.device is None else ahead(it, self.device, transform=self.transform_on_device)
 
     def resize(self, num_workers: int) -> None:
         """Another number of workers, for instance from a callback.

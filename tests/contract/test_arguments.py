@@ -94,6 +94,8 @@ def test_the_signature_is_torchs() -> None:
         ("worker_method", inspect.Parameter.KEYWORD_ONLY),
         ("budget", inspect.Parameter.KEYWORD_ONLY),
         ("debug", inspect.Parameter.KEYWORD_ONLY),
+        ("device", inspect.Parameter.KEYWORD_ONLY),
+        ("transform_on_device", inspect.Parameter.KEYWORD_ONLY),
     ]
 
 

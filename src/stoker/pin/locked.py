@@ -15,9 +15,10 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .cudart import Fence, Runtime
+if TYPE_CHECKING:
+    from .cudart import Fence, Runtime
 
 logger = logging.getLogger(__name__)
 Release = tuple["weakref.WeakMethod[Callable[[int], None]]", int]

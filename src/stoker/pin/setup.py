@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import warnings
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,8 +13,10 @@ from .. import machine
 from ..errors import StokerWarning
 from ..options import parse_bytes
 from . import policy
-from .cudart import Cuda, Runtime
 from .locked import Locker
+
+if TYPE_CHECKING:
+    from .cudart import Runtime
 
 MEASURED_FROM = 1 << 12  # bytes: below, a copy is all overhead and measuring says nothing
 
@@ -80,6 +83,8 @@ def runtime() -> Runtime | None:
     """The device's runtime, where slots may be locked for it."""
     if policy.kind() != "cuda" or not getattr(torch.version, "cuda", None):
         return None  # ROCm, XPU: torch pins there
+    from .cudart import Cuda  # only for those who have one
+
     try:
         return Cuda()
     except (RuntimeError, AttributeError):
