@@ -18,7 +18,8 @@ from .report.schema import check_writable
 from .report.terminal import colour_wanted, human_bytes, human_seconds, style, table, width
 
 if TYPE_CHECKING:
-    from .cache.manage import Cache, Info, Pruned, Sources, Verified
+    from .cache.manage import Cache, Info, Pruned, Verified
+    from .cache.sources import Sources
     from .staging.build import Build
 
 SCHEMA = 1
