@@ -27,7 +27,8 @@ MAY: dict[str, set[str]] = {
     "lifecycle": set(),
     "machine": set(),
     "source": set(),
-    "chunks": BASE | {"source"},
+    "readahead": BASE,
+    "chunks": BASE | {"readahead", "source"},
     "seeding": set(),
     "options": BASE,
     "transport": BASE,
@@ -104,7 +105,19 @@ LAZY = {
     ("staging", "engine"),
     ("staging", "loader"),
 }
-ROAD = {"source", "chunks", "seeding", "stage", "collate", "transport", "workers", "scheduler", "pin", "iterators"}
+ROAD = {
+    "source",
+    "readahead",
+    "chunks",
+    "seeding",
+    "stage",
+    "collate",
+    "transport",
+    "workers",
+    "scheduler",
+    "pin",
+    "iterators",
+}
 CLIENTS = {"tuning", "doctor", "report", "run", "cli", "watching"}
 
 
