@@ -22,7 +22,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker import cache_cli, cli
+from stoker import cache_text, cli
 from stoker.cache import folder, manage
 from stoker.cache.leaves import take
 from stoker.cache.store import REASON_LEN
@@ -447,7 +447,7 @@ def test_a_table_fits_eighty_columns(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     for name in ("ImageFolder", "A" * 40):
         names = [f"{name}-{'0' * k}{'1' * (16 - k)}" for k in range(9)]
-        text = cache_cli._listed(tmp_path, [cache(n, 640_583 * (1 + k % 2) + k % 2) for k, n in enumerate(names)])
+        text = cache_text.listed(tmp_path, [cache(n, 640_583 * (1 + k % 2) + k % 2) for k, n in enumerate(names)])
         assert max(map(len, text.splitlines()[:-1])) <= 80
         shown = [word for word in text.split() if word.startswith(f"{name}-")]
         assert [[n for n in names if n.startswith(s)] for s in shown] == [[n] for n in names]
@@ -544,7 +544,7 @@ def test_prune(place: Place, stoker_cache: Any) -> None:
     assert len(manage.listed(place.cache)) == 5
     code, out, _ = stoker_cache("prune", "Other0", "Other1")
     assert code == 0
-    assert out.splitlines()[-1] == f"{cache_cli.human_bytes(found['nbytes'])} freed"
+    assert out.splitlines()[-1] == f"{cache_text.human_bytes(found['nbytes'])} freed"
     assert len(manage.listed(place.cache)) == 3
 
     old = time.time() - 10 * 86_400

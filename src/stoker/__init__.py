@@ -21,7 +21,7 @@ __all__ = [
     "watch",
     "worth",
 ]
-_MODULES = ("chunks", "image")  # stoker.image.read
+_MODULES = ("chunks", "image", "readahead")  # stoker.image.read
 _ROOMS = {
     "StokerError": ".errors",
     "StokerWarning": ".errors",
@@ -40,6 +40,7 @@ _ROOMS = {
 if TYPE_CHECKING:
     from . import chunks as chunks
     from . import image as image
+    from . import readahead as readahead
     from .chunks import ChunkSampler
     from .collate import empty
     from .errors import StokerError, StokerWarning

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from .arguments import count
+from .arguments import count, whole, workers
 from .errors import StokerError, UsageError
 from .report.progress import Progress
 from .report.schema import check_writable
@@ -34,21 +34,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
                    "a field, with dots to go inside (default: the first image)")  # fmt: skip
     p.add_argument("--samples", type=count, metavar="N", help="read N, drawn at random; of a stream the first N "
                    "(default: all)")  # fmt: skip
-    p.add_argument("--seed", type=_whole, default=0, metavar="S", help="for --samples and augmentation (default: 0)")
+    p.add_argument("--seed", type=whole, default=0, metavar="S", help="for --samples and augmentation (default: 0)")
     p.add_argument("--layout", choices=("CHW", "HWC"), help="where channels are, if it is guessed wrong")
-    p.add_argument("--workers", type=_workers, default="auto", metavar="N|auto", help="worker processes; 0 reads in "
+    p.add_argument("--workers", type=workers, default="auto", metavar="N|auto", help="worker processes; 0 reads in "
                    "the command's own (default: auto)")  # fmt: skip
     p.add_argument("--json", type=Path, metavar="FILE", help="the result as JSON; - is stdout, instead of the text")
-
-
-def _whole(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 0 or more")
-    return int(text)
-
-
-def _workers(text: str) -> int | str:
-    return text if text == "auto" else _whole(text)
 
 
 def run(options: argparse.Namespace) -> int:
