@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import shutil
-import signal
 import subprocess
 import sys
 import textwrap
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from hypothesis import given
@@ -26,6 +24,8 @@ from stoker import cache_text, cli
 from stoker.cache import folder, manage
 from stoker.cache.leaves import take
 from stoker.cache.store import REASON_LEN
+
+from .helpers import flip, interrupt
 
 N = 40
 COMPARED = 2  # samples made anew where a cache is opened: once by the target itself, and once by the command
@@ -130,35 +130,11 @@ class Place:
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """A place with a cache of ``staged`` whose making was interrupted."""
     place = Place(tmp_path_factory.mktemp("cache_cli"))
-    line = [
-        sys.executable,
-        "-m",
-        "stoker",
-        "cache",
-        "build",
-        place.target("staged"),
-        "--workers",
-        "2",
-        "--budget",
-        "1MB",
-    ]
     (place.path / "stuck").touch()
-    pipe = subprocess.PIPE
-    p = subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True, start_new_session=True, env=place.env)
-    try:
-        assert p.stdout is not None
-        assert p.stdout.readline() == "reading\n"
-        children = psutil.Process(p.pid).children(recursive=True)
-        assert children
-        os.killpg(p.pid, signal.SIGINT)  # as a terminal does
-        out, err = p.communicate(timeout=30)
-        assert (p.returncode, out) == (130, "")
-        assert err.splitlines()[-1] == "stoker: interrupted"
-        assert "and stay; the next build goes on from there" in err.splitlines()[-2]
-        _, alive = psutil.wait_procs(children, timeout=10)
-        assert not alive
-    finally:
-        p.kill()
+    line = ("cache", "build", place.target("staged"), "--workers", "2", "--budget", "1MB")
+    out, said = interrupt(*line, env=place.env)
+    assert out == ""
+    assert "and stay; the next build goes on from there" in said[-2]
     (place.path / "stuck").unlink()
     return place
 
@@ -210,14 +186,6 @@ def stoker_cache(place: Place, capsys: pytest.CaptureFixture[str]) -> Any:
 def only(place: Place) -> Path:
     (found,) = folder.caches(place.cache)
     return found
-
-
-def flip(path: Path, at: int) -> None:
-    with open(path, "r+b") as file:
-        file.seek(at)
-        old = file.read(1)
-        file.seek(at)
-        file.write(bytes([old[0] ^ 0x40]))
 
 
 # -- build

@@ -23,6 +23,8 @@ import stoker
 from stoker.cache import folder
 from stoker.errors import StokerWarning
 
+from .helpers import flip
+
 N = 40
 
 
@@ -108,8 +110,8 @@ def test_a_begun_cache_is_gone_on_with(files: list[Path], tmp_path: Path, fn: An
 
 SCRIPT = """
 import sys, pathlib
-sys.path.insert(0, {tests!r})
-import stoker, test_cache_disk as t
+sys.path.insert(0, {root!r})
+import stoker, tests.test_cache_disk as t
 files = sorted(pathlib.Path({source!r}).iterdir())
 data = t.open_cache(files, pathlib.Path({where!r}), getattr(t, {fn!r}))
 print("open", flush=True)
@@ -123,7 +125,7 @@ print("filled", data.account.filled, flush=True)
 
 def child(files: list[Path], where: Path, fn: Any, workers: int = 2, epochs: int = 1) -> subprocess.Popen[str]:
     code = SCRIPT.format(
-        tests=str(Path(__file__).parent),
+        root=str(Path(__file__).parent.parent),
         source=str(files[0].parent),
         where=str(where),
         fn=fn.__name__,
@@ -133,7 +135,11 @@ def child(files: list[Path], where: Path, fn: Any, workers: int = 2, epochs: int
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
-@pytest.mark.parametrize("moment", [0, 3, 11])
+@pytest.mark.parametrize(
+    ("fn", "moment"),
+    [(rows, 3), (prepare, 0), (prepare, 11)]
+    + [pytest.param(*p, marks=pytest.mark.slow) for p in ((rows, 0), (rows, 11), (prepare, 3))],
+)
 def test_a_run_that_is_killed_while_it_fills_leaves_nothing_wrong(
     files: list[Path], tmp_path: Path, fn: Any, moment: int
 ) -> None:
@@ -203,14 +209,6 @@ def test_what_changed_without_a_trace_is_found_by_a_sample(files: list[Path], tm
     with pytest.warns(StokerWarning, match="is another than in"):
         staged = open_cache(files, where)
     assert check(staged, add=1) == N
-
-
-def flip(path: Path, at: int) -> None:
-    with open(path, "r+b") as file:
-        file.seek(at)
-        old = file.read(1)
-        file.seek(at)
-        file.write(bytes([old[0] ^ 0x40]))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -306,11 +304,12 @@ def test_the_budget_of_the_disk(files: list[Path], tmp_path: Path, fn: Any) -> N
 
 
 @pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="root may write anywhere")
+@pytest.mark.parametrize("fn", [rows, pytest.param(prepare, marks=pytest.mark.slow)], ids=["columns", "heap"])
 def test_a_folder_that_can_only_be_read(files: list[Path], tmp_path: Path, fn: Any) -> None:
     where = tmp_path / "cache"
     check(open_cache(files, where, fn))
     code = SCRIPT.format(
-        tests=str(Path(__file__).parent),
+        root=str(Path(__file__).parent.parent),
         source=str(files[0].parent),
         where=str(where),
         fn=fn.__name__,

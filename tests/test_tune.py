@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
 
 import stoker
+from stoker import cli
 from stoker.engine import state_of
 from stoker.errors import UsageError
 from stoker.tuning import limits as limits_
@@ -458,11 +459,18 @@ def test_the_command(tmp_path: Path) -> None:
     ],
     ids=lambda v: "-".join(v) if isinstance(v, list) else "",
 )
-def test_the_command_says_what_is_wrong(tmp_path: Path, args: list[str], words: str) -> None:
-    p = run(tmp_path, *args)
-    assert p.returncode == 2, p.stdout
-    assert words in p.stderr
-    assert "Traceback" not in p.stderr
+def test_the_command_says_what_is_wrong(
+    tmp_path: Path, args: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "train", raising=False)
+    assert cli.main(["tune", *args]) == 2
+    sys.modules.pop("train", None)
+    said = capfd.readouterr()
+    assert words in said.err
+    assert "Traceback" not in said.err
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
