@@ -1,9 +1,9 @@
 """How good a shuffle is that needs little memory, and what it reads: ``python -m benchmarks.shuffle run|table``.
 
-Orders: a million samples in files of 4096, which are ``stoker``'s chunks, too; five epochs a contestant. Reading: a
-mapped file of 1 GiB that is in nobody's memory when an epoch begins, rows of 12 KiB, chunks of 1024 rows, 16 of them
-resident, an empty loop over ``stoker.DataLoader``; each epoch a process of its own, in turns. ``bare`` is ``pread``
-from one end to the other: what the disk gives at that time.
+Orders: a million samples in files of 4096, which are chunks, too, where no other size is said; five epochs each.
+Reading: a mapped file of 1 GiB that is in nobody's memory when an epoch begins, rows of 12 KiB, chunks of 1024 rows,
+16 of them resident, an empty loop over ``stoker.DataLoader``; each epoch a process of its own, in turns. ``bare`` is
+``pread`` from one end to the other: what the disk gives at that time.
 """
 
 from __future__ import annotations

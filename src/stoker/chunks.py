@@ -19,10 +19,10 @@ from .errors import UsageError
 from .readahead import Range, Readahead, Upcoming, innermost, mapped
 from .source import CHUNK, Permutation
 
-RESIDENT = 16  # chunks shuffled together, of at least 64: docs/notes/chunks.md
-CHUNKS = 64  # a shorter dataset is cut into so many, so that the window and what is read ahead are 28 % of it
-LARGEST = 4096  # samples in a chunk
-LARGEST_BYTES = 16 << 20  # and bytes, where rows are mapped: beside reading them even a disk's seek is short
+RESIDENT = 64  # chunks shuffled together, of at least 256: as many as a batch has samples (docs/notes/chunks.md)
+CHUNKS = 256  # a shorter dataset is cut into so many, so that the window and what is read ahead are 26 % of it
+LARGEST = 1024  # samples in a chunk
+LARGEST_BYTES = 4 << 20  # and bytes, where rows are mapped: enough that reading them is what takes time, not finding
 
 
 class ChunkSampler(RandomSampler):
@@ -42,8 +42,8 @@ class ChunkSampler(RandomSampler):
 
     Args:
         data_source: anything with a length.
-        chunk_size: samples in a chunk. None: 4096, or a 64th of the dataset if that is less, or of a memory map what
-            16 MB hold.
+        chunk_size: samples in a chunk. None: 1024, or a 256th of the dataset if that is less, or of a memory map what
+            4 MB hold.
         resident: chunks shuffled together. As many as there are make a uniform shuffle.
         generator: where seeds are drawn from; None is torch's default generator.
 
@@ -51,10 +51,10 @@ class ChunkSampler(RandomSampler):
         UsageError: ``chunk_size`` or ``resident`` is less than 1 or no whole number.
 
     Example:
-        >>> sampler = ChunkSampler(range(10**9), resident=64)
+        >>> sampler = ChunkSampler(range(10**9), resident=16)
         >>> first = next(iter(sampler))
         >>> sampler.chunk_size, len(sampler.upcoming().resident)
-        (4096, 64)
+        (1024, 16)
     """
 
     def __init__(
