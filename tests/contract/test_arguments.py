@@ -20,6 +20,7 @@ from stoker.options import AutoWorkers
 from . import datasets as d
 from .trace import canon
 
+pytestmark = pytest.mark.usefixtures("quick_auto")
 MAP, STREAM = d.Map(10, "tensor"), d.Stream(10, "tensor")
 WRONG: list[tuple[Any, dict[str, Any]]] = [
     (MAP, {"num_workers": -1}),
@@ -177,11 +178,7 @@ def test_the_iterator_has_torchs_names() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name == "auto stream" else ())
-        for name, loader in loaders()
-        if not loader.persistent_workers
-    ],
+    [name for name, loader in loaders() if not loader.persistent_workers],
 )
 def test_a_loader_can_be_copied_and_pickled(name: str) -> None:
     loader = dict(loaders())[name]

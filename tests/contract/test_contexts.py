@@ -144,6 +144,7 @@ def augmented(workers: Any, seed: int = 3, epochs: int = 2, **kw: Any) -> list[A
     return [[trace.canon(b) for b in loader] for _ in range(epochs)]
 
 
+@pytest.mark.usefixtures("quick_auto")
 def test_auto_gives_the_same_bits_whatever_the_count() -> None:
     one = augmented(1)
     assert one[0] != one[1]
@@ -153,6 +154,7 @@ def test_auto_gives_the_same_bits_whatever_the_count() -> None:
     assert augmented(3, persistent_workers=True) == augmented(1, persistent_workers=True)
 
 
+@pytest.mark.usefixtures("quick_auto")
 def test_measuring_leaves_the_random_state_and_the_order_alone() -> None:
     def order(workers: Any) -> Any:
         torch.manual_seed(1), random.seed(1), np.random.seed(1)
