@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import threading
 from pathlib import Path
 
 from .arguments import count, milliseconds, seconds, whole
 from .errors import StokerError, UsageError
+from .report import output
 from .report.progress import Progress
-from .report.schema import check_writable
 
 EXAMPLE = """examples:
   stoker bench train.py:make_loader
@@ -49,9 +48,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UsageError: wrong arguments, or a loader without a batch.
     """
-    to_file = options.json is not None and str(options.json) != "-"
-    if to_file:
-        check_writable(options.json)
+    output.check(options.json)
     from .bench import measure  # which loads torch
     from .tuning.target import as_loader, find, variant
 
@@ -66,10 +63,7 @@ def run(options: argparse.Namespace) -> int:
             ticker.end()
             print(f"stoker: {e}", file=sys.stderr)
             return 1
-    text = json.dumps(found.as_dict(), indent=2)
-    if to_file:
-        options.json.write_text(text + "\n")
-    print(text if str(options.json) == "-" else found)
+    output.give(found.as_dict(), options.json, lambda: print(found))
     return 0
 
 

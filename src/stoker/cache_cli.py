@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -13,8 +12,8 @@ from typing import Any
 from . import cache_text
 from .arguments import days, workers
 from .errors import StokerError, UsageError
+from .report import output
 from .report.progress import QUIET_S, Progress
-from .report.schema import check_writable
 from .report.terminal import human_seconds
 
 SCHEMA = 1
@@ -93,8 +92,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UsageError: wrong arguments, or a name that is none.
     """
-    if options.json is not None and str(options.json) != "-":
-        check_writable(options.json)
+    output.check(options.json)
     actions: dict[str, Callable[[argparse.Namespace], int]] = {
         "build": _build,
         "ls": _ls,
@@ -113,10 +111,7 @@ def _base(options: argparse.Namespace) -> Path:
 
 def _give(options: argparse.Namespace, found: dict[str, Any], text: str) -> None:
     """The result, as JSON where that is asked for."""
-    data = json.dumps({"schema": SCHEMA, **found}, indent=2)
-    if options.json is not None and str(options.json) != "-":
-        options.json.write_text(data + "\n")
-    print(data if str(options.json) == "-" else text)
+    output.give({"schema": SCHEMA, **found}, options.json, lambda: print(text))
 
 
 def _say(words: str) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from .arguments import count, whole, workers
 from .errors import StokerError, UsageError
+from .report import output
 from .report.progress import Progress
-from .report.schema import check_writable
 
 EXAMPLE = """examples:
   stoker stats train.py:train_set
@@ -47,9 +46,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UsageError: wrong arguments, or no image in the samples.
     """
-    to_file = options.json is not None and str(options.json) != "-"
-    if to_file:
-        check_writable(options.json)
+    output.check(options.json)
     from .stats import mean_std  # which loads torch
     from .tuning.target import find
 
@@ -74,8 +71,5 @@ def run(options: argparse.Namespace) -> int:
         return 1
     finally:
         progress.end()
-    text = json.dumps(found.as_dict(), indent=2)
-    if to_file:
-        options.json.write_text(text + "\n")
-    print(text if str(options.json) == "-" else found)
+    output.give(found.as_dict(), options.json, lambda: print(found))
     return 0
