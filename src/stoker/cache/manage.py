@@ -197,15 +197,11 @@ def look(path: Path) -> Cache:
         for file in sorted(_files(path)):
             if file.endswith(".npy"):
                 npy.read(path / file)
-        if head_path.exists():
-            head = _head(path)
-            reason = reason or _contradiction(path, head, samples)
-        elif path.suffix != PART:
+        if path.suffix != PART and not head_path.exists():
             raise CacheError(f"{head_path} is missing")
-        if not reason:
-            state, reason = _state(path, head, samples)
-        else:
-            state = DAMAGED
+        head = _head(path)
+        reason = reason or _contradiction(path, head, samples)
+        state, reason = (DAMAGED, reason) if reason else _state(path, head, samples)
     except (CacheError, OSError, ValueError) as e:
         state, reason = DAMAGED, reason or str(e)
     filled = min(max(0, head[words_of.FILLED]), samples)
@@ -219,8 +215,7 @@ def info(path: Path) -> Info:
     make, head = "", [0] * words_of.HEAD
     if cache.state != DAMAGED:
         key = manifest_of(path)["key"]
-        if (path / "head.npy").exists():
-            head = _head(path)
+        head = _head(path)
         if head[words_of.STATE] == words_of.ROWED:
             make = in_words(_words(path, 0, head[words_of.WORDS_LEN]))
     files = {name: n for name, n in sorted(_files(path).items()) if not name.startswith(".")}
@@ -271,6 +266,9 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 def _head(path: Path) -> list[int]:
+    """Zeros where nothing was begun yet."""
+    if not (path / "head.npy").exists():
+        return [0] * words_of.HEAD
     words: list[int] = np.frombuffer(npy.read(path / "head.npy", 0, words_of.HEAD * 8), np.int64).tolist()
     return words
 
