@@ -36,7 +36,7 @@ MAY: dict[str, set[str]] = {
     "gather": set(),
     "image": BASE,
     "cache": BASE | {"machine", "transport"},
-    "staging": BASE | {"cache", "gather", "machine", "objects", "options"},
+    "staging": BASE | {"cache", "gather", "image", "machine", "objects", "options"},
     "stage": {"collate", "gather"},
     "workers": BASE | {"collate", "lifecycle", "machine", "options", "seeding", "source", "stage", "transport"},
     "scheduler": BASE | {"metrics", "options", "source", "workers"},
@@ -44,8 +44,10 @@ MAY: dict[str, set[str]] = {
     "objects": set(),
     "shared": BASE,
     "iterators": BASE | {"metrics", "objects", "options", "pin", "scheduler", "source", "transport", "workers"},
-    "engine": BASE | {"gather", "iterators", "machine", "metrics", "objects", "options", "source", "stage", "workers"},
-    "loader": BASE | {"chunks", "engine", "machine", "options", "source", "workers"},
+    "resident": {"gather", "source", "stage"},
+    "engine": BASE
+    | {"gather", "iterators", "resident", "machine", "metrics", "objects", "options", "source", "stage", "workers"},
+    "loader": BASE | {"chunks", "engine", "machine", "options", "resident", "source", "workers"},
     "tuning": BASE
     | {
         "__init__",

@@ -22,6 +22,7 @@ from .gather import Gather, select
 from .metrics import LoaderMetrics
 from .objects import big
 from .options import AutoWorkers, Budget, Measured, parse_bytes
+from .resident import ResidentIter, resident
 from .source import order
 from .stage import alone, batches, staged_in
 
@@ -100,6 +101,9 @@ def get_iterator(loader: Any) -> Any:
         staged._begin()
         if not loader._auto_collation:
             alone(loader.dataset)
+    there = resident(loader)
+    if there is not None:
+        return ResidentIter(loader, there)
     if loader.num_workers == 0 or not SUPPORTED:
         it: Any = torch_get_iterator(loader)
         if loader.num_workers == 0:

@@ -18,6 +18,7 @@ from .chunks import ChunkSampler
 from .engine import SUPPORTED, WORKER_BYTES, get_iterator, state_of, torch_get_iterator
 from .errors import BudgetError, UsageError
 from .options import AutoWorkers, Measured, parse_bytes
+from .resident import settled
 from .source import FeistelSampler
 
 T_co = TypeVar("T_co", covariant=True)
@@ -167,6 +168,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             if self._iterator is not None:
                 self._iterator._shutdown_workers()  # type: ignore[attr-defined]
                 self._iterator = None
+        elif self._iterator is not None:
+            self._iterator = settled(self)
         return super().__iter__()
 
     def resize(self, num_workers: int) -> None:

@@ -14,6 +14,7 @@ The files are NumPy's (``npy``), sparse until written. Nothing here is ever unpi
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import mmap
@@ -33,6 +34,7 @@ from .leaves import CacheError
 from .memory import Lock
 
 FORMAT = 1
+BLOCKWISE = ("column-", "heap")  # tables whose room is taken as it is needed; that of others at once
 PART = ".part"
 MANIFEST, SOURCES = "manifest.json", "sources.json"
 GONE = ".gone-"  # what a cache is moved into before it is removed
@@ -101,7 +103,7 @@ class Folder:
         except FileNotFoundError:
             if not self.writable:
                 raise CacheError(f"{self.path / file} is missing") from None
-            self._make(file, header, size)
+            self._make(file, header, size, name.startswith(BLOCKWISE))
             fd = self._open(file, os.O_RDWR)
         self._files[name] = fd
         npy.check_length(self.path / file, fd, size)
@@ -110,13 +112,19 @@ class Folder:
         access = mmap.ACCESS_WRITE if self.writable else mmap.ACCESS_READ
         return np.frombuffer(mmap.mmap(fd, size, access=access), dtype, count, len(header))
 
-    def _make(self, file: str, header: bytes, size: int) -> None:
-        """A file with its header, under a name of its own and then linked: whoever comes first wins."""
+    def _make(self, file: str, header: bytes, size: int, sparse: bool) -> None:
+        """A file with its header, under a name of its own and then linked: whoever comes first wins.
+
+        Its room is taken at once, unless that is done block by block: a write into a mapped hole is a SIGBUS where the
+        disk is full.
+        """
         beside = f".{file}.{os.getpid()}.{time.monotonic_ns()}"
         fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._dir)
         try:
             os.write(fd, header)
             os.ftruncate(fd, size)
+            if not sparse:
+                os.posix_fallocate(fd, 0, size)
             with contextlib.suppress(FileExistsError):
                 os.link(beside, file, src_dir_fd=self._dir, dst_dir_fd=self._dir)
         finally:
@@ -212,8 +220,11 @@ def open_for(base: Path, name: str, key: dict[str, Any], sources: list[list[Any]
         if not part.is_dir():
             words = words or _changed(base, name, key, sources)
             base.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with contextlib.suppress(OSError):
+            try:
                 _begin(base, part, key, sources)
+            except OSError as e:
+                if e.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another run was first
+                    raise
         with contextlib.suppress(FileNotFoundError):
             return Opened(Folder(part), words)
     raise FileNotFoundError(f"{part} comes and goes")
@@ -228,7 +239,7 @@ def _begin(base: Path, part: Path, key: dict[str, Any], sources: list[list[Any]]
         (beside / SOURCES).write_text(json.dumps(sources))
         os.rename(beside, part)
     except OSError:
-        shutil.rmtree(beside, ignore_errors=True)  # another run was first
+        shutil.rmtree(beside, ignore_errors=True)
         raise
 
 

@@ -119,6 +119,7 @@ class Store:
         self._crc: np.ndarray[Any, Any] | None = None
         # Rows of a file that were found whole in this run, by whichever worker.
         self._seen = None if medium.trusted else Memory(samples + 1).table("seen", np.uint8, samples, 0)
+        self._no_room = False
 
     # -- what is there
 
@@ -161,6 +162,9 @@ class Store:
         with self.medium.lock():
             if self.medium.writable and self._head[STATE] != SHUT:
                 self._head[REASON_LEN] = 0
+
+    def _say_why(self, e: OSError) -> None:
+        self._say(f"no more is let in: {e.strerror or e} ({self.medium.kind})")
 
     def _say(self, reason: str) -> None:
         data = reason.encode()[:WORDS]
@@ -284,14 +288,15 @@ class Store:
                 self._decide(samples)
             if head[STATE] == SHUT or head[REASON_LEN]:
                 return samples
-        self.ready()
+        if not self.ready():
+            return samples
         blocks = self._blocks_of(samples)
         with self.medium.lock():
             try:
                 taken = self._take(samples, blocks)
             except OSError as e:
                 taken = []
-                self._say(f"no more is let in: {e.strerror or e} ({self.medium.kind})")
+                self._say_why(e)
         for i, at in taken:
             if at > 0:
                 self._write_row(i, at, samples[i][1])
@@ -350,13 +355,22 @@ class Store:
         """
         if self._heap is not None:
             return True
-        state = self._head[STATE]
-        if state not in (ROWED, HEAPED):
+        if self._head[STATE] not in (ROWED, HEAPED) or self._no_room:
             return False
+        try:
+            self._map(self._head[STATE] == ROWED)
+        except OSError as e:  # tables that are not there yet, and no room for them: this process does without
+            self._no_room = True
+            with self.medium.lock():
+                self._say_why(e)
+            return False
+        return True
+
+    def _map(self, rowed: bool) -> None:
         at = _data_at(self.samples)
         columns: list[np.ndarray[Any, Any]] = []
         blocks: list[np.ndarray[Any, Any]] = []
-        if state == ROWED:
+        if rowed:
             words = self._words[: int(self._head[WORDS_LEN])].tobytes().decode()
             made, rows = self._layout_of(words), int(self._head[ROWS])
             for j, size in enumerate(made.sizes):
@@ -371,7 +385,6 @@ class Store:
             self._layout, self._tensors = made, _tensors(made, columns)
         self._columns, self._blocks, self._heap_at = columns, blocks, at
         self._heap = self.medium.table("heap", np.uint8, int(self._head[BUDGET]), at)  # last: it says that all is there
-        return True
 
     def _layout_of(self, words: str) -> Layout:
         return layout(words, self.medium.trusted)
