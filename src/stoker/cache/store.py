@@ -6,7 +6,7 @@ of the same size throws out what the epoch still wants (``docs/notes/staging.md`
 
 Many processes and threads fill one store. A writer takes rows under a lock, writes them, and only then enters them
 in ``place``, a single word; a reader who sees the word sees the row. A writer that is killed in between has taken room
-and entered nothing.
+and entered nothing. Long for one file: who may write which word, and when, is to be seen in one place.
 """
 
 from __future__ import annotations
