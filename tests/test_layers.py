@@ -27,7 +27,8 @@ MAY: dict[str, set[str]] = {
     "lifecycle": set(),
     "machine": set(),
     "source": set(),
-    "chunks": BASE | {"source"},
+    "readahead": BASE,
+    "chunks": BASE | {"readahead", "source"},
     "seeding": set(),
     "options": BASE,
     "transport": BASE,
@@ -91,7 +92,8 @@ MAY: dict[str, set[str]] = {
     "cli": BASE | {"__init__", "arguments", "bench_cli", "cache_cli", "report", "stats_cli", "tuning"},
     "stats": BASE | {"engine", "loader", "machine", "options", "report", "seeding", "tuning"},
     "stats_cli": BASE | {"arguments", "report"},
-    "cache_cli": BASE | {"report"},
+    "cache_cli": BASE | {"arguments", "cache_text", "report"},
+    "cache_text": {"report"},
     "_hook": set(),
     "__main__": {"cli"},
     "__init__": set(),
@@ -114,12 +116,25 @@ LAZY = {
     ("stats_cli", "stats"),
     ("stats_cli", "tuning"),
     ("cache_cli", "cache"),
+    ("cache_text", "cache"),
     ("cache_cli", "staging"),
     ("cache_cli", "tuning"),
     ("staging", "engine"),
     ("staging", "loader"),
 }
-ROAD = {"source", "chunks", "seeding", "stage", "collate", "transport", "workers", "scheduler", "pin", "iterators"}
+ROAD = {
+    "source",
+    "readahead",
+    "chunks",
+    "seeding",
+    "stage",
+    "collate",
+    "transport",
+    "workers",
+    "scheduler",
+    "pin",
+    "iterators",
+}
 CLIENTS = {"tuning", "doctor", "report", "run", "cli", "watching"}
 
 

@@ -64,6 +64,7 @@ def standing_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=NAMES)
 @pytest.mark.parametrize("subset", [False, True], ids=["all", "subset"])
+@pytest.mark.usefixtures("quick_auto")
 def test_a_full_cache_moves_to_the_device_and_no_batch_changes(
     standing_in: None, settings: dict[str, Any], subset: bool
 ) -> None:
@@ -79,6 +80,7 @@ def test_a_full_cache_moves_to_the_device_and_no_batch_changes(
 
 
 @pytest.mark.parametrize("settings", SETTINGS[1:], ids=NAMES[1:])
+@pytest.mark.usefixtures("quick_auto")
 def test_tensors_on_a_device_are_gathered_there(standing_in: None, settings: dict[str, Any]) -> None:
     data = TensorDataset(torch.arange(N * 3).view(N, 3), torch.arange(N))
     with pytest.MonkeyPatch.context() as patch:

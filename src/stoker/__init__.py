@@ -22,7 +22,7 @@ __all__ = [
     "watch",
     "worth",
 ]
-_MODULES = ("chunks", "image")  # stoker.image.read
+_MODULES = ("chunks", "image", "readahead")  # stoker.image.read
 _ROOMS = {
     "StokerError": ".errors",
     "StokerWarning": ".errors",
@@ -42,6 +42,7 @@ _ROOMS = {
 if TYPE_CHECKING:
     from . import chunks as chunks
     from . import image as image
+    from . import readahead as readahead
     from .chunks import ChunkSampler
     from .collate import empty
     from .device import to_device

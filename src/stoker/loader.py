@@ -43,7 +43,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             batch. The attribute reads as an int, before measuring as the first guess.
         shuffle: as torch's; or ``"feistel"``: a ``FeistelSampler``, for datasets so long that torch's order, drawn as a
             whole, takes seconds and gigabytes; or ``"chunks"``: a ``ChunkSampler``, for datasets larger than memory:
-            16 chunks at a time are shuffled together and read ahead. ``sampler=ChunkSampler(dataset, ...)`` says more.
+            64 chunks at a time are shuffled together and read ahead. ``sampler=ChunkSampler(dataset, ...)`` says more.
         worker_method: "process", "thread" or "auto". Threads share one dataset, start at once and pickle nothing; they
             pay where samples are made by code that releases the GIL. ``get_worker_info().rng`` has their random
             generators. "auto" measures both when the first iterator is made and says why in the log and in

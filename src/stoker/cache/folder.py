@@ -8,7 +8,7 @@
 - ``heap.npy``: samples of other makes, each with its checksum;
 - ``sources.json``: the files the samples were made from.
 
-The files are NumPy's format 1.0 (NEP 1), sparse until written. Nothing here is ever unpickled.
+The files are NumPy's (``npy``), sparse until written. Nothing here is ever unpickled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import io
 import json
 import mmap
 import os
@@ -30,6 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import npy
 from .leaves import CacheError
 from .memory import Lock
 
@@ -37,6 +37,7 @@ FORMAT = 1
 BLOCKWISE = ("column-", "heap")  # tables whose room is taken as it is needed; that of others at once
 PART = ".part"
 MANIFEST, SOURCES = "manifest.json", "sources.json"
+GONE = ".gone-"  # what a cache is moved into before it is removed
 
 
 def root() -> Path:
@@ -95,11 +96,8 @@ class Folder:
         """
         dtype = np.dtype(dtype)
         file = f"{name}.npy"
-        head = io.BytesIO()
-        np.lib.format.write_array_header_1_0(
-            head, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (count,)}
-        )
-        header, size = head.getvalue(), len(head.getvalue()) + count * dtype.itemsize
+        header = npy.beginning(dtype, count)
+        size = len(header) + count * dtype.itemsize
         try:
             fd = self._open(file, os.O_RDWR if self.writable else os.O_RDONLY)
         except FileNotFoundError:
@@ -108,10 +106,7 @@ class Folder:
             self._make(file, header, size, name.startswith(BLOCKWISE))
             fd = self._open(file, os.O_RDWR)
         self._files[name] = fd
-        there = os.fstat(fd).st_size
-        if there != size:
-            words = "is truncated" if there < size else "is longer than it should be"
-            raise CacheError(f"{self.path / file} {words}: {there:,} bytes of {size:,}")
+        npy.check_length(self.path / file, fd, size)
         if os.pread(fd, len(header), 0) != header:
             raise CacheError(f"{self.path / file} begins otherwise than it should")
         access = mmap.ACCESS_WRITE if self.writable else mmap.ACCESS_READ
@@ -143,7 +138,7 @@ class Folder:
             OSError: there is none.
         """
         fd = self._files[name]
-        os.posix_fallocate(fd, _header_of(fd) + at, nbytes)
+        os.posix_fallocate(fd, npy.begin_of(fd) + at, nbytes)
 
     def seal(self) -> None:
         """All is in: brings it to the disk and gives the folder its name."""
@@ -156,10 +151,6 @@ class Folder:
         with contextlib.suppress(OSError):  # another run was first
             os.rename(self.path, final)
         self.path = final
-
-
-def _header_of(fd: int) -> int:
-    return 10 + int.from_bytes(os.pread(fd, 2, 8), "little")  # NEP 1: magic, version, length of the header
 
 
 @contextlib.contextmanager
@@ -255,7 +246,7 @@ def _begin(base: Path, part: Path, key: dict[str, Any], sources: list[list[Any]]
 def discard(path: Path) -> None:
     """Removes a cache; whoever has it mapped keeps what it has."""
     with contextlib.suppress(OSError):
-        gone = Path(tempfile.mkdtemp(prefix=".gone-", dir=path.parent))
+        gone = Path(tempfile.mkdtemp(prefix=GONE, dir=path.parent))
         os.rename(path, gone / path.name)
         shutil.rmtree(gone, ignore_errors=True)
 
