@@ -43,8 +43,10 @@ MAY: dict[str, set[str]] = {
     "pin": BASE | {"machine", "options", "source", "workers"},
     "objects": set(),
     "shared": BASE,
-    "iterators": BASE | {"metrics", "objects", "options", "pin", "scheduler", "source", "transport", "workers"},
+    "iterators": BASE
+    | {"metrics", "objects", "options", "pin", "pressure", "scheduler", "source", "transport", "workers"},
     "device": BASE | {"pin"},
+    "pressure": BASE | {"machine"},
     "resident": {"gather", "source", "stage"},
     "engine": BASE
     | {

@@ -24,6 +24,7 @@ from .options import AutoWorkers, Budget, Knobs
 from .pin.locked import Locker
 from .pin.thread import PinnedPool
 from .pin.walk import pin
+from .pressure import Pressure
 from .scheduler import Scheduler
 from .source import order
 from .transport.board import supported
@@ -119,6 +120,7 @@ class PoolIter(_BaseDataLoaderIter):
         self._pss, self._metrics = workers.pss, metrics
         self._close = weakref.finalize(self, pool.close)
         self._scheduler = Scheduler(pool, knobs, metrics, budget)
+        self._pressure = Pressure(_steps(self._scheduler, workers, pool, locker), metrics.decisions.append)
         self._look = Look(self._dataset) if knobs.persistent and threads is None else None
         self._reset(loader, first_iter=True)
 
@@ -161,6 +163,7 @@ class PoolIter(_BaseDataLoaderIter):
         self._num_workers = n
 
     def _next_data(self) -> Any:
+        self._pressure.look()
         if self._locker is not None:
             self._locker.sweep()
         try:
@@ -182,6 +185,43 @@ class PoolIter(_BaseDataLoaderIter):
         self._weigh()
         self._scheduler.stop()
         self._close()
+
+
+def _steps(
+    scheduler: Scheduler, workers: ProcessPool | ThreadPool, pool: Pool, locker: Locker | None
+) -> list[Callable[[], str]]:
+    """What an iterator gives up when memory runs short, the least missed first. No batch changes by it."""
+    done: set[str] = set()
+
+    def ring() -> str:
+        if "ring" in done:
+            return ""
+        done.add("ring")
+        scheduler.prefetch(1, ahead=0)
+        if isinstance(workers, ProcessPool):
+            workers.shrink()
+        return "one batch ahead for each worker, and free slots are given back"
+
+    def pinning() -> str:
+        if "pinning" in done or (locker is None and not isinstance(pool, PinnedPool)):
+            return ""
+        done.add("pinning")
+        if locker is not None:
+            locker.stop()
+            if isinstance(workers, ProcessPool):
+                workers.unlock()
+        elif isinstance(pool, PinnedPool):
+            pool.off = True
+        return "no memory is page-locked any more"
+
+    def fewer() -> str:
+        n = scheduler.num_workers - 1
+        if not n or not scheduler.shared:
+            return ""
+        scheduler.resize(n)
+        return f"{n} workers instead of {n + 1}"
+
+    return [ring, pinning, fewer]
 
 
 def _named(e: Exception, spec: WorkerSpec) -> Exception:

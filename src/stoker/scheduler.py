@@ -64,6 +64,11 @@ class Scheduler:
         """Workers there are to be."""
         return self._knobs.num_workers
 
+    @property
+    def shared(self) -> bool:
+        """Whether any free worker takes the next task, so that their number may change."""
+        return self._knobs.shared
+
     def stop(self) -> None:
         """The pool is about to be closed; nothing can be asked for any more."""
         self._stopped = True
@@ -103,9 +108,10 @@ class Scheduler:
         self._credits += self._knobs.window - before
         self._fill()
 
-    def prefetch(self, factor: int) -> None:
-        """Another number of tasks in flight for each worker, from the next task on."""
-        before, self._knobs = self._knobs.window, replace(self._knobs, prefetch_factor=factor)
+    def prefetch(self, factor: int, ahead: int | None = None) -> None:
+        """Another number of tasks in flight for each worker, from the next task on. See ``Knobs``."""
+        far = self._knobs.ahead if ahead is None else ahead
+        before, self._knobs = self._knobs.window, replace(self._knobs, prefetch_factor=factor, ahead=far)
         self._credits += self._knobs.window - before
         self._fill()
 

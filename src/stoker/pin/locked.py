@@ -107,6 +107,7 @@ class Locker:
     def stop(self) -> None:
         """Locks no more; what is locked stays so until it is unmapped."""
         self._budget = 0
+        self.over += 1
 
     def _unlock(self, address: int) -> None:
         if os.getpid() != self._owner:

@@ -47,6 +47,7 @@ class PinnedPool:
 
     def __init__(self, pool: Pool, device: str | None) -> None:
         self._pool, self._device = pool, device
+        self.off = False  # memory is short: batches go through as they are
         self._out: queue.SimpleQueue[Result | BaseException] = queue.SimpleQueue()
         self._ending = threading.Event()
         self._accelerator = getattr(torch, "accelerator", None)  # torch < 2.6 has none; there it is CUDA or nothing
@@ -113,7 +114,7 @@ class PinnedPool:
     def _pin(self, result: Result) -> Result:
         try:
             data = result.take()
-            if not isinstance(data, ExceptionWrapper):
+            if not isinstance(data, ExceptionWrapper) and not self.off:
                 data = pin(data, self._device)
         except Exception:
             data = ExceptionWrapper(where=f"in pin memory thread for device {self._index}")

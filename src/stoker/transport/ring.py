@@ -42,7 +42,7 @@ ALIGN = 64  # a cache line, and more than any dtype asks for
 GRAIN = 1 << 16  # slots are multiples of this, so batches of nearly one size fit each other's slots
 SLACK = 8  # a slot that proved too small is replaced by one an eighth larger than needed
 
-_CONTROL = struct.Struct("<7Q")  # stop, slots in use, end of the file's used part, hand, workers, epoch, memory
+_CONTROL = struct.Struct("<8Q")  # stop, slots in use, end of the used part, hand, workers, epoch, memory, trims
 _TABLE_AT = 64
 _STAMPS_AT = _TABLE_AT + MAX_SLOTS * 16
 HEADER_BYTES = -(-(_STAMPS_AT + MAX_SLOTS * 4) // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -128,6 +128,15 @@ class Arena:
     def pss(self, nbytes: int) -> None:
         self._control[6] = nbytes
 
+    @property
+    def trims(self) -> int:
+        """How often the parent has asked for the memory of free slots."""
+        return self._control[7]
+
+    @trims.setter
+    def trims(self, count: int) -> None:
+        self._control[7] = count
+
     def place(self, slot: int) -> tuple[int, int]:
         """Offset in the file and capacity of a slot, in bytes."""
         return self._table[2 * slot], self._table[2 * slot + 1]
@@ -181,6 +190,7 @@ class SlotWriter:
         self.address = 0
         self.whole: Bytes | None = None
         self._stamp = 0
+        self._trims = arena.trims
 
     def take(self, nbytes: int) -> bool:
         """Starts filling a slot of at least ``nbytes``. Returns False when there is none to be had."""
@@ -229,6 +239,9 @@ class SlotWriter:
         self.whole, self.slot, self.used, self.capacity, self.address = None, -1, 0, 0, 0
 
     def _choose(self, nbytes: int) -> int | None:
+        if self._trims != self.arena.trims:
+            self._trims = self.arena.trims
+            self._trim()
         best = small = None
         newest = 0
         stamps = self.arena.stamps
@@ -246,6 +259,17 @@ class SlotWriter:
             self._maps.pop(small, None)
             return self.arena.add(nbytes + nbytes // SLACK, small)
         return self.arena.add(nbytes)
+
+    def _trim(self) -> None:
+        """Gives back the memory of slots that are free."""
+        stamps = self.arena.stamps
+        for slot in range(self.arena.slots):
+            stamp = stamps[slot]
+            if stamp and not self._is_kept(slot):
+                stamps[slot] = 0
+                self._maps.pop(slot, None)
+                self.arena.punch(slot)
+                stamps[slot] = stamp
 
     def _is_kept(self, slot: int) -> bool:
         ref = self._kept.get(slot)
@@ -311,6 +335,17 @@ class SlotReader:
 
         self.leases[slot] = (weakref.ref(whole, ended), used)
         return whole
+
+    def shrink(self) -> None:
+        """Has the worker give back the memory of free slots, before it fills the next one."""
+        self.arena.trims += 1
+        self.forget()
+
+    def forget(self) -> None:
+        """Unmaps what nobody holds; it is mapped again when it is leased."""
+        for slot in list(self._maps):
+            if slot not in self.leases and slot not in self._held_back:
+                del self._maps[slot]
 
     def leased_bytes(self) -> int:
         """Bytes that the consumer holds. Counted afresh: leases end in any thread, at any moment."""

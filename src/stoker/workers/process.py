@@ -377,6 +377,16 @@ class ProcessPool:
         found = {m.id: m.reader.arena.pss for m in self._members if not m.gone}
         return {id_: nbytes for id_, nbytes in found.items() if nbytes}
 
+    def shrink(self) -> None:
+        """Gives back the memory of slots that are free."""
+        for reader in self._readers:
+            reader.shrink()
+
+    def unlock(self) -> None:
+        """Page-locks no more, and unlocks what nobody holds."""
+        for reader in self._readers:
+            reader.forget()
+
     def slots(self) -> int:
         """How many there are now, of all workers."""
         return sum(r.arena.slots for r in self._readers)
