@@ -46,6 +46,7 @@ MAY: dict[str, set[str]] = {
     "iterators": BASE
     | {"metrics", "objects", "options", "pin", "pressure", "scheduler", "source", "transport", "workers"},
     "device": BASE | {"pin"},
+    "copies": {"pin"},
     "pressure": BASE | {"machine"},
     "resident": {"gather", "source", "stage"},
     "engine": BASE
@@ -113,6 +114,8 @@ LAZY = {
     ("bench_cli", "bench"),
     ("bench_cli", "tuning"),
     ("cli", "machine"),
+    ("cli", "copies"),
+    ("cli", "pin"),
     ("cli", "report"),
     ("_hook", "watching"),
     ("stats_cli", "stats"),
