@@ -1,4 +1,4 @@
-"""With a device: ``python -m benchmarks gpu`` runs these, each contestant in a process of its own, in under 8 minutes."""
+"""With a device: ``python -m benchmarks gpu`` runs these, each contestant in its own process, in under 8 minutes."""
 
 from __future__ import annotations
 

@@ -146,3 +146,18 @@ def test_a_dataset_that_changes_is_not_served_from_the_device(standing_in: None)
     assert not isinstance(it, ResidentIter)
     assert len(list(it)) == N // 10
     assert isinstance(iter(loader), ResidentIter)
+
+
+class Touches(Dataset[Any]):
+    """What torch says to a forked worker that touches CUDA."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> Any:
+        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, ...")
+
+
+def test_a_worker_that_touches_the_device_is_told_what_to_do() -> None:
+    with pytest.raises(RuntimeError, match=r"re-initialize[\s\S]*move them \(device=\"cuda\"\)[\s\S]*TensorDataset"):
+        next(iter(stoker.DataLoader(Touches(), num_workers=1)))

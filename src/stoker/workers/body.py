@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,14 @@ from ..collate import SlotCollate
 from ..stage import Stages
 from ..transport.record import Times
 from .protocol import WorkerSpec
+
+FORKED = "Cannot re-initialize CUDA in forked subprocess"  # torch.cuda._lazy_init
+REMEDY = (
+    "A forked worker cannot use the device. Let the dataset give tensors of the CPU and the loader move them "
+    '(device="cuda"); '
+    "tensors that lie on the device are gathered by the main process if they are in a TensorDataset; and "
+    'multiprocessing_context="spawn" starts workers that may use it.'
+)
 
 
 class Body:
@@ -76,6 +85,9 @@ class Body:
 
     def error(self) -> ExceptionWrapper:
         """The exception at hand, as torch wraps it."""
+        e = sys.exc_info()[1]
+        if isinstance(e, RuntimeError) and FORKED in str(e):
+            e.args = (f"{e}\n{REMEDY}",)
         return ExceptionWrapper(where=self._where)
 
     def run(self, epoch: int, number: int, indices: Any) -> Any:
