@@ -101,7 +101,7 @@ def budgets(asked: int | float | str | None, cache: str | None, disk: Path | Non
     """Bytes of memory, and of disk."""
     if cache is None:
         return 0, 0
-    given = None if asked is None else parse_bytes(asked, machine.memory_granted())
+    given = None if asked is None else parse_bytes(asked, machine.memory_granted(), "cache_budget")
     ram = 0 if cache == "disk" else given or max(1, int(machine.memory_available() * RAM_SHARE))
     if disk is None:
         return ram, 0
