@@ -122,7 +122,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _check(as_json: bool, plot: Path | None) -> int:
-    from . import machine
+    from . import files, machine
     from .report import check, terminal
 
     grant = machine.read()
@@ -136,7 +136,7 @@ def _check(as_json: bool, plot: Path | None) -> int:
     if plot is not None and found is None:
         raise UsageError("--plot draws copies to a device, and there is none that CUDA reaches here")
     if plot is not None and found is not None:
-        plot.write_text(copies.svg(found))
+        files.write(plot, copies.svg(found))
     why = str(pinning) if pinning is not None else "pin_memory=False: there is no accelerator"
     if as_json:
         more = {"versions": check.versions(), "pin_memory": why, "copies": found and found.as_dict()}

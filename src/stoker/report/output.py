@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..files import write
 from .schema import check_writable
 
 
@@ -27,5 +28,5 @@ def give(found: dict[str, Any], json_path: Path | None, show: Callable[[], objec
         print(data)
         return
     if json_path is not None:
-        json_path.write_text(data + "\n")
+        write(json_path, data + "\n")
     show()

@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import inside
 from ..errors import UsageError
+from ..files import write
 
 SCHEMA = 1
 AT_ONCE_S = 2e-4  # what handing over takes, in which nobody is waited for
@@ -188,9 +189,4 @@ def load(path: Path) -> dict[str, Any] | None:
 
 def save(report: dict[str, Any], path: Path) -> None:
     """Writes the report whole or not at all."""
-    temp = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temp.write_text(json.dumps(report, indent=2, default=str) + "\n")
-        os.replace(temp, path)
-    finally:
-        temp.unlink(missing_ok=True)
+    write(path, json.dumps(report, indent=2, default=str) + "\n")
