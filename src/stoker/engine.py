@@ -18,6 +18,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from . import machine
 from .errors import StokerWarning
+from .faults import settings
 from .gather import Gather, select
 from .metrics import LoaderMetrics
 from .objects import big
@@ -31,7 +32,7 @@ BIG_BYTES = 64 << 20  # of Python objects in one container; what a worker may co
 WORKER_BYTES = 32 << 20  # what a forked worker takes before any has been weighed
 SUPPORTED = sys.platform == "linux"
 if SUPPORTED:
-    from .iterators import PoolIter
+    from .iterators import GuardedIter, PoolIter
 
 torch_get_iterator = torch_loader.DataLoader._get_iterator
 
@@ -50,6 +51,7 @@ class LoaderState:
         advised: its dataset has been looked through for lists that fork copies.
         hold: the count was set by ``resize`` and is not to be tuned.
         rebuild: ``resize`` wants other workers in the next epoch.
+        ledger: the account of samples that failed (``faults.ledger``).
     """
 
     def __init__(self) -> None:
@@ -63,6 +65,7 @@ class LoaderState:
         self.controller: Any = None
         self.advised = False
         self.hold = self.rebuild = False
+        self.ledger: Any = None
 
 
 _states: weakref.WeakKeyDictionary[Any, LoaderState] = weakref.WeakKeyDictionary()
@@ -95,13 +98,14 @@ def get_iterator(loader: Any) -> Any:
         from .debug import DebugIter
 
         return DebugIter(loader)
+    faults = settings.faults_of(loader, state_of(loader)) if settings.asked(loader) else None
     staged = staged_in(loader.dataset)
     if staged is not None:
         staged._begin()
         if not loader._auto_collation:
             alone(loader.dataset)
     if loader.num_workers == 0 or not SUPPORTED:
-        it: Any = torch_get_iterator(loader)
+        it: Any = torch_get_iterator(loader) if faults is None else GuardedIter(loader, *faults)
         if loader.num_workers == 0:
             it._sampler_iter = order(it._index_sampler) or it._sampler_iter
             if Gather.fits(it._dataset, it._collate_fn, it._auto_collation):
@@ -125,7 +129,7 @@ def get_iterator(loader: Any) -> Any:
 
         state.noticed = Noticed()
     threads = state.noticed if method == "thread" else None
-    it = PoolIter(loader, limits, state.heaps if threads is not None else state.arenas, state.metrics, threads)
+    it = PoolIter(loader, limits, state.heaps if threads is not None else state.arenas, state.metrics, threads, faults)
     state.iterators.add(it)
     if isinstance(loader.num_workers, AutoWorkers) and loader._dataset_kind == _DatasetKind.Map and not state.hold:
         it.tune(_tuner(loader, state))

@@ -7,6 +7,7 @@ those inherit from torch's type as well, so ``except RuntimeError`` goes on work
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class StokerError(Exception):
@@ -41,6 +42,22 @@ class WorkerDiedError(StokerError, RuntimeError):
 
 class WorkerTimeoutError(StokerError, RuntimeError):
     """No batch arrived within ``timeout`` seconds (torch: ``timed out``)."""
+
+
+class SampleError(StokerError, RuntimeError):
+    """More samples failed than ``max_errors`` allows, or nothing good could be found in the place of one.
+
+    Attributes:
+        failures: what is known of each (``faults.policy.Failure``).
+    """
+
+    def __init__(self, message: str, failures: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.failures = tuple(failures)
+
+
+class SampleTimeoutError(WorkerTimeoutError):
+    """A sample took longer than ``sample_timeout`` seconds."""
 
 
 class StokerWarning(UserWarning):

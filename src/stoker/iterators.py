@@ -6,6 +6,7 @@ The base class is torch's own, so the order in which samplers are started and se
 from __future__ import annotations
 
 import functools
+import itertools
 import pickle
 import warnings
 import weakref
@@ -15,15 +16,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import IterDataPipe, MapDataPipe
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _sharding_worker_init_fn
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _DatasetKind,
+    _sharding_worker_init_fn,
+    _SingleProcessDataLoaderIter,
+)
 
 from .errors import StokerWarning
+from .faults.guard import Guard
+from .faults.ledger import Ledger
+from .faults.policy import NOTHING, OnError, Partial
 from .metrics import LoaderMetrics
 from .objects import Look, culprit
 from .options import AutoWorkers, Budget, Knobs
 from .pin import PinnedPool
 from .scheduler import Scheduler
 from .source import order
+from .stage import parts
 from .transport.board import supported
 from .workers.process import ProcessPool
 from .workers.protocol import Pool, WorkerSpec
@@ -52,6 +62,7 @@ class PoolIter(_BaseDataLoaderIter):
         arenas: the loader's shared memory between two iterators; taken from here and given back.
         metrics: the loader's numbers.
         threads: None for worker processes; for threads what is known of the loader's use of random generators.
+        faults: what to do about samples that fail, and the account of them; None: torch's way.
     """
 
     def __init__(
@@ -61,6 +72,7 @@ class PoolIter(_BaseDataLoaderIter):
         arenas: list[Any],
         metrics: LoaderMetrics,
         threads: Noticed | None = None,
+        faults: tuple[OnError, Ledger] | None = None,
     ) -> None:
         super().__init__(loader)
         if not loader.prefetch_factor:
@@ -91,7 +103,9 @@ class PoolIter(_BaseDataLoaderIter):
             shared_seed=self._shared_seed,
             task_seeds=knobs.task_seeds,
             shared=knobs.shared,
+            on_error=None if faults is None else faults[0],
         )
+        self._ledger = None if faults is None else faults[1]
         workers: ProcessPool | ThreadPool
         if threads is not None:
             from .workers.thread import ThreadPool  # only for those who want threads
@@ -154,15 +168,21 @@ class PoolIter(_BaseDataLoaderIter):
         self._num_workers = n
 
     def _next_data(self) -> Any:
-        try:
-            data = self._scheduler.next()
-        except StopIteration:
-            if not self._persistent_workers:
-                self._shutdown_workers()
-            raise
-        if type(data) is ExceptionWrapper:
-            data.reraise()
-        return data
+        while True:
+            try:
+                data = self._scheduler.next()
+            except StopIteration:
+                if not self._persistent_workers:
+                    self._shutdown_workers()
+                raise
+            if type(data) is ExceptionWrapper:
+                data.reraise()
+            if type(data) is not Partial:
+                return data
+            assert self._ledger is not None
+            data = self._ledger.open(data)
+            if data is not NOTHING:
+                return data
 
     def _weigh(self) -> None:
         self._metrics.worker_pss.update(self._pss())
@@ -171,6 +191,42 @@ class PoolIter(_BaseDataLoaderIter):
         self._weigh()
         self._scheduler.stop()
         self._close()
+
+
+class GuardedIter(_SingleProcessDataLoaderIter):
+    """torch's iterator without workers, for a loader with a policy for samples that fail.
+
+    Args:
+        loader: a ``DataLoader`` with 0 workers and a map-style dataset.
+        policy: what to do.
+        ledger: the account of what failed.
+    """
+
+    def __init__(self, loader: Any, policy: OnError, ledger: Ledger) -> None:
+        super().__init__(loader)
+        fetcher = self._dataset_fetcher
+        # Whatever stands behind ``fetch`` when it is called: a gather, or somebody who takes times.
+        made = parts(self._dataset, self._auto_collation, self._collate_fn, lambda indices: fetcher.fetch(indices))
+        self._ledger, self._guarded = ledger, _Guarded(Guard(made, policy))
+        self._tasks = itertools.count()
+
+    def _next_data(self) -> Any:
+        fetcher, self._dataset_fetcher = self._dataset_fetcher, self._guarded
+        try:
+            while True:
+                self._guarded.guard.begin(int(self._base_seed), 0, next(self._tasks))
+                data = super()._next_data()
+                if type(data) is Partial:
+                    data = self._ledger.open(data)
+                if data is not NOTHING:
+                    return data
+        finally:
+            self._dataset_fetcher = fetcher
+
+
+class _Guarded:
+    def __init__(self, guard: Guard) -> None:
+        self.guard = self.fetch = guard
 
 
 def _named(e: Exception, spec: WorkerSpec) -> Exception:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,8 @@ from . import machine
 from .chunks import ChunkSampler
 from .engine import SUPPORTED, WORKER_BYTES, get_iterator, state_of, torch_get_iterator
 from .errors import BudgetError, UsageError
+from .faults import settings
+from .faults.policy import QUARANTINE
 from .options import AutoWorkers, Measured, parse_bytes
 from .source import FeistelSampler
 
@@ -48,8 +51,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             ``stoker run``'s report; it takes processes where threads would not be safe or reproducible.
         budget: memory for batches that are made ahead, and as much again for those that the consumer keeps: bytes,
             ``"4GB"``, or a share of the memory granted (0.5). None: a quarter of the memory granted for each.
+        on_error: what to do about a sample that cannot be loaded (docs/faults.md). "raise": torch's way. "skip": the
+            batch goes on without it. "replace": another sample that the sampler might have drawn, by a seed. Or a
+            function of its index and the exception, which returns what stands in its place, None to leave it out.
+        refill: with "skip": other samples of the batch, once more, take the places of those left out.
+        max_errors: how many samples may fail before that is an error: a count, or a share of the dataset as a float.
+            None: 1 %, and 10 of any dataset.
+        quarantine: the file that lists them, one line of JSON each; None: none.
         debug: everything in this process, whatever the number of workers, so that a breakpoint stops and a traceback is
-            plain; an error says which sample it was. Random augmentation is another draw then.
+            plain; an error says which sample it was, and is raised whatever ``on_error`` says. Random augmentation is
+            another draw then.
         prefetch_factor: batches made ahead per worker, as torch's; with ``num_workers="auto"`` and None up to 8 while
             batches are small, so that a slow sample does not stop the others.
         batch_size, sampler, batch_sampler, collate_fn, pin_memory, drop_last, timeout (s), worker_init_fn,
@@ -57,9 +68,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     Raises:
         ValueError, TypeError: torch's, for what torch refuses.
-        UsageError: another word for ``shuffle`` or ``worker_method``, a ``budget`` that is none, a dataset that says
-            it is not thread-safe.
+        UsageError: another word for ``shuffle``, ``worker_method`` or ``on_error``, a ``budget`` or ``max_errors`` that
+            is none, a dataset that says it is not thread-safe, what cannot be together.
         BudgetError: when iterated, a batch larger than ``budget``.
+        SampleError: when iterated, more samples failed than ``max_errors`` allows.
 
     Example:
         >>> from torch.utils.data import TensorDataset
@@ -91,6 +103,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         worker_method: str = "process",
         budget: int | float | str | None = None,
         debug: bool = False,
+        on_error: str | Callable[[Any, Exception], Any] = "raise",
+        refill: bool = False,
+        max_errors: int | float | None = None,
+        quarantine: str | os.PathLike[str] | None = QUARANTINE,
     ) -> None:
         if worker_method not in METHODS:
             raise UsageError(f"worker_method={worker_method!r}: one of {', '.join(map(repr, METHODS))}")
@@ -105,6 +121,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if budget is not None:
             parse_bytes(budget, machine.memory_granted())
         self.worker_method, self.budget, self.debug = worker_method, budget, debug
+        self.on_error, self.refill, self.max_errors, self.quarantine = on_error, refill, max_errors, quarantine
         self._ahead = AHEAD if prefetch_factor is None else 0
         if isinstance(num_workers, str) and num_workers == "auto":
             num_workers = AutoWorkers(first_guess(dataset))
@@ -144,6 +161,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self.sampler._stoker_default = True  # type: ignore[attr-defined]
         if batch_sampler is None and self.batch_sampler is not None:
             self.batch_sampler._stoker_default = True  # type: ignore[attr-defined]
+        settings.check(self)
 
     @property
     def shuffle(self) -> bool | str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..collate import SlotCollate
+from ..faults.guard import Guard
 from ..stage import Stages
 from ..transport.record import Times
 from .protocol import WorkerSpec
@@ -72,7 +74,9 @@ class Body:
 
     def _begin(self) -> None:
         spec = self.spec
-        self._stages = Stages(spec.kind, self.dataset, spec.auto_collation, self.collate, spec.drop_last)
+        self._stages = Stages(
+            spec.kind, self.dataset, spec.auto_collation, self.collate, spec.drop_last, spec.on_error
+        )
 
     def error(self) -> ExceptionWrapper:
         """The exception at hand, as torch wraps it."""
@@ -90,12 +94,19 @@ class Body:
                 # The reason was told with the first task. torch stumbles over a local it never set, and scripts
                 # see that type.
                 raise UnboundLocalError("no 'fetcher': this worker failed while it was starting")
+            if self._stages.guard is not None:
+                self._guarded(self._stages.guard, epoch, number)
             return self._stages.run(indices)
         except Exception as e:
             if isinstance(e, StopIteration) and self.spec.kind == _DatasetKind.Iterable:
                 self.exhausted = True
                 return None
             return self.error()
+
+    def _guarded(self, guard: Guard, epoch: int, number: int) -> None:
+        spec = self.spec
+        reseed = functools.partial(self._seed_task, spec.base_seed, epoch, number) if spec.task_seeds else None
+        guard.begin(spec.base_seed, epoch, number, reseed)
 
     def times(self, transport_ns: int, cpu_ns: int) -> Times:
         """What the last task cost."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..faults.policy import OnError
 from ..source import Task
 from ..transport.record import Times
 
@@ -26,6 +27,7 @@ class WorkerSpec:
         shared_seed: torch's seed for datapipes, else None.
         task_seeds: seed per task instead of per worker.
         shared: any free worker takes the next task.
+        on_error: what to do about samples that fail; None: torch's way.
     """
 
     kind: int
@@ -39,6 +41,7 @@ class WorkerSpec:
     shared_seed: int | None
     task_seeds: bool
     shared: bool = False
+    on_error: OnError | None = None
 
 
 class Result(Protocol):

@@ -1,0 +1,67 @@
+"""A loader's settings about faults: which there are, whether they go together, and what becomes of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from torch.utils.data.dataloader import _DatasetKind
+
+from ..errors import UsageError
+from . import policy
+from .ledger import Ledger
+from .policy import OnError
+
+LINUX = sys.platform == "linux"
+
+
+def asked(loader: Any) -> bool:
+    """Whether samples that fail are not simply raised."""
+    return getattr(loader, "on_error", "raise") != "raise"
+
+
+def on_error(loader: Any) -> OnError | None:
+    """The policy for samples that fail; None: torch's way."""
+    return policy.on_error_of(loader) if asked(loader) else None
+
+
+def check(loader: Any) -> None:
+    """Raises for settings that are none or cannot be together.
+
+    Raises:
+        UsageError: what is wrong, and what to do instead.
+    """
+    policy.check(loader.on_error, loader.refill, loader.max_errors)
+    if not asked(loader):
+        return
+    words = "a function" if callable(loader.on_error) else repr(loader.on_error)
+    if loader._dataset_kind != _DatasetKind.Map:
+        raise UsageError(
+            f"on_error={words} wants a map-style dataset: a stream that has raised has ended, and nobody can ask it "
+            "for the next sample. Catch the error inside __iter__, where the next one is known"
+        )
+    if not loader._auto_collation and loader.refill:
+        raise UsageError("refill=True takes samples of the same batch, and with batch_size=None there is no batch")
+    if loader.on_error == "replace" and not loader._auto_collation and policy.on_error_of(loader).among is None:
+        raise UsageError(
+            f'on_error="replace" wants to know which samples a {type(loader.sampler).__name__} might draw, and only '
+            'torch\'s own samplers say so: on_error="skip", or a function that returns another sample'
+        )
+    if not LINUX:
+        raise UsageError(f"on_error={words} is not there on {sys.platform} yet, only on Linux")
+
+
+def faults_of(loader: Any, state: Any) -> tuple[OnError, Ledger]:
+    """The policy of a loader that has one, and its account, which is kept from epoch to epoch in ``state``."""
+    check(loader)
+    on_error = policy.on_error_of(loader)
+    if state.ledger is None:
+        try:
+            samples: int | None = len(loader.dataset)
+        except TypeError:
+            samples = None
+        path = None if loader.quarantine is None else os.fspath(loader.quarantine)
+        state.ledger = Ledger(samples, loader.max_errors, path, type(loader.dataset).__name__)
+    state.ledger.metrics = state.metrics
+    return on_error, state.ledger
