@@ -18,7 +18,7 @@ MAY: dict[str, set[str]] = {
     "live": {"inside", "machine", "metrics"},
     "stacks": set(),
     "looks": {"stacks"},
-    "debug": {"stacks"},
+    "debug": {"faults", "stacks"},
     "inside": {"looks", "stacks"},
     "ambient": {"machine", "nvml"},
     "nvml": set(),
@@ -36,20 +36,25 @@ MAY: dict[str, set[str]] = {
     "image": BASE,
     "cache": BASE | {"machine", "transport"},
     "staging": BASE | {"cache", "gather", "machine", "objects", "options"},
-    "stage": {"collate", "gather"},
-    "workers": BASE | {"collate", "lifecycle", "machine", "options", "seeding", "source", "stage", "transport"},
+    "faults": BASE | {"machine", "metrics"},
+    "stage": {"collate", "faults", "gather"},
+    "workers": BASE
+    | {"collate", "faults", "lifecycle", "machine", "options", "seeding", "source", "stage", "transport"},
     "scheduler": BASE | {"metrics", "options", "source", "workers"},
     "pin": {"source", "workers"},
     "objects": set(),
     "shared": BASE,
-    "iterators": BASE | {"metrics", "objects", "options", "pin", "scheduler", "source", "transport", "workers"},
-    "engine": BASE | {"gather", "iterators", "machine", "metrics", "objects", "options", "source", "stage", "workers"},
-    "loader": BASE | {"chunks", "engine", "machine", "options", "source", "workers"},
+    "iterators": BASE
+    | {"faults", "metrics", "objects", "options", "pin", "scheduler", "source", "stage", "transport", "workers"},
+    "engine": BASE
+    | {"faults", "gather", "iterators", "machine", "metrics", "objects", "options", "source", "stage", "workers"},
+    "loader": BASE | {"chunks", "engine", "faults", "machine", "options", "source", "workers"},
     "tuning": BASE
     | {
         "__init__",
         "arguments",
         "engine",
+        "faults",
         "gather",
         "loader",
         "machine",
@@ -73,7 +78,9 @@ MAY: dict[str, set[str]] = {
     "bench": BASE | {"engine", "loader", "machine", "options", "report", "tuning", "watched"},
     "bench_cli": BASE | {"arguments", "report"},
     "run": BASE | {"ambient", "doctor", "live", "machine", "report"},
-    "cli": BASE | {"__init__", "arguments", "bench_cli", "cache_cli", "report", "stats_cli", "tuning"},
+    "cli": BASE | {"__init__", "arguments", "bench_cli", "cache_cli", "report", "stats_cli", "tuning", "verify_cli"},
+    "verify": BASE | {"__init__", "engine", "faults", "loader", "machine", "options", "seeding", "stage", "tuning"},
+    "verify_cli": BASE | {"arguments", "report"},
     "stats": BASE | {"engine", "loader", "machine", "options", "report", "seeding", "tuning"},
     "stats_cli": BASE | {"arguments", "report"},
     "cache_cli": BASE | {"report"},
@@ -99,12 +106,27 @@ LAZY = {
     ("stats_cli", "stats"),
     ("stats_cli", "tuning"),
     ("cache_cli", "cache"),
+    ("verify_cli", "faults"),
+    ("verify_cli", "tuning"),
+    ("verify_cli", "verify"),
     ("cache_cli", "staging"),
     ("cache_cli", "tuning"),
     ("staging", "engine"),
     ("staging", "loader"),
 }
-ROAD = {"source", "chunks", "seeding", "stage", "collate", "transport", "workers", "scheduler", "pin", "iterators"}
+ROAD = {
+    "faults",
+    "source",
+    "chunks",
+    "seeding",
+    "stage",
+    "collate",
+    "transport",
+    "workers",
+    "scheduler",
+    "pin",
+    "iterators",
+}
 CLIENTS = {"tuning", "doctor", "report", "run", "cli", "watching"}
 
 

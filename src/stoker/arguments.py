@@ -28,6 +28,13 @@ def share(text: str) -> float:
     return value
 
 
+def workers(text: str) -> int | str:
+    """A whole number of 0 or more, or "auto"."""
+    if text != "auto" and not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 0 or more")
+    return text if text == "auto" else int(text)
+
+
 def _number(text: str) -> float:
     try:
         return float(text)

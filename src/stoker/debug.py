@@ -70,4 +70,3 @@ def explain(error: BaseException, dataset: Any) -> str:
     if transform:
         words = f"{words or 'stoker: while loading a sample'}, in the transform {transform}"
     return words
-

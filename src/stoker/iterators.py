@@ -215,7 +215,7 @@ class GuardedIter(_SingleProcessDataLoaderIter):
         try:
             while True:
                 self._guarded.guard.begin(int(self._base_seed), 0, next(self._tasks))
-                data = super()._next_data()
+                data = super()._next_data()  # type: ignore[no-untyped-call]
                 if type(data) is Partial:
                     data = self._ledger.open(data)
                 if data is not NOTHING:

@@ -114,6 +114,6 @@ class Ledger:
         first = "; ".join(f"{called(f.index, f.file)}: {f.error}" for f in list(self.failed.values())[:FEW])
         of = "" if self.samples is None else f" of {self.samples:,}"
         return (
-            f"{len(self.failed):,} samples{of} could not be loaded, and max_errors allows {self.most:,} ({counts}). The "
-            f"first: {first}. stoker verify lists all that are broken"
+            f"{len(self.failed):,} samples{of} could not be loaded, and max_errors allows {self.most:,} ({counts}). "
+            f"The first: {first}. stoker verify lists all that are broken"
         )

@@ -41,7 +41,8 @@ def append(path: Path, failures: Iterable[Failure], dataset: str) -> None:
         if st.st_mode & 0o077:
             os.fchmod(fd, 0o600)
         for f in failures:
-            entry = {**f._asdict(), "file": f.file[:PATH], "dataset": dataset, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+            when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+            entry = {**f._asdict(), "file": f.file[:PATH], "dataset": dataset, "time": when}
             line = json.dumps(entry).encode() + b"\n"
             if os.write(fd, line) != len(line):
                 raise OSError(f"no room for {path}")

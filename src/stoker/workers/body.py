@@ -74,9 +74,7 @@ class Body:
 
     def _begin(self) -> None:
         spec = self.spec
-        self._stages = Stages(
-            spec.kind, self.dataset, spec.auto_collation, self.collate, spec.drop_last, spec.on_error
-        )
+        self._stages = Stages(spec.kind, self.dataset, spec.auto_collation, self.collate, spec.drop_last, spec.on_error)
 
     def error(self) -> ExceptionWrapper:
         """The exception at hand, as torch wraps it."""
