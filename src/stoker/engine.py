@@ -52,6 +52,7 @@ class LoaderState:
         hold: the count was set by ``resize`` and is not to be tuned.
         rebuild: ``resize`` wants other workers in the next epoch.
         ledger: the account of samples that failed (``faults.ledger``).
+        known: samples that kill workers, by index.
     """
 
     def __init__(self) -> None:
@@ -66,6 +67,7 @@ class LoaderState:
         self.advised = False
         self.hold = self.rebuild = False
         self.ledger: Any = None
+        self.known: dict[Any, Any] = {}
 
 
 _states: weakref.WeakKeyDictionary[Any, LoaderState] = weakref.WeakKeyDictionary()
@@ -129,7 +131,10 @@ def get_iterator(loader: Any) -> Any:
 
         state.noticed = Noticed()
     threads = state.noticed if method == "thread" else None
-    it = PoolIter(loader, limits, state.heaps if threads is not None else state.arenas, state.metrics, threads, faults)
+    known = state.known if threads is None and settings.restarts(loader) else None
+    it = PoolIter(
+        loader, limits, state.heaps if threads is not None else state.arenas, state.metrics, threads, faults, known
+    )
     state.iterators.add(it)
     if isinstance(loader.num_workers, AutoWorkers) and loader._dataset_kind == _DatasetKind.Map and not state.hold:
         it.tune(_tuner(loader, state))

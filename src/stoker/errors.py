@@ -32,12 +32,20 @@ class WorkerDiedError(StokerError, RuntimeError):
     Attributes:
         workers: ids of the workers that died.
         tasks: numbers of the tasks they had in hand, where workers take tasks from one board; None where not known.
+        places: what their records say of whom they come from.
     """
 
-    def __init__(self, message: str, workers: Sequence[int] = (), tasks: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        workers: Sequence[int] = (),
+        tasks: Sequence[int] | None = None,
+        places: Sequence[int] = (),
+    ) -> None:
         super().__init__(message)
         self.workers = tuple(workers)
         self.tasks = tasks
+        self.places = tuple(places)
 
 
 class WorkerTimeoutError(StokerError, RuntimeError):

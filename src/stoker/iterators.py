@@ -26,7 +26,7 @@ from torch.utils.data.dataloader import (
 from .errors import StokerWarning
 from .faults.guard import Guard
 from .faults.ledger import Ledger
-from .faults.policy import NOTHING, OnError, Partial
+from .faults.policy import NOTHING, Failure, OnError, Partial
 from .metrics import LoaderMetrics
 from .objects import Look, culprit
 from .options import AutoWorkers, Budget, Knobs
@@ -37,6 +37,7 @@ from .stage import parts
 from .transport.board import supported
 from .workers.process import ProcessPool
 from .workers.protocol import Pool, WorkerSpec
+from .workers.restart import Restarts
 
 if TYPE_CHECKING:
     from .workers.draws import Noticed
@@ -63,6 +64,8 @@ class PoolIter(_BaseDataLoaderIter):
         metrics: the loader's numbers.
         threads: None for worker processes; for threads what is known of the loader's use of random generators.
         faults: what to do about samples that fail, and the account of them; None: torch's way.
+        known: samples that kill workers, by index, where another worker takes the place of one that dies; None: that
+            is an error, as in torch.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class PoolIter(_BaseDataLoaderIter):
         metrics: LoaderMetrics,
         threads: Noticed | None = None,
         faults: tuple[OnError, Ledger] | None = None,
+        known: dict[Any, Failure] | None = None,
     ) -> None:
         super().__init__(loader)
         if not loader.prefetch_factor:
@@ -104,6 +108,7 @@ class PoolIter(_BaseDataLoaderIter):
             task_seeds=knobs.task_seeds,
             shared=knobs.shared,
             on_error=None if faults is None else faults[0],
+            restart=known is not None,
         )
         self._ledger = None if faults is None else faults[1]
         workers: ProcessPool | ThreadPool
@@ -125,7 +130,10 @@ class PoolIter(_BaseDataLoaderIter):
         self._workers: list[Any] = workers.processes
         self._pss, self._metrics = workers.pss, metrics
         self._close = weakref.finalize(self, pool.close)
-        self._scheduler = Scheduler(pool, knobs, metrics, budget)
+        restarts = None
+        if known is not None and isinstance(workers, ProcessPool):
+            restarts = Restarts(workers, spec, known, metrics)
+        self._scheduler = Scheduler(pool, knobs, metrics, budget, restarts)
         self._look = Look(self._dataset) if knobs.persistent and threads is None else None
         self._reset(loader, first_iter=True)
 

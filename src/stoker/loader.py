@@ -58,6 +58,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         max_errors: how many samples may fail before that is an error: a count, or a share of the dataset as a float.
             None: 1 %, and 10 of any dataset.
         quarantine: the file that lists them, one line of JSON each; None: none.
+        on_worker_death: "restart": another worker takes the place of one that dies, and no batch changes; a sample
+            that kills its worker each time goes the way of ``on_error``. "raise": torch's error. None: "restart" for
+            worker processes and map-style datasets, "raise" for others.
         debug: everything in this process, whatever the number of workers, so that a breakpoint stops and a traceback is
             plain; an error says which sample it was, and is raised whatever ``on_error`` says. Random augmentation is
             another draw then.
@@ -72,6 +75,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             is none, a dataset that says it is not thread-safe, what cannot be together.
         BudgetError: when iterated, a batch larger than ``budget``.
         SampleError: when iterated, more samples failed than ``max_errors`` allows.
+        WorkerDiedError: when iterated, a sample that kills workers, or too many deaths.
 
     Example:
         >>> from torch.utils.data import TensorDataset
@@ -107,6 +111,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         refill: bool = False,
         max_errors: int | float | None = None,
         quarantine: str | os.PathLike[str] | None = QUARANTINE,
+        on_worker_death: str | None = None,
     ) -> None:
         if worker_method not in METHODS:
             raise UsageError(f"worker_method={worker_method!r}: one of {', '.join(map(repr, METHODS))}")
@@ -122,6 +127,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             parse_bytes(budget, machine.memory_granted())
         self.worker_method, self.budget, self.debug = worker_method, budget, debug
         self.on_error, self.refill, self.max_errors, self.quarantine = on_error, refill, max_errors, quarantine
+        self.on_worker_death = on_worker_death
         self._ahead = AHEAD if prefetch_factor is None else 0
         if isinstance(num_workers, str) and num_workers == "auto":
             num_workers = AutoWorkers(first_guess(dataset))

@@ -13,7 +13,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from .collate import SlotCollate
 from .faults.guard import Guard, Parts
-from .faults.policy import OnError
+from .faults.policy import Failure, OnError
 from .gather import Gather
 
 
@@ -27,9 +27,10 @@ class Stages:
         collate: collate function, wrapped so that it writes to a slot and is timed.
         drop_last: torch's.
         on_error: what to do about samples that fail; None: torch's way.
+        mark: is told where in its task the worker is, before each sample; None: nobody wants to know.
 
     Attributes:
-        guard: what does that, and wants to know of each task.
+        guard: what does both, and wants to know of each task.
     """
 
     def __init__(
@@ -40,18 +41,39 @@ class Stages:
         collate: SlotCollate,
         drop_last: bool,
         on_error: OnError | None = None,
+        mark: Callable[[int], None] | None = None,
     ) -> None:
         self._collate = collate
+        self._what = dataset, auto_collation
         self.guard: Guard | None = None
         self.fetch_ns = 0
         self.collate_ns = 0
         self._run: Callable[[Any], Any]
         if kind == _DatasetKind.Map:
             self._run = _map(dataset, auto_collation, collate)
-            if on_error is not None:
-                self._run = self.guard = Guard(parts(dataset, auto_collation, collate, self._run), on_error)
+            if on_error is not None or mark is not None:
+                self._run = self.guard = self._guarded(on_error or OnError(), mark)
         else:  # torch's own: when an iterable has ended, and what drop_last means then, is decided in there
             self._run = _DatasetKind.create_fetcher(kind, dataset, auto_collation, collate, drop_last).fetch
+
+    def _guarded(self, on_error: OnError, mark: Callable[[int], None] | None) -> Guard:
+        dataset, auto_collation = self._what
+        return Guard(parts(dataset, auto_collation, self._collate, self._run), on_error, mark)
+
+    def watched(self, mark: Callable[[int], None]) -> Guard:
+        """What makes the same batches and says where it is; for tasks of workers that died."""
+        if self.guard is None:
+            return self._guarded(OnError(), mark)
+        self.guard.mark = mark
+        return self.guard
+
+    def again(self, guard: Guard, indices: Any, bad: dict[int, Failure]) -> Any:
+        """``run`` with samples that are not to be tried."""
+        run, self._run = self._run, functools.partial(guard, bad=bad)
+        try:
+            return self.run(indices)
+        finally:
+            self._run = run
 
     def run(self, indices: Any) -> Any:
         """One batch. Leaves the nanoseconds of both stages in ``fetch_ns`` and ``collate_ns``."""

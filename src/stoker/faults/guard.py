@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -31,10 +32,6 @@ class Parts(NamedTuple):
     finish: Callable[[list[Any]], Any]
 
 
-def _nowhere(position: int) -> None:
-    pass
-
-
 class Guard:
     """Makes batches as ``parts`` says, under a policy.
 
@@ -47,8 +44,8 @@ class Guard:
         mark: is told the position of the sample that is about to be loaded; -1: of the whole batch.
     """
 
-    def __init__(self, parts: Parts, policy: OnError, mark: Callable[[int], None] = _nowhere) -> None:
-        self.parts, self.policy, self.mark = parts, policy, mark
+    def __init__(self, parts: Parts, policy: OnError, mark: Callable[[int], None] | None = None) -> None:
+        self.parts, self.policy, self.mark = parts, policy, mark or (lambda _: None)
         self._seed = (0, 0, 0)
         self._reseed: Callable[[], None] | None = None
 
@@ -85,6 +82,14 @@ class Guard:
                 raise error  # no sample's
             return self.parts.finish(samples)
         return Partial(self.parts.finish(samples) if samples else NOTHING, failures)
+
+    def probe(self, indices: Any, bad: Mapping[int, Failure]) -> None:
+        """Loads each sample that is not known to be bad alone, and lets it go."""
+        for k, index in enumerate(list(indices) if self.parts.batched else [indices]):
+            if k not in bad:
+                self.mark(k)
+                with contextlib.suppress(Exception):
+                    self.parts.one(index)
 
     def _load(self, indices: Sequence[Any], bad: Mapping[int, Failure]) -> tuple[list[Any], list[Failure]]:
         """Samples in their places, and what failed."""

@@ -94,7 +94,7 @@ def _among(loader: Any, asked: str) -> Sequence[Any] | None:
     """The indices that torch's own samplers draw from. What any other would never draw, a validation sample for
     instance, is not to slip in."""
     sampler = loader.sampler
-    if asked != "replace" or loader.batch_sampler is not None and loader.batch_size is None:
+    if asked != "replace" or (loader.batch_sampler is not None and loader.batch_size is None):
         return None  # a batch_sampler of the user's: the loader's own sampler is not what draws
     if isinstance(sampler, SubsetRandomSampler):
         return sampler.indices

@@ -13,6 +13,7 @@ from . import policy
 from .ledger import Ledger
 from .policy import OnError
 
+DEATH = (None, "restart", "raise")
 LINUX = sys.platform == "linux"
 
 
@@ -26,6 +27,13 @@ def on_error(loader: Any) -> OnError | None:
     return policy.on_error_of(loader) if asked(loader) else None
 
 
+def restarts(loader: Any) -> bool:
+    """Whether another worker takes the place of one that dies. Of a map-style dataset, unless something else is said;
+    loaders that are torch's own say nothing, and get torch's error."""
+    how = getattr(loader, "on_worker_death", "raise")
+    return how != "raise" and loader._dataset_kind == _DatasetKind.Map
+
+
 def check(loader: Any) -> None:
     """Raises for settings that are none or cannot be together.
 
@@ -33,6 +41,7 @@ def check(loader: Any) -> None:
         UsageError: what is wrong, and what to do instead.
     """
     policy.check(loader.on_error, loader.refill, loader.max_errors)
+    _check_death(loader)
     if not asked(loader):
         return
     words = "a function" if callable(loader.on_error) else repr(loader.on_error)
@@ -50,6 +59,26 @@ def check(loader: Any) -> None:
         )
     if not LINUX:
         raise UsageError(f"on_error={words} is not there on {sys.platform} yet, only on Linux")
+
+
+def _check_death(loader: Any) -> None:
+    how = loader.on_worker_death
+    if how not in DEATH:
+        raise UsageError(f'on_worker_death={how!r}: "restart", "raise", or None: "restart" wherever that can be')
+    if how != "restart":
+        return
+    if loader.worker_method == "thread":
+        raise UsageError(
+            'on_worker_death="restart" is for worker processes: what crashes in a thread ends the whole process. '
+            'worker_method="process", or leave it out'
+        )
+    if loader._dataset_kind != _DatasetKind.Map:
+        raise UsageError(
+            'on_worker_death="restart" wants a map-style dataset: where in a stream a dead worker was, only its own '
+            "memory knew. Leave it out, and a death is torch's error"
+        )
+    if not LINUX:
+        raise UsageError(f'on_worker_death="restart" is not there on {sys.platform} yet, only on Linux')
 
 
 def faults_of(loader: Any, state: Any) -> tuple[OnError, Ledger]:

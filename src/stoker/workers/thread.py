@@ -98,6 +98,7 @@ class _Worker(threading.Thread):
         self.writer = writer
         self._cpu = 0
         self._hand: tuple[int, int] | None = None
+        self.at = (-1, 0)
 
     def run(self) -> None:
         pool = self._pool
@@ -118,7 +119,7 @@ class _Worker(threading.Thread):
         rng = seeding.Generators(spec.base_seed, self.id)
         collate = SlotCollate(spec.collate_fn, self.writer, spec.auto_collation)
         collate.install()
-        body = Body(spec, self.id, self._dataset, collate, "thread", rng.seed_task)
+        body = Body(spec, self.id, self._dataset, collate, "thread", rng.seed_task, self.mark)
         self._introduce(seed, body, rng)
         body.start()
         workers, epoch = pool.count, 0
@@ -149,6 +150,10 @@ class _Worker(threading.Thread):
             rng=rng.as_torch(),
             worker_method="thread",
         )
+
+    def mark(self, position: int) -> None:
+        """Which sample of its task it loads, and since when."""
+        self.at = position, time.monotonic_ns()
 
     def _wait(self) -> Any:
         """The next piece of work; None: leave."""
