@@ -39,7 +39,7 @@ MAY: dict[str, set[str]] = {
     "faults": BASE | {"machine", "metrics"},
     "stage": {"collate", "faults", "gather"},
     "workers": BASE
-    | {"collate", "faults", "lifecycle", "machine", "options", "seeding", "source", "stage", "transport"},
+    | {"collate", "faults", "lifecycle", "machine", "metrics", "options", "seeding", "source", "stage", "transport"},
     "scheduler": BASE | {"metrics", "options", "source", "workers"},
     "pin": {"source", "workers"},
     "objects": set(),

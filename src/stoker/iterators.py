@@ -25,7 +25,6 @@ from torch.utils.data.dataloader import (
 
 from .errors import StokerWarning
 from .faults.guard import Guard
-from .faults.ledger import Ledger
 from .faults.policy import NOTHING, Failure, OnError, Partial
 from .metrics import LoaderMetrics
 from .objects import Look, culprit
@@ -37,9 +36,9 @@ from .stage import parts
 from .transport.board import supported
 from .workers.process import ProcessPool
 from .workers.protocol import Pool, WorkerSpec
-from .workers.restart import Restarts
 
 if TYPE_CHECKING:
+    from .faults.ledger import Ledger
     from .workers.draws import Noticed
     from .workers.thread import ThreadPool
 
@@ -132,6 +131,8 @@ class PoolIter(_BaseDataLoaderIter):
         self._close = weakref.finalize(self, pool.close)
         restarts = None
         if known is not None and isinstance(workers, ProcessPool):
+            from .workers.restart import Restarts  # when there are workers that may die
+
             restarts = Restarts(workers, spec, known, metrics)
         self._scheduler = Scheduler(pool, knobs, metrics, budget, restarts)
         self._look = Look(self._dataset) if knobs.persistent and threads is None else None

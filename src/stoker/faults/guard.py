@@ -116,6 +116,7 @@ class Guard:
                 else:
                     continue
             out.append(sample)
+        self.mark(-1)
         return self._filled(out, holes, failures), failures
 
     def _failure(self, index: Any, e: Exception) -> Failure:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..errors import UsageError
 from . import policy
-from .ledger import Ledger
 from .policy import OnError
+
+if TYPE_CHECKING:
+    from .ledger import Ledger
 
 DEATH = (None, "restart", "raise")
 LINUX = sys.platform == "linux"
@@ -83,6 +85,8 @@ def _check_death(loader: Any) -> None:
 
 def faults_of(loader: Any, state: Any) -> tuple[OnError, Ledger]:
     """The policy of a loader that has one, and its account, which is kept from epoch to epoch in ``state``."""
+    from .ledger import Ledger  # and the list that it writes
+
     check(loader)
     on_error = policy.on_error_of(loader)
     if state.ledger is None:

@@ -175,7 +175,7 @@ class Restarts:
         case.pids.append(life.pid)
         case.words = causes.why(life.exitcode, life.nbytes)
         phase, k = life.at[0] >> 32 << 32, (life.at[0] & 0xFFFFFFFF) - 2
-        if watched and 0 <= k < len(keys):
+        if watched and phase != PROBED and 0 <= k < len(keys):
             case.seen[k] += 1
             if case.seen[k] > 1 and case.deaths >= SURE:
                 return self._blamed(case, epoch, number, indices, k)
@@ -195,7 +195,8 @@ class Restarts:
     def _blamed(self, case: _Case, epoch: int, number: int, indices: Any, k: int) -> Again | WorkerDiedError:
         index = self._keys(indices)[k]
         file = file_of(self._spec.dataset, index)
-        self._tokens += case.deaths  # what bounds these is the policy for samples
+        if plain(index) not in self._known:
+            self._tokens += case.deaths  # what bounds these is the policy for samples
         del self._cases[epoch, number]
         if not self._goes_on:
             return WorkerDiedError(
