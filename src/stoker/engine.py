@@ -101,6 +101,7 @@ def get_iterator(loader: Any) -> Any:
 
         return DebugIter(loader)
     faults = settings.faults_of(loader, state_of(loader)) if settings.asked(loader) else None
+    settings.check_timeout(loader)
     staged = staged_in(loader.dataset)
     if staged is not None:
         staged._begin()
@@ -214,7 +215,8 @@ def _method(loader: Any, state: LoaderState, limits: Budget) -> str:
     if state.method is None:
         from .tuning.method import choose
 
-        state.method = choose(loader, limits)
+        why = settings.only_processes(loader)
+        state.method = ("process", why) if why else choose(loader, limits)
         words = f"worker_method={state.method[0]!r}: {state.method[1]}"
         logger.info(words)
         state.metrics.decisions.append(words)

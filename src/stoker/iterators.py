@@ -108,6 +108,7 @@ class PoolIter(_BaseDataLoaderIter):
             shared=knobs.shared,
             on_error=None if faults is None else faults[0],
             restart=known is not None,
+            sample_timeout=getattr(loader, "sample_timeout", None) or 0.0,
         )
         self._ledger = None if faults is None else faults[1]
         workers: ProcessPool | ThreadPool

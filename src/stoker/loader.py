@@ -61,6 +61,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         on_worker_death: "restart": another worker takes the place of one that dies, and no batch changes; a sample
             that kills its worker each time goes the way of ``on_error``. "raise": torch's error. None: "restart" for
             worker processes and map-style datasets, "raise" for others.
+        sample_timeout: seconds that a sample may take before its worker is killed and replaced; it is named with
+            its worker's stack and goes the way of ``on_error``. Threads cannot be killed: there it is an error.
         debug: everything in this process, whatever the number of workers, so that a breakpoint stops and a traceback is
             plain; an error says which sample it was, and is raised whatever ``on_error`` says. Random augmentation is
             another draw then.
@@ -112,6 +114,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         max_errors: int | float | None = None,
         quarantine: str | os.PathLike[str] | None = QUARANTINE,
         on_worker_death: str | None = None,
+        sample_timeout: float | None = None,
     ) -> None:
         if worker_method not in METHODS:
             raise UsageError(f"worker_method={worker_method!r}: one of {', '.join(map(repr, METHODS))}")
@@ -127,7 +130,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             parse_bytes(budget, machine.memory_granted())
         self.worker_method, self.budget, self.debug = worker_method, budget, debug
         self.on_error, self.refill, self.max_errors, self.quarantine = on_error, refill, max_errors, quarantine
-        self.on_worker_death = on_worker_death
+        self.on_worker_death, self.sample_timeout = on_worker_death, sample_timeout
         self._ahead = AHEAD if prefetch_factor is None else 0
         if isinstance(num_workers, str) and num_workers == "auto":
             num_workers = AutoWorkers(first_guess(dataset))

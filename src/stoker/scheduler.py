@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .errors import BudgetError, UsageError, WorkerDiedError, WorkerTimeoutError
+from .errors import BudgetError, StokerError, UsageError, WorkerDiedError, WorkerTimeoutError
 from .metrics import LoaderMetrics
 from .options import Budget, Knobs
 from .source import Task
@@ -32,7 +32,7 @@ class Lost:
 
     ended, nbytes, times = False, 0, (0, 0, 0, 0)
 
-    def __init__(self, worker: int, epoch: int, task: int, error: WorkerDiedError) -> None:
+    def __init__(self, worker: int, epoch: int, task: int, error: StokerError) -> None:
         self.worker, self.epoch, self.task, self._error = worker, epoch, task, error
 
     def take(self) -> Any:

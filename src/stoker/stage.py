@@ -12,7 +12,7 @@ from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data.dataloader import _DatasetKind
 
 from .collate import SlotCollate
-from .faults.guard import Guard, Parts
+from .faults.guard import Guard, Mark, Parts
 from .faults.policy import Failure, OnError
 from .gather import Gather
 
@@ -41,7 +41,7 @@ class Stages:
         collate: SlotCollate,
         drop_last: bool,
         on_error: OnError | None = None,
-        mark: Callable[[int], None] | None = None,
+        mark: Mark | None = None,
     ) -> None:
         self._collate = collate
         self._what = dataset, auto_collation
@@ -56,11 +56,11 @@ class Stages:
         else:  # torch's own: when an iterable has ended, and what drop_last means then, is decided in there
             self._run = _DatasetKind.create_fetcher(kind, dataset, auto_collation, collate, drop_last).fetch
 
-    def _guarded(self, on_error: OnError, mark: Callable[[int], None] | None) -> Guard:
+    def _guarded(self, on_error: OnError, mark: Mark | None) -> Guard:
         dataset, auto_collation = self._what
         return Guard(parts(dataset, auto_collation, self._collate, self._run), on_error, mark)
 
-    def watched(self, mark: Callable[[int], None]) -> Guard:
+    def watched(self, mark: Mark) -> Guard:
         """What makes the same batches and says where it is; for tasks of workers that died."""
         if self.guard is None:
             return self._guarded(OnError(), mark)

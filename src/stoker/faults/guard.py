@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ..errors import SampleError, StokerError
 from .names import called, file_of
 from .policy import NOTHING, Failure, OnError, Partial, plain, words_of
 
+Mark: TypeAlias = Callable[[int, int], None]
 TRIES = 32  # samples that are tried in the place of one
 
 
@@ -41,11 +42,12 @@ class Guard:
     Args:
         parts: of the dataset.
         policy: what to do.
-        mark: is told the position of the sample that is about to be loaded; -1: of the whole batch.
+        mark: is told the position of the sample that is about to be loaded and 1; or -1 and how many samples are about
+            to be loaded at once, 0 where none is loaded any more.
     """
 
-    def __init__(self, parts: Parts, policy: OnError, mark: Callable[[int], None] | None = None) -> None:
-        self.parts, self.policy, self.mark = parts, policy, mark or (lambda _: None)
+    def __init__(self, parts: Parts, policy: OnError, mark: Mark | None = None) -> None:
+        self.parts, self.policy, self.mark = parts, policy, mark or (lambda position, samples: None)
         self._seed = (0, 0, 0)
         self._reseed: Callable[[], None] | None = None
 
@@ -67,7 +69,7 @@ class Guard:
         """
         whole, error = self.parts.whole, None
         if whole is not None and not bad:
-            self.mark(-1)
+            self.mark(-1, len(indices))
             try:
                 return whole(indices)
             except Exception as e:
@@ -87,7 +89,7 @@ class Guard:
         """Loads each sample that is not known to be bad alone, and lets it go."""
         for k, index in enumerate(list(indices) if self.parts.batched else [indices]):
             if k not in bad:
-                self.mark(k)
+                self.mark(k, 1)
                 with contextlib.suppress(Exception):
                     self.parts.one(index)
 
@@ -97,7 +99,7 @@ class Guard:
         failures: list[Failure] = []
         holes: list[int] = []  # places in ``out`` that others are to take
         for k, index in enumerate(indices):
-            self.mark(k)
+            self.mark(k, 1)
             try:
                 if k in bad:
                     raise SampleError(bad[k].error)
@@ -116,8 +118,9 @@ class Guard:
                 else:
                     continue
             out.append(sample)
-        self.mark(-1)
-        return self._filled(out, holes, failures), failures
+        filled = self._filled(out, holes, failures)
+        self.mark(-1, 0)
+        return filled, failures
 
     def _failure(self, index: Any, e: Exception) -> Failure:
         return Failure(plain(index), file_of(self.parts.dataset, index), words_of(e))
@@ -140,7 +143,7 @@ class Guard:
         first = failures[-1]
         for _ in range(TRIES):
             index = among[draw.randrange(len(among))]
-            self.mark(-1)
+            self.mark(-1, 1)
             try:
                 return self.parts.one(index)
             except StokerError:

@@ -44,6 +44,7 @@ def check(loader: Any) -> None:
     """
     policy.check(loader.on_error, loader.refill, loader.max_errors)
     _check_death(loader)
+    check_timeout(loader)
     if not asked(loader):
         return
     words = "a function" if callable(loader.on_error) else repr(loader.on_error)
@@ -61,6 +62,35 @@ def check(loader: Any) -> None:
         )
     if not LINUX:
         raise UsageError(f"on_error={words} is not there on {sys.platform} yet, only on Linux")
+
+
+def only_processes(loader: Any) -> str:
+    """Why ``worker_method="auto"`` takes processes without measuring; "" where nothing says so."""
+    if getattr(loader, "sample_timeout", None):
+        return "sample_timeout is set, and threads cannot be killed"
+    return 'on_worker_death="restart" is for processes' if loader.on_worker_death == "restart" else ""
+
+
+def check_timeout(loader: Any) -> None:
+    """Raises for a ``sample_timeout`` that is none, or that nobody could keep.
+
+    Raises:
+        UsageError: what is wrong, and what to do instead.
+    """
+    seconds = getattr(loader, "sample_timeout", None)
+    if seconds is None:
+        return
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < 1e6:
+        raise UsageError(f"sample_timeout={seconds!r}: seconds, more than 0")
+    if loader.num_workers == 0 and not loader.debug:
+        raise UsageError("sample_timeout wants workers: without any, nobody looks at the clock (num_workers=1)")
+    if loader._dataset_kind != _DatasetKind.Map:
+        raise UsageError("sample_timeout wants a map-style dataset: what a stream does for one sample only it knows; "
+                         "timeout= bounds the wait for a batch")  # fmt: skip
+    if loader.on_worker_death == "raise" and loader.worker_method != "thread":
+        raise UsageError('sample_timeout replaces the worker that hangs, and on_worker_death="raise" forbids that')
+    if not LINUX:
+        raise UsageError(f"sample_timeout is not there on {sys.platform} yet, only on Linux")
 
 
 def _check_death(loader: Any) -> None:

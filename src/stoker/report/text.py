@@ -154,6 +154,8 @@ def _faults(faults: dict[str, Any]) -> list[str]:
             f"{faults['samples']:,} samples could not be loaded; the first, sample {first['index']!r}{file}: "
             f"{first['error']}{where}"
         )
+    if faults.get("timeouts"):
+        out.append(f"{faults['timeouts']:,} times a sample took longer than sample_timeout; its worker was replaced")
     if faults.get("deaths"):
         out.append(f"{faults['deaths']:,} workers died and were replaced; the last: {faults['died'][-1]}")
     return out

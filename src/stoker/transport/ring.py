@@ -43,7 +43,7 @@ GRAIN = 1 << 16  # slots are multiples of this, so batches of nearly one size fi
 SLACK = 8  # a slot that proved too small is replaced by one an eighth larger than needed
 
 # stop, slots in use, end of the file's used part, hand, workers, epoch, memory, slot being filled, place, since, owed,
-# serving, times kept
+# serving, times kept, stack
 _CONTROL = struct.Struct("<16Q")
 _TABLE_AT = 128
 _STAMPS_AT = _TABLE_AT + MAX_SLOTS * 16
@@ -145,7 +145,8 @@ class Arena:
 
     @property
     def at(self) -> tuple[int, int]:
-        """Where the worker is in its task, as ``workers.protocol`` has it, and since when: monotonic(3) nanoseconds."""
+        """Where the worker is in its task, as ``workers.protocol`` has it, and until when it may be there: nanoseconds
+        of the monotonic clock, 0 as long as it likes."""
         return self._control[8], self._control[9]
 
     @at.setter
@@ -169,6 +170,15 @@ class Arena:
     @serving.setter
     def serving(self, value: bool) -> None:
         self._control[11] = int(value)
+
+    @property
+    def stack(self) -> int:
+        """The descriptor, in the worker, of the file to which it writes where it is when it is asked."""
+        return self._control[13]
+
+    @stack.setter
+    def stack(self, fd: int) -> None:
+        self._control[13] = fd
 
     def keep(self, epoch: int, task: int, state: bytes) -> None:
         """Notes the random state in which a task begins. A kill in the middle leaves the state before."""

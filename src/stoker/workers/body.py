@@ -13,7 +13,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from .. import seeding
 from ..collate import SlotCollate
-from ..faults.guard import Guard
+from ..faults.guard import Guard, Mark
 from ..stage import Stages
 from ..transport.record import Times
 from .protocol import Again, WorkerSpec
@@ -40,7 +40,7 @@ class Body:
         collate: SlotCollate,
         where: str,
         seed_task: Callable[[int, int, int], None],
-        mark: Callable[[int], None],
+        mark: Mark,
     ) -> None:
         self.spec, self.id, self.dataset, self.collate = spec, worker, dataset, collate
         self.exhausted = False

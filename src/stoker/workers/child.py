@@ -29,7 +29,7 @@ from ..transport.board import take
 from ..transport.codec import Encoded
 from ..transport.record import INLINE, Kind, Reader, Record, send
 from ..transport.ring import ALIGN, Arena, SlotWriter
-from . import native
+from . import native, stuck
 from .body import Body
 from .protocol import PROBED, PROBING, Again, WorkerSpec
 
@@ -128,6 +128,9 @@ class _Worker:
         self.collate.install()
         self.body = Body(spec, worker, spec.dataset, self.collate, "process", seeding.seed_task, self.mark)
         self.phase = 0
+        self.limit_ns = int(spec.sample_timeout * 1e9)
+        if spec.timed:
+            self.arena.stack = stuck.offer()
         self.keep_ns = 0 if spec.keeps else 1 << 62
         self.poll = select.poll()
         self.parent = os.getppid()
@@ -213,9 +216,10 @@ class _Worker:
         self._task(r)
         arena.hand = None
 
-    def mark(self, position: int) -> None:
-        """Where in its task the worker is; see ``protocol``."""
-        self.arena.at = self.phase | position + 2, time.monotonic_ns()
+    def mark(self, position: int, samples: int) -> None:
+        """Where in its task the worker is; see ``protocol``. And when it is late."""
+        until = time.monotonic_ns() + samples * self.limit_ns if samples else 0
+        self.arena.at = self.phase | position + 2, until
 
     def _task(self, r: Record) -> None:
         indices = pickle.loads(r.payload)
@@ -225,7 +229,7 @@ class _Worker:
                 self.phase = PROBING
                 self.body.probe(indices)
                 self.phase = PROBED
-                self.mark(-1)
+                self.mark(-1, 0)
             if indices.replay:
                 self.body.run(r.epoch, r.task, indices)
                 self.writer.cancel()

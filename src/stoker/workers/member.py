@@ -52,3 +52,4 @@ class Member:
         self.leaving = False
         self.gone = False
         self.dead = False
+        self.hung = ""  # where it was when it was killed for taking too long

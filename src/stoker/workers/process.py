@@ -27,15 +27,16 @@ from ..source import Task
 from ..transport.board import Board
 from ..transport.record import Kind, Outbox, Reader, Record
 from ..transport.ring import Arena, SlotReader, own_fork
-from . import native
+from . import native, stuck
 from .child import Fd, main
 from .member import Member, Received
-from .protocol import Again, Life, WorkerSpec
+from .protocol import Again, Life, WorkerSpec, look_s
 
 if TYPE_CHECKING:
     from .zygote import Zygote
 
 PARENT_POLL_S = 5.0  # how late the parent may notice a death that no descriptor told; torch's own interval
+KILLED_S = 1.0  # how long one is waited for that was killed
 FLUSH_S = 0.01  # between two looks at a task pipe that was full
 
 
@@ -190,7 +191,7 @@ class ProcessPool:
         """What is known of a worker."""
         m = self._members[place]
         a, p = m.reader.arena, m.process
-        return Life(m.id, p.pid, p.exitcode, m.hand, a.at, a.kept, a.pss, a.serving)
+        return Life(m.id, p.pid, p.exitcode, m.hand, a.at, a.kept, a.pss, a.serving, m.hung)
 
     def replace(self, place: int, tasks: Sequence[tuple[int, Task]]) -> None:
         """Another process for a worker that is gone: same id, place and memory, and its random state as it was noted.
@@ -220,7 +221,7 @@ class ProcessPool:
     def _forget(self, m: Member) -> None:
         """Lets go of a process that is gone."""
         m.gone = True
-        m.process.join()
+        m.process.join(KILLED_S if m.hung else None)
         self.processes.remove(m.process)
         if self._by_inbox.pop(m.inbox.fd, None) is not None:
             self._ignore(m.inbox.fd)
@@ -310,6 +311,8 @@ class ProcessPool:
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._ready:
             left = PARENT_POLL_S if deadline is None else max(0.0, deadline - time.monotonic())
+            if self._spec.timed:
+                left = min(left, look_s(self._spec.sample_timeout))
             if not self._flush():
                 left = min(left, FLUSH_S)
             events = poll.poll(min(left, PARENT_POLL_S) * 1000)
@@ -317,6 +320,8 @@ class ProcessPool:
                 self._feed(events)
                 if self._ready:
                     break
+                if self._spec.timed and not events:
+                    self._check_late()
                 self._check_alive(events)
             if not events and deadline is not None and time.monotonic() >= deadline:
                 return None
@@ -330,7 +335,7 @@ class ProcessPool:
             return self._board.flush()
         if self._board is not None and not self._board.flush():
             return False
-        return not [m for m in self._members if not m.outbox.flush()]
+        return not [m for m in self._members if not (m.gone or m.dead or m.outbox.flush())]
 
     def _feed(self, events: list[tuple[int, int]]) -> None:
         for fd, _ in events:
@@ -357,7 +362,7 @@ class ProcessPool:
                 if m.process.sentinel in woken:
                     self._ignore(m.process.sentinel)  # it was told to leave, and did
                     self._bury(m)
-            elif not m.process.is_alive():
+            elif m.hung or not m.process.is_alive():
                 dead.append(m)
         if not dead or any(fd in woken for fd in self._by_inbox):
             return  # look again when the pipe is silent
@@ -379,6 +384,15 @@ class ProcessPool:
             tasks if len(tasks) == len(dead) and self._board is not None else None,
             [m.place for m in dead],
         )
+
+    def _check_late(self) -> None:
+        """Kills workers that take too long over a sample, once they have said where they are."""
+        for m in self._members:
+            late = 0 < m.reader.arena.at[1] < time.monotonic_ns()
+            if late and not (m.gone or m.dead) and m.reader.arena.hand is not None and m.process.is_alive():
+                m.hung = stuck.stack(m.process.pid, m.reader.arena.stack)
+                m.process.kill()
+                m.process.join(KILLED_S)  # what waits for a device or a file server may not even die
 
     def _may_leave(self, m: Member) -> bool:
         if m.leaving:

@@ -50,7 +50,7 @@ class WorkerSpec:
         shared: any free worker takes the next task.
         on_error: what to do about samples that fail; None: torch's way.
         restart: another worker takes the place of one that died.
-        timed: each sample's beginning is noted.
+        sample_timeout: seconds that a sample may take; 0: as long as it likes.
     """
 
     kind: int
@@ -66,7 +66,12 @@ class WorkerSpec:
     shared: bool = False
     on_error: OnError | None = None
     restart: bool = False
-    timed: bool = False
+    sample_timeout: float = 0.0
+
+    @property
+    def timed(self) -> bool:
+        """Whether each sample's beginning is noted."""
+        return self.sample_timeout > 0
 
     @property
     def keeps(self) -> bool:
@@ -86,6 +91,7 @@ class Life(NamedTuple):
         kept: epoch and number of the task before which its random state was noted.
         nbytes: its memory, as it was measured last; 0: it was not.
         serving: it had started.
+        hung: it was killed because it took too long over a sample: its stack; else "".
     """
 
     id: int
@@ -96,6 +102,12 @@ class Life(NamedTuple):
     kept: tuple[int, int] | None
     nbytes: int
     serving: bool
+    hung: str = ""
+
+
+def look_s(sample_timeout: float) -> float:
+    """Seconds between two looks at whether a sample takes too long."""
+    return min(0.5, max(0.01, sample_timeout / 4))
 
 
 class Result(Protocol):

@@ -19,7 +19,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import StokerWarning, WorkerDiedError
+from ..errors import SampleTimeoutError, StokerError, StokerWarning, WorkerDiedError
 from ..faults import causes
 from ..faults.names import called, file_of
 from ..faults.policy import Failure, plain
@@ -44,7 +44,7 @@ class _Case:
 
     def __init__(self, bad: dict[int, Failure]) -> None:
         self.bad = dict(bad)
-        self.deaths = 0
+        self.deaths = self.late = 0
         self.whole = 0  # after all its samples could be loaded alone
         self.seen: Counter[int] = Counter()
         self.pids: list[int | None] = []
@@ -95,7 +95,7 @@ class Restarts:
         """It answered the oldest that it had not."""
         self._done[worker] += 1
 
-    def heal(self, e: WorkerDiedError, epoch: int, asked: Mapping[int, Any]) -> dict[int, WorkerDiedError]:
+    def heal(self, e: WorkerDiedError, epoch: int, asked: Mapping[int, Any]) -> dict[int, StokerError]:
         """Puts others in the place of those that died.
 
         Args:
@@ -109,7 +109,7 @@ class Restarts:
         Raises:
             WorkerDiedError: too many died.
         """
-        lost: dict[int, WorkerDiedError] = {}
+        lost: dict[int, StokerError] = {}
         for place in e.places:
             life = self._pool.life(place)
             words = self._account(life, asked)
@@ -120,7 +120,7 @@ class Restarts:
 
     # -- tasks
 
-    def _own(self, life: Life, now: int, lost: dict[int, WorkerDiedError]) -> list[tuple[int, Task]]:
+    def _own(self, life: Life, now: int, lost: dict[int, StokerError]) -> list[tuple[int, Task]]:
         """What a worker with tasks of its own is to do again."""
         given, done = self._given[life.id], self._done[life.id]
         out: list[tuple[int, Task]] = []
@@ -132,7 +132,7 @@ class Restarts:
         if rest and life.hand == rest[0][:2]:
             epoch, number, indices = rest.pop(0)
             again = self._judged(life, epoch, number, indices)
-            if isinstance(again, WorkerDiedError):
+            if isinstance(again, StokerError):
                 if epoch == now:  # else of one that was left early
                     lost[number] = again
                 del given[done]
@@ -148,7 +148,7 @@ class Restarts:
         return min(self._done[worker], at or 0)
 
     def _shared(
-        self, life: Life, epoch: int, asked: Mapping[int, Any], lost: dict[int, WorkerDiedError]
+        self, life: Life, epoch: int, asked: Mapping[int, Any], lost: dict[int, StokerError]
     ) -> list[tuple[int, Task]]:
         """What is to be done again where any worker may do any task."""
         if life.hand is None:  # between two tasks, or in the instant in which it took one
@@ -161,16 +161,18 @@ class Restarts:
         if life.hand[0] != epoch or number not in asked:
             return []
         again = self._judged(life, epoch, number, asked[number])
-        if isinstance(again, WorkerDiedError):
+        if isinstance(again, StokerError):
             lost[number] = again
             return []
         return [(epoch, Task(number, again))]
 
-    def _judged(self, life: Life, epoch: int, number: int, indices: Any) -> Again | WorkerDiedError:
+    def _judged(self, life: Life, epoch: int, number: int, indices: Any) -> Again | StokerError:
         """How a task that was in a dead worker's hand is tried again; or why it is not."""
         keys, bad = self._keys(indices), indices.bad if type(indices) is Again else {}
         case = self._cases.setdefault((epoch, number), _Case(bad))
         watched = case.deaths > 0 or self._spec.timed
+        if life.hung:
+            return self._late(life, case, epoch, number, indices)
         case.deaths += 1
         case.pids.append(life.pid)
         case.words = causes.why(life.exitcode, life.nbytes)
@@ -192,7 +194,33 @@ class Restarts:
                 )
         return Again(_plain(indices), case.bad, probe=case.deaths > 1)
 
-    def _blamed(self, case: _Case, epoch: int, number: int, indices: Any, k: int) -> Again | WorkerDiedError:
+    def _late(self, life: Life, case: _Case, epoch: int, number: int, indices: Any) -> Again | StokerError:
+        """Of a worker that was killed because a sample took too long: that one is known, and not tried again."""
+        self._tokens += 1
+        keys, k = self._keys(indices), (life.at[0] & 0xFFFFFFFF) - 2
+        limit = self._spec.sample_timeout
+        if not 0 <= k < len(keys):
+            case.late += 1
+            if case.late <= SURE:
+                return Again(
+                    _plain(indices), case.bad, probe=True
+                )  # a batch that is made at once: which of them is it?
+            which, file, index = f"one of {str(keys)[:200]}, or what was to replace it,", "", None
+        else:
+            index = keys[k]
+            file = file_of(self._spec.dataset, index)
+            which = called(index, file)
+        if index is None or not self._goes_on:
+            del self._cases[epoch, number]
+            return SampleTimeoutError(
+                f"{which} was not loaded within sample_timeout={limit:g} seconds, so its worker (pid {life.pid}) was "
+                f"killed and replaced. It was here:\n{life.hung}"
+            )
+        case.bad[k] = Failure(plain(index), file, f"SampleTimeout: not loaded within {limit:g} s", "timeout")
+        logger.warning(f"{which}: not loaded within {limit:g} s; its worker was here:\n{life.hung}")
+        return Again(_plain(indices), dict(case.bad))
+
+    def _blamed(self, case: _Case, epoch: int, number: int, indices: Any, k: int) -> Again | StokerError:
         index = self._keys(indices)[k]
         file = file_of(self._spec.dataset, index)
         if plain(index) not in self._known:
@@ -217,7 +245,8 @@ class Restarts:
 
     def _account(self, life: Life, asked: Mapping[int, Any]) -> str:
         """Says that a worker died."""
-        words = f"worker {life.id} (pid {life.pid}) {causes.why(life.exitcode, life.nbytes)}"
+        words = f"worker {life.id} (pid {life.pid}) "
+        words += "was killed, it was late" if life.hung else causes.why(life.exitcode, life.nbytes)
         if not life.serving:
             words += ", while it started"
         elif life.hand is not None:
@@ -234,7 +263,8 @@ class Restarts:
                 words += f", at {called(index, file_of(self._spec.dataset, index))}"
         self._died.append(words)
         faults = self._metrics.faults
-        faults["deaths"] = faults.get("deaths", 0) + 1
+        kind = "timeouts" if life.hung else "deaths"
+        faults[kind] = faults.get(kind, 0) + 1
         faults["died"] = [*faults.get("died", []), words][-LAST:]
         return words
 
