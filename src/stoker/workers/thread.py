@@ -358,8 +358,8 @@ def _stuck(worker: _Worker, position: int, spec: WorkerSpec) -> str:
     stack = "".join(traceback.format_stack(frame)[-FRAMES:]) if frame is not None else ""
     return (
         f"{which} is not loaded after sample_timeout={spec.sample_timeout:g} seconds. Threads cannot be killed, so "
-        f'this one goes on and its batch comes late or never: worker_method="process" replaces the worker and goes the way '
-        f"of on_error. It is here:\n{stack}"
+        f'this one goes on and its batch comes late or never: worker_method="process" replaces the worker and goes the '
+        f"way of on_error. It is here:\n{stack}"
     )
 
 
