@@ -137,6 +137,15 @@ def test_with_task_seeds_no_bit_depends_on_the_count(policy: str, dataset: Any) 
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
+def test_with_task_seeds_a_batch_that_failed_begins_anew() -> None:
+    """A dataset that makes whole batches gives the bits of one that does not."""
+    one, many = (
+        bits(stoker.DataLoader(dataset(BAD), batch_size=4, shuffle=True, num_workers="auto", on_error="skip"))
+        for dataset in (Flawed, Batched)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(one, many, strict=True))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_dataset_without_a_flaw_gives_the_same_bits_under_any_policy(kind: str) -> None:
     for dataset in (Flawed(set()), Batched(set()), TensorDataset(torch.arange(60.0).view(-1, 2))):

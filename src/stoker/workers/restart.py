@@ -76,11 +76,14 @@ class Restarts:
 
     def mark(self, indices: Any) -> Any:
         """A task's indices, with samples that are known to kill marked as such."""
-        if not self._known or not self._goes_on:
-            return indices
-        keys = self._keys(indices)
-        bad = {k: self._known[plain(i)] for k, i in enumerate(keys) if plain(i) in self._known}
+        bad = self._bad(indices)
         return Again(indices, bad) if bad else indices
+
+    def _bad(self, indices: Any) -> dict[int, Failure]:
+        if not self._known or not self._goes_on:
+            return {}
+        keys = self._keys(indices)
+        return {k: self._known[plain(i)] for k, i in enumerate(keys) if plain(i) in self._known}
 
     def gave(self, worker: int, epoch: int, task: Task) -> None:
         """A worker was given a task of its own."""
@@ -168,8 +171,8 @@ class Restarts:
 
     def _judged(self, life: Life, epoch: int, number: int, indices: Any) -> Again | StokerError:
         """How a task that was in a dead worker's hand is tried again; or why it is not."""
-        keys, bad = self._keys(indices), indices.bad if type(indices) is Again else {}
-        case = self._cases.setdefault((epoch, number), _Case(bad))
+        keys = self._keys(indices)
+        case = self._cases.setdefault((epoch, number), _Case(self._bad(indices)))
         watched = case.deaths > 0 or self._spec.timed
         if life.hung:
             return self._late(life, case, epoch, number, indices)
