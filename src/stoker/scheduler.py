@@ -222,6 +222,7 @@ class Scheduler:
             raise
         for task, error in lost.items():  # told when its turn comes
             self._waiting[task] = Lost(self._owner.get(task, 0), self.epoch, task, error)
+        restarts.tell()
 
     def _bury(self, e: WorkerDiedError) -> None:
         """What died with workers is lost, and so is skipped; the others go on."""

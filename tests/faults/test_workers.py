@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import multiprocessing
@@ -27,6 +28,7 @@ from stoker import machine
 from stoker.engine import state_of
 from stoker.errors import StokerWarning, UsageError, WorkerDiedError
 from stoker.faults import causes
+from stoker.transport import codec, ring
 from stoker.workers import child, restart
 
 SEED = int(os.environ.get("STOKER_SEED", random.randrange(1 << 30)))
@@ -336,6 +338,35 @@ def test_nothing_is_left_behind_by_many_deaths() -> None:
     assert not {p.pid for p in multiprocessing.active_children()} & {p.pid for p in workers}
 
 
+@pytest.mark.parametrize("mode", ["two", "auto"])
+def test_slots_that_the_dead_were_filling_are_used_again(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch kills once, when its slot is taken and not yet sent."""
+    write = codec.Encoded.write
+
+    def writes_and_dies(self: Any, address: int) -> None:
+        write(self, address)
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(f"filled-{int(self._tensors[0][0, 0])}", os.O_CREAT | os.O_EXCL))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(codec.Encoded, "write", writes_and_dies)
+    loader = loader_of(Drawn(16, floats=50_000), MODES[mode], shuffle=False, batch_size=2)
+    it = iter(loader)
+    assert [int(batch[0, 0]) for batch in it] == list(range(0, 16, 2))
+    assert deaths(loader) == 8
+    assert sum(x.arena.slots for x in state_of(loader).arenas) <= 8  # 2 workers, 2 tasks each, 1 held, 1 in hand
+
+
+@pytest.mark.parametrize("at", [3, 77, 199])
+def test_a_death_before_anybody_knew_the_task(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the instant between taking a task from the board and saying so: all that are not answered are asked for again."""
+    calm = bits(loader_of(Drawn(), MODES["auto"]))
+    monkeypatch.setattr(ring.Arena, "hand", property(lambda arena: None, lambda arena, task: None))
+    loader = loader_of(Drawn(kills={at: (signal.SIGKILL, 1)}), MODES["auto"])
+    assert all(torch.equal(a, b) for a, b in zip(calm, bits(loader), strict=True))
+    assert deaths(loader) == 1
+
+
 # -- who is to blame
 
 
@@ -467,6 +498,17 @@ def test_a_loop_of_crashes_does_not_spin(mode: str) -> None:
     assert deaths(loader) < 40
 
 
+@pytest.mark.parametrize("mode", ["two", "auto"])
+def test_deaths_that_nobody_can_explain_end_with_an_error(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring.Arena, "hand", property(lambda arena: None, lambda arena, task: None))
+    loader = loader_of(Drawn(kills={0: (signal.SIGKILL, ALWAYS)}), MODES[mode], shuffle=False, on_error="skip")
+    with pytest.raises(
+        WorkerDiedError, match=r"workers died, faster than batches came.*was killed by SIGKILL.*The last: "
+    ):
+        list(loader)
+    assert deaths(loader) < 40
+
+
 def test_batches_earn_what_deaths_cost() -> None:
     """One that dies now and then, for as long as the run takes, is replaced each time."""
     kills = dict.fromkeys(range(0, 4000, 100), (signal.SIGKILL, 1))
@@ -528,6 +570,25 @@ def test_raise_is_torchs_way(at: int) -> None:
     found = told("stoker.DataLoader", at, kw="{'on_worker_death': 'raise'}")
     assert re.search(DEAD, found)
     assert "sample" not in found
+
+
+@pytest.mark.parametrize("mode", ["two", "auto"])
+def test_warnings_may_be_errors_to_somebody(mode: str) -> None:
+    """Then one ends ``next``, and nothing is lost for whoever asks again."""
+    kills = {77: (signal.SIGKILL, 1), 120: (signal.SIGKILL, ALWAYS)}
+    found, told = [], 0
+    with warnings.catch_warnings():
+        it = iter(loader_of(Drawn(kills=kills), MODES[mode], shuffle=False))
+        warnings.simplefilter("error", StokerWarning)
+        while True:
+            try:
+                found += next(it)[:, 0].tolist()
+            except StopIteration:
+                break
+            except (StokerWarning, WorkerDiedError):
+                told += 1
+    assert found == [float(i) for i in range(200) if not 120 <= i < 124]
+    assert told >= 5
 
 
 def test_code_that_asked_for_nothing_gets_torchs_error() -> None:

@@ -69,6 +69,7 @@ class Restarts:
         self._tokens, self._earned_at = TOKENS, metrics.tasks
         self._unborn = 0
         self._died: list[str] = []
+        self._untold: list[str] = []
         self._goes_on = spec.on_error is not None and spec.on_error.action != "raise"
         causes.begin()
 
@@ -120,6 +121,13 @@ class Restarts:
             self._spend(life, words, e)
             self._pool.replace(place, tasks)
         return lost
+
+    def tell(self) -> None:
+        """Says who died. Apart from ``heal``: a warning may be an error to somebody."""
+        untold, self._untold = self._untold, []
+        for text in untold:
+            logger.warning(text)
+            warnings.warn(text, StokerWarning, stacklevel=7)
 
     # -- tasks
 
@@ -282,9 +290,7 @@ class Restarts:
         self._tokens -= 1
         self._unborn = 0 if life.serving else self._unborn + 1
         if self._tokens >= 0 and self._unborn < STARTS:
-            text = f"{words}. Another one takes its place; no batch changes"
-            logger.warning(text)
-            warnings.warn(text, StokerWarning, stacklevel=8)
+            self._untold.append(f"{words}. Another one takes its place; no batch changes")
             return
         how = Counter(w.partition(") ")[2].partition(";")[0].partition(",")[0] for w in self._died)
         counts = "; ".join(f"{n} {w}" for w, n in how.most_common(3))
