@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
@@ -76,12 +77,15 @@ def loader_of(dataset: Any, mode: dict[str, Any], **kw: Any) -> Any:
 def test_the_sample_and_the_line_are_named_and_the_others_come(mode: str, dataset: Any) -> None:
     it = iter(loader_of(dataset(9), MODES[mode]))
     rows = [next(it)[:, 0].tolist() for _ in range(2)]
+    before = [psutil.Process(p.pid) for p in it._workers]
     with pytest.raises(SampleTimeoutError) as e:
         next(it)
     assert isinstance(e.value, WorkerTimeoutError)
     assert "sample 9 (9.jpg) was not loaded within sample_timeout=1 seconds" in str(e.value)
     assert "in never" in str(e.value)
     assert "in __getitem__" in str(e.value)
+    alive = {p.pid for p in before if p.is_running() and p.status() != psutil.STATUS_ZOMBIE}
+    assert alive <= {p.pid for p in it._workers}  # the one that hung is gone
     rows += [batch[:, 0].tolist() for batch in it]
     assert list(itertools.chain(*rows)) == [float(i) for i in range(40) if not 8 <= i < 12]
 
