@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import stoker
+from stoker import nesting as walk
 from stoker.device import DeviceIter, Full, checked
 from stoker.errors import UsageError
-from stoker.pin import walk
 from tests.contract import datasets as d
 
 

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 import stoker
+from stoker import nesting as walk
 from stoker.engine import state_of
 from stoker.errors import StokerWarning
-from stoker.pin import policy, setup, walk
+from stoker.pin import policy, setup
 from stoker.pin.locked import Locker
 from stoker.transport.mapping import map_shared
 from stoker.transport.ring import Arena, SlotReader, SlotWriter

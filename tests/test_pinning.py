@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import stoker
+from stoker import nesting as walk
 from stoker.errors import UsageError
-from stoker.pin import policy, walk
+from stoker.pin import policy
 from stoker.pin.policy import Facts, decide
 from stoker.pin.setup import Pinning
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import __version__, bench_cli, cache_cli, stats_cli
+from . import __version__, bench_cli, cache_cli, stats_cli, verify_cli
 from .arguments import count
 from .errors import UsageError
 from .report import compare_cli
@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     compare_cli.add(commands)
     stats_cli.add(commands)
     cache_cli.add(commands)
+    verify_cli.add(commands)
     return parser
 
 
@@ -108,6 +109,8 @@ def main(argv: list[str] | None = None) -> int:
             return stats_cli.run(options)
         if options.command == "cache":
             return cache_cli.run(options)
+        if options.command == "verify":
+            return verify_cli.run(options)
     except UsageError as e:
         sys.stderr.write(f"stoker: {e}\n")
         return 2

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from .errors import UsageError
-from .pin.walk import move, tensors
+from .nesting import move, tensors
 
 logger = logging.getLogger(__name__)
 Full: type[Exception] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)

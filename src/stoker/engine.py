@@ -18,12 +18,13 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from . import machine
 from .errors import StokerWarning
+from .faults import settings
 from .gather import Gather, select
 from .metrics import LoaderMetrics
+from .nesting import pin
 from .objects import big
 from .options import AutoWorkers, Budget, Measured, parse_bytes
 from .pin.setup import Pinning
-from .pin.walk import pin
 from .resident import ResidentIter, resident
 from .source import order
 from .stage import alone, batches, staged_in
@@ -34,7 +35,7 @@ BIG_BYTES = 64 << 20  # of Python objects in one container; what a worker may co
 WORKER_BYTES = 32 << 20  # what a forked worker takes before any has been weighed
 SUPPORTED = sys.platform == "linux"
 if SUPPORTED:
-    from .iterators import PoolIter
+    from .iterators import GuardedIter, PoolIter
 
 torch_get_iterator = torch_loader.DataLoader._get_iterator
 
@@ -54,6 +55,8 @@ class LoaderState:
         pinning: what is kept of ``pin_memory`` between iterators.
         hold: the count was set by ``resize`` and is not to be tuned.
         rebuild: ``resize`` wants other workers in the next epoch.
+        ledger: the account of samples that failed (``faults.ledger``).
+        known: samples that kill workers, by index.
     """
 
     def __init__(self) -> None:
@@ -68,6 +71,8 @@ class LoaderState:
         self.advised = False
         self.pinning = Pinning()
         self.hold = self.rebuild = False
+        self.ledger: Any = None
+        self.known: dict[Any, Any] = {}
 
 
 _states: weakref.WeakKeyDictionary[Any, LoaderState] = weakref.WeakKeyDictionary()
@@ -104,6 +109,8 @@ def get_iterator(loader: Any) -> Any:
     if state.pinning.auto:
         ahead = int(loader.num_workers) * (loader.prefetch_factor or 1) + 1
         loader.pin_memory = state.pinning.decide(state.metrics.batch_bytes, ahead).on
+    faults = settings.faults_of(loader, state) if settings.asked(loader) else None
+    settings.check_timeout(loader)
     staged = staged_in(loader.dataset)
     if staged is not None:
         staged._begin()
@@ -113,14 +120,14 @@ def get_iterator(loader: Any) -> Any:
     if there is not None:
         return ResidentIter(loader, there)
     if loader.num_workers == 0 or not SUPPORTED:
-        it: Any = torch_get_iterator(loader)
+        it: Any = torch_get_iterator(loader) if faults is None else GuardedIter(loader, *faults)
         if loader.num_workers == 0:
             it._sampler_iter = order(it._index_sampler) or it._sampler_iter
             if Gather.fits(it._dataset, it._collate_fn, it._auto_collation):
                 it._dataset_fetcher.fetch = Gather(it._dataset, it._dataset_fetcher.fetch)
             elif it._auto_collation and staged is not None:
                 it._dataset_fetcher.fetch = batches(it._dataset, it._collate_fn, select, it._collate_fn)
-            if it._pin_memory:
+            if it._pin_memory and faults is None:
                 it._pin_memory = False  # by torch, that is: it knows no dataclasses, and fails on a device's tensors
                 it._dataset_fetcher.fetch = _pinned(it._dataset_fetcher.fetch, it._pin_memory_device)
         return it
@@ -143,7 +150,10 @@ def get_iterator(loader: Any) -> Any:
     if loader.pin_memory and threads is None:
         locker = state.pinning.lock(getattr(loader, "budget", None))
     arenas = state.heaps if threads is not None else state.arenas
-    it = PoolIter(loader, limits, arenas, state.metrics, threads, locker if threads is None else None)
+    known = state.known if threads is None and settings.restarts(loader) else None
+    it = PoolIter(
+        loader, limits, arenas, state.metrics, threads, locker if threads is None else None, faults=faults, known=known
+    )
     state.iterators.add(it)
     if isinstance(loader.num_workers, AutoWorkers) and loader._dataset_kind == _DatasetKind.Map and not state.hold:
         it.tune(_tuner(loader, state))
@@ -227,7 +237,8 @@ def _method(loader: Any, state: LoaderState, limits: Budget) -> str:
     if state.method is None:
         from .tuning.method import choose
 
-        state.method = choose(loader, limits)
+        why = settings.only_processes(loader)
+        state.method = ("process", why) if why else choose(loader, limits)
         words = f"worker_method={state.method[0]!r}: {state.method[1]}"
         logger.info(words)
         state.metrics.decisions.append(words)

@@ -6,6 +6,7 @@ The base class is torch's own, so the order in which samplers are started and se
 from __future__ import annotations
 
 import functools
+import itertools
 import pickle
 import warnings
 import weakref
@@ -15,23 +16,32 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import IterDataPipe, MapDataPipe
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _sharding_worker_init_fn
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _DatasetKind,
+    _sharding_worker_init_fn,
+    _SingleProcessDataLoaderIter,
+)
 
 from .errors import StokerWarning
+from .faults.guard import Guard
+from .faults.policy import NOTHING, Failure, OnError, Partial
 from .metrics import LoaderMetrics
+from .nesting import pin
 from .objects import Look, culprit
 from .options import AutoWorkers, Budget, Knobs
 from .pin.locked import Locker
 from .pin.thread import PinnedPool
-from .pin.walk import pin
 from .pressure import Pressure
 from .scheduler import Scheduler
 from .source import order
+from .stage import parts
 from .transport.board import supported
 from .workers.process import ProcessPool
 from .workers.protocol import Pool, WorkerSpec
 
 if TYPE_CHECKING:
+    from .faults.ledger import Ledger
     from .workers.draws import Noticed
     from .workers.thread import ThreadPool
 
@@ -56,6 +66,9 @@ class PoolIter(_BaseDataLoaderIter):
         metrics: the loader's numbers.
         threads: None for worker processes; for threads what is known of the loader's use of random generators.
         locker: page-locks slots of worker processes; None: where batches are to be pinned a thread copies them.
+        faults: what to do about samples that fail, and the account of them; None: torch's way.
+        known: samples that kill workers, by index, where another worker takes the place of one that dies; None: that
+            is an error, as in torch.
     """
 
     def __init__(
@@ -66,6 +79,8 @@ class PoolIter(_BaseDataLoaderIter):
         metrics: LoaderMetrics,
         threads: Noticed | None = None,
         locker: Locker | None = None,
+        faults: tuple[OnError, Ledger] | None = None,
+        known: dict[Any, Failure] | None = None,
     ) -> None:
         super().__init__(loader)
         self._locker = locker
@@ -97,7 +112,11 @@ class PoolIter(_BaseDataLoaderIter):
             shared_seed=self._shared_seed,
             task_seeds=knobs.task_seeds,
             shared=knobs.shared,
+            on_error=None if faults is None else faults[0],
+            restart=known is not None,
+            sample_timeout=getattr(loader, "sample_timeout", None) or 0.0,
         )
+        self._ledger = None if faults is None else faults[1]
         workers: ProcessPool | ThreadPool
         if threads is not None:
             from .workers.thread import ThreadPool  # only for those who want threads
@@ -119,7 +138,12 @@ class PoolIter(_BaseDataLoaderIter):
         self._workers: list[Any] = workers.processes
         self._pss, self._metrics = workers.pss, metrics
         self._close = weakref.finalize(self, pool.close)
-        self._scheduler = Scheduler(pool, knobs, metrics, budget)
+        restarts = None
+        if known is not None and isinstance(workers, ProcessPool):
+            from .workers.restart import Restarts  # when there are workers that may die
+
+            restarts = Restarts(workers, spec, known, metrics)
+        self._scheduler = Scheduler(pool, knobs, metrics, budget, restarts)
         self._pressure = Pressure(_steps(self._scheduler, workers, pool, locker), metrics.decisions.append)
         self._look = Look(self._dataset) if knobs.persistent and threads is None else None
         self._reset(loader, first_iter=True)
@@ -166,14 +190,20 @@ class PoolIter(_BaseDataLoaderIter):
         self._pressure.look()
         if self._locker is not None:
             self._locker.sweep()
-        try:
-            data = self._scheduler.next()
-        except StopIteration:
-            if not self._persistent_workers:
-                self._shutdown_workers()
-            raise
-        if type(data) is ExceptionWrapper:
-            data.reraise()
+        while True:
+            try:
+                data = self._scheduler.next()
+            except StopIteration:
+                if not self._persistent_workers:
+                    self._shutdown_workers()
+                raise
+            if type(data) is ExceptionWrapper:
+                data.reraise()
+            if type(data) is Partial:
+                assert self._ledger is not None
+                data = self._ledger.open(data)
+            if data is not NOTHING:
+                break
         if self._locker is None or not self._pin_memory or self._locker.over:
             return data  # over its budget a batch that is not locked stays so: a copy would be locked, too
         return pin(data, self._pin_memory_device)
@@ -222,6 +252,42 @@ def _steps(
         return f"{n} workers instead of {n + 1}"
 
     return [ring, pinning, fewer]
+
+
+class GuardedIter(_SingleProcessDataLoaderIter):
+    """torch's iterator without workers, for a loader with a policy for samples that fail.
+
+    Args:
+        loader: a ``DataLoader`` with 0 workers and a map-style dataset.
+        policy: what to do.
+        ledger: the account of what failed.
+    """
+
+    def __init__(self, loader: Any, policy: OnError, ledger: Ledger) -> None:
+        super().__init__(loader)
+        fetcher = self._dataset_fetcher
+        # Whatever stands behind ``fetch`` when it is called: a gather, or somebody who takes times.
+        made = parts(self._dataset, self._auto_collation, self._collate_fn, lambda indices: fetcher.fetch(indices))
+        self._ledger, self._guarded = ledger, _Guarded(Guard(made, policy))
+        self._tasks = itertools.count()
+
+    def _next_data(self) -> Any:
+        fetcher, self._dataset_fetcher = self._dataset_fetcher, self._guarded
+        try:
+            while True:
+                self._guarded.guard.begin(int(self._base_seed), 0, next(self._tasks))
+                data = super()._next_data()  # type: ignore[no-untyped-call]
+                if type(data) is Partial:
+                    data = self._ledger.open(data)
+                if data is not NOTHING:
+                    return data
+        finally:
+            self._dataset_fetcher = fetcher
+
+
+class _Guarded:
+    def __init__(self, guard: Guard) -> None:
+        self.guard = self.fetch = guard
 
 
 def _named(e: Exception, spec: WorkerSpec) -> Exception:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +19,8 @@ from .chunks import ChunkSampler
 from .device import ahead, checked
 from .engine import SUPPORTED, WORKER_BYTES, get_iterator, state_of, torch_get_iterator
 from .errors import BudgetError, UsageError
+from .faults import settings
+from .faults.policy import QUARANTINE
 from .options import AutoWorkers, Measured, parse_bytes
 from .resident import settled
 from .source import FeistelSampler
@@ -53,8 +56,21 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         device: batches lie there when they are handed out, copied ahead beside what is computed
             (``stoker.to_device``); on "cpu" nothing is done. Wants ``pin_memory="auto"`` or True to overlap.
         transform_on_device: called with each batch there, on the stream of the copies.
+        on_error: what to do about a sample that cannot be loaded (docs/faults.md). "raise": torch's way. "skip": the
+            batch goes on without it. "replace": another sample that the sampler might have drawn, by a seed. Or a
+            function of its index and the exception, which returns what stands in its place, None to leave it out.
+        refill: with "skip": other samples of the batch, once more, take the places of those left out.
+        max_errors: how many samples may fail before that is an error: a count, or a share of the dataset as a float.
+            None: 1 %, and 10 of any dataset.
+        quarantine: the file that lists them, one line of JSON each; None: none.
+        on_worker_death: "restart": another worker takes the place of one that dies, and no batch changes; a sample
+            that kills its worker each time goes the way of ``on_error``. "raise": torch's error. None: "restart" for
+            worker processes and map-style datasets, "raise" for others.
+        sample_timeout: seconds that a sample may take before its worker is killed and replaced; it is named with
+            its worker's stack and goes the way of ``on_error``. Threads cannot be killed: there it is an error.
         debug: everything in this process, whatever the number of workers, so that a breakpoint stops and a traceback is
-            plain; an error says which sample it was. Random augmentation is another draw then.
+            plain; an error says which sample it was, and is raised whatever ``on_error`` says. Random augmentation is
+            another draw then.
         prefetch_factor: batches made ahead per worker, as torch's; with ``num_workers="auto"`` and None up to 8 while
             batches are small, so that a slow sample does not stop the others.
         batch_size, sampler, batch_sampler, collate_fn, pin_memory, drop_last, timeout (s), worker_init_fn,
@@ -62,9 +78,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     Raises:
         ValueError, TypeError: torch's, for what torch refuses.
-        UsageError: another word for ``shuffle`` or ``worker_method``, a ``budget`` that is none, a dataset that says
-            it is not thread-safe.
+        UsageError: another word for ``shuffle``, ``worker_method`` or ``on_error``, a ``budget`` or ``max_errors`` that
+            is none, a dataset that says it is not thread-safe, what cannot be together.
         BudgetError: when iterated, a batch larger than ``budget``.
+        SampleError: when iterated, more samples failed than ``max_errors`` allows.
+        WorkerDiedError: when iterated, a sample that kills workers, or too many deaths.
 
     Example:
         >>> from torch.utils.data import TensorDataset
@@ -98,6 +116,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         debug: bool = False,
         device: str | int | torch.device | None = None,
         transform_on_device: Callable[[Any], Any] | None = None,
+        on_error: str | Callable[[Any, Exception], Any] = "raise",
+        refill: bool = False,
+        max_errors: int | float | None = None,
+        quarantine: str | os.PathLike[str] | None = QUARANTINE,
+        on_worker_death: str | None = None,
+        sample_timeout: float | None = None,
     ) -> None:
         if worker_method not in METHODS:
             raise UsageError(f"worker_method={worker_method!r}: one of {', '.join(map(repr, METHODS))}")
@@ -116,6 +140,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             raise UsageError('transform_on_device= wants device=, "cpu" where it is to run without one, too')
         self.device = None if device is None else checked(device)
         self.transform_on_device = transform_on_device
+        self.on_error, self.refill, self.max_errors, self.quarantine = on_error, refill, max_errors, quarantine
+        self.on_worker_death, self.sample_timeout = on_worker_death, sample_timeout
         self._ahead = AHEAD if prefetch_factor is None else 0
         if isinstance(num_workers, str) and num_workers == "auto":
             num_workers = AutoWorkers(first_guess(dataset))
@@ -162,6 +188,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self.sampler._stoker_default = True  # type: ignore[attr-defined]
         if batch_sampler is None and self.batch_sampler is not None:
             self.batch_sampler._stoker_default = True  # type: ignore[attr-defined]
+        settings.check(self)
 
     @property
     def shuffle(self) -> bool | str | None:

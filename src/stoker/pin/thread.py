@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch._utils import ExceptionWrapper
 
+from ..nesting import pin
 from ..source import Task
 from ..workers import native
 from ..workers.protocol import Pool, Result
-from .walk import pin
 
 POLL_S = 0.1  # how late the thread may notice that it is to end
 

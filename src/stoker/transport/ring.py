@@ -42,10 +42,15 @@ ALIGN = 64  # a cache line, and more than any dtype asks for
 GRAIN = 1 << 16  # slots are multiples of this, so batches of nearly one size fit each other's slots
 SLACK = 8  # a slot that proved too small is replaced by one an eighth larger than needed
 
-_CONTROL = struct.Struct("<8Q")  # stop, slots in use, end of the used part, hand, workers, epoch, memory, trims
-_TABLE_AT = 64
+# stop, slots in use, end of the file's used part, hand, workers, epoch, memory, slot being filled, place, since, owed,
+# serving, times kept, stack, trims
+_CONTROL = struct.Struct("<16Q")
+_TABLE_AT = 128
 _STAMPS_AT = _TABLE_AT + MAX_SLOTS * 16
-HEADER_BYTES = -(-(_STAMPS_AT + MAX_SLOTS * 4) // mmap.PAGESIZE) * mmap.PAGESIZE
+_KEPT_AT = _STAMPS_AT + MAX_SLOTS * 4
+KEPT_BYTES = 1 << 14  # for the random state of a worker: 10 KB
+_KEPT = struct.Struct("<QQQ")  # epoch, task, bytes
+HEADER_BYTES = -(-(_KEPT_AT + 2 * KEPT_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def aligned(n: int) -> int:
@@ -72,6 +77,7 @@ class Arena:
         self._control = view[: _CONTROL.size].cast("Q")
         self._table = view[_TABLE_AT:_STAMPS_AT].cast("Q")
         self.stamps = view[_STAMPS_AT : _STAMPS_AT + 4 * MAX_SLOTS].cast("I")
+        self._memory = view
         if not self._control[2]:
             self._control[2] = HEADER_BYTES
         self._close = weakref.finalize(self, os.close, fd)
@@ -131,11 +137,89 @@ class Arena:
     @property
     def trims(self) -> int:
         """How often the parent has asked for the memory of free slots."""
-        return self._control[7]
+        return self._control[14]
 
     @trims.setter
     def trims(self, count: int) -> None:
-        self._control[7] = count
+        self._control[14] = count
+
+    @property
+    def filling(self) -> int:
+        """The slot that the worker is filling, or -1: what a death would leave taken and sent to nobody."""
+        return self._control[7] - 1
+
+    @filling.setter
+    def filling(self, slot: int) -> None:
+        self._control[7] = slot + 1
+
+    @property
+    def at(self) -> tuple[int, int]:
+        """Where the worker is in its task, as ``workers.protocol`` has it, and until when it may be there: nanoseconds
+        of the monotonic clock, 0 as long as it likes."""
+        return self._control[8], self._control[9]
+
+    @at.setter
+    def at(self, at: tuple[int, int]) -> None:
+        self._control[8], self._control[9] = at
+
+    @property
+    def owed(self) -> int:
+        """Tasks that a worker finds in its own pipe and is to do first."""
+        return self._control[10]
+
+    @owed.setter
+    def owed(self, tasks: int) -> None:
+        self._control[10] = tasks
+
+    @property
+    def serving(self) -> bool:
+        """The worker has started, and asks for tasks."""
+        return bool(self._control[11])
+
+    @serving.setter
+    def serving(self, value: bool) -> None:
+        self._control[11] = int(value)
+
+    @property
+    def stack(self) -> int:
+        """The descriptor, in the worker, of the file to which it writes where it is when it is asked."""
+        return self._control[13]
+
+    @stack.setter
+    def stack(self, fd: int) -> None:
+        self._control[13] = fd
+
+    def keep(self, epoch: int, task: int, state: bytes) -> None:
+        """Notes the random state in which a task begins. A kill in the middle leaves the state before."""
+        times = self._control[12] + 1
+        at = _KEPT_AT + (times & 1) * KEPT_BYTES
+        end = at + _KEPT.size + len(state)
+        self._memory[at : at + _KEPT.size] = _KEPT.pack(epoch, task, len(state))
+        self._memory[at + _KEPT.size : end] = state
+        self._control[12] = times
+
+    @property
+    def kept(self) -> tuple[int, int] | None:
+        """Epoch and number of the task at whose beginning random state was noted last."""
+        return self._kept()[:2] if self._control[12] else None
+
+    @property
+    def state(self) -> bytes:
+        """What was noted then; empty where nothing was."""
+        if not self._control[12]:
+            return b""
+        at = _KEPT_AT + (self._control[12] & 1) * KEPT_BYTES + _KEPT.size
+        return bytes(self._memory[at : at + self._kept()[2]])
+
+    def _kept(self) -> tuple[int, int, int]:
+        epoch, task, nbytes = _KEPT.unpack_from(self._memory, _KEPT_AT + (self._control[12] & 1) * KEPT_BYTES)
+        return epoch, task, nbytes
+
+    def forget(self) -> None:
+        """Another worker begins, whose life this is not."""
+        self.stop, self.hand, self.pss, self.filling, self.at, self.owed = False, None, 0, -1, (0, 0), 0
+        self.serving = False
+        self._control[12] = 0
 
     def place(self, slot: int) -> tuple[int, int]:
         """Offset in the file and capacity of a slot, in bytes."""
@@ -212,6 +296,7 @@ class SlotWriter:
         self.whole = np.frombuffer(mapped[1], np.uint8)
         self.address = self.whole.ctypes.data
         self.slot, self.used, self.capacity = slot, 0, capacity
+        self.arena.filling = slot
         return True
 
     def room(self, nbytes: int) -> int | None:
@@ -226,6 +311,7 @@ class SlotWriter:
         """The slot is the parent's now. Should the dataset have kept a tensor in it, it is not written again."""
         if self.whole is not None:
             self._kept[self.slot] = weakref.ref(self.whole)
+            self.arena.filling = -1
         self._forget()
 
     def cancel(self) -> None:

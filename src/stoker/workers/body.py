@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -11,10 +12,12 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import IterDataPipe
 from torch.utils.data.dataloader import _DatasetKind
 
+from .. import seeding
 from ..collate import SlotCollate
+from ..faults.guard import Guard, Mark
 from ..stage import Stages
 from ..transport.record import Times
-from .protocol import WorkerSpec
+from .protocol import Again, WorkerSpec
 
 FORKED = "Cannot re-initialize CUDA in forked subprocess"  # torch.cuda._lazy_init
 REMEDY = (
@@ -34,6 +37,7 @@ class Body:
         dataset: this worker's dataset.
         collate: the collate function with a slot at hand.
         where: "process" or "thread", for errors.
+        mark: is told the position of each sample before it is loaded, where that is wanted.
         seed_task: sets the random state that this worker's code sees, from base seed, epoch and task.
     """
 
@@ -45,11 +49,12 @@ class Body:
         collate: SlotCollate,
         where: str,
         seed_task: Callable[[int, int, int], None],
+        mark: Mark,
     ) -> None:
         self.spec, self.id, self.dataset, self.collate = spec, worker, dataset, collate
         self.exhausted = False
         self._where = f"in DataLoader worker {where} {worker}"
-        self._seed_task = seed_task
+        self._seed_task, self._mark = seed_task, mark
         self._stages: Stages | None = None
         self._failed: ExceptionWrapper | None = None
         self._shared_rng = torch.Generator()
@@ -81,7 +86,15 @@ class Body:
 
     def _begin(self) -> None:
         spec = self.spec
-        self._stages = Stages(spec.kind, self.dataset, spec.auto_collation, self.collate, spec.drop_last)
+        self._stages = Stages(
+            spec.kind,
+            self.dataset,
+            spec.auto_collation,
+            self.collate,
+            spec.drop_last,
+            spec.on_error,
+            self._mark if spec.timed else None,
+        )
 
     def error(self) -> ExceptionWrapper:
         """The exception at hand, as torch wraps it."""
@@ -102,12 +115,30 @@ class Body:
                 # The reason was told with the first task. torch stumbles over a local it never set, and scripts
                 # see that type.
                 raise UnboundLocalError("no 'fetcher': this worker failed while it was starting")
+            if type(indices) is Again:
+                guard = self._stages.watched(self._mark)
+                self._tell(guard, epoch, number)
+                return self._stages.again(guard, indices.indices, indices.bad)
+            if self._stages.guard is not None:
+                self._tell(self._stages.guard, epoch, number)
             return self._stages.run(indices)
         except Exception as e:
             if isinstance(e, StopIteration) and self.spec.kind == _DatasetKind.Iterable:
                 self.exhausted = True
                 return None
             return self.error()
+
+    def probe(self, task: Again) -> None:
+        """Loads each sample of a task alone. The random state is as it was before."""
+        if self._stages is not None:
+            before = seeding.snapshot()
+            self._stages.watched(self._mark).probe(task.indices, task.bad)
+            seeding.restore(before)
+
+    def _tell(self, guard: Guard, epoch: int, number: int) -> None:
+        spec = self.spec
+        reseed = functools.partial(self._seed_task, spec.base_seed, epoch, number) if spec.task_seeds else None
+        guard.begin(spec.base_seed, epoch, number, reseed)
 
     def times(self, transport_ns: int, cpu_ns: int) -> Times:
         """What the last task cost."""
