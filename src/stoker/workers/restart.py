@@ -33,7 +33,7 @@ TOKENS = 10.0  # deaths in a row that are borne
 EARNED = 1 / 16  # tokens for a batch
 STARTS = 3  # deaths in a row of workers that had not even started
 SURE = 3  # deaths with one task in hand before a sample of it is blamed
-LONG = 256  # tasks of a worker that are remembered before those that nobody needs are let go
+LONG = 256  # more tasks of a worker that are remembered, before those that nobody needs are let go
 LAST = 8  # deaths that are in the report
 Given = tuple[int, int, Any]
 """Epoch, number and indices of a task."""
@@ -64,7 +64,8 @@ class Restarts:
     def __init__(self, pool: ProcessPool, spec: WorkerSpec, known: dict[Any, Failure], metrics: LoaderMetrics) -> None:
         self._pool, self._spec, self._known, self._metrics = pool, spec, known, metrics
         self._given: list[deque[Given]] = [deque() for _ in range(spec.num_workers)]
-        self._done = [0] * spec.num_workers  # of these, how many have been answered
+        self._done = [0] * spec.num_workers  # of these, how many have been answered, and may have to be run again
+        self._long = [LONG] * spec.num_workers
         self._cases: dict[tuple[int, int], _Case] = {}
         self._tokens, self._earned_at = TOKENS, metrics.tasks
         self._unborn = 0
@@ -90,14 +91,18 @@ class Restarts:
         """A worker was given a task of its own."""
         given = self._given[worker]
         given.append((epoch, task.number, task.indices))
-        if len(given) > LONG:
+        if len(given) > self._long[worker]:
             for _ in range(self._since(worker, self._pool.kept(worker))):
                 given.popleft()
                 self._done[worker] -= 1
+            self._long[worker] = len(given) + LONG
 
     def came(self, worker: int) -> None:
         """It answered the oldest that it had not."""
-        self._done[worker] += 1
+        if self._spec.keeps:
+            self._done[worker] += 1
+        else:
+            self._given[worker].popleft()
 
     def heal(self, e: WorkerDiedError, epoch: int, asked: Mapping[int, Any]) -> dict[int, StokerError]:
         """Puts others in the place of those that died.
