@@ -292,7 +292,7 @@ class Scheduler:
             if not self._knobs.persistent:
                 self._pool.finish()  # the workers' end, a few milliseconds, falls into the last batches
             return
-        if self._restarts is not None:
+        if self._restarts is not None and self._restarts.known:
             indices = self._restarts.mark(indices)
         worker = None
         if self._knobs.shared:

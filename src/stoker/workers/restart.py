@@ -59,10 +59,14 @@ class Restarts:
         spec: what workers were told.
         known: samples that have killed workers, by index; grows.
         metrics: where deaths are counted.
+
+    Attributes:
+        known: the same.
     """
 
     def __init__(self, pool: ProcessPool, spec: WorkerSpec, known: dict[Any, Failure], metrics: LoaderMetrics) -> None:
-        self._pool, self._spec, self._known, self._metrics = pool, spec, known, metrics
+        self._pool, self._spec, self._metrics = pool, spec, metrics
+        self.known = known
         self._given: list[deque[Given]] = [deque() for _ in range(spec.num_workers)]
         self._done = [0] * spec.num_workers  # of these, how many have been answered, and may have to be run again
         self._long = [LONG] * spec.num_workers
@@ -82,10 +86,10 @@ class Restarts:
         return Again(indices, bad) if bad else indices
 
     def _bad(self, indices: Any) -> dict[int, Failure]:
-        if not self._known or not self._goes_on:
+        if not self.known or not self._goes_on:
             return {}
         keys = self._keys(indices)
-        return {k: self._known[plain(i)] for k, i in enumerate(keys) if plain(i) in self._known}
+        return {k: self.known[plain(i)] for k, i in enumerate(keys) if plain(i) in self.known}
 
     def gave(self, worker: int, epoch: int, task: Task) -> None:
         """A worker was given a task of its own."""
@@ -239,7 +243,7 @@ class Restarts:
     def _blamed(self, case: _Case, epoch: int, number: int, indices: Any, k: int) -> Again | StokerError:
         index = self._keys(indices)[k]
         file = file_of(self._spec.dataset, index)
-        if plain(index) not in self._known:
+        if plain(index) not in self.known:
             self._tokens += case.deaths  # what bounds these is the policy for samples
         del self._cases[epoch, number]
         if not self._goes_on:
@@ -250,7 +254,7 @@ class Restarts:
                 [number],
             )
         failure = Failure(plain(index), file, f"WorkerDied: the worker that loads it {case.words}", "death")
-        self._known[plain(index)] = failure
+        self.known[plain(index)] = failure
         return Again(_plain(indices), {**case.bad, k: failure})
 
     def _keys(self, indices: Any) -> list[Any]:
