@@ -17,7 +17,7 @@ import logging
 import warnings
 from collections import Counter, deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..errors import SampleTimeoutError, StokerError, StokerWarning, WorkerDiedError
 from ..faults import causes
@@ -35,8 +35,8 @@ STARTS = 3  # deaths in a row of workers that had not even started
 SURE = 3  # deaths with one task in hand before a sample of it is blamed
 LONG = 256  # more tasks of a worker that are remembered, before those that nobody needs are let go
 LAST = 8  # deaths that are in the report
-Given = tuple[int, int, Any]
-"""Epoch, number and indices of a task."""
+Given: TypeAlias = tuple[int, Task]
+"""A task, and its epoch."""
 
 
 class _Case:
@@ -75,6 +75,7 @@ class Restarts:
         self._unborn = 0
         self._died: list[str] = []
         self._untold: list[str] = []
+        self._keeps = spec.keeps
         self._goes_on = spec.on_error is not None and spec.on_error.action != "raise"
         causes.begin()
 
@@ -94,7 +95,7 @@ class Restarts:
     def gave(self, worker: int, epoch: int, task: Task) -> None:
         """A worker was given a task of its own."""
         given = self._given[worker]
-        given.append((epoch, task.number, task.indices))
+        given.append((epoch, task))
         if len(given) > self._long[worker]:
             for _ in range(self._since(worker, self._pool.kept(worker))):
                 given.popleft()
@@ -103,7 +104,7 @@ class Restarts:
 
     def came(self, worker: int) -> None:
         """It answered the oldest that it had not."""
-        if self._spec.keeps:
+        if self._keeps:
             self._done[worker] += 1
         else:
             self._given[worker].popleft()
@@ -144,27 +145,27 @@ class Restarts:
         """What a worker with tasks of its own is to do again."""
         given, done = self._given[life.id], self._done[life.id]
         out: list[tuple[int, Task]] = []
-        if self._spec.keeps:
-            for epoch, number, indices in list(given)[self._since(life.id, life.kept) : done]:
+        if self._keeps:
+            for epoch, (number, indices) in list(given)[self._since(life.id, life.kept) : done]:
                 bad = indices.bad if type(indices) is Again else {}
                 out.append((epoch, Task(number, Again(_plain(indices), bad, replay=True))))
         rest = list(given)[done:]
-        if rest and life.hand == rest[0][:2]:
-            epoch, number, indices = rest.pop(0)
+        if rest and life.hand == (rest[0][0], rest[0][1].number):
+            epoch, (number, indices) = rest.pop(0)
             again = self._judged(life, epoch, number, indices)
             if isinstance(again, StokerError):
                 if epoch == now:  # else of one that was left early
                     lost[number] = again
                 del given[done]
             else:
-                given[done] = epoch, number, again._replace(probe=False)
+                given[done] = epoch, Task(number, again._replace(probe=False))
                 out.append((epoch, Task(number, again)))
-        return out + [(epoch, Task(number, indices)) for epoch, number, indices in rest]
+        return out + rest
 
     def _since(self, worker: int, kept: tuple[int, int] | None) -> int:
         """How many of a worker's tasks lie before the random state that was noted."""
         answered = list(self._given[worker])[: self._done[worker] + 1]
-        at = next((k for k, (epoch, number, _) in enumerate(answered) if (epoch, number) == kept), None)
+        at = next((k for k, (epoch, task) in enumerate(answered) if (epoch, task.number) == kept), None)
         return min(self._done[worker], at or 0)
 
     def _shared(
@@ -276,7 +277,8 @@ class Restarts:
             if not self._spec.shared:
                 at = self._done[life.id]
                 given = list(self._given[life.id])[at : at + 1]
-                indices = given[0][2] if given and given[0][:2] == life.hand else None
+                hand = given and life.hand == (given[0][0], given[0][1].number)
+                indices = given[0][1].indices if hand else None
             watched = self._spec.timed or (life.hand in self._cases)
             if watched and indices is not None and 0 <= k < len(self._keys(indices)):
                 index = self._keys(indices)[k]
