@@ -597,7 +597,7 @@ def test_warnings_may_be_errors_to_somebody(mode: str) -> None:
             except (StokerWarning, WorkerDiedError):
                 told += 1
     assert found == [float(i) for i in range(200) if not 120 <= i < 124]
-    assert told >= 5
+    assert told >= 3  # of two that die at once, one is said
 
 
 def test_code_that_asked_for_nothing_gets_torchs_error() -> None:
