@@ -298,7 +298,7 @@ class Scheduler:
             if not self._knobs.persistent:
                 self._pool.finish()  # the workers' end, a few milliseconds, falls into the last batches
             return
-        if self._restarts is not None:
+        if self._restarts is not None and self._restarts.known:
             indices = self._restarts.mark(indices)
         worker = None
         if self._knobs.shared:
@@ -309,9 +309,10 @@ class Scheduler:
                 return
             self._owner[self._sent] = worker
             self._load[worker] += 1
-            if self._restarts is not None:
-                self._restarts.gave(worker, self.epoch, Task(self._sent, indices))
-        self._pool.submit(worker, self.epoch, Task(self._sent, indices))
+        task = Task(self._sent, indices)
+        if self._restarts is not None and worker is not None:
+            self._restarts.gave(worker, self.epoch, task)
+        self._pool.submit(worker, self.epoch, task)
         self._sent += 1
         self._flying += 1
 

@@ -67,6 +67,7 @@ def verify(
     workers: int | str = "auto",
     again: Path | None = None,
     tell: Tell | None = None,
+    sample_timeout: float | None = None,
 ) -> Verified:
     """Reads each sample of a loader's dataset once. Neither collate function nor cache are asked.
 
@@ -75,9 +76,10 @@ def verify(
         workers: processes; 0 reads in this one, and then a sample that kills ends all.
         again: a quarantine's file: only samples that it lists are read.
         tell: called now and then.
+        sample_timeout: seconds that a sample may take before it counts as broken.
 
     Raises:
-        UsageError: a stream; a file that cannot be read.
+        UsageError: a stream; a file that cannot be read; a ``sample_timeout`` without workers.
         StokerError: workers die and no sample is to blame.
     """
     if isinstance(loader.dataset, IterableDataset):
@@ -91,7 +93,7 @@ def verify(
     began = told = time.monotonic()
     if not found.samples:
         return found
-    mine = _loader(loader, keys, workers)
+    mine = _loader(loader, keys, workers, sample_timeout)
     it = None
     try:
         with warnings.catch_warnings(), seeding.unchanged():
@@ -150,7 +152,7 @@ class _Keys(Sampler[Any]):
         return len(self._keys)
 
 
-def _loader(inner: Any, keys: Sequence[Any], workers: int | str) -> DataLoader[Any]:
+def _loader(inner: Any, keys: Sequence[Any], workers: int | str, sample_timeout: float | None) -> DataLoader[Any]:
     many: int | str = workers and "auto"  # workers that take turns
     mine: DataLoader[Any] = DataLoader(
         _Items(inner.dataset),
@@ -164,6 +166,7 @@ def _loader(inner: Any, keys: Sequence[Any], workers: int | str) -> DataLoader[A
         on_error="skip",
         max_errors=max(1, len(keys)),
         quarantine=None,
+        sample_timeout=sample_timeout,
     )
     if many == "auto" and workers != "auto":
         mine.resize(int(workers))

@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import workers
+from .arguments import seconds, workers
 from .errors import StokerError, UsageError
 from .report.progress import QUIET_S, Progress
 from .report.schema import check_writable
@@ -29,7 +29,8 @@ EXAMPLE = """examples:
 
 TARGET is a Dataset, a DataLoader, or a function that returns one: path.py:name or package.module:name. Each sample is
 loaded once and let go; of a stoker.Staged what it is made of is read, not its cache. Samples whose worker dies of them
-are found, too. Exit code 0: all could be read; 1: some could not; 2: wrong usage."""
+are found, too, and with --sample-timeout those that hang. Exit code 0: all could be read; 1: some could not; 2: wrong
+usage."""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -43,6 +44,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     p.add_argument("target", metavar="TARGET", help="path.py:name or package.module:name")
     p.add_argument("--workers", type=workers, default="auto", metavar="N|auto", help="worker processes; 0 reads in "
                    "the command's own (default: auto)")  # fmt: skip
+    p.add_argument("--sample-timeout", type=seconds, metavar="S", help="a sample that takes longer is broken (default: "
+                   "it may take as long as it likes)")  # fmt: skip
     p.add_argument("--again", type=Path, metavar="FILE", help="only the samples that this quarantine lists")
     p.add_argument("--quarantine", type=Path, metavar="FILE", help="add what is broken to this list, one line of JSON "
                    "each")  # fmt: skip
@@ -68,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
     progress = _Progress(options.target)
     try:
-        found = verify(loader, options.workers, options.again, progress.tell)
+        found = verify(loader, options.workers, options.again, progress.tell, options.sample_timeout)
     except UsageError:
         raise
     except StokerError as e:

@@ -97,6 +97,12 @@ def test_the_signature_is_torchs() -> None:
         ("debug", inspect.Parameter.KEYWORD_ONLY),
         ("device", inspect.Parameter.KEYWORD_ONLY),
         ("transform_on_device", inspect.Parameter.KEYWORD_ONLY),
+        ("on_error", inspect.Parameter.KEYWORD_ONLY),
+        ("refill", inspect.Parameter.KEYWORD_ONLY),
+        ("max_errors", inspect.Parameter.KEYWORD_ONLY),
+        ("quarantine", inspect.Parameter.KEYWORD_ONLY),
+        ("on_worker_death", inspect.Parameter.KEYWORD_ONLY),
+        ("sample_timeout", inspect.Parameter.KEYWORD_ONLY),
     ]
 
 
@@ -111,6 +117,10 @@ def loaders() -> Iterator[tuple[str, Any]]:
         stoker.DataLoader(MAP, num_workers=1, multiprocessing_context="fork", timeout=9, persistent_workers=True),
     )
     yield "sampler", stoker.DataLoader(MAP, batch_size=2, sampler=numbers)
+    yield (
+        "faults",
+        stoker.DataLoader(MAP, 4, num_workers=1, on_error="skip", refill=True, max_errors=3, sample_timeout=9),
+    )
     yield "batch sampler", stoker.DataLoader(MAP, batch_sampler=[[1, 2], [3]])
     yield "no batches", stoker.DataLoader(MAP, batch_size=None)
     yield "stream", stoker.DataLoader(STREAM, batch_size=3, num_workers=1)

@@ -89,6 +89,15 @@ def test_what_kills_is_listed_as_well(target: str, capfd: pytest.CaptureFixture[
     assert "SIGSEGV" in found["failed"][1]["error"]
 
 
+def test_what_hangs_is_listed_as_well(target: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(f"{target}:stuck", "--workers", "1", "--json", "-", "--sample-timeout", "1") == 1
+    said = capfd.readouterr().out
+    found = json.loads(said[said.index("{") :])  # "reading" comes from the dataset
+    assert [(f["index"], f["kind"]) for f in found["failed"]] == [(9, "timeout")]
+    assert run(f"{target}:stuck", "--workers", "0", "--sample-timeout", "1") == 2
+    assert "sample_timeout wants workers" in capfd.readouterr().err
+
+
 def test_a_whole_dataset_is_exit_code_0(target: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(f"{target}:whole") == 0
     assert capfd.readouterr().out.startswith("300 samples, all could be read (")

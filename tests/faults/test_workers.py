@@ -24,7 +24,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 import stoker
-from stoker import machine
+from stoker import iterators, machine
 from stoker.engine import state_of
 from stoker.errors import StokerWarning, UsageError, WorkerDiedError
 from stoker.faults import causes
@@ -157,7 +157,7 @@ def test_random_state_is_noted_seldom_and_what_nobody_needs_is_let_go(monkeypatc
         rows = []
         for batch in (it := iter(loader)):
             rows.append(batch.clone())
-            assert all(len(given) <= 16 for given in it._scheduler._restarts._given)
+            assert all(len(given) <= 24 for given in it._scheduler._restarts._given)
         shaken.append(torch.cat(rows))
     assert all(torch.equal(a, b) for a, b in zip(calm, shaken, strict=True))
 
@@ -235,6 +235,15 @@ def told(loader: str, at: int, once: str = "pass", kw: str = "{}", setup: str = 
 
 
 DEAD = r"DataLoader worker \(pid(\(s\))? \d+.*\) (is killed by signal|exited unexpectedly)"
+
+
+def test_task_seeds_without_a_board(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a system without pipes in packet mode each worker has tasks of its own, and nothing has to be run again."""
+    monkeypatch.setattr(iterators, "supported", lambda: False)
+    calm = bits(loader_of(Drawn(), MODES["auto"]))
+    loader = loader_of(Drawn(kills=dict.fromkeys((3, 77, 150, 199), (signal.SIGKILL, 1))), MODES["auto"])
+    assert all(torch.equal(a, b) for a, b in zip(calm, bits(loader), strict=True))
+    assert deaths(loader) == 4
 
 
 def test_torch_ends_the_run() -> None:
@@ -588,7 +597,7 @@ def test_warnings_may_be_errors_to_somebody(mode: str) -> None:
             except (StokerWarning, WorkerDiedError):
                 told += 1
     assert found == [float(i) for i in range(200) if not 120 <= i < 124]
-    assert told >= 5
+    assert told >= 3  # of two that die at once, one is said
 
 
 def test_code_that_asked_for_nothing_gets_torchs_error() -> None:

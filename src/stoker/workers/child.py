@@ -127,7 +127,7 @@ class _Worker:
         self.collate = SlotCollate(spec.collate_fn, self.writer, spec.auto_collation)
         self.collate.install()
         self.body = Body(spec, worker, spec.dataset, self.collate, "process", seeding.seed_task, self.mark)
-        self.phase = 0
+        self.phase, self.marked, self.restart = 0, False, spec.restart
         self.limit_ns = int(spec.sample_timeout * 1e9)
         if spec.timed:
             self.arena.stack = stuck.offer()
@@ -164,6 +164,9 @@ class _Worker:
             if r.kind == Kind.RESUME:
                 self.body.resume(pickle.loads(r.payload))
             elif not self.arena.stop and not self.body.exhausted:
+                if not self.restart:
+                    self._task(r)
+                    continue
                 self.arena.hand = r.epoch, r.task
                 self._task(r)
                 self.arena.hand = None
@@ -218,6 +221,7 @@ class _Worker:
 
     def mark(self, position: int, samples: int) -> None:
         """Where in its task the worker is; see ``protocol``. And when it is late."""
+        self.marked = True
         until = time.monotonic_ns() + samples * self.limit_ns if samples else 0
         self.arena.at = self.phase | position + 2, until
 
@@ -239,9 +243,9 @@ class _Worker:
             self.arena.keep(r.epoch, r.task, seeding.snapshot())
             self.keep_ns = now + KEEP_NS
         data = self.body.run(r.epoch, r.task, indices)
-        if self.arena.at[0]:  # no sample is being loaded any more
+        if self.marked:  # no sample is being loaded any more
             self.arena.at = self.phase | 1, 0
-            self.phase = 0
+            self.phase, self.marked = 0, False
         if self.body.exhausted:
             self.writer.cancel()
             send(self.results, Record(Kind.END, self.place, r.epoch, r.task))

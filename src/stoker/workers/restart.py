@@ -17,7 +17,7 @@ import logging
 import warnings
 from collections import Counter, deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..errors import SampleTimeoutError, StokerError, StokerWarning, WorkerDiedError
 from ..faults import causes
@@ -33,10 +33,10 @@ TOKENS = 10.0  # deaths in a row that are borne
 EARNED = 1 / 16  # tokens for a batch
 STARTS = 3  # deaths in a row of workers that had not even started
 SURE = 3  # deaths with one task in hand before a sample of it is blamed
-LONG = 256  # tasks of a worker that are remembered before those that nobody needs are let go
+LONG = 256  # more tasks of a worker that are remembered, before those that nobody needs are let go
 LAST = 8  # deaths that are in the report
-Given = tuple[int, int, Any]
-"""Epoch, number and indices of a task."""
+Given: TypeAlias = tuple[int, Task]
+"""A task, and its epoch."""
 
 
 class _Case:
@@ -59,17 +59,23 @@ class Restarts:
         spec: what workers were told.
         known: samples that have killed workers, by index; grows.
         metrics: where deaths are counted.
+
+    Attributes:
+        known: the same.
     """
 
     def __init__(self, pool: ProcessPool, spec: WorkerSpec, known: dict[Any, Failure], metrics: LoaderMetrics) -> None:
-        self._pool, self._spec, self._known, self._metrics = pool, spec, known, metrics
+        self._pool, self._spec, self._metrics = pool, spec, metrics
+        self.known = known
         self._given: list[deque[Given]] = [deque() for _ in range(spec.num_workers)]
-        self._done = [0] * spec.num_workers  # of these, how many have been answered
+        self._done = [0] * spec.num_workers  # of these, how many have been answered, and may have to be run again
+        self._long = [LONG] * spec.num_workers
         self._cases: dict[tuple[int, int], _Case] = {}
         self._tokens, self._earned_at = TOKENS, metrics.tasks
         self._unborn = 0
         self._died: list[str] = []
         self._untold: list[str] = []
+        self._keeps = spec.keeps
         self._goes_on = spec.on_error is not None and spec.on_error.action != "raise"
         causes.begin()
 
@@ -81,23 +87,27 @@ class Restarts:
         return Again(indices, bad) if bad else indices
 
     def _bad(self, indices: Any) -> dict[int, Failure]:
-        if not self._known or not self._goes_on:
+        if not self.known or not self._goes_on:
             return {}
         keys = self._keys(indices)
-        return {k: self._known[plain(i)] for k, i in enumerate(keys) if plain(i) in self._known}
+        return {k: self.known[plain(i)] for k, i in enumerate(keys) if plain(i) in self.known}
 
     def gave(self, worker: int, epoch: int, task: Task) -> None:
         """A worker was given a task of its own."""
         given = self._given[worker]
-        given.append((epoch, task.number, task.indices))
-        if len(given) > LONG:
+        given.append((epoch, task))
+        if len(given) > self._long[worker]:
             for _ in range(self._since(worker, self._pool.kept(worker))):
                 given.popleft()
                 self._done[worker] -= 1
+            self._long[worker] = len(given) + LONG
 
     def came(self, worker: int) -> None:
         """It answered the oldest that it had not."""
-        self._done[worker] += 1
+        if self._keeps:
+            self._done[worker] += 1
+        else:
+            self._given[worker].popleft()
 
     def heal(self, e: WorkerDiedError, epoch: int, asked: Mapping[int, Any]) -> dict[int, StokerError]:
         """Puts others in the place of those that died.
@@ -135,27 +145,27 @@ class Restarts:
         """What a worker with tasks of its own is to do again."""
         given, done = self._given[life.id], self._done[life.id]
         out: list[tuple[int, Task]] = []
-        if self._spec.keeps:
-            for epoch, number, indices in list(given)[self._since(life.id, life.kept) : done]:
+        if self._keeps:
+            for epoch, (number, indices) in list(given)[self._since(life.id, life.kept) : done]:
                 bad = indices.bad if type(indices) is Again else {}
                 out.append((epoch, Task(number, Again(_plain(indices), bad, replay=True))))
         rest = list(given)[done:]
-        if rest and life.hand == rest[0][:2]:
-            epoch, number, indices = rest.pop(0)
+        if rest and life.hand == (rest[0][0], rest[0][1].number):
+            epoch, (number, indices) = rest.pop(0)
             again = self._judged(life, epoch, number, indices)
             if isinstance(again, StokerError):
                 if epoch == now:  # else of one that was left early
                     lost[number] = again
                 del given[done]
             else:
-                given[done] = epoch, number, again._replace(probe=False)
+                given[done] = epoch, Task(number, again._replace(probe=False))
                 out.append((epoch, Task(number, again)))
-        return out + [(epoch, Task(number, indices)) for epoch, number, indices in rest]
+        return out + rest
 
     def _since(self, worker: int, kept: tuple[int, int] | None) -> int:
         """How many of a worker's tasks lie before the random state that was noted."""
         answered = list(self._given[worker])[: self._done[worker] + 1]
-        at = next((k for k, (epoch, number, _) in enumerate(answered) if (epoch, number) == kept), None)
+        at = next((k for k, (epoch, task) in enumerate(answered) if (epoch, task.number) == kept), None)
         return min(self._done[worker], at or 0)
 
     def _shared(
@@ -234,7 +244,7 @@ class Restarts:
     def _blamed(self, case: _Case, epoch: int, number: int, indices: Any, k: int) -> Again | StokerError:
         index = self._keys(indices)[k]
         file = file_of(self._spec.dataset, index)
-        if plain(index) not in self._known:
+        if plain(index) not in self.known:
             self._tokens += case.deaths  # what bounds these is the policy for samples
         del self._cases[epoch, number]
         if not self._goes_on:
@@ -245,7 +255,7 @@ class Restarts:
                 [number],
             )
         failure = Failure(plain(index), file, f"WorkerDied: the worker that loads it {case.words}", "death")
-        self._known[plain(index)] = failure
+        self.known[plain(index)] = failure
         return Again(_plain(indices), {**case.bad, k: failure})
 
     def _keys(self, indices: Any) -> list[Any]:
@@ -267,7 +277,8 @@ class Restarts:
             if not self._spec.shared:
                 at = self._done[life.id]
                 given = list(self._given[life.id])[at : at + 1]
-                indices = given[0][2] if given and given[0][:2] == life.hand else None
+                hand = given and life.hand == (given[0][0], given[0][1].number)
+                indices = given[0][1].indices if hand else None
             watched = self._spec.timed or (life.hand in self._cases)
             if watched and indices is not None and 0 <= k < len(self._keys(indices)):
                 index = self._keys(indices)[k]
