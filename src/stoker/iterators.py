@@ -11,6 +11,7 @@ import pickle
 import warnings
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,7 +38,7 @@ from .scheduler import Scheduler
 from .source import order
 from .stage import parts
 from .transport.board import supported
-from .workers.process import ProcessPool
+from .workers.process import ProcessPool, start
 from .workers.protocol import Pool, WorkerSpec
 
 if TYPE_CHECKING:
@@ -124,9 +125,11 @@ class PoolIter(_BaseDataLoaderIter):
             workers = ThreadPool(spec, budget, threads, arenas)
         else:
             try:
-                workers = ProcessPool(
+                workers, spec = start(
                     spec, loader.multiprocessing_context or torch.multiprocessing, budget, arenas, locker
                 )
+                self._num_workers = spec.num_workers
+                knobs = replace(knobs, num_workers=spec.num_workers)
             except (TypeError, AttributeError, pickle.PicklingError) as e:
                 warnings.warn(PICKLE_HINT, stacklevel=2)
                 raise _named(e, spec) from e

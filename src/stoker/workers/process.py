@@ -7,21 +7,25 @@ for each other. ``child.py`` is what runs in them.
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import os
 import pickle
 import select
 import signal
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _DatasetKind
 
 from .. import lifecycle
-from ..errors import WorkerDiedError
+from ..errors import BudgetError, StokerWarning, WorkerDiedError
 from ..options import Budget
 from ..source import Task
 from ..transport.board import Board
@@ -35,6 +39,8 @@ from .protocol import Again, Life, WorkerSpec, look_s
 if TYPE_CHECKING:
     from .zygote import Zygote
 
+logger = logging.getLogger(__name__)
+SHORT = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # processes, descriptors, memory
 PARENT_POLL_S = 5.0  # how late the parent may notice a death that no descriptor told; torch's own interval
 KILLED_S = 1.0  # how long one is waited for that was killed
 FLUSH_S = 0.01  # between two looks at a task pipe that was full
@@ -51,6 +57,38 @@ def _uninterrupted(method: str) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def start(
+    spec: WorkerSpec, context: Any, budget: Budget, arenas: list[SlotReader], locker: Locker | None
+) -> tuple[ProcessPool, WorkerSpec]:
+    """A pool, with fewer workers where the system has no processes, descriptors or memory for all of them.
+
+    Raises:
+        BudgetError: not one can be started.
+    """
+    wanted = spec.num_workers
+    while True:
+        try:
+            pool = ProcessPool(spec, context, budget, arenas, locker)
+            break
+        except OSError as e:
+            if e.errno not in SHORT:
+                raise
+            if spec.num_workers == 1:
+                raise BudgetError(
+                    f"not one worker can be started: {e.strerror}. num_workers=0 loads in this process; ulimit -n and "
+                    "ulimit -u say how many open files and processes are allowed"
+                ) from e
+            spec, why = replace(spec, num_workers=spec.num_workers // 2), e.strerror
+    if spec.num_workers != wanted:
+        same = "" if spec.task_seeds else " Random augmentation depends on the number, and is another than with all."
+        warnings.warn(
+            f"{spec.num_workers} workers instead of {wanted}, for there can be no more: {why}.{same}",
+            StokerWarning,
+            stacklevel=6,
+        )
+    return pool, spec
 
 
 class ProcessPool:
@@ -144,7 +182,14 @@ class ProcessPool:
         a pause, so they take no more than a fifth of it."""
         began = time.monotonic()
         if self._missing and began >= self._next_add:
-            self._add(self._missing.pop(0))
+            try:
+                self._add(self._missing.pop(0))
+            except OSError as e:
+                if e.errno not in SHORT:
+                    raise
+                self._missing.clear()
+                self._count = self.alive()
+                logger.warning("no worker more than %s can be started: %s", self._count, e.strerror)
             self._watch()
             now = time.monotonic()
             self._next_add = now + 4 * (now - began)
