@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import multiprocessing
 import os
 import pickle
 import select
@@ -35,6 +36,7 @@ from . import native, stuck
 from .child import Fd, main
 from .member import Member, Received
 from .protocol import Again, Life, WorkerSpec, look_s
+from .watchdog import Watchdog, may_start_anew
 
 if TYPE_CHECKING:
     from .zygote import Zygote
@@ -91,6 +93,10 @@ def start(
     return pool, spec
 
 
+def _method_of(context: Any) -> str:
+    return str(getattr(context, "get_start_method", lambda: "")())
+
+
 class ProcessPool:
     """Worker processes of one iterator. See ``workers.protocol.Pool``.
 
@@ -126,6 +132,7 @@ class ProcessPool:
         self._epoch = 0
         self._zygote: Zygote | None = None
         native.look()  # once here, not in each fork
+        self._watchdog = Watchdog() if _method_of(context) == "fork" else None
         self._board = Board() if spec.shared else None
         try:
             for worker in range(spec.num_workers):
@@ -287,7 +294,7 @@ class ProcessPool:
 
     def _start(self, member: Member, tasks: int, results: int) -> Any:
         # A thread may end before the workers do, and PR_SET_PDEATHSIG speaks of the thread that forked.
-        method = getattr(self._context, "get_start_method", lambda: "")()
+        method = _method_of(self._context)
         known = method != "forkserver" and threading.current_thread() is threading.main_thread()
         parent = self._owner if known else 0
         interruptible = signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -372,6 +379,8 @@ class ProcessPool:
                 if self._spec.timed and not events:
                     self._check_late()
                 self._check_alive(events)
+            if not events:
+                self._look_for_stuck()
             if not events and deadline is not None and time.monotonic() >= deadline:
                 return None
         r = self._ready.popleft()
@@ -442,6 +451,24 @@ class ProcessPool:
                 m.hung = stuck.stack(m.process.pid, m.reader.arena.stack)
                 m.process.kill()
                 m.process.join(KILLED_S)  # what waits for a device or a file server may not even die
+
+    def _look_for_stuck(self) -> None:
+        """Says of a worker that hangs since it was forked why it does, and replaces it where that can be done."""
+        if self._watchdog is None:
+            return
+        for m in self._members:
+            pid = m.process.pid
+            if m.gone or m.leaving or m.answered or not self._watchdog.stuck(pid):
+                continue
+            words = self._watchdog.words(pid)
+            if self._spec.timed:
+                words += f". It is here:\n{stuck.stack(pid, m.reader.arena.stack)}\n"
+            anew = self._spec.restart and (self._watchdog.closed or may_start_anew(self._spec.dataset))
+            if anew and not self._watchdog.closed:
+                self._watchdog.closed, self._context = True, multiprocessing.get_context("forkserver")
+            warnings.warn(f"{words}{': that is done now' if anew else ''}.", StokerWarning, stacklevel=6)
+            if anew:
+                os.kill(pid, signal.SIGKILL)  # and another takes its place
 
     def _may_leave(self, m: Member) -> bool:
         if m.leaving:
