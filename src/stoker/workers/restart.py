@@ -31,7 +31,7 @@ from .protocol import PROBED, Again, Life, WorkerSpec
 logger = logging.getLogger(__name__)
 TOKENS = 10.0  # deaths in a row that are borne
 EARNED = 1 / 16  # tokens for a batch
-STARTS = 3  # deaths in a row of workers that had not even started
+STARTS = 5  # deaths in a row of workers that had not even started
 SURE = 3  # deaths with one task in hand before a sample of it is blamed
 LONG = 256  # more tasks of a worker that are remembered, before those that nobody needs are let go
 LAST = 8  # deaths that are in the report
