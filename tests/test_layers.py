@@ -18,7 +18,7 @@ MAY: dict[str, set[str]] = {
     "live": {"inside", "machine", "metrics"},
     "stacks": set(),
     "looks": {"stacks"},
-    "debug": {"stacks"},
+    "debug": {"cursor", "inline", "stacks"},
     "inside": {"looks", "stacks"},
     "ambient": {"machine", "nvml"},
     "nvml": set(),
@@ -28,6 +28,9 @@ MAY: dict[str, set[str]] = {
     "machine": set(),
     "source": set(),
     "chunks": BASE | {"source"},
+    "state": BASE,
+    "cursor": BASE | {"source", "state"},
+    "inline": {"cursor", "seeding", "stage", "state"},
     "seeding": set(),
     "options": BASE,
     "transport": BASE,
@@ -37,13 +40,29 @@ MAY: dict[str, set[str]] = {
     "cache": BASE | {"machine", "transport"},
     "staging": BASE | {"cache", "gather", "machine", "objects", "options"},
     "stage": {"collate", "gather"},
-    "workers": BASE | {"collate", "lifecycle", "machine", "options", "seeding", "source", "stage", "transport"},
-    "scheduler": BASE | {"metrics", "options", "source", "workers"},
+    "workers": BASE
+    | {"collate", "lifecycle", "machine", "options", "seeding", "source", "stage", "state", "transport"},
+    "scheduler": BASE | {"cursor", "metrics", "options", "source", "workers"},
     "pin": {"source", "workers"},
     "objects": set(),
     "shared": BASE,
-    "iterators": BASE | {"metrics", "objects", "options", "pin", "scheduler", "source", "transport", "workers"},
-    "engine": BASE | {"gather", "iterators", "machine", "metrics", "objects", "options", "source", "stage", "workers"},
+    "iterators": BASE
+    | {"cursor", "state", "metrics", "objects", "options", "pin", "scheduler", "source", "transport", "workers"},
+    "engine": BASE
+    | {
+        "cursor",
+        "gather",
+        "inline",
+        "iterators",
+        "state",
+        "machine",
+        "metrics",
+        "objects",
+        "options",
+        "source",
+        "stage",
+        "workers",
+    },
     "loader": BASE | {"chunks", "engine", "machine", "options", "source", "workers"},
     "tuning": BASE
     | {
@@ -104,7 +123,21 @@ LAZY = {
     ("staging", "engine"),
     ("staging", "loader"),
 }
-ROAD = {"source", "chunks", "seeding", "stage", "collate", "transport", "workers", "scheduler", "pin", "iterators"}
+ROAD = {
+    "source",
+    "chunks",
+    "seeding",
+    "stage",
+    "collate",
+    "transport",
+    "workers",
+    "scheduler",
+    "pin",
+    "iterators",
+    "state",
+    "cursor",
+    "inline",
+}
 CLIENTS = {"tuning", "doctor", "report", "run", "cli", "watching"}
 
 

@@ -17,13 +17,15 @@ from torch.utils.data import dataloader as torch_loader
 from torch.utils.data.dataloader import _DatasetKind
 
 from . import machine
-from .errors import StokerWarning
+from .cursor import Cursor
+from .errors import StateError, StokerWarning
 from .gather import Gather, select
+from .inline import InlineIter
 from .metrics import LoaderMetrics
 from .objects import big
 from .options import AutoWorkers, Budget, Measured, parse_bytes
-from .source import order
 from .stage import alone, batches, staged_in
+from .state import Shadow, State, restore
 
 logger = logging.getLogger(__name__)
 LEASE_SHARE = 4  # the consumer may keep a quarter of the granted memory in slots; beyond that batches are copied out
@@ -50,6 +52,12 @@ class LoaderState:
         advised: its dataset has been looked through for lists that fork copies.
         hold: the count was set by ``resize`` and is not to be tuned.
         rebuild: ``resize`` wants other workers in the next epoch.
+        cursor: where the newest iterator is; it outlives that.
+        pending: a state that was loaded, and ``given`` the dict that it came in; the next iterator goes on there.
+        first: the iterator that ``state_dict()`` made because there was none, for whoever asks for one next.
+        shadow: torch's global generator as a resumed run had it.
+        shards: parts of an iterable dataset, where a resumed run has another number than workers.
+        task_seeds: the resumed run has random state by task.
     """
 
     def __init__(self) -> None:
@@ -63,6 +71,16 @@ class LoaderState:
         self.controller: Any = None
         self.advised = False
         self.hold = self.rebuild = False
+        self.cursor: Cursor | None = None
+        self.pending: State | None = None
+        self.given: dict[str, Any] | None = None
+        self.first: Any = None
+        self.begin_run()
+
+    def begin_run(self) -> None:
+        """Nothing is gone on with any more."""
+        self.cursor = self.pending = self.given = self.first = None
+        self.shadow, self.shards, self.task_seeds = Shadow(), 0, False
 
 
 _states: weakref.WeakKeyDictionary[Any, LoaderState] = weakref.WeakKeyDictionary()
@@ -91,24 +109,104 @@ def budget(loader: Any = None) -> Budget:
 
 def get_iterator(loader: Any) -> Any:
     """What stands behind ``_get_iterator``: torch's inline iterator for 0 workers, stoker's workers otherwise."""
+    state = state_of(loader)
+    saved, state.pending, state.given = state.pending, None, None
+    if saved is None:
+        with state.shadow.over():
+            return _made(loader, state)
+    state.task_seeds = saved.task_seeds
+    state.shards = max(1, saved.workers) if saved.kind == "iterable" else 0
+    if not saved.finished:
+        it = _made(loader, state, saved)
+        _go_on_from(loader, state, saved)
+        return it
+    inline = loader.num_workers == 0
+    if not saved.lives_on or inline != (saved.workers == 0) or not (inline or loader.persistent_workers):
+        Cursor(loader._index_sampler, loader.generator, saved).go_to_end()
+    else:  # what lives on is put where it was at the end, and then begins the next epoch
+        it = _made(loader, state, saved)
+        next(it, None)
+        _go_on_from(loader, state, saved)
+        if not inline:
+            it._reset(loader)
+            return it
+    _go_on_from(loader, state, saved)
+    with state.shadow.over():
+        return _made(loader, state)
+
+
+def _go_on_from(loader: Any, state: LoaderState, saved: State) -> None:
+    """What later epochs are drawn from, as the saved run had it."""
+    if saved.finished and saved.generator is not None and loader.generator is not None:
+        restore(loader.generator, saved.generator)
+    state.shadow = Shadow(saved.torch_rng)
+    state.shadow.mark()
+    if state.cursor is not None:
+        state.cursor.shadow = state.shadow
+
+
+def _made(loader: Any, state: LoaderState, saved: State | None = None) -> Any:
+    """An iterator that begins an epoch, or goes on in one."""
+    cursor = Cursor(loader._index_sampler, loader.generator, saved, state.shadow)
+    cursor.task_seeds = (
+        isinstance(loader.num_workers, AutoWorkers) or state.task_seeds or bool(getattr(loader, "task_seeds", False))
+    )
+    it = _iterator(loader, cursor)
+    state.cursor = getattr(it, "_cursor", None)
+    return it
+
+
+def state_dict(loader: Any) -> dict[str, Any]:
+    """Where a loader is in its run. Begins it if nobody has.
+
+    Raises:
+        StateError: worker processes of torch's own, on other systems than Linux.
+    """
+    state = state_of(loader)
+    if state.given is not None:
+        return dict(state.given)
+    if state.cursor is None:
+        state.first = iter(loader)
+    if state.cursor is None:
+        raise StateError(f"with worker processes a loader's place can be saved on Linux, not on {sys.platform}")
+    return state.cursor.save().to_dict()
+
+
+def load_state_dict(loader: Any, state_dict: dict[str, Any]) -> None:
+    """The next iterator goes on where the state dict was taken; with ``{}`` it begins a new run.
+
+    Raises:
+        StateError: no such state dict.
+    """
+    saved = None if isinstance(state_dict, dict) and not state_dict else State.from_dict(state_dict)
+    state = state_of(loader)
+    state.begin_run()
+    state.pending, state.given = saved, None if saved is None else dict(state_dict)
+    loader._iterator = None
+
+
+def _iterator(loader: Any, cursor: Cursor) -> Any:
+    saved = cursor.saved
     if getattr(loader, "debug", False) or os.environ.get("STOKER_DEBUG") == "1":
         from .debug import DebugIter
 
-        return DebugIter(loader)
+        return DebugIter(loader, cursor)
     staged = staged_in(loader.dataset)
     if staged is not None:
         staged._begin()
         if not loader._auto_collation:
             alone(loader.dataset)
-    if loader.num_workers == 0 or not SUPPORTED:
-        it: Any = torch_get_iterator(loader)
-        if loader.num_workers == 0:
-            it._sampler_iter = order(it._index_sampler) or it._sampler_iter
-            if Gather.fits(it._dataset, it._collate_fn, it._auto_collation):
-                it._dataset_fetcher.fetch = Gather(it._dataset, it._dataset_fetcher.fetch)
-            elif it._auto_collation and staged is not None:
-                it._dataset_fetcher.fetch = batches(it._dataset, it._collate_fn, select, it._collate_fn)
+    if loader.num_workers == 0:
+        it: Any = InlineIter(loader, cursor)
+        if Gather.fits(it._dataset, it._collate_fn, it._auto_collation):
+            it._dataset_fetcher.fetch = Gather(it._dataset, it._dataset_fetcher.fetch)
+        elif it._auto_collation and staged is not None:
+            it._dataset_fetcher.fetch = batches(it._dataset, it._collate_fn, select, it._collate_fn)
         return it
+    if not SUPPORTED:
+        if saved is not None:
+            raise StateError(f"with worker processes a run is taken up again on Linux, not on {sys.platform}")
+        return torch_get_iterator(loader)
     state = state_of(loader)
     limits = budget(loader)
     method = _method(loader, state, limits)
@@ -125,7 +223,9 @@ def get_iterator(loader: Any) -> Any:
 
         state.noticed = Noticed()
     threads = state.noticed if method == "thread" else None
-    it = PoolIter(loader, limits, state.heaps if threads is not None else state.arenas, state.metrics, threads)
+    heaps = state.heaps if threads is not None else state.arenas
+    shards = state.shards if loader._dataset_kind == _DatasetKind.Iterable else 0
+    it = PoolIter(loader, limits, heaps, state.metrics, cursor, shards, threads)
     state.iterators.add(it)
     if isinstance(loader.num_workers, AutoWorkers) and loader._dataset_kind == _DatasetKind.Map and not state.hold:
         it.tune(_tuner(loader, state))

@@ -17,16 +17,18 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _sharding_worker_init_fn
 
+from .cursor import Cursor
 from .errors import StokerWarning
 from .metrics import LoaderMetrics
 from .objects import Look, culprit
 from .options import AutoWorkers, Budget, Knobs
 from .pin import PinnedPool
 from .scheduler import Scheduler
-from .source import order
+from .state import Part, put
 from .transport.board import supported
 from .workers.process import ProcessPool
-from .workers.protocol import Pool, WorkerSpec
+from .workers.protocol import Pool, Told, WorkerSpec
+from .workers.shards import ShardPool
 
 if TYPE_CHECKING:
     from .workers.draws import Noticed
@@ -51,6 +53,8 @@ class PoolIter(_BaseDataLoaderIter):
         budget: how much the consumer may keep in slots.
         arenas: the loader's shared memory between two iterators; taken from here and given back.
         metrics: the loader's numbers.
+        cursor: where the epoch is, and where it goes on.
+        shards: parts of an iterable dataset, if they are not one a worker; else 0.
         threads: None for worker processes; for threads what is known of the loader's use of random generators.
     """
 
@@ -60,22 +64,48 @@ class PoolIter(_BaseDataLoaderIter):
         budget: Budget,
         arenas: list[Any],
         metrics: LoaderMetrics,
+        cursor: Cursor,
+        shards: int = 0,
         threads: Noticed | None = None,
     ) -> None:
-        super().__init__(loader)
+        saved = cursor.saved
+        with cursor.quiet():
+            super().__init__(loader)
         if not loader.prefetch_factor:
             raise AssertionError("prefetch_factor must be greater than 0 to load in worker processes")
         auto = isinstance(loader.num_workers, AutoWorkers)
+        iterable = self._dataset_kind == _DatasetKind.Iterable
+        workers_there = min(int(self._num_workers), shards) if shards else int(self._num_workers)
+        idle, shards = workers_there < int(self._num_workers), 0 if shards == workers_there else shards
+        parts_there = shards or workers_there
+        one_dataset = threads is not None and not iterable
+        cursor.lives_on, cursor.workers, cursor.one_dataset = loader.persistent_workers, parts_there, one_dataset
+        cursor.adopt(self)
+        parts: tuple[Part, ...] = ()
+        if saved is not None:
+            parts = cursor.parts(1 if one_dataset else parts_there)
+            if one_dataset and parts:
+                put(self._dataset, (parts[0].state or {"dataset": None})["dataset"], "dataset")
+                parts = ()
+        cursor.counts = [0] * parts_there if iterable else []
+        if idle:
+            warnings.warn(
+                f"This run of an iterable dataset was begun in {parts_there} parts and keeps them, so {workers_there} "
+                f"of {self._num_workers} workers have something to do. load_state_dict({{}}) begins a new run.",
+                StokerWarning,
+                stacklevel=5,
+            )
         knobs = Knobs(
-            num_workers=int(self._num_workers),
+            num_workers=parts_there,
             prefetch_factor=loader.prefetch_factor,
             in_order=getattr(loader, "in_order", True),  # torch < 2.6 has no such argument
             persistent=loader.persistent_workers,
             timeout=loader.timeout,
-            task_seeds=auto,
+            task_seeds=cursor.task_seeds,
             shared=auto and self._dataset_kind == _DatasetKind.Map and (threads is not None or supported()),
             ahead=getattr(loader, "_ahead", 0) if auto else 0,
         )
+        every = getattr(loader, "snapshot_every_n_steps", None)
         init_fn = loader.worker_init_fn
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
@@ -87,10 +117,16 @@ class PoolIter(_BaseDataLoaderIter):
             drop_last=self._drop_last,
             base_seed=int(self._base_seed),
             init_fn=init_fn,
-            num_workers=knobs.num_workers,
+            num_workers=workers_there,
             shared_seed=self._shared_seed,
             task_seeds=knobs.task_seeds,
             shared=knobs.shared,
+            parts=parts,
+            part_epochs=0 if saved is None else saved.epoch,
+            batch_size=loader.batch_size,
+            tell=-1 if every is None else every,
+            look=saved is not None and saved.next > 0 and not saved.task_seeds and (not iterable or not saved.workers),
+            shards=shards,
         )
         workers: ProcessPool | ThreadPool
         if threads is not None:
@@ -108,20 +144,39 @@ class PoolIter(_BaseDataLoaderIter):
             pinned = PinnedPool(workers, self._pin_memory_device)
             self._pin_memory_thread = pinned.thread
             pool = pinned
+        if shards:
+            pool = ShardPool(pool, shards, workers_there)
         self._workers: list[Any] = workers.processes
         self._pss, self._metrics = workers.pss, metrics
         self._close = weakref.finalize(self, pool.close)
+        self._cursor, self._first_epoch = cursor, 0 if saved is None else saved.epoch
+        self._look_worn = False
         self._scheduler = Scheduler(pool, knobs, metrics, budget)
         self._look = Look(self._dataset) if knobs.persistent and threads is None else None
         self._reset(loader, first_iter=True)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        super()._reset(loader, first_iter)
-        if self._look is not None and not first_iter:
-            self._tell_changes(self._look)
-        self._sampler_iter = order(self._index_sampler) or self._sampler_iter
+        cursor = self._cursor
+        with cursor.quiet() if first_iter else cursor.shadow.over():
+            cursor.prepare()
+            super()._reset(loader, first_iter)
+            if cursor.saved is not None:
+                self._shared_seed = cursor.saved.shared_seed
+            if self._look is not None and not first_iter:
+                self._tell_changes(self._look)
+            self._finish_reset()
+
+    def _finish_reset(self) -> None:
+        cursor, yielded = self._cursor, 0
+        if cursor.saved is not None:
+            yielded = cursor.saved.next
+            self._IterableDataset_len_called = cursor.saved.len_called  # type: ignore[assignment]
+        cursor.len_called, cursor.shared_seed = self._IterableDataset_len_called, self._shared_seed
+        self._sampler_iter = cursor.begin(self._sampler_iter)
+        self._num_yielded = yielded
         # Not self._next_index: the scheduler would hold the iterator, and `del it` would end no worker.
-        self._scheduler.begin(functools.partial(next, self._sampler_iter), self._shared_seed)
+        self._scheduler.begin(functools.partial(next, self._sampler_iter), self._shared_seed, cursor)
+        cursor.epoch = self._first_epoch + self._scheduler.epoch
 
     def _tell_changes(self, look: Look) -> None:
         """Says once that persistent workers have the dataset as it was when they started."""
@@ -160,9 +215,28 @@ class PoolIter(_BaseDataLoaderIter):
             if not self._persistent_workers:
                 self._shutdown_workers()
             raise
+        if type(data) is Told:
+            data = self._heard(data)
         if type(data) is ExceptionWrapper:
             data.reraise()
         return data
+
+    def _heard(self, told: Told) -> Any:
+        self._cursor.tell(self._scheduler.worker, told.at, told.state)
+        if told.moved and not self._look_worn:
+            self._look_worn = True
+            warnings.warn(
+                "The dataset draws random numbers, workers are seeded as torch's, and this epoch goes on from its "
+                "middle: order and samples are those of the run that was saved, the random numbers are not. "
+                "task_seeds=True, from the beginning of a run on, makes them the same.",
+                StokerWarning,
+                stacklevel=4,
+            )
+        return told.data
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loader's, while this is its iterator."""
+        return self._cursor.save().to_dict()
 
     def _weigh(self) -> None:
         self._metrics.worker_pss.update(self._pss())

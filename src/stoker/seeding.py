@@ -128,6 +128,11 @@ class Generators:
         if self.numpy is not None:
             self.numpy.bit_generator.state = np.random.PCG64([seed & 0xFFFFFFFF, seed >> 32]).state
 
+    def look(self) -> Any:
+        """Their state, to be compared."""
+        numpy = self.numpy.bit_generator.state["state"] if self.numpy is not None else None
+        return self.python.getstate(), self.torch.get_state().tolist(), numpy
+
     def as_torch(self) -> Any:
         """torch's container for them, which is ``get_worker_info().rng``."""
         kind: Any = getattr(torch_worker, "_RNG", types.SimpleNamespace)
@@ -140,6 +145,12 @@ def seed_task(base_seed: int, epoch: int, task: int) -> None:
     random.seed(seed)
     _seed_torch(seed)
     _seed_numpy([seed & 0xFFFFFFFF, seed >> 32])
+
+
+def look() -> Any:
+    """The state of the three process-wide generators, to be compared."""
+    numpy = np.random.get_state(legacy=False) if np is not None and "numpy.random" in sys.modules else None
+    return random.getstate(), torch.get_rng_state().tolist(), repr(numpy)
 
 
 @contextmanager

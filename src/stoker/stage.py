@@ -30,10 +30,12 @@ class Stages:
         self.fetch_ns = 0
         self.collate_ns = 0
         self._run: Callable[[Any], Any]
+        self.fetcher: Any = None  # torch's, of an iterable dataset
         if kind == _DatasetKind.Map:
             self._run = _map(dataset, auto_collation, collate)
         else:  # torch's own: when an iterable has ended, and what drop_last means then, is decided in there
-            self._run = _DatasetKind.create_fetcher(kind, dataset, auto_collation, collate, drop_last).fetch
+            self.fetcher = _DatasetKind.create_fetcher(kind, dataset, auto_collation, collate, drop_last)
+            self._run = self.fetcher.fetch
 
     def run(self, indices: Any) -> Any:
         """One batch. Leaves the nanoseconds of both stages in ``fetch_ns`` and ``collate_ns``."""
@@ -44,6 +46,31 @@ class Stages:
         finally:
             self.collate_ns = self._collate.spent_ns
             self.fetch_ns = time.perf_counter_ns() - began - self.collate_ns
+
+    def skip(self, size: int | None) -> bool:
+        """Takes the samples of one batch from an iterable dataset, and drops them. A collate function of the user's is
+        called, for it may draw random numbers. Returns False at the end."""
+        return skip(self.fetcher, size, plain=is_plain(self._collate.fn))
+
+
+def is_plain(collate_fn: Any) -> bool:
+    """Whether it is torch's, which draws no random numbers."""
+    return collate_fn in (torch_collate.default_collate, torch_collate.default_convert)
+
+
+def skip(fetcher: Any, size: int | None, plain: bool) -> bool:
+    """See ``Stages.skip``."""
+    try:
+        if not plain:
+            fetcher.fetch([None] * (size or 1))
+            return True
+        for _ in range(size or 1):
+            next(fetcher.dataset_iter)
+    except StopIteration:
+        return False
+    except Exception:
+        pass  # it was told when it came the first time
+    return True
 
 
 def _map(dataset: Any, auto_collation: bool, collate: SlotCollate) -> Callable[[Any], Any]:

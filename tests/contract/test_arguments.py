@@ -94,6 +94,8 @@ def test_the_signature_is_torchs() -> None:
         ("worker_method", inspect.Parameter.KEYWORD_ONLY),
         ("budget", inspect.Parameter.KEYWORD_ONLY),
         ("debug", inspect.Parameter.KEYWORD_ONLY),
+        ("task_seeds", inspect.Parameter.KEYWORD_ONLY),
+        ("snapshot_every_n_steps", inspect.Parameter.KEYWORD_ONLY),
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,9 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from ..collate import SlotCollate
 from ..stage import Stages
+from ..state import is_stateful, put
 from ..transport.record import Times
-from .protocol import WorkerSpec
+from .protocol import Told, WorkerSpec
 
 
 class Body:
@@ -26,6 +28,7 @@ class Body:
         collate: the collate function with a slot at hand.
         where: "process" or "thread", for errors.
         seed_task: sets the random state that this worker's code sees, from base seed, epoch and task.
+        look: what that random state is, to be compared.
     """
 
     def __init__(
@@ -36,11 +39,15 @@ class Body:
         collate: SlotCollate,
         where: str,
         seed_task: Callable[[int, int, int], None],
+        look: Callable[[], Any],
     ) -> None:
         self.spec, self.id, self.dataset, self.collate = spec, worker, dataset, collate
         self.exhausted = False
         self._where = f"in DataLoader worker {where} {worker}"
-        self._seed_task = seed_task
+        self._seed_task, self._look = seed_task, look if spec.look else None
+        self._iterable = spec.kind == _DatasetKind.Iterable
+        self._made = 0  # batches of this epoch
+        self._tells = False
         self._stages: Stages | None = None
         self._failed: ExceptionWrapper | None = None
         self._shared_rng = torch.Generator()
@@ -57,13 +64,14 @@ class Body:
         try:
             if self.spec.init_fn is not None:
                 self.spec.init_fn(self.id)
-            self._begin()
+            self._go_on() if self.spec.parts else self._begin()
         except Exception:
             self._failed = self.error()
 
     def resume(self, shared_seed: int | None) -> None:
         """A new epoch begins."""
         self.exhausted = False
+        self._made = 0
         self.share_seed(shared_seed)
         try:
             self._begin()
@@ -73,19 +81,74 @@ class Body:
     def _begin(self) -> None:
         spec = self.spec
         self._stages = Stages(spec.kind, self.dataset, spec.auto_collation, self.collate, spec.drop_last)
+        inner = self._stages.fetcher.dataset_iter if self._iterable else None
+        self._tells = spec.tell >= 0 and (is_stateful(self.dataset) or is_stateful(inner))
+
+    def _go_on(self) -> None:
+        """Begins in the middle of an epoch: the dataset's state, its iterator's, and what was made since then."""
+        part = self.spec.parts[self.id]
+        state = part.state or {"dataset": None, "iterator": None}
+        put(self.dataset, state["dataset"], "dataset")
+        self._begin()
+        if not self._iterable:
+            return
+        assert self._stages is not None
+        put(self._stages.fetcher.dataset_iter, state["iterator"], "dataset's iterator")
+        for self._made in range(part.at, part.count):
+            self._seed(0, 0)
+            if not self._stages.skip(self.spec.batch_size):
+                break
+        self._made = part.count
+
+    def _seed(self, epoch: int, number: int) -> None:
+        """Task seeds. Which number a worker's task of an iterable dataset has depends on when others ended; how many it
+        made before does not."""
+        spec = self.spec
+        if spec.task_seeds:
+            if self._iterable:
+                number = self._made * (spec.shards or spec.num_workers) + self.id
+            self._seed_task(spec.base_seed, spec.part_epochs + epoch, number)
 
     def error(self) -> ExceptionWrapper:
         """The exception at hand, as torch wraps it."""
         return ExceptionWrapper(where=self._where)
 
+    def wants(self, indices: Any) -> bool:
+        """Whether a task is run at all: not by one whose iterable dataset has ended."""
+        return not self.exhausted
+
     def run(self, epoch: int, number: int, indices: Any) -> Any:
-        """The batch of a task, or the error in its place. Sets ``exhausted`` when an iterable dataset has ended."""
+        """The batch of a task, or the error in its place; ``Told`` with it what is due. Sets ``exhausted`` when an
+        iterable dataset has ended."""
+        look, self._look = self._look, None
+        before = look() if look is not None else None
+        data = self._run(epoch, number, indices)
+        self._made += 1
+        if self.exhausted or not (self._tells or look is not None):
+            return data
+        state = None
+        if self._tells and (not self._iterable or (self.spec.tell and self._made % self.spec.tell == 0)):
+            try:
+                state = pickle.dumps(self._state())
+            except Exception:
+                data = self.error()
+        return Told(data, self._made, state, look is not None and look() != before)
+
+    def _state(self) -> Any:
+        inner = self._stages.fetcher.dataset_iter if self._iterable and self._stages is not None else None
+        of_dataset = is_stateful(self.dataset) and inner is not self.dataset
+        return {
+            "dataset": self.dataset.state_dict() if of_dataset else None,
+            "iterator": inner.state_dict() if inner is not None and is_stateful(inner) else None,
+        }
+
+    def _run(self, epoch: int, number: int, indices: Any) -> Any:
         if self._failed is not None:
             data, self._failed = self._failed, None
             return data
         try:
             if self.spec.task_seeds:
-                self._seed_task(self.spec.base_seed, epoch, number)
+                self._seed(epoch, number)
             if self._stages is None:
                 # The reason was told with the first task. torch stumbles over a local it never set, and scripts
                 # see that type.

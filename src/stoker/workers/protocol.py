@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..source import Task
+from ..state import Part
 from ..transport.record import Times
 
 
@@ -26,6 +27,13 @@ class WorkerSpec:
         shared_seed: torch's seed for datapipes, else None.
         task_seeds: seed per task instead of per worker.
         shared: any free worker takes the next task.
+        parts: by worker, where to go on in the middle of an epoch; empty: at its beginning.
+        part_epochs: epochs of the workers' life before these, for task seeds.
+        batch_size: samples in a task of an iterable dataset; None for one without batches.
+        tell: how often workers say a stateful dataset's state: every so many of their tasks; 0 never, -1 not even
+            where samples go by index.
+        look: say whether the first task has moved the worker's random state.
+        shards: parts of an iterable dataset, where they are not one a worker; else 0.
     """
 
     kind: int
@@ -39,6 +47,28 @@ class WorkerSpec:
     shared_seed: int | None
     task_seeds: bool
     shared: bool = False
+    parts: tuple[Part, ...] = ()
+    part_epochs: int = 0
+    batch_size: int | None = None
+    tell: int = -1
+    look: bool = False
+    shards: int = 0
+
+
+class Told(NamedTuple):
+    """A batch, and what its worker says beside it.
+
+    Attributes:
+        data: the batch, or an error in its place.
+        at: batches that this worker has made.
+        state: the dataset's, pickled; None where it has none, or none is due.
+        moved: the first task of a resumed worker has moved its random state.
+    """
+
+    data: Any
+    at: int
+    state: bytes | None
+    moved: bool
 
 
 class Result(Protocol):
