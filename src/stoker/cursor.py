@@ -243,7 +243,8 @@ class Cursor:
                 self._after = self._draws()
             return iter(()) if self._over(s) else iter(self._index_sampler)
         before: Any = s.sampler_rng.get("before", {})
-        with still():
+        begun = s.workers or s.next or s.finished  # else the sampler has drawn nothing yet, and is about to, for good
+        with still() if begun else self.shadow.over():
             set_random({**s.sampler_rng, **before} if before else s.sampler_rng, self._own)
             if self._known:
                 self._after = self._draws()

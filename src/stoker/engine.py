@@ -117,9 +117,8 @@ def get_iterator(loader: Any) -> Any:
     state.task_seeds = saved.task_seeds
     state.shards = max(1, saved.workers) if saved.kind == "iterable" else 0
     if not saved.finished:
-        it = _made(loader, state, saved)
         _go_on_from(loader, state, saved)
-        return it
+        return _made(loader, state, saved)
     inline = loader.num_workers == 0
     if not saved.lives_on or inline != (saved.workers == 0) or not (inline or loader.persistent_workers):
         Cursor(loader._index_sampler, loader.generator, saved).go_to_end()

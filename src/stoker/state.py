@@ -512,6 +512,10 @@ class Shadow:
             yield
             return
         real = torch.get_rng_state()
+        if torch.equal(real, self._mine):  # who resumed put it back
+            self._mine = None
+            yield
+            return
         torch.set_rng_state(self._mine)
         self.over_now = True
         try:
