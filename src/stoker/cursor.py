@@ -197,7 +197,7 @@ class Cursor:
                 self._first, first = self._draws(), False
             if stateful:
                 given += 1
-                self._note(given, inner)
+                self._note(given, inner, len(batch) < size)
             yield batch
 
     def _single(self, theirs: Iterator[Any], skip: int) -> Iterator[Any]:
@@ -219,10 +219,10 @@ class Cursor:
             yield first
             first = next(theirs, _END)
 
-    def _note(self, given: int, inner: Any) -> None:
+    def _note(self, given: int, inner: Any, ended: bool = False) -> None:
         while len(self._given) > 1 and self._given[1][0] <= self.next:
             self._given.popleft()
-        self._given.append((given, (taken(self._sampler), taken(inner))))
+        self._given.append((given, (taken(self._sampler), taken(inner), ended)))
 
     # -- and goes on
 
@@ -242,13 +242,12 @@ class Cursor:
                 self.set_random(s)
                 self._after = self._draws()
             return iter(()) if self._over(s) else iter(self._index_sampler)
-        before: Any = s.sampler_rng.get("before", {})
         begun = s.workers or s.next or s.finished  # else the sampler has drawn nothing yet, and is about to, for good
         with still() if begun else self.shadow.over():
-            set_random({**s.sampler_rng, **before} if before else s.sampler_rng, self._own)
             if self._known:
+                set_random(s.sampler_rng, self._own)
                 self._after = self._draws()
-                found: Iterator[Any] | None = order(self._index_sampler, s.samples)
+                found = order(self._index_sampler, s.samples)
                 assert found is not None
             else:
                 found = self._again(s)
@@ -257,29 +256,38 @@ class Cursor:
 
     def _again(self, s: State) -> Iterator[Any]:
         """An order that only its sampler knows."""
-        self._before = self._draws()
         if s.world is not None:
             dealt = self._deal(s)
             if dealt is not None:
                 return dealt
-        theirs = None
         state = s.sampler_state
         if state is not None:
             put(self._sampler, state["sampler"], "sampler")
-        if not self._batched or state is not None:
-            theirs = iter(self._sampler)
+        after = {k: v for k, v in s.sampler_rng.items() if k != "before"}
+        before: Any = s.sampler_rng.get("before")
+        with still() if before else nullcontext():
+            set_random({**after, **(before or {})}, self._own)
+            self._before = None if self._batched else self._draws()
+            theirs = None if self._batched and state is None else iter(self._sampler)
+        set_random(after, self._own)
+        self._after = self._draws()
         if state is not None:
             put(theirs, state["iterator"], "sampler's iterator")
-            self._given.append((state["given"], (state["sampler"], state["iterator"])))
+            self._given.append((state["given"], (state["sampler"], state["iterator"], state["ended"])))
             self._opening = state["sampler"] if not s.next else None
-        set_random({k: v for k, v in s.sampler_rng.items() if k != "before"}, self._own)
-        self._after = self._draws()
         given = 0 if state is None else state["given"]
+        if state is not None and state["ended"] and given == s.next:
+            # The sampler has seen its own end, and may be at the next epoch's beginning.
+            assert theirs is not None
+            if next(theirs, _END) is not _END:
+                put(self._sampler, state["sampler"], "sampler")
+            return iter(())
         if self._batched:
             skip = s.samples if state is None else (s.next - given) * (s.batch_size or 1)
             head = self._batches(skip, theirs)
         else:
-            head = self._single(theirs, s.next - given)  # type: ignore[arg-type]
+            assert theirs is not None
+            head = self._single(theirs, s.next - given)
         if state is None or s.next > 0:
             return head
         # At the beginning of an epoch some samplers hold the state of the last one's end: they stop at once.
@@ -384,7 +392,9 @@ class Cursor:
         s, self.saved = self.saved, None
         assert s is not None
         self.kind = s.kind
-        if not self._endless and next(self._resume(s), _END) is not _END and s.sampler_state is not None:
+        if self._endless:
+            return
+        if next(self._resume(s), _END) is not _END and s.sampler_state is not None:
             put(self._sampler, s.sampler_state["sampler"], "sampler")  # its end is the next one's beginning
 
     # -- and is followed
@@ -415,6 +425,8 @@ class Cursor:
         sampler_state = self._sampler_state()
         how = "stateful" if sampler_state else self._word()
         rng = self._sampler_rng(how)
+        fresh = self._first is None and how == "other"
+        draws = self._generator is None or "torch" in rng or fresh  # from torch's global generator
         return State(
             kind=self.kind,
             epoch=max(0, self.epoch),
@@ -433,7 +445,7 @@ class Cursor:
             sampler_state=sampler_state,
             world=world,
             generator=None if self._generator is None else packed(self._generator.get_state()),
-            torch_rng=None if self._generator is not None and "torch" not in rng else packed(self.shadow.now()),
+            torch_rng=packed(self.shadow.now()) if draws else None,
             turn=self.turn,
             parts=self._parts(),
             len_called=self.len_called,
@@ -448,9 +460,9 @@ class Cursor:
             if given <= self.next:
                 found = given, states
         if found is None:
-            return {"given": 0, "sampler": self._opening, "iterator": None} if self._opening is not None else None
-        given, (sampler, iterator) = found
-        return {"given": given, "sampler": sampler, "iterator": iterator}
+            return self._opening and {"given": 0, "sampler": self._opening, "iterator": None, "ended": False}
+        given, (sampler, iterator, ended) = found
+        return {"given": given, "sampler": sampler, "iterator": iterator, "ended": ended}
 
     def _sampler_rng(self, how: str) -> dict[str, Any]:
         after = self._after
@@ -466,7 +478,7 @@ class Cursor:
             return {} if self.workers or self.task_seeds or self.live is not None else after.texts(self._draws())
         texts: dict[str, Any] = after.texts(self._first)
         if self._first is None:
-            texts = {k: v for k, v in texts.items() if k in ("torch", "generator")}
+            texts = {k: v for k, v in texts.items() if k == "generator"}  # the global one's is still as it is now
         if self._before is not None:
             moved = self._before.texts(after)
             if "torch" in moved and self._generator is None and not self.workers and _one_draw(self._before, after):

@@ -10,6 +10,7 @@ import pickle
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -157,9 +158,10 @@ class PoolIter(_BaseDataLoaderIter):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         cursor = self._cursor
-        with cursor.quiet() if first_iter else cursor.shadow.over():
+        with nullcontext() if first_iter else cursor.shadow.over():
             cursor.prepare()
-            super()._reset(loader, first_iter)
+            with cursor.quiet():
+                super()._reset(loader, first_iter)
             if cursor.saved is not None:
                 self._shared_seed = cursor.saved.shared_seed
             if self._look is not None and not first_iter:

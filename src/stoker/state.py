@@ -237,9 +237,10 @@ def _sampler_state(v: Any) -> Any:
     found = _unpacked(v)
     if found is None:
         return None
-    if not isinstance(found, dict) or set(found) != {"given", "sampler", "iterator"}:
-        raise ValueError("a sampler's state with given, sampler and iterator")
+    if not isinstance(found, dict) or set(found) != {"given", "sampler", "iterator", "ended"}:
+        raise ValueError("a sampler's state with given, sampler, iterator and ended")
     _whole(0)(found["given"])
+    _flag(found["ended"])
     return found
 
 
