@@ -39,7 +39,7 @@ MAY: dict[str, set[str]] = {
     "image": BASE,
     "cache": BASE | {"machine", "transport"},
     "staging": BASE | {"cache", "gather", "machine", "objects", "options"},
-    "stage": {"collate", "gather"},
+    "stage": {"collate", "gather", "state"},
     "workers": BASE
     | {"collate", "lifecycle", "machine", "options", "seeding", "source", "stage", "state", "transport"},
     "scheduler": BASE | {"cursor", "metrics", "options", "source", "workers"},

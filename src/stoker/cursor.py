@@ -46,7 +46,8 @@ class Cursor:
         ahead: tasks after it that are.
         counts: batches delivered by each worker of an iterable dataset.
         turn: whose batch of an iterable dataset comes next.
-        told: by worker, how many batches it had made and the dataset's state then, pickled.
+        told: by worker, how many batches it had made, -1 for those of the epoch before, and the dataset's state then,
+            pickled.
         finished: the epoch is over.
         live: asked for the state of a dataset in this process, as ``told`` has it.
     """
@@ -88,7 +89,9 @@ class Cursor:
         self._opening: Any = None
         self._given: deque[tuple[int, Any]] = deque()
         self.counts = [0] * len(self.counts)
-        self.told = {}
+        if self.kind == "map":
+            return  # who asks by index has no beginning: what was told last still holds
+        self.told = {w: (-1, raw) for w, (_, raw) in self.told.items() if raw is not None}
 
     # -- an iterator begins
 
@@ -391,7 +394,7 @@ class Cursor:
         """Leaves the sampler as it was at the end of the saved epoch."""
         s, self.saved = self.saved, None
         assert s is not None
-        self.kind = s.kind
+        self._check(s)
         if self._endless:
             return
         if next(self._resume(s), _END) is not _END and s.sampler_state is not None:

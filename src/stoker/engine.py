@@ -25,7 +25,7 @@ from .metrics import LoaderMetrics
 from .objects import big
 from .options import AutoWorkers, Budget, Measured, parse_bytes
 from .stage import alone, batches, staged_in
-from .state import Shadow, State, restore
+from .state import Shadow, State, put, restore
 
 logger = logging.getLogger(__name__)
 LEASE_SHARE = 4  # the consumer may keep a quarter of the granted memory in slots; beyond that batches are copied out
@@ -119,16 +119,22 @@ def get_iterator(loader: Any) -> Any:
     if not saved.finished:
         _go_on_from(loader, state, saved)
         return _made(loader, state, saved)
-    inline = loader.num_workers == 0
-    if not saved.lives_on or inline != (saved.workers == 0) or not (inline or loader.persistent_workers):
-        Cursor(loader._index_sampler, loader.generator, saved).go_to_end()
-    else:  # what lives on is put where it was at the end, and then begins the next epoch
+    inline, of_workers = loader.num_workers == 0, saved.workers > 0
+    through = loader.persistent_workers if of_workers else inline and saved.kind == "iterable"
+    if saved.lives_on and through:  # workers, or an iterator, are put where they were, and then begin the next epoch
         it = _made(loader, state, saved)
         next(it, None)
-        _go_on_from(loader, state, saved)
-        if not inline:
+        if of_workers:
+            _go_on_from(loader, state, saved)
             it._reset(loader)
             return it
+    else:
+        end = Cursor(loader._index_sampler, loader.generator, saved)
+        end.kind = "iterable" if loader._dataset_kind == _DatasetKind.Iterable else "map"
+        if saved.lives_on and saved.kind == "map" and (inline or getattr(loader, "worker_method", "") == "thread"):
+            for part in end.parts(1):
+                put(loader.dataset, (part.state or {"dataset": None})["dataset"], "dataset")
+        end.go_to_end()
     _go_on_from(loader, state, saved)
     with state.shadow.over():
         return _made(loader, state)

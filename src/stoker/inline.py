@@ -11,7 +11,7 @@ from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIt
 
 from .cursor import Cursor
 from .seeding import seed_task, unchanged
-from .stage import is_plain, skip
+from .stage import is_plain, put_back, skip, state_of
 from .state import Part, State, is_stateful, put, still
 
 
@@ -42,9 +42,9 @@ class InlineIter(_SingleProcessDataLoaderIter):
         fetcher = self._dataset_fetcher
         inner = getattr(fetcher, "dataset_iter", None)
         if state is not None and inner is not None:
-            put(inner, state["iterator"], "dataset's iterator")
+            put_back(fetcher, state)
         if is_stateful(self._dataset) or is_stateful(inner):
-            cursor.live = functools.partial(_live, self._dataset, inner)
+            cursor.live = functools.partial(_live, self._dataset, fetcher)
         if saved is not None:
             self._IterableDataset_len_called = saved.len_called  # type: ignore[assignment]
             self._num_yielded = saved.next
@@ -91,11 +91,6 @@ class InlineIter(_SingleProcessDataLoaderIter):
         return self._cursor.save().to_dict()
 
 
-def _live(dataset: Any, inner: Any) -> Any:
-    """A dataset's state as it is now, and its iterator's; a copy, made and read here."""
-    of_dataset = is_stateful(dataset) and inner is not dataset
-    states = {
-        "dataset": dataset.state_dict() if of_dataset else None,
-        "iterator": inner.state_dict() if is_stateful(inner) else None,
-    }
-    return pickle.loads(pickle.dumps(states))
+def _live(dataset: Any, fetcher: Any) -> Any:
+    """A dataset's state as it is now; a copy, made and read here."""
+    return pickle.loads(pickle.dumps(state_of(dataset, fetcher)))

@@ -25,7 +25,7 @@ from .objects import Look, culprit
 from .options import AutoWorkers, Budget, Knobs
 from .pin import PinnedPool
 from .scheduler import Scheduler
-from .state import Part, put
+from .state import Part, is_stateful, put
 from .transport.board import supported
 from .workers.process import ProcessPool
 from .workers.protocol import Pool, Told, WorkerSpec
@@ -75,12 +75,14 @@ class PoolIter(_BaseDataLoaderIter):
         if not loader.prefetch_factor:
             raise AssertionError("prefetch_factor must be greater than 0 to load in worker processes")
         auto = isinstance(loader.num_workers, AutoWorkers)
+        every = getattr(loader, "snapshot_every_n_steps", None)
         iterable = self._dataset_kind == _DatasetKind.Iterable
         workers_there = min(int(self._num_workers), shards) if shards else int(self._num_workers)
         idle, shards = workers_there < int(self._num_workers), 0 if shards == workers_there else shards
         parts_there = shards or workers_there
         one_dataset = threads is not None and not iterable
-        cursor.lives_on, cursor.workers, cursor.one_dataset = loader.persistent_workers, parts_there, one_dataset
+        cursor.lives_on, cursor.workers = loader.persistent_workers or one_dataset, parts_there
+        cursor.one_dataset = one_dataset
         cursor.adopt(self)
         parts: tuple[Part, ...] = ()
         if saved is not None:
@@ -88,6 +90,8 @@ class PoolIter(_BaseDataLoaderIter):
             if one_dataset and parts:
                 put(self._dataset, (parts[0].state or {"dataset": None})["dataset"], "dataset")
                 parts = ()
+        if one_dataset and every is not None and is_stateful(self._dataset):
+            cursor.tell(0, 0, pickle.dumps({"dataset": loader.dataset.state_dict(), "iterator": None, "ended": False}))
         cursor.counts = [0] * parts_there if iterable else []
         if idle:
             warnings.warn(
@@ -106,7 +110,6 @@ class PoolIter(_BaseDataLoaderIter):
             shared=auto and self._dataset_kind == _DatasetKind.Map and (threads is not None or supported()),
             ahead=getattr(loader, "_ahead", 0) if auto else 0,
         )
-        every = getattr(loader, "snapshot_every_n_steps", None)
         init_fn = loader.worker_init_fn
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)

@@ -12,6 +12,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from .collate import SlotCollate
 from .gather import Gather
+from .state import is_stateful, put
 
 
 class Stages:
@@ -51,6 +52,30 @@ class Stages:
         """Takes the samples of one batch from an iterable dataset, and drops them. A collate function of the user's is
         called, for it may draw random numbers. Returns False at the end."""
         return skip(self.fetcher, size, plain=is_plain(self._collate.fn))
+
+
+_END = object()
+
+
+def state_of(dataset: Any, fetcher: Any) -> dict[str, Any]:
+    """What a dataset says of its state, and its iterator if there is one that is not the dataset; ``ended``: a batch
+    came out short, so the iterator has seen its end and the dataset may be at the next epoch's beginning."""
+    inner = getattr(fetcher, "dataset_iter", None)
+    return {
+        "dataset": dataset.state_dict() if is_stateful(dataset) and inner is not dataset else None,
+        "iterator": inner.state_dict() if inner is not None and is_stateful(inner) else None,
+        "ended": bool(getattr(fetcher, "ended", False)),
+    }
+
+
+def put_back(fetcher: Any, state: dict[str, Any]) -> None:
+    """Goes on with an iterable dataset that has its state already, and was started."""
+    put(fetcher.dataset_iter, state["iterator"], "dataset's iterator")
+    if state["ended"]:
+        if next(fetcher.dataset_iter, _END) is not _END:
+            put(fetcher.dataset, state["dataset"], "dataset")
+            put(fetcher.dataset_iter, state["iterator"], "dataset's iterator")
+        fetcher.ended = True
 
 
 def is_plain(collate_fn: Any) -> bool:

@@ -37,8 +37,8 @@ class Part:
 
     Attributes:
         count: batches delivered of it.
-        at: how many of them it had made when ``state`` was taken.
-        state: ``{"dataset": ..., "iterator": ...}`` as the objects themselves gave it; None where neither is stateful.
+        at: how many of them it had made when ``state`` was taken; -1: at the end of the epoch before.
+        state: ``stage.state_of``; None where neither is stateful.
     """
 
     count: int
@@ -216,6 +216,9 @@ def _rngs(v: Any) -> dict[str, str]:
     return {name: _rngs(json.dumps(s)) if name == "before" else _rng(s) for name, s in found.items()}  # type: ignore[misc]
 
 
+_OF_DATASET = {"dataset", "iterator", "ended"}
+
+
 def _parts(v: Any) -> tuple[Part, ...]:
     found = _unpacked(v)
     if not isinstance(found, list) or len(found) > MAX_WORKERS:
@@ -224,11 +227,11 @@ def _parts(v: Any) -> tuple[Part, ...]:
     for p in found:
         if not isinstance(p, dict) or set(p) != {"count", "at", "state"}:
             raise ValueError("parts with count, at and state")
-        part = Part(_whole(0)(p["count"]), _whole(0)(p["at"]), p["state"])
+        part = Part(_whole(0)(p["count"]), _whole(-1)(p["at"]), p["state"])
         if part.at > part.count:
             raise ValueError("parts whose at is at most their count")
-        if part.state is not None and (not isinstance(part.state, dict) or set(part.state) != {"dataset", "iterator"}):
-            raise ValueError("parts whose state has dataset and iterator")
+        if part.state is not None and (not isinstance(part.state, dict) or set(part.state) != _OF_DATASET):
+            raise ValueError("parts whose state has dataset, iterator and ended")
         parts.append(part)
     return tuple(parts)
 

@@ -12,7 +12,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..collate import SlotCollate
-from ..stage import Stages
+from ..stage import Stages, put_back, state_of
 from ..state import is_stateful, put
 from ..transport.record import Times
 from .protocol import Told, WorkerSpec
@@ -87,14 +87,17 @@ class Body:
     def _go_on(self) -> None:
         """Begins in the middle of an epoch: the dataset's state, its iterator's, and what was made since then."""
         part = self.spec.parts[self.id]
-        state = part.state or {"dataset": None, "iterator": None}
+        state = part.state or {"dataset": None, "iterator": None, "ended": False}
         put(self.dataset, state["dataset"], "dataset")
         self._begin()
         if not self._iterable:
             return
         assert self._stages is not None
-        put(self._stages.fetcher.dataset_iter, state["iterator"], "dataset's iterator")
-        for self._made in range(part.at, part.count):
+        put_back(self._stages.fetcher, state)
+        if part.at < 0:  # of the epoch before: to its end, and then this one
+            self._stages.skip(self.spec.batch_size)
+            self._begin()
+        for self._made in range(max(0, part.at), part.count):
             self._seed(0, 0)
             if not self._stages.skip(self.spec.batch_size):
                 break
@@ -129,18 +132,10 @@ class Body:
         state = None
         if self._tells and (not self._iterable or (self.spec.tell and self._made % self.spec.tell == 0)):
             try:
-                state = pickle.dumps(self._state())
+                state = pickle.dumps(state_of(self.dataset, self._stages.fetcher if self._stages else None))
             except Exception:
                 data = self.error()
         return Told(data, self._made, state, look is not None and look() != before)
-
-    def _state(self) -> Any:
-        inner = self._stages.fetcher.dataset_iter if self._iterable and self._stages is not None else None
-        of_dataset = is_stateful(self.dataset) and inner is not self.dataset
-        return {
-            "dataset": self.dataset.state_dict() if of_dataset else None,
-            "iterator": inner.state_dict() if inner is not None and is_stateful(inner) else None,
-        }
 
     def _run(self, epoch: int, number: int, indices: Any) -> Any:
         if self._failed is not None:
