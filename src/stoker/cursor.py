@@ -13,7 +13,7 @@ import pickle
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.data.graph_settings
@@ -22,8 +22,12 @@ from torch.utils.data.dataloader import _DatasetKind, _InfiniteConstantSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from .errors import StateError
+from .randomness import Draws, Shadow, packed, restore, set_random, still
 from .source import _KNOWN, order
-from .state import Draws, Part, Shadow, State, alike, is_stateful, packed, put, restore, set_random, still, taken
+from .stateful import alike, is_stateful, noted, put, read
+
+if TYPE_CHECKING:
+    from .state import Part, State
 
 _END = object()
 OTHERS = ("stateful", "distributed", "other")  # orders that only their sampler knows
@@ -86,8 +90,8 @@ class Cursor:
         self._after: Draws | None = None
         self._first: Draws | None = None
         self._stateful = False
-        self._opening: Any = None
-        self._given: deque[tuple[int, Any]] = deque()
+        self._opening: bytes | None = None
+        self._given: deque[tuple[int, bytes, bool]] = deque()
         self.counts = [0] * len(self.counts)
         if self.kind == "map":
             return  # who asks by index has no beginning: what was told last still holds
@@ -167,7 +171,7 @@ class Cursor:
         saved, self.saved = self.saved, None
         if saved is not None:
             return self._resume(saved)
-        self._after = self._draws()
+        self._after = None if self._known and self._length() < 0 else self._draws()
         found = self._started(theirs)
         if not self.shadow.over_now:
             return found
@@ -181,7 +185,7 @@ class Cursor:
         if known is not None:
             return known
         if is_stateful(self._sampler):
-            self._opening = taken(self._sampler)
+            self._opening = noted(self._sampler.state_dict)
         return self._batches(skip) if self._batched else self._single(theirs, skip)
 
     def _batches(self, skip: int, inner: Any = None) -> Iterator[list[Any]]:
@@ -225,7 +229,10 @@ class Cursor:
     def _note(self, given: int, inner: Any, ended: bool = False) -> None:
         while len(self._given) > 1 and self._given[1][0] <= self.next:
             self._given.popleft()
-        self._given.append((given, (taken(self._sampler), taken(inner), ended)))
+        self._given.append((given, noted(lambda: self._states(inner)), ended))
+
+    def _states(self, inner: Any) -> Any:
+        return [x.state_dict() if is_stateful(x) else None for x in (self._sampler, inner)]
 
     # -- and goes on
 
@@ -276,8 +283,9 @@ class Cursor:
         self._after = self._draws()
         if state is not None:
             put(theirs, state["iterator"], "sampler's iterator")
-            self._given.append((state["given"], (state["sampler"], state["iterator"], state["ended"])))
-            self._opening = state["sampler"] if not s.next else None
+            states = [state["sampler"], state["iterator"]]
+            self._given.append((state["given"], pickle.dumps(states), state["ended"]))
+            self._opening = None if s.next else pickle.dumps(state["sampler"])
         given = 0 if state is None else state["given"]
         if state is not None and state["ended"] and given == s.next:
             # The sampler has seen its own end, and may be at the next epoch's beginning.
@@ -421,6 +429,8 @@ class Cursor:
 
     def save(self) -> State:
         """Where it is now."""
+        from .state import State  # for those who save
+
         task, taken_before = self._from
         ahead = tuple(sorted(t for t in self.ahead if t >= self.next))
         ranks = self._ranks()
@@ -458,13 +468,12 @@ class Cursor:
     def _sampler_state(self) -> Any:
         if not self._stateful and self._opening is None:
             return None
-        found = None
-        for given, states in self._given:
-            if given <= self.next:
-                found = given, states
-        if found is None:
-            return self._opening and {"given": 0, "sampler": self._opening, "iterator": None, "ended": False}
-        given, (sampler, iterator, ended) = found
+        found = [note for note in self._given if note[0] <= self.next]
+        if not found:
+            opening = read(self._opening)
+            return opening and {"given": 0, "sampler": opening, "iterator": None, "ended": False}
+        given, note, ended = found[-1]
+        sampler, iterator = read(note)
         return {"given": given, "sampler": sampler, "iterator": iterator, "ended": ended}
 
     def _sampler_rng(self, how: str) -> dict[str, Any]:
@@ -491,26 +500,30 @@ class Cursor:
         return texts
 
     def _parts(self) -> tuple[Part, ...]:
+        from .state import Part
+
         live = None if self.live is None else self.live()
         if self.kind == "iterable":
             counts = self.counts or [self.next]
             if not self.workers:
                 return (Part(self.next, self.next if live is not None else 0, live),)
             found = [(c, *self.told.get(w, (0, None))) for w, c in enumerate(counts)]
-            return tuple(Part(c, min(at, c), None if raw is None else pickle.loads(raw)) for c, at, raw in found)
+            return tuple(Part(c, min(at, c), read(raw)) for c, at, raw in found)
         if live is not None:
             return (Part(0, 0, live),)
         if not self.told:
             return ()
         if self.one_dataset:
             raw = self.told.get(0, (0, None))[1]
-            return () if raw is None else (Part(0, 0, pickle.loads(raw)),)
+            return () if raw is None else (Part(0, 0, read(raw)),)
         raws = [self.told.get(w, (0, None))[1] for w in range(self.workers)]
-        return tuple(Part(0, 0, None if raw is None else pickle.loads(raw)) for raw in raws)
+        return tuple(Part(0, 0, read(raw)) for raw in raws)
 
 
 def _one_draw(before: Draws, after: Draws) -> bool:
-    with still():
-        torch.set_rng_state(before.torch)
-        torch.empty((), dtype=torch.int64).random_()
-        return bool(torch.equal(torch.get_rng_state(), after.torch))
+    if before.torch is None or after.torch is None:
+        return False
+    generator = torch.Generator()
+    generator.set_state(before.torch)
+    torch.empty((), dtype=torch.int64).random_(generator=generator)
+    return bool(torch.equal(generator.get_state(), after.torch))

@@ -11,21 +11,20 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import dataloader as torch_loader
 from torch.utils.data.dataloader import _DatasetKind
 
 from . import machine
-from .cursor import Cursor
 from .errors import StateError, StokerWarning
 from .gather import Gather, select
-from .inline import InlineIter
 from .metrics import LoaderMetrics
 from .objects import big
 from .options import AutoWorkers, Budget, Measured, parse_bytes
 from .stage import alone, batches, staged_in
-from .state import Shadow, State, put, restore
+from .stateful import put
 
 logger = logging.getLogger(__name__)
 LEASE_SHARE = 4  # the consumer may keep a quarter of the granted memory in slots; beyond that batches are copied out
@@ -34,6 +33,10 @@ WORKER_BYTES = 32 << 20  # what a forked worker takes before any has been weighe
 SUPPORTED = sys.platform == "linux"
 if SUPPORTED:
     from .iterators import PoolIter
+if TYPE_CHECKING:
+    from .cursor import Cursor
+    from .randomness import Shadow
+    from .state import State
 
 torch_get_iterator = torch_loader.DataLoader._get_iterator
 
@@ -80,7 +83,8 @@ class LoaderState:
     def begin_run(self) -> None:
         """Nothing is gone on with any more."""
         self.cursor = self.pending = self.given = self.first = None
-        self.shadow, self.shards, self.task_seeds = Shadow(), 0, False
+        self.shadow: Shadow | None = None
+        self.shards, self.task_seeds = 0, False
 
 
 _states: weakref.WeakKeyDictionary[Any, LoaderState] = weakref.WeakKeyDictionary()
@@ -112,8 +116,10 @@ def get_iterator(loader: Any) -> Any:
     state = state_of(loader)
     saved, state.pending, state.given = state.pending, None, None
     if saved is None:
-        with state.shadow.over():
+        with nullcontext() if state.shadow is None else state.shadow.over():
             return _made(loader, state)
+    from .cursor import Cursor
+
     state.task_seeds = saved.task_seeds
     state.shards = max(1, saved.workers) if saved.kind == "iterable" else 0
     if not saved.finished:
@@ -135,23 +141,27 @@ def get_iterator(loader: Any) -> Any:
             for part in end.parts(1):
                 put(loader.dataset, (part.state or {"dataset": None})["dataset"], "dataset")
         end.go_to_end()
-    _go_on_from(loader, state, saved)
-    with state.shadow.over():
+    with _go_on_from(loader, state, saved).over():
         return _made(loader, state)
 
 
-def _go_on_from(loader: Any, state: LoaderState, saved: State) -> None:
+def _go_on_from(loader: Any, state: LoaderState, saved: State) -> Shadow:
     """What later epochs are drawn from, as the saved run had it."""
+    from .randomness import Shadow, restore
+
     if saved.finished and saved.generator is not None and loader.generator is not None:
         restore(loader.generator, saved.generator)
-    state.shadow = Shadow(saved.torch_rng)
-    state.shadow.mark()
+    shadow = state.shadow = Shadow(saved.torch_rng)
+    shadow.mark()
     if state.cursor is not None:
-        state.cursor.shadow = state.shadow
+        state.cursor.shadow = shadow
+    return shadow
 
 
 def _made(loader: Any, state: LoaderState, saved: State | None = None) -> Any:
     """An iterator that begins an epoch, or goes on in one."""
+    from .cursor import Cursor  # with the first iterator, not with ``import stoker``
+
     cursor = Cursor(loader._index_sampler, loader.generator, saved, state.shadow)
     cursor.task_seeds = (
         isinstance(loader.num_workers, AutoWorkers) or state.task_seeds or bool(getattr(loader, "task_seeds", False))
@@ -183,6 +193,8 @@ def load_state_dict(loader: Any, state_dict: dict[str, Any]) -> None:
     Raises:
         StateError: no such state dict.
     """
+    from .state import State
+
     saved = None if isinstance(state_dict, dict) and not state_dict else State.from_dict(state_dict)
     state = state_of(loader)
     state.begin_run()
@@ -202,6 +214,8 @@ def _iterator(loader: Any, cursor: Cursor) -> Any:
         if not loader._auto_collation:
             alone(loader.dataset)
     if loader.num_workers == 0:
+        from .inline import InlineIter
+
         it: Any = InlineIter(loader, cursor)
         if Gather.fits(it._dataset, it._collate_fn, it._auto_collation):
             it._dataset_fetcher.fetch = Gather(it._dataset, it._dataset_fetcher.fetch)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
-import pickle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data._utils import pin_memory as torch_pin
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from .cursor import Cursor
+from .randomness import still
 from .seeding import seed_task, unchanged
 from .stage import is_plain, put_back, skip, state_of
-from .state import Part, State, is_stateful, put, still
+from .stateful import is_stateful, noted, put, read
+
+if TYPE_CHECKING:
+    from .state import Part, State
 
 
 class InlineIter(_SingleProcessDataLoaderIter):
@@ -93,4 +96,4 @@ class InlineIter(_SingleProcessDataLoaderIter):
 
 def _live(dataset: Any, fetcher: Any) -> Any:
     """A dataset's state as it is now; a copy, made and read here."""
-    return pickle.loads(pickle.dumps(state_of(dataset, fetcher)))
+    return read(noted(lambda: state_of(dataset, fetcher)))

@@ -18,20 +18,21 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _sharding_worker_init_fn
 
-from .cursor import Cursor
 from .errors import StokerWarning
 from .metrics import LoaderMetrics
 from .objects import Look, culprit
 from .options import AutoWorkers, Budget, Knobs
 from .pin import PinnedPool
 from .scheduler import Scheduler
-from .state import Part, is_stateful, put
+from .stage import state_of
+from .stateful import is_stateful, noted, put
 from .transport.board import supported
 from .workers.process import ProcessPool
 from .workers.protocol import Pool, Told, WorkerSpec
-from .workers.shards import ShardPool
 
 if TYPE_CHECKING:
+    from .cursor import Cursor
+    from .state import Part
     from .workers.draws import Noticed
     from .workers.thread import ThreadPool
 
@@ -91,7 +92,7 @@ class PoolIter(_BaseDataLoaderIter):
                 put(self._dataset, (parts[0].state or {"dataset": None})["dataset"], "dataset")
                 parts = ()
         if one_dataset and every is not None and is_stateful(self._dataset):
-            cursor.tell(0, 0, pickle.dumps({"dataset": loader.dataset.state_dict(), "iterator": None, "ended": False}))
+            cursor.tell(0, 0, noted(lambda: state_of(loader.dataset, None)))
         cursor.counts = [0] * parts_there if iterable else []
         if idle:
             warnings.warn(
@@ -149,6 +150,8 @@ class PoolIter(_BaseDataLoaderIter):
             self._pin_memory_thread = pinned.thread
             pool = pinned
         if shards:
+            from .workers.shards import ShardPool
+
             pool = ShardPool(pool, shards, workers_there)
         self._workers: list[Any] = workers.processes
         self._pss, self._metrics = workers.pss, metrics
@@ -174,7 +177,8 @@ class PoolIter(_BaseDataLoaderIter):
     def _finish_reset(self) -> None:
         cursor, yielded = self._cursor, 0
         if cursor.saved is not None:
-            yielded = cursor.saved.next
+            saved = cursor.saved
+            yielded = sum(p.count for p in saved.parts) if saved.kind == "iterable" else saved.next
             self._IterableDataset_len_called = cursor.saved.len_called  # type: ignore[assignment]
         cursor.len_called, cursor.shared_seed = self._IterableDataset_len_called, self._shared_seed
         self._sampler_iter = cursor.begin(self._sampler_iter)

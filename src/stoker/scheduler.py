@@ -12,14 +12,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .cursor import Cursor
 from .errors import BudgetError, UsageError, WorkerDiedError, WorkerTimeoutError
 from .metrics import LoaderMetrics
 from .options import Budget, Knobs
 from .source import Task
 from .workers.protocol import Pool, Result
+
+if TYPE_CHECKING:
+    from .cursor import Cursor
 
 AHEAD_SHARE = 16  # part of the bytes in flight that is for what is made ahead only because some samples are slow
 NextIndices = Callable[[], Any]

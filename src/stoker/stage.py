@@ -12,7 +12,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from .collate import SlotCollate
 from .gather import Gather
-from .state import is_stateful, put
+from .stateful import is_stateful, put
 
 
 class Stages:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from ..collate import SlotCollate
 from ..stage import Stages, put_back, state_of
-from ..state import is_stateful, put
+from ..stateful import is_stateful, noted, put
 from ..transport.record import Times
 from .protocol import Told, WorkerSpec
 
@@ -131,10 +130,7 @@ class Body:
             return data
         state = None
         if self._tells and (not self._iterable or (self.spec.tell and self._made % self.spec.tell == 0)):
-            try:
-                state = pickle.dumps(state_of(self.dataset, self._stages.fetcher if self._stages else None))
-            except Exception:
-                data = self.error()
+            state = noted(lambda: state_of(self.dataset, self._stages.fetcher if self._stages else None))
         return Told(data, self._made, state, look is not None and look() != before)
 
     def _run(self, epoch: int, number: int, indices: Any) -> Any:

@@ -15,7 +15,7 @@ import select
 import signal
 import time
 from multiprocessing import reduction
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -32,7 +32,9 @@ from ..transport.ring import ALIGN, Arena, SlotWriter
 from . import native
 from .body import Body
 from .protocol import Told, WorkerSpec
-from .shards import Shards
+
+if TYPE_CHECKING:
+    from .shards import Shards
 
 POLL_MS = 500  # how late a worker may notice that its parent has gone without a signal
 PR_SET_PDEATHSIG = 1
@@ -131,6 +133,8 @@ class _Worker:
         self.collate.install()
         self.body: Body | Shards
         if spec.shards:
+            from .shards import Shards
+
             self.body = Shards(spec, worker, self._shard, introduce, seeding.seed_worker)
         else:
             self.body = self._shard(worker, spec.dataset)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..source import Task
-from ..state import Part
 from ..transport.record import Times
+
+if TYPE_CHECKING:
+    from ..state import Part
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
@@ -29,7 +29,9 @@ from . import draws, native
 from .body import Body
 from .draws import Noticed
 from .protocol import Told, WorkerSpec
-from .shards import Shards
+
+if TYPE_CHECKING:
+    from .shards import Shards
 
 POLL_S = 5.0  # between two looks at whether a worker is still there
 
@@ -128,6 +130,8 @@ class _Worker(threading.Thread):
         collate.install()
         body: Body | Shards
         if spec.shards:
+            from .shards import Shards
+
             generators: dict[int, seeding.Generators] = {}
 
             def seeded(base_seed: int, shard: int) -> int:
