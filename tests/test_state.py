@@ -328,6 +328,38 @@ def test_samplers(name: str, persistent: bool) -> None:
         check_everywhere(lambda: build(2), lambda: build(0), step=3)
 
 
+@pytest.mark.parametrize("name", [*SAMPLERS, "iterable", "stateful"])
+def test_killed_again_and_again(name: str) -> None:
+    """Each time after a batch, and once before any."""
+    kinds = itertools.cycle([(2, "thread"), (1, "thread"), (3, "thread")])
+
+    def build(workers: int, method: str = "thread") -> Any:
+        more = SAMPLERS[name]() if name in SAMPLERS else {}
+        dataset = Augmented() if name in SAMPLERS else DATASETS[name]()
+        return loader_of(dataset, workers, method, task_seeds=True, **more)
+
+    torch.manual_seed(7)
+    random.seed(7)
+    whole = [b for of_epoch in run(build(3))[0] for b in of_epoch]
+    torch.manual_seed(7)
+    random.seed(7)
+    got: list[Any] = []
+    loader = build(3)
+    while len(got) < len(whole):
+        it = iter(loader)
+        got += [plain(b) for b in itertools.islice(it, 1)]
+        state = saved(loader)
+        torch.manual_seed(len(got))
+        loader = build(*next(kinds))
+        loader.load_state_dict(json.loads(state))
+        if len(got) % 3 == 0:
+            iter(loader)
+            state = saved(loader)
+            loader = build(*next(kinds))
+            loader.load_state_dict(json.loads(state))
+    assert got == whole
+
+
 @pytest.mark.parametrize("of", ["torch", "python", "numpy"])
 def test_the_rest_of_an_epoch_whose_sampler_draws_when_it_is_started(of: str) -> None:
     """Later epochs of Python's and NumPy's are the script's to put back; and torch starts a sampler twice with workers."""
@@ -752,6 +784,48 @@ def test_distributed_checkpoint(tmp_path: Path) -> None:
         dcp.load({"model": other, "loader": again}, checkpoint_id=str(tmp_path / name))
         assert [plain(b) for b in again] == wanted
         assert torch.equal(other.weight, model.weight)
+
+
+def test_the_page_s_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parent.parent / "docs" / "resume.md").read_text()
+    names: dict[str, Any] = {}
+    blocks = page.split("```python\n")[1:]
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(block.partition("```")[0], names)
+
+
+def test_a_staged_dataset() -> None:
+    def build(workers: int) -> Any:
+        data = stoker.Staged(range(24), prepare=lambda i: torch.tensor(i), augment=lambda x: x + torch.rand(()))
+        return loader_of(data, workers, shuffle=True, task_seeds=True)
+
+    check_everywhere(lambda: build(2), lambda: build(1), step=6)
+
+
+def test_debug_and_installed() -> None:
+    loader = loader_of(range(8), 2, debug=True)
+    next(iter(loader))
+    assert rest(loader_of(range(8), 1), saved(loader), 1) == [[[2, 3], [4, 5], [6, 7]]]
+    with stoker.installed():
+        assert len(list(torch.utils.data.DataLoader(StatefulStream(8), 2, num_workers=1))) == 4
+
+
+def test_a_state_that_cannot_be_taken_is_said_to_who_asks() -> None:
+    class Broken(StatefulStream):
+        def __iter__(self) -> Iterator[Any]:
+            counted = Counted(of_worker(self.n), False)
+            counted.state_dict = lambda: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+            return counted
+
+    for workers in (0, 1):
+        loader = loader_of(Broken(8), workers)
+        it = iter(loader)
+        assert plain(next(it)) == [0, 1]
+        with pytest.raises(StateError, match="cannot be taken: ZeroDivisionError"):
+            loader.state_dict()
+        assert len(list(it)) == 3
 
 
 def a_state(**more: Any) -> dict[str, Any]:
