@@ -89,7 +89,6 @@ class Cursor:
         self._before: Draws | None = None
         self._after: Draws | None = None
         self._first: Draws | None = None
-        self._stateful = False
         self._opening: bytes | None = None
         self._given: deque[tuple[int, bytes, bool]] = deque()
         self.counts = [0] * len(self.counts)
@@ -193,7 +192,7 @@ class Cursor:
         size, drop_last = int(self._size or 1), self._index_sampler.drop_last
         inner = iter(self._sampler) if inner is None else inner
         next(itertools.islice(inner, skip, skip), None)
-        stateful = self._stateful = is_stateful(inner) or is_stateful(self._sampler)
+        stateful = is_stateful(inner) or is_stateful(self._sampler)
         given = self._from[0]
         first = True
         while True:
@@ -210,7 +209,7 @@ class Cursor:
     def _single(self, theirs: Iterator[Any], skip: int) -> Iterator[Any]:
         """What a sampler gives that makes its batches itself, or gives one index at a time."""
         next(itertools.islice(theirs, skip, skip), None)
-        stateful = self._stateful = is_stateful(theirs) or is_stateful(self._sampler)
+        stateful = is_stateful(theirs) or is_stateful(self._sampler)
         given = self._from[0]
         first = next(theirs, _END)
         if first is _END:
@@ -436,7 +435,7 @@ class Cursor:
         ranks = self._ranks()
         world = None if ranks is None else (self._base, ranks, int(self._sampler.epoch))
         sampler_state = self._sampler_state()
-        how = "stateful" if sampler_state else self._word()
+        how = self._word() if sampler_state is None else "stateful"
         rng = self._sampler_rng(how)
         fresh = self._first is None and how == "other"
         draws = self._generator is None or "torch" in rng or fresh  # from torch's global generator
@@ -466,12 +465,12 @@ class Cursor:
         )
 
     def _sampler_state(self) -> Any:
-        if not self._stateful and self._opening is None:
-            return None
         found = [note for note in self._given if note[0] <= self.next]
         if not found:
             opening = read(self._opening)
-            return opening and {"given": 0, "sampler": opening, "iterator": None, "ended": False}
+            if opening is None:
+                return None
+            return {"given": 0, "sampler": opening, "iterator": None, "ended": False}
         given, note, ended = found[-1]
         sampler, iterator = read(note)
         return {"given": given, "sampler": sampler, "iterator": iterator, "ended": ended}

@@ -21,6 +21,7 @@ from .stateful import alike
 VERSION = 1
 MAX_INT = 1 << 63
 MAX_WORKERS = 1 << 16
+MAX_TASKS, MAX_SIZE = 1 << 40, 1 << 22  # of an epoch and of a batch; their product fits an index
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,8 @@ class State:
             raise StateError(f"ahead={_short(list(self.ahead))} has tasks that next={self.next} has passed")
         if len(self.parts) not in ({max(1, self.workers)} if self.kind == "iterable" else {0, 1, self.workers}):
             raise StateError(f"{len(self.parts)} parts of {self.workers} workers over a dataset that is {self.kind}")
+        if self.sampler_state is not None and self.sampler_state["given"] > self.next:
+            raise StateError(f"sampler_state is of {self.sampler_state['given']} tasks, and next={self.next}")
         if self.sampler == "distributed" and self.world is None:
             raise StateError("world is None, and the sampler is distributed")
         return self
@@ -198,7 +201,7 @@ def _numbers(v: Any) -> tuple[int, ...]:
 def _world(v: Any) -> tuple[int, int, int]:
     if not isinstance(v, (list, tuple)) or len(v) != 3:
         raise ValueError("three whole numbers")
-    return _whole(0)(v[0]), _whole(1)(v[1]), _whole(-MAX_INT)(v[2])
+    return _whole(0)(v[0]), _whole(1)(v[1]), _whole(0, MAX_INT // 2)(v[2])
 
 
 def _rngs(v: Any) -> dict[str, str]:
@@ -242,15 +245,15 @@ def _sampler_state(v: Any) -> Any:
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "kind": _word("map", "iterable"),
     "epoch": _whole(0),
-    "next": _whole(0),
+    "next": _whole(0, MAX_TASKS),
     "ahead": _numbers,
     "samples": _whole(0),
     "finished": _flag,
     "lives_on": _flag,
     "workers": _whole(0, MAX_WORKERS),
     "task_seeds": _flag,
-    "base_seed": _whole(-MAX_INT),
-    "shared_seed": _or_none(_whole(-MAX_INT)),
+    "base_seed": _whole(0),
+    "shared_seed": _or_none(_whole(0)),
     "length": _whole(-1),
     "sampler": _name,
     "sampler_rng": _rngs,
@@ -261,7 +264,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "parts": _parts,
     "turn": _whole(0),
     "len_called": _or_none(_whole(0)),
-    "batch_size": _or_none(_whole(1)),
+    "batch_size": _or_none(_whole(1, MAX_SIZE)),
 }
 
 
