@@ -314,7 +314,7 @@ SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("persistent", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_samplers(name: str, persistent: bool) -> None:
     """None is asked for what was seen, whoever holds its random state."""
@@ -731,6 +731,17 @@ def test_seeds_by_worker_are_said_where_they_matter() -> None:
             assert [plain(b)[0] if augment else plain(b) for b in again] == [[i, i + 1] for i in range(2, 12, 2)]
 
 
+def test_seeds_by_task_in_the_middle_of_a_run_are_said() -> None:
+    loader = loader_of(Augmented(), 2)
+    it = iter(loader)
+    next(it)
+    state = loader.state_dict()
+    for again in (loader_of(Augmented(), 0, task_seeds=True), loader_of(Augmented(), 2, task_seeds=True)):
+        again.load_state_dict(state)
+        with pytest.warns(StokerWarning, match="random augmentation is another draw"):
+            iter(again)
+
+
 def test_at_an_epoch_s_border_seeds_by_worker_hold_as_well() -> None:
     whole, states = run(loader_of(Augmented(), 2, generator=fixed(3), shuffle=True))
     for e in range(EPOCHS):
@@ -828,10 +839,20 @@ def test_a_state_that_cannot_be_taken_is_said_to_who_asks() -> None:
         assert len(list(it)) == 3
 
 
-def a_state(**more: Any) -> dict[str, Any]:
-    loader = loader_of(range(8), 0, shuffle=True, **more)
+def a_state(dataset: Any = range(8), **more: Any) -> dict[str, Any]:
+    loader = loader_of(dataset, 0, **(more or {"shuffle": True}))
     next(iter(loader))
     return loader.state_dict()
+
+
+FUZZED: list[tuple[str, Any, Callable[[], dict[str, Any]]]] = [
+    ("shuffled", range(8), lambda: {"shuffle": True}),
+    ("generator", range(8), lambda: {"shuffle": True, "generator": fixed(1)}),
+    ("own epoch", range(11), lambda: {"sampler": OwnEpoch()}),
+    ("ranks", range(13), lambda: {"sampler": DistributedSampler(range(13), 2, 1)}),
+    ("iterable", Stream(8), lambda: {"collate_fn": None}),
+    ("stateful", StatefulStream(8), lambda: {"collate_fn": None}),
+]
 
 
 def test_what_is_wrong_is_named() -> None:
@@ -872,7 +893,8 @@ JSON = st.recursive(
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_rubbish_is_an_error_of_stoker_s_own(data: st.DataObject) -> None:
-    good = a_state()
+    name, dataset, more = data.draw(st.sampled_from(FUZZED))
+    good = a_state(dataset, **more())
     what = data.draw(st.sampled_from(["any", "bytes", "one", "flip"]))
     if what == "any":
         state = data.draw(JSON)
@@ -887,9 +909,9 @@ def test_rubbish_is_an_error_of_stoker_s_own(data: st.DataObject) -> None:
         elif what == "flip" and type(good[key]) is int:
             value = good[key] + data.draw(st.integers(-3, 3))
         state = {**good, key: value}
-    loader = loader_of(range(8), 0, shuffle=True)
+    loader = loader_of(dataset, data.draw(st.sampled_from([0, 2])), "thread", **more())
     try:
         loader.load_state_dict(state)
-        assert len(list(loader)) <= 5
+        assert len(list(loader)) <= 8, name
     except StokerError:
         return

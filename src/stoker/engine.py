@@ -120,6 +120,13 @@ def get_iterator(loader: Any) -> Any:
             return _made(loader, state)
     from .cursor import Cursor
 
+    if (saved.next or saved.finished) and _task_seeds(loader, state) and not saved.task_seeds:
+        warnings.warn(
+            "The run that was saved had random state by worker, as torch sets it, and here it is set by task: order "
+            "and samples are that run's, random augmentation is another draw. task_seeds=False keeps to torch's.",
+            StokerWarning,
+            stacklevel=4,
+        )
     state.task_seeds = saved.task_seeds
     state.shards = max(1, saved.workers) if saved.kind == "iterable" else 0
     if not saved.finished:
@@ -163,12 +170,15 @@ def _made(loader: Any, state: LoaderState, saved: State | None = None) -> Any:
     from .cursor import Cursor  # with the first iterator, not with ``import stoker``
 
     cursor = Cursor(loader._index_sampler, loader.generator, saved, state.shadow)
-    cursor.task_seeds = (
-        isinstance(loader.num_workers, AutoWorkers) or state.task_seeds or bool(getattr(loader, "task_seeds", False))
-    )
+    cursor.task_seeds = _task_seeds(loader, state)
     it = _iterator(loader, cursor)
     state.cursor = getattr(it, "_cursor", None)
     return it
+
+
+def _task_seeds(loader: Any, state: LoaderState) -> bool:
+    asked = isinstance(loader.num_workers, AutoWorkers) or bool(getattr(loader, "task_seeds", False))
+    return asked or state.task_seeds
 
 
 def state_dict(loader: Any) -> dict[str, Any]:

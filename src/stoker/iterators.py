@@ -130,7 +130,7 @@ class PoolIter(_BaseDataLoaderIter):
             part_epochs=0 if saved is None else saved.epoch,
             batch_size=loader.batch_size,
             tell=-1 if every is None else every,
-            look=saved is not None and saved.next > 0 and not saved.task_seeds and (not iterable or not saved.workers),
+            look=saved is not None and saved.next > 0 and not knobs.task_seeds and (not iterable or not saved.workers),
             shards=shards,
         )
         workers: ProcessPool | ThreadPool
