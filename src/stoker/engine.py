@@ -114,10 +114,17 @@ def budget(loader: Any = None) -> Budget:
 def get_iterator(loader: Any) -> Any:
     """What stands behind ``_get_iterator``: torch's inline iterator for 0 workers, stoker's workers otherwise."""
     state = state_of(loader)
-    saved, state.pending, state.given = state.pending, None, None
+    saved = state.pending
     if saved is None:
         with nullcontext() if state.shadow is None else state.shadow.over():
             return _made(loader, state)
+    it = _resumed(loader, state, saved)  # if it raises, the state stays: nobody begins anew by trying again
+    state.pending = state.given = None
+    return it
+
+
+def _resumed(loader: Any, state: LoaderState, saved: State) -> Any:
+    """An iterator that goes on where a state was taken."""
     from .cursor import Cursor
 
     if (saved.next or saved.finished) and _task_seeds(loader, state) and not saved.task_seeds:
