@@ -583,6 +583,14 @@ def test_an_iterable_dataset_that_lives_on(n: int) -> None:
     check_everywhere(build, build)
 
 
+@pytest.mark.parametrize(("n", "m"), [(2, 3), (3, 2)])
+def test_its_parts_are_nobody_else_s(n: int, m: int) -> None:
+    def build(workers: int) -> Any:
+        return loader_of(CountsEpochs(11), workers, "thread", persistent_workers=True)
+
+    check_everywhere(lambda: build(n), lambda: build(m))
+
+
 def test_states_that_differ_cannot_be_divided() -> None:
     loader = loader_of(Memory(), 2)
     it = iter(loader)

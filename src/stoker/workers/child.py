@@ -135,7 +135,7 @@ class _Worker:
         if spec.shards:
             from .shards import Shards
 
-            self.body = Shards(spec, worker, self._shard, introduce, seeding.seed_worker)
+            self.body = Shards(spec, worker, spec.dataset, self._shard, introduce, seeding.seed_worker)
         else:
             self.body = self._shard(worker, spec.dataset)
         self.poll = select.poll()

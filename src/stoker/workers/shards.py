@@ -35,6 +35,7 @@ class Shards:
     Args:
         spec: what to do; ``spec.shards`` parts over ``spec.num_workers`` workers.
         worker: this worker's id.
+        dataset: this worker's; its other parts get copies.
         make: a part's body, of its number and dataset.
         introduce: tells ``get_worker_info()``: part, parts, seed, dataset.
         seed: seeds a part's random state, of base seed and number; returns its seed.
@@ -47,6 +48,7 @@ class Shards:
         self,
         spec: WorkerSpec,
         worker: int,
+        dataset: Any,
         make: Callable[[int, Any], Body],
         introduce: Callable[[int, int, int, Any], None],
         seed: Callable[[int, int], int],
@@ -54,19 +56,19 @@ class Shards:
     ) -> None:
         mine = range(worker, spec.shards, spec.num_workers)
         try:
-            datasets = [spec.dataset if i == worker else copy.deepcopy(spec.dataset) for i in mine]
+            datasets = [dataset if i == worker else copy.deepcopy(dataset) for i in mine]
         except Exception as e:
             raise StateError(
-                f"{spec.shards} parts of a {type(spec.dataset).__name__} go on with {spec.num_workers} workers, so "
+                f"{spec.shards} parts of a {type(dataset).__name__} go on with {spec.num_workers} workers, so "
                 f"some have two, and the dataset cannot be copied ({type(e).__name__}: {e}): num_workers={spec.shards}"
             ) from e
         self._spec, self._introduce, self._own_random = spec, introduce, own_random
         self._seeds, self._random = {}, {}
         self._bodies = {}
-        for shard, dataset in zip(mine, datasets, strict=True):
+        for shard, own in zip(mine, datasets, strict=True):
             self._seeds[shard] = seed(spec.base_seed, shard)
             self._random[shard] = None if own_random else _get_random()
-            self._bodies[shard] = make(shard, dataset)
+            self._bodies[shard] = make(shard, own)
         self._last: Body | None = None
 
     def _enter(self, shard: int) -> Body:

@@ -145,7 +145,7 @@ class _Worker(threading.Thread):
             def introduce(shard: int, shards: int, seed: int, dataset: Any) -> None:
                 _introduce(shard, shards, seed, dataset, generators[shard])
 
-            body = Shards(spec, self.id, shard_of, introduce, seeded, own_random=True)
+            body = Shards(spec, self.id, self._dataset, shard_of, introduce, seeded, own_random=True)
         else:
             body = Body(spec, self.id, self._dataset, collate, "thread", rng.seed_task, rng.look)
             _introduce(self.id, pool.count, seed, body.dataset, rng)
