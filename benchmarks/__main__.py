@@ -21,9 +21,11 @@ WORKLOADS += ("indices", "stragglers", "auto", "memory", "resize")
 LIMIT_S = 300  # for one measurement
 
 
-def measure(workload: str, contestant: str, round_: int, *more: str) -> list[dict[str, Any]]:
+def measure(
+    workload: str, contestant: str, round_: int, *more: str, module: str = "benchmarks.measure"
+) -> list[dict[str, Any]]:
     """Runs one measurement in a process of its own and returns its lines; a failure is a line, too."""
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.measure", workload, contestant, *more]
+    command = [sys.executable, "-W", "ignore", "-m", module, workload, contestant, *more]
     name = {"workload": workload, "contestant": contestant, "round": round_}
     try:
         p = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
@@ -91,23 +93,28 @@ def show(a: argparse.Namespace) -> int:
 
 
 def gpu(a: argparse.Namespace) -> int:
-    """The loops with ``pin_memory=True`` and a copy to the device."""
+    """The tests that want a device, then the rows of ``benchmarks.gpu`` and the loops with a copy to the device."""
     import torch
+
+    from . import gpu as rows
 
     if not torch.cuda.is_available():
         print("no CUDA device here: nothing was measured")
         return 0
+    tests = subprocess.run([sys.executable, "-m", "pytest", "-q", "tests/gpu"], cwd=ROOT, timeout=LIMIT_S).returncode
     device = torch.cuda.get_device_name()
     lines: list[dict[str, Any]] = [{"device": device, "torch": torch.__version__, "machine": machine.read().as_dict()}]
+    lines[0]["tests"] = tests
     for r in range(a.rounds):
-        for name in ("transport", "overhead"):
-            for contestant in ("stoker", "torch") if r % 2 == 0 else ("torch", "stoker"):
-                lines += measure(name, contestant, r, "--device", "cuda")
+        for contestant in ("stoker", "torch") if r % 2 == 0 else ("torch", "stoker"):
+            for name in rows.ROWS:
+                lines += measure(name, contestant, r, module="benchmarks.gpu")
+            lines += measure("overhead", contestant, r, "--device", "cuda")
     out = ROOT / "benchmarks" / "results" / f"gpu-{device.replace(' ', '-')}-{time.strftime('%Y%m%d')}.jsonl"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    print(f"{device}\n{table.render(lines)}\nraw lines: {out}")
-    return 1 if any("failed" in line for line in lines) else 0
+    print(f"{device}\n{rows.table(lines)}\nraw lines: {out}")
+    return 1 if tests or any("failed" in line for line in lines) else 0
 
 
 def main() -> int:

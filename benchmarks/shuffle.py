@@ -1,21 +1,19 @@
 """How good a shuffle is that needs little memory, and what it reads: ``python -m benchmarks.shuffle run|table``.
 
-Orders: a million samples in files of 4096, which are ``stoker``'s chunks, too; five epochs a contestant. Reading: a
-mapped file of 1 GiB that is in nobody's memory when an epoch begins, rows of 12 KiB, chunks of 1024 rows, 16 of them
-resident, an empty loop over ``stoker.DataLoader``; each epoch a process of its own, in turns. ``bare`` is ``pread``
-from one end to the other: what the disk gives at that time.
+Orders: a million samples in files of 4096, which are chunks, too, where no other size is said; five epochs each.
+Reading: a mapped file of 1 GiB that is in nobody's memory when an epoch begins, rows of 12 KiB, chunks of 1024 rows,
+16 of them resident, an empty loop over ``stoker.DataLoader``; each epoch a process of its own, in turns. ``bare`` is
+``pread`` from one end to the other: what the disk gives at that time.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
 import mmap
 import os
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -28,14 +26,14 @@ import numpy as np
 import torch
 
 import stoker
-from stoker import machine
 from stoker.chunks import quality
 
-ROOT = Path(__file__).parent.parent
+from .command import Line, in_turns, main
+
 SAMPLES, CHUNK, BATCH, EPOCHS, BUFFER = 1_000_000, 4096, 64, 5, 16
 CLASSES = 10  # of a file that is sorted by class
 ROW, ROWS, READ_CHUNK = 12_288, (1 << 30) // 12_288, 1024
-ROUNDS, LIMIT_S, LOOK_S = 7, 300, 0.05
+ROUNDS, LOOK_S = 7, 0.05
 
 
 # -- orders
@@ -119,16 +117,14 @@ def measure(name: str, order: Any) -> dict[str, float]:
     return {**quality(order, SAMPLES, CHUNK, BATCH)._asdict(), "open": is_open, "classes": float(seen.mean())}
 
 
-def orders() -> list[dict[str, Any]]:
-    out = []
+def orders() -> Iterator[Line]:
     for seed in range(EPOCHS):
         for name, order in ORDERS.items():
             began = time.perf_counter()
             indices = order(seed)
             seconds = time.perf_counter() - began
-            out.append({"order": name, "seed": seed, "seconds": seconds, **measure(name, indices)})
+            yield {"order": name, "seed": seed, "seconds": seconds, **measure(name, indices)}
         print(f"orders: epoch {seed + 1}/{EPOCHS}", file=sys.stderr)
-    return out
 
 
 # -- reading
@@ -152,8 +148,8 @@ def preads(path: Path) -> Iterator[Any]:
 
 
 def loaders(rows: Any) -> dict[str, Callable[[], Any]]:
-    def chunks(source: Any, workers: int = 0) -> Any:
-        sampler = stoker.ChunkSampler(source, READ_CHUNK, BUFFER)
+    def chunks(source: Any, workers: int = 0, smaller: int = 1) -> Any:
+        sampler = stoker.ChunkSampler(source, READ_CHUNK // smaller, BUFFER * smaller)
         return stoker.DataLoader(rows, BATCH, sampler=sampler, num_workers=workers)
 
     def uniform() -> Any:
@@ -164,6 +160,7 @@ def loaders(rows: Any) -> dict[str, Callable[[], Any]]:
         "bare": lambda: preads(rows.filename),
         "in order": lambda: stoker.DataLoader(rows, BATCH),
         "chunks, read ahead": lambda: chunks(rows),
+        "chunks, a quarter as large, four times as many, read ahead": lambda: chunks(rows, smaller=4),
         "chunks, not read ahead": lambda: chunks(Bare(len(rows))),
         "uniform": lambda: stoker.DataLoader(rows, BATCH, shuffle=True),
         "uniform, MADV_RANDOM": uniform,
@@ -180,8 +177,9 @@ def in_memory(rows: Any) -> float:
     return float((np.frombuffer(pages, np.uint8) & 1).sum() * mmap.PAGESIZE / 1e6)
 
 
-def read(name: str, path: Path) -> dict[str, Any]:
+def read(name: str, file: str) -> None:
     """One epoch over a file that nobody has in memory."""
+    path = Path(file)
     rows = np.memmap(path, np.uint8, "r+", shape=(ROWS, ROW))
     fd = os.open(path, os.O_RDONLY)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -206,8 +204,7 @@ def read(name: str, path: Path) -> dict[str, Any]:
     watch.join()
     after, workers = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     assert n == ROWS
-    return {
-        "reading": name,
+    line = {
         "seconds": seconds,
         "first_s": first,
         "MB_s": n * ROW / seconds / 1e6,
@@ -216,10 +213,10 @@ def read(name: str, path: Path) -> dict[str, Any]:
         "disk_MB": (after.ru_inblock - before.ru_inblock + workers.ru_inblock) * 512 / 1e6,
         "major_faults": after.ru_majflt - before.ru_majflt + workers.ru_majflt,
     }
+    print(json.dumps(line))
 
 
-def reading(rounds: int) -> list[dict[str, Any]]:
-    out = []
+def reading(rounds: int) -> Iterator[Line]:
     with tempfile.TemporaryDirectory(prefix="stoker-shuffle-") as folder:
         path = Path(folder) / "rows"
         with open(path, "wb") as file:
@@ -227,16 +224,7 @@ def reading(rounds: int) -> list[dict[str, Any]]:
                 file.write(os.urandom(ROW))
             file.flush()
             os.fsync(file.fileno())
-        names = list(loaders(np.zeros((1, 1))))
-        for r in range(rounds):
-            for name in names if r % 2 == 0 else reversed(names):
-                command = [sys.executable, "-W", "ignore", "-m", "benchmarks.shuffle", "one", name, str(path)]
-                p = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
-                if p.returncode:
-                    raise RuntimeError(p.stderr)
-                out.append({"round": r, **json.loads(p.stdout)})
-                print(f"reading: round {r + 1}/{rounds} {name}", file=sys.stderr)
-    return out
+        yield from in_turns("shuffle", "reading", loaders(np.zeros((1, 1))), rounds, str(path))
 
 
 # -- tables
@@ -275,34 +263,12 @@ def table(lines: list[dict[str, Any]]) -> str:
     return "\n".join(out)
 
 
-def run(a: argparse.Namespace) -> int:
-    out = a.json or ROOT / "benchmarks" / "results" / "local" / time.strftime("shuffle-%Y%m%d-%H%M%S.jsonl")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    lines: list[dict[str, Any]] = [{"machine": machine.read().as_dict(), "load": os.getloadavg()}]
-    lines += orders() + (reading(a.rounds) if a.rounds else [])
-    out.write_text("".join(json.dumps(x) + "\n" for x in lines))
-    print(table(lines[1:]))
-    print(f"raw lines: {out}")
-    return 0
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.shuffle", description=__doc__)
-    commands = parser.add_subparsers(required=True)
-    r = commands.add_parser("run", help="measure")
-    r.add_argument("--rounds", type=int, default=ROUNDS, help="of reading; 0: orders only")
-    r.add_argument("--json", type=Path)
-    r.set_defaults(act=run)
-    one = commands.add_parser("one", help="read a file once")
-    one.add_argument("name")
-    one.add_argument("path", type=Path)
-    one.set_defaults(act=lambda a: print(json.dumps(read(a.name, a.path))) or 0)
-    t = commands.add_parser("table", help="the table of raw lines kept earlier")
-    t.add_argument("file", type=Path)
-    t.set_defaults(act=lambda a: print(table([json.loads(x) for x in a.file.read_text().splitlines()][1:])) or 0)
-    a = parser.parse_args()
-    return int(a.act(a))
+def lines(rounds: int) -> Iterator[Line]:
+    """Orders; and reading, unless there are no rounds."""
+    yield from orders()
+    if rounds:
+        yield from reading(rounds)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("shuffle", __doc__, lines, table, read, ROUNDS))

@@ -8,15 +8,13 @@ used again.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +23,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import stoker
-from stoker import machine
 
-ROOT = Path(__file__).parent.parent
+from .command import ROOT, Line, in_turns, main
+
 DATA = ROOT / "examples" / "data"
 BATCH = 250
 EPOCHS = 12  # after the first, where they are short
-LIMIT_S = 300
 SIZE, BOX = (128, 96), (32, 16, 96, 80)
 
 
@@ -170,10 +167,10 @@ def tight(kind: str) -> None:
         say(epoch="later", rate=epoch(loader), budget=share * each, **account)
 
 
-def psnr() -> int:
+def psnr() -> None:
+    """What decoding small changes."""
     for gap in (1.0, 2.0):
         print(f"reducing_gap={gap}: {stoker.image.compare([p for p, _ in files()[:200]], SIZE, reducing_gap=gap)}")
-    return 0
 
 
 CONTESTANTS = {
@@ -220,47 +217,11 @@ def table(lines: list[dict[str, Any]]) -> str:
     return "\n".join(out)
 
 
-def run(a: argparse.Namespace) -> int:
+def measure(rounds: int) -> Iterator[Line]:
     if not (DATA / "labels.csv").is_file():
-        print("no photographs: python examples/make_photos.py --out examples/data", file=sys.stderr)
-        return 2
-    out = a.json or ROOT / "benchmarks" / "results" / "local" / time.strftime("staging-%Y%m%d-%H%M%S.jsonl")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    lines: list[dict[str, Any]] = [{"machine": machine.read().as_dict(), "load": os.getloadavg()}]
-    names = list(CONTESTANTS)
-    for r in range(a.rounds):
-        for name in names if r % 2 == 0 else reversed(names):
-            command = [sys.executable, "-W", "ignore", "-m", "benchmarks.staging", "one", name]
-            p = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
-            lines += [{"contestant": name, "round": r, **json.loads(x)} for x in p.stdout.splitlines()]
-            out.write_text("".join(json.dumps(x) + "\n" for x in lines))
-            print(f"round {r + 1}/{a.rounds} {name}: {p.returncode}", file=sys.stderr)
-            if p.returncode:
-                print(p.stderr, file=sys.stderr)
-                return 1
-    print(table(lines[1:]))
-    print(f"raw lines: {out}")
-    return 0
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.staging", description=__doc__)
-    commands = parser.add_subparsers(required=True)
-    r = commands.add_parser("run", help="measure, in turns")
-    r.add_argument("--rounds", type=int, default=3, help="of 80 s or more (default: 3)")
-    r.add_argument("--json", type=Path)
-    r.set_defaults(act=run)
-    p = commands.add_parser("psnr", help="what decoding small changes")
-    p.set_defaults(act=lambda a: psnr())
-    one = commands.add_parser("one", help="one contestant")
-    one.add_argument("name", choices=CONTESTANTS)
-    one.set_defaults(act=lambda a: CONTESTANTS[a.name]() or 0)
-    t = commands.add_parser("table", help="the table of raw lines kept earlier")
-    t.add_argument("file", type=Path)
-    t.set_defaults(act=lambda a: print(table([json.loads(x) for x in a.file.read_text().splitlines()][1:])) or 0)
-    a = parser.parse_args()
-    return int(a.act(a))
+        raise SystemExit("no photographs: python examples/make_photos.py --out examples/data")
+    return in_turns("staging", "contestant", CONTESTANTS, rounds)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("staging", __doc__, measure, table, lambda name: CONTESTANTS[name](), 3, psnr=psnr))

@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import shutil
-import signal
 import subprocess
 import sys
 import textwrap
@@ -16,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker import cache_cli, cli
+from stoker import cache_text, cli
 from stoker.cache import folder, manage
 from stoker.cache.leaves import take
 from stoker.cache.store import REASON_LEN
+
+from .helpers import flip, interrupt
 
 N = 40
 COMPARED = 2  # samples made anew where a cache is opened: once by the target itself, and once by the command
@@ -130,35 +130,11 @@ class Place:
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """A place with a cache of ``staged`` whose making was interrupted."""
     place = Place(tmp_path_factory.mktemp("cache_cli"))
-    line = [
-        sys.executable,
-        "-m",
-        "stoker",
-        "cache",
-        "build",
-        place.target("staged"),
-        "--workers",
-        "2",
-        "--budget",
-        "1MB",
-    ]
     (place.path / "stuck").touch()
-    pipe = subprocess.PIPE
-    p = subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True, start_new_session=True, env=place.env)
-    try:
-        assert p.stdout is not None
-        assert p.stdout.readline() == "reading\n"
-        children = psutil.Process(p.pid).children(recursive=True)
-        assert children
-        os.killpg(p.pid, signal.SIGINT)  # as a terminal does
-        out, err = p.communicate(timeout=30)
-        assert (p.returncode, out) == (130, "")
-        assert err.splitlines()[-1] == "stoker: interrupted"
-        assert "and stay; the next build goes on from there" in err.splitlines()[-2]
-        _, alive = psutil.wait_procs(children, timeout=10)
-        assert not alive
-    finally:
-        p.kill()
+    line = ("cache", "build", place.target("staged"), "--workers", "2", "--budget", "1MB")
+    out, said = interrupt(*line, env=place.env)
+    assert out == ""
+    assert "and stay; the next build goes on from there" in said[-2]
     (place.path / "stuck").unlink()
     return place
 
@@ -210,14 +186,6 @@ def stoker_cache(place: Place, capsys: pytest.CaptureFixture[str]) -> Any:
 def only(place: Place) -> Path:
     (found,) = folder.caches(place.cache)
     return found
-
-
-def flip(path: Path, at: int) -> None:
-    with open(path, "r+b") as file:
-        file.seek(at)
-        old = file.read(1)
-        file.seek(at)
-        file.write(bytes([old[0] ^ 0x40]))
 
 
 # -- build
@@ -447,7 +415,7 @@ def test_a_table_fits_eighty_columns(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     for name in ("ImageFolder", "A" * 40):
         names = [f"{name}-{'0' * k}{'1' * (16 - k)}" for k in range(9)]
-        text = cache_cli._listed(tmp_path, [cache(n, 640_583 * (1 + k % 2) + k % 2) for k, n in enumerate(names)])
+        text = cache_text.listed(tmp_path, [cache(n, 640_583 * (1 + k % 2) + k % 2) for k, n in enumerate(names)])
         assert max(map(len, text.splitlines()[:-1])) <= 80
         shown = [word for word in text.split() if word.startswith(f"{name}-")]
         assert [[n for n in names if n.startswith(s)] for s in shown] == [[n] for n in names]
@@ -544,7 +512,7 @@ def test_prune(place: Place, stoker_cache: Any) -> None:
     assert len(manage.listed(place.cache)) == 5
     code, out, _ = stoker_cache("prune", "Other0", "Other1")
     assert code == 0
-    assert out.splitlines()[-1] == f"{cache_cli.human_bytes(found['nbytes'])} freed"
+    assert out.splitlines()[-1] == f"{cache_text.human_bytes(found['nbytes'])} freed"
     assert len(manage.listed(place.cache)) == 3
 
     old = time.time() - 10 * 86_400

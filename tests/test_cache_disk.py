@@ -6,7 +6,6 @@ import io
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -22,6 +21,8 @@ from torch.utils.data import Dataset
 import stoker
 from stoker.cache import folder
 from stoker.errors import StokerWarning
+
+from .helpers import flip
 
 N = 40
 
@@ -108,8 +109,8 @@ def test_a_begun_cache_is_gone_on_with(files: list[Path], tmp_path: Path, fn: An
 
 SCRIPT = """
 import sys, pathlib
-sys.path.insert(0, {tests!r})
-import stoker, test_cache_disk as t
+sys.path.insert(0, {root!r})
+import stoker, tests.test_cache_disk as t
 files = sorted(pathlib.Path({source!r}).iterdir())
 data = t.open_cache(files, pathlib.Path({where!r}), getattr(t, {fn!r}))
 print("open", flush=True)
@@ -123,7 +124,7 @@ print("filled", data.account.filled, flush=True)
 
 def child(files: list[Path], where: Path, fn: Any, workers: int = 2, epochs: int = 1) -> subprocess.Popen[str]:
     code = SCRIPT.format(
-        tests=str(Path(__file__).parent),
+        root=str(Path(__file__).parent.parent),
         source=str(files[0].parent),
         where=str(where),
         fn=fn.__name__,
@@ -133,7 +134,11 @@ def child(files: list[Path], where: Path, fn: Any, workers: int = 2, epochs: int
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
-@pytest.mark.parametrize("moment", [0, 3, 11])
+@pytest.mark.parametrize(
+    ("fn", "moment"),
+    [(rows, 3), (prepare, 0), (prepare, 11)]
+    + [pytest.param(*p, marks=pytest.mark.slow) for p in ((rows, 0), (rows, 11), (prepare, 3))],
+)
 def test_a_run_that_is_killed_while_it_fills_leaves_nothing_wrong(
     files: list[Path], tmp_path: Path, fn: Any, moment: int
 ) -> None:
@@ -205,14 +210,6 @@ def test_what_changed_without_a_trace_is_found_by_a_sample(files: list[Path], tm
     assert check(staged, add=1) == N
 
 
-def flip(path: Path, at: int) -> None:
-    with open(path, "r+b") as file:
-        file.seek(at)
-        old = file.read(1)
-        file.seek(at)
-        file.write(bytes([old[0] ^ 0x40]))
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_a_flipped_byte_is_never_served(files: list[Path], tmp_path: Path, fn: Any, seed: int) -> None:
     """Anywhere in the cache."""
@@ -259,35 +256,63 @@ def test_a_truncated_file_is_said(files: list[Path], tmp_path: Path, name: str) 
     assert check(open_cache(files, where)) == 0
 
 
-def test_a_full_disk_is_said(files: list[Path], tmp_path: Path, fn: Any) -> None:
-    """A limit on the size of a file stands for a disk that is full: the same error, at the same call."""
-    where = tmp_path / "cache"
-    staged = open_cache(files, where, fn, cache_budget="600KB")
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    check_two = [staged[i] for i in range(2)]
-    assert len(check_two) == 2
+def namespace() -> bool:
+    """Whether a process may have a file system of its own."""
+    words = ["unshare", "-rm", "mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "/mnt"]
     try:
-        store = staged._store.stores[0]
-        reserve = store.medium.reserve
+        return subprocess.run(words, capture_output=True, timeout=20).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
-        def full(name: str, at: int, nbytes: int) -> None:
-            if store.account.nbytes > 100_000:
-                raise OSError(28, "No space left on device")
-            reserve(name, at, nbytes)
 
-        store.medium.reserve = full
-        check(staged)
-        account = staged.account
-        assert 0 < account.filled < N
-        assert "No space left" in account.reason
-        assert check(staged) == N - account.filled
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, before)
-    again = open_cache(files, where, fn, cache_budget="600KB")  # there is room now
-    check(again)
-    assert check(again) == 0
+FULL = """
+import subprocess, sys, warnings
+from pathlib import Path
+sys.path.insert(0, {root!r})
+import torch, stoker
+from tests.test_cache_disk import prepare, rows
+
+fn = {fn}
+files = sorted(map(str, Path({source!r}).iterdir()))
+
+def epoch(words, where):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        staged = stoker.Staged(files, prepare=fn, cache="disk", cache_dir=where, cache_budget="10MB")
+        for workers in (0, 2):
+            for i, batch in enumerate(stoker.DataLoader(staged, batch_size=5, num_workers=workers)):
+                values = batch[0] if fn is prepare else batch
+                assert torch.equal(values[:, 0, 0, 0], torch.arange(i * 5, i * 5 + 5, dtype=torch.int16) * 10), values
+    print(words, staged.account.filled, staged.account.reason, [str(w.message) for w in said], sep="|", flush=True)
+
+for size in {sizes}:
+    where = Path({where!r}, size)
+    where.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=" + size, "tmpfs", where], check=True)
+    epoch(size, where)
+    subprocess.run(["mount", "-o", "remount,size=20m", where], check=True)
+    epoch("room", where)
+"""
+SIZES = ("8k", "40k", "180k", "200k", "240k", "400k")
+
+
+@pytest.mark.skipif(not namespace(), reason="no file system of one's own to be had (unshare(1))")
+def test_a_full_disk_is_said(files: list[Path], tmp_path: Path, fn: Any) -> None:
+    where = tmp_path / "cache"
+    where.mkdir()
+    script = tmp_path / "script.py"
+    source = str(files[0].parent)
+    root = str(Path(__file__).parent.parent)
+    script.write_text(FULL.format(root=root, fn=fn.__name__, source=source, where=str(where), sizes=SIZES))
+    done = subprocess.run(["unshare", "-rm", sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.split("|") for line in done.stdout.splitlines()]
+    assert [line[0] for line in lines[::2]] == list(SIZES)
+    for full, room in zip(lines[::2], lines[1::2], strict=True):
+        assert int(full[1]) < N
+        assert int(full[1]) or full[0] != "400k"
+        assert "No space left on device" in full[2] + full[3]
+        assert room[:3] == ["room", str(N), ""]  # once there is room it is used
 
 
 def test_the_budget_of_the_disk(files: list[Path], tmp_path: Path, fn: Any) -> None:
@@ -306,11 +331,12 @@ def test_the_budget_of_the_disk(files: list[Path], tmp_path: Path, fn: Any) -> N
 
 
 @pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="root may write anywhere")
+@pytest.mark.parametrize("fn", [rows, pytest.param(prepare, marks=pytest.mark.slow)], ids=["columns", "heap"])
 def test_a_folder_that_can_only_be_read(files: list[Path], tmp_path: Path, fn: Any) -> None:
     where = tmp_path / "cache"
     check(open_cache(files, where, fn))
     code = SCRIPT.format(
-        tests=str(Path(__file__).parent),
+        root=str(Path(__file__).parent.parent),
         source=str(files[0].parent),
         where=str(where),
         fn=fn.__name__,

@@ -25,8 +25,9 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, RandomSampler, Subset, TensorDataset
 
 import stoker
-from stoker.chunks import ChunkSampler, Readahead, drop_rows, quality, read_rows
+from stoker.chunks import ChunkSampler, quality
 from stoker.errors import StokerWarning, UsageError
+from stoker.readahead import Readahead, drop_rows, read_rows
 
 SEED = int(os.environ.get("STOKER_SEED", "0"))
 
@@ -115,7 +116,7 @@ def test_all_resident_or_chunks_of_one_are_a_uniform_shuffle(size: int, resident
 
 
 def test_memory_is_the_windows() -> None:
-    size, resident = 4096, 16
+    size, resident = 1024, 64
     it = iter(ChunkSampler(range(10**10), size, resident, seeded(SEED)))
     next(it)
     gc.collect()
@@ -137,11 +138,11 @@ def test_wrong_arguments(kw: Any) -> None:
 
 
 def test_the_size_of_chunks_where_nobody_says(tmp_path: Path) -> None:
-    sizes = {n: ChunkSampler(range(n)).chunk_size for n in (1, 64, 65, 6400, 10**6, 10**9)}
-    assert sizes == {1: 1, 64: 1, 65: 2, 6400: 100, 10**6: 4096, 10**9: 4096}
+    sizes = {n: ChunkSampler(range(n)).chunk_size for n in (1, 256, 257, 6400, 10**6, 10**9)}
+    assert sizes == {1: 1, 256: 1, 257: 2, 6400: 25, 10**6: 1024, 10**9: 1024}
     rows: Any = np.memmap(tmp_path / "x", np.uint8, "w+", shape=(64_000, 1 << 17))  # 8 GB, sparse
-    assert ChunkSampler(rows).chunk_size == 128  # 16 MB
-    assert ChunkSampler(Subset(rows, range(1000))).chunk_size == 16
+    assert ChunkSampler(rows).chunk_size == 32  # 4 MB
+    assert ChunkSampler(Subset(rows, range(1000))).chunk_size == 4
 
 
 # -- quality
@@ -203,7 +204,7 @@ def test_a_loader_shuffles_chunks_whatever_its_workers(kw: Any) -> None:
         loader = stoker.DataLoader(data, batch_size=7, shuffle="chunks", num_workers=workers, **more)
         assert type(loader.sampler) is ChunkSampler
         assert isinstance(loader.sampler, RandomSampler)
-        assert loader.sampler.chunk_size == 16
+        assert loader.sampler.chunk_size == 4
         assert loader.shuffle == "chunks"
         assert len(loader) == 143
         return [[i for (batch,) in loader for i in batch.tolist()] for _ in range(2)]

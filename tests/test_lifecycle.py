@@ -129,8 +129,10 @@ def test_nothing_is_left_when_a_script_ends(tmp_path: Path, way: str) -> None:
         assert not err, err
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("nap", [0.0, 30.0])
+@pytest.mark.parametrize(
+    ("nap", "persistent"),
+    [(0.0, False), (30.0, True), *(pytest.param(*p, marks=pytest.mark.slow) for p in ((0.0, True), (30.0, False)))],
+)
 def test_nothing_is_left_when_the_parent_is_killed(tmp_path: Path, nap: float, persistent: bool) -> None:
     before = shm()
     process = start(tmp_path, FOREVER.format(nap=nap, persistent=persistent))
@@ -144,8 +146,10 @@ def test_nothing_is_left_when_the_parent_is_killed(tmp_path: Path, nap: float, p
     process.communicate()
 
 
-@pytest.mark.parametrize("group", [True, False])
-@pytest.mark.parametrize("nap", [0.0, 30.0])
+@pytest.mark.parametrize(
+    ("nap", "group"),
+    [(0.0, True), (30.0, False), *(pytest.param(*p, marks=pytest.mark.slow) for p in ((0.0, False), (30.0, True)))],
+)
 def test_ctrl_c_is_one_clean_traceback(tmp_path: Path, nap: float, group: bool) -> None:
     """Ctrl-C reaches the whole group, as from a terminal, or the main process alone, as from ``kill -INT``."""
     before = shm()

@@ -136,7 +136,7 @@ def test_check_prints_json() -> None:
     assert p.returncode == 0
     out = json.loads(p.stdout)
     assert out["cores"] == machine.cores_granted()
-    assert set(out) == {*machine.read().as_dict(), "versions"}
+    assert set(out) == {*machine.read().as_dict(), "versions", "pin_memory", "copies"}
     assert set(out["versions"]) == set(check.versions())
 
 

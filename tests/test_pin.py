@@ -18,7 +18,7 @@ pinned: list[Any] = []
 @pytest.fixture(autouse=True)
 def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Says that there is one, and copies instead of page-locking."""
-    from torch.utils.data._utils import pin_memory as torch_pin
+    from stoker.pin import thread as pin_thread
 
     def copy(data: Any, device: Any = None) -> Any:
         pinned.append(threading.current_thread().name)
@@ -31,7 +31,7 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda i: None)
-    monkeypatch.setattr(torch_pin, "pin_memory", copy)
+    monkeypatch.setattr(pin_thread, "pin", copy)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -63,12 +63,12 @@ def test_errors_come_through_and_iteration_goes_on() -> None:
 
 
 def test_an_error_of_pinning_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.utils.data._utils import pin_memory as torch_pin
+    from stoker.pin import thread as pin_thread
 
     def fail(*_: Any) -> Any:
         raise RuntimeError("no page-locked memory left")
 
-    monkeypatch.setattr(torch_pin, "pin_memory", fail)
+    monkeypatch.setattr(pin_thread, "pin", fail)
     it = iter(stoker.DataLoader(d.Map(4, "tensor"), num_workers=1, pin_memory=True))
     with pytest.raises(RuntimeError, match=r"in pin memory thread for device 0[\s\S]*no page-locked memory left"):
         next(it)

@@ -295,7 +295,7 @@ class Tally(Dataset):
         return os.getppid()
 
 
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+@pytest.mark.parametrize("context", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_the_dataset_is_pickled_once_for_all_workers(context: str) -> None:
     dataset = Tally()
     batches = list(stoker.DataLoader(dataset, num_workers=4, batch_size=1, multiprocessing_context=context))

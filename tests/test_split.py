@@ -126,6 +126,40 @@ class Counter:
         return -x if self.calls % 100 == 0 else x
 
 
+class Books(Counter):
+    """The count begins in the class."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        pass
+
+
+class Shared:
+    """MONAI's way: a generator in the class, and in the instance one of its own."""
+
+    rng = np.random.RandomState(0)
+
+    def seed(self, seed: int) -> Shared:
+        self.rng = np.random.RandomState(seed)
+        return self
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.rng.rand() > 0.01 else -x
+
+
+class Keyed:
+    """Keeps its books by its own id, as albumentations does; there is no chance in that."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x + len({id(self): 1})
+
+
+class OthersId:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x if id(x) % 4096 else -x
+
+
 class SetsUp:
     """Changes itself the first time only."""
 
@@ -209,6 +243,13 @@ PIPELINES: list[tuple[str, Any, int]] = [
     ),
     ("a global generator", Compose([scale, global_generator]), 1),
     ("a counter", Compose([scale, Counter()]), 1),
+    ("a counter that begins in its class", Compose([scale, Books()]), 1),
+    ("a generator in the class", Compose([scale, Shared()]), 1),
+    ("one in the class, another in the instance", Compose([scale, Shared().seed(4)]), 1),
+    ("a generator made anew", Compose([scale, lambda x: x if np.random.default_rng().random() > 0.01 else -x]), 1),
+    ("id(self)", Compose([scale, Keyed(), noise]), 2),
+    ("id of another", Compose([scale, OthersId()]), 1),
+    ("another clock", Compose([scale, lambda x: x if time.thread_time_ns() % 100 else -x]), 1),
     ("a global counter", Compose([scale, global_counter]), 1),
     ("an iterator", Compose([scale, lambda x: x * next(_turns)]), 1),
     ("os.urandom", Compose([scale, lambda x: x if os.urandom(1)[0] > 2 else -x]), 1),
@@ -466,3 +507,34 @@ class Evil:
 
 def test_names_in_the_report_are_no_markup() -> None:
     assert "<script>" not in stoker.split(Pictures(Evil()))._repr_html_()
+
+
+def test_code_that_a_base_class_has_too_is_looked_at_in_both() -> None:
+    from stoker.staging.reach import reach
+
+    class Base:
+        def __call__(self, x: Any) -> Any:
+            return x
+
+    class One(Base):
+        def __call__(self, x: Any) -> Any:
+            return super().__call__(x) + 1
+
+    class Two(Base):
+        def __call__(self, x: Any) -> Any:
+            return super().__call__(x) + 2
+
+    one, two = (sorted(reach(made(), "it").code.values()) for made in (One, Two))
+    assert len(one) == len(two) == 2
+    assert one != two
+
+
+def test_a_constructor_that_draws_is_no_call_that_draws() -> None:
+    class Fixed:
+        def __init__(self) -> None:
+            self.at = float(np.random.default_rng(1).random())
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.at
+
+    assert [row.cached for row in stoker.split(Pictures(Compose([Fixed(), noise]))).rows] == [True, True, False]

@@ -118,7 +118,8 @@ def keep(sample: Any) -> Any:
 def test_random_augmentation_is_the_same_with_and_without_a_cache(settings: dict[str, Any]) -> None:
     without = stoker.Staged(Source(), prepare=keep, augment=flip, cache=None)
     staged = stoker.Staged(Source(), prepare=keep, augment=flip, cache_budget="20MB")
-    assert all(map(same, epochs(without, 2, **settings), epochs(staged, 2, **settings)))
+    forked = {**settings, "multiprocessing_context": None}  # how workers start changes no bit, and spawning takes long
+    assert all(map(same, epochs(without, 2, **forked), epochs(staged, 2, **settings)))
     assert staged.account.filled == N
     assert without.account.filled == 0
 
@@ -497,3 +498,56 @@ def test_what_fits_is_not_compressed() -> None:
     list(stoker.DataLoader(staged, 50))
     assert not staged.account.compressed
     assert staged.account.filled == 400
+
+
+class Floats(Dataset[Any]):
+    """Pixels made floats at the end, as ``ToTensor`` does: four times the bytes, and cheap to do again."""
+
+    def __init__(self, transform: list[Any]) -> None:
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> Any:
+        x: Any = torch.full((3, 32, 32), i, dtype=torch.uint8)
+        for t in self.transform:
+            x = t(x)
+        return x, i
+
+
+def sorted_often(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(20):
+        x = x.double().sort().values.to(torch.uint8)
+    return x
+
+
+def to_float(x: torch.Tensor) -> torch.Tensor:
+    return x.float() / 255
+
+
+def halve(x: torch.Tensor) -> torch.Tensor:
+    return x[:, ::2, ::2]
+
+
+@pytest.mark.parametrize("random", [[], [lambda x: x * torch.rand(())]], ids=["exact", "random"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_where_floats_do_not_fit_the_pixels_are_kept(random: list[Any], workers: int) -> None:
+    data = Floats([sorted_often, to_float, *random])
+    roomy = stoker.Staged(data, cache="ram", cache_budget=1 << 24)
+    tight = stoker.Staged(data, cache="ram", cache_budget=N * 3 * 32 * 32 * 3 // 2)
+    assert roomy.border is not None
+    assert tight.border is not None
+    assert [row.cached for row in roomy.border.rows][:3] == [True, True, True]
+    assert [row.cached for row in tight.border.rows][:3] == [True, True, False]
+    assert "what goes into it is smaller" in tight.border.rows[2].why
+    want, got = (epochs(d, num_workers=workers) for d in (data, tight))
+    assert all(map(same, want, got))
+    assert tight.account.filled == N
+    assert tight.account.nbytes <= tight.account.budget
+
+
+def test_a_late_stage_that_makes_less_is_kept_however_tight_it_is() -> None:
+    tight = stoker.Staged(Floats([sorted_often, halve]), cache="ram", cache_budget=1 << 14)
+    assert tight.border is not None
+    assert [row.cached for row in tight.border.rows] == [True, True, True]

@@ -33,6 +33,8 @@ from stoker.stats import ImageStats, mean_std
 from stoker.stats.images import layout_of
 from stoker.stats.moments import BLOCK, Moments, group_of, merged, pairwise
 
+from .helpers import interrupt
+
 REL = 1e-9
 
 
@@ -579,17 +581,4 @@ def test_exit_codes_and_json(target: str, tmp_path: Path, capsys: pytest.Capture
 
 
 def test_an_interrupt_leaves_nobody(target: str) -> None:
-    line = [sys.executable, "-m", "stoker", "stats", f"{target}:stuck", "--workers", "2"]
-    p = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        assert p.stdout is not None
-        assert p.stdout.readline() == "reading\n"
-        children = psutil.Process(p.pid).children(recursive=True)
-        assert children
-        os.killpg(p.pid, signal.SIGINT)  # as a terminal does
-        _, err = p.communicate(timeout=30)
-        assert (p.returncode, err.splitlines()[-1]) == (130, "stoker: interrupted")
-        _, alive = psutil.wait_procs(children, timeout=10)
-        assert not alive
-    finally:
-        p.kill()
+    interrupt("stats", f"{target}:stuck", "--workers", "2")

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
 
 import stoker
+from stoker import cli
 from stoker.engine import state_of
 from stoker.errors import UsageError
 from stoker.tuning import limits as limits_
@@ -94,7 +95,7 @@ def children() -> set[int]:
 
 def test_what_waits_gets_many_workers_and_says_what_bound_them() -> None:
     before = children()
-    r = stoker.tune(DataLoader(Waits(), batch_size=4, shuffle=True), budget_s=8, knobs=("num_workers",))
+    r = stoker.tune(DataLoader(Waits(), batch_size=4, shuffle=True), budget_s=5, knobs=("num_workers",))
     assert r.best.num_workers > 2
     assert r.rate > 0
     assert r.low <= r.rate * 1.001
@@ -122,7 +123,7 @@ def test_the_way_to_a_goal_between_two_counts_ends() -> None:
 
 
 def test_no_more_workers_than_help() -> None:
-    r = stoker.tune(DataLoader(Burns(), batch_size=8), budget_s=6)
+    r = stoker.tune(DataLoader(Burns(), batch_size=8), budget_s=4)
     assert r.best.num_workers <= r.limits[0].most
     assert {g.guess.name for g in r.guesses} >= {"as many as cores", "four per GPU", "batch / GPUs", "batch / CPUs"}
     assert all(g.how for g in r.guesses)
@@ -163,7 +164,7 @@ def test_the_loader_and_all_random_state_stay_as_they_are() -> None:
 @pytest.mark.parametrize("n", [50, None], ids=["short", "endless"])
 def test_iterable_datasets(n: int | None) -> None:
     before = children()
-    r = stoker.tune(DataLoader(Stream(n), batch_size=5), budget_s=4)
+    r = stoker.tune(DataLoader(Stream(n), batch_size=5), budget_s=2.5)
     assert r.best.num_workers >= 1
     assert r.best.worker_method == "process"
     assert children() <= before
@@ -295,6 +296,7 @@ def test_tasks_are_drawn_again_only_when_there_are_enough() -> None:
 # -------------------------------------------------------------------------------------------------------------- profile
 
 
+@pytest.mark.usefixtures("quick_auto")
 def test_auto_finds_the_profile_and_a_changed_key_is_told(caplog: pytest.LogCaptureFixture) -> None:
     loader = stoker.DataLoader(Waits(), batch_size=4, num_workers="auto")
     assert profile.find(loader) == (None, "")
@@ -430,14 +432,14 @@ def run(folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str
 
 def test_the_command(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    p = run(tmp_path, "train.py:make", "--budget-s", "3", "--json", "t.json", "--plot", "t.svg")
+    p = run(tmp_path, "train.py:make", "--budget-s", "2", "--json", "t.json", "--plot", "t.svg")
     assert p.returncode == 0, p.stderr
     assert "<- the knee" in p.stdout
     assert "DataLoader(dataset, batch_size=4, shuffle=True, num_workers=" in p.stdout
     assert "\033" not in p.stdout + p.stderr
     assert json.loads((tmp_path / "t.json").read_text())["best"]["batch_size"] == 4
     assert "<svg" in (tmp_path / "t.svg").read_text()
-    p = run(tmp_path, "train:dataset", "--budget-s", "2", "--json", "-", "--no-save", "--knobs", "num_workers")
+    p = run(tmp_path, "train:dataset", "--budget-s", "1.5", "--json", "-", "--no-save", "--knobs", "num_workers")
     assert p.returncode == 0, p.stderr
     assert json.loads(p.stdout)["profile"] is None
     assert json.loads(p.stdout)["best"]["batch_size"] == 32
@@ -458,11 +460,18 @@ def test_the_command(tmp_path: Path) -> None:
     ],
     ids=lambda v: "-".join(v) if isinstance(v, list) else "",
 )
-def test_the_command_says_what_is_wrong(tmp_path: Path, args: list[str], words: str) -> None:
-    p = run(tmp_path, *args)
-    assert p.returncode == 2, p.stdout
-    assert words in p.stderr
-    assert "Traceback" not in p.stderr
+def test_the_command_says_what_is_wrong(
+    tmp_path: Path, args: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "train", raising=False)
+    assert cli.main(["tune", *args]) == 2
+    sys.modules.pop("train", None)
+    said = capfd.readouterr()
+    assert words in said.err
+    assert "Traceback" not in said.err
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])

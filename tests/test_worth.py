@@ -71,7 +71,7 @@ def total(text: str) -> str:
 
 def test_a_run_says_that_staging_pays_and_apply_does_it_to_the_bit(tmp_path: Path) -> None:
     path, report = tmp_path / "train.py", tmp_path / "report.json"
-    path.write_text(SCRIPT.format(epochs=5))
+    path.write_text(SCRIPT.format(epochs=4))
     before, seen = run(path, report)
     (found,) = (f for f in seen["findings"] if f["cause"] == "cacheable_prefix")
     assert seen["findings"][-1] == found  # a remedy, behind the causes

@@ -16,12 +16,13 @@ __all__ = [
     "mean_std",
     "share",
     "split",
+    "to_device",
     "tune",
     "uninstall",
     "watch",
     "worth",
 ]
-_MODULES = ("chunks", "image")  # stoker.image.read
+_MODULES = ("chunks", "image", "readahead")  # stoker.image.read
 _ROOMS = {
     "StokerError": ".errors",
     "StokerWarning": ".errors",
@@ -32,6 +33,7 @@ _ROOMS = {
     "Staged": ".staging.staged",
     "share": ".shared",
     "split": ".staging.border",
+    "to_device": ".device",
     "tune": ".tuning.entry",
     "watch": ".session",
     "worth": ".staging.worth",
@@ -40,8 +42,10 @@ _ROOMS = {
 if TYPE_CHECKING:
     from . import chunks as chunks
     from . import image as image
+    from . import readahead as readahead
     from .chunks import ChunkSampler
     from .collate import empty
+    from .device import to_device
     from .errors import StokerError, StokerWarning
     from .loader import DataLoader, install, installed, uninstall
     from .session import watch

@@ -12,6 +12,18 @@ def count(text: str) -> int:
     return int(text)
 
 
+def whole(text: str) -> int:
+    """A whole number of 0 or more."""
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 0 or more")
+    return int(text)
+
+
+def workers(text: str) -> int | str:
+    """So many, or "auto"."""
+    return text if text == "auto" else whole(text)
+
+
 def seconds(text: str) -> float:
     """More than 0."""
     value = _number(text)
@@ -26,6 +38,22 @@ def share(text: str) -> float:
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no share, as 0.1")
     return value
+
+
+def days(text: str) -> float:
+    """From 0 on."""
+    value = _number(text)
+    if not 0 <= value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of days")
+    return value
+
+
+def milliseconds(text: str) -> float:
+    """From 0 on; as seconds."""
+    value = _number(text)
+    if not 0 <= value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of milliseconds")
+    return value / 1e3
 
 
 def _number(text: str) -> float:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import threading
 from pathlib import Path
 
-from .arguments import count, seconds
+from .arguments import count, milliseconds, seconds, whole
 from .errors import StokerError, UsageError
+from .report import output
 from .report.progress import Progress
-from .report.schema import check_writable
 
 EXAMPLE = """examples:
   stoker bench train.py:make_loader
@@ -33,10 +32,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     p.add_argument("target", metavar="TARGET", help="path.py:name or package.module:name")
     p.add_argument("-n", type=count, default=100, metavar="BATCHES", help="measured, beside the first (default: 100)")
-    p.add_argument("--step", type=_milliseconds, default=0.0, metavar="MS", help="wait so long after each batch, as "
+    p.add_argument("--step", type=milliseconds, default=0.0, metavar="MS", help="wait so long after each batch, as "
                    "for a model")  # fmt: skip
     p.add_argument("--engine", choices=("torch", "stoker"), help="instead of the loader's own")
-    p.add_argument("--num-workers", type=_workers, metavar="N", help="instead of the loader's own")
+    p.add_argument("--num-workers", type=whole, metavar="N", help="instead of the loader's own")
     p.add_argument("--batch-size", type=count, metavar="N", help="instead of the loader's own; 32 for a dataset")
     p.add_argument("--budget-s", type=seconds, default=60.0, metavar="S", help="end after S seconds, with what was "
                    "measured by then (default: 60)")  # fmt: skip
@@ -49,9 +48,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UsageError: wrong arguments, or a loader without a batch.
     """
-    to_file = options.json is not None and str(options.json) != "-"
-    if to_file:
-        check_writable(options.json)
+    output.check(options.json)
     from .bench import measure  # which loads torch
     from .tuning.target import as_loader, find, variant
 
@@ -66,10 +63,7 @@ def run(options: argparse.Namespace) -> int:
             ticker.end()
             print(f"stoker: {e}", file=sys.stderr)
             return 1
-    text = json.dumps(found.as_dict(), indent=2)
-    if to_file:
-        options.json.write_text(text + "\n")
-    print(text if str(options.json) == "-" else found)
+    output.give(found.as_dict(), options.json, lambda: print(found))
     return 0
 
 
@@ -101,20 +95,3 @@ class _Ticker:
     def _tell(self) -> None:
         while not self._over.wait(TICK_S):
             self._progress(self._words)
-
-
-def _workers(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of workers")
-    return int(text)
-
-
-def _milliseconds(text: str) -> float:
-    """As seconds."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of milliseconds")
-    return value / 1e3

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
 import sys
-import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from . import cache_text
+from .arguments import days, workers
 from .errors import StokerError, UsageError
+from .report import output
 from .report.progress import QUIET_S, Progress
-from .report.schema import check_writable
-from .report.terminal import colour_wanted, human_bytes, human_seconds, style, table, width
-
-if TYPE_CHECKING:
-    from .cache.manage import Cache, Info, Pruned, Sources, Verified
-    from .staging.build import Build
+from .report.terminal import human_seconds
 
 SCHEMA = 1
-SHOWN = 10  # samples, files or arguments that are named
-LABEL = 12  # columns
-SHORT = 6  # characters of a cache's key, at least; more where two would be called the same
 DAY_S = 86_400.0
 TELL_S = 0.1  # between two words of progress
 EXAMPLE = """examples:
@@ -77,7 +69,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
     p = action("build", "prepare all samples of a dataset, once", BUILD_EXAMPLE)
     p.add_argument("target", metavar="TARGET", help="path.py:name or package.module:name")
-    p.add_argument("--workers", type=_workers, default="auto", metavar="N|auto", help="worker processes; 0 works in "
+    p.add_argument("--workers", type=workers, default="auto", metavar="N|auto", help="worker processes; 0 works in "
                    "the command's own (default: auto)")  # fmt: skip
     p.add_argument("--budget", metavar="SIZE", help="what samples may take on the disk, as 200GB (default: half of "
                    "what is free)")  # fmt: skip
@@ -88,26 +80,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     p.add_argument("names", nargs="*", metavar="NAME", help="default: all")
     p = action("prune", "remove caches", PRUNE_EXAMPLE)
     p.add_argument("names", nargs="*", metavar="NAME")
-    p.add_argument("--older-than", type=_days, metavar="DAYS", help="those that no run has opened for so long")
+    p.add_argument("--older-than", type=days, metavar="DAYS", help="those that no run has opened for so long")
     p.add_argument("--unused", action="store_true", help="those whose source files are gone or changed")
     p.add_argument("--all", action="store_true", help="all of them")
     p.add_argument("--dry-run", action="store_true", help="only say what would be removed")
-
-
-def _workers(text: str) -> int | str:
-    if text != "auto" and not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 0 or more")
-    return text if text == "auto" else int(text)
-
-
-def _days(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of days")
-    return value
 
 
 def run(options: argparse.Namespace) -> int:
@@ -116,8 +92,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UsageError: wrong arguments, or a name that is none.
     """
-    if options.json is not None and str(options.json) != "-":
-        check_writable(options.json)
+    output.check(options.json)
     actions: dict[str, Callable[[argparse.Namespace], int]] = {
         "build": _build,
         "ls": _ls,
@@ -136,10 +111,7 @@ def _base(options: argparse.Namespace) -> Path:
 
 def _give(options: argparse.Namespace, found: dict[str, Any], text: str) -> None:
     """The result, as JSON where that is asked for."""
-    data = json.dumps({"schema": SCHEMA, **found}, indent=2)
-    if options.json is not None and str(options.json) != "-":
-        options.json.write_text(data + "\n")
-    print(data if str(options.json) == "-" else text)
+    output.give({"schema": SCHEMA, **found}, options.json, lambda: print(text))
 
 
 def _say(words: str) -> None:
@@ -161,54 +133,24 @@ def _build(options: argparse.Namespace) -> int:
         build = Build(thing.dataset, where, options.budget)
         for note in build.notes:
             _say(note)
-        build.run(options.workers, lambda b: progress(_so_far(b)))
+        build.run(options.workers, lambda b: progress(cache_text.so_far(b)))
     except KeyboardInterrupt:
         progress.end()
         if build is not None:
-            _say(_stays(build))
+            _say(cache_text.stays(build))
         raise
     except UsageError:
         raise
     except StokerError as e:
         progress.end()
-        _say(str(e) if build is None else f"{e}; {_stays(build)}")
+        _say(str(e) if build is None else f"{e}; {cache_text.stays(build)}")
         return 1
     finally:
         progress.end()
-    _give(options, build.as_dict(), _built(build))
+    _give(options, build.as_dict(), cache_text.built(build))
     if build.problem:
         _say(build.problem)
     return 0 if build.filled == build.samples and not build.problem else 1
-
-
-def _stays(build: Build) -> str:
-    return (
-        f"{build.filled:,} of {build.samples:,} samples are in {build.path} and stay; the next build goes on from there"
-    )
-
-
-def _so_far(build: Build) -> str:
-    words = f"{build.done:,} of {build.samples:,} samples ({build.done / build.samples:.0%})"
-    words += f", {len(build.failed):,} failed" * bool(build.failed)
-    if build.rate and build.done < build.samples:
-        left = (build.samples - build.done) / build.rate
-        words += f", {build.rate:,.0f} samples/s, about {human_seconds(left)} left"
-    return words
-
-
-def _built(build: Build) -> str:
-    from .cache.manage import nbytes_of
-
-    lines = []
-    if build.failed:
-        lines.append(f"{_count(len(build.failed), 'sample')} failed")
-        lines += [f"  {f.sample}: {_plain(f.error)}" for f in build.failed[:SHOWN]]
-        lines += _more(len(build.failed))
-    added = build.filled - build.before
-    rate = f", {build.rate:,.0f} samples/s" if added else ", nothing to do" if build.filled == build.samples else ""
-    size = human_bytes(nbytes_of(build.path))
-    lines.append(f"{build.filled:,} of {build.samples:,} samples in, {size}{rate}: {build.path}")
-    return "\n".join(lines)
 
 
 class _Progress(Progress):
@@ -234,106 +176,16 @@ def _ls(options: argparse.Namespace) -> int:
 
     base = _base(options)
     caches = listed(base)
-    _give(options, {"dir": str(base), "caches": [c.as_dict() for c in caches]}, _listed(base, caches))
+    _give(options, {"dir": str(base), "caches": [c.as_dict() for c in caches]}, cache_text.listed(base, caches))
     return 0
-
-
-def _listed(base: Path, caches: list[Cache]) -> str:
-    if not caches:
-        return f"no caches in {base}"
-    names = _short([c.path.name for c in caches])
-    rows = [
-        (
-            name,
-            f"{c.samples:,}" if c.state == "complete" else f"{c.filled:,}/{c.samples:,}",
-            f"{int(100 * c.share)}%",
-            human_bytes(c.nbytes),
-            _plain(c.made)[:10],
-            c.state,
-        )
-        for name, c in zip(names, caches, strict=True)
-    ]
-    text = table(("cache", "samples", "in", "on disk", "made", "state"), rows, width(sys.stdout))
-    total = human_bytes(sum(c.nbytes for c in caches))
-    return f"{text}\n\n{_count(len(caches), 'cache')}, {total}, in {base}"
-
-
-def _short(names: list[str]) -> list[str]:
-    """Names as short as they still are one cache's."""
-    out = []
-    for name in names:
-        n = name.rindex("-") + 1 + SHORT
-        while n < len(name) and sum(other.startswith(name[:n]) for other in names) > 1:
-            n += 1
-        out.append(name[:n])
-    return out
 
 
 def _info(options: argparse.Namespace) -> int:
     from .cache import manage
 
     found = manage.info(manage.find(_base(options), options.name))
-    _give(options, found.as_dict(), _in_full(found))
+    _give(options, found.as_dict(), cache_text.in_full(found))
     return 0
-
-
-def _in_full(i: Info) -> str:
-    c = i.cache
-    used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(c.used))
-    rows = [
-        ("cache", c.name),
-        ("in", str(c.path)),
-        ("state", f"{c.state}: {c.reason}" if c.reason else c.state),
-        ("samples", f"{c.filled:,} of {c.samples:,} ({int(100 * c.share)}%)"),
-        ("on disk", f"{human_bytes(c.nbytes)} in {_count(len(i.files), 'file')}; a budget of {human_bytes(c.budget)}"),
-        ("made", f"{c.made}, last used {used}"),
-    ]
-    if i.make:
-        rows.append(("a sample", i.make))
-        rows.append(("lie in", f"rows, {i.rows:,} of them fit" + f"; others take {human_bytes(i.heap)}" * bool(i.heap)))
-    elif c.filled and c.state != "refused":
-        rows.append(("lie in", f"one heap, {human_bytes(i.heap)}: their makes or sizes differ"))
-    rows += _key(i.key)
-    rows += _sources(i.sources)
-    colour, columns = colour_wanted(sys.stdout), width(sys.stdout)
-    lines, before = [], ""
-    for label, words in rows:
-        wrapped = textwrap.wrap(
-            _plain(words), max(20, columns - LABEL), break_long_words=False, break_on_hyphens=False
-        ) or [""]
-        lines.append(style(f"{label if label != before else '':<{LABEL}}", "bold", colour) + wrapped[0])
-        lines += [" " * LABEL + line for line in wrapped[1:]]
-        before = label
-    return "\n".join(lines)
-
-
-def _key(key: dict[str, Any]) -> list[tuple[str, str]]:
-    """What a cache depends on, in words."""
-    rows = []
-    for field, value in key.items():
-        if field in ("samples", "sources") or value in ("", {}):
-            continue
-        if isinstance(value, dict) and field == "arguments":
-            rows += [("arguments", f"{k} = {v}") for k, v in list(value.items())[:SHOWN]]
-            rows += [("arguments", words.strip()) for words in _more(len(value))]
-        elif isinstance(value, dict):
-            rows.append((field, ", ".join(f"{k} {v}" for k, v in value.items())))
-        else:
-            rows.append((field, str(value)))
-    return rows
-
-
-def _sources(s: Sources | None) -> list[tuple[str, str]]:
-    if s is None:
-        return [("sources", "it does not say which files it was made from")]
-    same = s.files - len(s.changed) - len(s.gone) - s.unknown
-    counts = ((same, "as they were"), (len(s.changed), "changed"), (len(s.gone), "gone"), (s.unknown, "not to be told"))
-    words = ", ".join(f"{n:,} {what}" for n, what in counts if n)
-    rows = [("sources", f"{_count(s.files, 'file')}: {words}" if s.files else "no files")]
-    for paths, what in ((s.changed, "changed"), (s.gone, "gone")):
-        rows += [("sources", f"{what}: {shlex.quote(p)}") for p in paths[:SHOWN]]
-        rows += [("sources", words.strip()) for words in _more(len(paths))]
-    return rows
 
 
 # -- verify, prune
@@ -351,7 +203,7 @@ def _verify(options: argparse.Namespace) -> int:
             found.append(manage.verify(path, _Telling(progress, path.name)))
         finally:
             progress.end()
-    text = "\n".join(map(_verified, found)) or f"no caches in {base}"
+    text = "\n".join(map(cache_text.verified, found)) or f"no caches in {base}"
     _give(options, {"dir": str(base), "caches": [v.as_dict() for v in found]}, text)
     return int(any(v.damaged or v.error for v in found))
 
@@ -371,19 +223,6 @@ class _Telling:
             self._progress(f"{self._name}: {done:,} of {of:,} samples, about {left} left")
 
 
-def _verified(v: Verified) -> str:
-    name = v.cache.name
-    if v.error:
-        return f"{name}: damaged: {_plain(v.error)}" + ": the next run makes it anew" * v.mended
-    if not v.damaged:
-        if v.cache.state == "refused":
-            return f"{name}: nothing in it is used: {_plain(v.cache.reason)}"
-        return f"{name}: {_count(v.checked, 'sample')}, all whole"
-    which = ", ".join(map(str, v.damaged[:SHOWN])) + ", ..." * (len(v.damaged) > SHOWN)
-    then = "let go, and the next run makes them anew" if v.mended else "not served; the folder can only be read"
-    return f"{name}: {len(v.damaged):,} of {_count(v.checked, 'sample')} damaged: {which}: {then}"
-
-
 def _prune(options: argparse.Namespace) -> int:
     if not (options.names or options.older_than is not None or options.unused or options.all):
         raise UsageError("prune wants to be told what to remove: NAME, --older-than DAYS, --unused or --all")
@@ -394,27 +233,11 @@ def _prune(options: argparse.Namespace) -> int:
     base = _base(options)
     older_s = None if options.older_than is None else options.older_than * DAY_S
     found = manage.prune(base, options.names, older_s, options.unused, options.dry_run)
-    _give(options, {"dir": str(base), "dry_run": options.dry_run, **found.as_dict()}, _pruned(found, base, options))
+    _give(
+        options,
+        {"dir": str(base), "dry_run": options.dry_run, **found.as_dict()},
+        cache_text.pruned(found, base, options.dry_run),
+    )
     for cache in found.left:
         _say(f"{cache.path} cannot be removed: is {base} yours to write to?")
     return int(bool(found.left))
-
-
-def _pruned(found: Pruned, base: Path, options: argparse.Namespace) -> str:
-    if not found.removed and not found.nbytes:
-        return f"nothing to remove in {base}"
-    lines = [f"{c.name}: {human_bytes(c.nbytes)}, {c.state}" for c in found.removed]
-    return "\n".join([*lines, f"{human_bytes(found.nbytes)} {'would be freed' if options.dry_run else 'freed'}"])
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
-
-
-def _more(n: int) -> list[str]:
-    return [f"  ... and {n - SHOWN:,} more"] if n > SHOWN else []
-
-
-def _plain(text: str) -> str:
-    """What a file says must not steer the terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)

@@ -6,8 +6,9 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
-from . import __version__, bench_cli, cache_cli, stats_cli
+from . import __version__, bench_cli, cache_cli, stats_cli, verify_cli
 from .arguments import count
 from .errors import UsageError
 from .report import compare_cli
@@ -63,11 +64,13 @@ def _parser() -> argparse.ArgumentParser:
         "check", help="what this machine really grants", epilog=CHECK_EXAMPLE, formatter_class=raw
     )
     check.add_argument("--json", action="store_true", help="one JSON object")
+    check.add_argument("--plot", type=Path, metavar="F.svg", help="draw how fast copies to the device are, by size")
     batch_size_cli.add(commands)
     bench_cli.add(commands)
     compare_cli.add(commands)
     stats_cli.add(commands)
     cache_cli.add(commands)
+    verify_cli.add(commands)
     return parser
 
 
@@ -95,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
         if options.command == "tune":
             return tune_cli.run(options)
         if options.command == "check":
-            return _check(options.json)
+            return _check(options.json, options.plot)
         if options.command == "batch-size":
             return batch_size_cli.run(options)
         if options.command == "bench":
@@ -106,6 +109,8 @@ def main(argv: list[str] | None = None) -> int:
             return stats_cli.run(options)
         if options.command == "cache":
             return cache_cli.run(options)
+        if options.command == "verify":
+            return verify_cli.run(options)
     except UsageError as e:
         sys.stderr.write(f"stoker: {e}\n")
         return 2
@@ -119,13 +124,51 @@ def main(argv: list[str] | None = None) -> int:
     return 2
 
 
-def _check(as_json: bool) -> int:
-    from . import machine
-    from .report import check
+def _check(as_json: bool, plot: Path | None) -> int:
+    from . import files, machine
+    from .report import check, terminal
 
     grant = machine.read()
+    pinning, found = None, None
+    if grant.gpus:
+        from . import copies
+        from .pin.policy import decide, facts
+
+        pinning = decide(facts())
+        found = _copies(grant)
+    if plot is not None and found is None:
+        raise UsageError("--plot draws copies to a device, and there is none that CUDA reaches here")
+    if plot is not None and found is not None:
+        files.write(plot, copies.svg(found))
+    why = str(pinning) if pinning is not None else "pin_memory=False: there is no accelerator"
     if as_json:
-        print(json.dumps({**grant.as_dict(), "versions": check.versions()}, indent=2))
+        more = {"versions": check.versions(), "pin_memory": why, "copies": found and found.as_dict()}
+        print(json.dumps({**grant.as_dict(), **more}, indent=2))
     else:
-        print(check.render(grant, sys.stdout))
+        print(check.render(grant, sys.stdout, why))
+        if found is not None:
+            print(f"\n{copies.text(found, terminal.width(sys.stdout))}")
     return 0
+
+
+def _copies(grant: Any) -> Any:
+    """What copies to the device cost, measured; None where CUDA does not reach one."""
+    from . import copies
+
+    try:
+        bench = copies.CudaBench()
+    except (RuntimeError, AssertionError) as e:
+        sys.stderr.write(f"stoker: copies to the device are not measured: {str(e).splitlines()[0]}\n")
+        return None
+    show = sys.stderr.isatty()
+
+    def tell(words: str) -> None:
+        if show:
+            sys.stderr.write(f"\r\x1b[Kmeasuring copies: {words}")
+            sys.stderr.flush()
+
+    try:
+        return copies.measure(bench, grant.memory_available, tell)
+    finally:
+        if show:
+            sys.stderr.write("\r\x1b[K")

@@ -8,6 +8,7 @@ are more or fewer ranks.
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import pickle
 from collections import deque
@@ -54,6 +55,7 @@ class Cursor:
             pickled.
         finished: the epoch is over.
         live: asked for the state of a dataset in this process, as ``told`` has it.
+        shown: where the consumer is, if somebody between it and the iterator took more (``mark``); else None.
     """
 
     def __init__(
@@ -78,9 +80,11 @@ class Cursor:
         self.counts: list[int] = []
         self.told: dict[int, tuple[int, bytes | None]] = {}
         self.live: Callable[[], Any] | None = None
+        self.shown: Cursor | None = None
         self._clear()
 
     def _clear(self) -> None:
+        self.shown = None
         self.next = self.turn = 0
         self.ahead: set[int] = set()
         self.finished = False
@@ -149,9 +153,10 @@ class Cursor:
     def _draws(self) -> Draws:
         return Draws(self._own, whole=not self._known)
 
-    def quiet(self) -> AbstractContextManager[None]:
-        """Around what torch draws for a new iterator: a resumed one draws nothing, for it has what was drawn."""
-        return nullcontext() if self.saved is None else still(self._generator, self._own)
+    def quiet(self, again: bool = False) -> AbstractContextManager[None]:
+        """Around what torch draws for a new iterator: a resumed one draws nothing, for it has what was drawn, and
+        neither does one that takes another's place (``again``)."""
+        return still(self._generator, self._own) if again or self.saved is not None else nullcontext()
 
     def prepare(self) -> None:
         """torch is about to call ``iter`` on the sampler."""
@@ -409,6 +414,22 @@ class Cursor:
 
     # -- and is followed
 
+    def take(self, indices: Iterator[Any]) -> Any:
+        """The indices of the next task, where each is done when it is asked for.
+
+        Raises:
+            StopIteration: the epoch is over.
+        """
+        try:
+            found = next(indices)
+            while self.next in self.ahead:  # delivered before the run was taken up again
+                self.next += 1
+                found = next(indices)
+        except StopIteration:
+            self.finished = True
+            raise
+        return found
+
     def pass_over(self, task: int) -> None:
         """A task is delivered before one that is due."""
         if len(self.ahead) > 1024:
@@ -424,12 +445,25 @@ class Cursor:
         if state is not None:
             self.told[0 if self.one_dataset else worker] = at, state
 
+    def mark(self) -> Cursor:
+        """Where it is now, which later batches do not change."""
+        if self.shown is not None:
+            return self.shown
+        here = copy.copy(self)
+        here.ahead, here.counts, here.told = set(self.ahead), list(self.counts), dict(self.told)
+        here._given = deque(self._given)
+        if self.live is not None:
+            here.live = functools.partial(read, noted(self.live))
+        return here
+
     # -- and is written down
 
     def save(self) -> State:
         """Where it is now."""
         from .state import State  # for those who save
 
+        if self.shown is not None:
+            return self.shown.save()
         task, taken_before = self._from
         ahead = tuple(sorted(t for t in self.ahead if t >= self.next))
         ranks = self._ranks()

@@ -7,10 +7,9 @@ import copy
 from typing import Any
 
 from .cursor import Cursor
+from .faults.names import called, listed
 from .inline import InlineIter
 from .stacks import known_getters, known_transforms, transform_of
-
-FILES = ("samples", "imgs", "images", "files", "paths", "filenames")
 
 
 class DebugIter(InlineIter):
@@ -65,20 +64,9 @@ def explain(error: BaseException, dataset: Any) -> str:
     for f in reversed(frames):  # of datasets inside each other the innermost, which knows its files
         if f.f_code in getters and f.f_code.co_argcount > 1:
             index = f.f_locals.get(f.f_code.co_varnames[1])
-            words = f"stoker: while loading sample {index!r}{_file(f.f_locals.get('self'), index)}"
+            words = f"stoker: while loading {called(index, listed(f.f_locals.get('self'), index))}"
             break
     transform = transform_of([f.f_code for f in frames[::-1]], known_transforms(dataset))
     if transform:
         words = f"{words or 'stoker: while loading a sample'}, in the transform {transform}"
     return words
-
-
-def _file(dataset: Any, index: Any) -> str:
-    for name in FILES:
-        listed = getattr(dataset, name, None)
-        if isinstance(listed, (list, tuple)) and isinstance(index, int) and -len(listed) <= index < len(listed):
-            entry = listed[index]
-            first = entry[0] if isinstance(entry, (list, tuple)) and entry else entry
-            if isinstance(first, str) or hasattr(first, "__fspath__"):
-                return f" ({first})"
-    return ""

@@ -19,10 +19,13 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from . import machine
 from .errors import StateError, StokerWarning
+from .faults import settings
 from .gather import Gather, select
 from .metrics import LoaderMetrics
 from .objects import big
 from .options import AutoWorkers, Budget, Measured, parse_bytes
+from .pin.setup import Pinning
+from .resident import ResidentIter, resident
 from .stage import alone, batches, staged_in
 from .stateful import put
 
@@ -53,8 +56,11 @@ class LoaderState:
         iterators: those that are alive.
         controller: what changes the count of ``num_workers="auto"`` while an epoch runs.
         advised: its dataset has been looked through for lists that fork copies.
+        pinning: what is kept of ``pin_memory`` between iterators.
         hold: the count was set by ``resize`` and is not to be tuned.
         rebuild: ``resize`` wants other workers in the next epoch.
+        ledger: the account of samples that failed (``faults.ledger``).
+        known: samples that kill workers, by index.
         cursor: where the newest iterator is; it outlives that.
         pending: a state that was loaded, and ``given`` the dict that it came in; the next iterator goes on there.
         first: the iterator that ``state_dict()`` made because there was none, for whoever asks for one next.
@@ -73,7 +79,10 @@ class LoaderState:
         self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()
         self.controller: Any = None
         self.advised = False
+        self.pinning = Pinning()
         self.hold = self.rebuild = False
+        self.ledger: Any = None
+        self.known: dict[Any, Any] = {}
         self.cursor: Cursor | None = None
         self.pending: State | None = None
         self.given: dict[str, Any] | None = None
@@ -220,30 +229,37 @@ def load_state_dict(loader: Any, state_dict: dict[str, Any]) -> None:
 
 
 def _iterator(loader: Any, cursor: Cursor) -> Any:
-    saved = cursor.saved
     if getattr(loader, "debug", False) or os.environ.get("STOKER_DEBUG") == "1":
         from .debug import DebugIter
 
         return DebugIter(loader, cursor)
+    state = state_of(loader)
+    if state.pinning.auto:
+        ahead = int(loader.num_workers) * (loader.prefetch_factor or 1) + 1
+        loader.pin_memory = state.pinning.decide(state.metrics.batch_bytes, ahead).on
+    faults = settings.faults_of(loader, state) if settings.asked(loader) else None
+    settings.check_timeout(loader)
     staged = staged_in(loader.dataset)
     if staged is not None:
         staged._begin()
         if not loader._auto_collation:
             alone(loader.dataset)
+    there = resident(loader)
+    if there is not None:
+        return ResidentIter(loader, there, cursor)
     if loader.num_workers == 0:
-        from .inline import InlineIter
+        from .inline import GuardedIter, InlineIter
 
-        it: Any = InlineIter(loader, cursor)
+        it: Any = InlineIter(loader, cursor) if faults is None else GuardedIter(loader, cursor, *faults)
         if Gather.fits(it._dataset, it._collate_fn, it._auto_collation):
             it._dataset_fetcher.fetch = Gather(it._dataset, it._dataset_fetcher.fetch)
         elif it._auto_collation and staged is not None:
             it._dataset_fetcher.fetch = batches(it._dataset, it._collate_fn, select, it._collate_fn)
         return it
     if not SUPPORTED:
-        if saved is not None:
+        if cursor.saved is not None:
             raise StateError(f"with worker processes a run is taken up again on Linux, not on {sys.platform}")
         return torch_get_iterator(loader)
-    state = state_of(loader)
     limits = budget(loader)
     method = _method(loader, state, limits)
     if isinstance(loader.num_workers, AutoWorkers) and state.measured is None:
@@ -259,9 +275,21 @@ def _iterator(loader: Any, cursor: Cursor) -> Any:
 
         state.noticed = Noticed()
     threads = state.noticed if method == "thread" else None
-    heaps = state.heaps if threads is not None else state.arenas
-    shards = state.shards if loader._dataset_kind == _DatasetKind.Iterable else 0
-    it = PoolIter(loader, limits, heaps, state.metrics, cursor, shards, threads)
+    locker = state.pinning.locker
+    if loader.pin_memory and threads is None:
+        locker = state.pinning.lock(getattr(loader, "budget", None))
+    it = PoolIter(
+        loader,
+        limits,
+        state.heaps if threads is not None else state.arenas,
+        state.metrics,
+        cursor,
+        state.shards if loader._dataset_kind == _DatasetKind.Iterable else 0,
+        threads,
+        locker if threads is None else None,
+        faults=faults,
+        known=state.known if threads is None and settings.restarts(loader) else None,
+    )
     state.iterators.add(it)
     if isinstance(loader.num_workers, AutoWorkers) and loader._dataset_kind == _DatasetKind.Map and not state.hold:
         it.tune(_tuner(loader, state))
@@ -341,7 +369,8 @@ def _method(loader: Any, state: LoaderState, limits: Budget) -> str:
     if state.method is None:
         from .tuning.method import choose
 
-        state.method = choose(loader, limits)
+        why = settings.only_processes(loader)
+        state.method = ("process", why) if why else choose(loader, limits)
         words = f"worker_method={state.method[0]!r}: {state.method[1]}"
         logger.info(words)
         state.metrics.decisions.append(words)

@@ -7,6 +7,7 @@ those inherit from torch's type as well, so ``except RuntimeError`` goes on work
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class StokerError(Exception):
@@ -35,16 +36,40 @@ class WorkerDiedError(StokerError, RuntimeError):
     Attributes:
         workers: ids of the workers that died.
         tasks: numbers of the tasks they had in hand, where workers take tasks from one board; None where not known.
+        places: what their records say of whom they come from.
     """
 
-    def __init__(self, message: str, workers: Sequence[int] = (), tasks: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        workers: Sequence[int] = (),
+        tasks: Sequence[int] | None = None,
+        places: Sequence[int] = (),
+    ) -> None:
         super().__init__(message)
         self.workers = tuple(workers)
         self.tasks = tasks
+        self.places = tuple(places)
 
 
 class WorkerTimeoutError(StokerError, RuntimeError):
     """No batch arrived within ``timeout`` seconds (torch: ``timed out``)."""
+
+
+class SampleError(StokerError, RuntimeError):
+    """More samples failed than ``max_errors`` allows, or nothing good could be found in the place of one.
+
+    Attributes:
+        failures: what is known of each (``faults.policy.Failure``).
+    """
+
+    def __init__(self, message: str, failures: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.failures = tuple(failures)
+
+
+class SampleTimeoutError(WorkerTimeoutError):
+    """A sample took longer than ``sample_timeout`` seconds."""
 
 
 class StokerWarning(UserWarning):

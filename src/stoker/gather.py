@@ -22,8 +22,8 @@ _INT = np.dtype(np.int64)
 
 
 def select(tables: list[torch.Tensor], rows: torch.Tensor) -> list[torch.Tensor]:
-    """Rows of each table, as new tensors."""
-    return [torch.index_select(table, 0, rows) for table in tables]
+    """Rows of each table, as new tensors, where the table is."""
+    return [torch.index_select(table, 0, rows.to(table.device, non_blocking=True)) for table in tables]
 
 
 class Gather:
@@ -92,7 +92,7 @@ class Gather:
             data = self._source if type(self._source) is tuple else [self._source]
             tables = [torch.from_numpy(t) if isinstance(t, np.ndarray) else t for t in data]
             rows = self._rows(indices)
-            if rows is not None and all(_plain(t) for t in tables):
+            if rows is not None and all(_plain(t) and (t.is_cpu or self._select is select) for t in tables):
                 other = self._batch(select(tables, rows))
                 pairs = zip(batch, other, strict=True) if isinstance(other, list) else [(batch, other)]
                 if type(batch) is type(other) and all(_same(a, b) for a, b in pairs):
@@ -103,7 +103,7 @@ class Gather:
 
 
 def _plain(t: torch.Tensor) -> bool:
-    return type(t) is torch.Tensor and t.is_cpu and t.is_contiguous() and not t.requires_grad and t.ndim > 0
+    return type(t) is torch.Tensor and t.is_contiguous() and not t.requires_grad and t.ndim > 0
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -127,7 +127,7 @@ class Difference(NamedTuple):
 
 def compare(
     sources: Sequence[Any],
-    size: int | tuple[int, int],
+    size: int | tuple[int, int] | Sequence[tuple[int, int]],
     mode: str = "RGB",
     decoder: str = "auto",
     reducing_gap: float = 1.0,
@@ -136,19 +136,23 @@ def compare(
 
     Args:
         sources: paths or bytes of some pictures; a few dozen say enough.
-        size, mode, decoder, reducing_gap: as for ``read``.
+        size: as for ``read``; or a list, for each picture its own.
+        mode, decoder, reducing_gap: as for ``read``.
 
     Raises:
-        UsageError: no pictures.
+        UsageError: no pictures, or not as many sizes.
     """
     if not sources:
         raise UsageError("compare wants pictures")
+    each: Sequence[Any] = size if isinstance(size, list) else [size] * len(sources)
+    if len(each) != len(sources):
+        raise UsageError(f"{len(each)} sizes for {len(sources)} pictures")
     squares, values, worst = 0.0, 0, 0
     times = [0.0, 0.0]
     Image = _pillow()
-    for source in sources:
+    for source, wanted in zip(sources, each, strict=True):
         began = time.perf_counter()
-        small = read(source, size, mode, decoder, reducing_gap)
+        small = read(source, wanted, mode, decoder, reducing_gap)
         middle = time.perf_counter()
         file = io.BytesIO(source) if isinstance(source, (bytes, bytearray, memoryview)) else source
         with Image.open(file) as picture:

@@ -19,10 +19,14 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _sharding_worker_init_fn
 
 from .errors import StokerWarning
+from .faults.policy import NOTHING, Failure, OnError, Partial
 from .metrics import LoaderMetrics
+from .nesting import pin
 from .objects import Look, culprit
 from .options import AutoWorkers, Budget, Knobs
-from .pin import PinnedPool
+from .pin.locked import Locker
+from .pin.thread import PinnedPool
+from .pressure import Pressure
 from .scheduler import Scheduler
 from .stage import state_of
 from .stateful import is_stateful, noted, put
@@ -32,6 +36,7 @@ from .workers.protocol import Pool, Told, WorkerSpec
 
 if TYPE_CHECKING:
     from .cursor import Cursor
+    from .faults.ledger import Ledger
     from .state import Part
     from .workers.draws import Noticed
     from .workers.thread import ThreadPool
@@ -58,6 +63,10 @@ class PoolIter(_BaseDataLoaderIter):
         cursor: where the epoch is, and where it goes on.
         shards: parts of an iterable dataset, if they are not one a worker; else 0.
         threads: None for worker processes; for threads what is known of the loader's use of random generators.
+        locker: page-locks slots of worker processes; None: where batches are to be pinned a thread copies them.
+        faults: what to do about samples that fail, and the account of them; None: torch's way.
+        known: samples that kill workers, by index, where another worker takes the place of one that dies; None: that
+            is an error, as in torch.
     """
 
     def __init__(
@@ -69,8 +78,11 @@ class PoolIter(_BaseDataLoaderIter):
         cursor: Cursor,
         shards: int = 0,
         threads: Noticed | None = None,
+        locker: Locker | None = None,
+        faults: tuple[OnError, Ledger] | None = None,
+        known: dict[Any, Failure] | None = None,
     ) -> None:
-        saved = cursor.saved
+        saved, self._locker = cursor.saved, locker
         with cursor.quiet():
             super().__init__(loader)
         if not loader.prefetch_factor:
@@ -126,6 +138,9 @@ class PoolIter(_BaseDataLoaderIter):
             shared_seed=self._shared_seed,
             task_seeds=knobs.task_seeds,
             shared=knobs.shared,
+            on_error=None if faults is None else faults[0],
+            restart=known is not None,
+            sample_timeout=getattr(loader, "sample_timeout", None) or 0.0,
             parts=parts,
             part_epochs=0 if saved is None else saved.epoch,
             batch_size=loader.batch_size,
@@ -133,6 +148,7 @@ class PoolIter(_BaseDataLoaderIter):
             look=saved is not None and saved.next > 0 and not knobs.task_seeds and (not iterable or not saved.workers),
             shards=shards,
         )
+        self._ledger = None if faults is None else faults[1]
         workers: ProcessPool | ThreadPool
         if threads is not None:
             from .workers.thread import ThreadPool  # only for those who want threads
@@ -140,12 +156,14 @@ class PoolIter(_BaseDataLoaderIter):
             workers = ThreadPool(spec, budget, threads, arenas)
         else:
             try:
-                workers = ProcessPool(spec, loader.multiprocessing_context or torch.multiprocessing, budget, arenas)
+                workers = ProcessPool(
+                    spec, loader.multiprocessing_context or torch.multiprocessing, budget, arenas, locker
+                )
             except (TypeError, AttributeError, pickle.PicklingError) as e:
                 warnings.warn(PICKLE_HINT, stacklevel=2)
                 raise _named(e, spec) from e
         pool: Pool = workers
-        if self._pin_memory:
+        if self._pin_memory and locker is None:
             pinned = PinnedPool(workers, self._pin_memory_device)
             self._pin_memory_thread = pinned.thread
             pool = pinned
@@ -156,9 +174,15 @@ class PoolIter(_BaseDataLoaderIter):
         self._workers: list[Any] = workers.processes
         self._pss, self._metrics = workers.pss, metrics
         self._close = weakref.finalize(self, pool.close)
+        restarts = None
+        if known is not None and isinstance(workers, ProcessPool):
+            from .workers.restart import Restarts  # when there are workers that may die
+
+            restarts = Restarts(workers, spec, known, metrics)
         self._cursor, self._first_epoch = cursor, 0 if saved is None else saved.epoch
         self._look_worn = False
-        self._scheduler = Scheduler(pool, knobs, metrics, budget)
+        self._scheduler = Scheduler(pool, knobs, metrics, budget, restarts)
+        self._pressure = Pressure(_steps(self._scheduler, workers, pool, locker), metrics.decisions.append)
         self._look = Look(self._dataset) if knobs.persistent and threads is None else None
         self._reset(loader, first_iter=True)
 
@@ -218,17 +242,28 @@ class PoolIter(_BaseDataLoaderIter):
         self._num_workers = n
 
     def _next_data(self) -> Any:
-        try:
-            data = self._scheduler.next()
-        except StopIteration:
-            if not self._persistent_workers:
-                self._shutdown_workers()
-            raise
-        if type(data) is Told:
-            data = self._heard(data)
-        if type(data) is ExceptionWrapper:
-            data.reraise()
-        return data
+        self._pressure.look()
+        if self._locker is not None:
+            self._locker.sweep()
+        while True:
+            try:
+                data = self._scheduler.next()
+            except StopIteration:
+                if not self._persistent_workers:
+                    self._shutdown_workers()
+                raise
+            if type(data) is Told:
+                data = self._heard(data)
+            if type(data) is ExceptionWrapper:
+                data.reraise()
+            if type(data) is Partial:
+                assert self._ledger is not None
+                data = self._ledger.open(data)
+            if data is not NOTHING:
+                break
+        if self._locker is None or not self._pin_memory or self._locker.over:
+            return data  # over its budget a batch that is not locked stays so: a copy would be locked, too
+        return pin(data, self._pin_memory_device)
 
     def _heard(self, told: Told) -> Any:
         self._cursor.tell(self._scheduler.worker, told.at, told.state)
@@ -254,6 +289,43 @@ class PoolIter(_BaseDataLoaderIter):
         self._weigh()
         self._scheduler.stop()
         self._close()
+
+
+def _steps(
+    scheduler: Scheduler, workers: ProcessPool | ThreadPool, pool: Pool, locker: Locker | None
+) -> list[Callable[[], str]]:
+    """What an iterator gives up when memory runs short, the least missed first. No batch changes by it."""
+    done: set[str] = set()
+
+    def ring() -> str:
+        if "ring" in done:
+            return ""
+        done.add("ring")
+        scheduler.prefetch(1, ahead=0)
+        if isinstance(workers, ProcessPool):
+            workers.shrink()
+        return "one batch ahead for each worker, and free slots are given back"
+
+    def pinning() -> str:
+        if "pinning" in done or (locker is None and not isinstance(pool, PinnedPool)):
+            return ""
+        done.add("pinning")
+        if locker is not None:
+            locker.stop()
+            if isinstance(workers, ProcessPool):
+                workers.unlock()
+        elif isinstance(pool, PinnedPool):
+            pool.off = True
+        return "no memory is page-locked any more"
+
+    def fewer() -> str:
+        n = scheduler.num_workers - 1
+        if not n or not scheduler.shared:
+            return ""
+        scheduler.resize(n)
+        return f"{n} workers instead of {n + 1}"
+
+    return [ring, pinning, fewer]
 
 
 def _named(e: Exception, spec: WorkerSpec) -> Exception:

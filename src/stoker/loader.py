@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -15,9 +16,13 @@ from torch.utils.data.sampler import Sampler
 
 from . import engine, machine
 from .chunks import ChunkSampler
+from .device import ahead, checked
 from .engine import SUPPORTED, WORKER_BYTES, get_iterator, state_of, torch_get_iterator
 from .errors import BudgetError, UsageError
+from .faults import settings
+from .faults.policy import QUARANTINE
 from .options import AutoWorkers, Measured, parse_bytes
+from .resident import settled
 from .source import FeistelSampler
 
 T_co = TypeVar("T_co", covariant=True)
@@ -41,15 +46,31 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             batch. The attribute reads as an int, before measuring as the first guess.
         shuffle: as torch's; or ``"feistel"``: a ``FeistelSampler``, for datasets so long that torch's order, drawn as a
             whole, takes seconds and gigabytes; or ``"chunks"``: a ``ChunkSampler``, for datasets larger than memory:
-            16 chunks at a time are shuffled together and read ahead. ``sampler=ChunkSampler(dataset, ...)`` says more.
+            64 chunks at a time are shuffled together and read ahead. ``sampler=ChunkSampler(dataset, ...)`` says more.
         worker_method: "process", "thread" or "auto". Threads share one dataset, start at once and pickle nothing; they
             pay where samples are made by code that releases the GIL. ``get_worker_info().rng`` has their random
             generators. "auto" measures both when the first iterator is made and says why in the log and in
             ``stoker run``'s report; it takes processes where threads would not be safe or reproducible.
         budget: memory for batches that are made ahead, and as much again for those that the consumer keeps: bytes,
             ``"4GB"``, or a share of the memory granted (0.5). None: a quarter of the memory granted for each.
+        device: batches lie there when they are handed out, copied ahead beside what is computed
+            (``stoker.to_device``); on "cpu" nothing is done. Wants ``pin_memory="auto"`` or True to overlap.
+        transform_on_device: called with each batch there, on the stream of the copies.
+        on_error: what to do about a sample that cannot be loaded (docs/faults.md). "raise": torch's way. "skip": the
+            batch goes on without it. "replace": another sample that the sampler might have drawn, by a seed. Or a
+            function of its index and the exception, which returns what stands in its place, None to leave it out.
+        refill: with "skip": other samples of the batch, once more, take the places of those left out.
+        max_errors: how many samples may fail before that is an error: a count, or a share of the dataset as a float.
+            None: 1 %, and 10 of any dataset.
+        quarantine: the file that lists them, one line of JSON each; None: none.
+        on_worker_death: "restart": another worker takes the place of one that dies, and no batch changes; a sample
+            that kills its worker each time goes the way of ``on_error``. "raise": torch's error. None: "restart" for
+            worker processes and map-style datasets, "raise" for others.
+        sample_timeout: seconds that a sample may take before its worker is killed and replaced; it is named with
+            its worker's stack and goes the way of ``on_error``. Threads cannot be killed: there it is an error.
         debug: everything in this process, whatever the number of workers, so that a breakpoint stops and a traceback is
-            plain; an error says which sample it was. Random augmentation is another draw then.
+            plain; an error says which sample it was, and is raised whatever ``on_error`` says. Random augmentation is
+            another draw then.
         task_seeds: random state is set before each task from (base seed, epoch, task), as with ``num_workers="auto"``,
             so that random augmentation does not depend on the workers, their number or kind, or on where a run was
             resumed. Without workers too. See ``state_dict``.
@@ -62,9 +83,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     Raises:
         ValueError, TypeError: torch's, for what torch refuses.
-        UsageError: another word for ``shuffle`` or ``worker_method``, a ``budget`` that is none, a dataset that says
-            it is not thread-safe.
+        UsageError: another word for ``shuffle``, ``worker_method`` or ``on_error``, a ``budget`` or ``max_errors`` that
+            is none, a dataset that says it is not thread-safe, what cannot be together.
         BudgetError: when iterated, a batch larger than ``budget``.
+        SampleError: when iterated, more samples failed than ``max_errors`` allows.
+        WorkerDiedError: when iterated, a sample that kills workers, or too many deaths.
 
     Example:
         >>> from torch.utils.data import TensorDataset
@@ -82,7 +105,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
         num_workers: int | str = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        pin_memory: bool = False,
+        pin_memory: bool | str = False,
         drop_last: bool = False,
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
@@ -96,6 +119,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         worker_method: str = "process",
         budget: int | float | str | None = None,
         debug: bool = False,
+        device: str | int | torch.device | None = None,
+        transform_on_device: Callable[[Any], Any] | None = None,
+        on_error: str | Callable[[Any, Exception], Any] = "raise",
+        refill: bool = False,
+        max_errors: int | float | None = None,
+        quarantine: str | os.PathLike[str] | None = QUARANTINE,
+        on_worker_death: str | None = None,
+        sample_timeout: float | None = None,
         task_seeds: bool = False,
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
@@ -117,6 +148,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             raise UsageError(f"snapshot_every_n_steps={snapshot_every_n_steps}: at least 0")
         self.worker_method, self.budget, self.debug = worker_method, budget, debug
         self.task_seeds, self.snapshot_every_n_steps = task_seeds, snapshot_every_n_steps
+        if transform_on_device is not None and device is None:
+            raise UsageError('transform_on_device= wants device=, "cpu" where it is to run without one, too')
+        self.device = None if device is None else checked(device)
+        self.transform_on_device = transform_on_device
+        self.on_error, self.refill, self.max_errors, self.quarantine = on_error, refill, max_errors, quarantine
+        self.on_worker_death, self.sample_timeout = on_worker_death, sample_timeout
         self._ahead = AHEAD if prefetch_factor is None else 0
         if isinstance(num_workers, str) and num_workers == "auto":
             num_workers = AutoWorkers(first_guess(dataset))
@@ -125,6 +162,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             raise UsageError(f"shuffle takes True, False, None, {words}, not {shuffle!r}")
         batch_size, asked, sampler, batch_sampler = _once(batch_size, shuffle, sampler, batch_sampler)
         self._shuffle = shuffle
+        pin_auto = pin_memory == "auto"
+        if isinstance(pin_memory, str) and not pin_auto:
+            raise UsageError(f'pin_memory={pin_memory!r}: True, False or "auto"')
         newer = {"in_order": in_order} if _TORCH_HAS_IN_ORDER else {}
         super().__init__(
             dataset,
@@ -134,7 +174,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             batch_sampler,
             num_workers,  # type: ignore[arg-type]
             collate_fn,
-            pin_memory,
+            False if pin_auto else pin_memory,  # type: ignore[arg-type]
             drop_last,
             timeout,
             worker_init_fn,
@@ -147,6 +187,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
         if not _TORCH_HAS_IN_ORDER:
             self.in_order = in_order
+        if pin_auto:
+            pinning = state_of(self).pinning
+            pinning.auto = True
+            self.pin_memory = pinning.decide(0, 1).on
         if isinstance(asked, str):
             # torch has made its own sampler, with all its checks; nobody has asked it for an index yet.
             object.__setattr__(self, "sampler", SHUFFLES[asked](dataset, generator=generator))
@@ -156,6 +200,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self.sampler._stoker_default = True  # type: ignore[attr-defined]
         if batch_sampler is None and self.batch_sampler is not None:
             self.batch_sampler._stoker_default = True  # type: ignore[attr-defined]
+        settings.check(self)
 
     @property
     def shuffle(self) -> bool | str | None:
@@ -166,8 +211,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def decisions(self) -> list[str]:
         """What "auto" decided so far, and why: in words, the oldest first."""
         state = state_of(self)
-        measured = [state.measured.reason] if state.measured is not None and state.measured.reason else []
-        return measured + list(state.metrics.decisions)
+        said = [state.measured.reason] if state.measured is not None and state.measured.reason else []
+        said += [str(state.pinning.choice)] if state.pinning.choice is not None else []
+        return said + list(state.metrics.decisions)
 
     def _get_iterator(self) -> Any:
         return get_iterator(self)
@@ -183,7 +229,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if state.first is not None:
             it, state.first = state.first, None
             return it
-        return super().__iter__()
+        if self._iterator is not None:
+            self._iterator = settled(self)
+        it = super().__iter__()
+        return it if self.device is None else ahead(it, self.device, transform=self.transform_on_device)
 
     def state_dict(self) -> dict[str, Any]:
         """Where this loader is in its run: a few kilobytes of plain values, for ``torch.save``, JSON or

@@ -164,6 +164,17 @@ def memory_used(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc"))
     return None
 
 
+def oom_kills(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int | None:
+    """Processes of this process' memory cgroup that the kernel's out-of-memory killer has ended so far (cgroup v2's
+    ``memory.events``, v1's ``memory.oom_control``); None where nobody counts."""
+    for d in _cgroup_dirs("memory", root, proc):
+        for name in ("memory.events", "memory.oom_control"):
+            for line in (_read(d / name) or "").splitlines():
+                if line.startswith("oom_kill "):
+                    return _number(line.removeprefix("oom_kill "))
+    return None
+
+
 def _meminfo() -> dict[str, int]:
     out = {}
     for line in (_read(Path("/proc/meminfo")) or "").splitlines():

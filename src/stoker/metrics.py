@@ -42,6 +42,7 @@ class LoaderMetrics:
         crossings: calls that copy between host and device or wait for it, in ``crossing_steps`` steps of ``crossing_s``
             seconds together: by kind and line, ``[calls, seconds, bytes]`` (``watch_device.Crossings``).
         pinned_bytes: the most page-locked memory that torch held.
+        faults: what failed, as docs/report.md has it; empty where nothing did.
     """
 
     name: str = ""
@@ -75,6 +76,7 @@ class LoaderMetrics:
     crossing_s: float = 0.0
     pinned_bytes: int = 0
     cacheable: dict[str, Any] = field(default_factory=dict)
+    faults: dict[str, Any] = field(default_factory=dict)
 
     def task(self, times: tuple[int, int, int, int]) -> None:
         """Adds one task's nanoseconds: fetch, collate, transport, CPU."""

@@ -95,7 +95,7 @@ _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
 
-def parse_bytes(value: int | float | str, of: int) -> int:
+def parse_bytes(value: int | float | str, of: int, name: str = "budget") -> int:
     """An amount of memory as a user writes it: bytes, ``"4GB"``, ``"512 MiB"``, or a share of ``of`` as a float.
 
     Raises:
@@ -115,7 +115,7 @@ def parse_bytes(value: int | float | str, of: int) -> int:
     elif isinstance(value, int) and not isinstance(value, bool):
         nbytes = value
     if nbytes < 1:
-        raise UsageError(f'budget={value!r}: bytes, "4GB", or a share of the memory granted between 0 and 1')
+        raise UsageError(f'{name}={value!r}: bytes, "4GB", or a share of the memory granted between 0 and 1')
     return int(nbytes)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .errors import BudgetError, UsageError, WorkerDiedError, WorkerTimeoutError
+from .errors import BudgetError, StokerError, UsageError, WorkerDiedError, WorkerTimeoutError
 from .metrics import LoaderMetrics
 from .options import Budget, Knobs
 from .source import Task
@@ -22,9 +22,25 @@ from .workers.protocol import Pool, Result
 
 if TYPE_CHECKING:
     from .cursor import Cursor
+    from .workers.restart import Restarts
 
 AHEAD_SHARE = 16  # part of the bytes in flight that is for what is made ahead only because some samples are slow
 NextIndices = Callable[[], Any]
+
+
+class Lost:
+    """Stands for a batch that cannot be had."""
+
+    ended, nbytes, times = False, 0, (0, 0, 0, 0)
+
+    def __init__(self, worker: int, epoch: int, task: int, error: StokerError) -> None:
+        self.worker, self.epoch, self.task, self._error = worker, epoch, task, error
+
+    def take(self) -> Any:
+        raise self._error
+
+    def drop(self) -> None:
+        pass
 
 
 class Scheduler:
@@ -38,13 +54,17 @@ class Scheduler:
         knobs: count, window, order, timeout.
         metrics: where the cost of each task is added up.
         budget: bytes that may be in flight.
+        restarts: who replaces workers that die; None: a death is an error, as in torch.
 
     Attributes:
         worker: whose batch was delivered last.
         tuner: called at each delivery with the nanoseconds waited so far; returns a knob and its new value, or None.
     """
 
-    def __init__(self, pool: Pool, knobs: Knobs, metrics: LoaderMetrics, budget: Budget) -> None:
+    def __init__(
+        self, pool: Pool, knobs: Knobs, metrics: LoaderMetrics, budget: Budget, restarts: Restarts | None = None
+    ) -> None:
+        self._restarts = restarts
         self._pool, self._knobs, self._metrics, self._budget = pool, knobs, metrics, budget
         self.epoch = -1
         self._next_indices: NextIndices = iter(()).__next__
@@ -71,6 +91,11 @@ class Scheduler:
     def num_workers(self) -> int:
         """Workers there are to be."""
         return self._knobs.num_workers
+
+    @property
+    def shared(self) -> bool:
+        """Whether any free worker takes the next task, so that their number may change."""
+        return self._knobs.shared
 
     def stop(self) -> None:
         """The pool is about to be closed; nothing can be asked for any more."""
@@ -123,9 +148,10 @@ class Scheduler:
         self._credits += self._knobs.window - before
         self._fill()
 
-    def prefetch(self, factor: int) -> None:
-        """Another number of tasks in flight for each worker, from the next task on."""
-        before, self._knobs = self._knobs.window, replace(self._knobs, prefetch_factor=factor)
+    def prefetch(self, factor: int, ahead: int | None = None) -> None:
+        """Another number of tasks in flight for each worker, from the next task on. See ``Knobs``."""
+        far = self._knobs.ahead if ahead is None else ahead
+        before, self._knobs = self._knobs.window, replace(self._knobs, prefetch_factor=factor, ahead=far)
         self._credits += self._knobs.window - before
         self._fill()
 
@@ -183,10 +209,15 @@ class Scheduler:
                 result = self._pool.receive(timeout if timeout > 0 else None, due)
                 self._waited_ns += time.perf_counter_ns() - began
         except WorkerDiedError as e:
-            self._bury(e)
-            raise
+            if self._restarts is None:
+                self._bury(e)
+                raise
+            self._heal(self._restarts, e)
+            return None
         if result is None:
             raise WorkerTimeoutError(f"DataLoader timed out after {timeout} seconds")
+        if self._restarts is not None and not self._knobs.shared:
+            self._restarts.came(result.worker)
         self._metrics.task(result.times)
         if result.nbytes > self._metrics.batch_bytes:
             self._metrics.batch_bytes = result.nbytes
@@ -206,6 +237,18 @@ class Scheduler:
     def _is_known(self, task: int) -> bool:
         """Whether a task was answered already: after a death some are asked for twice, and are the same to the bit."""
         return task not in self._asked or task in self._waiting
+
+    def _heal(self, restarts: Restarts, e: WorkerDiedError) -> None:
+        """Others take the place of the dead."""
+        asked = {task: indices for task, indices in self._asked.items() if task not in self._waiting}
+        try:
+            lost = restarts.heal(e, self.epoch, asked)
+        except WorkerDiedError as worse:
+            self._bury(worse)
+            raise
+        for task, error in lost.items():  # told when its turn comes
+            self._waiting[task] = Lost(self._owner.get(task, 0), self.epoch, task, error)
+        restarts.tell()
 
     def _bury(self, e: WorkerDiedError) -> None:
         """What died with workers is lost, and so is skipped; the others go on."""
@@ -286,6 +329,8 @@ class Scheduler:
             if not self._knobs.persistent:
                 self._pool.finish()  # the workers' end, a few milliseconds, falls into the last batches
             return
+        if self._restarts is not None and self._restarts.known:
+            indices = self._restarts.mark(indices)
         worker = None
         if self._knobs.shared:
             self._asked[self._sent] = indices
@@ -295,7 +340,10 @@ class Scheduler:
                 return
             self._owner[self._sent] = worker
             self._load[worker] += 1
-        self._pool.submit(worker, self.epoch, Task(self._sent, indices))
+        task = Task(self._sent, indices)
+        if self._restarts is not None and worker is not None:
+            self._restarts.gave(worker, self.epoch, task)
+        self._pool.submit(worker, self.epoch, task)
         self._sent += 1
         self._flying += 1
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.util
+import pickle
 import random
 import sys
 import types
@@ -147,21 +148,57 @@ def seed_task(base_seed: int, epoch: int, task: int) -> None:
     _seed_numpy([seed & 0xFFFFFFFF, seed >> 32])
 
 
+def seed_here(base_seed: int, epoch: int, task: int) -> None:
+    """The same in the script's own process, inside ``unchanged``: a device that is not in use yet is not seeded, for
+    torch would keep that seed until it is."""
+    seed = task_seed(base_seed, epoch, task)
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if _cuda():
+        torch.cuda.manual_seed_all(seed)
+    _seed_numpy([seed & 0xFFFFFFFF, seed >> 32])
+
+
+def _cuda() -> bool:
+    return _ACCELERATED and torch.cuda.is_initialized()
+
+
 def look() -> Any:
     """The state of the three process-wide generators, to be compared."""
     numpy = np.random.get_state(legacy=False) if np is not None and "numpy.random" in sys.modules else None
     return random.getstate(), torch.get_rng_state().tolist(), repr(numpy)
 
 
+def snapshot() -> bytes:
+    """The three process-wide generators as they are; 10 KB, 60 microseconds."""
+    numpy: Any = None
+    if np is not None and "numpy.random" in sys.modules:  # else nobody has drawn from it
+        numpy = np.random.get_state(legacy=False)
+    torchs = torch.default_generator.get_state().numpy().tobytes()
+    return pickle.dumps((random.getstate(), torchs, numpy), protocol=5)
+
+
+def restore(state: bytes) -> None:
+    """Puts them back. ``state`` comes from ``snapshot`` in a worker of this process."""
+    python, torchs, numpy = pickle.loads(state)
+    random.setstate(python)
+    torch.default_generator.set_state(torch.frombuffer(bytearray(torchs), dtype=torch.uint8))
+    if numpy is not None:
+        np.random.set_state(numpy)
+
+
 @contextmanager
 def unchanged() -> Iterator[None]:
-    """Puts the three process-wide generators back as they were, whatever is drawn inside."""
+    """Puts the three process-wide generators, and CUDA's, back as they were, whatever is drawn inside."""
     python, cpu = random.getstate(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if _cuda() else None
     numpy: Any = np.random.get_state() if np is not None else None
     try:
         yield
     finally:
         random.setstate(python)
         torch.set_rng_state(cpu)
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
         if np is not None:
             np.random.set_state(numpy)

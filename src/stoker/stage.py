@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,8 @@ from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data.dataloader import _DatasetKind
 
 from .collate import SlotCollate
+from .faults.guard import Guard, Mark, Parts
+from .faults.policy import Failure, OnError
 from .gather import Gather
 from .stateful import is_stateful, put
 
@@ -24,19 +27,56 @@ class Stages:
         auto_collation: whether a task is a list of indices.
         collate: collate function, wrapped so that it writes to a slot and is timed.
         drop_last: torch's.
+        on_error: what to do about samples that fail; None: torch's way.
+        mark: is told where in its task the worker is, before each sample; None: nobody wants to know.
+
+    Attributes:
+        guard: what does both, and wants to know of each task.
     """
 
-    def __init__(self, kind: int, dataset: Any, auto_collation: bool, collate: SlotCollate, drop_last: bool) -> None:
+    def __init__(
+        self,
+        kind: int,
+        dataset: Any,
+        auto_collation: bool,
+        collate: SlotCollate,
+        drop_last: bool,
+        on_error: OnError | None = None,
+        mark: Mark | None = None,
+    ) -> None:
         self._collate = collate
+        self._what = dataset, auto_collation
+        self.guard: Guard | None = None
         self.fetch_ns = 0
         self.collate_ns = 0
         self._run: Callable[[Any], Any]
         self.fetcher: Any = None  # torch's, of an iterable dataset
         if kind == _DatasetKind.Map:
             self._run = _map(dataset, auto_collation, collate)
+            if on_error is not None or mark is not None:
+                self._run = self.guard = self._guarded(on_error or OnError(), mark)
         else:  # torch's own: when an iterable has ended, and what drop_last means then, is decided in there
             self.fetcher = _DatasetKind.create_fetcher(kind, dataset, auto_collation, collate, drop_last)
             self._run = self.fetcher.fetch
+
+    def _guarded(self, on_error: OnError, mark: Mark | None) -> Guard:
+        dataset, auto_collation = self._what
+        return Guard(parts(dataset, auto_collation, self._collate, self._run), on_error, mark)
+
+    def watched(self, mark: Mark) -> Guard:
+        """What makes the same batches and says where it is; for tasks of workers that died."""
+        if self.guard is None:
+            return self._guarded(OnError(), mark)
+        self.guard.mark = mark
+        return self.guard
+
+    def again(self, guard: Guard, indices: Any, bad: dict[int, Failure]) -> Any:
+        """``run`` with samples that are not to be tried."""
+        run, self._run = self._run, functools.partial(guard, bad=bad)
+        try:
+            return self.run(indices)
+        finally:
+            self._run = run
 
     def run(self, indices: Any) -> Any:
         """One batch. Leaves the nanoseconds of both stages in ``fetch_ns`` and ``collate_ns``."""
@@ -119,6 +159,32 @@ def staged_in(dataset: Any) -> Any:
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return dataset if hasattr(type(dataset), "_stoker_batches") else None
+
+
+def parts(dataset: Any, auto_collation: bool, collate: Callable[[Any], Any], run: Callable[[Any], Any]) -> Parts:
+    """The ways in which ``run`` makes a batch of a map-style dataset, one by one."""
+    if not auto_collation:
+        return Parts(dataset, False, None, dataset.__getitem__, lambda samples: collate(samples[0]))
+    staged = staged_in(dataset)
+    if staged is not None:
+
+        def finish(samples: list[Any]) -> Any:
+            batch = collate(samples)
+            return batch if staged.augment_batch is None else staged.augment_batch(batch)
+
+        return Parts(dataset, True, run, functools.partial(_staged_one, dataset), finish)
+    inner, fn = dataset, collate.fn if isinstance(collate, SlotCollate) else collate
+    while type(inner) is Subset:
+        inner = inner.dataset
+    many = hasattr(inner, "__getitems__") or Gather.fits(dataset, fn, auto_collation)
+    return Parts(dataset, True, run if many else None, dataset.__getitem__, collate)
+
+
+def _staged_one(dataset: Any, index: Any) -> Any:
+    """A sample of a staged dataset, its own random part included."""
+    while type(dataset) is Subset:
+        dataset, index = dataset.dataset, dataset.indices[index]
+    return dataset._samples([index])[0]
 
 
 def alone(dataset: Any) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
-from .arguments import count
+from .arguments import count, whole, workers
 from .errors import StokerError, UsageError
+from .report import output
 from .report.progress import Progress
-from .report.schema import check_writable
 
 EXAMPLE = """examples:
   stoker stats train.py:train_set
@@ -34,21 +33,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
                    "a field, with dots to go inside (default: the first image)")  # fmt: skip
     p.add_argument("--samples", type=count, metavar="N", help="read N, drawn at random; of a stream the first N "
                    "(default: all)")  # fmt: skip
-    p.add_argument("--seed", type=_whole, default=0, metavar="S", help="for --samples and augmentation (default: 0)")
+    p.add_argument("--seed", type=whole, default=0, metavar="S", help="for --samples and augmentation (default: 0)")
     p.add_argument("--layout", choices=("CHW", "HWC"), help="where channels are, if it is guessed wrong")
-    p.add_argument("--workers", type=_workers, default="auto", metavar="N|auto", help="worker processes; 0 reads in "
+    p.add_argument("--workers", type=workers, default="auto", metavar="N|auto", help="worker processes; 0 reads in "
                    "the command's own (default: auto)")  # fmt: skip
     p.add_argument("--json", type=Path, metavar="FILE", help="the result as JSON; - is stdout, instead of the text")
-
-
-def _whole(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 0 or more")
-    return int(text)
-
-
-def _workers(text: str) -> int | str:
-    return text if text == "auto" else _whole(text)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -57,9 +46,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UsageError: wrong arguments, or no image in the samples.
     """
-    to_file = options.json is not None and str(options.json) != "-"
-    if to_file:
-        check_writable(options.json)
+    output.check(options.json)
     from .stats import mean_std  # which loads torch
     from .tuning.target import find
 
@@ -84,8 +71,5 @@ def run(options: argparse.Namespace) -> int:
         return 1
     finally:
         progress.end()
-    text = json.dumps(found.as_dict(), indent=2)
-    if to_file:
-        options.json.write_text(text + "\n")
-    print(text if str(options.json) == "-" else found)
+    output.give(found.as_dict(), options.json, lambda: print(found))
     return 0

@@ -1,4 +1,4 @@
-"""stoker.DataLoader against torch's: 500 drawn configurations, two epochs each, everything a script can see.
+"""stoker.DataLoader against torch's: 500 drawn configurations, 300 of them slow; two epochs, all a script can see.
 
 ``STOKER_SEED=n`` draws others. A failure prints the seed and the configuration, and is repeated by that seed alone.
 """
@@ -19,7 +19,7 @@ from . import datasets as d
 from . import trace
 
 SEED = int(os.environ.get("STOKER_SEED", "0"))
-CONFIGS, PER_TEST = 500, 20
+CONFIGS, FAST, PER_TEST = 500, 200, 20
 
 
 def draw(rng: random.Random) -> tuple[Any, dict[str, Any], str]:
@@ -119,7 +119,10 @@ def draw(rng: random.Random) -> tuple[Any, dict[str, Any], str]:
     )
 
 
-@pytest.mark.parametrize("part", range(CONFIGS // PER_TEST))
+@pytest.mark.parametrize(
+    "part",
+    [pytest.param(k, marks=pytest.mark.slow if k * PER_TEST >= FAST else ()) for k in range(CONFIGS // PER_TEST)],
+)
 def test_the_same_as_torch(part: int) -> None:
     for i in range(part * PER_TEST, (part + 1) * PER_TEST):
         compare(f"{SEED}/{i}")

@@ -8,14 +8,14 @@
 - ``heap.npy``: samples of other makes, each with its checksum;
 - ``sources.json``: the files the samples were made from.
 
-The files are NumPy's format 1.0 (NEP 1), sparse until written. Nothing here is ever unpickled.
+The files are NumPy's (``npy``), sparse until written. Nothing here is ever unpickled.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
-import io
 import json
 import mmap
 import os
@@ -29,12 +29,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import npy
 from .leaves import CacheError
 from .memory import Lock
 
 FORMAT = 1
+BLOCKWISE = ("column-", "heap")  # tables whose room is taken as it is needed; that of others at once
 PART = ".part"
 MANIFEST, SOURCES = "manifest.json", "sources.json"
+GONE = ".gone-"  # what a cache is moved into before it is removed
 
 
 def root() -> Path:
@@ -93,35 +96,35 @@ class Folder:
         """
         dtype = np.dtype(dtype)
         file = f"{name}.npy"
-        head = io.BytesIO()
-        np.lib.format.write_array_header_1_0(
-            head, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (count,)}
-        )
-        header, size = head.getvalue(), len(head.getvalue()) + count * dtype.itemsize
+        header = npy.beginning(dtype, count)
+        size = len(header) + count * dtype.itemsize
         try:
             fd = self._open(file, os.O_RDWR if self.writable else os.O_RDONLY)
         except FileNotFoundError:
             if not self.writable:
                 raise CacheError(f"{self.path / file} is missing") from None
-            self._make(file, header, size)
+            self._make(file, header, size, name.startswith(BLOCKWISE))
             fd = self._open(file, os.O_RDWR)
         self._files[name] = fd
-        there = os.fstat(fd).st_size
-        if there != size:
-            words = "is truncated" if there < size else "is longer than it should be"
-            raise CacheError(f"{self.path / file} {words}: {there:,} bytes of {size:,}")
+        npy.check_length(self.path / file, fd, size)
         if os.pread(fd, len(header), 0) != header:
             raise CacheError(f"{self.path / file} begins otherwise than it should")
         access = mmap.ACCESS_WRITE if self.writable else mmap.ACCESS_READ
         return np.frombuffer(mmap.mmap(fd, size, access=access), dtype, count, len(header))
 
-    def _make(self, file: str, header: bytes, size: int) -> None:
-        """A file with its header, under a name of its own and then linked: whoever comes first wins."""
+    def _make(self, file: str, header: bytes, size: int, sparse: bool) -> None:
+        """A file with its header, under a name of its own and then linked: whoever comes first wins.
+
+        Its room is taken at once, unless that is done block by block: a write into a mapped hole is a SIGBUS where the
+        disk is full.
+        """
         beside = f".{file}.{os.getpid()}.{time.monotonic_ns()}"
         fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._dir)
         try:
             os.write(fd, header)
             os.ftruncate(fd, size)
+            if not sparse:
+                os.posix_fallocate(fd, 0, size)
             with contextlib.suppress(FileExistsError):
                 os.link(beside, file, src_dir_fd=self._dir, dst_dir_fd=self._dir)
         finally:
@@ -135,7 +138,7 @@ class Folder:
             OSError: there is none.
         """
         fd = self._files[name]
-        os.posix_fallocate(fd, _header_of(fd) + at, nbytes)
+        os.posix_fallocate(fd, npy.begin_of(fd) + at, nbytes)
 
     def seal(self) -> None:
         """All is in: brings it to the disk and gives the folder its name."""
@@ -148,10 +151,6 @@ class Folder:
         with contextlib.suppress(OSError):  # another run was first
             os.rename(self.path, final)
         self.path = final
-
-
-def _header_of(fd: int) -> int:
-    return 10 + int.from_bytes(os.pread(fd, 2, 8), "little")  # NEP 1: magic, version, length of the header
 
 
 @contextlib.contextmanager
@@ -221,8 +220,11 @@ def open_for(base: Path, name: str, key: dict[str, Any], sources: list[list[Any]
         if not part.is_dir():
             words = words or _changed(base, name, key, sources)
             base.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with contextlib.suppress(OSError):
+            try:
                 _begin(base, part, key, sources)
+            except OSError as e:
+                if e.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another run was first
+                    raise
         with contextlib.suppress(FileNotFoundError):
             return Opened(Folder(part), words)
     raise FileNotFoundError(f"{part} comes and goes")
@@ -237,14 +239,14 @@ def _begin(base: Path, part: Path, key: dict[str, Any], sources: list[list[Any]]
         (beside / SOURCES).write_text(json.dumps(sources))
         os.rename(beside, part)
     except OSError:
-        shutil.rmtree(beside, ignore_errors=True)  # another run was first
+        shutil.rmtree(beside, ignore_errors=True)
         raise
 
 
 def discard(path: Path) -> None:
     """Removes a cache; whoever has it mapped keeps what it has."""
     with contextlib.suppress(OSError):
-        gone = Path(tempfile.mkdtemp(prefix=".gone-", dir=path.parent))
+        gone = Path(tempfile.mkdtemp(prefix=GONE, dir=path.parent))
         os.rename(path, gone / path.name)
         shutil.rmtree(gone, ignore_errors=True)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import functools
 import json
-import os
 import pickle
 import re
 import sys
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 
 from ..errors import StokerError
+from .names import class_of, name_of
 
 ALIGN = 16  # bytes between leaves: enough for any dtype
 _DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
@@ -66,9 +66,9 @@ def _take(x: Any, out: list[Leaf], dense: bool) -> list[Any]:
         return _number(np.uint8(x), "?", out)
     if x is None:
         return ["0"]
-    if isinstance(x, torch.Tensor) and _simple(x) and _class(_name(kind), torch.Tensor) is kind:
+    if isinstance(x, torch.Tensor) and _simple(x) and class_of(name_of(kind), torch.Tensor) is kind:
         held = _take(x.__dict__, out, dense)  # torchvision's tv_tensors keep a format, a canvas' size
-        return ["T", _name(kind), held, _take_tensor(x.as_subclass(torch.Tensor), out, dense)]
+        return ["T", name_of(kind), held, _take_tensor(x.as_subclass(torch.Tensor), out, dense)]
     if kind is str:
         out.append(np.frombuffer(x.encode("utf-8", "surrogatepass"), np.uint8))
         return ["s"]
@@ -83,8 +83,8 @@ def _take(x: Any, out: list[Leaf], dense: bool) -> list[Any]:
         return ["{", list(x), [_take(v, out, dense) for v in x.values()]]
     if isinstance(x, np.generic) and x.dtype.kind in _SIMPLE and x.dtype.names is None and x.dtype.type is kind:
         return [*_number(x, "g", out), x.dtype.str]
-    if isinstance(x, tuple) and hasattr(x, "_fields") and _class(_name(kind)) is kind:
-        return ["N", _name(kind), [_take(v, out, dense) for v in x]]
+    if isinstance(x, tuple) and hasattr(x, "_fields") and class_of(name_of(kind)) is kind:
+        return ["N", name_of(kind), [_take(v, out, dense) for v in x]]
     if "PIL.Image" in sys.modules and isinstance(x, sys.modules["PIL.Image"].Image):
         words = _take_image(x, out)
         if words is not None:
@@ -161,34 +161,6 @@ def _take_image(image: Any, out: list[Leaf]) -> list[Any] | None:
     return ["P", image.mode, list(image.size), info]
 
 
-MAIN = ("__main__", "__mp_main__")
-
-
-def _name(kind: type) -> str:
-    """Where a class is: of a script by the name that it has when it is imported."""
-    module = kind.__module__
-    return f"{_imported_as(module) if module in MAIN else module}:{kind.__qualname__}"
-
-
-def _imported_as(main: str) -> str:
-    module = sys.modules.get(main)
-    spec = getattr(module, "__spec__", None)
-    if spec is not None:
-        return str(spec.name)
-    return os.path.splitext(os.path.basename(getattr(module, "__file__", None) or main))[0]
-
-
-def _class(name: str, of: type = tuple) -> Any:
-    """A class that is there already; nothing is imported for a name from a file."""
-    module, _, path = name.partition(":")
-    found: Any = next((sys.modules[m] for m in MAIN if m in sys.modules and _imported_as(m) == module), None)
-    found = found or sys.modules.get(module)
-    for part in path.split("."):
-        found = getattr(found, part, None)
-    named = isinstance(found, type) and issubclass(found, of) and (of is not tuple or hasattr(found, "_fields"))
-    return found if named else None
-
-
 class Layout:
     """How samples of one make are put together again from the bytes of their leaves.
 
@@ -246,7 +218,7 @@ class Layout:
         if word == "{":
             return {k: self._batch(v, columns) for k, v in zip(tree[1], tree[2], strict=True)}
         if word == "N":
-            return _class(tree[1])(*(self._batch(v, columns) for v in tree[2]))
+            return class_of(tree[1])(*(self._batch(v, columns) for v in tree[2]))
         return next(columns)
 
     def _leaf(self, size: int | None, dtype: Any = None, shape: Any = (), strides: Any = None) -> int:
@@ -268,18 +240,18 @@ class Layout:
             named = [(_key(k), self._maker(v)) for k, v in zip(tree[1], tree[2], strict=True)]
             return lambda x: {k: make(x) for k, make in named}
         if word == "N":
-            cls = _class(str(tree[1]))
+            cls = class_of(str(tree[1]))
             if cls is None or len(cls._fields) != len(tree[2]):
                 raise KeyError(f"there is no named tuple {tree[1]!r} in this run")
             parts, name = [self._maker(v) for v in tree[2]], str(tree[1])
-            return lambda x: _class(name)(*[make(x) for make in parts])  # a notebook may have made it anew
+            return lambda x: class_of(name)(*[make(x) for make in parts])  # a notebook may have made it anew
         if word == "0":
             return lambda x: None
         if word == "T":
-            if _class(str(tree[1]), torch.Tensor) is None or tree[3][0] != "t":
+            if class_of(str(tree[1]), torch.Tensor) is None or tree[3][0] != "t":
                 raise KeyError(f"there is no kind of tensor {tree[1]!r} in this run")
             held, data, kind = self._maker(tree[2]), self._maker(tree[3]), str(tree[1])
-            return lambda x: _dressed(data(x), _class(kind, torch.Tensor), held(x))
+            return lambda x: _dressed(data(x), class_of(kind, torch.Tensor), held(x))
         return self._leaf_maker(word, tree)
 
     def _leaf_maker(self, word: str, tree: Any) -> Callable[[Sequence[Leaf]], Any]:

@@ -5,7 +5,6 @@ Looking writes nothing, unpickles nothing, and does not count as use; only ``ver
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -19,19 +18,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import UsageError
+from . import npy
 from . import store as words_of
-from .folder import MANIFEST, PART, SOURCES, Folder, discard, manifest_of
+from .decide import WORDS
+from .folder import GONE, MANIFEST, PART, Folder, discard, manifest_of
 from .leaves import CacheError, Layout
+from .sources import Sources, sources_of
 from .store import Store
 from .words import in_words
 
 NAME = re.compile(r"[A-Za-z0-9_-]+-[0-9a-f]{16}(?:\.part)?")  # what folder.open_for calls a cache
-GONE = ".gone-"  # what folder.discard moves a cache into
 NAMED = 10  # caches that an error names
-MAGIC, PREAMBLE = b"\x93NUMPY\x01\x00", 10  # NEP 1: magic, version, bytes of the header
-# NumPy's own parser takes any Python literal; these tables are of numbers, in one dimension. Bytes of a number; count.
-HEADER = re.compile(rb"\{'descr': '[<|][iu]([1248])', 'fortran_order': False, 'shape': \((\d{1,18}),\), \} *\n")
-CONTENT_BYTES = 1 << 20  # read at once
 COMPLETE, FILLING, FULL, REFUSED, DAMAGED = "complete", "filling", "full", "refused", "damaged"
 Tell = Callable[[int, int], None]
 
@@ -75,21 +72,6 @@ class Cache(NamedTuple):
         """For JSON."""
         used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.used))
         return {**self._asdict(), "name": self.name, "path": str(self.path), "share": self.share, "used": used}
-
-
-class Sources(NamedTuple):
-    """The files that a cache's samples were made from.
-
-    Attributes:
-        files: how many.
-        changed, gone: of these, since.
-        unknown: of these, how many cannot be judged: paths that are relative to some folder, or that may not be read.
-    """
-
-    files: int
-    changed: list[str]
-    gone: list[str]
-    unknown: int
 
 
 class Info(NamedTuple):
@@ -214,16 +196,12 @@ def look(path: Path) -> Cache:
     try:
         for file in sorted(_files(path)):
             if file.endswith(".npy"):
-                _whole(path / file)
-        if head_path.exists():
-            head = np.frombuffer(_table(path, "head"), np.int64).tolist()
-            reason = reason or _contradiction(path, head, samples)
-        elif path.suffix != PART:
+                npy.read(path / file)
+        if path.suffix != PART and not head_path.exists():
             raise CacheError(f"{head_path} is missing")
-        if not reason:
-            state, reason = _state(path, head, samples)
-        else:
-            state = DAMAGED
+        head = _head(path)
+        reason = reason or _contradiction(path, head, samples)
+        state, reason = (DAMAGED, reason) if reason else _state(path, head, samples)
     except (CacheError, OSError, ValueError) as e:
         state, reason = DAMAGED, reason or str(e)
     filled = min(max(0, head[words_of.FILLED]), samples)
@@ -237,36 +215,11 @@ def info(path: Path) -> Info:
     make, head = "", [0] * words_of.HEAD
     if cache.state != DAMAGED:
         key = manifest_of(path)["key"]
-        if (path / "head.npy").exists():
-            head = np.frombuffer(_table(path, "head"), np.int64).tolist()
+        head = _head(path)
         if head[words_of.STATE] == words_of.ROWED:
             make = in_words(_words(path, 0, head[words_of.WORDS_LEN]))
     files = {name: n for name, n in sorted(_files(path).items()) if not name.startswith(".")}
     return Info(cache, key, make, head[words_of.ROWS], head[words_of.HEAP], files, sources_of(path))
-
-
-def sources_of(path: Path) -> Sources | None:
-    """What became of a cache's source files; None where it does not say which they were."""
-    try:
-        entries = [(str(p), int(n), was) for p, n, was in json.loads((path / SOURCES).read_text())]
-    except (OSError, ValueError, TypeError, RecursionError):
-        return None
-    changed, gone, unknown = [], [], 0
-    for source, nbytes, was in entries:
-        if not os.path.isabs(source):  # to a folder that nobody noted
-            unknown += 1
-            continue
-        try:
-            found = os.stat(source)
-            same = found.st_size == nbytes and was == (_content(source) if isinstance(was, str) else found.st_mtime_ns)
-        except (FileNotFoundError, NotADirectoryError):
-            gone.append(source)
-        except (OSError, ValueError):
-            unknown += 1
-        else:
-            if not same:
-                changed.append(source)
-    return Sources(len(entries), changed, gone, unknown)
 
 
 def nbytes_of(path: Path) -> int:
@@ -312,46 +265,17 @@ def _stat(path: Path) -> os.stat_result | None:
         return None
 
 
-def _open(path: Path) -> int:
-    """For reading, without its counting as use where the file is ours (open(2), O_NOATIME)."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    try:
-        return os.open(path, flags | getattr(os, "O_NOATIME", 0))
-    except PermissionError:
-        return os.open(path, flags)
-
-
-def _whole(path: Path) -> int:
-    """Where the numbers begin in a file that ``Folder.table`` made. Raises ``CacheError`` where it is not whole."""
-    with open(_open(path), "rb") as file:
-        start = file.read(PREAMBLE)
-        at = PREAMBLE + int.from_bytes(start[-2:], "little")
-        found = HEADER.fullmatch(file.read(at - PREAMBLE)) if start[:-2] == MAGIC else None
-        there = os.fstat(file.fileno()).st_size
-    if found is None:
-        raise CacheError(f"{path} begins otherwise than it should")
-    want = at + int(found[1]) * int(found[2])
-    if there != want:
-        words = "is truncated" if there < want else "is longer than it should be"
-        raise CacheError(f"{path} {words}: {there:,} bytes of {want:,}")
-    return at
-
-
-def _table(path: Path, name: str, at: int = 0, nbytes: int = words_of.HEAD * 8) -> bytes:
-    """Bytes from one of a cache's small files."""
-    file = path / f"{name}.npy"
-    begin, fd = _whole(file), _open(file)
-    try:
-        data = os.pread(fd, nbytes, begin + at)
-    finally:
-        os.close(fd)
-    if len(data) != nbytes:
-        raise CacheError(f"{file} is truncated")
-    return data
+def _head(path: Path) -> list[int]:
+    """Zeros where nothing was begun yet."""
+    if not (path / "head.npy").exists():
+        return [0] * words_of.HEAD
+    words: list[int] = np.frombuffer(npy.read(path / "head.npy", 0, words_of.HEAD * 8), np.int64).tolist()
+    return words
 
 
 def _words(path: Path, at: int, nbytes: int) -> str:
-    return _table(path, "words", at, min(max(0, nbytes), words_of.WORDS)).decode(errors="replace")
+    data = npy.read(path / "words.npy", at, min(max(0, nbytes), WORDS))
+    return data.decode(errors="replace")
 
 
 def _contradiction(path: Path, head: list[int], samples: int) -> str:
@@ -377,17 +301,8 @@ def _state(path: Path, head: list[int], samples: int) -> tuple[str, str]:
         return COMPLETE, ""
     if not head[words_of.REASON_LEN] and head[words_of.STATE] != words_of.SHUT:
         return FILLING, ""
-    reason = _words(path, words_of.WORDS, head[words_of.REASON_LEN])
+    reason = _words(path, WORDS, head[words_of.REASON_LEN])
     return (REFUSED if head[words_of.STATE] == words_of.SHUT else FULL), reason
-
-
-def _content(path: str) -> str:
-    """As ``staging.key`` has it."""
-    h = hashlib.blake2b(digest_size=16)
-    with open(path, "rb") as file:
-        while part := file.read(CONTENT_BYTES):
-            h.update(part)
-    return h.hexdigest()
 
 
 # -- doing

@@ -6,14 +6,13 @@ of the same size throws out what the epoch still wants (``docs/notes/staging.md`
 
 Many processes and threads fill one store. A writer takes rows under a lock, writes them, and only then enters them
 in ``place``, a single word; a reader who sees the word sees the row. A writer that is killed in between has taken room
-and entered nothing.
+and entered nothing. Long for one file: who may write which word, and when, is to be seen in one place.
 """
 
 from __future__ import annotations
 
 import contextlib
 import platform
-import time
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -23,26 +22,21 @@ import torch
 
 from .. import machine
 from .blob import intact, pack, unpack
+from .decide import WORDS, Samples, decide
 from .leaves import CacheError, Layout, Leaf, foreign, layout
 from .memory import Memory
 
 PAGE = 4096
 HEAD = 32  # words
-WORDS = 1 << 16  # bytes for the make of the rows, and as many for a reason
 BLOCK = 1 << 16  # bytes that are reserved at once: few calls, little waste in a set that is never read whole
 LOOK = 64 << 20  # bytes reserved between two looks at what memory there is
 SPARE = 256 << 20  # bytes of memory that stay free, whatever the budget says
-TRIALS = 8  # samples that are compressed to see whether it pays
-SQUEEZE_SHARE = 0.1  # of the time that preparing takes, at most, for compressing: the first epoch must not be longer
-PAYS = 0.9  # of the time of an epoch without compression; what saves less is not worth it
 ENOUGH = 16  # samples, at most, that are waited for before it is decided how samples lie
 # What each word of the head is.
 STATE, COUNT, ROWS, TAKEN, HEAP, FILLED, USED, BUDGET = range(8)
 WORDS_LEN, REASON_LEN, WHOLE, PREPARED, PREPARE_NS, LOOKED, TRIED, SQUEEZED = range(8, 16)
 OPEN, ROWED, HEAPED, SHUT = range(4)  # STATE: undecided; rows and heap; heap only; not used, and there is a reason
 _ORDERED = platform.machine() in ("x86_64", "AMD64")  # where stores are seen in the order in which they were made
-
-Samples = dict[int, tuple[str, list[Leaf]]]
 
 
 class Medium(Protocol):
@@ -125,7 +119,7 @@ class Store:
         self._crc: np.ndarray[Any, Any] | None = None
         # Rows of a file that were found whole in this run, by whichever worker.
         self._seen = None if medium.trusted else Memory(samples + 1).table("seen", np.uint8, samples, 0)
-        self.damaged = 0
+        self._no_room = False
 
     # -- what is there
 
@@ -169,6 +163,9 @@ class Store:
             if self.medium.writable and self._head[STATE] != SHUT:
                 self._head[REASON_LEN] = 0
 
+    def _say_why(self, e: OSError) -> None:
+        self._say(f"no more is let in: {e.strerror or e} ({self.medium.kind})")
+
     def _say(self, reason: str) -> None:
         data = reason.encode()[:WORDS]
         self._words[WORDS : WORDS + len(data)] = np.frombuffer(data, np.uint8)
@@ -207,7 +204,6 @@ class Store:
         if good:
             self._seen[i] = 1
             return True
-        self.damaged += 1
         if self.medium.writable:
             with self.medium.lock():
                 if self.place[i] == at:
@@ -292,14 +288,15 @@ class Store:
                 self._decide(samples)
             if head[STATE] == SHUT or head[REASON_LEN]:
                 return samples
-        self.ready()
+        if not self.ready():
+            return samples
         blocks = self._blocks_of(samples)
         with self.medium.lock():
             try:
                 taken = self._take(samples, blocks)
             except OSError as e:
                 taken = []
-                self._say(f"no more is let in: {e.strerror or e} ({self.medium.kind})")
+                self._say_why(e)
         for i, at in taken:
             if at > 0:
                 self._write_row(i, at, samples[i][1])
@@ -323,44 +320,17 @@ class Store:
         return {i: pack(words, leaves, i, squeeze) for i, (words, leaves) in samples.items() if words != row}
 
     def _decide(self, samples: Samples) -> None:
-        """How samples lie, from the first few. Called under the lock."""
+        """Writes down how samples lie, from the first few. Called under the lock."""
         head = self._head
-        makes = {words for words, _ in samples.values()}
-        words = min(makes, key=len)
-        made = layout(words, self.medium.trusted)
-        sizes = [sum(x.nbytes for x in leaves) for _, leaves in samples.values()]
-        fits = sum(sizes) / len(sizes) * self.samples <= head[BUDGET]
-        head[SQUEEZED] = self._squeeze if self._squeeze is not None else not fits and self._pays(samples, sum(sizes))
-        if len(makes) > 1 or not made.fixed or len(words) > WORDS or not made.nbytes or head[SQUEEZED]:
-            head[STATE] = HEAPED
-            return
-        if made.nbytes > head[BUDGET]:
-            self._say(f"a sample of {made.nbytes:,} bytes is more than the budget of {int(head[BUDGET]):,}")
-            head[STATE] = SHUT
-            return
-        data = words.encode()
+        prepare_ns = float(head[PREPARE_NS] / max(1, head[PREPARED]))
+        found = decide(samples, self.samples, int(head[BUDGET]), prepare_ns, self._squeeze, self.medium.trusted)
+        data = found.words.encode()
         self._words[: len(data)] = np.frombuffer(data, np.uint8)
-        head[WORDS_LEN] = len(data)
-        head[ROWS] = min(self.samples, int(head[BUDGET]) // made.nbytes)
-        head[WHOLE] = head[ROWS] == self.samples
-        head[STATE] = ROWED
-
-    def _pays(self, samples: Samples, nbytes: int) -> bool:
-        """Whether an epoch of compressed samples, more of them in, is shorter. Measured on these."""
-        head = self._head
-        prepare = head[PREPARE_NS] / max(1, head[PREPARED])
-        some = dict(list(samples.items())[:TRIALS])
-        began = time.perf_counter_ns()
-        blobs = [pack(words, leaves, i, True) for i, (words, leaves) in some.items()]
-        middle = time.perf_counter_ns()
-        for blob in blobs:
-            unpack(blob, 0, True)
-        squeeze, restore = (middle - began) / len(some), (time.perf_counter_ns() - middle) / len(some)
-        each = nbytes / len(samples)
-        small = sum(map(len, blobs)) / len(blobs)
-        plain, more = (min(1.0, head[BUDGET] / self.samples / n) for n in (each, small))
-        lazy, squeezed = (1 - plain) * prepare, (1 - more) * prepare + more * restore
-        return bool(squeeze < SQUEEZE_SHARE * prepare and squeezed < PAYS * lazy)
+        head[WORDS_LEN], head[ROWS], head[SQUEEZED] = len(data), found.rows, found.squeezed
+        head[WHOLE] = found.rows == self.samples
+        if found.reason:
+            self._say(found.reason)
+        head[STATE] = SHUT if found.reason else ROWED if data else HEAPED  # last: from now on others map what is said
 
     @property
     def tried(self) -> bool:
@@ -385,13 +355,22 @@ class Store:
         """
         if self._heap is not None:
             return True
-        state = self._head[STATE]
-        if state not in (ROWED, HEAPED):
+        if self._head[STATE] not in (ROWED, HEAPED) or self._no_room:
             return False
+        try:
+            self._map(self._head[STATE] == ROWED)
+        except OSError as e:  # tables that are not there yet, and no room for them: this process does without
+            self._no_room = True
+            with self.medium.lock():
+                self._say_why(e)
+            return False
+        return True
+
+    def _map(self, rowed: bool) -> None:
         at = _data_at(self.samples)
         columns: list[np.ndarray[Any, Any]] = []
         blocks: list[np.ndarray[Any, Any]] = []
-        if state == ROWED:
+        if rowed:
             words = self._words[: int(self._head[WORDS_LEN])].tobytes().decode()
             made, rows = self._layout_of(words), int(self._head[ROWS])
             for j, size in enumerate(made.sizes):
@@ -406,7 +385,6 @@ class Store:
             self._layout, self._tensors = made, _tensors(made, columns)
         self._columns, self._blocks, self._heap_at = columns, blocks, at
         self._heap = self.medium.table("heap", np.uint8, int(self._head[BUDGET]), at)  # last: it says that all is there
-        return True
 
     def _layout_of(self, words: str) -> Layout:
         return layout(words, self.medium.trusted)

@@ -31,6 +31,8 @@ def check(case: Case) -> Finding | None:
         "later_epochs": round(later, 2),
         "border": found["border"],
     }
+    if found.get("offer"):
+        evidence["decode_less"] = found["offer"]
     return Finding(
         "cacheable_prefix",
         case.share * saved,

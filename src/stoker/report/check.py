@@ -23,11 +23,11 @@ def versions() -> dict[str, str | None]:
     return out
 
 
-def render(m: Machine, stream: TextIO) -> str:
-    """The text, no wider than the stream."""
+def render(m: Machine, stream: TextIO, pinning: str) -> str:
+    """The text, no wider than the stream. ``pinning``: what ``pin_memory="auto"`` comes to, and why."""
     colour, columns = colour_wanted(stream), width(stream)
     out = []
-    for name, value in _rows(m):
+    for name, value in [*_rows(m), ("pinning", pinning)]:
         wrapped = textwrap.wrap(value, max(20, columns - LABEL)) or [""]
         out.append(style(f"{name:<{LABEL}}", "bold", colour) + wrapped[0])
         out += [" " * LABEL + line for line in wrapped[1:]]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from ..errors import UsageError
-from .schema import check_writable
+from . import output
 
 EXAMPLE = """examples:
   stoker compare before.json after.json
@@ -39,20 +38,12 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UsageError: one of the files is no report, or they have nothing in common.
     """
-    to_file = options.json is not None and str(options.json) != "-"
-    if to_file:
-        check_writable(options.json)
+    output.check(options.json)
     from .compare import compare
     from .compare_read import load
 
     found = compare(load(options.a), load(options.b), options.fail_above)
-    text = json.dumps(found.as_dict(), indent=2)
-    if to_file:
-        options.json.write_text(text + "\n")
-    if str(options.json) == "-":
-        print(text)
-    else:
-        found.show(sys.stdout)
+    output.give(found.as_dict(), options.json, lambda: found.show(sys.stdout))
     if options.fail_above is not None and not found.judged:
         raise UsageError("--fail-above has nothing to judge: no loader of both has samples/s or batches in both")
     for words in found.failed:

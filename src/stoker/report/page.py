@@ -15,6 +15,7 @@ from typing import Any
 from ..doctor import Case
 from ..doctor.model import period
 from ..errors import UsageError
+from ..files import write
 from . import plots
 from .terminal import human_bytes, human_seconds
 
@@ -78,12 +79,7 @@ def check(path: Path) -> None:
 
 def save(report: dict[str, Any], path: Path) -> None:
     """Writes the page whole or not at all."""
-    temp = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temp.write_text(render(report), encoding="utf-8")
-        os.replace(temp, path)
-    finally:
-        temp.unlink(missing_ok=True)
+    write(path, render(report))
 
 
 def render(report: dict[str, Any]) -> str:

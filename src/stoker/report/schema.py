@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import inside
 from ..errors import UsageError
+from ..files import write
 
 SCHEMA = 1
 AT_ONCE_S = 2e-4  # what handing over takes, in which nobody is waited for
@@ -55,6 +56,7 @@ def loader_entry(metrics: dict[str, Any], threads: int) -> dict[str, Any]:
         "over_time": metrics.get("over_time", []),
         "device": _device(metrics),
         "cacheable": metrics.get("cacheable") or {},
+        "faults": metrics.get("faults") or {},
         **_inside(metrics.get("inside") or {}),
     }
 
@@ -146,6 +148,7 @@ def merged(snapshots: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             entry["inside"] = inside.merge([r for r in (entry.get("inside"), m.get("inside")) if r])
             for key in DEVICE:
                 entry[key] = entry.get(key, 0) + m.get(key, 0)
+            entry["faults"] = _faults(entry.get("faults") or {}, m.get("faults") or {})
             for line, numbers in m.get("crossings", {}).items():
                 old = entry.setdefault("crossings", {}).get(line, [0, 0.0, 0])
                 entry["crossings"][line] = [a + b for a, b in zip(old, numbers, strict=True)]
@@ -155,6 +158,15 @@ def merged(snapshots: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
                     for b in {**entry.get(key, {}), **m.get(key, {})}
                 }
     return [loader_entry(m, threads) for m in by_name.values()]
+
+
+def _faults(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    """What failed in two processes: numbers and lists are added."""
+    out = {**a, **b}
+    for key in a.keys() & b.keys():
+        if isinstance(a[key], (int, list)):
+            out[key] = a[key] + b[key]
+    return out
 
 
 def check_writable(path: Path) -> None:
@@ -188,9 +200,4 @@ def load(path: Path) -> dict[str, Any] | None:
 
 def save(report: dict[str, Any], path: Path) -> None:
     """Writes the report whole or not at all."""
-    temp = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temp.write_text(json.dumps(report, indent=2, default=str) + "\n")
-        os.replace(temp, path)
-    finally:
-        temp.unlink(missing_ok=True)
+    write(path, json.dumps(report, indent=2, default=str) + "\n")

@@ -139,6 +139,25 @@ def _workers(report: dict[str, Any]) -> list[str]:
             together = "" if len(pss) == 1 else f"{len(pss)} x up to {max(pss) >> 20:,} MB, together "
             out.append(f"memory of {_short(e['name'])}'s workers (PSS): {together}{sum(pss) >> 20:,} MB")
         out += [f"{_short(e['name'])}: {words}" for words in e.get("decisions", [])[-LAST:]]
+        out += [f"{_short(e['name'])}: {words}" for words in _faults(e.get("faults") or {})]
+    return out
+
+
+def _faults(faults: dict[str, Any]) -> list[str]:
+    """What failed and was gone on without."""
+    out = []
+    if faults.get("samples"):
+        first = faults["first"][0]
+        file = f" ({first['file']})" if first["file"] else ""
+        where = f"; all are in {faults['quarantine']}" if faults.get("quarantine") else ""
+        out.append(
+            f"{faults['samples']:,} samples could not be loaded; the first, sample {first['index']!r}{file}: "
+            f"{first['error']}{where}"
+        )
+    if faults.get("timeouts"):
+        out.append(f"{faults['timeouts']:,} times a sample took longer than sample_timeout; its worker was replaced")
+    if faults.get("deaths"):
+        out.append(f"{faults['deaths']:,} workers died and were replaced; the last: {faults['died'][-1]}")
     return out
 
 

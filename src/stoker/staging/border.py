@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import copy
 import html
-import inspect
+import math
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset
@@ -20,18 +21,14 @@ from ..cache.leaves import CacheError, take
 from ..errors import UsageError
 from .apart import apart
 from .chain import Call, Chain, flat, outcome
-from .chance import States, judge, label
+from .chance import judge, label, same
+from .cut import Step, choose
+from .hooks import REMEDY, clone, hooks, put
 from .marks import Called, Touched, marked, replace
-from .reach import reach
+from .shrink import offer
 
-HOOKS = ("transform", "transforms", "target_transform")
 TRIES = 3  # samples that are tried
-AGAIN = 3  # times that two callables which differ are compared
-REMEDY = (
-    "Say it yourself: stoker.Staged(dataset, prepare=..., augment=...), where the dataset gives what is read, prepare "
-    "makes of it what is the same in every epoch, and augment is random; or give the dataset its random part as an "
-    "attribute `transform` that its __getitem__ calls and does not look at"
-)
+PICTURES = 16  # samples, at most, that are looked at for what could be decoded small
 
 
 class Place(NamedTuple):
@@ -99,7 +96,8 @@ class Split:
     Attributes:
         dataset: the whole.
         rows: the stages in order, each with why it is kept or not.
-        exact: nothing is random, so a sample is kept as it is.
+        exact: a sample is kept as it is: nothing is random, and nothing was left out by ``fit``.
+        offer: in words, what decoding pictures small would bring and change, measured; "" where it would not.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -112,7 +110,32 @@ class Split:
         self._rest: list[Chain] = []
         found = apart(self._find)
         self.rows = [Row(*row) for row in found["rows"]]
-        self._build(found["plans"])
+        self.offer: str = found["offer"]
+        self._plans, self._read_s, self._nbytes = found["plans"], found["read_s"], found["nbytes"]
+        self._build(self._plans)
+
+    def fit(self, budget: float) -> None:
+        """Where not all samples fit, keeps less of each if that makes an epoch shorter: see ``cut``.
+
+        Args:
+            budget: bytes.
+        """
+        called = [plan for plan in self._plans if plan["called"]]
+        if not called or not budget < self._nbytes * len(self.dataset) < math.inf:
+            return
+        plan = max(called, key=lambda plan: float(plan["steps"][-1][0]))
+        steps = [Step(*step) for step in plan["steps"]]
+        other = self._nbytes - steps[-1].nbytes
+        cut = choose(steps, self._read_s, max(0.0, other), budget / len(self.dataset))
+        if cut == plan["kept"]:
+            return
+        small = max(0.0, other) + steps[cut].nbytes
+        why = f"the same each time, but what goes into it is smaller: {small:,.0f} bytes, not {self._nbytes:,.0f}"
+        for k in range(cut, plan["kept"]):
+            self.rows[plan["row"] + k] = self.rows[plan["row"] + k]._replace(cached=False, why=why)
+            why = "the same each time; what goes into the one before it is kept"
+        plan["kept"] = cut
+        self._build(self._plans)
 
     # -- serving
 
@@ -135,11 +158,11 @@ class Split:
         """The random part, and the sample whole."""
         results = [self._rest[hook](*args, **kwargs) for hook, args, kwargs in stored.calls]
 
-        def put(place: Place) -> Any:
+        def result(place: Place) -> Any:
             _, args, kwargs = stored.calls[place.call]
             return _value(results[place.call], args, kwargs, place.key)
 
-        return _fill(stored.sample, put)
+        return _fill(stored.sample, result)
 
     def _read(self, index: Any) -> tuple[Any, list[Called]]:
         before = getattr(_here, "calls", None)  # a dataset inside another one's transform
@@ -162,17 +185,28 @@ class Split:
         for number, (where, _, _, pipeline) in enumerate(hooked):
             inputs = [(c.args, c.kwargs) for c in calls if c.hook == number]
             # One that is not called leaves its work to another one of them.
-            plans.append(self._judge_pipeline(where, pipeline, inputs) if inputs else {"called": False})
+            often = len(inputs) / len(tries)
+            plans.append(self._judge_pipeline(where, pipeline, inputs, often) if inputs else {"called": False})
         self._build(plans)
         self._verify(tries, [pipeline for *_, pipeline in hooked])
-        return {"rows": self.rows, "plans": plans}
+        began = time.perf_counter()
+        made = [self.prepare(i) for i in tries]
+        spent = (time.perf_counter() - began) / len(tries)
+        later = sum(step.seconds for plan in plans for step in plan.get("steps", ()))
+        return {
+            "rows": self.rows,
+            "plans": plans,
+            "read_s": max(0.0, spent - later),
+            "nbytes": sum(map(_nbytes, made)) / len(tries),
+            "offer": offer(self.prepare, range(0, n, max(1, n // PICTURES))),
+        }
 
     def _hooked(self) -> list[tuple[str, Any, str, Any]]:
         """A clone with a hook in each transform's place, as ``_base``: where, holder, attribute, pipeline of each."""
-        self._base, owners = _clone(self.dataset)
+        self._base, owners = clone(self.dataset)
         hooked: list[tuple[str, Any, str, Any]] = []
         for path, owner in owners:
-            for where, holder, attribute in _hooks(path, owner):
+            for where, holder, attribute in hooks(path, owner):
                 hooked.append((where, holder, attribute, getattr(holder, attribute)))
         for number, (_, holder, attribute, _) in enumerate(hooked):
             self._hook(holder, attribute, _Hook(number, Chain([])))
@@ -195,7 +229,7 @@ class Split:
 
     def _hook(self, holder: Any, attribute: str, hook: _Hook) -> None:
         # Code that goes through a list of transforms goes through a list of one.
-        _set(holder, attribute, [hook] if isinstance(getattr(holder, attribute), (list, tuple)) else hook)
+        put(holder, attribute, [hook] if isinstance(getattr(holder, attribute), (list, tuple)) else hook)
 
     def _judge_reading(self, tries: list[int], wheres: list[str]) -> list[Called]:
         """Whether the dataset's own code is deterministic. Returns its calls of the hooks."""
@@ -221,8 +255,12 @@ class Split:
         self.rows.append(Row("__getitem__", "", True, verdict.why))
         return calls
 
-    def _judge_pipeline(self, where: str, pipeline: Any, inputs: list[Call]) -> dict[str, Any]:
-        """How many transforms come before the first random one, and which pipelines inside it were taken apart."""
+    def _judge_pipeline(self, where: str, pipeline: Any, inputs: list[Call], often: float) -> dict[str, Any]:
+        """How many transforms come before the first random one, and which pipelines inside it were taken apart.
+
+        Args:
+            often: calls of the pipeline for a sample.
+        """
         answers: list[bool] = []
 
         def asked(whole: Any, parts: list[Any]) -> bool:
@@ -231,19 +269,26 @@ class Split:
 
         stages = flat(pipeline, asked)
         alone = len(stages) == 1
-        kept = len(stages)
+        kept, row = len(stages), len(self.rows)
+        inputs = inputs[:TRIES]
+        steps = [Step(often * sum(map(_nbytes, inputs)) / len(inputs), 0.0)]
         for k, stage in enumerate(stages):
             name = where if alone else f"{where}[{k}]"
             if k > kept:
                 self.rows.append(Row(name, label(stage), False, "comes after a random one"))
                 continue
-            verdict = judge(stage, inputs[:TRIES])
+            verdict = judge(stage, inputs)
             self.rows.append(Row(name, label(stage), verdict.deterministic, verdict.why))
             if verdict.deterministic:
-                inputs = [Chain([stage]).call(*copy.deepcopy(call)) for call in inputs[:TRIES]]
+                inputs = copy.deepcopy(inputs)
+                began = time.perf_counter()
+                inputs = [Chain([stage]).call(*call) for call in inputs]
+                each = often / len(inputs)
+                spent = time.perf_counter() - began
+                steps.append(Step(each * sum(map(_nbytes, inputs)), each * spent))
             else:
                 kept = k
-        return {"called": True, "same": answers, "kept": kept}
+        return {"called": True, "same": answers, "kept": kept, "steps": steps, "row": row}
 
     def _verify(self, tries: list[int], pipelines: list[Any]) -> None:
         """The two parts give what the whole gives, to the bit, from the same random states."""
@@ -271,7 +316,7 @@ class Split:
         for row in self.rows:
             kept = "cached   " if row.cached else "each time"
             lines.append(f"{kept}  {row.where:{wide[0]}}  {row.name:{wide[1]}}  {row.why}")
-        return "\n".join(lines)
+        return "\n".join([*lines, self.offer] if self.offer else lines)
 
     def __repr__(self) -> str:
         kept = sum(row.cached for row in self.rows)
@@ -283,7 +328,8 @@ class Split:
             f"<td>{html.escape(r.name)}</td><td>{html.escape(r.why)}</td></tr>"
             for r in self.rows
         )
-        return f"<table><tr><th></th><th>where</th><th>stage</th><th>why</th></tr>{rows}</table>"
+        table = f"<table><tr><th></th><th>where</th><th>stage</th><th>why</th></tr>{rows}</table>"
+        return f"{table}<p>{html.escape(self.offer)}</p>" if self.offer else table
 
 
 def split(dataset: Any) -> Split:
@@ -321,44 +367,12 @@ def split(dataset: Any) -> Split:
     return Split(dataset)
 
 
-def same(
-    whole: Callable[..., Any], parts: Callable[..., Any], inputs: list[Call], owners: list[Any] | None = None
-) -> bool:
-    """Whether two callables return the same bits from the same random states.
-
-    What asks the clock, or the system for random bytes, is not even the same as itself; so it is asked several times,
-    and what never repeats itself is believed.
-
-    Args:
-        whole, parts: the two.
-        inputs: what they are called with.
-        owners: whose generators are set back in between, if not those of ``whole``.
-    """
-    generators = [g for o in (owners or [whole]) for g in reach(o).generators.values()]
-    for call in inputs:
-        seen = []
-        for _ in range(AGAIN):
-            one, other = (_bits(fn, call, generators) for fn in (whole, parts))
-            if one is not None and one == other:
-                break
-            seen.append(one)
-        else:
-            if None in seen or seen.count(seen[0]) == AGAIN:
-                return False
-    return True
-
-
-def _bits(fn: Callable[..., Any], call: Call, generators: list[Any]) -> Any:
-    """What a call returns, comparable; None where it fails."""
-    states = States(generators)
+def _nbytes(sample: Any) -> float:
+    """What keeping it takes; inf where it cannot be kept."""
     try:
-        args, kwargs = copy.deepcopy(call)
-        words, leaves = take(fn(*args, **kwargs))
-        return words, [x.tobytes() for x in leaves]
-    except Exception:
-        return None
-    finally:
-        states.restore()
+        return float(sum(x.nbytes for x in take(sample)[1]))
+    except CacheError:
+        return math.inf
 
 
 def _value(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> Any:
@@ -377,50 +391,6 @@ def _fill(sample: Any, put: Callable[[Place], Any]) -> Any:
         items = [_fill(v, put) for v in sample]
         return kind(*items) if hasattr(kind, "_fields") else kind(items)
     return sample
-
-
-def _clone(dataset: Any, path: str = "") -> tuple[Any, list[tuple[str, Any]]]:
-    """A shallow copy, of the datasets inside it too; and every one of them, with its path."""
-    new = copy.copy(dataset)
-    owners = [(path, new)]
-    held = getattr(new, "__dict__", {})
-    for name in ("dataset", "datasets"):
-        inner = held.get(name)
-        if name == "dataset" and hasattr(inner, "__getitem__") and not isinstance(inner, (list, tuple, dict)):
-            copied, more = _clone(inner, f"{path}{name}.")
-            _set(new, name, copied)
-            owners += more
-        elif name == "datasets" and isinstance(inner, (list, tuple)):
-            pairs = [_clone(d, f"{path}{name}[{i}].") for i, d in enumerate(inner)]
-            _set(new, name, type(inner)([d for d, _ in pairs]))
-            owners += [o for _, more in pairs for o in more]
-    return new, owners
-
-
-def _hooks(path: str, owner: Any) -> Iterator[tuple[str, Any, str]]:
-    """Attributes of a dataset that hold transforms: where, who holds it, its name."""
-    for name in HOOKS:
-        held = inspect.getattr_static(owner, name, None)
-        value = getattr(owner, name, None)
-        if value is None or isinstance(held, property) or not (callable(value) or isinstance(value, (list, tuple))):
-            continue
-        if type(value).__name__ == "StandardTransform":  # torchvision: both of them in one object that is called
-            joint = copy.copy(value)
-            _set(owner, name, joint)
-            for part in ("transform", "target_transform"):
-                if getattr(joint, part, None) is not None:
-                    yield f"{path}{name}.{part}", joint, part
-            continue
-        yield f"{path}{name}", owner, name
-
-
-def _set(owner: Any, name: str, value: Any) -> None:
-    try:
-        setattr(owner, name, value)
-    except Exception as e:
-        raise UsageError(
-            f"{type(owner).__name__} cannot be split: its {name} cannot be replaced ({e}). {REMEDY}"
-        ) from e
 
 
 def _or(names: list[str]) -> str:

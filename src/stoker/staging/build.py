@@ -265,7 +265,9 @@ def _loader(items: _Items, workers: int | str) -> Any:
     from ..options import Measured
 
     many: int | str = workers and "auto"  # workers that take turns
-    loader: Any = DataLoader(items, BATCH, num_workers=many, collate_fn=_joined, in_order=False)
+    loader: Any = DataLoader(
+        items, BATCH, num_workers=many, collate_fn=_joined, in_order=False, on_worker_death="raise"
+    )
     if many == "auto" and workers != "auto":
         loader.resize(int(workers))
     elif many == "auto":  # not measured first: that would prepare samples for nothing, and it adapts as it goes

@@ -17,10 +17,12 @@ import numpy as np
 import torch
 
 from ..cache.leaves import take
+from .chain import Call
 from .marks import Touched
 from .reach import Reached, name_of, reach, set_state, state_of
 
 REPEATS = 4  # calls of each sample, the first of which may set something up
+AGAIN = 3  # times that two callables which differ are compared
 ENOUGH_S = 1.0  # of calls of one transform; then fewer samples have to do
 
 
@@ -162,3 +164,43 @@ def label(fn: Any) -> str:
         return name
     words = " ".join(repr(fn).split())
     return words if words.startswith(name) and len(words) <= 80 else name
+
+
+def same(
+    whole: Callable[..., Any], parts: Callable[..., Any], inputs: list[Call], owners: list[Any] | None = None
+) -> bool:
+    """Whether two callables return the same bits from the same random states.
+
+    What asks the clock, or the system for random bytes, is not even the same as itself; so it is asked several times,
+    and what never repeats itself is believed.
+
+    Args:
+        whole, parts: the two.
+        inputs: what they are called with.
+        owners: whose generators are set back in between, if not those of ``whole``.
+    """
+    generators = [g for o in (owners or [whole]) for g in reach(o).generators.values()]
+    for call in inputs:
+        seen = []
+        for _ in range(AGAIN):
+            one, other = (_bits(fn, call, generators) for fn in (whole, parts))
+            if one is not None and one == other:
+                break
+            seen.append(one)
+        else:
+            if None in seen or seen.count(seen[0]) == AGAIN:
+                return False
+    return True
+
+
+def _bits(fn: Callable[..., Any], call: Call, generators: list[Any]) -> Any:
+    """What a call returns, comparable; None where it fails."""
+    states = States(generators)
+    try:
+        args, kwargs = copy.deepcopy(call)
+        words, leaves = take(fn(*args, **kwargs))
+        return words, [x.tobytes() for x in leaves]
+    except Exception:
+        return None
+    finally:
+        states.restore()

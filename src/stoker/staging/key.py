@@ -120,12 +120,12 @@ def key_of(
     _all(dataset, DEPTH, {}, held)
     code, values = hashlib.sha256(), {}
     roots = {"torch", "numpy"}
-    for thing in walked:
+    for n, thing in enumerate(walked):
         found = reach(thing)
         roots |= found.roots
         for path in sorted(found.code):
             code.update(f"{path}:{found.code[path]};".encode())
-        values.update({k: v for k, v in found.values.items() if not k.startswith(("Sources", "_here"))})
+        values.update({k + "'" * n: v for k, v in found.values.items() if not k.startswith(("Sources", "_here"))})
     arguments = {k: _words(v) for k, v in sorted(values.items())}
     libraries = {"python": ".".join(platform.python_version_tuple()[:2])}
     for name in LIBRARIES:

@@ -31,7 +31,18 @@ SAMPLE_BYTES = 1 << 16  # of a large array, what is hashed
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), range, torch.dtype, torch.device, np.dtype)
 # Packages whose code is trusted to draw from the generators that are watched and from no others.
 KNOWN = {"torch", "torchvision", "torchaudio", "numpy", "PIL", "scipy", "skimage", "cv2", "kornia", "monai", "timm"}
-KNOWN |= {"albumentations", "builtins", "operator", "_operator", "math", "functools", "itertools", "collections", "io"}
+KNOWN |= {
+    "albumentations",
+    "albucore",
+    "builtins",
+    "operator",
+    "_operator",
+    "math",
+    "functools",
+    "itertools",
+    "collections",
+    "io",
+}
 KNOWN |= {
     "os",
     "posix",
@@ -53,21 +64,14 @@ UNSEEN = {
     "os.urandom": "os.urandom",
     "posix.urandom": "os.urandom",
     "random.SystemRandom": "random.SystemRandom",
-    "time.time": "the clock",
-    "time.time_ns": "the clock",
-    "time.monotonic": "the clock",
-    "time.monotonic_ns": "the clock",
-    "time.perf_counter": "the clock",
-    "time.perf_counter_ns": "the clock",
-    "time.process_time": "the clock",
-    "time.strftime": "the clock",
-    "time.localtime": "the clock",
     "datetime.datetime": "the clock",
     "datetime.date": "the clock",
     "os.getpid": "the process' number",
     "posix.getpid": "the process' number",
     "builtins.id": "id()",
     "builtins.input": "input()",
+    "numpy.random._generator.default_rng": "a generator made anew (default_rng)",
+    "numpy.random.default_rng": "a generator made anew (default_rng)",
 }
 UNSEEN_MODULES = {"secrets": "secrets", "uuid": "uuid", "socket": "a socket", "_socket": "a socket"}
 UNSEEN_MODULES |= {"urllib": "the network", "requests": "the network", "http": "the network"}
@@ -78,6 +82,7 @@ CV2 = {"randu", "randn", "randShuffle", "theRNG", "kmeans"}  # OpenCV's own gene
 CHANCE = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "multinomial"}
 CHANCE |= {"normal", "poisson", "dropout", "uniform_", "normal_", "random_", "bernoulli_", "exponential_", "cauchy_"}
 CHANCE |= {"log_normal_", "geometric_", "feature_dropout", "alpha_dropout", "rrelu", "gumbel_softmax"}
+NATIVE = (types.BuiltinFunctionType, types.MethodDescriptorType, np.ufunc, type(np.concatenate))
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, torch.Generator)
 
 
@@ -150,11 +155,21 @@ class _Walk:
         self.out = Reached({}, {}, [], [], [], {}, set())
         self._seen: dict[int, Any] = {}
 
+    @staticmethod
+    def _note(table: dict[str, Any], path: str, value: Any) -> None:
+        """Under a path of its own: an instance's attribute, its class' of the same name and a base class' are three."""
+        while path in table and table[path] is not value and table[path] != value:
+            path += "'"
+        table[path] = value
+
     def visit(self, x: Any, path: str, depth: int, own: bool = False) -> None:
         if isinstance(x, PLAIN):
-            self.out.values[path] = x
+            self._note(self.out.values, path, x)
             return
         if id(x) in self._seen:
+            return
+        if isinstance(x, NATIVE):
+            self._native(x, path)
             return
         if not depth or len(self._seen) > NODES:
             self.out.unknown.append(f"{path} is too deep to look at")
@@ -164,15 +179,15 @@ class _Walk:
             if isinstance(x, random.SystemRandom):
                 self.out.unseen.append(f"{path} is random.SystemRandom")
             else:
-                self.out.generators[path] = x
+                self._note(self.out.generators, path, x)
         elif isinstance(x, (torch.Tensor, np.ndarray)):
-            self.out.values[path] = digest(x)
+            self._note(self.out.values, path, digest(x))
         elif isinstance(x, types.ModuleType) or x is os.environ:  # which of them are asked for nobody knows
             pass
         elif isinstance(x, enum.Enum):
-            self.out.values[path] = str(x)
+            self._note(self.out.values, path, str(x))
         elif isinstance(x, (os.PathLike, re.Pattern)):  # not what they remember of themselves
-            self.out.values[path] = os.fspath(x) if isinstance(x, os.PathLike) else (x.pattern, x.flags)
+            self._note(self.out.values, path, os.fspath(x) if isinstance(x, os.PathLike) else (x.pattern, x.flags))
         elif isinstance(x, (types.FunctionType, types.MethodType, functools.partial)):
             self._function(x, path, depth, own)
         elif isinstance(x, (staticmethod, classmethod)):
@@ -181,20 +196,18 @@ class _Walk:
             self.visit(x.fget, path, depth - 1, own)
         elif isinstance(x, type):
             self._class(x, path, depth, own)
-        elif isinstance(x, (types.BuiltinFunctionType, types.MethodDescriptorType, np.ufunc)):
-            self._native(x, path)
         elif isinstance(x, (list, tuple, set, frozenset, dict)):
             self._container(x, path, depth)
         else:
             self._instance(x, path, depth, own)
 
     def _container(self, x: Any, path: str, depth: int) -> None:
-        self.out.values[f"len({path})"] = len(x)
+        self._note(self.out.values, f"len({path})", len(x))
         if isinstance(x, dict):
             for k, v in list(x.items())[:WIDTH]:
                 self.visit(v, f"{path}[{k!r}]", depth - 1)
         elif isinstance(x, (set, frozenset)):
-            self.out.values[path] = sorted(map(repr, list(x)[:WIDTH]))
+            self._note(self.out.values, path, sorted(map(repr, list(x)[:WIDTH])))
         else:
             for i, v in enumerate(x[:WIDTH]):
                 self.visit(v, f"{path}[{i}]", depth - 1)
@@ -214,14 +227,14 @@ class _Walk:
         if not held and root in sys.stdlib_module_names:  # a date, a fraction
             words = repr(x)
             if " at 0x" not in words:
-                self.out.values[path] = words[:REPR]
+                self._note(self.out.values, path, words[:REPR])
         for k, v in held.items():
             self.visit(v, f"{path}.{k}", depth - 1)
         self._class(type(x), path, depth, own)
 
     def _class(self, cls: type, path: str, depth: int, own: bool) -> None:
         """Class attributes are state, too; and what the methods name that a call goes through."""
-        outside = KNOWN - {"torchvision", "monai", "albumentations", "kornia", "timm"}
+        outside = KNOWN - {"torchvision", "monai", "albumentations", "albucore", "kornia", "timm"}
         bases = [base for base in cls.__mro__ if base.__module__.split(".")[0] not in outside]
         called = _called(bases)
         for base in bases:
@@ -261,7 +274,7 @@ class _Walk:
                 self.visit(value, f"{path}:{name}", depth - 1, own)
         for i, v in enumerate((*(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values())):
             self.visit(v, f"{path}:default{i}", depth - 1)
-        self.out.code[path] = _digest(x.__code__)
+        self._note(self.out.code, path, _digest(x.__code__))
         for code in _codes(x.__code__):
             self._code(code, x.__globals__, path, depth, own)
 
@@ -306,6 +319,8 @@ class _Walk:
         bound = getattr(value, "__self__", None)
         of = f"{bound.__module__}.{bound.__name__}" if isinstance(bound, type) else f"{module}.{name}"
         unseen = UNSEEN.get(of) or UNSEEN_MODULES.get(root)
+        if root == "time" and name not in ("time" if isinstance(value, types.ModuleType) else "", "sleep"):
+            unseen = "the clock"
         if unseen:
             self.out.unseen.append(f"{path} asks {unseen}")
             return
@@ -329,7 +344,7 @@ class _Walk:
         if isinstance(value, types.ModuleType):
             return
         known = root in KNOWN or root in sys.stdlib_module_names
-        if known and isinstance(value, (types.FunctionType, type, types.BuiltinFunctionType)):
+        if known and isinstance(value, (types.FunctionType, type, *NATIVE)):
             return
         self.visit(value, words, depth - 1, own and root not in KNOWN)
 
@@ -346,8 +361,11 @@ def _names(code: types.CodeType) -> tuple[tuple[tuple[str, ...], bool], ...]:
     """The dotted names that code loads, and the globals that it writes."""
     out: list[tuple[tuple[str, ...], bool]] = []
     current: list[str] | None = None
+    first = code.co_varnames[0] if code.co_argcount else None
     for op in dis.get_instructions(code):
-        if op.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+        if current == ["id"] and op.opname.startswith("LOAD_FAST") and op.argval == first == "self":
+            current = None  # id(self) is the same in every call, and many transforms keep their books by it
+        elif op.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             if current:
                 out.append((tuple(current), False))
             current = [str(op.argval)]

@@ -26,8 +26,9 @@ class Batches:
 
     def __init__(self, staged: Staged, collate: Callable[[Any], Any], select: Any, plain: bool) -> None:
         self._staged, self._collate = staged, collate
-        # What is augmented as a batch lies in a slot only when that is done.
-        self._select = new_tensors if staged.augment_batch is not None else select
+        # What is augmented as a batch lies in a slot only when that is done; what is on a device never does.
+        in_slot = staged.augment_batch is not None and not staged._is_there(select)
+        self._select = new_tensors if in_slot else select
         self._gathers = plain and staged._augment is None
         self._checked = False
 
@@ -54,7 +55,8 @@ class Batches:
             # Once both ways: a collate function that somebody has changed inside is found here.
             batch = self._collate(self._staged._samples(indices))
             self._gathers = store.tried = _same(batch, made.batch(new_tensors(columns, rows)))
-            return batch
+            if not self._gathers:
+                return batch
         self._checked = True
         return made.batch(self._select(columns, rows))
 

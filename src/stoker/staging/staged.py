@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,23 +14,20 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from .. import machine
-from ..cache.folder import Folder, discard, open_for, root
+from ..cache.folder import root
 from ..cache.leaves import CacheError, foreign, take
-from ..cache.memory import Memory
-from ..cache.store import Account, Store, size_of
+from ..cache.store import Account
 from ..cache.tiers import Tiers
 from ..errors import StokerWarning, UsageError
+from ..gather import Select
 from ..objects import Look
-from ..options import parse_bytes
-from .apart import apart
+from . import device
 from .border import Split, Unjudged, map_style
 from .chance import States
 from .reach import reach
+from .stores import budgets, new_store
 
-TIERS = ("auto", "ram", "compressed", "disk", None)
-RAM_SHARE = 0.5  # of the memory that is free, where no budget is given
-DISK_SHARE = 0.5  # of the disk
+TIERS = ("auto", "ram", "compressed", "disk", "device", None)
 CHECK_S = 1.0  # between two looks, at least, at whether the dataset or prepare were changed
 CHECK_SHARE = 500  # and so seldom that they take 0.2 % of the time
 
@@ -52,8 +48,10 @@ class Staged(Dataset[Any]):
             ``stoker.DataLoader``.
         cache: "ram": shared memory of this run. "compressed": the same, samples compressed without loss. "disk": mapped
             files, which the next run finds again. "auto": memory, compressed where the set does not fit otherwise and
-            that is measured to pay; behind it, where ``cache_dir`` or ``$STOKER_CACHE`` is given, the disk. None: no
-            cache.
+            that is measured to pay; behind it, where ``cache_dir`` or ``$STOKER_CACHE`` is given, the disk. "device":
+            "ram" until all samples are in; from the next epoch on ``stoker.DataLoader`` makes batches on the
+            accelerator, if they are of one shape, nothing is augmented sample by sample, and half of its free memory is
+            enough. None: no cache.
         cache_budget: bytes, ``"4GB"``, or a share of the memory granted, for the memory, or for the disk with
             ``cache="disk"``; None: half of what is free.
         cache_dir: where caches on disk lie; None: ``$STOKER_CACHE``, else ``stoker/staged`` among the user's caches.
@@ -98,10 +96,13 @@ class Staged(Dataset[Any]):
             self._disk = self._disk or root()
         elif cache != "auto":
             self._disk = None
-        self._budgets = _budgets(cache_budget, cache, self._disk)
+        self._budgets = budgets(cache_budget, cache, self._disk)
         self._owned: tuple[int, list[Any]] = (0, [])
         self._keyed = cache_key, cache_content
         self._store: Tiers | None = None
+        self._there: device.Columns | None = None
+        if cache == "device" and device.accelerator() is None:
+            warnings.warn('cache="device": there is no accelerator, so it is "ram".', StokerWarning, stacklevel=2)
         self._ready()
 
     def _ready(self) -> None:
@@ -112,6 +113,8 @@ class Staged(Dataset[Any]):
                 prepare = _as_it_is
             else:
                 self.border = Split(self.dataset)
+                if self.cache != "compressed" and any(self._budgets):
+                    self.border.fit(sum(self._budgets))
         if self.border is not None:
             self._prepare: Callable[[Any], Any] = self.border.prepare
             self._augment: Callable[[Any], Any] | None = None if self.border.exact else self.border.augment
@@ -122,50 +125,7 @@ class Staged(Dataset[Any]):
         self.samples = len(self.dataset)
         self._look = Look((self.dataset, *self._said))
         self._next_look, self._fits = 0.0, True  # whoever is forked looks when it begins
-        self._store = self._new_store()
-
-    def _new_store(self) -> Tiers | None:
-        if self.cache is None or not self.samples:
-            return None
-        stores: list[Store] = []
-        ram, disk = self._budgets
-        try:
-            if ram:
-                squeeze = {"auto": None, "compressed": True}.get(self.cache, False)
-                stores.append(Store(Memory(size_of(self.samples, ram)), self.samples, ram, squeeze))
-            if disk:
-                stores.append(self._on_disk(disk))
-        except (OSError, CacheError) as e:
-            words = (e.strerror or e) if isinstance(e, OSError) else e
-            where = self._disk if len(stores) == bool(ram) and disk else "memory"
-            warnings.warn(f"There is no cache in {where}: {words}.", StokerWarning, stacklevel=4)
-        return Tiers(stores) if stores else None
-
-    def _on_disk(self, budget: int) -> Store:
-        from .key import name_of
-
-        assert self._disk is not None
-        key, sources = self._key()
-        why = ""
-        for attempt in (1, 2):
-            folder, words = open_for(self._disk, name_of(self.dataset), key, sources)
-            try:
-                store = Store(folder, self.samples, budget)
-                store.ready()
-                if store.account.reason and store.account.budget < budget and not store.complete:
-                    raise CacheError(f"{folder.path} was full with {store.account.budget:,} bytes")
-                self._compare(store, folder)
-                break
-            except CacheError as e:
-                if attempt == 2 or not folder.writable:
-                    raise
-                why = f"{e}: it is made anew"
-                discard(folder.path)
-        store.again()
-        words = why or words
-        if words:
-            warnings.warn(f"{words}.", StokerWarning, stacklevel=5)
-        return store
+        self._store, self._there = new_store(self), None
 
     def _key(self) -> tuple[dict[str, Any], list[list[Any]]]:
         """What the samples depend on, and the files they are made from."""
@@ -178,31 +138,6 @@ class Staged(Dataset[Any]):
         """What is done for a sample before anything random: the dataset, and ``prepare`` where there is one."""
         base = self.dataset if self.border is None else self.border._base
         return [base] if self._said[0] is None else [base, self._said[0]]
-
-    def _compare(self, store: Store, folder: Folder) -> None:
-        """One sample made anew: what changed without anybody's knowing is found before it is served."""
-        there = np.flatnonzero(store.place)
-        if not len(there):
-            return
-        i = int(there[len(there) // 2])
-        at = int(store.where(np.array([i]))[0])
-        if not at:
-            return  # damaged; whoever asks for it makes it anew
-
-        def bits(sample: Any) -> Any:
-            words, leaves = take(sample, dense=self._augment is None)
-            return words, [x.tobytes() for x in leaves]
-
-        kept = bits(store.read(at))
-
-        def again() -> bool:
-            try:
-                return bool(bits(self._prepare(i)) == kept)
-            except Exception:
-                return True  # whoever asks for it hears why
-
-        if not apart(again):
-            raise CacheError(f"sample {i} is another than in {folder.path}")
 
     # -- a dataset
 
@@ -240,7 +175,7 @@ class Staged(Dataset[Any]):
             state["_store"] = None  # its memory belongs to this run and its workers
         for made in ("_prepare", "_augment", "_look"):
             state.pop(made)
-        state["_owned"] = 0, []
+        state["_owned"], state["_there"] = (0, []), None
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -254,7 +189,7 @@ class Staged(Dataset[Any]):
             self._prepare, self._augment = lambda i: made(self.dataset[i]), augment
         self._look = Look((self.dataset, *self._said))
         self._next_look, self._fits = 0.0, True
-        self._store = store if store is not None else self._new_store()
+        self._store = store if store is not None else new_store(self)
 
     # -- what people ask it
 
@@ -268,7 +203,9 @@ class Staged(Dataset[Any]):
     @property
     def report(self) -> str:
         """What is kept, in words."""
-        return "no cache" if self._store is None else self._store.describe()
+        words = "no cache" if self._store is None else self._store.describe()
+        there = self._there
+        return words if there is None else f"{words}; {there.why or f'batches are made on {there.device}'}"
 
     # -- serving
 
@@ -393,6 +330,14 @@ class Staged(Dataset[Any]):
             self._owned = os.getpid(), [g for part in self._walked for g in reach(part).generators.values()]
         return self._owned[1]
 
+    def _on_device(self, plain: bool) -> Select | None:
+        """What makes batches on the accelerator, once everything is in; asked when an epoch begins, in the parent."""
+        return device.select(self, plain) if self.cache == "device" else None
+
+    def _is_there(self, select: Select) -> bool:
+        """Whether this is what makes batches on the accelerator."""
+        return self._there is not None and select == self._there.select
+
     def _stoker_batches(self, collate: Callable[[Any], Any], select: Any, plain: bool) -> Callable[[Any], Any]:
         """What makes batches of indices for stoker's loader. See ``serve.Batches``."""
         from .serve import Batches
@@ -406,22 +351,6 @@ def _plainly(changes: list[str]) -> str:
 
 def _as_it_is(sample: Any) -> Any:
     return sample
-
-
-def _budgets(asked: int | float | str | None, cache: str | None, disk: Path | None) -> tuple[int, int]:
-    """Bytes of memory, and of disk."""
-    if cache is None:
-        return 0, 0
-    given = None if asked is None else parse_bytes(asked, machine.memory_granted())
-    ram = 0 if cache == "disk" else given or max(1, int(machine.memory_available() * RAM_SHARE))
-    if disk is None:
-        return ram, 0
-    if cache == "disk" and given:
-        return 0, given
-    there = disk
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    return ram, max(1, int(shutil.disk_usage(there).free * DISK_SHARE))
 
 
 def _watched() -> bool:

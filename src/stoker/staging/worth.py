@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from .. import machine
 from ..cache.leaves import Layout, take
-from .border import Split
+from .border import PICTURES, Split
 from .chance import States
+from .shrink import offer
 
 SAMPLES = 32  # that are timed, at most
 SHARE = 0.5  # of the free memory, as ``Staged`` takes
@@ -30,6 +31,7 @@ class Worth(NamedTuple):
         keep_s: to put one sample in; the first epoch is so much longer.
         read_s: to take one out again.
         border: the stages and why, as ``split`` says it.
+        offer: in words, what decoding pictures small would bring and change; "" where it would not.
     """
 
     samples: int
@@ -41,6 +43,7 @@ class Worth(NamedTuple):
     keep_s: float
     read_s: float
     border: str
+    offer: str = ""
 
     @property
     def share(self) -> float:
@@ -65,11 +68,12 @@ class Worth(NamedTuple):
     def __str__(self) -> str:
         fits = "all of it" if self.share == 1 else f"{self.share:.0%} of it"
         size, free = (f"{n / 1e6:,.0f} MB" for n in (self.nbytes, self.free))
-        return (
+        words = (
             f"{size} for {self.samples:,} samples; {free} are free: {fits} fits\n"
             f"{self.fill_s:,.1f} s of one worker to fill, on the way {self.keep_s * self.samples * self.share:,.2f} s; "
             f"{self.saved_s:,.1f} s saved in each later epoch: it pays after {self.epochs:.2g} more epochs"
         )
+        return f"{words}\n{self.offer}" if self.offer else words
 
 
 def worth(dataset: Any, seconds: float = 1.0) -> Worth:
@@ -95,6 +99,7 @@ def worth(dataset: Any, seconds: float = 1.0) -> Worth:
     border = ""
     if not hasattr(type(dataset), "_stoker_batches"):
         parts = Split(dataset)
+        parts.fit(SHARE * machine.memory_available())
         border = str(parts)
     prepare, augment = (parts.prepare, parts.augment) if border else (parts._prepare, parts._augment)
     if border and parts.exact:
@@ -125,4 +130,6 @@ def worth(dataset: Any, seconds: float = 1.0) -> Worth:
     prepare_s = statistics.fmean(row[0] for row in spent)  # some samples are dearer, and that counts
     keep_s, read_s, augment_s = (statistics.median(row[k] for row in spent) for k in (1, 2, 3))
     each = nbytes / len(spent)
-    return Worth(n, each, each * n, machine.memory_available(), prepare_s, augment_s, keep_s, read_s, border)
+    free = machine.memory_available()
+    small = parts.offer if border else offer(prepare, some[:PICTURES])
+    return Worth(n, each, each * n, free, prepare_s, augment_s, keep_s, read_s, border, small)

@@ -162,6 +162,7 @@ def _loader(reader: Any, inner: Any, num_workers: int | str, total: int | None, 
         worker_init_fn=functools.partial(start, inner.worker_init_fn),
         multiprocessing_context=inner.multiprocessing_context if many else None,
         generator=torch.Generator().manual_seed(seed),
+        on_worker_death="raise",
     )
     if many == "auto" and num_workers != "auto":
         mine.resize(int(num_workers))

@@ -71,6 +71,11 @@ class Board:
         self._ended = True
         self.flush()
 
+    @property
+    def ended(self) -> bool:
+        """Its write end is closed; another pipe may have the number."""
+        return self._closed
+
     def flush(self) -> bool:
         """Writes what the pipe did not take. Returns True when nothing is left."""
         done = self.outbox.flush()

@@ -22,9 +22,9 @@ import mmap
 import os
 import struct
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -42,10 +42,15 @@ ALIGN = 64  # a cache line, and more than any dtype asks for
 GRAIN = 1 << 16  # slots are multiples of this, so batches of nearly one size fit each other's slots
 SLACK = 8  # a slot that proved too small is replaced by one an eighth larger than needed
 
-_CONTROL = struct.Struct("<7Q")  # stop, slots in use, end of the file's used part, hand, workers, epoch, memory
-_TABLE_AT = 64
+# stop, slots in use, end of the file's used part, hand, workers, epoch, memory, slot being filled, place, since, owed,
+# serving, times kept, stack, trims
+_CONTROL = struct.Struct("<16Q")
+_TABLE_AT = 128
 _STAMPS_AT = _TABLE_AT + MAX_SLOTS * 16
-HEADER_BYTES = -(-(_STAMPS_AT + MAX_SLOTS * 4) // mmap.PAGESIZE) * mmap.PAGESIZE
+_KEPT_AT = _STAMPS_AT + MAX_SLOTS * 4
+KEPT_BYTES = 1 << 14  # for the random state of a worker: 10 KB
+_KEPT = struct.Struct("<QQQ")  # epoch, task, bytes
+HEADER_BYTES = -(-(_KEPT_AT + 2 * KEPT_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def aligned(n: int) -> int:
@@ -72,6 +77,7 @@ class Arena:
         self._control = view[: _CONTROL.size].cast("Q")
         self._table = view[_TABLE_AT:_STAMPS_AT].cast("Q")
         self.stamps = view[_STAMPS_AT : _STAMPS_AT + 4 * MAX_SLOTS].cast("I")
+        self._memory = view
         if not self._control[2]:
             self._control[2] = HEADER_BYTES
         self._close = weakref.finalize(self, os.close, fd)
@@ -128,6 +134,93 @@ class Arena:
     def pss(self, nbytes: int) -> None:
         self._control[6] = nbytes
 
+    @property
+    def trims(self) -> int:
+        """How often the parent has asked for the memory of free slots."""
+        return self._control[14]
+
+    @trims.setter
+    def trims(self, count: int) -> None:
+        self._control[14] = count
+
+    @property
+    def filling(self) -> int:
+        """The slot that the worker is filling, or -1: what a death would leave taken and sent to nobody."""
+        return self._control[7] - 1
+
+    @filling.setter
+    def filling(self, slot: int) -> None:
+        self._control[7] = slot + 1
+
+    @property
+    def at(self) -> tuple[int, int]:
+        """Where the worker is in its task, as ``workers.protocol`` has it, and until when it may be there: nanoseconds
+        of the monotonic clock, 0 as long as it likes."""
+        return self._control[8], self._control[9]
+
+    @at.setter
+    def at(self, at: tuple[int, int]) -> None:
+        self._control[8], self._control[9] = at
+
+    @property
+    def owed(self) -> int:
+        """Tasks that a worker finds in its own pipe and is to do first."""
+        return self._control[10]
+
+    @owed.setter
+    def owed(self, tasks: int) -> None:
+        self._control[10] = tasks
+
+    @property
+    def serving(self) -> bool:
+        """The worker has started, and asks for tasks."""
+        return bool(self._control[11])
+
+    @serving.setter
+    def serving(self, value: bool) -> None:
+        self._control[11] = int(value)
+
+    @property
+    def stack(self) -> int:
+        """The descriptor, in the worker, of the file to which it writes where it is when it is asked."""
+        return self._control[13]
+
+    @stack.setter
+    def stack(self, fd: int) -> None:
+        self._control[13] = fd
+
+    def keep(self, epoch: int, task: int, state: bytes) -> None:
+        """Notes the random state in which a task begins. A kill in the middle leaves the state before."""
+        times = self._control[12] + 1
+        at = _KEPT_AT + (times & 1) * KEPT_BYTES
+        end = at + _KEPT.size + len(state)
+        self._memory[at : at + _KEPT.size] = _KEPT.pack(epoch, task, len(state))
+        self._memory[at + _KEPT.size : end] = state
+        self._control[12] = times
+
+    @property
+    def kept(self) -> tuple[int, int] | None:
+        """Epoch and number of the task at whose beginning random state was noted last."""
+        return self._kept()[:2] if self._control[12] else None
+
+    @property
+    def state(self) -> bytes:
+        """What was noted then; empty where nothing was."""
+        if not self._control[12]:
+            return b""
+        at = _KEPT_AT + (self._control[12] & 1) * KEPT_BYTES + _KEPT.size
+        return bytes(self._memory[at : at + self._kept()[2]])
+
+    def _kept(self) -> tuple[int, int, int]:
+        epoch, task, nbytes = _KEPT.unpack_from(self._memory, _KEPT_AT + (self._control[12] & 1) * KEPT_BYTES)
+        return epoch, task, nbytes
+
+    def forget(self) -> None:
+        """Another worker begins, whose life this is not."""
+        self.stop, self.hand, self.pss, self.filling, self.at, self.owed = False, None, 0, -1, (0, 0), 0
+        self.serving = False
+        self._control[12] = 0
+
     def place(self, slot: int) -> tuple[int, int]:
         """Offset in the file and capacity of a slot, in bytes."""
         return self._table[2 * slot], self._table[2 * slot + 1]
@@ -181,6 +274,7 @@ class SlotWriter:
         self.address = 0
         self.whole: Bytes | None = None
         self._stamp = 0
+        self._trims = arena.trims
 
     def take(self, nbytes: int) -> bool:
         """Starts filling a slot of at least ``nbytes``. Returns False when there is none to be had."""
@@ -202,6 +296,7 @@ class SlotWriter:
         self.whole = np.frombuffer(mapped[1], np.uint8)
         self.address = self.whole.ctypes.data
         self.slot, self.used, self.capacity = slot, 0, capacity
+        self.arena.filling = slot
         return True
 
     def room(self, nbytes: int) -> int | None:
@@ -216,6 +311,7 @@ class SlotWriter:
         """The slot is the parent's now. Should the dataset have kept a tensor in it, it is not written again."""
         if self.whole is not None:
             self._kept[self.slot] = weakref.ref(self.whole)
+            self.arena.filling = -1
         self._forget()
 
     def cancel(self) -> None:
@@ -229,6 +325,9 @@ class SlotWriter:
         self.whole, self.slot, self.used, self.capacity, self.address = None, -1, 0, 0, 0
 
     def _choose(self, nbytes: int) -> int | None:
+        if self._trims != self.arena.trims:
+            self._trims = self.arena.trims
+            self._trim()
         best = small = None
         newest = 0
         stamps = self.arena.stamps
@@ -247,6 +346,17 @@ class SlotWriter:
             return self.arena.add(nbytes + nbytes // SLACK, small)
         return self.arena.add(nbytes)
 
+    def _trim(self) -> None:
+        """Gives back the memory of slots that are free."""
+        stamps = self.arena.stamps
+        for slot in range(self.arena.slots):
+            stamp = stamps[slot]
+            if stamp and not self._is_kept(slot):
+                stamps[slot] = 0
+                self._maps.pop(slot, None)
+                self.arena.punch(slot)
+                stamps[slot] = stamp
+
     def _is_kept(self, slot: int) -> bool:
         ref = self._kept.get(slot)
         if ref is None:
@@ -257,17 +367,42 @@ class SlotWriter:
         return False
 
 
+class Locker(Protocol):
+    """Page-locks slots for a device: ``pin.locked``."""
+
+    def lock(self, memory: Any) -> None: ...
+    def is_locked(self, memory: Any) -> bool: ...
+    def later(self, release: weakref.WeakMethod[Callable[[int], None]], slot: int) -> None: ...
+
+
 class SlotReader:
-    """The parent's side of an arena: leases slots to the consumer and frees each when its last tensor dies."""
+    """The parent's side of an arena: leases slots to the consumer and frees each when its last tensor dies.
+
+    Attributes:
+        arena: the memory.
+        leases: slots that the consumer holds.
+        locker: page-locks slots as they are mapped; a locked slot is free only when no device reads it any more.
+    """
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
+        self.locker: Locker | None = None
+        self._held_back: set[int] = set()  # dropped by the consumer, and not yet by the device
         self.leases: dict[int, tuple[weakref.ref[Bytes], int]] = {}
         self._maps: dict[int, tuple[int, Any]] = {}
         self._stamp = max(arena.stamps[: max(arena.slots, 1)], default=0) + 1
         self._owner = os.getpid()
         self._lost: set[int] = set()
         _readers.add(self)
+
+    def lock_with(self, locker: Locker | None) -> None:
+        """From now on slots are page-locked; those that are mapped already, too."""
+        if locker is None or self.locker is locker:
+            self.locker = locker
+            return
+        self.locker = locker
+        for _, memory in self._maps.values():
+            locker.lock(memory)
 
     def lease(self, slot: int, used: int) -> Bytes:
         """The slot's first ``used`` bytes as an array. The slot is free again when nothing refers to the array."""
@@ -278,10 +413,25 @@ class SlotReader:
 
         def ended(_: object) -> None:
             self.leases.pop(slot, None)
-            self.release(slot)
+            if self.locker is None or slot not in self._maps or not self.locker.is_locked(self._maps[slot][1]):
+                self.release(slot)
+            elif os.getpid() == self._owner:
+                self._held_back.add(slot)
+                self.locker.later(weakref.WeakMethod(self._let_go), slot)
 
         self.leases[slot] = (weakref.ref(whole, ended), used)
         return whole
+
+    def shrink(self) -> None:
+        """Has the worker give back the memory of free slots, before it fills the next one."""
+        self.arena.trims += 1
+        self.forget()
+
+    def forget(self) -> None:
+        """Unmaps what nobody holds; it is mapped again when it is leased."""
+        for slot in list(self._maps):
+            if slot not in self.leases and slot not in self._held_back:
+                del self._maps[slot]
 
     def leased_bytes(self) -> int:
         """Bytes that the consumer holds. Counted afresh: leases end in any thread, at any moment."""
@@ -297,10 +447,14 @@ class SlotReader:
         self.release(slot)
         return out
 
+    def _let_go(self, slot: int) -> None:
+        self._held_back.discard(slot)
+        self.release(slot)
+
     def release(self, slot: int) -> None:
         """Gives a slot back to its worker."""
         # A child forked by the user inherits the leases; what ends there must not free what is in use here.
-        if os.getpid() != self._owner or slot in self._lost:
+        if os.getpid() != self._owner or slot in self._lost or slot in self._held_back:
             return
         self._stamp = self._stamp % 0xFFFFFFFF + 1  # never 0, which means "taken"
         self.arena.stamps[slot] = self._stamp
@@ -320,6 +474,8 @@ class SlotReader:
         mapped = self._maps.get(slot)
         if mapped is None or mapped[0] != offset:
             self._maps[slot] = mapped = (offset, self.arena.map(slot))
+            if self.locker is not None:
+                self.locker.lock(mapped[1])
         return mapped[1]
 
 

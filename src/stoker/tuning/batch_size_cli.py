@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from ..arguments import count, seconds, share
 from ..errors import StokerError, UsageError
+from ..report import output
 from ..report.progress import Progress
-from ..report.schema import check_writable
 
 EXAMPLE = """examples:
   stoker batch-size train.py:make_loader
@@ -43,9 +42,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UsageError: wrong arguments, or not one sample fits.
     """
-    to_file = options.json is not None and str(options.json) != "-"
-    if to_file:
-        check_writable(options.json)
+    output.check(options.json)
     from .batch_size import largest  # which loads torch
     from .target import as_loader, find
 
@@ -62,8 +59,5 @@ def run(options: argparse.Namespace) -> int:
         return 1
     finally:
         progress.end()
-    text = json.dumps(found.as_dict(), indent=2)
-    if to_file:
-        options.json.write_text(text + "\n")
-    print(text if str(options.json) == "-" else found)
+    output.give(found.as_dict(), options.json, lambda: print(found))
     return 0

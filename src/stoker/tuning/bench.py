@@ -19,6 +19,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..errors import UsageError, WorkerDiedError
+from ..faults import settings
 from ..options import Budget
 from ..source import Task
 from ..workers.draws import Noticed
@@ -97,6 +98,7 @@ def spec_of(loader: Any, num_workers: int) -> WorkerSpec:
         num_workers=num_workers,
         shared_seed=None,
         task_seeds=True,
+        on_error=settings.on_error(loader),
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ..files import write
 
 if TYPE_CHECKING:
     from .result import TuneResult
@@ -36,7 +37,7 @@ def draw(result: TuneResult, path: Path) -> None:
     check(path)
     if path.suffix == ".html":
         page = f'<!doctype html><meta charset="utf-8"><title>stoker tune</title>{result._repr_html_()}'
-        path.write_text(page + f"<pre>{_escaped(str(result))}</pre>\n")
+        write(path, page + f"<pre>{_escaped(str(result))}</pre>\n")
         return
     _figure(result).savefig(path, dpi=150)
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from .. import __version__, machine
+from ..files import write
 
 KEPT = 8  # keys in one file
 SCHEMA = 1
@@ -119,11 +120,9 @@ def save(loader: Any, answer: dict[str, Any]) -> Path | None:
     key = key_of(loader)
     entries = [e for e in _entries(path) if e["key"] != key][-KEPT + 1 :]
     entries.append({"key": key, "answer": answer, "at": time.strftime("%Y-%m-%d %H:%M:%S")})
-    beside = path.with_suffix(f".{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps({"schema": SCHEMA, "entries": entries}, indent=1))
-        beside.replace(path)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write(path, json.dumps({"schema": SCHEMA, "entries": entries}, indent=1))
     except OSError:
         return None
     return path

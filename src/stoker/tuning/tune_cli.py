@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from ..arguments import count, seconds
+from ..report import output
 from ..report.progress import Progress
-from ..report.schema import check_writable
 from . import ALL_KNOBS, BATCH_SIZE, BUDGET_S, KNOBS, plot
 
 EXAMPLE = """examples:
@@ -49,8 +48,7 @@ def run(options: argparse.Namespace) -> int:
     """
     if options.plot is not None:
         plot.check(options.plot)
-    if options.json is not None and str(options.json) != "-":
-        check_writable(options.json)
+    output.check(options.json)
     from .entry import tune  # which loads torch
     from .target import find
 
@@ -71,11 +69,5 @@ def run(options: argparse.Namespace) -> int:
         progress.end()
     if options.plot is not None:
         result.plot(options.plot)
-    if options.json is not None:
-        text = json.dumps(result.as_dict(), indent=2)
-        if str(options.json) == "-":
-            print(text)
-            return 0
-        options.json.write_text(text + "\n")
-    result.show()
+    output.give(result.as_dict(), options.json, result.show)
     return 0

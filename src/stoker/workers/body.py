@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +12,21 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import IterDataPipe
 from torch.utils.data.dataloader import _DatasetKind
 
+from .. import seeding
 from ..collate import SlotCollate
+from ..faults.guard import Guard, Mark
 from ..stage import Stages, put_back, state_of
 from ..stateful import is_stateful, noted, put
 from ..transport.record import Times
-from .protocol import Told, WorkerSpec
+from .protocol import Again, Told, WorkerSpec
+
+FORKED = "Cannot re-initialize CUDA in forked subprocess"  # torch.cuda._lazy_init
+REMEDY = (
+    "A forked worker cannot use the device. Let the dataset give tensors of the CPU and the loader move them "
+    '(device="cuda"); '
+    "tensors that lie on the device are gathered by the main process if they are in a TensorDataset; and "
+    'multiprocessing_context="spawn" starts workers that may use it.'
+)
 
 
 class Body:
@@ -26,6 +38,7 @@ class Body:
         dataset: this worker's dataset.
         collate: the collate function with a slot at hand.
         where: "process" or "thread", for errors.
+        mark: is told the position of each sample before it is loaded, where that is wanted.
         seed_task: sets the random state that this worker's code sees, from base seed, epoch and task.
         look: what that random state is, to be compared.
     """
@@ -38,12 +51,13 @@ class Body:
         collate: SlotCollate,
         where: str,
         seed_task: Callable[[int, int, int], None],
+        mark: Mark,
         look: Callable[[], Any],
     ) -> None:
         self.spec, self.id, self.dataset, self.collate = spec, worker, dataset, collate
         self.exhausted = False
         self._where = f"in DataLoader worker {where} {worker}"
-        self._seed_task, self._look = seed_task, look if spec.look else None
+        self._seed_task, self._mark, self._look = seed_task, mark, look if spec.look else None
         self._iterable = spec.kind == _DatasetKind.Iterable
         self._made = 0  # batches of this epoch
         self._tells = False
@@ -79,7 +93,15 @@ class Body:
 
     def _begin(self) -> None:
         spec = self.spec
-        self._stages = Stages(spec.kind, self.dataset, spec.auto_collation, self.collate, spec.drop_last)
+        self._stages = Stages(
+            spec.kind,
+            self.dataset,
+            spec.auto_collation,
+            self.collate,
+            spec.drop_last,
+            spec.on_error,
+            self._mark if spec.timed else None,
+        )
         inner = self._stages.fetcher.dataset_iter if self._iterable else None
         self._tells = spec.tell >= 0 and (is_stateful(self.dataset) or is_stateful(inner))
 
@@ -113,6 +135,9 @@ class Body:
 
     def error(self) -> ExceptionWrapper:
         """The exception at hand, as torch wraps it."""
+        e = sys.exc_info()[1]
+        if isinstance(e, RuntimeError) and FORKED in str(e):
+            e.args = (f"{e}\n{REMEDY}",)
         return ExceptionWrapper(where=self._where)
 
     def wants(self, indices: Any) -> bool:
@@ -144,12 +169,30 @@ class Body:
                 # The reason was told with the first task. torch stumbles over a local it never set, and scripts
                 # see that type.
                 raise UnboundLocalError("no 'fetcher': this worker failed while it was starting")
+            if type(indices) is Again:
+                guard = self._stages.watched(self._mark)
+                self._tell(guard, epoch, number)
+                return self._stages.again(guard, indices.indices, indices.bad)
+            if self._stages.guard is not None:
+                self._tell(self._stages.guard, epoch, number)
             return self._stages.run(indices)
         except Exception as e:
             if isinstance(e, StopIteration) and self.spec.kind == _DatasetKind.Iterable:
                 self.exhausted = True
                 return None
             return self.error()
+
+    def probe(self, task: Again) -> None:
+        """Loads each sample of a task alone. The random state is as it was before."""
+        if self._stages is not None:
+            before = seeding.snapshot()
+            self._stages.watched(self._mark).probe(task.indices, task.bad)
+            seeding.restore(before)
+
+    def _tell(self, guard: Guard, epoch: int, number: int) -> None:
+        spec = self.spec
+        reseed = functools.partial(self._seed, epoch, number) if spec.task_seeds else None
+        guard.begin(spec.base_seed, spec.part_epochs + epoch, number, reseed)
 
     def times(self, transport_ns: int, cpu_ns: int) -> Times:
         """What the last task cost."""

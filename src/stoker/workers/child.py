@@ -29,9 +29,9 @@ from ..transport.board import take
 from ..transport.codec import Encoded
 from ..transport.record import INLINE, Kind, Reader, Record, send
 from ..transport.ring import ALIGN, Arena, SlotWriter
-from . import native
+from . import native, stuck
 from .body import Body
-from .protocol import Told, WorkerSpec
+from .protocol import PROBED, PROBING, Again, Told, WorkerSpec
 
 if TYPE_CHECKING:
     from .shards import Shards
@@ -40,6 +40,9 @@ POLL_MS = 500  # how late a worker may notice that its parent has gone without a
 PR_SET_PDEATHSIG = 1
 FIRST_LOOK_NS = 50_000_000  # a worker weighs itself when its first batch is out
 LOOK_SHARE = 500  # and then so seldom that it costs 0.2 % of its time; a look walks the page tables
+KEEP_NS = (
+    50_000_000  # between two notes of the random state, 0.1 ms each: what a replacement does again takes no longer
+)
 
 
 class Fd:
@@ -131,6 +134,11 @@ class _Worker:
         self.seed = seeding.seed_worker(spec.base_seed, worker)
         self.collate = SlotCollate(spec.collate_fn, self.writer, spec.auto_collation)
         self.collate.install()
+        self.phase, self.marked, self.restart = 0, False, spec.restart
+        self.limit_ns = int(spec.sample_timeout * 1e9)
+        if spec.timed:
+            self.arena.stack = stuck.offer()
+        self.keep_ns = 0 if spec.keeps else 1 << 62
         self.body: Body | Shards
         if spec.shards:
             from .shards import Shards
@@ -144,16 +152,19 @@ class _Worker:
         self.look_ns = time.perf_counter_ns() + FIRST_LOOK_NS
 
     def _shard(self, worker: int, dataset: Any) -> Body:
-        return Body(self.spec, worker, dataset, self.collate, "process", seeding.seed_task, seeding.look)
+        return Body(self.spec, worker, dataset, self.collate, "process", seeding.seed_task, self.mark, seeding.look)
 
     def run(self) -> None:
         self._introduce()
         self.body.start()
+        if self.keep_ns == 0 and self.arena.state:
+            seeding.restore(self.arena.state)
         for fd in (self.reader.fd, self.shared):
             if fd >= 0:
                 self.poll.register(fd, select.POLLIN)
         os.set_blocking(self.reader.fd, False)
         self.cpu = time.thread_time_ns()
+        self.arena.serving = True
         if self.board is None:
             self._serve_own()
         else:
@@ -165,25 +176,37 @@ class _Worker:
 
     def _serve_own(self) -> None:
         """Tasks that are meant for this worker."""
-        while True:
-            while not self.reader.ready:
-                try:
-                    if not self.reader.feed():
-                        return
-                except BlockingIOError:
-                    if not self.poll.poll(POLL_MS) and os.getppid() != self.parent:
-                        return
-            r = self.reader.ready.popleft()
-            if r.kind == Kind.STOP:
-                return
+        while (r := self._own()) is not None:
             if r.kind == Kind.RESUME:
                 self.body.resume(pickle.loads(r.payload))
             elif not self.arena.stop:
+                if not self.restart:
+                    self._task(r)
+                    continue
+                self.arena.hand = r.epoch, r.task
                 self._task(r)
+                self.arena.hand = None
+
+    def _own(self) -> Record | None:
+        """The next record for this worker; None: leave."""
+        while not self.reader.ready:
+            try:
+                if not self.reader.feed():
+                    return None
+            except BlockingIOError:
+                if not self.poll.poll(POLL_MS) and os.getppid() != self.parent:
+                    return None
+        r = self.reader.ready.popleft()
+        return None if r.kind == Kind.STOP else r
 
     def _serve_any(self, board: Arena) -> None:
         """Tasks that are meant for whoever is free."""
         arena = self.arena
+        for _ in range(arena.owed):
+            own = self._own()
+            if own is None:
+                return
+            self._one(own)
         while not arena.stop:
             try:
                 r = take(self.shared, board)
@@ -196,23 +219,52 @@ class _Worker:
                 continue
             if r is None:
                 return
-            if r.epoch != arena.epoch:
-                continue  # of an epoch that was left early
-            arena.hand = r.epoch, r.task
-            if self.workers != arena.workers:
-                self.workers = arena.workers
-                self._introduce()
-            if r.epoch != self.epoch:
-                self.epoch = r.epoch
-                self.body.resume(None)
-            self._task(r)
-            arena.hand = None
+            self._one(r)
+
+    def _one(self, r: Record) -> None:
+        arena = self.arena
+        if r.epoch != arena.epoch:
+            return  # of an epoch that was left early
+        arena.hand = r.epoch, r.task
+        if self.workers != arena.workers:
+            self.workers = arena.workers
+            self._introduce()
+        if r.epoch != self.epoch:
+            self.epoch = r.epoch
+            self.body.resume(None)
+        self._task(r)
+        arena.hand = None
+
+    def mark(self, position: int, samples: int) -> None:
+        """Where in its task the worker is; see ``protocol``. And when it is late."""
+        self.marked = True
+        until = time.monotonic_ns() + samples * self.limit_ns if samples else 0
+        self.arena.at = self.phase | position + 2, until
 
     def _task(self, r: Record) -> None:
         indices = pickle.loads(r.payload)
         if not self.body.wants(indices):
             return
+        if type(indices) is Again:
+            assert isinstance(self.body, Body)  # of a map-style dataset
+            self.arena.at = 0, 0
+            if indices.probe:
+                self.phase = PROBING
+                self.body.probe(indices)
+                self.phase = PROBED
+                self.mark(-1, 0)
+            if indices.replay:
+                self.body.run(r.epoch, r.task, indices)
+                self.writer.cancel()
+                return
+        now = time.perf_counter_ns()
+        if now > self.keep_ns:
+            self.arena.keep(r.epoch, r.task, seeding.snapshot())
+            self.keep_ns = now + KEEP_NS
         data = self.body.run(r.epoch, r.task, indices)
+        if self.marked:  # no sample is being loaded any more
+            self.arena.at = self.phase | 1, 0
+            self.phase, self.marked = 0, False
         if self.body.exhausted:
             self.writer.cancel()
             send(self.results, Record(Kind.END, self.place, r.epoch, r.task))

@@ -38,7 +38,8 @@ class Received:
 
 
 class Member:
-    """A worker as its parent sees it: ALIVE --retire--> LEAVING --its process ends--> GONE."""
+    """A worker as its parent sees it: ALIVE --retire--> LEAVING --its process ends--> GONE; or ALIVE --its process
+    ends--> DEAD --another takes its place--> GONE."""
 
     def __init__(self, place: int, id_: int, reader: SlotReader, outbox: Outbox, inbox: Reader) -> None:
         self.place, self.id = place, id_
@@ -47,5 +48,8 @@ class Member:
         self.poll = select.poll()  # its results alone
         self.given = 0  # tasks; counted by the thread that submits
         self.answered = 0  # counted by the thread that receives
+        self.hand: tuple[int, int] | None = None  # the task it died with
         self.leaving = False
         self.gone = False
+        self.dead = False
+        self.hung = ""  # where it was when it was killed for taking too long

@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data._utils import signal_handling
@@ -26,16 +26,17 @@ from ..options import Budget
 from ..source import Task
 from ..transport.board import Board
 from ..transport.record import Kind, Outbox, Reader, Record
-from ..transport.ring import Arena, SlotReader, own_fork
-from . import native
+from ..transport.ring import Arena, Locker, SlotReader, own_fork
+from . import native, stuck
 from .child import Fd, main
 from .member import Member, Received
-from .protocol import WorkerSpec
+from .protocol import Again, Life, WorkerSpec, look_s
 
 if TYPE_CHECKING:
     from .zygote import Zygote
 
 PARENT_POLL_S = 5.0  # how late the parent may notice a death that no descriptor told; torch's own interval
+KILLED_S = 1.0  # how long one is waited for that was killed
 FLUSH_S = 0.01  # between two looks at a task pipe that was full
 
 
@@ -60,10 +61,13 @@ class ProcessPool:
         context: a multiprocessing context, or torch.multiprocessing itself.
         budget: how much the consumer may keep in slots.
         arenas: memory of an earlier epoch's workers, used again warm; taken out of this list.
+        locker: page-locks their slots.
     """
 
-    def __init__(self, spec: WorkerSpec, context: Any, budget: Budget, arenas: list[SlotReader]) -> None:
-        self.budget = budget
+    def __init__(
+        self, spec: WorkerSpec, context: Any, budget: Budget, arenas: list[SlotReader], locker: Locker | None = None
+    ) -> None:
+        self.budget, self.locker = budget, locker
         self.processes: list[Any] = []
         self._spec, self._context, self._arenas = spec, context, arenas
         self._members: list[Member] = []  # by their place, which records carry; a place is used again when one is gone
@@ -80,6 +84,7 @@ class ProcessPool:
         self._finishing = False
         self._closed = False
         self._watched = False
+        self._private = False  # some worker has tasks in its own pipe, beside the board
         self._epoch = 0
         self._zygote: Zygote | None = None
         native.look()  # once here, not in each fork
@@ -95,7 +100,7 @@ class ProcessPool:
     def _watch(self) -> None:
         # torch's own table of worker pids: a SIGCHLD then raises in the main thread, with the signal's name.
         self._unwatch()
-        if self._zygote is not None or self._board is not None:
+        if self._zygote is not None or self._board is not None or self._spec.restart:
             # Not this process' children; or tasks that are asked for again, of which a signal in between would lose
             # count. Their sentinels tell as soon.
             return
@@ -110,7 +115,7 @@ class ProcessPool:
             self._watched = False
 
     def alive(self) -> int:
-        return sum(not (m.leaving or m.gone) for m in self._members)
+        return sum(not (m.leaving or m.gone or m.dead) for m in self._members)
 
     def grow(self) -> None:
         """One worker more, who gets tasks of its own."""
@@ -122,7 +127,7 @@ class ProcessPool:
             return
         with self._lock:
             self._sweep()
-            stay = [m for m in self._members if not (m.leaving or m.gone)]
+            stay = [m for m in self._members if not (m.leaving or m.gone or m.dead)]
             for member in stay:
                 if member.id >= n:
                     member.reader.arena.stop = True  # before it takes another task
@@ -146,25 +151,18 @@ class ProcessPool:
 
     def _add(self, id_: int) -> None:
         reader = self._take_reader()
-        arena = reader.arena
-        arena.stop, arena.hand, arena.workers, arena.epoch, arena.pss = (
-            False,
-            None,
-            self._count,
-            self._epoch,
-            0,
-        )
+        reader.arena.forget()
+        held = {r.worker for r in self._ready}
+        places = [m.place for m in self._members if m.gone and m.place not in held]
+        self._enter(id_, places[0] if places else len(self._members), reader)
+
+    def _enter(self, id_: int, place: int, reader: SlotReader) -> Member:
+        reader.arena.workers, reader.arena.epoch = self._count, self._epoch
         tasks, outbox = os.pipe()
         inbox, results = os.pipe()
         os.set_blocking(inbox, False)
-        held = {r.worker for r in self._ready}
-        places = [m.place for m in self._members if m.gone and m.place not in held]
-        place = places[0] if places else len(self._members)
         member = Member(place, id_, reader, Outbox(outbox), Reader(inbox, self._ready))
-        if places:
-            self._members[place] = member
-        else:
-            self._members.append(member)
+        self._members[place : place + 1] = [member]
         self._by_inbox[inbox] = member
         try:
             member.process = self._start(member, tasks, results)
@@ -181,11 +179,64 @@ class ProcessPool:
         for poll in (self._poll, member.poll):
             poll.register(inbox, select.POLLIN)
         self._poll.register(member.process.sentinel, select.POLLIN)
+        return member
+
+    @property
+    def finishing(self) -> bool:
+        """The board takes no task any more."""
+        return self._finishing
+
+    def kept(self, place: int) -> tuple[int, int] | None:
+        """The task before which a worker noted its random state."""
+        return self._members[place].reader.arena.kept
+
+    def life(self, place: int) -> Life:
+        """What is known of a worker."""
+        m = self._members[place]
+        a, p = m.reader.arena, m.process
+        return Life(m.id, p.pid, p.exitcode, m.hand, a.at, a.kept, a.pss, a.serving, m.hung)
+
+    def replace(self, place: int, tasks: Sequence[tuple[int, Task]]) -> None:
+        """Another process for a worker that is gone: same id, place and memory, and its random state as it was noted.
+
+        Args:
+            place: of the worker.
+            tasks: what it is to do first, with the epoch of each.
+        """
+        with self._lock:
+            old = self._members[place]
+            arena = old.reader.arena
+            self._forget(old)
+            if arena.filling >= 0:
+                old.reader.release(arena.filling)
+            arena.stop, arena.hand, arena.filling, arena.at, arena.serving = False, None, -1, (0, 0), False
+            arena.owed = len(tasks) if self._board is not None else 0
+            member = self._enter(old.id, place, old.reader)
+            self._private = self._private or self._board is not None
+            for epoch, task in tasks:
+                again = task.indices if type(task.indices) is Again else None
+                member.given += again is None or not again.replay
+                payload = pickle.dumps(task.indices, protocol=5)
+                member.outbox.put(Record(Kind.TASK, place, epoch, task.number, payload=payload))
+            if self._finishing and self._board is None:
+                member.outbox.put(Record(Kind.STOP, place, 0, 0))
+
+    def _forget(self, m: Member) -> None:
+        """Lets go of a process that is gone."""
+        m.gone = True
+        m.process.join(KILLED_S if m.hung else None)
+        self.processes.remove(m.process)
+        if self._by_inbox.pop(m.inbox.fd, None) is not None:
+            self._ignore(m.inbox.fd)
+            os.close(m.inbox.fd)
+            os.close(m.outbox.fd)
+        self._ignore(m.process.sentinel)
 
     def _take_reader(self) -> SlotReader:
         if self._spare:
             return self._spare.pop()
         reader = self._arenas.pop() if self._arenas else SlotReader(Arena())
+        reader.lock_with(self.locker)
         self._readers.append(reader)
         return reader
 
@@ -200,7 +251,7 @@ class ProcessPool:
         others: list[int] = []
         if method == "fork":
             others = [fd for m in self._by_inbox.values() for fd in (m.inbox.fd, m.outbox.fd)]
-            others += [board.outbox.fd] if board is not None else []
+            others += [board.outbox.fd] if board is not None and not board.ended else []
         if method in ("spawn", "forkserver"):
             if self._zygote is None:
                 from .zygote import Zygote
@@ -264,6 +315,8 @@ class ProcessPool:
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._ready:
             left = PARENT_POLL_S if deadline is None else max(0.0, deadline - time.monotonic())
+            if self._spec.timed:
+                left = min(left, look_s(self._spec.sample_timeout))
             if not self._flush():
                 left = min(left, FLUSH_S)
             events = poll.poll(min(left, PARENT_POLL_S) * 1000)
@@ -271,6 +324,8 @@ class ProcessPool:
                 self._feed(events)
                 if self._ready:
                     break
+                if self._spec.timed and not events:
+                    self._check_late()
                 self._check_alive(events)
             if not events and deadline is not None and time.monotonic() >= deadline:
                 return None
@@ -280,9 +335,11 @@ class ProcessPool:
         return Received(self.hold, r, member.reader)
 
     def _flush(self) -> bool:
-        if self._board is not None:
+        if self._board is not None and not self._private:
             return self._board.flush()
-        return not [m for m in self._members if not m.outbox.flush()]
+        if self._board is not None and not self._board.flush():
+            return False
+        return not [m for m in self._members if not (m.gone or m.dead or m.outbox.flush())]
 
     def _feed(self, events: list[tuple[int, int]]) -> None:
         for fd, _ in events:
@@ -303,34 +360,47 @@ class ProcessPool:
         woken = {fd for fd, _ in events}
         dead = []
         for m in self._members:
-            if m.gone:
+            if m.gone or m.dead:
                 continue
             if self._may_leave(m):
                 if m.process.sentinel in woken:
                     self._ignore(m.process.sentinel)  # it was told to leave, and did
                     self._bury(m)
-            elif not m.process.is_alive():
+            elif m.hung or not m.process.is_alive():
                 dead.append(m)
         if not dead or any(fd in woken for fd in self._by_inbox):
             return  # look again when the pipe is silent
         self._feed(self._poll.poll(0))
         if self._ready:
             return  # what it sent before it died
-        hands = [m.reader.arena.hand for m in dead]
         for m in dead:
-            self.retire(m.place)
+            m.hand, m.reader.arena.hand = m.reader.arena.hand, None
+            if self._spec.restart:
+                m.dead = True  # until another takes its place
+            else:
+                self.retire(m.place)
             self._ignore(m.process.sentinel)
         pids = ", ".join(str(m.process.pid) for m in dead)
-        tasks = [h[1] for h in hands if h is not None and h[0] == self._epoch]
+        tasks = [m.hand[1] for m in dead if m.hand is not None and m.hand[0] == self._epoch]
         raise WorkerDiedError(
             f"DataLoader worker (pid(s) {pids}) exited unexpectedly",
             [m.id for m in dead],
-            tasks if len(tasks) == len(dead) else None,
+            tasks if len(tasks) == len(dead) and self._board is not None else None,
+            [m.place for m in dead],
         )
+
+    def _check_late(self) -> None:
+        """Kills workers that take too long over a sample, once they have said where they are."""
+        for m in self._members:
+            late = 0 < m.reader.arena.at[1] < time.monotonic_ns()
+            if late and not (m.gone or m.dead) and m.reader.arena.hand is not None and m.process.is_alive():
+                m.hung = stuck.stack(m.process.pid, m.reader.arena.stack)
+                m.process.kill()
+                m.process.join(KILLED_S)  # what waits for a device or a file server may not even die
 
     def _may_leave(self, m: Member) -> bool:
         if m.leaving:
-            return True
+            return self._board is None or m.reader.arena.hand is None or not m.process.exitcode
         if self._board is not None:
             return self._finishing and m.reader.arena.hand is None and not m.process.exitcode
         return self._finishing and m.given == m.answered
@@ -338,7 +408,7 @@ class ProcessPool:
     def _sweep(self) -> None:
         """Buries those that were told to leave, and did."""
         for m in self._members:
-            if m.leaving and not m.gone and not m.process.is_alive():
+            if m.leaving and not (m.gone or m.dead) and not m.process.is_alive():
                 self._ignore(m.process.sentinel)
                 self._bury(m)
 
@@ -351,14 +421,8 @@ class ProcessPool:
                 if m.inbox.feed():
                     continue
             break
-        m.gone = True
-        m.process.join()
-        self.processes.remove(m.process)
         self._spare.append(m.reader)
-        del self._by_inbox[m.inbox.fd]
-        self._ignore(m.inbox.fd)
-        os.close(m.inbox.fd)
-        os.close(m.outbox.fd)
+        self._forget(m)
 
     def hold(self, reader: SlotReader, slot: int, used: int) -> Any:
         """The slot's bytes for the consumer: in place within the budget, copied out beyond it."""
@@ -372,6 +436,16 @@ class ProcessPool:
         """Bytes of memory by worker, as each measured itself last; those that have not yet are left out."""
         found = {m.id: m.reader.arena.pss for m in self._members if not m.gone}
         return {id_: nbytes for id_, nbytes in found.items() if nbytes}
+
+    def shrink(self) -> None:
+        """Gives back the memory of slots that are free."""
+        for reader in self._readers:
+            reader.shrink()
+
+    def unlock(self) -> None:
+        """Page-locks no more, and unlocks what nobody holds."""
+        for reader in self._readers:
+            reader.forget()
 
     def slots(self) -> int:
         """How many there are now, of all workers."""

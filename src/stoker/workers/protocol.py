@@ -6,11 +6,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from ..faults.policy import Failure, OnError
 from ..source import Task
 from ..transport.record import Times
 
 if TYPE_CHECKING:
     from ..state import Part
+
+# Where a worker is in a task that is watched (``Arena.at``): 0 unknown, 1 in the batch as a whole, 2 and more a sample,
+# by its position; and one of these, where the task is an ``Again`` that is to be probed.
+PROBING = 1 << 32  # samples are loaded alone
+PROBED = 1 << 33  # they could be
+
+
+class Again(NamedTuple):
+    """Indices of a task whose worker died, or of one with samples that are known to be bad. Goes where indices go.
+
+    Attributes:
+        indices: of the task.
+        bad: by position, what is not to be tried.
+        replay: it was answered before, and is run only for the random state that it leaves.
+        probe: before it is run, each sample is loaded alone and let go, to see which of them kills.
+    """
+
+    indices: Any
+    bad: dict[int, Failure]
+    replay: bool = False
+    probe: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,6 +58,9 @@ class WorkerSpec:
             where samples go by index.
         look: say whether the first task has moved the worker's random state.
         shards: parts of an iterable dataset, where they are not one a worker; else 0.
+        on_error: what to do about samples that fail; None: torch's way.
+        restart: another worker takes the place of one that died.
+        sample_timeout: seconds that a sample may take; 0: as long as it likes.
     """
 
     kind: int
@@ -49,6 +74,9 @@ class WorkerSpec:
     shared_seed: int | None
     task_seeds: bool
     shared: bool = False
+    on_error: OnError | None = None
+    restart: bool = False
+    sample_timeout: float = 0.0
     parts: tuple[Part, ...] = ()
     part_epochs: int = 0
     batch_size: int | None = None
@@ -56,12 +84,22 @@ class WorkerSpec:
     look: bool = False
     shards: int = 0
 
+    @property
+    def timed(self) -> bool:
+        """Whether each sample's beginning is noted."""
+        return self.sample_timeout > 0
+
+    @property
+    def keeps(self) -> bool:
+        """Whether workers note their random state, which a replacement goes on from."""
+        return self.restart and not self.task_seeds
+
 
 class Told(NamedTuple):
     """A batch, and what its worker says beside it.
 
     Attributes:
-        data: the batch, or an error in its place.
+        data: the batch, ``Partial`` or not, or an error in its place.
         at: batches that this worker has made.
         state: the dataset's, pickled; None where it has none, or none is due.
         moved: the first task of a resumed worker has moved its random state.
@@ -71,6 +109,37 @@ class Told(NamedTuple):
     at: int
     state: bytes | None
     moved: bool
+
+
+class Life(NamedTuple):
+    """What is known of a worker process that has ended, or hangs.
+
+    Attributes:
+        id: the worker's.
+        pid: of the process.
+        exitcode: negative: ended by that signal; None: it runs.
+        hand: epoch and number of the task that it had; None between two tasks.
+        at: where it was in that (``PROBING``, ``PROBED``), and since when.
+        kept: epoch and number of the task before which its random state was noted.
+        nbytes: its memory, as it was measured last; 0: it was not.
+        serving: it had started.
+        hung: it was killed because it took too long over a sample: its stack; else "".
+    """
+
+    id: int
+    pid: int | None
+    exitcode: int | None
+    hand: tuple[int, int] | None
+    at: tuple[int, int]
+    kept: tuple[int, int] | None
+    nbytes: int
+    serving: bool
+    hung: str = ""
+
+
+def look_s(sample_timeout: float) -> float:
+    """Seconds between two looks at whether a sample takes too long."""
+    return min(0.5, max(0.01, sample_timeout / 4))
 
 
 class Result(Protocol):

@@ -9,8 +9,10 @@ from __future__ import annotations
 import copy
 import os
 import queue
+import sys
 import threading
 import time
+import traceback
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,8 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from .. import lifecycle, seeding
 from ..collate import SlotCollate
-from ..errors import UsageError, WorkerDiedError
+from ..errors import SampleTimeoutError, UsageError, WorkerDiedError
+from ..faults.names import called, file_of
 from ..options import Budget
 from ..source import Task
 from ..transport.heap import HeapWriter
@@ -28,12 +31,14 @@ from ..transport.record import Times
 from . import draws, native
 from .body import Body
 from .draws import Noticed
-from .protocol import Told, WorkerSpec
+from .protocol import Told, WorkerSpec, look_s
 
 if TYPE_CHECKING:
     from .shards import Shards
 
 POLL_S = 5.0  # between two looks at whether a worker is still there
+
+FRAMES = 8  # of a stack, the innermost
 
 _current = threading.local()
 
@@ -108,6 +113,8 @@ class _Worker(threading.Thread):
         self.writer = writer
         self._cpu = 0
         self._hand: tuple[int, int] | None = None
+        self.task = Task(-1, ())
+        self.at = (-1, 0.0)
 
     def run(self) -> None:
         pool = self._pool
@@ -140,14 +147,14 @@ class _Worker(threading.Thread):
 
             def shard_of(shard: int, dataset: Any) -> Body:
                 own = generators[shard]
-                return Body(spec, shard, dataset, collate, "thread", own.seed_task, own.look)
+                return Body(spec, shard, dataset, collate, "thread", own.seed_task, self.mark, own.look)
 
             def introduce(shard: int, shards: int, seed: int, dataset: Any) -> None:
                 _introduce(shard, shards, seed, dataset, generators[shard])
 
             body = Shards(spec, self.id, self._dataset, shard_of, introduce, seeded, own_random=True)
         else:
-            body = Body(spec, self.id, self._dataset, collate, "thread", rng.seed_task, rng.look)
+            body = Body(spec, self.id, self._dataset, collate, "thread", rng.seed_task, self.mark, rng.look)
             _introduce(self.id, pool.count, seed, body.dataset, rng)
         body.start()
         workers, epoch = pool.count, 0
@@ -169,6 +176,10 @@ class _Worker(threading.Thread):
             if body.wants(what.indices):
                 self._task(body, at, what)
 
+    def mark(self, position: int, samples: int) -> None:
+        """Which sample of its task it loads, and until when it may."""
+        self.at = position, time.monotonic() + samples * self._spec.sample_timeout if samples else 0.0
+
     def _wait(self) -> Any:
         """The next piece of work; None: leave."""
         pool, lane = self._pool, self.lane
@@ -186,7 +197,7 @@ class _Worker(threading.Thread):
                     lane.changed.wait()
 
     def _task(self, body: Body | Shards, epoch: int, task: Task) -> None:
-        self._hand = epoch, task.number
+        self._hand, self.task = (epoch, task.number), task
         pool = self._pool
         data = pool.noticed.run(self.id, lambda: body.run(epoch, task.number, task.indices))
         writer = self.writer
@@ -287,7 +298,7 @@ class ThreadPool:
             w.lane.wake()
 
     def receive(self, timeout: float | None, worker: int | None = None) -> Made | None:
-        item = self._get(timeout)
+        item = self._get(timeout) if not self.spec.timed else self._timed(timeout)
         self.noticed.say()
         if isinstance(item, _Died):
             hand = item.task
@@ -317,6 +328,25 @@ class ThreadPool:
                 if draws.state() != before and self.noticed.who is None:
                     self.noticed.who = self.noticed.suspect or "Code in a worker thread"
 
+    def _timed(self, timeout: float | None) -> Made | _Died | None:
+        """``_get``, while the others look at the clock.
+
+        Raises:
+            SampleTimeoutError: a sample takes longer than ``sample_timeout``.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        step = look_s(self.spec.sample_timeout)
+        while True:
+            left = step if deadline is None else min(step, max(0.0, deadline - time.monotonic()))
+            item = self._get(left)
+            if item is not None or (deadline is not None and time.monotonic() >= deadline):
+                return item
+            for w in self.processes:
+                position, until = w.at
+                if until and time.monotonic() > until and w.is_alive():
+                    w.at = position, time.monotonic() + self.spec.sample_timeout  # said again after as long
+                    raise SampleTimeoutError(_stuck(w, position, self.spec))
+
     def pss(self) -> dict[int, int]:
         """Threads have no memory of their own."""
         return {}
@@ -336,6 +366,20 @@ class ThreadPool:
             if w is not threading.current_thread():
                 w.join(max(0.0, deadline - time.monotonic()))
         self._heaps.extend(w.writer for w in self.processes if not w.is_alive())
+
+
+def _stuck(worker: _Worker, position: int, spec: WorkerSpec) -> str:
+    keys = list(worker.task.indices) if spec.auto_collation else [worker.task.indices]
+    which = f"one of {str(keys)[:200]}"
+    if position >= 0:
+        which = called(keys[position], file_of(spec.dataset, keys[position]))
+    frame = sys._current_frames().get(worker.ident or 0)
+    stack = "".join(traceback.format_stack(frame)[-FRAMES:]) if frame is not None else ""
+    return (
+        f"{which} is not loaded after sample_timeout={spec.sample_timeout:g} seconds. Threads cannot be killed, so "
+        f'this one goes on and its batch comes late or never: worker_method="process" replaces the worker and goes the '
+        f"way of on_error. It is here:\n{stack}"
+    )
 
 
 def refuse(dataset: Any) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data._utils import pin_memory as torch_pin
 
-from .source import Task
-from .workers import native
-from .workers.protocol import Pool, Result
+from ..nesting import pin
+from ..source import Task
+from ..workers import native
+from ..workers.protocol import Pool, Result, Told
 
 POLL_S = 0.1  # how late the thread may notice that it is to end
 
@@ -47,6 +47,7 @@ class PinnedPool:
 
     def __init__(self, pool: Pool, device: str | None) -> None:
         self._pool, self._device = pool, device
+        self.off = False  # memory is short: batches go through as they are
         self._out: queue.SimpleQueue[Result | BaseException] = queue.SimpleQueue()
         self._ending = threading.Event()
         self._accelerator = getattr(torch, "accelerator", None)  # torch < 2.6 has none; there it is CUDA or nothing
@@ -112,9 +113,16 @@ class PinnedPool:
 
     def _pin(self, result: Result) -> Result:
         try:
-            data = result.take()
-            if not isinstance(data, ExceptionWrapper):
-                data = torch_pin.pin_memory(data, self._device)
+            told = result.take()
         except Exception:
-            data = ExceptionWrapper(where=f"in pin memory thread for device {self._index}")
-        return _Pinned(result, data)
+            return _Pinned(result, self._error())
+        data = told.data if type(told) is Told else told
+        try:
+            if not isinstance(data, ExceptionWrapper) and not self.off:
+                data = pin(data, self._device)
+        except Exception:
+            data = self._error()
+        return _Pinned(result, told._replace(data=data) if type(told) is Told else data)
+
+    def _error(self) -> ExceptionWrapper:
+        return ExceptionWrapper(where=f"in pin memory thread for device {self._index}")

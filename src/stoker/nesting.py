@@ -1,0 +1,121 @@
+"""Every tensor of a batch, whatever it is made of: pinned, or moved to a device.
+
+torch's rules (``torch.utils.data._utils.pin_memory``), and two more: the fields of a dataclass are looked at, and
+tensors that lie on a device are left alone instead of being an error.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
+from typing import Any
+
+import torch
+
+Each = Callable[[torch.Tensor], torch.Tensor]
+Own = Callable[[Any], Any]
+DEPTH = 8  # of objects in objects, when tensors are looked for
+
+
+def pin(data: Any, device: str | None = None) -> Any:
+    """The same batch with its tensors in page-locked memory; what lies there already is not copied.
+
+    Args:
+        data: tensors; tuples, named tuples, lists, mappings and dataclasses of such; objects with a ``pin_memory``
+            method, whose return value is taken. Anything else is returned as it is.
+        device: torch's name of the accelerator.
+
+    Example:
+        >>> pin({"name": "a", "count": 3})
+        {'name': 'a', 'count': 3}
+    """
+    return _walk(data, lambda t: pin_tensor(t, device), "pin_memory", lambda own: own())
+
+
+def move(data: Any, device: torch.device) -> Any:
+    """The same batch with its tensors on a device; copies are asked for, not waited for.
+
+    Args:
+        data: as for ``pin``, with objects that have a ``to`` method.
+        device: where to.
+
+    Example:
+        >>> move([torch.zeros(2), "a"], torch.device("cpu"))
+        [tensor([0., 0.]), 'a']
+    """
+
+    def own(to: Callable[..., Any]) -> Any:
+        try:
+            return to(device, non_blocking=True)
+        except TypeError:  # a method that takes a device and nothing else
+            return to(device)
+
+    return _walk(data, lambda t: t.to(device, non_blocking=True), "to", own)
+
+
+def tensors(data: Any, depth: int = DEPTH) -> Iterator[torch.Tensor]:
+    """The tensors in a batch, those that objects hold as attributes included."""
+    if isinstance(data, torch.Tensor):
+        yield data
+    elif depth and not isinstance(data, (str, bytes, type)):
+        inner: Any = getattr(data, "__dict__", {}).values()
+        if isinstance(data, Mapping):
+            inner = [*data.values(), *inner]
+        elif isinstance(data, Sequence) and not isinstance(data, range):
+            inner = [*data, *inner]
+        for x in inner:
+            yield from tensors(x, depth - 1)
+
+
+def pin_tensor(tensor: torch.Tensor, device: str | None = None) -> torch.Tensor:
+    """A page-locked tensor of the same values; the tensor itself where it is one, or lies on a device."""
+    if tensor.device.type != "cpu" or tensor.is_pinned():
+        return tensor
+    return tensor.pin_memory(device) if device else tensor.pin_memory()
+
+
+def _walk(data: Any, each: Each, method: str, own: Own) -> Any:
+    if isinstance(data, torch.Tensor):
+        return each(data)
+    found = getattr(data, method, None)
+    if callable(found) and not isinstance(data, type):
+        return own(found)
+    if isinstance(data, (str, bytes)):
+        return data
+    if isinstance(data, Mapping):
+        return _mapping(data, {k: _walk(v, each, method, own) for k, v in data.items()})
+    if isinstance(data, tuple):
+        inside = (_walk(x, each, method, own) for x in data)
+        return type(data)(*inside) if hasattr(data, "_fields") else type(data)(inside)
+    if isinstance(data, Sequence):
+        return _sequence(data, [_walk(x, each, method, own) for x in data])
+    if dataclasses.is_dataclass(data) and not isinstance(data, type):
+        clone = copy.copy(data)
+        for name in (f.name for f in dataclasses.fields(data) if hasattr(data, f.name)):
+            object.__setattr__(clone, name, _walk(getattr(data, name), each, method, own))  # frozen ones, too
+        return clone
+    return data
+
+
+def _mapping(data: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    try:
+        if isinstance(data, MutableMapping):
+            clone = copy.copy(data)  # may hold more than its items
+            clone.update(items)
+            return clone
+        return type(data)(items)  # type: ignore[call-arg]
+    except TypeError:  # it cannot be made of a dict
+        return items
+
+
+def _sequence(data: Sequence[Any], items: list[Any]) -> Any:
+    try:
+        if isinstance(data, MutableSequence):
+            clone = copy.copy(data)
+            for i, x in enumerate(items):
+                clone[i] = x
+            return clone
+        return type(data)(items)  # type: ignore[call-arg]
+    except TypeError:  # it cannot be made of a list, as a range
+        return items

@@ -1,0 +1,228 @@
+"""What of CUDA page-locked slots need: locking memory that is there, and knowing when all copies from it are done.
+
+torch has neither a way to lock existing memory nor events for memory that is not its own. Locking is the runtime's
+cudaHostRegister, through ``torch.cuda.cudart()``. A *fence* is an event behind everything that any stream was asked
+for so far: the driver's cuCtxRecordEvent (CUDA 12.5; "records in hEvent all the activities of the context"), or, with
+an older one, an event on each stream of torch's pools that is not idle.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+
+PORTABLE = 1  # cudaHostRegisterPortable: locked for every device of the process
+NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+NOT_READY = 600  # CUDA_ERROR_NOT_READY
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+POOL = 32  # streams that torch has for each priority
+
+
+class Fence(Protocol):
+    """A moment in the device's life."""
+
+    def done(self) -> bool:
+        """Whether all that was asked for before it is done."""
+        ...
+
+    def wait(self) -> None:
+        """Until it is."""
+        ...
+
+
+class Runtime(Protocol):
+    """What ``locked`` wants of a device; tests have one that counts and fails as it is told."""
+
+    def register(self, address: int, nbytes: int) -> str:
+        """Locks pages. Returns what went wrong, "" where nothing did."""
+        ...
+
+    def unregister(self, address: int) -> None:
+        """Unlocks what was locked at this address."""
+        ...
+
+    def fence(self) -> Fence | None:
+        """A fence behind everything asked for so far; None where there can be none just now."""
+        ...
+
+
+class Cuda:
+    """The runtime of NVIDIA's devices.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+
+    def __init__(self) -> None:
+        torch.cuda.init()
+        self._runtime = torch.cuda.cudart()
+        self._owner = os.getpid()
+        self._driver = _Driver.load()
+        self._streams: dict[int, list[Any]] = {}
+
+    def register(self, address: int, nbytes: int) -> str:
+        code = int(self._runtime.cudaHostRegister(address, nbytes, PORTABLE))
+        if not code:
+            return ""
+        self._consume()
+        return f"cudaHostRegister of {nbytes:,} bytes: error {code}"
+
+    def unregister(self, address: int) -> None:
+        if os.getpid() != self._owner:  # CUDA cannot be used in a forked child, and there is nothing to unlock
+            return
+        with self._relaxed():
+            if int(self._runtime.cudaHostUnregister(address)):
+                self._consume()
+
+    def fence(self) -> Fence | None:
+        if self._driver is not None:
+            return self._driver.fence(self._devices())
+        return _Events(self._busy())
+
+    def _devices(self) -> list[int]:
+        return [i for i in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(i)]  # type: ignore[attr-defined]
+
+    def _busy(self) -> list[Any]:
+        """Streams of torch's that have something to do."""
+        out = []
+        for device in self._devices():
+            if device not in self._streams:
+                made = [torch.cuda.default_stream(device)]
+                made += [torch.cuda.Stream(device, priority=p) for p in (0, -1) for _ in range(POOL)]
+                self._streams[device] = list({s.cuda_stream: s for s in made}.values())
+            streams = [*self._streams[device], torch.cuda.current_stream(device)]
+            out += [s for s in streams if not s.query()]
+        return out
+
+    def _consume(self) -> None:
+        """A failed call leaves an error behind which the next kernel of anybody would report as its own."""
+        last = _symbol("cudaGetLastError")
+        if last is not None:
+            last()
+
+    @contextmanager
+    def _relaxed(self) -> Iterator[None]:
+        """A graph that is being captured in this thread must not fail because memory is let go meanwhile."""
+        exchange = _symbol("cudaThreadExchangeStreamCaptureMode")
+        mode = ctypes.c_int(RELAXED)
+        if exchange is not None:
+            exchange(ctypes.byref(mode))
+        try:
+            yield
+        finally:
+            if exchange is not None:
+                exchange(ctypes.byref(mode))
+
+
+class _Events:
+    """One event on each busy stream."""
+
+    def __init__(self, streams: list[Any]) -> None:
+        self._events = [s.record_event() for s in streams]
+
+    def done(self) -> bool:
+        return all(e.query() for e in self._events)
+
+    def wait(self) -> None:
+        for e in self._events:
+            e.synchronize()
+
+
+class _Driver:
+    """cuCtxRecordEvent, where the driver has it."""
+
+    def __init__(self, library: Any) -> None:
+        self._cuda = library
+        self._contexts: dict[int, Any] = {}
+        self._free: dict[int, list[Any]] = {}
+
+    @classmethod
+    def load(cls) -> _Driver | None:
+        try:
+            library = ctypes.CDLL("libcuda.so.1")
+            for name in ("cuCtxRecordEvent", "cuEventQuery", "cuEventCreate", "cuDevicePrimaryCtxRetain"):
+                getattr(library, name)
+        except (OSError, AttributeError):
+            return None
+        return cls(library)
+
+    def fence(self, devices: list[int]) -> Fence | None:
+        events: list[tuple[int, Any]] = []
+        for device in devices:
+            event = self._event(device)
+            code = -1 if event is None else self._cuda.cuCtxRecordEvent(self._contexts[device], event)
+            if event is None or code:  # a graph is being captured: asked again at the next look
+                self.give_back([*events, *([] if event is None else [(device, event)])])
+                return None
+            events.append((device, event))
+        return _ContextEvents(self, self._cuda, events)
+
+    def give_back(self, events: list[tuple[int, Any]]) -> None:
+        for device, event in events:
+            self._free[device].append(event)
+
+    def _event(self, device: int) -> Any:
+        if device not in self._contexts:
+            context = ctypes.c_void_p()
+            if self._cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device):
+                return None
+            self._contexts[device], self._free[device] = context, []
+        if self._free[device]:
+            return self._free[device].pop()
+        event, before = ctypes.c_void_p(), ctypes.c_void_p()
+        if self._cuda.cuCtxPushCurrent_v2(self._contexts[device]):
+            return None
+        try:
+            failed = self._cuda.cuEventCreate(ctypes.byref(event), NO_TIMING)
+        finally:
+            self._cuda.cuCtxPopCurrent_v2(ctypes.byref(before))
+        return None if failed else event
+
+
+class _ContextEvents:
+    def __init__(self, driver: _Driver, library: Any, events: list[tuple[int, Any]]) -> None:
+        self._driver, self._cuda, self._events = driver, library, events
+
+    def done(self) -> bool:
+        if any(self._cuda.cuEventQuery(event) == NOT_READY for _, event in self._events):
+            return False
+        self._end()
+        return True
+
+    def wait(self) -> None:
+        for _, event in self._events:
+            self._cuda.cuEventSynchronize(event)
+        self._end()
+
+    def _end(self) -> None:
+        self._driver.give_back(self._events)
+        self._events = []
+
+
+def _symbol(name: str) -> Any:
+    """A function of the CUDA runtime that this process has loaded; None where it cannot be found."""
+    if name not in _symbols:
+        _symbols[name] = None
+        for library in (None, *_loaded("libcudart")):
+            try:
+                _symbols[name] = getattr(ctypes.CDLL(library), name)
+                break
+            except (OSError, AttributeError):
+                continue
+    return _symbols[name]
+
+
+_symbols: dict[str, Any] = {}
+
+
+def _loaded(name: str) -> list[str]:
+    try:
+        with open("/proc/self/maps") as file:
+            return sorted({line.split()[-1] for line in file if f"/{name}" in line})
+    except OSError:
+        return []

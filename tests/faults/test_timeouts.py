@@ -1,0 +1,192 @@
+"""Samples that hang: named, with the stack of their worker, which is replaced; threads say that they cannot be."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+import stoker
+from stoker.engine import state_of
+from stoker.errors import SampleTimeoutError, UsageError, WorkerTimeoutError
+from stoker.faults import quarantine
+
+LIMIT_S = 90
+TIMEOUT_S = 1.0  # a sample that does not hang takes microseconds, however busy the machine is
+MODES: dict[str, dict[str, Any]] = {
+    "two": {"num_workers": 2},
+    "persistent": {"num_workers": 2, "persistent_workers": True},
+    "auto": {"num_workers": "auto"},
+    "spawn": {"num_workers": 1, "multiprocessing_context": "spawn"},
+}
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(LIMIT_S)]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+class Hanging(Dataset):
+    def __init__(self, *hangs: int, n: int = 40) -> None:
+        self.hangs, self.n = hangs, n
+        self.files = [f"{i}.jpg" for i in range(n)]
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        drawn = torch.rand(())
+        if i in self.hangs:
+            self.never()
+        return torch.stack([torch.tensor(float(i)), drawn])
+
+    def never(self) -> None:
+        threading.Event().wait()
+
+
+class Deaf(Hanging):
+    """As what sleeps in the kernel: it does not even answer."""
+
+    def never(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, set(range(1, 65)) - {9, 19})
+        threading.Event().wait()
+
+
+class Batched(Hanging):
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        return [self[i] for i in indices]
+
+
+def loader_of(dataset: Any, mode: dict[str, Any], **kw: Any) -> Any:
+    loader = stoker.DataLoader(dataset, **{"batch_size": 4, "sample_timeout": TIMEOUT_S, **mode, **kw})
+    if mode.get("num_workers") == "auto":
+        loader.resize(2)
+    return loader
+
+
+@pytest.mark.parametrize("dataset", [Hanging, Batched])
+@pytest.mark.parametrize("mode", MODES)
+def test_the_sample_and_the_line_are_named_and_the_others_come(mode: str, dataset: Any) -> None:
+    it = iter(loader_of(dataset(9), MODES[mode]))
+    rows = [next(it)[:, 0].tolist() for _ in range(2)]
+    before = [psutil.Process(p.pid) for p in it._workers]
+    with pytest.raises(SampleTimeoutError) as e:
+        next(it)
+    assert isinstance(e.value, WorkerTimeoutError)
+    assert "sample 9 (9.jpg) was not loaded within sample_timeout=1 seconds" in str(e.value)
+    assert "in never" in str(e.value)
+    assert "in __getitem__" in str(e.value)
+    alive = {p.pid for p in before if p.is_running() and p.status() != psutil.STATUS_ZOMBIE}
+    assert alive <= {p.pid for p in it._workers}  # the one that hung is gone
+    rows += [batch[:, 0].tolist() for batch in it]
+    assert list(itertools.chain(*rows)) == [float(i) for i in range(40) if not 8 <= i < 12]
+
+
+@pytest.mark.parametrize("dataset", [Hanging, Batched])
+@pytest.mark.parametrize("mode", ["two", "auto"])
+def test_the_policy_decides(mode: str, dataset: Any, tmp_path: Path) -> None:
+    loader = loader_of(dataset(9, 10), MODES[mode], on_error="skip")
+    assert [int(x[0]) for batch in loader for x in batch] == [i for i in range(40) if i not in (9, 10)]
+    listed = quarantine.read(tmp_path / "stoker-quarantine.jsonl")
+    assert [(f.index, f.kind) for f in listed] == [(9, "timeout"), (10, "timeout")]
+    assert listed[0].error == "SampleTimeout: not loaded within 1 s"
+    assert state_of(loader).metrics.faults["timeouts"] >= 2
+    found = [int(x[0]) for batch in loader_of(dataset(9, 10), MODES[mode], on_error="replace") for x in batch]
+    assert len(found) == 40
+    assert not {9, 10} & set(found)
+
+
+def test_what_does_not_answer_is_killed_as_well() -> None:
+    it = iter(loader_of(Deaf(1), MODES["two"]))
+    with pytest.raises(SampleTimeoutError, match=r"sample 1 \(1.jpg\).*\n  in the kernel"):
+        next(it)
+    assert next(it)[:, 0].tolist() == [4, 5, 6, 7]
+
+
+def test_a_single_sample() -> None:
+    loader = loader_of(Hanging(2, n=5), MODES["two"], batch_size=None, on_error="skip")
+    assert [int(x[0]) for x in loader] == [0, 1, 3, 4]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_where_nothing_hangs_no_bit_changes(mode: str) -> None:
+    found = []
+    for kw in ({"sample_timeout": 60}, {"sample_timeout": None}):
+        for dataset in (Hanging(), Batched()):
+            torch.manual_seed(3)
+            found.append(torch.cat([b.clone() for b in loader_of(dataset, MODES[mode], shuffle=True, **kw)]))
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+def test_a_slow_consumer_is_no_slow_sample() -> None:
+    """Whoever does not ask does not wait: nobody looks at the clock meanwhile, and what is done is done."""
+    it = iter(loader_of(Hanging(), MODES["two"], sample_timeout=0.2))
+    next(it)
+    threading.Event().wait(1)
+    assert len(list(it)) == 9
+
+
+def test_threads_cannot_be_killed_and_the_error_says_so() -> None:
+    dataset = Held(5)
+    it = iter(loader_of(dataset, {"num_workers": 2, "worker_method": "thread"}, on_error="skip"))
+    next(it)
+    with pytest.raises(SampleTimeoutError) as e:
+        next(it)
+    assert "sample 5 (5.jpg) is not loaded after sample_timeout=1 seconds. Threads cannot be killed" in str(e.value)
+    assert 'worker_method="process"' in str(e.value)
+    assert "in never" in str(e.value)
+    dataset.go.set()  # it comes after all
+    assert next(it)[:, 0].tolist() == [4, 5, 6, 7]
+    assert len(list(it)) == 8
+
+
+class Held(Hanging):
+    def __init__(self, *hangs: int) -> None:
+        super().__init__(*hangs)
+        self.go = threading.Event()
+
+    def never(self) -> None:
+        self.go.wait(LIMIT_S)
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Any:
+        return iter(range(4))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "kw", "words"),
+    [
+        (Hanging(), {"sample_timeout": 0}, "more than 0"),
+        (Hanging(), {"sample_timeout": "1"}, "more than 0"),
+        (Hanging(), {"sample_timeout": True}, "more than 0"),
+        (Hanging(), {"num_workers": 0}, "wants workers"),
+        (Stream(), {}, "wants a map-style dataset"),
+        (Hanging(), {"on_worker_death": "raise"}, "forbids that"),
+    ],
+    ids=lambda x: str(x) if isinstance(x, dict) else "",
+)
+def test_settings_that_cannot_be_say_what_to_do(dataset: Any, kw: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        stoker.DataLoader(dataset, **{"num_workers": 1, "sample_timeout": 1.0, **kw})
+
+
+def test_workers_taken_away_later_are_missed() -> None:
+    loader = stoker.DataLoader(Hanging(), num_workers=1, sample_timeout=1)
+    loader.num_workers = 0
+    with pytest.raises(UsageError, match="wants workers"):
+        iter(loader)
+
+
+def test_the_kind_of_workers_is_not_measured_where_only_one_will_do() -> None:
+    loader = stoker.DataLoader(Hanging(9), 4, num_workers=2, worker_method="auto", sample_timeout=1, on_error="skip")
+    assert len(list(loader)) == 10
+    assert any("threads cannot be killed" in words for words in loader.decisions)

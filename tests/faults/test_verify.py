@@ -1,0 +1,178 @@
+"""``stoker verify``: the real command, on datasets that are whole, broken, killing, staged, and none at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import stoker
+from stoker import cli
+from stoker.faults import quarantine
+from stoker.verify import verify
+
+pytestmark = pytest.mark.timeout(120)
+SCRIPT = """
+    import os, signal, threading, torch, stoker
+    from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, SubsetRandomSampler
+
+    class Photos(Dataset):
+        def __init__(self, n=300, bad=(), kills=()):
+            self.files = [f"{i}.jpg" for i in range(n)]
+            self.bad, self.kills = bad, kills
+        def __len__(self): return len(self.files)
+        def __getitem__(self, i):
+            if i in self.bad:
+                raise OSError(f"cannot identify \\x1b[31m{self.files[i]}")
+            if i in self.kills:
+                os.kill(os.getpid(), signal.SIGSEGV)
+            return torch.tensor(i)
+
+    whole = Photos()
+    broken = Photos(bad=(3, 77, 299))
+    deadly = Photos(bad=(3,), kills=(50,))
+    def make_loader():
+        return DataLoader(broken, batch_size=4, sampler=SubsetRandomSampler([1, 2, 3]))
+    staged = stoker.Staged(broken, prepare=torch.neg, cache="ram")
+    part = Subset(staged, [5, 77, 6])
+    class Stream(IterableDataset):
+        def __iter__(self): return iter(range(4))
+    stream = Stream()
+    none = Photos(0)
+    class Stuck(Photos):
+        def __getitem__(self, i):
+            if i == 9:
+                os.write(1, b"reading\\n")
+                threading.Event().wait()
+            return 1
+    stuck = Stuck()
+"""
+
+
+@pytest.fixture
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train_v.py").write_text(textwrap.dedent(SCRIPT))
+    return str(tmp_path / "train_v.py")
+
+
+def run(*args: str) -> int:
+    return cli.main(["verify", *args])
+
+
+@pytest.mark.parametrize("workers", ["0", "1", "3", "auto"])
+def test_what_is_broken_is_listed(target: str, workers: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(f"{target}:broken", "--workers", workers, "--json", str(tmp_path / "out.json")) == 1
+    said = capfd.readouterr().out
+    assert said.startswith("3 of 300 samples are broken (")
+    assert "3 OSError" in said
+    assert "77: 77.jpg: OSError: cannot identify ?[31m77.jpg" in said  # which steers no terminal
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert (found["schema"], found["samples"], found["read"]) == (1, 300, 300)
+    assert [f["index"] for f in found["failed"]] == [3, 77, 299]
+    assert not (tmp_path / "stoker-quarantine.jsonl").exists()
+
+
+def test_what_kills_is_listed_as_well(target: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(f"{target}:deadly", "--workers", "2", "--json", "-") == 1
+    found = json.loads(capfd.readouterr().out)
+    assert [(f["index"], f["kind"]) for f in found["failed"]] == [(3, "error"), (50, "death")]
+    assert "SIGSEGV" in found["failed"][1]["error"]
+
+
+def test_what_hangs_is_listed_as_well(target: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(f"{target}:stuck", "--workers", "1", "--json", "-", "--sample-timeout", "1") == 1
+    said = capfd.readouterr().out
+    found = json.loads(said[said.index("{") :])  # "reading" comes from the dataset
+    assert [(f["index"], f["kind"]) for f in found["failed"]] == [(9, "timeout")]
+    assert run(f"{target}:stuck", "--workers", "0", "--sample-timeout", "1") == 2
+    assert "sample_timeout wants workers" in capfd.readouterr().err
+
+
+def test_a_whole_dataset_is_exit_code_0(target: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(f"{target}:whole") == 0
+    assert capfd.readouterr().out.startswith("300 samples, all could be read (")
+
+
+def test_a_loader_says_which_samples(target: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(f"{target}:make_loader", "--workers", "0") == 1
+    assert capfd.readouterr().out.startswith("1 of 3 samples are broken")
+
+
+def test_of_a_staged_dataset_the_source_is_read(target: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(f"{target}:staged", "--workers", "0", "--json", "-") == 1
+    assert [f["index"] for f in json.loads(capfd.readouterr().out)["failed"]] == [3, 77, 299]
+    module = sys.modules["train_v"]
+    assert module.staged.account.filled == 0
+    assert run(f"{target}:part", "--workers", "1", "--json", "-") == 1
+    assert [(f["index"], f["file"]) for f in json.loads(capfd.readouterr().out)["failed"]] == [(1, "77.jpg")]
+
+
+def test_what_is_mended_is_found_by_the_list(target: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "broken.jsonl"
+    assert run(f"{target}:broken", "--workers", "1", "--quarantine", str(path)) == 1
+    assert [f.index for f in quarantine.read(path)] == [3, 77, 299]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    capfd.readouterr()
+    assert run(f"{target}:broken", "--workers", "0", "--again", str(path)) == 1
+    assert capfd.readouterr().out.startswith("3 of 3 samples are broken")
+    assert run(f"{target}:whole", "--workers", "0", "--again", str(path)) == 0
+    path.write_text('{"index": 300, "file": "", "error": "", "kind": "error"}\nnonsense\n')
+    assert run(f"{target}:broken", "--workers", "0", "--again", str(path)) == 0  # no sample of this dataset
+
+
+def test_wrong_usage_is_exit_code_2(target: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    wrong = {
+        (f"{target}:nothing",): "has no 'nothing'",
+        (f"{target}:stream",): "Stream is a stream",
+        (f"{target}:none",): "is empty",
+        (f"{target}:whole", "--again", str(tmp_path / "no")): "cannot be read",
+        (f"{target}:whole", "--again", str(tmp_path)): "cannot be read",
+        (f"{target}:whole", "--json", str(tmp_path / "no" / "file")): "cannot be written",
+        (f"{target}:whole", "--quarantine", str(tmp_path / "no" / "file")): "cannot be written",
+    }
+    for args, words in wrong.items():
+        assert run(*args) == 2
+        said = capfd.readouterr()
+        assert words in said.err
+        assert said.err.count("\n") == 1
+        assert said.out == ""
+    with pytest.raises(SystemExit, match="2"):
+        run(f"{target}:whole", "--workers", "few")
+
+
+def test_an_interrupt_leaves_nobody(target: str) -> None:
+    line = [sys.executable, "-m", "stoker", "verify", f"{target}:stuck", "--workers", "2"]
+    p = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert p.stdout is not None
+        assert p.stdout.readline() == "reading\n"
+        children = psutil.Process(p.pid).children(recursive=True)
+        assert children
+        os.killpg(p.pid, signal.SIGINT)  # as a terminal does
+        _, err = p.communicate(timeout=60)
+        assert (p.returncode, err.splitlines()[-1]) == (130, "stoker: interrupted")
+        _, alive = psutil.wait_procs(children, timeout=30)
+        assert not alive
+    finally:
+        p.kill()
+
+
+def test_progress_says_how_far(target: str) -> None:
+    told: list[tuple[int, int]] = []
+    loader: Any = stoker.DataLoader([torch_free] * 5000, batch_size=4)
+    found = verify(loader, 0, tell=lambda v: told.append((v.read, v.samples)))
+    assert told[0] == (0, 5000)
+    assert (found.read, found.failed) == (5000, [])
+
+
+torch_free = "no tensor"

@@ -1,0 +1,1 @@
+"""Tests that want a CUDA device; skipped without one. ``make bench-gpu`` runs them, too."""

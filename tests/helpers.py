@@ -1,0 +1,50 @@
+"""What tests of several commands do alike."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+
+def flip(path: Path, at: int) -> None:
+    """One bit of one byte of a file."""
+    with open(path, "r+b") as file:
+        file.seek(at)
+        old = file.read(1)
+        file.seek(at)
+        file.write(bytes([old[0] ^ 0x40]))
+
+
+def interrupt(*args: str, env: dict[str, str] | None = None) -> tuple[str, list[str]]:
+    """Ctrl-C on a command of stoker's when one of its workers has said "reading". Nobody is left.
+
+    Returns:
+        What it printed, and the lines of what it said.
+    """
+    p = subprocess.Popen(
+        [sys.executable, "-m", "stoker", *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=env,
+    )
+    try:
+        assert p.stdout is not None
+        assert p.stdout.readline() == "reading\n"
+        children = psutil.Process(p.pid).children(recursive=True)
+        assert children
+        os.killpg(p.pid, signal.SIGINT)  # as a terminal does
+        out, err = p.communicate(timeout=30)
+        assert p.returncode == 130
+        assert err.splitlines()[-1] == "stoker: interrupted"
+        _, alive = psutil.wait_procs(children, timeout=10)
+        assert not alive
+    finally:
+        p.kill()
+    return out, err.splitlines()

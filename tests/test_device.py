@@ -1,0 +1,151 @@
+"""Batches on the device ahead of the consumer, with a stand-in that copies late and runs out of memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import random
+from collections import deque
+from typing import Any
+
+import pytest
+import torch
+
+import stoker
+from stoker import nesting as walk
+from stoker.device import DeviceIter, Full, checked
+from stoker.errors import UsageError
+from tests.contract import datasets as d
+
+
+class Late:
+    """Copies when it is told to, at the latest when the consumer is to use the batch. Holds ``room`` batches."""
+
+    def __init__(self, room: int = 1 << 30, seed: int = 0) -> None:
+        self.room, self.rng = room, random.Random(seed)
+        self.asked: deque[Any] = deque()
+        self.most = self.spared = 0
+        self.held = 0
+
+    def send(self, batch: Any) -> tuple[Any, Any]:
+        if self.held >= self.room:
+            raise Full("injected: out of memory")
+        self.held += 1
+        self.most = max(self.most, self.held)
+        moved = torch.full_like(batch, -1)
+        self.asked.append((moved, batch))
+        if self.rng.random() < 0.3:
+            self.finish(self.rng.randrange(1, len(self.asked) + 1))
+        return moved, len(self.asked)
+
+    def finish(self, n: int) -> None:
+        for _ in range(min(n, len(self.asked))):
+            moved, batch = self.asked.popleft()
+            moved.copy_(batch)
+
+    def arrive(self, batch: Any, event: Any) -> None:
+        while any(moved is batch for moved, _ in self.asked):
+            self.finish(1)
+        self.held -= 1
+
+    def spare(self) -> None:
+        self.spared += 1
+        self.held = 0
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 5])
+@pytest.mark.parametrize("room", [1, 2, 100])
+def test_batches_come_in_order_and_whole(depth: int, room: int) -> None:
+    for seed in range(50):
+        lane = Late(room, seed)
+        it = DeviceIter(iter([torch.tensor([i, i]) for i in range(20)]), lane, depth)
+        assert [x.tolist() for x in it] == [[i, i] for i in range(20)], (depth, room, seed)
+        assert lane.most <= min(room, max(1, depth))
+
+
+def test_a_full_device_means_fewer_ahead_and_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    lane = Late(room=2)
+    with caplog.at_level(logging.WARNING, "stoker.device"):
+        got = list(DeviceIter(iter(map(torch.tensor, range(9))), lane, 4))
+    assert [int(x) for x in got] == list(range(9))
+    assert [r.getMessage() for r in caplog.records][-1].startswith("the device is out of memory: 2 batch(es)")
+    assert not lane.spared
+
+
+def test_one_batch_that_does_not_fit_is_tried_again_and_then_an_error() -> None:
+    class Never(Late):
+        def send(self, batch: Any) -> tuple[Any, Any]:
+            raise Full("injected: out of memory")
+
+    lane = Never()
+    with pytest.raises(Full):
+        next(DeviceIter(iter([torch.zeros(1)]), lane, 3))
+    assert lane.spared == 1
+
+
+def test_an_error_comes_in_its_turn_and_iteration_goes_on() -> None:
+    def source() -> Any:
+        return iter(stoker.DataLoader(d.Map(9, "tensor", "value", (4,)), batch_size=3, num_workers=1))
+
+    it = DeviceIter(source(), Late(), 3)
+    assert next(it).shape == (3, 2, 3)
+    with pytest.raises(ValueError, match="bad sample 4"):
+        next(it)
+    assert next(it).shape == (3, 2, 3)
+    with pytest.raises(StopIteration):
+        next(it)
+
+
+@dataclasses.dataclass
+class Batch:
+    x: torch.Tensor
+    y: list[torch.Tensor]
+
+
+class Own:
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def to(self, device: torch.device) -> Own:
+        return Own(self.x.to(device))
+
+
+def test_what_is_moved() -> None:
+    meta = torch.device("meta")
+    out = walk.move({"a": Batch(torch.ones(2), [torch.ones(3)]), "b": (Own(torch.ones(1)), "word", 3)}, meta)
+    found = list(walk.tensors(out))
+    assert [t.device.type for t in found] == ["meta"] * 3
+    assert out["b"][1:] == ("word", 3)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_on_the_cpu_nothing_is_done(workers: int) -> None:
+    want = list(torch.utils.data.DataLoader(d.Map(20, "tensor"), batch_size=3))
+    loader = stoker.DataLoader(d.Map(20, "tensor"), batch_size=3, num_workers=workers, device="cpu")
+    assert len(loader) == 7
+    for _ in range(2):
+        assert all(torch.equal(x, y) for x, y in zip(want, loader, strict=True))
+    it = iter(loader)
+    assert it._auto_collation  # whoever asks for torch's private names is answered
+    wrapped = stoker.to_device(torch.utils.data.DataLoader(d.Map(20, "tensor"), batch_size=3), "cpu")
+    assert (len(wrapped), wrapped.batch_size) == (7, 3)
+    assert all(torch.equal(x, y) for x, y in zip(want, wrapped, strict=True))
+
+
+def test_a_transform_runs_on_each_batch() -> None:
+    loader = stoker.DataLoader(d.Map(6, "tensor"), batch_size=3, device="cpu", transform_on_device=torch.neg)
+    want = [-x for x in torch.utils.data.DataLoader(d.Map(6, "tensor"), batch_size=3)]
+    assert all(torch.equal(x, y) for x, y in zip(want, loader, strict=True))
+
+
+def test_devices_that_are_not_here() -> None:
+    with pytest.raises(UsageError, match="device='nonsense'"):
+        stoker.to_device([], "nonsense")
+    with pytest.raises(UsageError, match="depth=0"):
+        stoker.to_device([], "cpu", depth=0)
+    with pytest.raises(UsageError, match="transform_on_device= wants device="):
+        stoker.DataLoader(range(3), transform_on_device=torch.neg)  # type: ignore[arg-type]
+    if not torch.accelerator.is_available():
+        with pytest.raises(UsageError, match="device='cuda' is not here; there is none but the CPU"):
+            stoker.DataLoader(range(3), device="cuda")  # type: ignore[arg-type]
+        assert checked(None) == torch.device("cpu")

@@ -1,0 +1,53 @@
+"""What stoker writes: whole or not at all, private, and to whatever the path names."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from stoker.files import write
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_new_file_is_private_and_an_old_one_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write(path, "one")
+    assert (path.read_text(), mode(path)) == ("one", 0o600)
+    path.chmod(0o644)
+    write(path, "two")
+    assert (path.read_text(), mode(path)) == ("two", 0o644)
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write(path, "one")
+    with pytest.raises(UnicodeEncodeError):
+        write(path, "half \ud800")
+    assert path.read_text() == "one"
+    assert os.listdir(tmp_path) == ["a.json"]
+    with pytest.raises(OSError, match="No such file"):
+        write(tmp_path / "nowhere" / "a.json", "one")
+
+
+def test_a_link_is_followed_and_a_pipe_is_written_to(tmp_path: Path) -> None:
+    target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"
+    target.write_text("old")
+    link.symlink_to(target)
+    write(link, "new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+    os.mkfifo(pipe)
+    got: list[str] = []
+    reader = threading.Thread(target=lambda: got.append(pipe.read_text()))
+    reader.start()
+    write(pipe, "through")
+    reader.join(10)
+    assert got == ["through"]

@@ -1,0 +1,179 @@
+"""What is pinned, and whether: batches of every make, and the decision as a table of cases."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+import stoker
+from stoker import nesting as walk
+from stoker.errors import UsageError
+from stoker.pin import policy
+from stoker.pin.policy import Facts, decide
+from stoker.pin.setup import Pinning
+
+Point = collections.namedtuple("Point", "x y")
+MB = 1 << 20
+
+
+class SimpleCustomBatch:
+    """torch's own example of a batch type that pins itself (docs, "Memory Pinning")."""
+
+    def __init__(self, data: Any) -> None:
+        columns = list(zip(*data, strict=True))
+        self.inp = torch.stack(columns[0], 0)
+        self.tgt = torch.stack(columns[1], 0)
+
+    def pin_memory(self) -> SimpleCustomBatch:
+        self.inp = walk.pin_tensor(self.inp)
+        self.tgt = walk.pin_tensor(self.tgt)
+        return self
+
+
+class Replaced:
+    def pin_memory(self) -> str:
+        return "another"
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    image: torch.Tensor
+    name: str
+
+
+class Frame(Mapping[str, Any]):
+    def __init__(self, items: dict[str, Any]) -> None:
+        self.items_ = items
+
+    def __getitem__(self, k: str) -> Any:
+        return self.items_[k]
+
+    def __iter__(self) -> Any:
+        return iter(self.items_)
+
+    def __len__(self) -> int:
+        return len(self.items_)
+
+
+class Extra(dict[str, Any]):
+    note = ""
+
+
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tensors that were pinned, by their number; a pinned one is its negative."""
+    seen: list[int] = []
+
+    def pin_tensor(t: torch.Tensor, device: str | None = None) -> torch.Tensor:
+        seen.append(int(t.reshape(-1)[0]))
+        return -t
+
+    monkeypatch.setattr(walk, "pin_tensor", pin_tensor)
+    return seen
+
+
+def t(n: int) -> torch.Tensor:
+    return torch.tensor([n])
+
+
+def test_tensors_in_any_nesting(pinned: list[int]) -> None:
+    extra = Extra(a=t(1))
+    extra.note = "kept"
+    data = (
+        t(2),
+        [t(3), "word", 4, b"bytes"],
+        {"k": t(5)},
+        Point(t(6), None),
+        Frozen(t(7), "n"),
+        extra,
+        Frame({"z": t(8)}),
+    )
+    out = walk.pin(data)
+    assert sorted(pinned) == [1, 2, 3, 5, 6, 7, 8]
+    assert type(out) is tuple
+    assert out[1][1:] == ["word", 4, b"bytes"]
+    assert type(out[3]) is Point
+    assert int(out[3].x) == -6
+    assert type(out[4]) is Frozen
+    assert (int(out[4].image), out[4].name) == (-7, "n")
+    assert int(data[4].image) == 7  # what the user has is left alone
+    assert (type(out[5]), out[5].note) == (Extra, "kept")
+    assert type(out[6]) is Frame
+    assert walk.pin(range(3)) == [0, 1, 2]  # torch does that, too
+
+
+def test_what_pins_itself_is_asked_and_its_answer_taken(pinned: list[int]) -> None:
+    batch = SimpleCustomBatch([(t(1), t(2)), (t(3), t(4))])
+    out = walk.pin({"b": batch, "r": Replaced()})
+    assert out["b"] is batch
+    assert int(batch.inp[0]) == -1
+    assert out["r"] == "another"
+    assert walk.pin(SimpleCustomBatch) is SimpleCustomBatch
+
+
+def test_what_lies_on_a_device_is_left_alone() -> None:
+    x = torch.empty(3, device="meta")
+    assert walk.pin([x])[0] is x
+
+
+FREE = {"free": 64 * 1024 * MB, "granted": 64 * 1024 * MB}
+CASES: list[tuple[str, Facts, bool, str]] = [
+    ("no accelerator", Facts(None), False, "no accelerator"),
+    ("unified", Facts("mps", unified=True, **FREE), False, "shares its memory"),
+    ("on the device", Facts("cuda", on_device=True, **FREE), False, "lie on the device already"),
+    ("refused", Facts("cuda", refused="error 1", **FREE), False, "error 1"),
+    ("more than a quarter", Facts("cuda", batch_bytes=600 * MB, batches=17, **FREE), False, "a quarter"),
+    ("rounded up it is more", Facts("cuda", batch_bytes=520 * MB, batches=17, **FREE), False, "a quarter"),
+    ("not rounded it is less", Facts("cuda", batch_bytes=512 * MB, batches=17, **FREE), True, "on its own"),
+    ("little free", Facts("cuda", batch_bytes=64 * MB, batches=4, free=1100 * MB, granted=1 << 40), False, "are free"),
+    ("no gain", Facts("cuda", batch_bytes=4096, gain=1.01, **FREE), False, "brings nothing"),
+    ("a gain", Facts("cuda", batch_bytes=4 * MB, gain=2.5, **FREE), True, "2.5 times as fast"),
+    ("not known yet", Facts("cuda", **FREE), True, "on its own"),
+]
+
+
+@pytest.mark.parametrize(("name", "facts", "on", "why"), CASES, ids=[c[0] for c in CASES])
+def test_the_decision(name: str, facts: Facts, on: bool, why: str) -> None:
+    choice = decide(facts)
+    assert choice.on is on, choice
+    assert why in choice.why
+
+
+def test_rounding_is_that_of_torchs_allocator() -> None:
+    assert [policy.rounded(n) for n in (0, 1, 2, 3, 4097, 1 << 20)] == [0, 1, 2, 4, 8192, 1 << 20]
+
+
+def test_auto_without_a_device_is_off_and_says_so() -> None:
+    if policy.kind() is not None:
+        pytest.skip("there is one")
+    loader = stoker.DataLoader(range(8), batch_size=2, num_workers=1, pin_memory="auto")  # type: ignore[arg-type]
+    assert loader.pin_memory is False
+    assert loader.decisions == ["pin_memory=False: there is no accelerator"]
+    assert len(list(loader)) == 4
+
+
+def test_another_word_is_an_error() -> None:
+    with pytest.raises(UsageError, match="pin_memory='always': True, False or \"auto\""):
+        stoker.DataLoader(range(3), pin_memory="always")  # type: ignore[arg-type]
+
+
+def test_the_gain_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def gain(nbytes: int, kind: str) -> float:
+        asked.append(nbytes)
+        return 1.0
+
+    monkeypatch.setattr(policy, "kind", lambda: "cuda")
+    monkeypatch.setattr(policy, "unified", lambda _: False)
+    monkeypatch.setattr(policy, "gain", gain)
+    pinning = Pinning()
+    assert pinning.decide(0, 3).on
+    assert not pinning.decide(1 << 16, 3).on
+    assert not pinning.decide(1 << 17, 3).on
+    assert asked == [1 << 16]
