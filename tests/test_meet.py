@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -18,10 +19,11 @@ from torch.utils.data import Dataset, TensorDataset
 import stoker
 from stoker import resident
 from stoker.device import DeviceIter
-from stoker.errors import UsageError, WorkerDiedError
+from stoker.errors import StateError, UsageError, WorkerDiedError
 from stoker.pin.thread import PinnedPool
 from stoker.resident import ResidentIter
 from stoker.staging import device
+from stoker.workers import process
 from stoker.workers.protocol import Told
 from tests import test_device
 from tests.test_state import draw
@@ -360,3 +362,55 @@ def test_what_a_worker_says_is_still_there_behind_the_thread_that_pins(monkeypat
     assert told[1:] == (4, b"state", False)
     with pytest.raises(OSError, match="no memory"):
         told.data.reraise()
+
+
+# -- fewer workers than were asked for
+
+
+class Parts(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        for i in range(info.id, 20, info.num_workers):
+            yield i, *draw()
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many workers the system has processes for."""
+    room = [99]
+    begin = process.ProcessPool._start
+
+    def start(self: Any, *args: Any) -> Any:
+        if sum(p.is_alive() for p in self.processes) >= room[0]:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return begin(self, *args)
+
+    monkeypatch.setattr(process.ProcessPool, "_start", start)
+    return room
+
+
+def test_a_run_keeps_its_parts_with_fewer_workers_than_asked_for(room: list[int]) -> None:
+    def make() -> Any:
+        return loader_of(Parts(), num_workers=4)
+
+    batches, states = run(make())
+    room[0] = 2
+    for k in (0, 3, 5):
+        assert rest(make(), states[0][k], 1) == [batches[0][k:]]
+        assert [len(e) for e in rest(make(), states[0][k], 2)] == [8 - k, 8]
+
+
+def test_states_by_worker_are_not_divided_among_fewer(room: list[int]) -> None:
+    state = run(loader_of(Memory(), num_workers=2), 1)[1][0][1]
+    room[0] = 1
+    with pytest.raises(StateError, match="num_workers=2"):
+        rest(loader_of(Memory(), num_workers=2), state, 1)
+
+
+def test_a_run_begun_with_fewer_goes_on_with_more(room: list[int]) -> None:
+    room[0] = 2
+    batches, states = run(loader_of(range(20), num_workers=4, persistent_workers=True))
+    room[0] = 99
+    assert rest(loader_of(range(20), num_workers=4), states[0][2], 2) == [batches[0][2:], batches[1]]
+    assert json.loads(states[1][2])["workers"] == 2

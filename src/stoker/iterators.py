@@ -11,6 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +32,7 @@ from .scheduler import Scheduler
 from .stage import state_of
 from .stateful import is_stateful, noted, put
 from .transport.board import supported
-from .workers.process import ProcessPool
+from .workers.process import ProcessPool, start
 from .workers.protocol import Pool, Told, WorkerSpec
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class PoolIter(_BaseDataLoaderIter):
         auto = isinstance(loader.num_workers, AutoWorkers)
         every = getattr(loader, "snapshot_every_n_steps", None)
         iterable = self._dataset_kind == _DatasetKind.Iterable
+        fixed = shards
         workers_there = min(int(self._num_workers), shards) if shards else int(self._num_workers)
         idle, shards = workers_there < int(self._num_workers), 0 if shards == workers_there else shards
         parts_there = shards or workers_there
@@ -156,12 +158,22 @@ class PoolIter(_BaseDataLoaderIter):
             workers = ThreadPool(spec, budget, threads, arenas)
         else:
             try:
-                workers = ProcessPool(
-                    spec, loader.multiprocessing_context or torch.multiprocessing, budget, arenas, locker
-                )
+                context = loader.multiprocessing_context or torch.multiprocessing
+                workers, spec = start(spec, context, budget, arenas, locker, fixed)
             except (TypeError, AttributeError, pickle.PicklingError) as e:
                 warnings.warn(PICKLE_HINT, stacklevel=2)
                 raise _named(e, spec) from e
+        if spec.num_workers < workers_there:  # there can be no more
+            workers_there, shards = spec.num_workers, spec.shards
+            parts_there = shards or workers_there
+            self._num_workers, knobs = workers_there, replace(knobs, num_workers=parts_there)
+            cursor.workers, cursor.counts = parts_there, [0] * parts_there if iterable else []
+            if parts and not iterable:
+                try:
+                    cursor.parts(workers_there)
+                except BaseException:
+                    workers.close()
+                    raise
         pool: Pool = workers
         if self._pin_memory and locker is None:
             pinned = PinnedPool(workers, self._pin_memory_device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections import Counter
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from .arguments import seconds, workers
 from .errors import StokerError, UsageError
+from .report import output
 from .report.progress import QUIET_S, Progress
 from .report.schema import check_writable
 from .report.terminal import human_seconds
@@ -58,9 +58,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UsageError: wrong arguments.
     """
-    to_file = options.json is not None and str(options.json) != "-"
-    if to_file:
-        check_writable(options.json)
+    output.check(options.json)
     if options.quarantine is not None:
         check_writable(options.quarantine)
     from .tuning.target import as_loader, find  # which loads torch
@@ -85,10 +83,7 @@ def run(options: argparse.Namespace) -> int:
             quarantine.append(options.quarantine, found.failed, type(loader.dataset).__name__)
         except OSError as e:
             raise UsageError(f"{options.quarantine} cannot be written: {e.strerror or e}") from e
-    data = json.dumps(found.as_dict(), indent=2)
-    if to_file:
-        options.json.write_text(data + "\n")
-    print(data if str(options.json) == "-" else _text(found))
+    output.give(found.as_dict(), options.json, lambda: print(_text(found)))
     return int(bool(found.failed))
 
 

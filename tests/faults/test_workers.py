@@ -294,13 +294,13 @@ def test_an_epoch_that_is_left_early_and_a_worker_that_dies_in_between() -> None
 
 def test_behind_a_thread_that_pins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the pinning thread hears of the death, and the consumer replaces the worker."""
-    from torch.utils.data._utils import pin_memory as torch_pin
+    from stoker.pin import thread as pin_thread
 
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda i: None)
-    monkeypatch.setattr(torch_pin, "pin_memory", lambda data, device=None: data.clone())
+    monkeypatch.setattr(pin_thread, "pin", lambda data, device=None: data.clone())
     for mode in ("two", "auto", "persistent"):
         calm = bits(loader_of(Drawn(floats=3000), MODES[mode]))
         loader = loader_of(

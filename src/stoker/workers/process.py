@@ -7,21 +7,26 @@ for each other. ``child.py`` is what runs in them.
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
+import multiprocessing
 import os
 import pickle
 import select
 import signal
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _DatasetKind
 
 from .. import lifecycle
-from ..errors import WorkerDiedError
+from ..errors import BudgetError, StokerWarning, WorkerDiedError
 from ..options import Budget
 from ..source import Task
 from ..transport.board import Board
@@ -31,10 +36,13 @@ from . import native, stuck
 from .child import Fd, main
 from .member import Member, Received
 from .protocol import Again, Life, WorkerSpec, look_s
+from .watchdog import Watchdog, may_start_anew
 
 if TYPE_CHECKING:
     from .zygote import Zygote
 
+logger = logging.getLogger(__name__)
+SHORT = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # processes, descriptors, memory
 PARENT_POLL_S = 5.0  # how late the parent may notice a death that no descriptor told; torch's own interval
 KILLED_S = 1.0  # how long one is waited for that was killed
 FLUSH_S = 0.01  # between two looks at a task pipe that was full
@@ -51,6 +59,50 @@ def _uninterrupted(method: str) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def start(
+    spec: WorkerSpec, context: Any, budget: Budget, arenas: list[SlotReader], locker: Locker | None, parts: int = 0
+) -> tuple[ProcessPool, WorkerSpec]:
+    """A pool, with fewer workers where the system has no processes, descriptors or memory for all of them.
+
+    Args:
+        spec, context, budget, arenas, locker: see ``ProcessPool``.
+        parts: of an iterable dataset, which a run keeps: then some workers have several.
+
+    Raises:
+        BudgetError: not one can be started.
+    """
+    wanted = spec.num_workers
+    while True:
+        try:
+            pool = ProcessPool(spec, context, budget, arenas, locker)
+            break
+        except OSError as e:
+            if e.errno not in SHORT:
+                raise
+            if spec.num_workers == 1:
+                raise BudgetError(
+                    f"not one worker can be started: {e.strerror}. num_workers=0 loads in this process; ulimit -n and "
+                    "ulimit -u say how many open files and processes are allowed"
+                ) from e
+            spec, why = replace(spec, num_workers=spec.num_workers // 2, shards=parts), e.strerror
+    if spec.num_workers != wanted:
+        same = (
+            ""
+            if spec.task_seeds or parts
+            else " Random augmentation depends on the number, and is another than with all."
+        )
+        warnings.warn(
+            f"{spec.num_workers} workers instead of {wanted}, for there can be no more: {why}.{same}",
+            StokerWarning,
+            stacklevel=6,
+        )
+    return pool, spec
+
+
+def _method_of(context: Any) -> str:
+    return str(getattr(context, "get_start_method", lambda: "")())
 
 
 class ProcessPool:
@@ -88,6 +140,7 @@ class ProcessPool:
         self._epoch = 0
         self._zygote: Zygote | None = None
         native.look()  # once here, not in each fork
+        self._watchdog = Watchdog() if _method_of(context) == "fork" else None
         self._board = Board() if spec.shared else None
         try:
             for worker in range(spec.num_workers):
@@ -144,7 +197,14 @@ class ProcessPool:
         a pause, so they take no more than a fifth of it."""
         began = time.monotonic()
         if self._missing and began >= self._next_add:
-            self._add(self._missing.pop(0))
+            try:
+                self._add(self._missing.pop(0))
+            except OSError as e:
+                if e.errno not in SHORT:
+                    raise
+                self._missing.clear()
+                self._count = self.alive()
+                logger.warning("no worker more than %s can be started: %s", self._count, e.strerror)
             self._watch()
             now = time.monotonic()
             self._next_add = now + 4 * (now - began)
@@ -242,7 +302,7 @@ class ProcessPool:
 
     def _start(self, member: Member, tasks: int, results: int) -> Any:
         # A thread may end before the workers do, and PR_SET_PDEATHSIG speaks of the thread that forked.
-        method = getattr(self._context, "get_start_method", lambda: "")()
+        method = _method_of(self._context)
         known = method != "forkserver" and threading.current_thread() is threading.main_thread()
         parent = self._owner if known else 0
         interruptible = signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -327,6 +387,8 @@ class ProcessPool:
                 if self._spec.timed and not events:
                     self._check_late()
                 self._check_alive(events)
+            if not events:
+                self._look_for_stuck()
             if not events and deadline is not None and time.monotonic() >= deadline:
                 return None
         r = self._ready.popleft()
@@ -397,6 +459,24 @@ class ProcessPool:
                 m.hung = stuck.stack(m.process.pid, m.reader.arena.stack)
                 m.process.kill()
                 m.process.join(KILLED_S)  # what waits for a device or a file server may not even die
+
+    def _look_for_stuck(self) -> None:
+        """Says of a worker that hangs since it was forked why it does, and replaces it where that can be done."""
+        if self._watchdog is None:
+            return
+        for m in self._members:
+            pid = m.process.pid
+            if m.gone or m.leaving or m.answered or not self._watchdog.stuck(pid):
+                continue
+            words = self._watchdog.words(pid)
+            if self._spec.timed:
+                words += f". It is here:\n{stuck.stack(pid, m.reader.arena.stack)}\n"
+            anew = self._spec.restart and (self._watchdog.closed or may_start_anew(self._spec.dataset))
+            if anew and not self._watchdog.closed:
+                self._watchdog.closed, self._context = True, multiprocessing.get_context("forkserver")
+            warnings.warn(f"{words}{': that is done now' if anew else ''}.", StokerWarning, stacklevel=6)
+            if anew:
+                os.kill(pid, signal.SIGKILL)  # and another takes its place
 
     def _may_leave(self, m: Member) -> bool:
         if m.leaving:

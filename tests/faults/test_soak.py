@@ -1,0 +1,159 @@
+"""A long run with deaths, errors and batches kept at random, and a hundred parents killed: nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import statistics
+import time
+import warnings
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import stoker
+from stoker.engine import state_of
+
+BATCH = 4
+LIMIT_S = 1500
+
+
+class Numbers(Dataset[Any]):
+    """Some samples fail."""
+
+    def __init__(self, batches: int, bad: int) -> None:
+        self.batches, self.bad = batches, bad
+
+    def __len__(self) -> int:
+        return self.batches * BATCH
+
+    def __getitem__(self, i: int) -> Any:
+        if i % self.bad == self.bad - 1:
+            raise ValueError(f"bad sample {i}")
+        return torch.tensor([i, i]) if i % 1000 else torch.full((60_000,), i)[:2].clone()
+
+
+def soak(batches: int, kill_every: int) -> None:
+    seed = int.from_bytes(os.urandom(4), "little")
+    print("seed", seed)
+    rng = random.Random(seed)
+    me = psutil.Process()
+    bad = 40_009
+    loader = stoker.DataLoader(
+        Numbers(batches, bad), batch_size=BATCH, num_workers=2, on_error="skip", max_errors=10_000, quarantine=None
+    )
+    descriptors = me.num_fds()
+    kept: deque[tuple[torch.Tensor, int]] = deque()
+    memory: list[int] = []
+    open_: list[int] = []
+    kills, expected = 0, 0
+    deadline = time.monotonic() + LIMIT_S
+    it = iter(loader)
+    for n, batch in enumerate(it):
+        want = [i for i in range(n * BATCH, n * BATCH + BATCH) if i % bad != bad - 1]
+        if n % 16 == 0 or len(want) < BATCH:
+            assert batch[:, 0].tolist() == want
+        expected += len(batch)
+        if rng.random() < 0.01:
+            kept.append((batch, int(batch[0, 0])))
+        if len(kept) > 50 or (kept and rng.random() < 0.01):
+            old, first = kept.popleft()
+            assert int(old[0, 0]) == first
+        if n % kill_every == kill_every // 2:
+            victim = rng.choice([p for p in it._workers if p.is_alive()])
+            os.kill(victim.pid, rng.choice([signal.SIGKILL, signal.SIGSEGV]))
+            kills += 1
+        if n % max(1, batches // 30) == 0:
+            memory.append(me.memory_info().rss)
+            open_.append(me.num_fds())
+            assert time.monotonic() < deadline
+    assert n + 1 == batches
+    assert expected == batches * BATCH - batches * BATCH // bad
+    slots = [reader.arena.slots for reader in state_of(loader).arenas]
+    print(f"kills {kills}, memory {memory[0] >> 20} to {memory[-1] >> 20} MB, descriptors {open_}, slots {slots}")
+    third = len(memory) // 3
+    early, late = (statistics.median(part) for part in (memory[third : 2 * third], memory[2 * third :]))
+    assert late - early < 12 << 20, memory
+    assert max(open_[third:]) <= max(open_[:third]) + 2, open_
+    assert max(slots, default=0) < 64
+    del it, loader, batch
+    kept.clear()
+    gc.collect()
+    assert me.num_fds() <= descriptors + 2
+    assert not [p for p in me.children(recursive=True) if "resource_tracker" not in " ".join(p.cmdline())]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_million_batches() -> None:
+    soak(10**6, 20_000)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_twenty_thousand_batches() -> None:
+    soak(20_000, 4_000)
+
+
+def _left(session: int) -> list[psutil.Process]:
+    out = []
+    for p in psutil.process_iter():
+        try:
+            if os.getsid(p.pid) == session and p.status() != psutil.STATUS_ZOMBIE:
+                out.append(p)
+        except (OSError, psutil.Error):
+            continue
+    return out
+
+
+def parent(settings: dict[str, Any]) -> None:
+    """The life of a parent that is going to be killed."""
+    os.setsid()
+    os.dup2(os.open(os.devnull, os.O_RDWR), 2)
+    warnings.simplefilter("ignore")
+    while True:
+        loader = stoker.DataLoader(Numbers(400, 1 << 60), batch_size=BATCH, **settings)
+        kept = [batch for n, batch in enumerate(loader) if n % 7 == 0]
+        assert kept
+
+
+@pytest.mark.parametrize("times", [15, pytest.param(100, marks=pytest.mark.slow)])
+def test_parents_that_are_killed_leave_nothing_behind(times: int) -> None:
+    seed = int.from_bytes(os.urandom(4), "little")
+    print("seed", seed)
+    rng = random.Random(seed)
+    before = set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
+    for n in range(times):
+        settings = rng.choice(
+            [
+                {"num_workers": 3},
+                {"num_workers": 2, "persistent_workers": True},
+                {"num_workers": "auto"},
+                {"num_workers": 2, "worker_method": "thread"},
+                {"num_workers": 2, "multiprocessing_context": "forkserver"},
+            ]
+        )
+        child = os.fork()
+        if child == 0:
+            try:
+                parent(settings)
+            finally:
+                os._exit(1)
+        deadline = time.monotonic() + rng.uniform(0.0, 0.6)
+        while time.monotonic() < deadline:
+            assert os.waitpid(child, os.WNOHANG) == (0, 0), (n, settings)
+        os.kill(child, signal.SIGKILL)
+        killed = time.monotonic()
+        os.waitpid(child, 0)
+        # A second, and what a busy machine adds. An interpreter that is only starting notices when it has started.
+        limit = killed + (15 if "multiprocessing_context" in settings else 2)
+        while (left := _left(child)) and time.monotonic() < limit:
+            pass
+        assert not left, (n, settings, left)
+    assert (set(os.listdir("/dev/shm")) if before else set()) <= before
