@@ -209,6 +209,17 @@ def test_both_ways_give_the_same(name: str, word: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="stoker's own workers are on Linux")
+def test_a_run_that_is_killed_twice_ends_as_one_that_is_not(tmp_path: Path) -> None:
+    whole = run("resume.py", "--checkpoint", tmp_path / "whole.pt")
+    assert whole.stdout.startswith("weight "), whole.stderr
+    file = tmp_path / "killed.pt"
+    for more, code in ((("--die-after", 15), 1), (("--workers", 1, "--die-after", 9), 1), (("--workers", 0), 0)):
+        done = run("resume.py", "--checkpoint", file, *more)
+        assert done.returncode == code, done.stderr
+    assert done.stdout == whole.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="stoker's own workers are on Linux")
 @pytest.mark.slow
 def test_tuning() -> None:
     done = run("tune.py")

@@ -17,7 +17,7 @@ from torch.utils.data import RandomSampler
 
 from .errors import UsageError
 from .readahead import Range, Readahead, Upcoming, innermost, mapped
-from .source import CHUNK, Permutation
+from .source import CHUNK, PIECED, Permutation
 
 RESIDENT = 64  # chunks shuffled together, of at least 256: as many as a batch has samples (docs/notes/chunks.md)
 CHUNKS = 256  # a shorter dataset is cut into so many, so that the window and what is read ahead are 26 % of it
@@ -86,7 +86,7 @@ class ChunkSampler(RandomSampler):
         """The window of the iterator that moved last, and what comes next."""
         return self._upcoming
 
-    def _pieces(self) -> Iterator[list[int]]:
+    def _pieces(self, skip: int = 0) -> Iterator[list[int]]:
         n, size = len(self.data_source), self.chunk_size
         key = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
         chunks = -(-n // size)
@@ -107,20 +107,28 @@ class ChunkSampler(RandomSampler):
                     following = next(coming, None)
                     _deal(window[-1], c, step, last, steps, rng)
                 self._upcoming = Upcoming(tuple(window), following)
-                if ahead is not None:
-                    ahead.turn(self._upcoming, gone)
                 due = steps.popleft()
                 steps.append([])
+                count = sum(map(len, due))
+                skipped = 0 < skip >= count  # nothing of this step is wanted, so nothing is read for it
+                if ahead is not None and not skipped:
+                    ahead.turn(self._upcoming, gone)
                 if due:
                     indices = np.concatenate(due)
                     del due
                     rng.shuffle(indices)
-                    for at in range(0, len(indices), CHUNK):
+                    for at in range(skip, count, CHUNK):
                         yield indices[at : at + CHUNK].tolist()
+                skip = max(0, skip - count)
                 gone, left = left, window.popleft()  # a step later: what was drawn last may still be on its way
+                if skipped:
+                    gone = left = None
         finally:
             if ahead is not None:
                 ahead.close()
+
+
+PIECED[ChunkSampler] = ChunkSampler.__iter__
 
 
 def _coming(order: Permutation, size: int, n: int) -> Iterator[Range]:

@@ -6,23 +6,23 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
-
+from .cursor import Cursor
 from .faults.names import called, listed
+from .inline import InlineIter
 from .stacks import known_getters, known_transforms, transform_of
 
 
-class DebugIter(_SingleProcessDataLoaderIter):
+class DebugIter(InlineIter):
     """torch's own iterator without workers, for a loader with any number of them.
 
     Order and shapes are the loader's own. Random augmentation is another draw, for it comes from this process' random
     state; ``worker_init_fn`` is not called; an iterable dataset is read as a whole.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, cursor: Cursor | None = None) -> None:
         alone = copy.copy(loader)
         vars(alone).update(num_workers=0, prefetch_factor=None, persistent_workers=False, timeout=0, _iterator=None)
-        super().__init__(alone)
+        super().__init__(alone, Cursor(loader._index_sampler, loader.generator) if cursor is None else cursor)
         fetch, dataset = self._dataset_fetcher.fetch, loader.dataset
 
         def explained(index: Any) -> Any:

@@ -100,6 +100,10 @@ class DeviceIter:
         self._ahead: deque[tuple[Any, Any]] = deque()
         self._here: list[Any] = []  # a batch for which there was no room on the device
         self._end: Exception | None = None
+        # The loader's place is where the consumer is, not what was taken from it: one mark for each batch ahead.
+        place = getattr(it, "_cursor", None) if depth else None
+        self._place = place if hasattr(place, "shown") else None
+        self._marks: deque[Any] = deque()
 
     def __iter__(self) -> DeviceIter:
         return self
@@ -108,20 +112,27 @@ class DeviceIter:
         self._fill(1)
         if not self._ahead:
             assert self._end is not None
+            self._show(self._marks.popleft() if self._marks else None)
             if not isinstance(self._end, StopIteration):
                 end, self._end = self._end, None  # an error in one batch: torch's iterator goes on behind it
                 raise end
             raise StopIteration
         batch, event = self._ahead.popleft()
+        mark = self._marks.popleft() if self._marks else None
         self._lane.arrive(batch, event)
         self._fill(self._depth)
+        self._show(mark)
         return batch
+
+    def _show(self, mark: Any) -> None:
+        if self._place is not None:
+            self._place.shown = mark
 
     def _fill(self, depth: int) -> None:
         while len(self._ahead) < depth and self._end is None:
             if not self._here:
                 try:
-                    self._here.append(next(self._it))
+                    self._take()
                 except Exception as e:  # in its turn: the batches before it are the consumer's
                     self._end = e
                     return
@@ -135,6 +146,23 @@ class DeviceIter:
                 self._shrink()
                 self._ahead.append(self._lane.send(self._here[0]))
             self._here.clear()
+
+    def _take(self) -> None:
+        place = self._place
+        if place is None:
+            self._here.append(next(self._it))
+            return
+        shown, place.shown = place.shown, None
+        try:
+            self._here.append(next(self._it))
+            self._marks.append(place.mark())
+        except StopIteration:
+            raise
+        except Exception:
+            self._marks.append(place.mark())
+            raise
+        finally:
+            place.shown = shown
 
     def _shrink(self) -> None:
         if self._depth > 1:

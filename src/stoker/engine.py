@@ -11,23 +11,23 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import dataloader as torch_loader
 from torch.utils.data.dataloader import _DatasetKind
 
 from . import machine
-from .errors import StokerWarning
+from .errors import StateError, StokerWarning
 from .faults import settings
 from .gather import Gather, select
 from .metrics import LoaderMetrics
-from .nesting import pin
 from .objects import big
 from .options import AutoWorkers, Budget, Measured, parse_bytes
 from .pin.setup import Pinning
 from .resident import ResidentIter, resident
-from .source import order
 from .stage import alone, batches, staged_in
+from .stateful import put
 
 logger = logging.getLogger(__name__)
 LEASE_SHARE = 4  # the consumer may keep a quarter of the granted memory in slots; beyond that batches are copied out
@@ -35,7 +35,11 @@ BIG_BYTES = 64 << 20  # of Python objects in one container; what a worker may co
 WORKER_BYTES = 32 << 20  # what a forked worker takes before any has been weighed
 SUPPORTED = sys.platform == "linux"
 if SUPPORTED:
-    from .iterators import GuardedIter, PoolIter
+    from .iterators import PoolIter
+if TYPE_CHECKING:
+    from .cursor import Cursor
+    from .randomness import Shadow
+    from .state import State
 
 torch_get_iterator = torch_loader.DataLoader._get_iterator
 
@@ -57,6 +61,12 @@ class LoaderState:
         rebuild: ``resize`` wants other workers in the next epoch.
         ledger: the account of samples that failed (``faults.ledger``).
         known: samples that kill workers, by index.
+        cursor: where the newest iterator is; it outlives that.
+        pending: a state that was loaded, and ``given`` the dict that it came in; the next iterator goes on there.
+        first: the iterator that ``state_dict()`` made because there was none, for whoever asks for one next.
+        shadow: torch's global generator as a resumed run had it.
+        shards: parts of an iterable dataset, where a resumed run has another number than workers.
+        task_seeds: the resumed run has random state by task.
     """
 
     def __init__(self) -> None:
@@ -73,6 +83,17 @@ class LoaderState:
         self.hold = self.rebuild = False
         self.ledger: Any = None
         self.known: dict[Any, Any] = {}
+        self.cursor: Cursor | None = None
+        self.pending: State | None = None
+        self.given: dict[str, Any] | None = None
+        self.first: Any = None
+        self.begin_run()
+
+    def begin_run(self) -> None:
+        """Nothing is gone on with any more."""
+        self.cursor = self.pending = self.given = self.first = None
+        self.shadow: Shadow | None = None
+        self.shards, self.task_seeds = 0, False
 
 
 _states: weakref.WeakKeyDictionary[Any, LoaderState] = weakref.WeakKeyDictionary()
@@ -101,10 +122,117 @@ def budget(loader: Any = None) -> Budget:
 
 def get_iterator(loader: Any) -> Any:
     """What stands behind ``_get_iterator``: torch's inline iterator for 0 workers, stoker's workers otherwise."""
+    state = state_of(loader)
+    saved = state.pending
+    if saved is None:
+        with nullcontext() if state.shadow is None else state.shadow.over():
+            return _made(loader, state)
+    it = _resumed(loader, state, saved)  # if it raises, the state stays: nobody begins anew by trying again
+    state.pending = state.given = None
+    return it
+
+
+def _resumed(loader: Any, state: LoaderState, saved: State) -> Any:
+    """An iterator that goes on where a state was taken."""
+    from .cursor import Cursor
+
+    if (saved.next or saved.finished) and _task_seeds(loader, state) and not saved.task_seeds:
+        warnings.warn(
+            "The run that was saved had random state by worker, as torch sets it, and here it is set by task: order "
+            "and samples are that run's, random augmentation is another draw. task_seeds=False keeps to torch's.",
+            StokerWarning,
+            stacklevel=4,
+        )
+    state.task_seeds = saved.task_seeds
+    state.shards = max(1, saved.workers) if saved.kind == "iterable" else 0
+    if not saved.finished:
+        _go_on_from(loader, state, saved)
+        return _made(loader, state, saved)
+    inline, of_workers = loader.num_workers == 0, saved.workers > 0
+    through = loader.persistent_workers if of_workers else inline and saved.kind == "iterable"
+    if saved.lives_on and through:  # workers, or an iterator, are put where they were, and then begin the next epoch
+        it = _made(loader, state, saved)
+        next(it, None)
+        if of_workers:
+            _go_on_from(loader, state, saved)
+            it._reset(loader)
+            return it
+    else:
+        end = Cursor(loader._index_sampler, loader.generator, saved)
+        end.kind = "iterable" if loader._dataset_kind == _DatasetKind.Iterable else "map"
+        if saved.lives_on and saved.kind == "map" and (inline or getattr(loader, "worker_method", "") == "thread"):
+            for part in end.parts(1):
+                put(loader.dataset, (part.state or {"dataset": None})["dataset"], "dataset")
+        end.go_to_end()
+    with _go_on_from(loader, state, saved).over():
+        return _made(loader, state)
+
+
+def _go_on_from(loader: Any, state: LoaderState, saved: State) -> Shadow:
+    """What later epochs are drawn from, as the saved run had it."""
+    from .randomness import Shadow, restore
+
+    if saved.finished and saved.generator is not None and loader.generator is not None:
+        restore(loader.generator, saved.generator)
+    shadow = state.shadow = Shadow(saved.torch_rng)
+    shadow.mark()
+    if state.cursor is not None:
+        state.cursor.shadow = shadow
+    return shadow
+
+
+def _made(loader: Any, state: LoaderState, saved: State | None = None) -> Any:
+    """An iterator that begins an epoch, or goes on in one."""
+    from .cursor import Cursor  # with the first iterator, not with ``import stoker``
+
+    cursor = Cursor(loader._index_sampler, loader.generator, saved, state.shadow)
+    cursor.task_seeds = _task_seeds(loader, state)
+    it = _iterator(loader, cursor)
+    state.cursor = getattr(it, "_cursor", None)
+    return it
+
+
+def _task_seeds(loader: Any, state: LoaderState) -> bool:
+    asked = isinstance(loader.num_workers, AutoWorkers) or bool(getattr(loader, "task_seeds", False))
+    return asked or state.task_seeds
+
+
+def state_dict(loader: Any) -> dict[str, Any]:
+    """Where a loader is in its run. Begins it if nobody has.
+
+    Raises:
+        StateError: worker processes of torch's own, on other systems than Linux.
+    """
+    state = state_of(loader)
+    if state.given is not None:
+        return dict(state.given)
+    if state.cursor is None:
+        state.first = iter(loader)
+    if state.cursor is None:
+        raise StateError(f"with worker processes a loader's place can be saved on Linux, not on {sys.platform}")
+    return state.cursor.save().to_dict()
+
+
+def load_state_dict(loader: Any, state_dict: dict[str, Any]) -> None:
+    """The next iterator goes on where the state dict was taken; with ``{}`` it begins a new run.
+
+    Raises:
+        StateError: no such state dict.
+    """
+    from .state import State
+
+    saved = None if isinstance(state_dict, dict) and not state_dict else State.from_dict(state_dict)
+    state = state_of(loader)
+    state.begin_run()
+    state.pending, state.given = saved, None if saved is None else dict(state_dict)
+    loader._iterator = None
+
+
+def _iterator(loader: Any, cursor: Cursor) -> Any:
     if getattr(loader, "debug", False) or os.environ.get("STOKER_DEBUG") == "1":
         from .debug import DebugIter
 
-        return DebugIter(loader)
+        return DebugIter(loader, cursor)
     state = state_of(loader)
     if state.pinning.auto:
         ahead = int(loader.num_workers) * (loader.prefetch_factor or 1) + 1
@@ -118,19 +246,20 @@ def get_iterator(loader: Any) -> Any:
             alone(loader.dataset)
     there = resident(loader)
     if there is not None:
-        return ResidentIter(loader, there)
-    if loader.num_workers == 0 or not SUPPORTED:
-        it: Any = torch_get_iterator(loader) if faults is None else GuardedIter(loader, *faults)
-        if loader.num_workers == 0:
-            it._sampler_iter = order(it._index_sampler) or it._sampler_iter
-            if Gather.fits(it._dataset, it._collate_fn, it._auto_collation):
-                it._dataset_fetcher.fetch = Gather(it._dataset, it._dataset_fetcher.fetch)
-            elif it._auto_collation and staged is not None:
-                it._dataset_fetcher.fetch = batches(it._dataset, it._collate_fn, select, it._collate_fn)
-            if it._pin_memory and faults is None:
-                it._pin_memory = False  # by torch, that is: it knows no dataclasses, and fails on a device's tensors
-                it._dataset_fetcher.fetch = _pinned(it._dataset_fetcher.fetch, it._pin_memory_device)
+        return ResidentIter(loader, there, cursor)
+    if loader.num_workers == 0:
+        from .inline import GuardedIter, InlineIter
+
+        it: Any = InlineIter(loader, cursor) if faults is None else GuardedIter(loader, cursor, *faults)
+        if Gather.fits(it._dataset, it._collate_fn, it._auto_collation):
+            it._dataset_fetcher.fetch = Gather(it._dataset, it._dataset_fetcher.fetch)
+        elif it._auto_collation and staged is not None:
+            it._dataset_fetcher.fetch = batches(it._dataset, it._collate_fn, select, it._collate_fn)
         return it
+    if not SUPPORTED:
+        if cursor.saved is not None:
+            raise StateError(f"with worker processes a run is taken up again on Linux, not on {sys.platform}")
+        return torch_get_iterator(loader)
     limits = budget(loader)
     method = _method(loader, state, limits)
     if isinstance(loader.num_workers, AutoWorkers) and state.measured is None:
@@ -149,19 +278,22 @@ def get_iterator(loader: Any) -> Any:
     locker = state.pinning.locker
     if loader.pin_memory and threads is None:
         locker = state.pinning.lock(getattr(loader, "budget", None))
-    arenas = state.heaps if threads is not None else state.arenas
-    known = state.known if threads is None and settings.restarts(loader) else None
     it = PoolIter(
-        loader, limits, arenas, state.metrics, threads, locker if threads is None else None, faults=faults, known=known
+        loader,
+        limits,
+        state.heaps if threads is not None else state.arenas,
+        state.metrics,
+        cursor,
+        state.shards if loader._dataset_kind == _DatasetKind.Iterable else 0,
+        threads,
+        locker if threads is None else None,
+        faults=faults,
+        known=state.known if threads is None and settings.restarts(loader) else None,
     )
     state.iterators.add(it)
     if isinstance(loader.num_workers, AutoWorkers) and loader._dataset_kind == _DatasetKind.Map and not state.hold:
         it.tune(_tuner(loader, state))
     return it
-
-
-def _pinned(fetch: Callable[[Any], Any], device: str | None) -> Callable[[Any], Any]:
-    return lambda indices: pin(fetch(indices), device)
 
 
 def _measured(loader: Any, state: LoaderState, limits: Budget, method: str) -> Measured:

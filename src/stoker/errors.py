@@ -22,6 +22,10 @@ class BudgetError(StokerError, MemoryError):
     """What is asked for does not fit the budget; nothing was begun."""
 
 
+class StateError(StokerError, ValueError):
+    """A state dict that is none, is of a newer stoker, or does not fit the loader that it was given to."""
+
+
 class TransportError(StokerError, RuntimeError):
     """A record or a payload that cannot have come from a stoker worker."""
 

@@ -6,26 +6,20 @@ The base class is torch's own, so the order in which samplers are started and se
 from __future__ import annotations
 
 import functools
-import itertools
 import pickle
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import IterDataPipe, MapDataPipe
-from torch.utils.data.dataloader import (
-    _BaseDataLoaderIter,
-    _DatasetKind,
-    _sharding_worker_init_fn,
-    _SingleProcessDataLoaderIter,
-)
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _sharding_worker_init_fn
 
 from .errors import StokerWarning
-from .faults.guard import Guard
 from .faults.policy import NOTHING, Failure, OnError, Partial
 from .metrics import LoaderMetrics
 from .nesting import pin
@@ -35,14 +29,16 @@ from .pin.locked import Locker
 from .pin.thread import PinnedPool
 from .pressure import Pressure
 from .scheduler import Scheduler
-from .source import order
-from .stage import parts
+from .stage import state_of
+from .stateful import is_stateful, noted, put
 from .transport.board import supported
 from .workers.process import ProcessPool, start
-from .workers.protocol import Pool, WorkerSpec
+from .workers.protocol import Pool, Told, WorkerSpec
 
 if TYPE_CHECKING:
+    from .cursor import Cursor
     from .faults.ledger import Ledger
+    from .state import Part
     from .workers.draws import Noticed
     from .workers.thread import ThreadPool
 
@@ -65,6 +61,8 @@ class PoolIter(_BaseDataLoaderIter):
         budget: how much the consumer may keep in slots.
         arenas: the loader's shared memory between two iterators; taken from here and given back.
         metrics: the loader's numbers.
+        cursor: where the epoch is, and where it goes on.
+        shards: parts of an iterable dataset, if they are not one a worker; else 0.
         threads: None for worker processes; for threads what is known of the loader's use of random generators.
         locker: page-locks slots of worker processes; None: where batches are to be pinned a thread copies them.
         faults: what to do about samples that fail, and the account of them; None: torch's way.
@@ -78,23 +76,52 @@ class PoolIter(_BaseDataLoaderIter):
         budget: Budget,
         arenas: list[Any],
         metrics: LoaderMetrics,
+        cursor: Cursor,
+        shards: int = 0,
         threads: Noticed | None = None,
         locker: Locker | None = None,
         faults: tuple[OnError, Ledger] | None = None,
         known: dict[Any, Failure] | None = None,
     ) -> None:
-        super().__init__(loader)
-        self._locker = locker
+        saved, self._locker = cursor.saved, locker
+        with cursor.quiet():
+            super().__init__(loader)
         if not loader.prefetch_factor:
             raise AssertionError("prefetch_factor must be greater than 0 to load in worker processes")
         auto = isinstance(loader.num_workers, AutoWorkers)
+        every = getattr(loader, "snapshot_every_n_steps", None)
+        iterable = self._dataset_kind == _DatasetKind.Iterable
+        fixed = shards
+        workers_there = min(int(self._num_workers), shards) if shards else int(self._num_workers)
+        idle, shards = workers_there < int(self._num_workers), 0 if shards == workers_there else shards
+        parts_there = shards or workers_there
+        one_dataset = threads is not None and not iterable
+        cursor.lives_on, cursor.workers = loader.persistent_workers or one_dataset, parts_there
+        cursor.one_dataset = one_dataset
+        cursor.adopt(self)
+        parts: tuple[Part, ...] = ()
+        if saved is not None:
+            parts = cursor.parts(1 if one_dataset else parts_there)
+            if one_dataset and parts:
+                put(self._dataset, (parts[0].state or {"dataset": None})["dataset"], "dataset")
+                parts = ()
+        if one_dataset and every is not None and is_stateful(self._dataset):
+            cursor.tell(0, 0, noted(lambda: state_of(loader.dataset, None)))
+        cursor.counts = [0] * parts_there if iterable else []
+        if idle:
+            warnings.warn(
+                f"This run of an iterable dataset was begun in {parts_there} parts and keeps them, so {workers_there} "
+                f"of {self._num_workers} workers have something to do. load_state_dict({{}}) begins a new run.",
+                StokerWarning,
+                stacklevel=5,
+            )
         knobs = Knobs(
-            num_workers=int(self._num_workers),
+            num_workers=parts_there,
             prefetch_factor=loader.prefetch_factor,
             in_order=getattr(loader, "in_order", True),  # torch < 2.6 has no such argument
             persistent=loader.persistent_workers,
             timeout=loader.timeout,
-            task_seeds=auto,
+            task_seeds=cursor.task_seeds,
             shared=auto and self._dataset_kind == _DatasetKind.Map and (threads is not None or supported()),
             ahead=getattr(loader, "_ahead", 0) if auto else 0,
         )
@@ -109,13 +136,19 @@ class PoolIter(_BaseDataLoaderIter):
             drop_last=self._drop_last,
             base_seed=int(self._base_seed),
             init_fn=init_fn,
-            num_workers=knobs.num_workers,
+            num_workers=workers_there,
             shared_seed=self._shared_seed,
             task_seeds=knobs.task_seeds,
             shared=knobs.shared,
             on_error=None if faults is None else faults[0],
             restart=known is not None,
             sample_timeout=getattr(loader, "sample_timeout", None) or 0.0,
+            parts=parts,
+            part_epochs=0 if saved is None else saved.epoch,
+            batch_size=loader.batch_size,
+            tell=-1 if every is None else every,
+            look=saved is not None and saved.next > 0 and not knobs.task_seeds and (not iterable or not saved.workers),
+            shards=shards,
         )
         self._ledger = None if faults is None else faults[1]
         workers: ProcessPool | ThreadPool
@@ -125,19 +158,31 @@ class PoolIter(_BaseDataLoaderIter):
             workers = ThreadPool(spec, budget, threads, arenas)
         else:
             try:
-                workers, spec = start(
-                    spec, loader.multiprocessing_context or torch.multiprocessing, budget, arenas, locker
-                )
-                self._num_workers = spec.num_workers
-                knobs = replace(knobs, num_workers=spec.num_workers)
+                context = loader.multiprocessing_context or torch.multiprocessing
+                workers, spec = start(spec, context, budget, arenas, locker, fixed)
             except (TypeError, AttributeError, pickle.PicklingError) as e:
                 warnings.warn(PICKLE_HINT, stacklevel=2)
                 raise _named(e, spec) from e
+        if spec.num_workers < workers_there:  # there can be no more
+            workers_there, shards = spec.num_workers, spec.shards
+            parts_there = shards or workers_there
+            self._num_workers, knobs = workers_there, replace(knobs, num_workers=parts_there)
+            cursor.workers, cursor.counts = parts_there, [0] * parts_there if iterable else []
+            if parts and not iterable:
+                try:
+                    cursor.parts(workers_there)
+                except BaseException:
+                    workers.close()
+                    raise
         pool: Pool = workers
         if self._pin_memory and locker is None:
             pinned = PinnedPool(workers, self._pin_memory_device)
             self._pin_memory_thread = pinned.thread
             pool = pinned
+        if shards:
+            from .workers.shards import ShardPool
+
+            pool = ShardPool(pool, shards, workers_there)
         self._workers: list[Any] = workers.processes
         self._pss, self._metrics = workers.pss, metrics
         self._close = weakref.finalize(self, pool.close)
@@ -146,18 +191,37 @@ class PoolIter(_BaseDataLoaderIter):
             from .workers.restart import Restarts  # when there are workers that may die
 
             restarts = Restarts(workers, spec, known, metrics)
+        self._cursor, self._first_epoch = cursor, 0 if saved is None else saved.epoch
+        self._look_worn = False
         self._scheduler = Scheduler(pool, knobs, metrics, budget, restarts)
         self._pressure = Pressure(_steps(self._scheduler, workers, pool, locker), metrics.decisions.append)
         self._look = Look(self._dataset) if knobs.persistent and threads is None else None
         self._reset(loader, first_iter=True)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        super()._reset(loader, first_iter)
-        if self._look is not None and not first_iter:
-            self._tell_changes(self._look)
-        self._sampler_iter = order(self._index_sampler) or self._sampler_iter
+        cursor = self._cursor
+        with nullcontext() if first_iter else cursor.shadow.over():
+            cursor.prepare()
+            with cursor.quiet():
+                super()._reset(loader, first_iter)
+            if cursor.saved is not None:
+                self._shared_seed = cursor.saved.shared_seed
+            if self._look is not None and not first_iter:
+                self._tell_changes(self._look)
+            self._finish_reset()
+
+    def _finish_reset(self) -> None:
+        cursor, yielded = self._cursor, 0
+        if cursor.saved is not None:
+            saved = cursor.saved
+            yielded = sum(p.count for p in saved.parts) if saved.kind == "iterable" else saved.next
+            self._IterableDataset_len_called = cursor.saved.len_called  # type: ignore[assignment]
+        cursor.len_called, cursor.shared_seed = self._IterableDataset_len_called, self._shared_seed
+        self._sampler_iter = cursor.begin(self._sampler_iter)
+        self._num_yielded = yielded
         # Not self._next_index: the scheduler would hold the iterator, and `del it` would end no worker.
-        self._scheduler.begin(functools.partial(next, self._sampler_iter), self._shared_seed)
+        self._scheduler.begin(functools.partial(next, self._sampler_iter), self._shared_seed, cursor)
+        cursor.epoch = self._first_epoch + self._scheduler.epoch
 
     def _tell_changes(self, look: Look) -> None:
         """Says once that persistent workers have the dataset as it was when they started."""
@@ -200,6 +264,8 @@ class PoolIter(_BaseDataLoaderIter):
                 if not self._persistent_workers:
                     self._shutdown_workers()
                 raise
+            if type(data) is Told:
+                data = self._heard(data)
             if type(data) is ExceptionWrapper:
                 data.reraise()
             if type(data) is Partial:
@@ -210,6 +276,23 @@ class PoolIter(_BaseDataLoaderIter):
         if self._locker is None or not self._pin_memory or self._locker.over:
             return data  # over its budget a batch that is not locked stays so: a copy would be locked, too
         return pin(data, self._pin_memory_device)
+
+    def _heard(self, told: Told) -> Any:
+        self._cursor.tell(self._scheduler.worker, told.at, told.state)
+        if told.moved and not self._look_worn:
+            self._look_worn = True
+            warnings.warn(
+                "The dataset draws random numbers, workers are seeded as torch's, and this epoch goes on from its "
+                "middle: order and samples are those of the run that was saved, the random numbers are not. "
+                "task_seeds=True, from the beginning of a run on, makes them the same.",
+                StokerWarning,
+                stacklevel=4,
+            )
+        return told.data
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loader's, while this is its iterator."""
+        return self._cursor.save().to_dict()
 
     def _weigh(self) -> None:
         self._metrics.worker_pss.update(self._pss())
@@ -255,42 +338,6 @@ def _steps(
         return f"{n} workers instead of {n + 1}"
 
     return [ring, pinning, fewer]
-
-
-class GuardedIter(_SingleProcessDataLoaderIter):
-    """torch's iterator without workers, for a loader with a policy for samples that fail.
-
-    Args:
-        loader: a ``DataLoader`` with 0 workers and a map-style dataset.
-        policy: what to do.
-        ledger: the account of what failed.
-    """
-
-    def __init__(self, loader: Any, policy: OnError, ledger: Ledger) -> None:
-        super().__init__(loader)
-        fetcher = self._dataset_fetcher
-        # Whatever stands behind ``fetch`` when it is called: a gather, or somebody who takes times.
-        made = parts(self._dataset, self._auto_collation, self._collate_fn, lambda indices: fetcher.fetch(indices))
-        self._ledger, self._guarded = ledger, _Guarded(Guard(made, policy))
-        self._tasks = itertools.count()
-
-    def _next_data(self) -> Any:
-        fetcher, self._dataset_fetcher = self._dataset_fetcher, self._guarded
-        try:
-            while True:
-                self._guarded.guard.begin(int(self._base_seed), 0, next(self._tasks))
-                data = super()._next_data()  # type: ignore[no-untyped-call]
-                if type(data) is Partial:
-                    data = self._ledger.open(data)
-                if data is not NOTHING:
-                    return data
-        finally:
-            self._dataset_fetcher = fetcher
-
-
-class _Guarded:
-    def __init__(self, guard: Guard) -> None:
-        self.guard = self.fetch = guard
 
 
 def _named(e: Exception, spec: WorkerSpec) -> Exception:

@@ -14,7 +14,7 @@ from torch.utils.data import dataloader as torch_loader
 from torch.utils.data.dataloader import _DatasetKind
 from torch.utils.data.sampler import Sampler
 
-from . import machine
+from . import engine, machine
 from .chunks import ChunkSampler
 from .device import ahead, checked
 from .engine import SUPPORTED, WORKER_BYTES, get_iterator, state_of, torch_get_iterator
@@ -71,6 +71,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         debug: everything in this process, whatever the number of workers, so that a breakpoint stops and a traceback is
             plain; an error says which sample it was, and is raised whatever ``on_error`` says. Random augmentation is
             another draw then.
+        task_seeds: random state is set before each task from (base seed, epoch, task), as with ``num_workers="auto"``,
+            so that random augmentation does not depend on the workers, their number or kind, or on where a run was
+            resumed. Without workers too. See ``state_dict``.
+        snapshot_every_n_steps: how often a worker says the state of a dataset that has one (``state_dict()``): every so
+            many of its batches; 0 or None never, and then samples are read again when a run is resumed.
         prefetch_factor: batches made ahead per worker, as torch's; with ``num_workers="auto"`` and None up to 8 while
             batches are small, so that a slow sample does not stop the others.
         batch_size, sampler, batch_sampler, collate_fn, pin_memory, drop_last, timeout (s), worker_init_fn,
@@ -122,6 +127,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         quarantine: str | os.PathLike[str] | None = QUARANTINE,
         on_worker_death: str | None = None,
         sample_timeout: float | None = None,
+        task_seeds: bool = False,
+        snapshot_every_n_steps: int | None = 1,
     ) -> None:
         if worker_method not in METHODS:
             raise UsageError(f"worker_method={worker_method!r}: one of {', '.join(map(repr, METHODS))}")
@@ -135,7 +142,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             refuse(dataset)
         if budget is not None:
             parse_bytes(budget, machine.memory_granted())
+        if isinstance(snapshot_every_n_steps, bool) or not isinstance(snapshot_every_n_steps or 0, int):
+            raise UsageError(f"snapshot_every_n_steps={snapshot_every_n_steps!r}: a whole number, or None")
+        if (snapshot_every_n_steps or 0) < 0:
+            raise UsageError(f"snapshot_every_n_steps={snapshot_every_n_steps}: at least 0")
         self.worker_method, self.budget, self.debug = worker_method, budget, debug
+        self.task_seeds, self.snapshot_every_n_steps = task_seeds, snapshot_every_n_steps
         if transform_on_device is not None and device is None:
             raise UsageError('transform_on_device= wants device=, "cpu" where it is to run without one, too')
         self.device = None if device is None else checked(device)
@@ -213,10 +225,55 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             if self._iterator is not None:
                 self._iterator._shutdown_workers()  # type: ignore[attr-defined]
                 self._iterator = None
-        elif self._iterator is not None:
+            state.shards, state.first = 0, None
+        if state.first is not None:
+            it, state.first = state.first, None
+            return it
+        if self._iterator is not None:
             self._iterator = settled(self)
         it = super().__iter__()
         return it if self.device is None else ahead(it, self.device, transform=self.transform_on_device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this loader is in its run: a few kilobytes of plain values, for ``torch.save``, JSON or
+        ``torch.distributed.checkpoint``. The protocol is torchdata's ``StatefulDataLoader``'s.
+
+        Batches delivered count, not those made ahead. Before the first iterator, this makes it, and the next ``iter``
+        returns it. A state taken at the last batch goes on with no batch more; one taken when the iterator has ended
+        goes on with the next epoch.
+
+        A dataset or sampler with ``state_dict()`` and ``load_state_dict()`` is asked for its own. Others are begun
+        again and samples left out by index; an iterable dataset without state is read again. ``docs/resume.md`` says
+        what holds with another number of workers or ranks, and for random augmentation.
+
+        Raises:
+            StateError: worker processes on a system other than Linux.
+
+        Example:
+            >>> loader = DataLoader(range(8), batch_size=2)
+            >>> batches = iter(loader)
+            >>> next(batches).tolist()
+            [0, 1]
+            >>> saved = loader.state_dict()
+            >>> loader = DataLoader(range(8), batch_size=2)
+            >>> loader.load_state_dict(saved)
+            >>> [batch.tolist() for batch in loader]
+            [[2, 3], [4, 5], [6, 7]]
+        """
+        return engine.state_dict(self)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The next ``iter`` goes on where ``state_dict`` was taken. ``{}``: it begins a new run.
+
+        Nothing is unpickled. What does not fit this loader is said here, or by that ``iter``.
+
+        Args:
+            state_dict: of this or an earlier version of stoker, and of a loader with the same dataset and order.
+
+        Raises:
+            StateError: no state dict of stoker's, or of a newer one.
+        """
+        engine.load_state_dict(self, state_dict)
 
     def resize(self, num_workers: int) -> None:
         """Another number of workers, for instance from a callback.

@@ -6,8 +6,9 @@ A worker process could not touch them: CUDA cannot be used in a forked child.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import Subset, TensorDataset
@@ -15,10 +16,14 @@ from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from .gather import Gather
-from .source import order
+from .seeding import seed_here, unchanged
 from .stage import batches, staged_in
 
+if TYPE_CHECKING:
+    from .cursor import Cursor
+
 Batch = Callable[[Any], Any]
+_END = object()
 
 
 class ResidentIter(_BaseDataLoaderIter):
@@ -27,19 +32,56 @@ class ResidentIter(_BaseDataLoaderIter):
     Args:
         loader: torch's ``DataLoader`` or a subclass.
         batch: a list of indices to a batch.
+        cursor: where the epoch is, and where it goes on.
+        again: it takes the place of an iterator with persistent workers, which has drawn its seeds, and is reset next.
     """
 
-    def __init__(self, loader: Any, batch: Batch) -> None:
-        super().__init__(loader)
-        self._batch = batch
-        self._sampler_iter = order(self._index_sampler) or self._sampler_iter
+    def __init__(self, loader: Any, batch: Batch, cursor: Cursor, again: bool = False) -> None:
+        saved, self._batch, self._cursor = cursor.saved, batch, cursor
+        if not again:
+            cursor.prepare()
+        with cursor.quiet(again):
+            super().__init__(loader)
+        cursor.told, cursor.live, cursor.one_dataset = {}, None, False  # there is no state but the sampler's
+        cursor.lives_on, cursor.workers = loader.persistent_workers or not self._num_workers, int(self._num_workers)
+        if again:
+            self._base_seed, self._shared_seed = cursor.base_seed, cursor.shared_seed
+            return
+        cursor.adopt(self)
+        self._begin()
+        cursor.epoch = 0 if saved is None else saved.epoch
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        super()._reset(loader, first_iter)
-        self._sampler_iter = order(self._index_sampler) or self._sampler_iter
+        cursor = self._cursor
+        with cursor.shadow.over():
+            cursor.prepare()
+            super()._reset(loader, first_iter)
+            self._begin()
+        cursor.epoch += 1
+
+    def _begin(self) -> None:
+        cursor = self._cursor
+        self._num_yielded = 0 if cursor.saved is None else cursor.saved.next
+        cursor.shared_seed = self._shared_seed
+        found = cursor.begin(self._sampler_iter)
+        if self._num_workers:  # with workers torch asks the sampler now
+            head = next(found, _END)
+            found = iter(()) if head is _END else itertools.chain([head], found)
+        self._sampler_iter = found
 
     def _next_data(self) -> Any:
-        return self._batch(next(self._sampler_iter))
+        cursor = self._cursor
+        indices, number = cursor.take(self._sampler_iter), cursor.next
+        cursor.next += 1
+        if not cursor.task_seeds or isinstance(self._batch, Gather):  # which draws nothing
+            return self._batch(indices)
+        with unchanged():
+            seed_here(cursor.base_seed, cursor.epoch, number)
+            return self._batch(indices)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loader's, while this is its iterator."""
+        return self._cursor.save().to_dict()
 
     def _shutdown_workers(self) -> None:
         """There are none."""
@@ -74,14 +116,10 @@ def settled(loader: Any) -> Any:
     if isinstance(before, ResidentIter) == (there is not None):
         return before
     before._shutdown_workers()
-    if there is None:
+    if there is None or not hasattr(before, "_cursor"):
         return None
     # Persistent workers draw no seed for their second epoch, so neither does what stands in their place.
-    generator = torch.default_generator if loader.generator is None else loader.generator
-    state = generator.get_state()
-    it = ResidentIter(loader, there)
-    generator.set_state(state)
-    return it
+    return ResidentIter(loader, there, before._cursor, again=True)
 
 
 def off_host(tensor: torch.Tensor) -> bool:

@@ -21,6 +21,7 @@ from .source import Task
 from .workers.protocol import Pool, Result
 
 if TYPE_CHECKING:
+    from .cursor import Cursor
     from .workers.restart import Restarts
 
 AHEAD_SHARE = 16  # part of the bytes in flight that is for what is made ahead only because some samples are slow
@@ -56,6 +57,7 @@ class Scheduler:
         restarts: who replaces workers that die; None: a death is an error, as in torch.
 
     Attributes:
+        worker: whose batch was delivered last.
         tuner: called at each delivery with the nanoseconds waited so far; returns a knob and its new value, or None.
     """
 
@@ -79,7 +81,11 @@ class Scheduler:
         self._exhausted = False
         self._stopped = False
         self._waited_ns = 0
+        self._cursor: Cursor | None = None
+        self._counted = False  # what each worker delivered
+        self._skip: set[int] = set()
         self.tuner: Callable[[int], tuple[str, int] | None] | None = None
+        self.worker = 0
 
     @property
     def num_workers(self) -> int:
@@ -95,9 +101,15 @@ class Scheduler:
         """The pool is about to be closed; nothing can be asked for any more."""
         self._stopped = True
 
-    def begin(self, next_indices: NextIndices, shared_seed: int | None = None) -> None:
+    def begin(self, next_indices: NextIndices, shared_seed: int | None = None, cursor: Cursor | None = None) -> None:
         """Starts an epoch and fills the window. Tasks of an epoch that was left early are run but not delivered where
-        workers are seeded as torch's, for they move the workers' random state, as they do in torch."""
+        workers are seeded as torch's, for they move the workers' random state, as they do in torch.
+
+        Args:
+            next_indices: draws the indices of the next task.
+            shared_seed: torch's, for datapipes.
+            cursor: where to begin, and where to write down what was delivered.
+        """
         self.epoch += 1
         if self.epoch:
             for result in self._waiting.values():
@@ -106,6 +118,12 @@ class Scheduler:
         n = self._knobs.num_workers
         self._next_indices = next_indices
         self._sent = self._due = self._turn = self._flying = 0
+        self._cursor = cursor
+        if cursor is not None:
+            self._sent = self._due = cursor.next
+            self._skip = set(cursor.ahead)
+            self._counted = bool(cursor.counts)
+            self._turn = (cursor.turn if self._counted else cursor.next) % n
         self._owner, self._asked, self._waiting = {}, {}, {}
         self._active, self._load = [True] * n, [0] * n
         self._exhausted = False
@@ -148,6 +166,8 @@ class Scheduler:
         """
         while True:
             if not self._find_due():
+                if self._cursor is not None:
+                    self._cursor.end(self._due)
                 raise StopIteration
             result = self._waiting.pop(self._due, None)
             if result is None:
@@ -257,8 +277,16 @@ class Scheduler:
             )
         self._owner.pop(result.task, None)
         self._asked.pop(result.task, None)
+        cursor, self.worker = self._cursor, result.worker
         if result.task == self._due:
             self._due += 1
+        elif cursor is not None:
+            cursor.pass_over(result.task)
+        if cursor is not None:
+            cursor.next = self._due
+            if self._counted:
+                cursor.counts[result.worker] += 1
+                cursor.turn = result.worker + 1
         if not self._knobs.shared:
             self._load[result.worker] -= 1
         self._flying -= 1
@@ -293,6 +321,9 @@ class Scheduler:
             return
         try:
             indices = self._next_indices()
+            while self._sent in self._skip:  # delivered before the run was taken up again
+                self._sent += 1
+                indices = self._next_indices()
         except StopIteration:
             self._exhausted = True
             if not self._knobs.persistent:

@@ -129,6 +129,11 @@ class Generators:
         if self.numpy is not None:
             self.numpy.bit_generator.state = np.random.PCG64([seed & 0xFFFFFFFF, seed >> 32]).state
 
+    def look(self) -> Any:
+        """Their state, to be compared."""
+        numpy = self.numpy.bit_generator.state["state"] if self.numpy is not None else None
+        return self.python.getstate(), self.torch.get_state().tolist(), numpy
+
     def as_torch(self) -> Any:
         """torch's container for them, which is ``get_worker_info().rng``."""
         kind: Any = getattr(torch_worker, "_RNG", types.SimpleNamespace)
@@ -141,6 +146,27 @@ def seed_task(base_seed: int, epoch: int, task: int) -> None:
     random.seed(seed)
     _seed_torch(seed)
     _seed_numpy([seed & 0xFFFFFFFF, seed >> 32])
+
+
+def seed_here(base_seed: int, epoch: int, task: int) -> None:
+    """The same in the script's own process, inside ``unchanged``: a device that is not in use yet is not seeded, for
+    torch would keep that seed until it is."""
+    seed = task_seed(base_seed, epoch, task)
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if _cuda():
+        torch.cuda.manual_seed_all(seed)
+    _seed_numpy([seed & 0xFFFFFFFF, seed >> 32])
+
+
+def _cuda() -> bool:
+    return _ACCELERATED and torch.cuda.is_initialized()
+
+
+def look() -> Any:
+    """The state of the three process-wide generators, to be compared."""
+    numpy = np.random.get_state(legacy=False) if np is not None and "numpy.random" in sys.modules else None
+    return random.getstate(), torch.get_rng_state().tolist(), repr(numpy)
 
 
 def snapshot() -> bytes:
@@ -163,13 +189,16 @@ def restore(state: bytes) -> None:
 
 @contextmanager
 def unchanged() -> Iterator[None]:
-    """Puts the three process-wide generators back as they were, whatever is drawn inside."""
+    """Puts the three process-wide generators, and CUDA's, back as they were, whatever is drawn inside."""
     python, cpu = random.getstate(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if _cuda() else None
     numpy: Any = np.random.get_state() if np is not None else None
     try:
         yield
     finally:
         random.setstate(python)
         torch.set_rng_state(cpu)
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
         if np is not None:
             np.random.set_state(numpy)

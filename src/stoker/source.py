@@ -105,35 +105,43 @@ class FeistelSampler(RandomSampler):
     def __iter__(self) -> Iterator[int]:
         return itertools.chain.from_iterable(self._pieces())
 
-    def _pieces(self) -> Iterator[list[int]]:
+    def _pieces(self, skip: int = 0) -> Iterator[list[int]]:
         n = len(self.data_source)
         key = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
         permutation = Permutation(n, key)
-        for at in range(0, n, CHUNK):
+        for at in range(skip, n, CHUNK):
             yield permutation.at(np.arange(at, min(at + CHUNK, n))).tolist()
 
 
-def order(index_sampler: Iterable[Any]) -> Iterator[Any] | None:
+PIECED: dict[type, Any] = {FeistelSampler: FeistelSampler.__iter__}  # samplers of stoker's own, with ``_pieces(skip)``
+
+
+def order(index_sampler: Iterable[Any], skip: int = 0) -> Iterator[Any] | None:
     """What ``iter(index_sampler)`` gives, sooner and in less memory: the same items, drawn from the same generators at
     the same moments, but never a list of the whole epoch. None for any but torch's own samplers, whose start may be
-    seen by their user and so is nobody's to repeat."""
+    seen by their user and so is nobody's to repeat.
+
+    Args:
+        index_sampler: the loader's.
+        skip: indices, not batches, that are drawn and left out.
+    """
     sampler, size, drop_last = index_sampler, 0, False
     if type(index_sampler) is BatchSampler:
         sampler, size, drop_last = index_sampler.sampler, index_sampler.batch_size, index_sampler.drop_last
     if any(kind.__iter__ is not own for kind, own in _KNOWN.items()):
         return None  # somebody has put another order into torch's classes
     if type(sampler) is RandomSampler and not sampler.replacement:
-        pieces = _drawn(sampler)
+        pieces = _drawn(sampler, skip)
     elif type(sampler) is SequentialSampler:
-        pieces = _counted(sampler)
-    elif type(sampler) is FeistelSampler:
-        pieces = sampler._pieces()
+        pieces = _counted(sampler, skip)
+    elif type(sampler) in PIECED and type(sampler).__iter__ is PIECED[type(sampler)]:
+        pieces = sampler._pieces(skip)  # type: ignore[attr-defined]
     else:
         return None
     return _batches(pieces, size, drop_last) if size else itertools.chain.from_iterable(pieces)
 
 
-def _drawn(sampler: RandomSampler) -> Iterator[list[int]]:
+def _drawn(sampler: RandomSampler, skip: int) -> Iterator[list[int]]:
     """torch's order. The last permutation is drawn even when nothing of it is needed, because that moves the generator;
     but not in one that nobody else has."""
     n, generator = len(sampler.data_source), sampler.generator
@@ -143,19 +151,20 @@ def _drawn(sampler: RandomSampler) -> Iterator[list[int]]:
         generator.manual_seed(seed)
     whole, rest = divmod(sampler.num_samples, n)
     for _ in range(whole):
-        yield from _listed(torch.randperm(n, generator=generator))
+        yield from _listed(torch.randperm(n, generator=generator), skip)
+        skip = max(0, skip - n)
     if rest or sampler.generator is not None:
-        yield from _listed(torch.randperm(n, generator=generator)[:rest])
+        yield from _listed(torch.randperm(n, generator=generator)[:rest], skip)
 
 
-def _listed(indices: torch.Tensor) -> Iterator[list[int]]:
-    for at in range(0, len(indices), CHUNK):
+def _listed(indices: torch.Tensor, skip: int) -> Iterator[list[int]]:
+    for at in range(skip, len(indices), CHUNK):
         yield indices[at : at + CHUNK].tolist()
 
 
-def _counted(sampler: SequentialSampler) -> Iterator[list[int]]:
+def _counted(sampler: SequentialSampler, skip: int) -> Iterator[list[int]]:
     n = len(sampler.data_source)
-    for at in range(0, n, CHUNK):
+    for at in range(skip, n, CHUNK):
         yield list(range(at, min(at + CHUNK, n)))
 
 

@@ -15,6 +15,7 @@ from .collate import SlotCollate
 from .faults.guard import Guard, Mark, Parts
 from .faults.policy import Failure, OnError
 from .gather import Gather
+from .stateful import is_stateful, put
 
 
 class Stages:
@@ -49,12 +50,14 @@ class Stages:
         self.fetch_ns = 0
         self.collate_ns = 0
         self._run: Callable[[Any], Any]
+        self.fetcher: Any = None  # torch's, of an iterable dataset
         if kind == _DatasetKind.Map:
             self._run = _map(dataset, auto_collation, collate)
             if on_error is not None or mark is not None:
                 self._run = self.guard = self._guarded(on_error or OnError(), mark)
         else:  # torch's own: when an iterable has ended, and what drop_last means then, is decided in there
-            self._run = _DatasetKind.create_fetcher(kind, dataset, auto_collation, collate, drop_last).fetch
+            self.fetcher = _DatasetKind.create_fetcher(kind, dataset, auto_collation, collate, drop_last)
+            self._run = self.fetcher.fetch
 
     def _guarded(self, on_error: OnError, mark: Mark | None) -> Guard:
         dataset, auto_collation = self._what
@@ -84,6 +87,55 @@ class Stages:
         finally:
             self.collate_ns = self._collate.spent_ns
             self.fetch_ns = time.perf_counter_ns() - began - self.collate_ns
+
+    def skip(self, size: int | None) -> bool:
+        """Takes the samples of one batch from an iterable dataset, and drops them. A collate function of the user's is
+        called, for it may draw random numbers. Returns False at the end."""
+        return skip(self.fetcher, size, plain=is_plain(self._collate.fn))
+
+
+_END = object()
+
+
+def state_of(dataset: Any, fetcher: Any) -> dict[str, Any]:
+    """What a dataset says of its state, and its iterator if there is one that is not the dataset; ``ended``: a batch
+    came out short, so the iterator has seen its end and the dataset may be at the next epoch's beginning."""
+    inner = getattr(fetcher, "dataset_iter", None)
+    return {
+        "dataset": dataset.state_dict() if is_stateful(dataset) and inner is not dataset else None,
+        "iterator": inner.state_dict() if inner is not None and is_stateful(inner) else None,
+        "ended": bool(getattr(fetcher, "ended", False)),
+    }
+
+
+def put_back(fetcher: Any, state: dict[str, Any]) -> None:
+    """Goes on with an iterable dataset that has its state already, and was started."""
+    put(fetcher.dataset_iter, state["iterator"], "dataset's iterator")
+    if state["ended"]:
+        if next(fetcher.dataset_iter, _END) is not _END:
+            put(fetcher.dataset, state["dataset"], "dataset")
+            put(fetcher.dataset_iter, state["iterator"], "dataset's iterator")
+        fetcher.ended = True
+
+
+def is_plain(collate_fn: Any) -> bool:
+    """Whether it is torch's, which draws no random numbers."""
+    return collate_fn in (torch_collate.default_collate, torch_collate.default_convert)
+
+
+def skip(fetcher: Any, size: int | None, plain: bool) -> bool:
+    """See ``Stages.skip``."""
+    try:
+        if not plain:
+            fetcher.fetch([None] * (size or 1))
+            return True
+        for _ in range(size or 1):
+            next(fetcher.dataset_iter)
+    except StopIteration:
+        return False
+    except Exception:
+        pass  # it was told when it came the first time
+    return True
 
 
 def _map(dataset: Any, auto_collation: bool, collate: SlotCollate) -> Callable[[Any], Any]:

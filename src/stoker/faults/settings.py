@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..errors import UsageError
+from ..stateful import is_stateful
 from . import policy
 from .policy import OnError
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 DEATH = (None, "restart", "raise")
 LINUX = sys.platform == "linux"
+STATE = (
+    "what state the dataset (it has state_dict() and load_state_dict()) was in when a worker died, only that worker "
+    "knew. Leave it out, and a death is torch's error"
+)
 
 
 def asked(loader: Any) -> bool:
@@ -30,10 +35,10 @@ def on_error(loader: Any) -> OnError | None:
 
 
 def restarts(loader: Any) -> bool:
-    """Whether another worker takes the place of one that dies. Of a map-style dataset, unless something else is said;
-    loaders that are torch's own say nothing, and get torch's error."""
+    """Whether another worker takes the place of one that dies. Of a map-style dataset without a state of its own,
+    unless something else is said; loaders that are torch's own say nothing, and get torch's error."""
     how = getattr(loader, "on_worker_death", "raise")
-    return how != "raise" and loader._dataset_kind == _DatasetKind.Map
+    return how != "raise" and loader._dataset_kind == _DatasetKind.Map and not is_stateful(loader.dataset)
 
 
 def check(loader: Any) -> None:
@@ -89,6 +94,8 @@ def check_timeout(loader: Any) -> None:
                          "timeout= bounds the wait for a batch")  # fmt: skip
     if loader.on_worker_death == "raise" and loader.worker_method != "thread":
         raise UsageError('sample_timeout replaces the worker that hangs, and on_worker_death="raise" forbids that')
+    if is_stateful(loader.dataset) and loader.worker_method != "thread" and loader.num_workers > 0:
+        raise UsageError(f"sample_timeout replaces the worker that hangs, and {STATE}")
     if not LINUX:
         raise UsageError(f"sample_timeout is not there on {sys.platform} yet, only on Linux")
 
@@ -109,6 +116,8 @@ def _check_death(loader: Any) -> None:
             'on_worker_death="restart" wants a map-style dataset: where in a stream a dead worker was, only its own '
             "memory knew. Leave it out, and a death is torch's error"
         )
+    if is_stateful(loader.dataset):
+        raise UsageError(f'on_worker_death="restart" starts another worker, and {STATE}')
     if not LINUX:
         raise UsageError(f'on_worker_death="restart" is not there on {sys.platform} yet, only on Linux')
 

@@ -18,7 +18,7 @@ from torch._utils import ExceptionWrapper
 from ..nesting import pin
 from ..source import Task
 from ..workers import native
-from ..workers.protocol import Pool, Result
+from ..workers.protocol import Pool, Result, Told
 
 POLL_S = 0.1  # how late the thread may notice that it is to end
 
@@ -113,9 +113,16 @@ class PinnedPool:
 
     def _pin(self, result: Result) -> Result:
         try:
-            data = result.take()
+            told = result.take()
+        except Exception:
+            return _Pinned(result, self._error())
+        data = told.data if type(told) is Told else told
+        try:
             if not isinstance(data, ExceptionWrapper) and not self.off:
                 data = pin(data, self._device)
         except Exception:
-            data = ExceptionWrapper(where=f"in pin memory thread for device {self._index}")
-        return _Pinned(result, data)
+            data = self._error()
+        return _Pinned(result, told._replace(data=data) if type(told) is Told else data)
+
+    def _error(self) -> ExceptionWrapper:
+        return ExceptionWrapper(where=f"in pin memory thread for device {self._index}")

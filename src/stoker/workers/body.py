@@ -15,9 +15,10 @@ from torch.utils.data.dataloader import _DatasetKind
 from .. import seeding
 from ..collate import SlotCollate
 from ..faults.guard import Guard, Mark
-from ..stage import Stages
+from ..stage import Stages, put_back, state_of
+from ..stateful import is_stateful, noted, put
 from ..transport.record import Times
-from .protocol import Again, WorkerSpec
+from .protocol import Again, Told, WorkerSpec
 
 FORKED = "Cannot re-initialize CUDA in forked subprocess"  # torch.cuda._lazy_init
 REMEDY = (
@@ -39,6 +40,7 @@ class Body:
         where: "process" or "thread", for errors.
         mark: is told the position of each sample before it is loaded, where that is wanted.
         seed_task: sets the random state that this worker's code sees, from base seed, epoch and task.
+        look: what that random state is, to be compared.
     """
 
     def __init__(
@@ -50,11 +52,15 @@ class Body:
         where: str,
         seed_task: Callable[[int, int, int], None],
         mark: Mark,
+        look: Callable[[], Any],
     ) -> None:
         self.spec, self.id, self.dataset, self.collate = spec, worker, dataset, collate
         self.exhausted = False
         self._where = f"in DataLoader worker {where} {worker}"
-        self._seed_task, self._mark = seed_task, mark
+        self._seed_task, self._mark, self._look = seed_task, mark, look if spec.look else None
+        self._iterable = spec.kind == _DatasetKind.Iterable
+        self._made = 0  # batches of this epoch
+        self._tells = False
         self._stages: Stages | None = None
         self._failed: ExceptionWrapper | None = None
         self._shared_rng = torch.Generator()
@@ -71,13 +77,14 @@ class Body:
         try:
             if self.spec.init_fn is not None:
                 self.spec.init_fn(self.id)
-            self._begin()
+            self._go_on() if self.spec.parts else self._begin()
         except Exception:
             self._failed = self.error()
 
     def resume(self, shared_seed: int | None) -> None:
         """A new epoch begins."""
         self.exhausted = False
+        self._made = 0
         self.share_seed(shared_seed)
         try:
             self._begin()
@@ -95,6 +102,36 @@ class Body:
             spec.on_error,
             self._mark if spec.timed else None,
         )
+        inner = self._stages.fetcher.dataset_iter if self._iterable else None
+        self._tells = spec.tell >= 0 and (is_stateful(self.dataset) or is_stateful(inner))
+
+    def _go_on(self) -> None:
+        """Begins in the middle of an epoch: the dataset's state, its iterator's, and what was made since then."""
+        part = self.spec.parts[self.id]
+        state = part.state or {"dataset": None, "iterator": None, "ended": False}
+        put(self.dataset, state["dataset"], "dataset")
+        self._begin()
+        if not self._iterable:
+            return
+        assert self._stages is not None
+        put_back(self._stages.fetcher, state)
+        if part.at < 0:  # of the epoch before: to its end, and then this one
+            self._stages.skip(self.spec.batch_size)
+            self._begin()
+        for self._made in range(max(0, part.at), part.count):
+            self._seed(0, 0)
+            if not self._stages.skip(self.spec.batch_size):
+                break
+        self._made = part.count
+
+    def _seed(self, epoch: int, number: int) -> None:
+        """Task seeds. Which number a worker's task of an iterable dataset has depends on when others ended; how many it
+        made before does not."""
+        spec = self.spec
+        if spec.task_seeds:
+            if self._iterable:
+                number = self._made * (spec.shards or spec.num_workers) + self.id
+            self._seed_task(spec.base_seed, spec.part_epochs + epoch, number)
 
     def error(self) -> ExceptionWrapper:
         """The exception at hand, as torch wraps it."""
@@ -103,14 +140,31 @@ class Body:
             e.args = (f"{e}\n{REMEDY}",)
         return ExceptionWrapper(where=self._where)
 
+    def wants(self, indices: Any) -> bool:
+        """Whether a task is run at all: not by one whose iterable dataset has ended."""
+        return not self.exhausted
+
     def run(self, epoch: int, number: int, indices: Any) -> Any:
-        """The batch of a task, or the error in its place. Sets ``exhausted`` when an iterable dataset has ended."""
+        """The batch of a task, or the error in its place; ``Told`` with it what is due. Sets ``exhausted`` when an
+        iterable dataset has ended."""
+        look, self._look = self._look, None
+        before = look() if look is not None else None
+        data = self._run(epoch, number, indices)
+        self._made += 1
+        if self.exhausted or not (self._tells or look is not None):
+            return data
+        state = None
+        if self._tells and (not self._iterable or (self.spec.tell and self._made % self.spec.tell == 0)):
+            state = noted(lambda: state_of(self.dataset, self._stages.fetcher if self._stages else None))
+        return Told(data, self._made, state, look is not None and look() != before)
+
+    def _run(self, epoch: int, number: int, indices: Any) -> Any:
         if self._failed is not None:
             data, self._failed = self._failed, None
             return data
         try:
             if self.spec.task_seeds:
-                self._seed_task(self.spec.base_seed, epoch, number)
+                self._seed(epoch, number)
             if self._stages is None:
                 # The reason was told with the first task. torch stumbles over a local it never set, and scripts
                 # see that type.
@@ -137,8 +191,8 @@ class Body:
 
     def _tell(self, guard: Guard, epoch: int, number: int) -> None:
         spec = self.spec
-        reseed = functools.partial(self._seed_task, spec.base_seed, epoch, number) if spec.task_seeds else None
-        guard.begin(spec.base_seed, epoch, number, reseed)
+        reseed = functools.partial(self._seed, epoch, number) if spec.task_seeds else None
+        guard.begin(spec.base_seed, spec.part_epochs + epoch, number, reseed)
 
     def times(self, transport_ns: int, cpu_ns: int) -> Times:
         """What the last task cost."""

@@ -15,7 +15,7 @@ import select
 import signal
 import time
 from multiprocessing import reduction
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -31,7 +31,10 @@ from ..transport.record import INLINE, Kind, Reader, Record, send
 from ..transport.ring import ALIGN, Arena, SlotWriter
 from . import native, stuck
 from .body import Body
-from .protocol import PROBED, PROBING, Again, WorkerSpec
+from .protocol import PROBED, PROBING, Again, Told, WorkerSpec
+
+if TYPE_CHECKING:
+    from .shards import Shards
 
 POLL_MS = 500  # how late a worker may notice that its parent has gone without a signal
 PR_SET_PDEATHSIG = 1
@@ -113,10 +116,15 @@ def main(
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # on the way out it would be a traceback
 
 
+def introduce(worker: int, workers: int, seed: int, dataset: Any) -> None:
+    """What ``get_worker_info()`` says from now on."""
+    torch_worker._worker_info = torch_worker.WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=dataset)
+
+
 class _Worker:
     def __init__(self, spec: WorkerSpec, place: int, worker: int, ends: Ends) -> None:
         tasks, results, memory, shared = ends
-        self.place, self.id, self.results = place, worker, results.fd
+        self.spec, self.place, self.id, self.results = spec, place, worker, results.fd
         self.arena = Arena(os.dup(memory.fd))
         self.writer = SlotWriter(self.arena)
         self.reader = Reader(tasks.fd)
@@ -126,16 +134,25 @@ class _Worker:
         self.seed = seeding.seed_worker(spec.base_seed, worker)
         self.collate = SlotCollate(spec.collate_fn, self.writer, spec.auto_collation)
         self.collate.install()
-        self.body = Body(spec, worker, spec.dataset, self.collate, "process", seeding.seed_task, self.mark)
         self.phase, self.marked, self.restart = 0, False, spec.restart
         self.limit_ns = int(spec.sample_timeout * 1e9)
         if spec.timed:
             self.arena.stack = stuck.offer()
         self.keep_ns = 0 if spec.keeps else 1 << 62
+        self.body: Body | Shards
+        if spec.shards:
+            from .shards import Shards
+
+            self.body = Shards(spec, worker, spec.dataset, self._shard, introduce, seeding.seed_worker)
+        else:
+            self.body = self._shard(worker, spec.dataset)
         self.poll = select.poll()
         self.parent = os.getppid()
         self.cpu = 0
         self.look_ns = time.perf_counter_ns() + FIRST_LOOK_NS
+
+    def _shard(self, worker: int, dataset: Any) -> Body:
+        return Body(self.spec, worker, dataset, self.collate, "process", seeding.seed_task, self.mark, seeding.look)
 
     def run(self) -> None:
         self._introduce()
@@ -154,16 +171,15 @@ class _Worker:
             self._serve_any(self.board)
 
     def _introduce(self) -> None:
-        torch_worker._worker_info = torch_worker.WorkerInfo(
-            id=self.id, num_workers=self.workers, seed=self.seed, dataset=self.body.dataset
-        )
+        if isinstance(self.body, Body):
+            introduce(self.id, self.workers, self.seed, self.body.dataset)
 
     def _serve_own(self) -> None:
         """Tasks that are meant for this worker."""
         while (r := self._own()) is not None:
             if r.kind == Kind.RESUME:
                 self.body.resume(pickle.loads(r.payload))
-            elif not self.arena.stop and not self.body.exhausted:
+            elif not self.arena.stop:
                 if not self.restart:
                     self._task(r)
                     continue
@@ -227,7 +243,10 @@ class _Worker:
 
     def _task(self, r: Record) -> None:
         indices = pickle.loads(r.payload)
+        if not self.body.wants(indices):
+            return
         if type(indices) is Again:
+            assert isinstance(self.body, Body)  # of a map-style dataset
             self.arena.at = 0, 0
             if indices.probe:
                 self.phase = PROBING
@@ -250,7 +269,7 @@ class _Worker:
             self.writer.cancel()
             send(self.results, Record(Kind.END, self.place, r.epoch, r.task))
             return
-        if type(data) is ExceptionWrapper:
+        if type(data) is ExceptionWrapper or (type(data) is Told and type(data.data) is ExceptionWrapper):
             self.writer.cancel()
         began = time.perf_counter_ns()
         try:

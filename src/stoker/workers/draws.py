@@ -125,11 +125,12 @@ def watch(call: Callable[[], Any], turns: Callable[[], int] = lambda: 1) -> tupl
     def hook(frame: Any, event: str, function: Any) -> None:
         if found:
             return
+        turn = turns()  # before the state is looked at: what moved meanwhile may have been the consumer
         if not event.startswith("c_"):
             if _numpy is not None and not _DRAWS.isdisjoint(frame.f_code.co_names):
                 now = _numpy_state()
                 if event == "call":
-                    entered.append((now, turns()))
+                    entered.append((now, turn))
                 elif entered:
                     compare(entered.pop(), now, frame)
             return
@@ -139,7 +140,7 @@ def watch(call: Callable[[], Any], turns: Callable[[], int] = lambda: 1) -> tupl
         elif name.startswith(_TORCH):
             now = zlib.crc32(torch.default_generator.get_state().numpy().data)
             if event == "c_call":
-                before.append((now, turns()))
+                before.append((now, turn))
             elif before:
                 compare(before.pop(), now, frame)
 

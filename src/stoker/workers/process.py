@@ -62,9 +62,13 @@ def _uninterrupted(method: str) -> Iterator[None]:
 
 
 def start(
-    spec: WorkerSpec, context: Any, budget: Budget, arenas: list[SlotReader], locker: Locker | None
+    spec: WorkerSpec, context: Any, budget: Budget, arenas: list[SlotReader], locker: Locker | None, parts: int = 0
 ) -> tuple[ProcessPool, WorkerSpec]:
     """A pool, with fewer workers where the system has no processes, descriptors or memory for all of them.
+
+    Args:
+        spec, context, budget, arenas, locker: see ``ProcessPool``.
+        parts: of an iterable dataset, which a run keeps: then some workers have several.
 
     Raises:
         BudgetError: not one can be started.
@@ -82,9 +86,13 @@ def start(
                     f"not one worker can be started: {e.strerror}. num_workers=0 loads in this process; ulimit -n and "
                     "ulimit -u say how many open files and processes are allowed"
                 ) from e
-            spec, why = replace(spec, num_workers=spec.num_workers // 2), e.strerror
+            spec, why = replace(spec, num_workers=spec.num_workers // 2, shards=parts), e.strerror
     if spec.num_workers != wanted:
-        same = "" if spec.task_seeds else " Random augmentation depends on the number, and is another than with all."
+        same = (
+            ""
+            if spec.task_seeds or parts
+            else " Random augmentation depends on the number, and is another than with all."
+        )
         warnings.warn(
             f"{spec.num_workers} workers instead of {wanted}, for there can be no more: {why}.{same}",
             StokerWarning,

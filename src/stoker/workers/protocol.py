@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..faults.policy import Failure, OnError
 from ..source import Task
 from ..transport.record import Times
+
+if TYPE_CHECKING:
+    from ..state import Part
 
 # Where a worker is in a task that is watched (``Arena.at``): 0 unknown, 1 in the batch as a whole, 2 and more a sample,
 # by its position; and one of these, where the task is an ``Again`` that is to be probed.
@@ -48,6 +51,13 @@ class WorkerSpec:
         shared_seed: torch's seed for datapipes, else None.
         task_seeds: seed per task instead of per worker.
         shared: any free worker takes the next task.
+        parts: by worker, where to go on in the middle of an epoch; empty: at its beginning.
+        part_epochs: epochs of the workers' life before these, for task seeds.
+        batch_size: samples in a task of an iterable dataset; None for one without batches.
+        tell: how often workers say a stateful dataset's state: every so many of their tasks; 0 never, -1 not even
+            where samples go by index.
+        look: say whether the first task has moved the worker's random state.
+        shards: parts of an iterable dataset, where they are not one a worker; else 0.
         on_error: what to do about samples that fail; None: torch's way.
         restart: another worker takes the place of one that died.
         sample_timeout: seconds that a sample may take; 0: as long as it likes.
@@ -67,6 +77,12 @@ class WorkerSpec:
     on_error: OnError | None = None
     restart: bool = False
     sample_timeout: float = 0.0
+    parts: tuple[Part, ...] = ()
+    part_epochs: int = 0
+    batch_size: int | None = None
+    tell: int = -1
+    look: bool = False
+    shards: int = 0
 
     @property
     def timed(self) -> bool:
@@ -77,6 +93,22 @@ class WorkerSpec:
     def keeps(self) -> bool:
         """Whether workers note their random state, which a replacement goes on from."""
         return self.restart and not self.task_seeds
+
+
+class Told(NamedTuple):
+    """A batch, and what its worker says beside it.
+
+    Attributes:
+        data: the batch, ``Partial`` or not, or an error in its place.
+        at: batches that this worker has made.
+        state: the dataset's, pickled; None where it has none, or none is due.
+        moved: the first task of a resumed worker has moved its random state.
+    """
+
+    data: Any
+    at: int
+    state: bytes | None
+    moved: bool
 
 
 class Life(NamedTuple):

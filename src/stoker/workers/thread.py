@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
@@ -31,7 +31,10 @@ from ..transport.record import Times
 from . import draws, native
 from .body import Body
 from .draws import Noticed
-from .protocol import WorkerSpec, look_s
+from .protocol import Told, WorkerSpec, look_s
+
+if TYPE_CHECKING:
+    from .shards import Shards
 
 POLL_S = 5.0  # between two looks at whether a worker is still there
 
@@ -95,6 +98,13 @@ class _Lane:
             self.changed.notify_all()
 
 
+def _introduce(worker: int, workers: int, seed: int, dataset: Any, rng: seeding.Generators) -> None:
+    """What ``get_worker_info()`` says in this thread from now on."""
+    _current.info = torch_worker.WorkerInfo(
+        id=worker, num_workers=workers, seed=seed, dataset=dataset, rng=rng.as_torch(), worker_method="thread"
+    )
+
+
 class _Worker(threading.Thread):
     def __init__(self, pool: ThreadPool, id_: int, lane: _Lane, dataset: Any, writer: HeapWriter) -> None:
         super().__init__(name=f"stoker_worker_{id_}", daemon=True)
@@ -125,8 +135,27 @@ class _Worker(threading.Thread):
         rng = seeding.Generators(spec.base_seed, self.id)
         collate = SlotCollate(spec.collate_fn, self.writer, spec.auto_collation)
         collate.install()
-        body = Body(spec, self.id, self._dataset, collate, "thread", rng.seed_task, self.mark)
-        self._introduce(seed, body, rng)
+        body: Body | Shards
+        if spec.shards:
+            from .shards import Shards
+
+            generators: dict[int, seeding.Generators] = {}
+
+            def seeded(base_seed: int, shard: int) -> int:
+                generators[shard] = seeding.Generators(base_seed, shard)
+                return base_seed + shard
+
+            def shard_of(shard: int, dataset: Any) -> Body:
+                own = generators[shard]
+                return Body(spec, shard, dataset, collate, "thread", own.seed_task, self.mark, own.look)
+
+            def introduce(shard: int, shards: int, seed: int, dataset: Any) -> None:
+                _introduce(shard, shards, seed, dataset, generators[shard])
+
+            body = Shards(spec, self.id, self._dataset, shard_of, introduce, seeded, own_random=True)
+        else:
+            body = Body(spec, self.id, self._dataset, collate, "thread", rng.seed_task, self.mark, rng.look)
+            _introduce(self.id, pool.count, seed, body.dataset, rng)
         body.start()
         workers, epoch = pool.count, 0
         self._cpu = time.thread_time_ns()
@@ -136,7 +165,7 @@ class _Worker(threading.Thread):
                 return
             if workers != pool.count:
                 workers = pool.count
-                self._introduce(seed, body, rng)
+                _introduce(self.id, workers, seed, body.dataset, rng)
             at, what, is_task = item
             if not is_task:
                 body.resume(what)
@@ -144,18 +173,8 @@ class _Worker(threading.Thread):
             if spec.shared and at != epoch:
                 epoch = at
                 body.resume(None)
-            if not body.exhausted:
+            if body.wants(what.indices):
                 self._task(body, at, what)
-
-    def _introduce(self, seed: int, body: Body, rng: Any) -> None:
-        _current.info = torch_worker.WorkerInfo(
-            id=self.id,
-            num_workers=self._pool.count,
-            seed=seed,
-            dataset=body.dataset,
-            rng=rng.as_torch(),
-            worker_method="thread",
-        )
 
     def mark(self, position: int, samples: int) -> None:
         """Which sample of its task it loads, and until when it may."""
@@ -177,12 +196,12 @@ class _Worker(threading.Thread):
                 else:
                     lane.changed.wait()
 
-    def _task(self, body: Body, epoch: int, task: Task) -> None:
+    def _task(self, body: Body | Shards, epoch: int, task: Task) -> None:
         self._hand, self.task = (epoch, task.number), task
         pool = self._pool
         data = pool.noticed.run(self.id, lambda: body.run(epoch, task.number, task.indices))
         writer = self.writer
-        if type(data) is ExceptionWrapper:
+        if type(data) is ExceptionWrapper or (type(data) is Told and type(data.data) is ExceptionWrapper):
             writer.cancel()
         nbytes = writer.used if writer.whole is not None else 0  # small batches are not weighed
         body.collate.expected = max(nbytes, body.collate.expected - body.collate.expected // 16)

@@ -1,0 +1,185 @@
+"""An iterable dataset's parts, where they are more or fewer than the workers: after a resume with another number.
+
+How such a dataset divides itself depends on how many workers it is told there are, so a run that goes on keeps the
+number it began with: each worker makes the parts that fall to it, and to each part it looks as if it had a worker of
+its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ..errors import StateError, WorkerDiedError
+from ..source import Task
+from ..transport.record import Times
+from .body import Body
+from .protocol import Pool, Result, WorkerSpec
+
+
+class OfShard(NamedTuple):
+    """A task's indices, and whose they are."""
+
+    shard: int
+    indices: Any
+
+
+class Shards:
+    """The inside of a worker with any number of parts. See ``Body``.
+
+    Args:
+        spec: what to do; ``spec.shards`` parts over ``spec.num_workers`` workers.
+        worker: this worker's id.
+        dataset: this worker's; its other parts get copies.
+        make: a part's body, of its number and dataset.
+        introduce: tells ``get_worker_info()``: part, parts, seed, dataset.
+        seed: seeds a part's random state, of base seed and number; returns its seed.
+        own_random: random state is each part's own; else it is process-wide and has to be changed with the part.
+    """
+
+    exhausted = False  # the part that ran last has ended
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        worker: int,
+        dataset: Any,
+        make: Callable[[int, Any], Body],
+        introduce: Callable[[int, int, int, Any], None],
+        seed: Callable[[int, int], int],
+        own_random: bool = False,
+    ) -> None:
+        mine = range(worker, spec.shards, spec.num_workers)
+        try:
+            datasets = [dataset if i == worker else copy.deepcopy(dataset) for i in mine]
+        except Exception as e:
+            raise StateError(
+                f"{spec.shards} parts of a {type(dataset).__name__} go on with {spec.num_workers} workers, so "
+                f"some have two, and the dataset cannot be copied ({type(e).__name__}: {e}): num_workers={spec.shards}"
+            ) from e
+        self._spec, self._introduce, self._own_random = spec, introduce, own_random
+        self._seeds, self._random = {}, {}
+        self._bodies = {}
+        for shard, own in zip(mine, datasets, strict=True):
+            self._seeds[shard] = seed(spec.base_seed, shard)
+            self._random[shard] = None if own_random else _get_random()
+            self._bodies[shard] = make(shard, own)
+        self._last: Body | None = None
+
+    def _enter(self, shard: int) -> Body:
+        body = self._bodies[shard]
+        if body is not self._last:
+            if not self._own_random:
+                if self._last is not None:
+                    self._random[self._last.id] = _get_random()
+                _set_random(self._random[shard])
+            self._introduce(shard, self._spec.shards, self._seeds[shard], body.dataset)
+            self._last = body
+        return body
+
+    def start(self) -> None:
+        """See ``Body.start``."""
+        for shard in self._bodies:
+            self._enter(shard).start()
+
+    def resume(self, shared_seed: int | None) -> None:
+        """See ``Body.resume``."""
+        for shard in self._bodies:
+            self._enter(shard).resume(shared_seed)
+
+    def wants(self, indices: OfShard) -> bool:
+        """See ``Body.wants``."""
+        return self._bodies[indices.shard].wants(indices.indices)
+
+    def run(self, epoch: int, number: int, indices: OfShard) -> Any:
+        """See ``Body.run``."""
+        body = self._enter(indices.shard)
+        data = body.run(epoch, number, indices.indices)
+        self.exhausted = body.exhausted
+        return data
+
+    def error(self) -> Any:
+        """See ``Body.error``."""
+        assert self._last is not None
+        return self._last.error()
+
+    def times(self, transport_ns: int, cpu_ns: int) -> Times:
+        """See ``Body.times``."""
+        return (0, 0, transport_ns, cpu_ns) if self._last is None else self._last.times(transport_ns, cpu_ns)
+
+    @property
+    def collate(self) -> Any:
+        """The collate function with a slot at hand, the same for all."""
+        assert self._last is not None
+        return self._last.collate
+
+    @property
+    def dataset(self) -> Any:
+        """Of the part that ran last."""
+        return None if self._last is None else self._last.dataset
+
+
+def _get_random() -> Any:
+    return random.getstate(), torch.get_rng_state(), np.random.get_state()
+
+
+def _set_random(state: Any) -> None:
+    random.setstate(state[0])
+    torch.set_rng_state(state[1])
+    np.random.set_state(state[2])
+
+
+class ShardPool:
+    """A pool to which each part looks like a worker. See ``workers.protocol.Pool``.
+
+    Args:
+        pool: the workers there are.
+        shards: parts.
+        workers: how many workers.
+    """
+
+    def __init__(self, pool: Pool, shards: int, workers: int) -> None:
+        self._pool, self._shards, self._workers = pool, shards, workers
+        self._shard_of: dict[tuple[int, int], int] = {}
+        self._open = set(range(shards))
+
+    def submit(self, worker: int | None, epoch: int, task: Task) -> None:
+        assert worker is not None
+        self._shard_of[epoch, task.number] = worker
+        self._pool.submit(worker % self._workers, epoch, Task(task.number, OfShard(worker, task.indices)))
+
+    def resume(self, epoch: int, shared_seed: int | None) -> None:
+        self._shard_of = {k: v for k, v in self._shard_of.items() if k[0] >= epoch - 1}
+        self._pool.resume(epoch, shared_seed)
+
+    def retire(self, worker: int) -> None:
+        self._open.discard(worker)
+        if not any(shard % self._workers == worker % self._workers for shard in self._open):
+            self._pool.retire(worker % self._workers)
+
+    def resize(self, n: int) -> None:
+        self._pool.resize(n)
+
+    def alive(self) -> int:
+        return self._pool.alive()
+
+    def finish(self) -> None:
+        self._pool.finish()
+
+    def receive(self, timeout: float | None, worker: int | None = None) -> Result | None:
+        try:
+            result = self._pool.receive(timeout, None if worker is None else worker % self._workers)
+        except WorkerDiedError as e:
+            e.workers = tuple(s for s in range(self._shards) if s % self._workers in e.workers)
+            raise
+        if result is not None:
+            result.worker = self._shard_of.pop((result.epoch, result.task), result.worker)
+        return result
+
+    def close(self) -> None:
+        self._pool.close()

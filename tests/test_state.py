@@ -1,0 +1,926 @@
+"""Save and resume: the rest of a run is that of the run which nobody stopped, to the bit."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+
+import stoker
+from stoker.errors import StateError, StokerError, StokerWarning
+
+EPOCHS = 3
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:This run of an iterable dataset"),
+]
+
+
+def draw() -> tuple[float, float]:
+    """Random numbers as an augmentation draws them: from the worker's generators."""
+    info = get_worker_info()
+    rng = getattr(info, "rng", None) if info is not None and getattr(info, "worker_method", "") == "thread" else None
+    python, cpu = (random, None) if rng is None else (rng.random_generator, rng.torch_generator)
+    return python.random(), float(torch.rand((), generator=cpu))
+
+
+class Augmented(Dataset[Any]):
+    def __init__(self, n: int = 11, augment: bool = True) -> None:
+        self.n, self.augment = n, augment
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> Any:
+        return (i, *draw()) if self.augment else i
+
+
+def of_worker(n: int) -> range:
+    info = get_worker_info()
+    return range(n) if info is None else range(info.id, n, info.num_workers)
+
+
+class Stream(IterableDataset[Any]):
+    """Divides itself by worker, shuffles a little, and has no state."""
+
+    def __init__(self, n: int = 11, augment: bool = True) -> None:
+        self.n, self.augment = n, augment
+
+    def __iter__(self) -> Iterator[Any]:
+        for i in of_worker(self.n):
+            yield (i, *draw()) if self.augment else i
+
+
+class Counted:
+    def __init__(self, items: range, augment: bool) -> None:
+        self.items, self.augment, self.at = items, augment, 0
+
+    def __iter__(self) -> Counted:
+        return self
+
+    def __next__(self) -> Any:
+        if self.at == len(self.items):
+            raise StopIteration
+        i = self.items[self.at]
+        self.at += 1
+        return (i, *draw()) if self.augment else i
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class StatefulStream(Stream):
+    def __iter__(self) -> Iterator[Any]:
+        return Counted(of_worker(self.n), self.augment)
+
+
+def plain(batch: Any) -> Any:
+    if isinstance(batch, (list, tuple)):
+        return [plain(b) for b in batch]
+    return batch.tolist() if isinstance(batch, torch.Tensor) else batch
+
+
+def loader_of(dataset: Any, workers: Any, method: str = "process", **more: Any) -> stoker.DataLoader[Any]:
+    return stoker.DataLoader(dataset, num_workers=workers, worker_method=method, **{"batch_size": 2, **more})
+
+
+def run(loader: Any, epochs: int = EPOCHS) -> tuple[list[list[Any]], list[list[Any]]]:
+    """Every batch of every epoch, and a state before the first, after each, and after the end."""
+    batches, states = [], []
+    for _ in range(epochs):
+        it = iter(loader)
+        batches.append([])
+        states.append([saved(loader)])
+        for batch in it:
+            batches[-1].append(plain(batch))
+            states[-1].append(saved(loader))
+        states[-1].append(saved(loader))
+    return batches, states
+
+
+def saved(loader: Any) -> str:
+    text = json.dumps(loader.state_dict())
+    assert len(text) < 10_000
+    return text
+
+
+def rest(loader: Any, state: str, epochs: int) -> list[list[Any]]:
+    torch.manual_seed(987)  # another process
+    random.seed(987)
+    loader.load_state_dict(json.loads(state))
+    return [[plain(b) for b in loader] for _ in range(epochs)]
+
+
+def check_everywhere(before: Any, after: Any, step: int = 1) -> None:
+    """``before`` and ``after`` make loaders: a run by one is resumed by the other at every batch."""
+    torch.manual_seed(7)
+    random.seed(7)
+    whole, states = run(before())
+    places = [(e, k) for e, of_epoch in enumerate(states) for k in range(len(of_epoch))]
+    for e, k in places[::step]:
+        ended = k == len(whole[e]) + 1
+        wanted = whole[e + 1 :] if ended else [whole[e][k:], *whole[e + 1 :]]
+        assert rest(after(), states[e][k], len(wanted)) == wanted, (e, k)
+
+
+# -- at every batch
+
+KINDS = [(0, "process"), (1, "process"), (3, "process"), (3, "thread")]
+OTHER = [(2, "process"), (2, "thread")]
+DATASETS = {"map": Augmented, "iterable": Stream, "stateful": StatefulStream}
+
+
+@pytest.mark.parametrize("method", ["process", "thread"])
+@pytest.mark.parametrize(("workers", "before"), KINDS)
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_batch_of_three_epochs_with_other_workers(name: str, workers: int, before: str, method: str) -> None:
+    """Random augmentation included, since random state is set per task."""
+    more = {"task_seeds": True, "shuffle": True if name == "map" else None}
+    check_everywhere(
+        lambda: loader_of(DATASETS[name](), workers, before, **more),
+        lambda: loader_of(DATASETS[name](), 2, method, **more),
+        step=1 if (workers, before) in ((0, "process"), (3, "process")) and method == "process" else 4,
+    )
+
+
+def test_auto_and_back_to_the_main_process() -> None:
+    auto = {"shuffle": True, "generator": None}
+    check_everywhere(
+        lambda: loader_of(Augmented(), "auto", **auto),
+        lambda: loader_of(Augmented(), 0, task_seeds=True, **auto),
+        step=3,
+    )
+
+
+def test_task_seeds_come_with_the_state() -> None:
+    check_everywhere(
+        lambda: loader_of(Augmented(), 0, task_seeds=True), lambda: loader_of(Augmented(), 2, "thread"), step=3
+    )
+
+
+@pytest.mark.parametrize(("n", "m"), [(3, 2), (2, 3), (0, 2), (1, 3)])
+def test_an_iterable_dataset_keeps_its_parts(n: int, m: int) -> None:
+    """Also where torch seeds by worker: each part has the random state of its own worker."""
+    seeds = {"task_seeds": True} if n == 0 else {}
+    check_everywhere(lambda: loader_of(Stream(), n, **seeds), lambda: loader_of(Stream(), m, **seeds), step=2)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.data())
+def test_whatever_is_drawn(data: st.DataObject) -> None:
+    draw_ = data.draw
+    n = draw_(st.integers(1, 23), label="n")
+    size = draw_(st.integers(1, 5), label="batch_size")
+    name = draw_(st.sampled_from(["map", "stateful", "iterable"]), label="dataset")
+    before, after = (
+        draw_(st.sampled_from(KINDS), label="before"),
+        draw_(st.sampled_from([*KINDS, *OTHER]), label="after"),
+    )
+    if name != "map" and before[0] > 1 and after[0] == 0:
+        after = (1, "thread")
+    more: dict[str, Any] = {
+        "batch_size": size,
+        "drop_last": draw_(st.booleans(), label="drop_last"),
+        "task_seeds": True,
+    }
+    if name == "map":
+        more["shuffle"] = draw_(st.sampled_from([True, False, "feistel", "chunks"]), label="shuffle")
+    seed = draw_(st.none() | st.integers(0, 99), label="generator")
+
+    def build(workers: int, method: str) -> Any:
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        return loader_of(DATASETS[name](n), workers, method, generator=generator, **more)
+
+    torch.manual_seed(draw_(st.integers(0, 99), label="seed"))
+    whole, states = run(build(*before))
+    e = draw_(st.integers(0, EPOCHS - 1), label="epoch")
+    k = draw_(st.integers(0, len(states[e]) - 1), label="batch")
+    wanted = whole[e + 1 :] if k == len(whole[e]) + 1 else [whole[e][k:], *whole[e + 1 :]]
+    assert rest(build(*after), states[e][k], len(wanted)) == wanted
+
+
+# -- samplers
+
+
+class Eager(Sampler[int]):
+    """Draws its order when it is started, from whichever generator."""
+
+    def __init__(self, order: Callable[[], list[int]]) -> None:
+        self.order = order
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.order())
+
+
+class Lazy(Eager):
+    def __iter__(self) -> Iterator[int]:
+        yield from self.order()
+
+
+class OwnPlace(Sampler[int]):
+    """As torchdata's distributed sampler: its place is its own, and at an epoch's end stays at the end."""
+
+    def __init__(self) -> None:
+        self.given, self.resumed = 0, 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.given, self.resumed = self.resumed, 0
+        for i in range(self.given, 11):
+            self.given += 1
+            yield i * 3 % 11
+
+    def state_dict(self) -> dict[str, int]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.resumed = state["given"]
+
+
+class OwnEpoch(Sampler[int]):
+    """Its place and its epoch are its own, and at an epoch's end it is at the next one's beginning."""
+
+    def __init__(self) -> None:
+        self.epoch, self.at = 0, 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < 11:
+            self.at += 1
+            yield (self.at + self.epoch) % 11
+        self.epoch, self.at = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.at = state["epoch"], state["at"]
+
+
+class StatefulIterator(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return Counted(range(11), augment=False)
+
+
+def fixed(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def torch_order() -> list[int]:
+    return torch.randperm(11).tolist()
+
+
+SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "one generator for all": lambda: {"shuffle": True, "generator": fixed(5)},
+    "its own generator": lambda: {"sampler": RandomSampler(range(11), generator=fixed(3))},
+    "two generators": lambda: {"sampler": RandomSampler(range(11), generator=fixed(3)), "generator": fixed(4)},
+    "replacement": lambda: {"sampler": RandomSampler(range(11), True, 40)},
+    "replacement, generator": lambda: {"sampler": RandomSampler(range(11), True, 40, fixed(4))},
+    "more than there are": lambda: {"sampler": RandomSampler(range(11), num_samples=27, generator=fixed(4))},
+    "weighted": lambda: {"sampler": WeightedRandomSampler(torch.arange(11.0) + 1, 17)},
+    "subset": lambda: {"sampler": SubsetRandomSampler(list(range(3, 11)), generator=fixed(2))},
+    "chunks": lambda: {"sampler": stoker.ChunkSampler(range(11), 2, 3)},
+    "lazy": lambda: {"sampler": Lazy(torch_order)},
+    "own place": lambda: {"sampler": OwnPlace()},
+    "own epoch": lambda: {"sampler": OwnEpoch()},
+    "stateful iterator": lambda: {"sampler": StatefulIterator()},
+    "batch sampler": lambda: {"batch_size": 1, "batch_sampler": BatchSampler(Lazy(torch_order), 3, True)},
+    "batches": lambda: {"batch_size": 1, "batch_sampler": [[1, 2], [3], [4, 5, 6], [7]]},
+    "no batches": lambda: {"batch_size": None, "shuffle": True},
+    "no batches, own place": lambda: {"batch_size": None, "sampler": OwnPlace()},
+}
+
+
+@pytest.mark.parametrize("persistent", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_samplers(name: str, persistent: bool) -> None:
+    """None is asked for what was seen, whoever holds its random state."""
+
+    def build(workers: int, method: str = "thread") -> Any:
+        more = {"task_seeds": True, "persistent_workers": persistent and workers > 0, **SAMPLERS[name]()}
+        return loader_of(Augmented(), workers, method, **more)
+
+    check_everywhere(lambda: build(2 if persistent else 0), lambda: build(3 if persistent else 2), step=2)
+    if not persistent:
+        check_everywhere(lambda: build(2), lambda: build(0), step=3)
+
+
+@pytest.mark.parametrize("name", [*SAMPLERS, "iterable", "stateful"])
+def test_killed_again_and_again(name: str) -> None:
+    """Each time after a batch, and once before any."""
+    kinds = itertools.cycle([(2, "thread"), (1, "thread"), (3, "thread")])
+
+    def build(workers: int, method: str = "thread") -> Any:
+        more = SAMPLERS[name]() if name in SAMPLERS else {}
+        dataset = Augmented() if name in SAMPLERS else DATASETS[name]()
+        return loader_of(dataset, workers, method, task_seeds=True, **more)
+
+    torch.manual_seed(7)
+    random.seed(7)
+    whole = [b for of_epoch in run(build(3))[0] for b in of_epoch]
+    torch.manual_seed(7)
+    random.seed(7)
+    got: list[Any] = []
+    loader = build(3)
+    while len(got) < len(whole):
+        it = iter(loader)
+        got += [plain(b) for b in itertools.islice(it, 1)]
+        state = saved(loader)
+        torch.manual_seed(len(got))
+        loader = build(*next(kinds))
+        loader.load_state_dict(json.loads(state))
+        if len(got) % 3 == 0:
+            iter(loader)
+            state = saved(loader)
+            loader = build(*next(kinds))
+            loader.load_state_dict(json.loads(state))
+    assert got == whole
+
+
+@pytest.mark.parametrize("of", ["torch", "python", "numpy"])
+def test_the_rest_of_an_epoch_whose_sampler_draws_when_it_is_started(of: str) -> None:
+    """Later epochs of Python's and NumPy's are the script's to put back; and torch starts a sampler twice with workers."""
+    orders: dict[str, Callable[[], list[int]]] = {
+        "torch": torch_order,
+        "python": lambda: random.sample(range(11), 11),
+        "numpy": lambda: np.random.permutation(11).tolist(),
+    }
+    for n, m in itertools.product((0, 2), repeat=2):
+        whole, states = run(loader_of(Augmented(), n, "thread", task_seeds=True, sampler=Eager(orders[of])))
+        for e, k in itertools.product(range(EPOCHS), (1, 3, 6)):
+            loader = loader_of(Augmented(), m, "thread", task_seeds=True, sampler=Eager(orders[of]))
+            assert rest(loader, states[e][k], 1) == [whole[e][k:]]
+
+
+def test_nothing_is_loaded_to_get_there() -> None:
+    class Asked(Augmented):
+        def __init__(self) -> None:
+            super().__init__(10**5)
+            self.seen: list[int] = []
+
+        def __getitem__(self, i: int) -> int:
+            self.seen.append(i)
+            return i
+
+    for shuffle in (True, "chunks", "feistel", False):
+        whole = [plain(b) for b in loader_of(range(10**5), 0, batch_size=100, shuffle=shuffle, generator=fixed(3))]
+        loader = loader_of(range(10**5), 0, batch_size=100, shuffle=shuffle, generator=fixed(3))
+        it = iter(loader)
+        for _ in range(990):
+            next(it)
+        asked = Asked()
+        resumed = loader_of(asked, 0, batch_size=100, shuffle=shuffle, generator=fixed(3))
+        assert rest(resumed, saved(loader), 1) == [whole[990:]]
+        assert len(asked.seen) == 1000
+
+
+def test_chunks_are_not_read_ahead_while_they_are_passed_over(tmp_path: Path) -> None:
+    class Files(Augmented):
+        def __init__(self) -> None:
+            super().__init__(64, augment=False)
+            self.read: list[tuple[int, int]] = []
+
+        def read_ahead(self, first: int, last: int) -> None:
+            self.read.append((first, last))
+
+    def build(files: Files) -> Any:
+        return loader_of(files, 0, batch_size=4, sampler=stoker.ChunkSampler(files, 4, 2, generator=fixed(1)))
+
+    first, second = Files(), Files()
+    loader = build(first)
+    it = iter(loader)
+    for _ in range(13):
+        next(it)
+    state = saved(loader)
+    assert rest(build(second), state, 1) == [[plain(b) for b in it]]
+    assert set(second.read) < set(first.read)
+    assert len(set(second.read)) < 7 < len(set(first.read)) == 16
+
+
+def test_another_batch_size() -> None:
+    whole = [plain(b) for b in loader_of(range(20), 0, batch_size=1, shuffle=True, generator=fixed(1))]
+    loader = loader_of(range(20), 0, batch_size=3, shuffle=True, generator=fixed(1))
+    it = iter(loader)
+    for _ in range(4):
+        next(it)
+    state = saved(loader)
+    again = loader_of(range(20), 2, batch_size=4, shuffle=True, generator=fixed(1))
+    assert [i for b in rest(again, state, 1)[0] for i in b] == [i for b in whole[12:] for i in b]
+
+
+def test_out_of_order_nothing_is_lost_or_seen_twice() -> None:
+    class Slow(Augmented):
+        def __getitem__(self, i: int) -> int:
+            while i == 0 and not released.exists():
+                pass
+            return i
+
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        released = Path(folder) / "go"
+        loader = loader_of(Slow(12), 2, batch_size=1, in_order=False)
+        it = iter(loader)
+        seen = [int(next(it)) for _ in range(3)]
+        state = saved(loader)
+        released.touch()
+        assert 0 not in seen
+        again = loader_of(Slow(12), 1, batch_size=1, in_order=False)
+        assert sorted(seen + [i for b in rest(again, state, 1)[0] for i in b]) == list(range(12))
+
+
+# -- ranks
+
+
+def ranks(n: int, world: int, states: list[str] | None, take: int | None, **more: Any) -> tuple[list[Any], list[str]]:
+    """What each rank gets, and its state then."""
+    seen, after = [], []
+    for rank in range(world):
+        sampler = DistributedSampler(range(n), world, rank, seed=3, **more)
+        sampler.set_epoch(4 if states is None else 0)
+        loader = loader_of(range(n), 0, sampler=sampler)
+        if states is not None:
+            loader.load_state_dict(json.loads(states[rank % len(states)]))
+        it = iter(loader)
+        seen.append([plain(b) for b in itertools.islice(it, take)])
+        after.append(saved(loader))
+    return seen, after
+
+
+def flat(seen: list[Any]) -> list[int]:
+    return [i for rank in seen for batch in rank for i in batch]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 5), min_size=2, max_size=4), st.integers(0, 3), st.integers(1, 6), st.booleans())
+def test_another_number_of_ranks(worlds: list[int], take: int, times: int, shuffle: bool) -> None:
+    """Ranks come and go, one time after the other; the whole of an epoch is seen, each sample once."""
+    n = 60 * times  # divisible by all
+    seen: list[int] = []
+    states: list[str] | None = None
+    for i, world in enumerate(worlds):
+        last = i == len(worlds) - 1
+        got, states = ranks(n, world, states, None if last else take, shuffle=shuffle)
+        seen += flat(got)
+    left = n - len(set(seen))
+    extra = len(seen) - len(set(seen))
+    assert left == 0
+    assert extra < worlds[-1]  # what DistributedSampler adds so that all ranks have as many
+    got, _ = ranks(n, 1, None, None, shuffle=shuffle)
+    assert sorted(set(seen)) == sorted(flat(got))
+
+
+def test_as_many_ranks_go_on_to_the_bit_and_any_rank_s_state_will_do() -> None:
+    whole, _ = ranks(47, 3, None, None)
+    begun, states = ranks(47, 3, None, 4)
+    for rank in range(3):
+        again, _ = ranks(47, 3, [states[rank]], None)
+        assert [b + a for b, a in zip(begun, again, strict=True)] == whole
+
+
+# -- datasets with a state of their own
+
+
+class Memory(Augmented):
+    """Its samples depend on how many were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(12)
+        self.asked = 0
+
+    def __getitem__(self, i: int) -> Any:
+        self.asked += 1
+        return i, self.asked
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"asked": self.asked, "tensor": torch.arange(2)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert torch.equal(state["tensor"], torch.arange(2))
+        self.asked = state["asked"]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("workers", "method"), [(0, "process"), (2, "process"), (2, "thread")])
+def test_a_stateful_map_dataset(workers: int, method: str, persistent: bool) -> None:
+    def build() -> Any:
+        many = workers if method == "process" else 1
+        return loader_of(Memory(), many, method, persistent_workers=persistent and workers > 0)
+
+    def through(state: dict[str, Any]) -> dict[str, Any]:
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        buffer.seek(0)
+        loaded: dict[str, Any] = torch.load(buffer, weights_only=True)
+        return loaded
+
+    loader = build()
+    whole, states = [], []
+    for _ in range(2):
+        whole.append([])
+        it = iter(loader)
+        states.append([loader.state_dict()])
+        for batch in it:
+            whole[-1].append(plain(batch))
+            states[-1].append(loader.state_dict())
+        states[-1].append(loader.state_dict())
+    for e, k in itertools.product(range(2), range(8)):
+        again = build()
+        again.load_state_dict(through(states[e][k]))
+        wanted = [whole[e][k:], *whole[e + 1 :]] if k < 7 else whole[e + 1 :]
+        got = [[plain(b) for b in again] for _ in wanted]
+        assert got == wanted, (e, k)
+
+
+class CountsEpochs(StatefulStream):
+    """As its workers' copies live on, so does what they count."""
+
+    epoch, at, resumed = 0, 0, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.at, self.resumed = self.resumed, 0
+        for i in of_worker(self.n)[self.at :]:
+            self.at += 1
+            yield i + 100 * self.epoch
+        self.epoch += 1
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.resumed = state["epoch"], state["at"]
+
+
+@pytest.mark.parametrize("n", [0, 1, 3])
+def test_an_iterable_dataset_that_lives_on(n: int) -> None:
+    def build() -> Any:
+        return loader_of(CountsEpochs(11), n, persistent_workers=n > 0)
+
+    check_everywhere(build, build)
+
+
+@pytest.mark.parametrize(("n", "m"), [(2, 3), (3, 2)])
+def test_its_parts_are_nobody_else_s(n: int, m: int) -> None:
+    def build(workers: int) -> Any:
+        return loader_of(CountsEpochs(11), workers, "thread", persistent_workers=True)
+
+    check_everywhere(lambda: build(n), lambda: build(m))
+
+
+def test_states_that_differ_cannot_be_divided() -> None:
+    loader = loader_of(Memory(), 2)
+    it = iter(loader)
+    for _ in range(3):
+        next(it)
+    state = loader.state_dict()
+    del it
+    again = loader_of(Memory(), 1)
+    again.load_state_dict(state)
+    with pytest.raises(StateError, match="2 workers' datasets, which differ, and now there are 1: num_workers=2"):
+        iter(again)
+
+
+@pytest.mark.parametrize("every", [0, 1, 2, 5, None])
+def test_states_now_and_then(every: int | None) -> None:
+    check_everywhere(
+        lambda: loader_of(StatefulStream(), 3, task_seeds=True, snapshot_every_n_steps=every),
+        lambda: loader_of(StatefulStream(), 2, "thread", task_seeds=True),
+        step=5,
+    )
+
+
+def test_a_dataset_that_does_not_take_its_state() -> None:
+    class Refuses(StatefulStream):
+        def __iter__(self) -> Iterator[Any]:
+            counted = Counted(of_worker(self.n), False)
+            counted.load_state_dict = lambda state: 1 / 0  # type: ignore[method-assign]
+            return counted
+
+    for workers, method in ((0, "process"), (1, "process"), (1, "thread")):
+        loader = loader_of(StatefulStream(), 1)
+        next(iter(loader))
+        again = loader_of(Refuses(), workers, method)
+        again.load_state_dict(loader.state_dict())
+        with pytest.raises(StateError, match=r"does not take its state: ZeroDivisionError"):
+            next(iter(again))
+
+
+# -- the protocol
+
+
+def test_before_in_and_after() -> None:
+    loader = loader_of(range(6), 1)
+    before = loader.state_dict()
+    assert loader.state_dict() == before
+    it = iter(loader)
+    assert plain(next(it)) == [0, 1]
+    loader.load_state_dict(before)
+    assert loader.state_dict() == before
+    assert [plain(b) for b in loader] == [[0, 1], [2, 3], [4, 5]]
+    for batch in loader:
+        assert plain(batch)
+        last = loader.state_dict()
+    ended = loader.state_dict()
+    again = loader_of(range(6), 0)
+    again.load_state_dict(last)
+    assert [len(list(again)) for _ in range(2)] == [0, 3]
+    again.load_state_dict(ended)
+    assert [len(list(again)) for _ in range(2)] == [3, 3]
+
+
+def test_a_break_is_no_loss() -> None:
+    for workers in (0, 2):
+        loader = loader_of(range(8), workers)
+        for batch in loader:
+            assert plain(batch) == [0, 1]
+            break
+        state = loader.state_dict()
+        assert rest(loader_of(range(8), 1), json.dumps(state), 1) == [[[2, 3], [4, 5], [6, 7]]]
+
+
+def test_nothing_resets() -> None:
+    loader = loader_of(range(6), 0)
+    it = iter(loader)
+    next(it)
+    loader.load_state_dict(loader.state_dict())
+    loader.load_state_dict({})
+    assert len(list(loader)) == 3
+
+
+def test_errors_count_as_delivered() -> None:
+    class Odd(Augmented):
+        def __getitem__(self, i: int) -> int:
+            if i == 2:
+                raise KeyError(i)
+            return i
+
+    for workers in (0, 2):
+        loader = loader_of(Odd(6), workers, batch_size=1)
+        it = iter(loader)
+        next(it), next(it)
+        with pytest.raises(KeyError):
+            next(it)
+        assert rest(loader_of(Odd(6), 1, batch_size=1), saved(loader), 1) == [[[3], [4], [5]]]
+
+
+def test_who_never_asks_sees_nothing_of_it() -> None:
+    """A resumed iterator draws nothing more from the process' generators than what the saved run had not drawn."""
+    loader = loader_of(Augmented(), 2, shuffle=True, task_seeds=True)
+    it = iter(loader)
+    next(it)
+    state = loader.state_dict()
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    again = loader_of(Augmented(), 0, shuffle=True, task_seeds=True)
+    again.load_state_dict(state)
+    list(again)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]
+
+
+def test_a_script_that_puts_torch_s_generator_back() -> None:
+    """Dropout draws from it, too: later epochs are drawn from the real one then."""
+
+    def epoch(loader: Any, skip: int = 0) -> list[Any]:
+        out = []
+        for batch in loader:
+            out.append((plain(batch), float(torch.rand(()))))
+        return out
+
+    torch.manual_seed(3)
+    loader = loader_of(Augmented(), 2, shuffle=True, task_seeds=True)
+    it = iter(loader)
+    whole = [(plain(next(it)), float(torch.rand(())))]
+    state, real = loader.state_dict(), torch.get_rng_state()
+    whole = [epoch(it), epoch(loader), epoch(loader)]
+    torch.manual_seed(99)
+    again = loader_of(Augmented(), 3, "thread", shuffle=True, task_seeds=True)
+    again.load_state_dict(state)
+    torch.set_rng_state(real)
+    assert [epoch(again) for _ in range(3)] == whole
+
+
+def test_seeds_by_worker_are_said_where_they_matter() -> None:
+    """Order and samples hold; random numbers do not, and that is said only where some are drawn."""
+    for augment in (True, False):
+        loader = loader_of(Augmented(12, augment), 2)
+        it = iter(loader)
+        next(it)
+        state = loader.state_dict()
+        again = loader_of(Augmented(12, augment), 2)
+        again.load_state_dict(state)
+        with pytest.warns(StokerWarning, match="task_seeds=True") if augment else warnings.catch_warnings():
+            if not augment:
+                warnings.simplefilter("error")
+                warnings.filterwarnings("ignore", "This DataLoader will create")
+            assert [plain(b)[0] if augment else plain(b) for b in again] == [[i, i + 1] for i in range(2, 12, 2)]
+
+
+def test_seeds_by_task_in_the_middle_of_a_run_are_said() -> None:
+    loader = loader_of(Augmented(), 2)
+    it = iter(loader)
+    next(it)
+    state = loader.state_dict()
+    for again in (loader_of(Augmented(), 0, task_seeds=True), loader_of(Augmented(), 2, task_seeds=True)):
+        again.load_state_dict(state)
+        with pytest.warns(StokerWarning, match="random augmentation is another draw"):
+            iter(again)
+
+
+def test_at_an_epoch_s_border_seeds_by_worker_hold_as_well() -> None:
+    whole, states = run(loader_of(Augmented(), 2, generator=fixed(3), shuffle=True))
+    for e in range(EPOCHS):
+        for k in (0, -1):
+            wanted = whole[e + (k == -1) :]
+            assert (
+                rest(loader_of(Augmented(), 2, generator=fixed(3), shuffle=True), states[e][k], len(wanted)) == wanted
+            )
+
+
+# -- what it is
+
+
+def test_small_for_a_billion_samples() -> None:
+    for more in ({"shuffle": "feistel"}, {"shuffle": "chunks", "generator": fixed(1)}, {}):
+        loader = loader_of(range(10**9), 0, batch_size=256, **more)
+        it = iter(loader)
+        for _ in range(3):
+            next(it)
+        assert len(saved(loader)) < 10_000
+        state = loader.state_dict()
+        state["next"], state["samples"] = 10**6, 256 * 10**6
+        if more.get("shuffle") != "chunks":  # a window's shuffle has to be gone through
+            again = loader_of(
+                range(10**9), 0, batch_size=256, **{**more, **({"generator": fixed(1)} if "generator" in more else {})}
+            )
+            again.load_state_dict(state)
+            assert len(next(iter(again))) == 256
+
+
+def test_with_the_model_in_one_file(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    loader = loader_of(range(8), 0)
+    next(iter(loader))
+    torch.save({"model": model.state_dict(), "loader": loader.state_dict()}, tmp_path / "checkpoint.pt")
+    found = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert rest(loader_of(range(8), 0), json.dumps(found["loader"]), 1) == [[[2, 3], [4, 5], [6, 7]]]
+
+
+def test_distributed_checkpoint(tmp_path: Path) -> None:
+    dcp = pytest.importorskip("torch.distributed.checkpoint")
+    model = torch.nn.Linear(2, 2)
+    for name, dataset, more in (("map", range(8), {"shuffle": True}), ("stream", StatefulStream(12, False), {})):
+        loader = loader_of(dataset, 1, "thread", **more)
+        it = iter(loader)
+        next(it)
+        dcp.save({"model": model, "loader": loader}, checkpoint_id=str(tmp_path / name))
+        wanted = [plain(b) for b in it]
+        again = loader_of(dataset, 1, "thread", **more)
+        other = torch.nn.Linear(2, 2)
+        dcp.load({"model": other, "loader": again}, checkpoint_id=str(tmp_path / name))
+        assert [plain(b) for b in again] == wanted
+        assert torch.equal(other.weight, model.weight)
+
+
+def test_the_page_s_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parent.parent / "docs" / "resume.md").read_text()
+    names: dict[str, Any] = {}
+    blocks = page.split("```python\n")[1:]
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(block.partition("```")[0], names)
+
+
+def test_a_staged_dataset() -> None:
+    def build(workers: int) -> Any:
+        data = stoker.Staged(range(24), prepare=lambda i: torch.tensor(i), augment=lambda x: x + torch.rand(()))
+        return loader_of(data, workers, shuffle=True, task_seeds=True)
+
+    check_everywhere(lambda: build(2), lambda: build(1), step=6)
+
+
+def test_debug_and_installed() -> None:
+    loader = loader_of(range(8), 2, debug=True)
+    next(iter(loader))
+    assert rest(loader_of(range(8), 1), saved(loader), 1) == [[[2, 3], [4, 5], [6, 7]]]
+    with stoker.installed():
+        assert len(list(torch.utils.data.DataLoader(StatefulStream(8), 2, num_workers=1))) == 4
+
+
+def test_a_state_that_cannot_be_taken_is_said_to_who_asks() -> None:
+    class Broken(StatefulStream):
+        def __iter__(self) -> Iterator[Any]:
+            counted = Counted(of_worker(self.n), False)
+            counted.state_dict = lambda: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+            return counted
+
+    for workers in (0, 1):
+        loader = loader_of(Broken(8), workers)
+        it = iter(loader)
+        assert plain(next(it)) == [0, 1]
+        with pytest.raises(StateError, match="cannot be taken: ZeroDivisionError"):
+            loader.state_dict()
+        assert len(list(it)) == 3
+
+
+def a_state(dataset: Any = range(8), **more: Any) -> dict[str, Any]:
+    loader = loader_of(dataset, 0, **(more or {"shuffle": True}))
+    next(iter(loader))
+    return loader.state_dict()
+
+
+FUZZED: list[tuple[str, Any, Callable[[], dict[str, Any]]]] = [
+    ("shuffled", range(8), lambda: {"shuffle": True}),
+    ("generator", range(8), lambda: {"shuffle": True, "generator": fixed(1)}),
+    ("own epoch", range(11), lambda: {"sampler": OwnEpoch()}),
+    ("ranks", range(13), lambda: {"sampler": DistributedSampler(range(13), 2, 1)}),
+    ("iterable", Stream(8), lambda: {"collate_fn": None}),
+    ("stateful", StatefulStream(8), lambda: {"collate_fn": None}),
+]
+
+
+def test_what_is_wrong_is_named() -> None:
+    good = a_state()
+    loader = loader_of(range(8), 0, shuffle=True)
+    for state, words in (
+        (b"\x80", "a state dict is a dict, not b"),
+        ({"epoch": 1}, "has no key 'stoker'"),
+        ({"_snapshot": 1}, "looks like torchdata's"),
+        ({**good, "stoker": 99}, "version 99, this stoker reads up to 1: a newer stoker"),
+        ({k: v for k, v in good.items() if k != "next"}, "lacks 'next'"),
+        ({**good, "next": -1}, "next=-1"),
+        ({**good, "torch_rng": "rubbish"}, "torch_rng='rubbish'"),
+        ({**good, "kind": "iterable"}, "parts"),
+    ):
+        with pytest.raises(StateError, match=words):
+            loader.load_state_dict(state)
+    for other, words in (
+        (loader_of(range(9), 0, shuffle=True), "8 samples in random order, this loader has 9"),
+        (loader_of(range(8), 0), "of the order RandomSampler, this loader's is SequentialSampler"),
+        (loader_of(range(8), 0, shuffle="feistel"), "this loader's is FeistelSampler"),
+        (loader_of(range(8), 0, shuffle=True, generator=fixed(1)), "drawn from"),
+        (loader_of(range(8), 0, shuffle=True, batch_size=None), "batch_size=2, this loader None"),
+        (loader_of(Stream(), 0), "a dataset that is map, this loader's is iterable"),
+    ):
+        other.load_state_dict(good)
+        for _ in range(2):  # trying again does not begin a new run
+            with pytest.raises(StateError, match=words):
+                iter(other)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_rubbish_is_an_error_of_stoker_s_own(data: st.DataObject) -> None:
+    name, dataset, more = data.draw(st.sampled_from(FUZZED))
+    good = a_state(dataset, **more())
+    what = data.draw(st.sampled_from(["any", "bytes", "one", "flip"]))
+    if what == "any":
+        state = data.draw(JSON)
+    elif what == "bytes":
+        state = data.draw(st.binary())
+    else:
+        key = data.draw(st.sampled_from(sorted(good)))
+        value = data.draw(JSON)
+        if what == "flip" and isinstance(good[key], str) and good[key]:
+            at = data.draw(st.integers(0, len(good[key]) - 1))
+            value = good[key][:at] + data.draw(st.characters()) + good[key][at + 1 :]
+        elif what == "flip" and type(good[key]) is int:
+            value = good[key] + data.draw(st.integers(-3, 3))
+        state = {**good, key: value}
+    loader = loader_of(dataset, data.draw(st.sampled_from([0, 2])), "thread", **more())
+    try:
+        loader.load_state_dict(state)
+        assert len(list(loader)) <= 8, name
+    except StokerError:
+        return
