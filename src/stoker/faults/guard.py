@@ -48,17 +48,20 @@ class Guard:
 
     def __init__(self, parts: Parts, policy: OnError, mark: Mark | None = None) -> None:
         self.parts, self.policy, self.mark = parts, policy, mark or (lambda position, samples: None)
-        self._seed = (0, 0, 0)
+        self._seed: tuple[int, ...] = (0, 0, 0)
         self._reseed: Callable[[], None] | None = None
 
-    def begin(self, base_seed: int, epoch: int, task: int, reseed: Callable[[], None] | None = None) -> None:
+    def begin(
+        self, base_seed: int, epoch: int, task: int, reseed: Callable[[], None] | None = None, others: int = 0
+    ) -> None:
         """The task that comes next.
 
         Args:
             base_seed, epoch, task: what replacements are drawn from.
             reseed: puts the random state back to where the task began, where that is known.
+            others: how often what was drawn as a replacement took too long.
         """
-        self._seed, self._reseed = (base_seed, epoch, task), reseed
+        self._seed, self._reseed = (base_seed, epoch, task, others)[: 4 if others else 3], reseed
 
     def __call__(self, indices: Any, bad: Mapping[int, Failure] | None = None) -> Any:
         """A batch; a ``Partial`` where samples failed and the policy says how to go on.

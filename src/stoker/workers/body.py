@@ -171,7 +171,7 @@ class Body:
                 raise UnboundLocalError("no 'fetcher': this worker failed while it was starting")
             if type(indices) is Again:
                 guard = self._stages.watched(self._mark)
-                self._tell(guard, epoch, number)
+                self._tell(guard, epoch, number, indices.others)
                 return self._stages.again(guard, indices.indices, indices.bad)
             if self._stages.guard is not None:
                 self._tell(self._stages.guard, epoch, number)
@@ -189,10 +189,10 @@ class Body:
             self._stages.watched(self._mark).probe(task.indices, task.bad)
             seeding.restore(before)
 
-    def _tell(self, guard: Guard, epoch: int, number: int) -> None:
+    def _tell(self, guard: Guard, epoch: int, number: int, others: int = 0) -> None:
         spec = self.spec
         reseed = functools.partial(self._seed, epoch, number) if spec.task_seeds else None
-        guard.begin(spec.base_seed, spec.part_epochs + epoch, number, reseed)
+        guard.begin(spec.base_seed, spec.part_epochs + epoch, number, reseed, others)
 
     def times(self, transport_ns: int, cpu_ns: int) -> Times:
         """What the last task cost."""

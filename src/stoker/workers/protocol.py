@@ -27,12 +27,14 @@ class Again(NamedTuple):
         bad: by position, what is not to be tried.
         replay: it was answered before, and is run only for the random state that it leaves.
         probe: before it is run, each sample is loaded alone and let go, to see which of them kills.
+        others: how often what replaced a sample took too long: then another one is drawn.
     """
 
     indices: Any
     bad: dict[int, Failure]
     replay: bool = False
     probe: bool = False
+    others: int = 0
 
 
 @dataclass(frozen=True)

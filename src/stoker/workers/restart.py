@@ -213,7 +213,7 @@ class Restarts:
                     [life.id],
                     [number],
                 )
-        return Again(_plain(indices), case.bad, probe=case.deaths > 1)
+        return Again(_plain(indices), case.bad, probe=case.deaths > 1, others=case.late)
 
     def _late(self, life: Life, case: _Case, epoch: int, number: int, indices: Any) -> Again | StokerError:
         """Of a worker that was killed because a sample took too long: that one is known, and not tried again."""
@@ -223,9 +223,8 @@ class Restarts:
         if not 0 <= k < len(keys):
             case.late += 1
             if case.late <= SURE:
-                return Again(
-                    _plain(indices), case.bad, probe=True
-                )  # a batch that is made at once: which of them is it?
+                # A batch that is made at once: which of them is it? Or it was another one, drawn in a bad one's place.
+                return Again(_plain(indices), case.bad, probe=True, others=case.late)
             which, file, index = f"one of {str(keys)[:200]}, or what was to replace it,", "", None
         else:
             index = keys[k]
@@ -239,7 +238,7 @@ class Restarts:
             )
         case.bad[k] = Failure(plain(index), file, f"SampleTimeout: not loaded within {limit:g} s", "timeout")
         logger.warning(f"{which}: not loaded within {limit:g} s; its worker was here:\n{life.hung}")
-        return Again(_plain(indices), dict(case.bad))
+        return Again(_plain(indices), dict(case.bad), others=case.late)
 
     def _blamed(self, case: _Case, epoch: int, number: int, indices: Any, k: int) -> Again | StokerError:
         index = self._keys(indices)[k]
