@@ -96,7 +96,7 @@ def start(
         warnings.warn(
             f"{spec.num_workers} workers instead of {wanted}, for there can be no more: {why}.{same}",
             StokerWarning,
-            stacklevel=6,
+            stacklevel=8,
         )
     return pool, spec
 
