@@ -26,6 +26,7 @@ MODES: dict[str, dict[str, Any]] = {
     "auto": {"num_workers": "auto"},
     "spawn": {"num_workers": 1, "multiprocessing_context": "spawn"},
 }
+EACH = [pytest.param(m, marks=pytest.mark.slow) if m == "spawn" else m for m in MODES]
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(LIMIT_S)]
 
 
@@ -73,7 +74,7 @@ def loader_of(dataset: Any, mode: dict[str, Any], **kw: Any) -> Any:
 
 
 @pytest.mark.parametrize("dataset", [Hanging, Batched])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EACH)
 def test_the_sample_and_the_line_are_named_and_the_others_come(mode: str, dataset: Any) -> None:
     it = iter(loader_of(dataset(9), MODES[mode]))
     rows = [next(it)[:, 0].tolist() for _ in range(2)]
@@ -90,7 +91,7 @@ def test_the_sample_and_the_line_are_named_and_the_others_come(mode: str, datase
     assert list(itertools.chain(*rows)) == [float(i) for i in range(40) if not 8 <= i < 12]
 
 
-@pytest.mark.parametrize("dataset", [Hanging, Batched])
+@pytest.mark.parametrize("dataset", [Hanging, pytest.param(Batched, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", ["two", "auto"])
 def test_the_policy_decides(mode: str, dataset: Any, tmp_path: Path) -> None:
     loader = loader_of(dataset(9, 10), MODES[mode], on_error="skip")
@@ -116,7 +117,7 @@ def test_a_single_sample() -> None:
     assert [int(x[0]) for x in loader] == [0, 1, 3, 4]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EACH)
 def test_where_nothing_hangs_no_bit_changes(mode: str) -> None:
     found = []
     for kw in ({"sample_timeout": 60}, {"sample_timeout": None}):

@@ -41,6 +41,7 @@ MODES: dict[str, dict[str, Any]] = {
     "auto, persistent": {"num_workers": "auto", "persistent_workers": True},
     "spawn": {"num_workers": 2, "multiprocessing_context": "spawn"},
 }
+EACH = [pytest.param(m, marks=pytest.mark.slow) if m == "spawn" else m for m in MODES]
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.timeout(LIMIT_S),
@@ -122,8 +123,16 @@ def kill(it: Any, r: random.Random, how: int) -> None:
 # -- the same batches
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV, -1, -4], ids=str)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "how",
+    [
+        signal.SIGKILL,
+        signal.SIGSEGV,
+        pytest.param(-1, marks=pytest.mark.slow),
+        pytest.param(-4, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("mode", EACH)
 def test_samples_that_kill_once_change_no_bit(mode: str, how: int) -> None:
     """At the first task of a worker, in the middle, at the last of all; and after one draw of the task's many."""
     calm = bits(loader_of(Drawn(), MODES[mode]))
@@ -188,8 +197,10 @@ def test_any_worker_killed_at_any_moment_changes_no_bit(mode: str, floats: int, 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("mode", EACH)
+@pytest.mark.parametrize(
+    "seed", [0, 1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_many_kills_over_many_batches(mode: str, seed: int) -> None:
     print(f"STOKER_SEED={SEED} {seed}")
     r = random.Random(SEED + seed)
@@ -380,7 +391,7 @@ def test_a_death_before_anybody_knew_the_task(at: int, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("dataset", [Drawn, Batched])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EACH)
 def test_the_sample_that_kills_is_named_and_the_others_come(mode: str, dataset: Any) -> None:
     it = iter(loader_of(dataset(kills={50: (signal.SIGSEGV, ALWAYS)}), MODES[mode], shuffle=False))
     rows = [next(it)[:, 0].tolist() for _ in range(12)]
@@ -467,7 +478,7 @@ def _start_and_die(worker: int) -> None:
     os._exit(7)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EACH)
 def test_workers_that_cannot_start_end_with_an_error(mode: str, tmp_path: Path) -> None:
     it = iter(loader_of(Drawn(), MODES[mode], worker_init_fn=_start_and_die))
     with pytest.raises(
