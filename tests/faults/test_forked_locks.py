@@ -65,7 +65,7 @@ def test_workers_are_started_anew(held: None, workers: Any) -> None:
     "settings", [{"dataset": Unpickled()}, {"dataset": Locks(), "on_worker_death": "raise"}], ids=str
 )
 def test_where_that_may_not_be_it_is_said(held: None, settings: dict[str, Any]) -> None:
-    it = iter(stoker.DataLoader(**settings, batch_size=4, num_workers=1, multiprocessing_context="fork", timeout=4))
+    it = iter(stoker.DataLoader(**settings, batch_size=4, num_workers=1, multiprocessing_context="fork", timeout=2))
     with pytest.warns(StokerWarning, match="forkserver"), pytest.raises(RuntimeError, match="timed out"):
         next(it)
     it._shutdown_workers()
