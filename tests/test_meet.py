@@ -129,7 +129,9 @@ def check(make: Any, again: Any, every: int = 1) -> None:
             assert rest(again(), state, len(left)) == left, (e, k)
 
 
-@pytest.mark.parametrize(("before", "after"), [(0, 0), (2, 2), (0, 2), (2, 0), (3, 2)])
+@pytest.mark.parametrize(
+    ("before", "after"), [(0, 0), (0, 2), *(pytest.param(*c, marks=pytest.mark.slow) for c in ((2, 2), (2, 0), (3, 2)))]
+)
 @pytest.mark.parametrize(
     "policy", [{"on_error": "skip"}, {"on_error": "skip", "refill": True}, {"on_error": "replace"}]
 )

@@ -155,7 +155,7 @@ OTHER = [(2, "process"), (2, "thread")]
 DATASETS = {"map": Augmented, "iterable": Stream, "stateful": StatefulStream}
 
 
-@pytest.mark.parametrize("method", ["process", "thread"])
+@pytest.mark.parametrize("method", ["process", pytest.param("thread", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("workers", "before"), KINDS)
 @pytest.mark.parametrize("name", DATASETS)
 def test_every_batch_of_three_epochs_with_other_workers(name: str, workers: int, before: str, method: str) -> None:

@@ -97,7 +97,15 @@ print("right")
 """
 
 
-@pytest.mark.parametrize(("what", "room"), [("files", 11), ("files", 25), ("addresses", 8), ("addresses", 60)])
+@pytest.mark.parametrize(
+    ("what", "room"),
+    [
+        ("files", 11),
+        pytest.param("files", 25, marks=pytest.mark.slow),
+        ("addresses", 8),
+        pytest.param("addresses", 60, marks=pytest.mark.slow),
+    ],
+)
 def test_real_limits(what: str, room: int) -> None:
     code = SCRIPT.format(root=str(Path(__file__).parents[2]), what=what, room=room)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -26,7 +26,7 @@ MODES: dict[str, dict[str, Any]] = {
     "auto": {"num_workers": "auto"},
     "spawn": {"num_workers": 1, "multiprocessing_context": "spawn"},
 }
-EACH = [pytest.param(m, marks=pytest.mark.slow) if m == "spawn" else m for m in MODES]
+EACH = [pytest.param(m, marks=pytest.mark.slow) if m in ("spawn", "persistent") else m for m in MODES]
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(LIMIT_S)]
 
 

@@ -41,7 +41,7 @@ MODES: dict[str, dict[str, Any]] = {
     "auto, persistent": {"num_workers": "auto", "persistent_workers": True},
     "spawn": {"num_workers": 2, "multiprocessing_context": "spawn"},
 }
-EACH = [pytest.param(m, marks=pytest.mark.slow) if m == "spawn" else m for m in MODES]
+EACH = [pytest.param(m, marks=pytest.mark.slow) if m in ("spawn", "persistent") else m for m in MODES]
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.timeout(LIMIT_S),
@@ -171,9 +171,11 @@ def test_random_state_is_noted_seldom_and_what_nobody_needs_is_let_go(monkeypatc
     assert all(torch.equal(a, b) for a, b in zip(calm, shaken, strict=True))
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV], ids=str)
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("floats", [0, 20_000], ids=["small", "in slots"])
-@pytest.mark.parametrize("mode", ["three", "persistent", "auto", "auto, persistent"])
+@pytest.mark.parametrize(
+    "mode", ["three", "auto", *(pytest.param(m, marks=pytest.mark.slow) for m in ("persistent", "auto, persistent"))]
+)
 def test_any_worker_killed_at_any_moment_changes_no_bit(mode: str, floats: int, how: int) -> None:
     """The consumer kills while tasks are in flight, holds some of what it gets, and in the end compares all of it."""
     print(f"STOKER_SEED={SEED}")
