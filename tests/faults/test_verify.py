@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import stat
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 import stoker
 from stoker import cli
 from stoker.faults import quarantine
 from stoker.verify import verify
+from tests.helpers import interrupt
 
 pytestmark = pytest.mark.timeout(120)
 SCRIPT = """
@@ -151,20 +148,7 @@ def test_wrong_usage_is_exit_code_2(target: str, tmp_path: Path, capfd: pytest.C
 
 
 def test_an_interrupt_leaves_nobody(target: str) -> None:
-    line = [sys.executable, "-m", "stoker", "verify", f"{target}:stuck", "--workers", "2"]
-    p = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        assert p.stdout is not None
-        assert p.stdout.readline() == "reading\n"
-        children = psutil.Process(p.pid).children(recursive=True)
-        assert children
-        os.killpg(p.pid, signal.SIGINT)  # as a terminal does
-        _, err = p.communicate(timeout=60)
-        assert (p.returncode, err.splitlines()[-1]) == (130, "stoker: interrupted")
-        _, alive = psutil.wait_procs(children, timeout=30)
-        assert not alive
-    finally:
-        p.kill()
+    interrupt("verify", f"{target}:stuck", "--workers", "2")
 
 
 def test_progress_says_how_far(target: str) -> None:

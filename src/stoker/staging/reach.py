@@ -1,6 +1,7 @@
 """What a callable can reach: the values it keeps, the generators it owns, and the sources of chance its code names.
 
-A walk over attributes, items, closures, defaults and the globals that code refers to. Nothing is called.
+A walk over attributes, items, closures, defaults and the globals that code refers to. Nothing is called. Much of its
+length is the tables of what is trusted and what is chance, which are read beside the walk that uses them.
 """
 
 from __future__ import annotations

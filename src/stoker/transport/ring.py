@@ -11,9 +11,13 @@ Life of a slot; only the side named may make the move:
                         |                    +--parent (dropped, or copied out)--> FREE
                         +--worker (batch turned out small)--> FREE
 
+A page-locked slot that the consumer drops is held back until the device has read it (``pin.locked``), and is FREE then.
+
 In shared memory only "free or not" has to be known by both sides: one 32-bit stamp a slot, 0 while taken, else a
 count that grows with every release, so the worker takes the slot that was released last, whose pages are warm.
 The stamp is the only word both sides write, and each side writes it only in its own moves.
+
+Both sides stand in one file, longer than most, because each is only right against the other.
 """
 
 from __future__ import annotations

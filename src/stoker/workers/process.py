@@ -1,7 +1,8 @@
 """Worker processes: tasks in and results out by pipes, batches through each worker's arena.
 
 The parent never blocks on a worker (``Outbox``), a worker may block on the parent (backpressure), so they cannot wait
-for each other. ``child.py`` is what runs in them.
+for each other. ``child.py`` is what runs in them. One file, longer than most: starting, burying and replacing workers
+move the same few tables under one lock.
 """
 
 from __future__ import annotations
