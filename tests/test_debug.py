@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
 import stoker
-from stoker.debug import explain
+from stoker.blame import explain
 
 
 class Halve:
@@ -81,7 +81,7 @@ def test_an_error_says_where(wrap: Any) -> None:
 def test_the_file_is_named() -> None:
     with pytest.raises(ValueError, match="odd") as e:
         Subset(Data(), [3, 7])[1]
-    assert "sample 7 (photos/7.jpg), in the transform Halve" in explain(e.value, Subset(Data(), [3, 7]))
+    assert "sample 1 (photos/7.jpg), in the transform Halve" in explain(e.value, Subset(Data(), [3, 7]))
 
 
 def test_an_error_elsewhere_has_nothing_to_say() -> None:

@@ -18,7 +18,8 @@ MAY: dict[str, set[str]] = {
     "live": {"inside", "machine", "metrics"},
     "stacks": set(),
     "looks": {"stacks"},
-    "debug": {"cursor", "faults", "inline", "stacks"},
+    "blame": {"collate", "faults", "stacks"},
+    "debug": {"cursor", "inline"},
     "inside": {"looks", "stacks"},
     "ambient": {"machine", "nvml"},
     "nvml": set(),
@@ -33,7 +34,7 @@ MAY: dict[str, set[str]] = {
     "randomness": BASE,
     "state": BASE | {"randomness", "stateful"},
     "cursor": BASE | {"randomness", "source", "state", "stateful"},
-    "inline": {"cursor", "faults", "nesting", "seeding", "stage", "state", "stateful"},
+    "inline": {"blame", "cursor", "faults", "nesting", "seeding", "stage", "state", "stateful"},
     "seeding": set(),
     "options": BASE,
     "transport": BASE,
@@ -48,6 +49,7 @@ MAY: dict[str, set[str]] = {
     "stage": {"collate", "faults", "gather", "stateful"},
     "workers": BASE
     | {
+        "blame",
         "collate",
         "faults",
         "lifecycle",
@@ -62,7 +64,7 @@ MAY: dict[str, set[str]] = {
         "transport",
     },
     "scheduler": BASE | {"cursor", "metrics", "options", "source", "workers"},
-    "pin": BASE | {"machine", "nesting", "options", "source", "workers"},
+    "pin": BASE | {"blame", "machine", "nesting", "options", "source", "workers"},
     "objects": set(),
     "shared": BASE,
     "iterators": BASE

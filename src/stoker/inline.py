@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
+from .blame import note
 from .cursor import Cursor
 from .faults.guard import Guard
 from .faults.policy import NOTHING, OnError, Partial
@@ -83,7 +84,8 @@ class InlineIter(_SingleProcessDataLoaderIter):
         except StopIteration:
             cursor.finished = True
             raise
-        except Exception:
+        except Exception as e:
+            note(e, self._dataset)
             cursor.next += 1
             raise
         cursor.next += 1

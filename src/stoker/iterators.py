@@ -266,7 +266,7 @@ class PoolIter(_BaseDataLoaderIter):
                 raise
             if type(data) is Told:
                 data = self._heard(data)
-            if type(data) is ExceptionWrapper:
+            if isinstance(data, ExceptionWrapper):
                 data.reraise()
             if type(data) is Partial:
                 assert self._ledger is not None

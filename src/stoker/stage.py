@@ -149,7 +149,12 @@ def _map(dataset: Any, auto_collation: bool, collate: SlotCollate) -> Callable[[
     many = getattr(dataset, "__getitems__", None)
 
     def loop(indices: Any) -> Any:
-        return collate(many(indices) if many else [dataset[i] for i in indices])
+        if many:
+            return collate(many(indices))
+        samples = []
+        for index in indices:  # no comprehension: where one fails, ``blame`` finds the index in this frame
+            samples.append(dataset[index])
+        return collate(samples)
 
     return Gather(dataset, loop, collate.select) if Gather.fits(dataset, collate.fn, auto_collation) else loop
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch._utils import ExceptionWrapper
 
+from ..blame import Caught
 from ..nesting import pin
 from ..source import Task
 from ..workers import native
@@ -124,5 +125,5 @@ class PinnedPool:
             data = self._error()
         return _Pinned(result, told._replace(data=data) if type(told) is Told else data)
 
-    def _error(self) -> ExceptionWrapper:
-        return ExceptionWrapper(where=f"in pin memory thread for device {self._index}")
+    def _error(self) -> Caught:
+        return Caught(f"in pin memory thread for device {self._index}")

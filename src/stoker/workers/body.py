@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._utils import ExceptionWrapper
 from torch.utils.data import IterDataPipe
 from torch.utils.data.dataloader import _DatasetKind
 
 from .. import seeding
+from ..blame import Caught
 from ..collate import SlotCollate
 from ..faults.guard import Guard, Mark
 from ..stage import Stages, put_back, state_of
@@ -62,7 +62,7 @@ class Body:
         self._made = 0  # batches of this epoch
         self._tells = False
         self._stages: Stages | None = None
-        self._failed: ExceptionWrapper | None = None
+        self._failed: Caught | None = None
         self._shared_rng = torch.Generator()
         self.share_seed(spec.shared_seed)
 
@@ -133,12 +133,13 @@ class Body:
                 number = self._made * (spec.shards or spec.num_workers) + self.id
             self._seed_task(spec.base_seed, spec.part_epochs + epoch, number)
 
-    def error(self) -> ExceptionWrapper:
-        """The exception at hand, as torch wraps it."""
+    def error(self) -> Caught:
+        """The exception at hand."""
         e = sys.exc_info()[1]
         if isinstance(e, RuntimeError) and FORKED in str(e):
             e.args = (f"{e}\n{REMEDY}",)
-        return ExceptionWrapper(where=self._where)
+        part = f"batch {self._made} of this worker" if self._iterable else ""
+        return Caught(self._where, self.dataset, part)
 
     def wants(self, indices: Any) -> bool:
         """Whether a task is run at all: not by one whose iterable dataset has ended."""

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
-from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import signal_handling
 from torch.utils.data._utils import worker as torch_worker
 
 from .. import machine, seeding
+from ..blame import Caught
 from ..collate import SlotCollate
 from ..transport.board import take
 from ..transport.codec import Encoded
@@ -269,7 +269,7 @@ class _Worker:
             self.writer.cancel()
             send(self.results, Record(Kind.END, self.place, r.epoch, r.task))
             return
-        if type(data) is ExceptionWrapper or (type(data) is Told and type(data.data) is ExceptionWrapper):
+        if type(data) is Caught or (type(data) is Told and type(data.data) is Caught):
             self.writer.cancel()
         began = time.perf_counter_ns()
         try:

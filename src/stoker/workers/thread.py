@@ -16,11 +16,11 @@ import traceback
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _DatasetKind
 
 from .. import lifecycle, seeding
+from ..blame import Caught
 from ..collate import SlotCollate
 from ..errors import SampleTimeoutError, UsageError, WorkerDiedError
 from ..faults.names import called, file_of
@@ -201,7 +201,7 @@ class _Worker(threading.Thread):
         pool = self._pool
         data = pool.noticed.run(self.id, lambda: body.run(epoch, task.number, task.indices))
         writer = self.writer
-        if type(data) is ExceptionWrapper or (type(data) is Told and type(data.data) is ExceptionWrapper):
+        if type(data) is Caught or (type(data) is Told and type(data.data) is Caught):
             writer.cancel()
         nbytes = writer.used if writer.whole is not None else 0  # small batches are not weighed
         body.collate.expected = max(nbytes, body.collate.expected - body.collate.expected // 16)
