@@ -158,6 +158,7 @@ LAZY = {
     ("engine", "debug"),
     ("watching", "debug"),
     ("watch_cache", "staging"),
+    ("staging", "pin"),
     ("tuning", "staging"),
     ("watching", "tuning"),
     ("session", "run"),

@@ -205,7 +205,7 @@ class Staged(Dataset[Any]):
         """What is kept, in words."""
         words = "no cache" if self._store is None else self._store.describe()
         there = self._there
-        return words if there is None else f"{words}; {there.why or f'batches are made on {there.device}'}"
+        return words if there is None else f"{words}; {there.describe()}"
 
     # -- serving
 
