@@ -143,6 +143,8 @@ class Restarts:
 
     def _own(self, life: Life, now: int, lost: dict[int, StokerError]) -> list[tuple[int, Task]]:
         """What a worker with tasks of its own is to do again."""
+        if self._keeps:
+            self._again_in_vain(life)
         given, done = self._given[life.id], self._done[life.id]
         out: list[tuple[int, Task]] = []
         if self._keeps:
@@ -161,6 +163,26 @@ class Restarts:
                 given[done] = epoch, Task(number, again._replace(probe=False))
                 out.append((epoch, Task(number, again)))
         return out + rest
+
+    def _again_in_vain(self, life: Life) -> None:
+        """A sample that could be loaded once, and now, when only its random draws are wanted, kills or hangs: a file
+        server that is gone. Its task has been answered; it is done again without the sample, or not at all."""
+        given, done = self._given[life.id], self._done[life.id]
+        at = next((j for j, (e, t) in enumerate(given) if j < done and life.hand == (e, t.number)), None)
+        if at is None:
+            return
+        epoch, (number, indices) = given[at]
+        bad = dict(indices.bad) if type(indices) is Again else {}
+        case = self._cases.setdefault((epoch, number), _Case(bad))
+        case.deaths += 1
+        k = (life.at[0] & 0xFFFFFFFF) - 2
+        if life.hung or case.deaths > 1:
+            if 0 <= k < len(self._keys(indices)) and k not in bad:
+                bad[k] = Failure(plain(self._keys(indices)[k]), "", "could be loaded once, and not again")
+                given[at] = epoch, Task(number, Again(_plain(indices), bad))
+            else:
+                del given[at]
+                self._done[life.id] -= 1
 
     def _since(self, worker: int, kept: tuple[int, int] | None) -> int:
         """How many of a worker's tasks lie before the random state that was noted."""
@@ -274,10 +296,8 @@ class Restarts:
             k = (life.at[0] & 0xFFFFFFFF) - 2
             indices = asked.get(life.hand[1])
             if not self._spec.shared:
-                at = self._done[life.id]
-                given = list(self._given[life.id])[at : at + 1]
-                hand = given and life.hand == (given[0][0], given[0][1].number)
-                indices = given[0][1].indices if hand else None
+                given = list(self._given[life.id])[: self._done[life.id] + 1]
+                indices = next((t.indices for e, t in given if (e, t.number) == life.hand), None)
             watched = self._spec.timed or (life.hand in self._cases)
             if watched and indices is not None and 0 <= k < len(self._keys(indices)):
                 index = self._keys(indices)[k]
