@@ -22,6 +22,10 @@ class BudgetError(StokerError, MemoryError):
     """What is asked for does not fit the budget; nothing was begun."""
 
 
+class ImageError(StokerError, OSError):
+    """A file that is no picture, or a broken one; whatever its decoder said. Pillow's own are ``OSError``s as well."""
+
+
 class StateError(StokerError, ValueError):
     """A state dict that is none, is of a newer stoker, or does not fit the loader that it was given to."""
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .errors import UsageError
+from .errors import ImageError, StokerError, UsageError
 
 DECODERS = ("auto", "pillow", "turbo")
 
@@ -46,7 +46,8 @@ def read(
 
     Raises:
         UsageError: no such decoder, an extra that is missing, a size that is none.
-        OSError: Pillow's, for what is no picture.
+        ImageError: for what is no picture, or a broken one; it is an OSError, as Pillow's are.
+        OSError: the file cannot be read.
 
     Example:
         >>> from PIL import Image
@@ -63,7 +64,24 @@ def read(
     if not reducing_gap >= 1.0:
         raise UsageError(f"reducing_gap={reducing_gap!r}: at least 1.0")
     Image = _pillow()
+    if mode not in Image.MODES:
+        raise UsageError(f"mode={mode!r}: one of {', '.join(Image.MODES)}")
     file = io.BytesIO(source) if isinstance(source, (bytes, bytearray, memoryview)) else source
+    try:
+        return _read(Image, file, source, sides, mode, decoder, reducing_gap)
+    except (StokerError, MemoryError):
+        raise
+    except Exception as e:
+        if isinstance(e, OSError) and e.errno is not None:
+            raise  # no such file, no permission, a disk that fails: nothing is wrong with the picture
+        name = f" {os.fspath(source)}" if isinstance(source, (str, os.PathLike)) else ""
+        # Pillow's plugins raise SyntaxError, struct.error, IndexError and whatever else the bytes lead them to.
+        raise ImageError(f"this is no picture, or a broken one:{name} ({type(e).__name__}: {e})") from e
+
+
+def _read(
+    Image: Any, file: Any, source: Any, sides: tuple[int, ...] | None, mode: str, decoder: str, reducing_gap: float
+) -> Any:
     with Image.open(file) as picture:
         if sides is None:
             return picture.convert(mode) if picture.mode != mode else picture.copy()

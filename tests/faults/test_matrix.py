@@ -295,7 +295,8 @@ def expected(kind: str, fault: str, moment: str, code: int, out: dict[str, Any] 
     assert code == 0
     assert out is not None
     if fault == "interrupt":
-        assert out.get("interrupted")
+        # What comes while ``__del__`` runs Python drops; then the run goes on.
+        assert out.get("interrupted") or (moment == "shutdown" and numbers(out["rows"]) == list(range(N)))
         assert not out["errors"]
         return
     assert not out.get("interrupted")

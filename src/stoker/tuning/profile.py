@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import math
 import os
 import platform
 import sys
@@ -22,6 +23,7 @@ from .. import __version__, machine
 from ..files import write
 
 KEPT = 8  # keys in one file
+MOST = 1 << 16  # workers
 SCHEMA = 1
 _OWN = ("torch", "builtins", "stoker")
 
@@ -118,7 +120,10 @@ def save(loader: Any, answer: dict[str, Any]) -> Path | None:
     """Keeps ``answer``: ``{"process": workers, "thread": workers, "rate": ..}``. None where it cannot be written."""
     path = path_of(loader)
     key = key_of(loader)
-    entries = [e for e in _entries(path) if e["key"] != key][-KEPT + 1 :]
+    try:
+        entries = [e for e in _entries(path) if e["key"] != key][-KEPT + 1 :]
+    except Exception:  # what stands there is no profile; find said so
+        entries = []
     entries.append({"key": key, "answer": answer, "at": time.strftime("%Y-%m-%d %H:%M:%S")})
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -148,11 +153,35 @@ def find(loader: Any) -> tuple[dict[str, Any] | None, str]:
 
 
 def _entries(path: Path) -> list[dict[str, Any]]:
+    """What a file says.
+
+    Raises:
+        ValueError: that is no profile.
+    """
     try:
-        kept = json.loads(path.read_text())
+        text = path.read_text()
     except OSError:
         return []
-    return list(kept["entries"]) if kept.get("schema") == SCHEMA else []
+    kept = json.loads(text)
+    if not isinstance(kept, dict) or kept.get("schema") != SCHEMA:
+        return []
+    entries = kept.get("entries")
+    if not isinstance(entries, list) or not all(map(_is_entry, entries)):
+        raise ValueError("its entries are none of stoker tune's")
+    return entries
+
+
+def _is_entry(e: Any) -> bool:
+    """Whether it can be used without a second look."""
+    if not (isinstance(e, dict) and isinstance(e.get("at"), str) and isinstance(e.get("answer"), dict)):
+        return False
+    key, answer = e.get("key"), e["answer"]
+    if not (isinstance(key, dict) and all(isinstance(group, dict) for group in key.values())):
+        return False
+    counts = [answer[name] for name in ("process", "thread", "num_workers") if name in answer]
+    rate = answer.get("rate", 0.0)
+    good = all(type(n) is int and 0 <= n <= MOST for n in counts)
+    return good and type(rate) in (int, float) and 0 <= rate < math.inf
 
 
 def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

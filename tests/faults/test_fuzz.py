@@ -1,0 +1,255 @@
+"""Bytes that nobody meant: as pictures, caches, states and profiles. What comes of them is right, or an error of
+stoker's own; never another's, and never a wrong sample."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+import stoker
+from stoker.cache import folder
+from stoker.errors import ImageError, StateError, StokerError
+from stoker.tuning import profile
+
+SEED = int(os.environ.get("STOKER_SEED", random.randrange(1 << 30)))
+relaxed = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+# -- pictures
+
+
+def pictures() -> dict[str, bytes]:
+    from PIL import Image
+
+    out = {}
+    rng = random.Random(1)
+    whole = Image.frombytes("RGB", (96, 64), bytes(rng.randrange(256) for _ in range(96 * 64 * 3)))
+    for kind in ("jpeg", "png", "gif", "bmp", "tiff", "webp", "ppm"):
+        file = io.BytesIO()
+        try:
+            whole.save(file, kind)
+        except (KeyError, OSError):  # a Pillow without that one
+            continue
+        out[kind] = file.getvalue()
+    return out
+
+
+PICTURES = pictures()
+HEADS = [data[:n] for data in PICTURES.values() for n in (4, 12, 64)]
+
+
+def look(data: bytes, size: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            found = stoker.image.read(data, size)
+        except ImageError as e:
+            assert isinstance(e, OSError)  # noqa: PT017
+            assert "no picture, or a broken one" in str(e)  # noqa: PT017
+        else:
+            assert found.mode == "RGB"
+
+
+@relaxed
+@given(st.sampled_from([b"", *HEADS]), st.binary(max_size=400), st.sampled_from([None, (32, 24), 16]))
+@example(b"", b"", None)
+def test_random_bytes_as_pictures(head: bytes, data: bytes, size: Any) -> None:
+    look(head + data, size)
+
+
+@relaxed
+@given(
+    st.sampled_from(sorted(PICTURES)),
+    st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), min_size=1, max_size=8),
+    st.integers(0, 1 << 20),
+    st.sampled_from([None, (32, 24)]),
+)
+def test_damaged_pictures(kind: str, changes: list[tuple[int, int]], cut: int, size: Any) -> None:
+    data = bytearray(PICTURES[kind])
+    for at, value in changes:
+        data[at % len(data)] = value
+    look(bytes(data[: len(data) - cut % len(data) if cut % 3 == 0 else None]), size)
+
+
+def test_what_is_wrong_with_the_file_and_not_the_picture_stays(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        stoker.image.read(tmp_path / "none.jpg")
+    with pytest.raises(IsADirectoryError):
+        stoker.image.read(tmp_path)
+    (tmp_path / "a.jpg").write_bytes(b"no picture")
+    with pytest.raises(ImageError, match=r"a\.jpg \(UnidentifiedImageError"):
+        stoker.image.read(tmp_path / "a.jpg")
+    with pytest.raises(stoker.errors.UsageError, match="mode='XYZ'"):
+        stoker.image.read(PICTURES["png"], mode="XYZ")
+
+
+# -- caches
+
+N = 24
+
+
+def number(i: int) -> torch.Tensor:
+    return torch.full((600,), i, dtype=torch.int32)
+
+
+def ragged(i: int) -> Any:
+    return torch.full((1 + i % 5,), i, dtype=torch.int32), f"sample {i}"
+
+
+MADE = {"columns": number, "heap": ragged}
+
+
+def cache(where: Path, kind: str) -> Any:
+    return stoker.Staged(list(range(N)), prepare=MADE[kind], cache="disk", cache_dir=where, cache_budget="4MB")
+
+
+@pytest.fixture(scope="module", params=list(MADE))
+def whole(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A cache that is all in."""
+    where = tmp_path_factory.mktemp("cache")
+    staged = cache(where, request.param)
+    for i in range(N):
+        staged[i]
+    assert staged.account.filled == N
+    return request.param, where
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, tuple):
+        return torch.equal(a[0], b[0]) and a[1] == b[1]
+    return torch.equal(a, b)
+
+
+def hurt(path: Path, rng: random.Random) -> str:
+    """Another content for a file, one of several ways."""
+    size = path.stat().st_size
+    way = rng.choice(["random", "empty", "cut", "longer", "some", "zeros", "gone"])
+    with open(path, "r+b") as file:
+        if way == "random":
+            file.write(rng.randbytes(min(size, 4096)))
+        elif way == "zeros":
+            file.write(bytes(min(size, 4096)))
+        elif way == "empty":
+            file.truncate(0)
+        elif way == "cut":
+            file.truncate(rng.randrange(max(1, size)))
+        elif way == "longer":
+            file.seek(0, os.SEEK_END)
+            file.write(rng.randbytes(rng.randrange(1, 5000)))
+        elif way == "some":
+            for _ in range(rng.randrange(1, 20)):
+                file.seek(rng.randrange(max(1, min(size, 20_000))))
+                file.write(rng.randbytes(rng.randrange(1, 9)))
+    if way == "gone":
+        path.unlink()
+    return way
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + 40))
+def test_files_of_a_cache(whole: tuple[str, Path], tmp_path: Path, seed: int) -> None:
+    kind, source = whole
+    where = tmp_path / "cache"
+    shutil.copytree(source, where)
+    rng = random.Random(seed)
+    (found,) = folder.caches(where)
+    held = sorted(p for p in found.iterdir() if p.is_file())
+    for path in rng.sample(held, rng.randrange(1, 4)):
+        print("seed", seed, path.name, hurt(path, rng))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            try:
+                staged = cache(where, kind)
+                for i in range(N):
+                    assert same(staged[i], MADE[kind](i)), i
+            except StokerError as e:
+                print(e)
+
+
+@pytest.mark.parametrize("command", ["ls", "info", "verify"])
+@pytest.mark.parametrize("seed", range(SEED, SEED + 8))
+def test_commands_over_such_caches(
+    whole: tuple[str, Path], tmp_path: Path, seed: int, command: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from stoker import cli
+
+    where = tmp_path / "cache"
+    shutil.copytree(whole[1], where)
+    rng = random.Random(seed)
+    (found,) = folder.caches(where)
+    for path in rng.sample(sorted(p for p in found.iterdir() if p.is_file()), 2):
+        print("seed", seed, path.name, hurt(path, rng))
+    names = [found.name] if command == "info" else []
+    code = cli.main(["cache", command, *names, "--dir", str(where)])
+    out = capfd.readouterr()
+    assert code in (0, 1, 2), out
+    assert "Traceback" not in out.err + out.out
+
+
+# -- states, profiles
+
+anything: Any = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def loader(workers: int = 0) -> Any:
+    return stoker.DataLoader(range(40), batch_size=4, num_workers=workers, shuffle=True)
+
+
+@relaxed
+@given(st.data())
+def test_states_with_parts_exchanged(data: st.DataObject) -> None:
+    """A good one in which some values are others."""
+    one = loader()
+    it = iter(one)
+    next(it)
+    state = one.state_dict()
+    for key in data.draw(st.lists(st.sampled_from(sorted(state)), min_size=1, max_size=3)):
+        state[key] = data.draw(anything)
+    other = loader()
+    try:
+        other.load_state_dict(state)
+        left = [int(i) for batch in other for i in batch]
+    except StateError:
+        return
+    assert len(left) == len(set(left)) <= 40
+
+
+@relaxed
+@given(st.one_of(st.binary(max_size=300), anything.map(lambda x: json.dumps(x).encode()), st.data()))
+def test_profiles(tmp_path: Path, content: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STOKER_PROFILES", str(tmp_path))
+        one = loader("auto")  # type: ignore[arg-type]
+        path = profile.path_of(one)
+        if not isinstance(content, bytes):
+            profile.save(one, {"process": 2, "rate": 1.0, "num_workers": 2})
+            kept = json.loads(path.read_text())
+            entry = kept["entries"][0]
+            for key in content.draw(st.lists(st.sampled_from(["answer", "at", "key"]), max_size=2)):
+                entry[key] = content.draw(anything)
+            if isinstance(entry["answer"], dict):
+                entry["answer"] |= content.draw(st.dictionaries(st.sampled_from(["process", "rate"]), anything))
+            content = json.dumps(kept).encode()
+        path.write_bytes(content)
+        found, words = profile.find(one)
+        assert isinstance(words, str)
+        if found is not None:
+            assert isinstance(found.get("process", 1), int)
+            float(found.get("rate", 0.0))
+        assert profile.save(one, {"process": 2, "rate": 1.0, "num_workers": 2}) == path
+        assert profile.find(one)[0] == {"process": 2, "rate": 1.0, "num_workers": 2}
