@@ -41,7 +41,7 @@ PR_SET_PDEATHSIG = 1
 FIRST_LOOK_NS = 50_000_000  # a worker weighs itself when its first batch is out
 LOOK_SHARE = 500  # and then so seldom that it costs 0.2 % of its time; a look walks the page tables
 KEEP_NS = (
-    50_000_000  # between two notes of the random state, 0.1 ms each: what a replacement does again takes no longer
+    20_000_000  # between two notes of the random state, 32 us each: what is done again by a replacement takes half
 )
 
 
