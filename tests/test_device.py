@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import logging
 import random
+import time
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import Dataset
 
 import stoker
 from stoker import nesting as walk
@@ -94,6 +97,57 @@ def test_an_error_comes_in_its_turn_and_iteration_goes_on() -> None:
     assert next(it).shape == (3, 2, 3)
     with pytest.raises(StopIteration):
         next(it)
+
+
+class Gated(Dataset[Any]):
+    """Each sample wants a file that the consumer makes when it has the one before."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        end = time.monotonic() + 30
+        while i and not (self.folder / str(i - 1)).exists():
+            assert time.monotonic() < end, "the consumer was made to wait for what it had not asked for"
+        return torch.tensor(i)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"num_workers": 2}, {"num_workers": 2, "worker_method": "thread"}, {"num_workers": 3, "persistent_workers": True}],
+    ids=["process", "thread", "persistent"],
+)
+def test_nobody_waits_for_a_batch_that_was_not_asked_for(tmp_path: Path, settings: dict[str, Any]) -> None:
+    loader = stoker.DataLoader(Gated(tmp_path), batch_size=None, **settings)
+    for i, x in enumerate(DeviceIter(iter(loader), Late(), 3)):
+        assert int(x) == i
+        (tmp_path / str(i)).touch()
+
+
+@pytest.mark.parametrize("method", ["process", "thread"])
+def test_what_goes_wrong_meanwhile_comes_in_its_turn(method: str) -> None:
+    """Errors, the end, and batches that come out of order, with somebody who asks all the time."""
+    for seed in range(30):
+        rng = random.Random(seed)
+        it = iter(
+            stoker.DataLoader(d.Map(9, "tensor", "value", (4,)), batch_size=1, num_workers=3, worker_method=method)
+        )
+        seen: list[Any] = []
+        while True:
+            for _ in range(rng.randrange(4)):
+                it.arrived()
+            try:
+                seen.append(int(next(it)[0, 0, 0]))
+            except ValueError:
+                seen.append("bad")
+            except StopIteration:
+                break
+        assert it.arrived()
+        assert len(seen) == 9
+        assert seen.index("bad") == 4
 
 
 @dataclasses.dataclass

@@ -19,6 +19,7 @@ from stoker.engine import state_of
 from stoker.errors import StokerWarning
 from stoker.pin import policy, setup
 from stoker.pin.locked import Locker
+from stoker.transport.heap import HeapWriter
 from stoker.transport.mapping import map_shared
 from stoker.transport.ring import Arena, SlotReader, SlotWriter
 from tests.contract import datasets as d
@@ -132,6 +133,45 @@ def test_no_slot_is_written_before_the_device_has_read_it(seed: int) -> None:
     assert locker.locked == 0
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_no_slot_of_a_thread_is_written_before_the_device_has_read_it(seed: int) -> None:
+    rng = random.Random(seed)
+    print("seed", seed)
+    device = FakeDevice()
+    locker = Locker(device, 1 << 40)
+    writer = HeapWriter(1 << 40)
+    writer.locker = locker
+    held: list[Any] = []
+    for step in range(1500):
+        what = rng.random()
+        if what < 0.25:
+            assert writer.take(rng.choice([70_000, 700_000]))
+            assert writer.whole is not None
+            writer.whole[:100] = step % 251
+            if rng.random() < 0.9:
+                held.append(writer.whole[:100])
+            writer.sent()
+        elif what < 0.45 and held:
+            device.copy_later(rng.choice(held))
+        elif what < 0.75 and held:
+            del held[rng.randrange(len(held))]
+        elif what < 0.9:
+            locker.sweep()
+        else:
+            device.go_on(rng)
+    assert device.calls["fence"] > 20
+    assert writer.slots < 100  # slots do come back
+    held.clear()
+    while locker.sweep():
+        device.go_on(rng)
+    assert not writer._waits
+    assert locker.locked == sum(device.registered.values()) > 0
+    del writer, held
+    gc.collect()
+    assert not device.registered
+    assert locker.locked == 0
+
+
 def test_memory_is_unlocked_before_it_is_unmapped_and_after_the_device_is_done() -> None:
     device, order = FakeDevice(), []
     locker = Locker(device, 1 << 30)
@@ -216,7 +256,11 @@ def locked(fake: FakeDevice, t: torch.Tensor) -> bool:
     return any(a <= t.data_ptr() < a + n for a, n in fake.registered.items())
 
 
-@pytest.mark.parametrize("settings", [{}, {"persistent_workers": True}, {"multiprocessing_context": "spawn"}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"persistent_workers": True}, {"multiprocessing_context": "spawn"}, {"worker_method": "thread"}],
+    ids=str,
+)
 def test_what_the_user_gets_lies_in_locked_slots(device: FakeDevice, settings: dict[str, Any]) -> None:
     loader = stoker.DataLoader(d.Map(40, "big"), batch_size=4, num_workers=2, pin_memory=True, **settings)
     rng = random.Random(1)

@@ -104,12 +104,14 @@ class DeviceIter:
         place = getattr(it, "_cursor", None) if depth else None
         self._place = place if hasattr(place, "shown") else None
         self._marks: deque[Any] = deque()
+        # stoker's own iterators say whether their next batch is there: nobody waits for a batch that is not asked for.
+        self._arrived: Callable[[], bool] = getattr(it, "arrived", lambda: True)
 
     def __iter__(self) -> DeviceIter:
         return self
 
     def __next__(self) -> Any:
-        self._fill(1)
+        self._fill(1, wait=True)
         if not self._ahead:
             assert self._end is not None
             self._show(self._marks.popleft() if self._marks else None)
@@ -128,9 +130,11 @@ class DeviceIter:
         if self._place is not None:
             self._place.shown = mark
 
-    def _fill(self, depth: int) -> None:
+    def _fill(self, depth: int, wait: bool = False) -> None:
         while len(self._ahead) < depth and self._end is None:
             if not self._here:
+                if not (wait or self._arrived()):
+                    return
                 try:
                     self._take()
                 except Exception as e:  # in its turn: the batches before it are the consumer's

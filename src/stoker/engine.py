@@ -276,7 +276,7 @@ def _iterator(loader: Any, cursor: Cursor) -> Any:
         state.noticed = Noticed()
     threads = state.noticed if method == "thread" else None
     locker = state.pinning.locker
-    if loader.pin_memory and threads is None:
+    if loader.pin_memory:
         locker = state.pinning.lock(getattr(loader, "budget", None))
     it = PoolIter(
         loader,
@@ -286,7 +286,7 @@ def _iterator(loader: Any, cursor: Cursor) -> Any:
         cursor,
         state.shards if loader._dataset_kind == _DatasetKind.Iterable else 0,
         threads,
-        locker if threads is None else None,
+        locker,
         faults=faults,
         known=state.known if threads is None and settings.restarts(loader) else None,
     )

@@ -64,7 +64,7 @@ class PoolIter(_BaseDataLoaderIter):
         cursor: where the epoch is, and where it goes on.
         shards: parts of an iterable dataset, if they are not one a worker; else 0.
         threads: None for worker processes; for threads what is known of the loader's use of random generators.
-        locker: page-locks slots of worker processes; None: where batches are to be pinned a thread copies them.
+        locker: page-locks slots; None: where batches are to be pinned a thread copies them.
         faults: what to do about samples that fail, and the account of them; None: torch's way.
         known: samples that kill workers, by index, where another worker takes the place of one that dies; None: that
             is an error, as in torch.
@@ -155,7 +155,7 @@ class PoolIter(_BaseDataLoaderIter):
         if threads is not None:
             from .workers.thread import ThreadPool  # only for those who want threads
 
-            workers = ThreadPool(spec, budget, threads, arenas)
+            workers = ThreadPool(spec, budget, threads, arenas, locker)
         else:
             try:
                 context = loader.multiprocessing_context or torch.multiprocessing
@@ -243,6 +243,10 @@ class PoolIter(_BaseDataLoaderIter):
         if not self._num_yielded & 255:
             self._weigh()
         return data
+
+    def arrived(self) -> bool:
+        """Whether the next batch is there, so that asking for it does not wait."""
+        return self._scheduler.ready()
 
     def tune(self, tuner: Callable[[int], tuple[str, int] | None]) -> None:
         """Asks ``tuner`` at each delivery. See ``Scheduler``."""

@@ -43,6 +43,10 @@ class Lost:
         pass
 
 
+class _NotYet(Exception):
+    """Nothing has come."""
+
+
 class Scheduler:
     """One epoch after another over one pool.
 
@@ -81,6 +85,7 @@ class Scheduler:
         self._exhausted = False
         self._stopped = False
         self._waited_ns = 0
+        self._trouble: Exception | None = None  # what came while nobody asked for a batch
         self._cursor: Cursor | None = None
         self._counted = False  # what each worker delivered
         self._skip: set[int] = set()
@@ -125,6 +130,7 @@ class Scheduler:
             self._counted = bool(cursor.counts)
             self._turn = (cursor.turn if self._counted else cursor.next) % n
         self._owner, self._asked, self._waiting = {}, {}, {}
+        self._trouble = None
         self._active, self._load = [True] * n, [0] * n
         self._exhausted = False
         self._credits = self._knobs.window
@@ -165,6 +171,9 @@ class Scheduler:
             BudgetError: a batch is larger than a budget that was asked for.
         """
         while True:
+            if self._trouble is not None:
+                trouble, self._trouble = self._trouble, None
+                raise trouble
             if not self._find_due():
                 if self._cursor is not None:
                     self._cursor.end(self._due)
@@ -180,6 +189,22 @@ class Scheduler:
                     self._waiting[result.task] = result
                     continue
             return self._deliver(result)
+
+    def ready(self) -> bool:
+        """Whether ``next`` would not wait, as far as can be said without waiting. Takes in what has arrived."""
+        if not self._knobs.in_order:
+            return True
+        while self._trouble is None and not self._stopped and self._find_due() and self._due not in self._waiting:
+            try:
+                result = self._receive(wait=False)
+            except _NotYet:
+                return False
+            except Exception as e:  # next says it
+                self._trouble = e
+                break
+            if result is not None:
+                self._waiting[result.task] = result
+        return True
 
     def _find_due(self) -> bool:
         """Moves ``_due`` to the next task that can still come. Returns False when there is none."""
@@ -197,12 +222,20 @@ class Scheduler:
             self._due += 1
         return False
 
-    def _receive(self) -> Result | None:
-        """A result of this epoch; None when it brought no batch."""
+    def _receive(self, wait: bool = True) -> Result | None:
+        """A result of this epoch; None when it brought no batch.
+
+        Raises:
+            _NotYet: there is none, and nobody wants to wait.
+        """
         timeout = self._knobs.timeout
         try:
             due = None if self._knobs.shared or not self._knobs.in_order else self._owner[self._due]
-            if self.tuner is None:
+            if not wait:
+                result = self._pool.receive(0.0, due)
+                if result is None:
+                    raise _NotYet
+            elif self.tuner is None:
                 result = self._pool.receive(timeout if timeout > 0 else None, due)
             else:
                 began = time.perf_counter_ns()

@@ -28,6 +28,7 @@ from ..options import Budget
 from ..source import Task
 from ..transport.heap import HeapWriter
 from ..transport.record import Times
+from ..transport.ring import Locker
 from . import draws, native
 from .body import Body
 from .draws import Noticed
@@ -221,16 +222,25 @@ class ThreadPool:
         budget: how much the consumer may keep in slots.
         noticed: what is known of the loader's use of random generators.
         heaps: memory of an earlier epoch's workers, used again warm; taken out of this list.
+        locker: page-locks it.
 
     Raises:
         UsageError: the dataset says that it is not thread-safe (``thread_safe = False``), or an iterable dataset cannot
             be copied.
     """
 
-    def __init__(self, spec: WorkerSpec, budget: Budget, noticed: Noticed, heaps: list[HeapWriter]) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        budget: Budget,
+        noticed: Noticed,
+        heaps: list[HeapWriter],
+        locker: Locker | None = None,
+    ) -> None:
         refuse(spec.dataset)
         _teach_torch()
         self.spec, self.count = spec, spec.num_workers
+        self._locker = locker
         self._heaps, self._heap_bytes = heaps, budget.lease_bytes // max(1, spec.num_workers)
         self.out: queue.SimpleQueue[Made | _Died] = queue.SimpleQueue()
         self.processes: list[_Worker] = []  # torch's iterator calls them so
@@ -254,6 +264,7 @@ class ThreadPool:
                     f'({type(e).__name__}: {e}): worker_method="process"'
                 ) from e
         writer = self._heaps.pop() if self._heaps else HeapWriter(self._heap_bytes)
+        writer.locker = self._locker
         worker = _Worker(self, id_, self._shared if spec.shared else _Lane(), dataset, writer)
         self.processes.append(worker)
         worker.start()
