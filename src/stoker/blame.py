@@ -1,8 +1,8 @@
 """Errors of a dataset as people want to read them: which sample, which file, which transform, which worker; the user's
 own frames first, and the type of the exception kept.
 
-``Caught`` is torch's ``ExceptionWrapper`` with more to say. Its message begins with torch's words, for scripts and
-tests look for them, and ends with stoker's, for the end is what stays on the screen.
+``Caught`` is torch's ``ExceptionWrapper`` with more to say. The first and the last line of its message are torch's, for
+scripts and tests look for them; the second is stoker's.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def users_part(tb: TracebackType | None) -> TracebackType | None:
 class Caught(ExceptionWrapper):
     """The exception that is being handled, on its way from a worker to the loop.
 
-    What torch's wrapper does, and: engine frames are left out, ``explain`` has the last line, the attributes of the
+    What torch's wrapper does, and: engine frames are left out, ``explain`` has the second line, the attributes of the
     exception come along where they can be pickled, and a type that torch would exchange for RuntimeError, because its
     constructor wants other arguments, is raised as a class that is both. A class that cannot be pickled crosses a
     process as its nearest base that can.
@@ -103,13 +103,16 @@ class Caught(ExceptionWrapper):
         self.exc_type, self.name, self.where = kind, kind.__name__, where
         self.exc_msg = "".join(traceback.format_exception(kind, error, users_part(tb)))
         words = explain(error, dataset, part)
-        if words and words not in self.exc_msg:  # else somebody noted it
-            self.exc_msg += f"{words}\n"
+        self.words = "" if words in self.exc_msg else words  # somebody noted it
         self.state = dict(getattr(error, "__dict__", {}))
         self.state.pop("__notes__", None)  # they are in the text
 
     def __reduce__(self) -> Any:
-        return _put_together, (_known(self.exc_type), self.name, self.exc_msg, self.where, _packed(self.state))
+        return _put_together, (
+            _known(self.exc_type),
+            (self.name, self.exc_msg, self.words, self.where),
+            _packed(self.state),
+        )
 
     def reraise(self) -> None:
         """Raises it here.
@@ -118,7 +121,8 @@ class Caught(ExceptionWrapper):
             BaseException: of the type that was caught, or of one that is that type and RuntimeError.
         """
         kind = self.exc_type
-        text = f"Caught {self.name} {self.where}.\nOriginal {self.exc_msg}"
+        words = f"{self.words}\n" if self.words else ""
+        text = f"Caught {self.name} {self.where}.\n{words}Original {self.exc_msg}"
         error = _made(kind, text) or RuntimeError(text)
         with contextlib.suppress(Exception):
             vars(error).update(self.state)
@@ -128,10 +132,10 @@ class Caught(ExceptionWrapper):
             del error  # or this frame, which its traceback holds, holds it
 
 
-def _put_together(kind: type[BaseException], name: str, text: str, where: str, state: bytes) -> Caught:
+def _put_together(kind: type[BaseException], said: tuple[str, str, str, str], state: bytes) -> Caught:
     caught = Caught.__new__(Caught)
-    caught.exc_type, caught.name, caught.exc_msg, caught.where = kind, name, text, where
-    caught.state = {}
+    caught.exc_type, caught.state = kind, {}
+    caught.name, caught.exc_msg, caught.words, caught.where = said
     with contextlib.suppress(Exception):
         caught.state = pickle.loads(state)
     return caught
@@ -183,11 +187,12 @@ def _made(kind: Any, text: str) -> BaseException | None:
 
 @functools.cache
 def _both(kind: Any) -> Any:
-    """A class under the name of ``kind`` that is it and RuntimeError, and whose text is its first argument."""
-    body = {"__str__": lambda self: self.args[0], "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    """A class that is ``kind`` and RuntimeError, and whose text is its first argument. It goes by torch's name, for
+    there are those who compare that."""
+    body = {"__str__": lambda self: self.args[0], "__module__": "builtins", "__qualname__": RuntimeError.__qualname__}
     body["__reduce__"] = lambda self: (_made, (kind, self.args[0]))
     bases = (kind,) if issubclass(kind, RuntimeError) else (kind, RuntimeError)
-    return type(kind)(kind.__name__, bases, body)
+    return type(kind)(RuntimeError.__name__, bases, body)
 
 
 def _frames(tb: TracebackType | None) -> list[FrameType]:
