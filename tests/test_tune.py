@@ -368,11 +368,32 @@ def test_what_cannot_be_tuned(thing: Any, words: str) -> None:
     assert children() <= before
 
 
+class Chance(Waits):
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return super().__getitem__(i) + torch.rand(())
+
+
+@pytest.mark.parametrize(
+    ("dataset", "cache", "words"),
+    [
+        (Waits(), "auto", "auto: a sample takes 2"),
+        (Rows(), None, "None: a sample takes"),
+        (Chance(), None, "None: "),
+        (Stream(400), None, "None: the samples of a stream"),
+    ],
+)
+def test_the_cache_is_a_knob_for_who_asks(dataset: Any, cache: str | None, words: str) -> None:
+    result = stoker.tune(DataLoader(dataset, batch_size=8), knobs=("num_workers", "cache"), budget_s=1.5, save=False)
+    assert result.best.cache == cache
+    assert result.reasons["cache"].startswith(words)
+    for line in result.lines.values():
+        assert ("DataLoader(stoker.Staged(dataset), " in line) == (cache is not None)
+    assert result.as_dict()["best"]["cache"] == cache
+
+
 def test_wrong_arguments() -> None:
     with pytest.raises(UsageError, match="no knob 'workers': one of num_workers"):
         stoker.tune(Rows(), knobs=("workers",))
-    with pytest.raises(UsageError, match="no knob yet"):
-        stoker.tune(Rows(), knobs=("cache",))
     with pytest.raises(UsageError, match="budget_s=0"):
         stoker.tune(Rows(), budget_s=0)
     with pytest.raises(UsageError, match="leave their size"):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import engine, machine
+from ..errors import UsageError
 from .bench import TooSlow
 from .contest import TASKS, Seen
 from .device import accelerator, copy_rates
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
 NOTES = 6  # at most
 RESTART_SHARE = 0.01  # of an epoch's time, above which workers had better stay
 GAIN = 1.05  # what page-locked memory has to bring
+CACHE_GAIN = 1.2  # and a cache, in a worker's time for a sample
+CACHE_EPOCHS = 10  # in so many epochs at most
 
 
 def answer(t: Search, s: Setting) -> TuneResult:
     warm, cold = _cold(t, s)
-    s = _persistent(t, _pinned(t, s))
+    s = _cached(t, _persistent(t, _pinned(t, s)))
     seen = t.seen[_plain(s)]
     low, high = interval(seen.rates)
     guessed = _guessed(t, s)
@@ -103,6 +106,31 @@ def _pinned(t: Search, s: Setting) -> Setting:
         f"{pins}: to the device {speeds[1] / 1e9:.3g} GB/s from page-locked memory, {speeds[0] / 1e9:.3g} from other"
     )
     return replace(s, pin_memory=pins)
+
+
+def _cached(t: Search, s: Setting) -> Setting:
+    """Whether the deterministic part of the dataset is to be kept. Measured on single samples, in this process: to
+    measure later epochs a cache would have to be filled first."""
+    if "cache" not in t.knobs:
+        return s
+    if t.streams:
+        t.reasons["cache"] = "None: the samples of a stream have no index to be kept under"
+        return s
+    from ..staging.worth import worth  # only for who asks
+
+    try:
+        found = worth(t.loader.dataset)
+    except UsageError as e:
+        t.reasons["cache"] = f"None: {str(e).splitlines()[0]}"
+        return s
+    now = found.prepare_s + found.augment_s
+    later = (1 - found.share) * found.prepare_s + found.share * found.read_s + found.augment_s
+    pays = now > CACHE_GAIN * later and found.epochs < CACHE_EPOCHS
+    t.reasons["cache"] = (
+        f"{'auto' if pays else None}: a sample takes {now * 1e3:.3g} ms of one worker, {later * 1e3:.3g} where what is "
+        f"the same each epoch is kept; that is {found.nbytes / 1e6:,.3g} MB, {found.share:.0%} of which fit"
+    )
+    return replace(s, cache="auto") if pays else s
 
 
 def _persistent(t: Search, s: Setting) -> Setting:
@@ -220,7 +248,7 @@ def _lines(t: Search, s: Setting) -> tuple[dict[str, str], Setting]:
             (k for k in processes if t.seen[k].rate >= KNEE * top),
             key=lambda k: (k.num_workers, k.prefetch_factor),
         )
-        theirs = replace(best, pin_memory=s.pin_memory, persistent_workers=s.persistent_workers)
+        theirs = replace(best, pin_memory=s.pin_memory, persistent_workers=s.persistent_workers, cache=s.cache)
     shuffle = any(n in type(t.loader.sampler).__name__ for n in ("RandomSampler", "Feistel", "Chunk"))
     return {
         "torch": f"DataLoader({_arguments(theirs, shuffle)})",
@@ -275,11 +303,11 @@ class _Endless:
 
 def _plain(s: Setting) -> Setting:
     """Without the knobs that no window measures."""
-    return replace(s, pin_memory=False, persistent_workers=False)
+    return replace(s, pin_memory=False, persistent_workers=False, cache=None)
 
 
 def _arguments(s: Setting, shuffle: bool, own: bool = False) -> str:
-    out = ["dataset"]
+    out = ["stoker.Staged(dataset)" if s.cache else "dataset"]
     if s.batch_size is not None:
         out.append(f"batch_size={s.batch_size}")
     if shuffle:

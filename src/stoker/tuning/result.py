@@ -36,6 +36,7 @@ class Setting:
     pin_memory: bool = False
     persistent_workers: bool = False
     batch_size: int | None = None
+    cache: str | None = None
 
 
 @dataclass(frozen=True)

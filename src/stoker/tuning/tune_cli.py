@@ -32,7 +32,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     p.add_argument("--json", type=Path, metavar="FILE", help="the result as JSON; - is stdout, instead of the text")
     p.add_argument("--plot", type=Path, metavar="FILE", help="samples/s against workers: .png, .svg or .html")
     p.add_argument("--knobs", default=",".join(KNOBS), metavar="A,B", help=f"which may move, of {', '.join(ALL_KNOBS)} "
-                   "(default: all but batch_size)")  # fmt: skip
+                   "(default: all but batch_size and cache)")  # fmt: skip
     p.add_argument("--budget-s", type=seconds, default=BUDGET_S, metavar="S", help="seconds it may take "
                    f"(default: {BUDGET_S:g})")  # fmt: skip
     p.add_argument("--batch-size", type=count, metavar="N", help="samples in a batch (default: the loader's; "
