@@ -17,7 +17,7 @@ from . import table
 
 ROOT = Path(__file__).parent.parent
 WORKLOADS = ("jpeg", "transport", "overhead", "leaves", "ragged", "startup", "shuffle", "rows")
-WORKLOADS += ("indices", "stragglers", "auto", "memory", "resize")
+WORKLOADS += ("indices", "stragglers", "auto", "memory", "resize", "staged")
 LIMIT_S = 300  # for one measurement
 
 
@@ -71,7 +71,7 @@ def run(a: argparse.Namespace) -> int:
                         f"round {r + 1}/{a.rounds} {name} {contestant}: {time.monotonic() - began:.1f} s",
                         file=sys.stderr,
                     )
-                if name in ("transport", "jpeg"):
+                if name in ("transport", "jpeg", "overhead", "staged"):
                     keep(measure(name, "limit", r))
     print(
         f"{grant.cores} cores, {grant.memory >> 30} GiB, python {grant.python}, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -167,4 +168,11 @@ def overhead() -> dict[str, float]:
     return out
 
 
-LIMITS = {"transport": transport, "jpeg": jpeg, "overhead": overhead}
+def staged() -> dict[str, float]:
+    """Images a second of one thread that gathers, flips and converts what lies in memory."""
+    from . import staging
+
+    return {"staged: later epochs": statistics.median(staging.bare_rates())}
+
+
+LIMITS = {"transport": transport, "jpeg": jpeg, "overhead": overhead, "staged": staged}

@@ -233,8 +233,27 @@ def resize(contestant: str, quick: bool) -> None:
     emit(metric="resize 1 -> 4 -> 2: longest pause", epoch=1, value=max(pauses) / statistics.median(alone))
 
 
+def staged(contestant: str, quick: bool) -> None:
+    """Photographs prepared once against torch decoding them in every epoch with one worker: the epoch that fills the
+    cache, with one worker, too, and those after it, with two that stay."""
+    from . import staging as s
+
+    first, later = "staged: first epoch", "staged: later epochs"
+    if contestant == "torch":
+        rate = s.epoch(TorchLoader(s.Photos(), batch_size=s.BATCH, shuffle=True, num_workers=1))
+        for metric in (first, later):
+            emit(metric=metric, epoch=1, value=rate)
+        return
+    for metric, workers in ((first, 1), (later, 2)):
+        data = stoker.Staged(s.Rows(), prepare=s.prepare, augment_batch=s.augment, cache_budget="1GB")
+        loader = stoker.DataLoader(data, batch_size=s.BATCH, shuffle=True, num_workers=workers, persistent_workers=True)
+        for epoch in range(1, 2 if metric == first else s.EPOCHS + 2):
+            emit(metric=metric, epoch=epoch, value=s.epoch(loader))
+
+
 LOOPS = ("jpeg", "transport", "overhead", "leaves", "ragged")
 OTHERS = {
+    "staged": staged,
     "startup": startup,
     "shuffle": shuffle,
     "indices": indices,

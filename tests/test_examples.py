@@ -208,6 +208,7 @@ def test_both_ways_give_the_same(name: str, word: str) -> None:
     assert len(set(ends)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="stoker's own workers are on Linux")
 def test_a_run_that_is_killed_twice_ends_as_one_that_is_not(tmp_path: Path) -> None:
     whole = run("resume.py", "--checkpoint", tmp_path / "whole.pt")

@@ -258,7 +258,12 @@ def locked(fake: FakeDevice, t: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"persistent_workers": True}, {"multiprocessing_context": "spawn"}, {"worker_method": "thread"}],
+    [
+        {},
+        {"persistent_workers": True},
+        pytest.param({"multiprocessing_context": "spawn"}, marks=pytest.mark.slow),
+        {"worker_method": "thread"},
+    ],
     ids=str,
 )
 def test_what_the_user_gets_lies_in_locked_slots(device: FakeDevice, settings: dict[str, Any]) -> None:

@@ -69,6 +69,7 @@ def total(text: str) -> str:
     return next(line for line in text.splitlines() if line.startswith("total"))
 
 
+@pytest.mark.slow
 def test_a_run_says_that_staging_pays_and_apply_does_it_to_the_bit(tmp_path: Path) -> None:
     path, report = tmp_path / "train.py", tmp_path / "report.json"
     path.write_text(SCRIPT.format(epochs=4))

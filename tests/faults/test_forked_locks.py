@@ -63,7 +63,10 @@ def test_workers_are_started_anew(held: None, workers: Any) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"dataset": Unpickled()}, pytest.param({"dataset": Locks(), "on_worker_death": "raise"}, marks=pytest.mark.slow)],
+    [
+        pytest.param({"dataset": Unpickled()}, marks=pytest.mark.slow),
+        pytest.param({"dataset": Locks(), "on_worker_death": "raise"}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_where_that_may_not_be_it_is_said(held: None, settings: dict[str, Any]) -> None:

@@ -337,7 +337,8 @@ def expected(kind: str, fault: str, moment: str, code: int, out: dict[str, Any] 
 def marks(kind: str, fault: str, moment: str) -> Any:
     """Whoever hangs is waited for at the end, five seconds as in torch."""
     waits = fault.startswith("hang") and (kind == "thread" or moment == "shutdown")
-    return pytest.mark.slow if kind in SLOW or waits else ()
+    alike = kind in ("inline", "thread") and moment in ("middle", "last batch")
+    return pytest.mark.slow if kind in SLOW or waits or alike else ()
 
 
 CASES = [

@@ -48,7 +48,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return room
 
 
-@pytest.mark.parametrize("context", ["fork", "forkserver"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_fewer_workers_where_there_can_be_no_more(processes: list[int], context: str) -> None:
     loader = stoker.DataLoader(Numbers(), batch_size=BATCH, num_workers=8, multiprocessing_context=context)
     with pytest.warns(StokerWarning, match=r"2 workers instead of 8.*Resource temporarily unavailable"):

@@ -73,7 +73,7 @@ def loader_of(dataset: Any, mode: dict[str, Any], **kw: Any) -> Any:
     return loader
 
 
-@pytest.mark.parametrize("dataset", [Hanging, Batched])
+@pytest.mark.parametrize("dataset", [Hanging, pytest.param(Batched, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", EACH)
 def test_the_sample_and_the_line_are_named_and_the_others_come(mode: str, dataset: Any) -> None:
     it = iter(loader_of(dataset(9), MODES[mode]))
