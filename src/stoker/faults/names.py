@@ -6,6 +6,7 @@ import bisect
 from typing import Any
 
 FILES = ("samples", "imgs", "images", "files", "paths", "filenames")
+LONGEST = 200  # characters of an index that is an object
 DEPTH = 16  # datasets inside each other, at most
 
 
@@ -61,4 +62,6 @@ def called(index: Any, file: str) -> str:
         >>> called(17, "a.jpg"), called("k", "")
         ('sample 17 (a.jpg)', "sample 'k'")
     """
-    return f"sample {index!r}" + (f" ({file})" if file else "")
+    words = repr(index)
+    words = words if len(words) <= LONGEST else words[:LONGEST] + "..."
+    return f"sample {words}" + (f" ({file})" if file else "")
