@@ -23,6 +23,7 @@ from .faults.names import called, file_of, listed
 from .stacks import known_getters, known_transforms, transform_of
 
 MOST_STATE = 1 << 16  # bytes of an exception's attributes that go along with it
+PLAIN = (list, tuple)  # what the indices of a batch are
 MOST_NAMED = 8  # samples that are counted up
 _ENGINE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _FETCH = os.path.join("torch", "utils", "data", "_utils", "fetch.py")
@@ -212,7 +213,7 @@ def _collating(frames: list[FrameType]) -> str:
     """Whether the engine's frames lead to the collate function, and of which samples."""
     if not any(f.f_code in _COLLATES for f in frames):
         return ""
-    indices = next((i for f in frames for i in [f.f_locals.get("indices")] if isinstance(i, (list, tuple))), None)
+    indices = next((i for f in frames for i in [f.f_locals.get("indices")] if type(i) in PLAIN), None)
     return f"while collating {_several(indices)}" if indices and indices[0] is not None else "while collating"
 
 
@@ -231,7 +232,7 @@ def _loading(frames: list[FrameType], ours: int, dataset: Any) -> str:
     file, found = "", False
     for k, f in enumerate(frames):
         name = _variable(f, k < ours, getters)
-        if name not in f.f_locals or isinstance(f.f_locals[name], (list, tuple)):
+        if name not in f.f_locals or isinstance(f.f_locals[name], PLAIN):
             continue
         inner = f.f_locals[name]
         if not found or k < ours:  # of the engine's frames the innermost, of datasets inside each other the outermost
@@ -242,7 +243,7 @@ def _loading(frames: list[FrameType], ours: int, dataset: Any) -> str:
     if found:
         return f"while loading {called(index, file)}"
     many = next((f.f_locals.get("indices") for f in frames[:ours][::-1] if "indices" in f.f_locals), None)
-    if isinstance(many, (list, tuple)) and many and many[0] is not None and ours < len(frames):
+    if type(many) in PLAIN and many and many[0] is not None and ours < len(frames):
         return f"while loading {_several(many)}"
     return ""
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import pickle
+import signal
 import subprocess
 import sys
 import textwrap
@@ -242,6 +244,28 @@ def test_nothing_but_engine_keeps_its_frames() -> None:
     own = e.value.__traceback__.tb_next
     assert users_part(own) is own
     assert explain(e.value, Data()) == ""
+
+
+class Twice(Data):
+    """Kills its worker, and raises when it is tried again."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(at=-1)
+        self.killed = folder / "killed"
+
+    def __getitem__(self, i: int) -> float:
+        if i == 6:
+            if not self.killed.exists():
+                self.killed.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise Odd(i, "a.jpg")
+        return super().__getitem__(i)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_after_a_death_the_sample_is_named_too(tmp_path: Path) -> None:
+    words = str(error(Twice(tmp_path), num_workers=2))
+    assert words.splitlines()[1] == "stoker: while loading sample 6 (photos/6.jpg)"
 
 
 def test_the_loader_goes_on_after_an_error() -> None:
