@@ -27,10 +27,10 @@ if __name__ == "__main__":
 
     class Images(Dataset):
         def __len__(self):
-            return 600
+            return 900
 
         def __getitem__(self, i):
             return torch.full((3, 512, 384), i % 256, dtype=torch.uint8)
 
-    for batch in DataLoader(Images(), batch_size=10, num_workers=2):
+    for batch in DataLoader(Images(), batch_size=15, num_workers=2):
         time.sleep(0.1)
