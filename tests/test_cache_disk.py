@@ -438,6 +438,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_class_of_the_script_is_the_same_when_it_is_imported(tmp_path: Path) -> None:
     (tmp_path / "pairs.py").write_text(PAIR)
 

@@ -293,7 +293,7 @@ class Stream(torch.utils.data.IterableDataset[Any]):
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", [Rotten, Memory, Stream])
-@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_what_was_copied_ahead_is_not_delivered(
     workers: int, kind: Any, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,7 +179,9 @@ def test_a_script_that_does_not_exist(tmp_path: Path) -> None:
     assert report(tmp_path)["exit_code"] == 2
 
 
-@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "sig", [signal.SIGTERM, *(pytest.param(s, marks=pytest.mark.slow) for s in (signal.SIGINT, signal.SIGKILL))]
+)
 def test_a_script_ended_by_a_signal(tmp_path: Path, sig: signal.Signals) -> None:
     path = script(tmp_path, extra=f"if epoch: time.sleep(1.2); os.kill(os.getpid(), {int(sig)}); time.sleep(30)")
     silent = subprocess.DEVNULL  # torch's workers hold a pipe until they look for their parent, after 5 s
@@ -250,6 +252,7 @@ def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
     assert not any(c.is_running() and c.status() != psutil.STATUS_ZOMBIE for c in children)
 
 
+@pytest.mark.slow
 def test_killing_stoker_kills_the_script(tmp_path: Path) -> None:
     path = script(tmp_path, extra="epoch or print('going', flush=True) or time.sleep(30)")
     p = subprocess.Popen(
@@ -322,6 +325,7 @@ def test_every_child_is_watched(tmp_path: Path) -> None:
     assert loader["settings"]["processes"] == 2
 
 
+@pytest.mark.slow
 def test_the_rank_that_starves_the_others_is_named(tmp_path: Path) -> None:
     path = script(
         tmp_path,
@@ -419,6 +423,7 @@ def test_ceilings_say_what_bounds_the_loop(tmp_path: Path, name: str, nap: float
     assert not (tmp_path / "end").exists()
 
 
+@pytest.mark.slow
 def test_ceilings_of_epochs_that_are_too_short(tmp_path: Path) -> None:
     path = script(tmp_path)
     p = stoker(tmp_path, "--ceilings", path)

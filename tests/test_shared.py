@@ -136,7 +136,7 @@ class Mapped(Rows):
         return super().__getitem__(i), i % 1000 != 0 or "memfd:stoker-share" in Path("/proc/self/maps").read_text()
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_read_the_same_memory(context: str) -> None:
     n = 200_000
     shared = stoker.share([{"p": f"img/{i:08d}.jpg", "y": i} for i in range(n)])
@@ -223,7 +223,7 @@ class Epochs(Dataset):
         return self.epoch
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_made_anew_see_the_dataset_as_it_is(context: str) -> None:
     dataset = Epochs()
     loader = stoker.DataLoader(dataset, num_workers=2, multiprocessing_context=context)

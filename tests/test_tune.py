@@ -495,7 +495,7 @@ def test_the_command_says_what_is_wrong(
     assert "Traceback" not in said.err
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_an_interrupted_command_leaves_nobody(tmp_path: Path, how: signal.Signals) -> None:
     import psutil
 

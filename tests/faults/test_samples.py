@@ -36,6 +36,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "auto": {"num_workers": "auto"},
     "threads": {"num_workers": 2, "worker_method": "thread"},
 }
+EACH = [pytest.param(k, marks=pytest.mark.slow) if k == "auto" else k for k in KINDS]  # it measures first
 pytestmark = pytest.mark.filterwarnings("ignore::stoker.errors.StokerWarning")
 
 
@@ -90,7 +91,7 @@ def test_skip_leaves_out_what_failed_and_nothing_else(kind: str, dataset: Any) -
 
 
 @pytest.mark.parametrize("dataset", [Flawed, Batched])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EACH)
 def test_refill_keeps_the_size_with_samples_of_the_same_batch(kind: str, dataset: Any) -> None:
     found = rows(stoker.DataLoader(dataset(BAD), batch_size=4, on_error="skip", refill=True, **KINDS[kind]))
     at = [k for k in range(0, 60, 4) if k != 20]
@@ -161,7 +162,7 @@ def bits_of(loader: Any) -> list[torch.Tensor]:
     return [(b if isinstance(b, torch.Tensor) else b[0]).clone() for b in loader]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EACH)
 def test_a_function_says_what_stands_there(kind: str) -> None:
     seen = []
 
@@ -180,13 +181,13 @@ def _refuses(index: int, error: Exception) -> None:
     raise LookupError(f"{index} is needed") from error
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EACH)
 def test_a_function_that_raises_ends_it(kind: str) -> None:
     with pytest.raises(LookupError, match="1 is needed"):
         rows(stoker.DataLoader(Flawed({1}), batch_size=4, on_error=_refuses, **KINDS[kind]))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EACH)
 def test_single_samples_are_left_out_or_replaced(kind: str) -> None:
     data = Flawed({0, 3}, n=6)
     torch.manual_seed(1)
@@ -209,7 +210,7 @@ def test_a_replacement_is_one_that_the_sampler_might_have_drawn() -> None:
     assert [len(b) for b in found] == [3, 3, 3]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EACH)
 def test_torchs_way_stays_torchs(kind: str) -> None:
     """Without a policy the same exception at the same batch, and the iteration goes on after it."""
     it = iter(stoker.DataLoader(Flawed({5}), batch_size=4, **KINDS[kind]))
@@ -219,7 +220,7 @@ def test_torchs_way_stays_torchs(kind: str) -> None:
     assert next(it)[:, 0].int().tolist() == [8, 9, 10, 11]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EACH)
 def test_what_is_no_samples_fault_is_raised(kind: str) -> None:
     class Ragged(Flawed):
         def __getitem__(self, i: int) -> torch.Tensor:
@@ -284,7 +285,7 @@ def test_a_staged_dataset(tmp_path: Path) -> None:
 # -- the bound
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EACH)
 def test_too_many_are_an_error_at_the_same_batch_everywhere(kind: str) -> None:
     loader = stoker.DataLoader(Flawed(BAD), batch_size=4, on_error="skip", max_errors=5, **KINDS[kind])
     it = iter(loader)

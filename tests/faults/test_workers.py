@@ -41,7 +41,10 @@ MODES: dict[str, dict[str, Any]] = {
     "auto, persistent": {"num_workers": "auto", "persistent_workers": True},
     "spawn": {"num_workers": 2, "multiprocessing_context": "spawn"},
 }
-EACH = [pytest.param(m, marks=pytest.mark.slow) if m in ("spawn", "persistent") else m for m in MODES]
+EACH = [
+    pytest.param(m, marks=pytest.mark.slow) if m in ("spawn", "persistent", "three", "auto, persistent") else m
+    for m in MODES
+]
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.timeout(LIMIT_S),
