@@ -11,6 +11,7 @@ import faulthandler
 import functools
 import gc
 import json
+import multiprocessing.forkserver
 import os
 import random
 import resource
@@ -206,6 +207,9 @@ def lived(kind: str, fault: str, moment: str, folder: str) -> tuple[int, dict[st
             signal.alarm(0)
             warnings.simplefilter("ignore")
             faulthandler.disable()  # pytest's: crashes are meant here
+            server = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+            # A fork server that a test before this one has started is no child of this process.
+            server._forkserver_pid = server._forkserver_address = server._forkserver_alive_fd = None
             sys.stderr = open(f"{folder}/stderr", "w", buffering=1)
             os.dup2(sys.stderr.fileno(), 2)
             with os.fdopen(write, "w") as file:
