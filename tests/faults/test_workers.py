@@ -179,8 +179,11 @@ def test_random_state_is_noted_seldom_and_what_nobody_needs_is_let_go(monkeypatc
 @pytest.mark.parametrize(
     "mode", ["three", "auto", *(pytest.param(m, marks=pytest.mark.slow) for m in ("persistent", "auto, persistent"))]
 )
-def test_any_worker_killed_at_any_moment_changes_no_bit(mode: str, floats: int, how: int) -> None:
+def test_any_worker_killed_at_any_moment_changes_no_bit(
+    mode: str, floats: int, how: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The consumer kills while tasks are in flight, holds some of what it gets, and in the end compares all of it."""
+    monkeypatch.setattr(restart, "STARTS", 1 << 30)  # on a busy machine it may meet five in a row while they start
     print(f"STOKER_SEED={SEED}")
     r = random.Random(SEED)
     kw = {"batch_size": 2}
