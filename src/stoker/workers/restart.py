@@ -71,6 +71,8 @@ class Restarts:
         self._done = [0] * spec.num_workers  # of these, how many have been answered, and may have to be run again
         self._long = [LONG] * spec.num_workers
         self._cases: dict[tuple[int, int], _Case] = {}
+        self._in_vain: dict[tuple[int, int], _Case] = {}  # tasks that were done again for their draws only
+        self._drawn_otherwise = False
         self._tokens, self._earned_at = TOKENS, metrics.tasks
         self._unborn = 0
         self._died: list[str] = []
@@ -166,23 +168,30 @@ class Restarts:
 
     def _again_in_vain(self, life: Life) -> None:
         """A sample that could be loaded once, and now, when only its random draws are wanted, kills or hangs: a file
-        server that is gone. Its task has been answered; it is done again without the sample, or not at all."""
+        server that is gone. Its task has been answered; it is done again without the sample, or not at all, and what
+        is drawn after it is other than it would have been. So a sample that kills has to be surely to blame."""
         given, done = self._given[life.id], self._done[life.id]
         at = next((j for j, (e, t) in enumerate(given) if j < done and life.hand == (e, t.number)), None)
         if at is None:
             return
         epoch, (number, indices) = given[at]
         bad = dict(indices.bad) if type(indices) is Again else {}
-        case = self._cases.setdefault((epoch, number), _Case(bad))
+        case = self._in_vain.setdefault((epoch, number), _Case(bad))
         case.deaths += 1
-        k = (life.at[0] & 0xFFFFFFFF) - 2
-        if life.hung or case.deaths > 1:
-            if 0 <= k < len(self._keys(indices)) and k not in bad:
-                bad[k] = Failure(plain(self._keys(indices)[k]), "", "could be loaded once, and not again")
-                given[at] = epoch, Task(number, Again(_plain(indices), bad))
-            else:
-                del given[at]
-                self._done[life.id] -= 1
+        keys, k = self._keys(indices), (life.at[0] & 0xFFFFFFFF) - 2
+        known = 0 <= k < len(keys)
+        case.seen[k] += known
+        if not life.hung and case.deaths < SURE:
+            return
+        if known and (life.hung or case.seen[k] > 1):
+            bad[k] = Failure(plain(keys[k]), "", "could be loaded once, and not again")
+            given[at] = epoch, Task(number, Again(_plain(indices), bad))
+        elif life.hung or case.deaths > SURE:
+            del given[at]
+            self._done[life.id] -= 1
+        else:
+            return
+        self._drawn_otherwise = True
 
     def _since(self, worker: int, kept: tuple[int, int] | None) -> int:
         """How many of a worker's tasks lie before the random state that was noted."""
@@ -320,7 +329,9 @@ class Restarts:
         self._tokens -= 1
         self._unborn = 0 if life.serving else self._unborn + 1
         if self._tokens >= 0 and self._unborn < STARTS:
-            self._untold.append(f"{words}. Another one takes its place; no batch changes")
+            changed, self._drawn_otherwise = self._drawn_otherwise, False
+            same = "its next batches have other random numbers" if changed else "no batch changes"
+            self._untold.append(f"{words}. Another one takes its place; {same}")
             return
         how = Counter(w.partition(") ")[2].partition(";")[0].partition(",")[0] for w in self._died)
         counts = "; ".join(f"{n} {w}" for w, n in how.most_common(3))
