@@ -33,7 +33,8 @@ MAY: dict[str, set[str]] = {
     "stateful": BASE,
     "randomness": BASE,
     "state": BASE | {"randomness", "stateful"},
-    "cursor": BASE | {"randomness", "source", "state", "stateful"},
+    "sampling": BASE | {"randomness", "source", "state", "stateful"},
+    "cursor": BASE | {"randomness", "sampling", "state", "stateful"},
     "inline": {"blame", "cursor", "faults", "nesting", "seeding", "stage", "state", "stateful"},
     "seeding": set(),
     "options": BASE,
@@ -197,6 +198,7 @@ ROAD = {
     "pin",
     "iterators",
     "state",
+    "sampling",
     "cursor",
     "inline",
 }
