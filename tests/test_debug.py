@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
 import stoker
 from stoker.blame import explain
+from tests.helpers import Compose
 
 
 class Halve:
@@ -22,16 +23,6 @@ class Halve:
         if x == 7:
             raise ValueError("an odd one")
         return x / 2
-
-
-class Compose:
-    def __init__(self, *transforms: Any) -> None:
-        self.transforms = transforms
-
-    def __call__(self, x: float) -> float:
-        for t in self.transforms:
-            x = t(x)
-        return x
 
 
 class Data(Dataset):

@@ -23,16 +23,7 @@ from stoker.doctor import Case, gil_bound
 from stoker.doctor.verdict import CAUSES, diagnose
 from stoker.looks import SWITCH_S, UNUSED, Looks
 from stoker.report import schema
-
-
-class Compose:
-    def __init__(self, *transforms: Any) -> None:
-        self.transforms = list(transforms)
-
-    def __call__(self, x: Any) -> Any:
-        for t in self.transforms:
-            x = t(x)
-        return x
+from tests.helpers import Compose
 
 
 class Flip:

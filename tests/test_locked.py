@@ -19,9 +19,10 @@ from stoker.engine import state_of
 from stoker.errors import StokerWarning
 from stoker.pin import policy, setup
 from stoker.pin.locked import Locker
+from stoker.transport.arena import Arena
 from stoker.transport.heap import HeapWriter
 from stoker.transport.mapping import map_shared
-from stoker.transport.ring import Arena, SlotReader, SlotWriter
+from stoker.transport.ring import SlotReader, SlotWriter
 from tests.contract import datasets as d
 
 
@@ -93,6 +94,25 @@ class FakeDevice:
             fence.over = not any(read in self.under_way for read in fence.reads)
 
 
+def move(rng: random.Random, what: float, device: FakeDevice, locker: Locker, held: list[Any]) -> None:
+    """One move of a consumer, ``what`` from 0.25 on: a late copy, a batch let go of, a look at fences, the device."""
+    if what < 0.45 and held:
+        device.copy_later(rng.choice(held))
+    elif what < 0.75 and held:
+        del held[rng.randrange(len(held))]
+    elif what < 0.9:
+        locker.sweep()
+    else:
+        device.go_on(rng)
+
+
+def let_go(rng: random.Random, device: FakeDevice, locker: Locker, held: list[Any]) -> None:
+    """Of all batches; the device finishes what it was asked for."""
+    held.clear()
+    while locker.sweep():
+        device.go_on(rng)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_no_slot_is_written_before_the_device_has_read_it(seed: int) -> None:
     rng = random.Random(seed)
@@ -111,19 +131,11 @@ def test_no_slot_is_written_before_the_device_has_read_it(seed: int) -> None:
             slot = writer.slot
             writer.sent()
             held.append(reader.lease(slot, 100))
-        elif what < 0.45 and held:
-            device.copy_later(rng.choice(held))
-        elif what < 0.75 and held:
-            del held[rng.randrange(len(held))]
-        elif what < 0.9:
-            locker.sweep()
         else:
-            device.go_on(rng)
+            move(rng, what, device, locker, held)
     assert device.calls["fence"] > 20
     assert arena.slots < 200  # slots do come back
-    held.clear()
-    while locker.sweep():
-        device.go_on(rng)
+    let_go(rng, device, locker, held)
     for slot in range(arena.slots):
         assert arena.stamps[slot]
     assert locker.locked == sum(device.registered.values())
@@ -151,19 +163,11 @@ def test_no_slot_of_a_thread_is_written_before_the_device_has_read_it(seed: int)
             if rng.random() < 0.9:
                 held.append(writer.whole[:100])
             writer.sent()
-        elif what < 0.45 and held:
-            device.copy_later(rng.choice(held))
-        elif what < 0.75 and held:
-            del held[rng.randrange(len(held))]
-        elif what < 0.9:
-            locker.sweep()
         else:
-            device.go_on(rng)
+            move(rng, what, device, locker, held)
     assert device.calls["fence"] > 20
     assert writer.slots < 100  # slots do come back
-    held.clear()
-    while locker.sweep():
-        device.go_on(rng)
+    let_go(rng, device, locker, held)
     assert not writer._waits
     assert locker.locked == sum(device.registered.values()) > 0
     del writer, held

@@ -17,7 +17,8 @@ from torch.utils.data import Dataset
 import stoker
 from stoker import engine
 from stoker.options import Budget
-from stoker.transport.ring import MAX_SLOTS, Arena, SlotReader, SlotWriter
+from stoker.transport.arena import MAX_SLOTS, Arena
+from stoker.transport.ring import SlotReader, SlotWriter
 
 SEED = int(os.environ.get("STOKER_SEED", "0"))
 

@@ -219,8 +219,8 @@ def _collating(frames: list[FrameType]) -> str:
 
 def _several(indices: Any) -> str:
     if len(indices) == 1:
-        return f"sample {indices[0]!r}"
-    shown = ", ".join(map(repr, indices[:MOST_NAMED]))
+        return called(indices[0], "")
+    shown = ", ".join(called(i, "").removeprefix("sample ") for i in indices[:MOST_NAMED])
     return f"samples {shown}" + (f" and {len(indices) - MOST_NAMED} more" if len(indices) > MOST_NAMED else "")
 
 

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch.utils.data._utils import collate as torch_collate
 
+from .transport.arena import ALIGN
 from .transport.record import INLINE
-from .transport.ring import ALIGN
 
 _stock = torch_collate.default_collate_fn_map[torch.Tensor]
 _here = threading.local()

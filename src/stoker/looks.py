@@ -78,7 +78,6 @@ class Looks:
         self.slow: dict[str, int] = {}
         self.helpers = [0, 0, 0]
         self._native = native
-        self._pid = os.getpid()
         self.asked = False
         self.total = 0
         self._ended = False
@@ -90,31 +89,36 @@ class Looks:
 
     def _run(self) -> None:
         idle = 0
-        while os.getpid() == self._pid and not self._ended:
+        try:
+            self._stat = os.open(f"/proc/self/task/{self._native}/stat", os.O_RDONLY)
+        except OSError:
+            return  # a kernel that does not tell
+        while not self._ended:
             # What two hundred looks have not shown is rare: later ones come at longer intervals.
             interval = INTERVAL_S * min(MOST, 1 + self.total // ENOUGH)
             time.sleep(WAKES_S if self.rests else interval if idle < IDLE else max(IDLE * INTERVAL_S, interval))
             began = self.began
             idle = 0 if began else idle + 1
-            with contextlib.suppress(Exception):  # a kernel that does not tell; at the interpreter's end, anything
+            with contextlib.suppress(Exception):  # at the interpreter's end, anything
                 if began and time.monotonic() - began >= self.least_s:
                     self._look()
                 while self._notes:
                     self._count(self._notes.popleft())
+        os.close(self._stat)
 
     def end(self) -> None:
         """No more looks."""
         self._ended = True
 
     def _look(self) -> None:
-        # Asked first: each reading of a file lets the interpreter's lock go, and who waits for it again gets it
-        # soonest where the fetching thread lets it go itself, which is in some calls and not in others.
+        # Asked first: reading lets the interpreter's lock go, and who waits for it again gets it soonest where the
+        # fetching thread lets it go itself, which is in some calls and not in others.
         self.total += 1
         if not self.asked or self.total % AGAIN == 0:
             self.asked = True  # before it is asked: it may answer at once
             if not _Handler.ask():
                 self.asked = False
-        ran = self._state() == "R"
+        ran = self._state() == b"R"
         self._seen[0 if ran else 1] += 1
         if not ran:
             self._look_at_helpers()
@@ -170,9 +174,10 @@ class Looks:
             self.helpers[1] += threads
             self.helpers[2] += _lock_held()
 
-    def _state(self) -> str:
-        with open(f"/proc/self/task/{self._native}/stat", "rb") as f:
-            return f.read(512).rpartition(b")")[2][1:2].decode()
+    def _state(self) -> bytes:
+        # One call into the kernel. Each one lets the interpreter's lock go, and to take it back from a thread that
+        # computes in Python stops that thread; to open, read and close a file has six.
+        return os.pread(self._stat, 512, 0).rpartition(b")")[2][1:2]
 
     def where(self, stack: list[tuple[CodeType, int]], listed: str = "") -> tuple[str, str, str]:
         """Kind, name and line of what a stack is at.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 from pathlib import Path
@@ -139,6 +140,7 @@ def is_users(path: str) -> bool:
     return not inside
 
 
+@functools.cache  # a look asks, and each time the kernel would be asked for the folder
 def short(path: str) -> str:
     with contextlib.suppress(ValueError):
         relative = os.path.relpath(path)

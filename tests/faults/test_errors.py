@@ -20,6 +20,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 
 import stoker
 from stoker.blame import Caught, explain, users_part
+from tests.helpers import Compose
 
 KINDS = [
     pytest.param({"num_workers": 2}, id="process"),
@@ -91,16 +92,6 @@ class Break:
     def __call__(self, x: float) -> float:
         if x == self.at:
             raise self.make()
-        return x
-
-
-class Compose:
-    def __init__(self, *transforms: Any) -> None:
-        self.transforms = transforms
-
-    def __call__(self, x: float) -> float:
-        for t in self.transforms:
-            x = t(x)
         return x
 
 

@@ -177,28 +177,27 @@ def _slower(tables: list[torch.Tensor], device: torch.device) -> str:
     some = table[: 4 * ROWS].contiguous()
     if device.type != "cpu":
         some = some.pin_memory()
-    staging, out = (
-        torch.empty_like(some[:ROWS], pin_memory=some.is_pinned()),
-        torch.empty_like(some[:ROWS], device=device),
-    )
+    batch = some[:ROWS]
+    staging = torch.empty_like(batch, pin_memory=some.is_pinned())
+    out = torch.empty_like(batch, device=device)
     singly, together = math.inf, math.inf
     for _ in range(TRIES):
-        rows = torch.from_numpy(np.random.default_rng().integers(0, len(some), min(ROWS, len(some))))
+        rows = torch.from_numpy(np.random.default_rng().integers(0, len(some), len(batch)))
         wait(device)
         began = time.perf_counter()
         for k, row in enumerate(rows.tolist()):
             out[k].copy_(some[row], non_blocking=True)
         wait(device)
         between = time.perf_counter()
-        torch.index_select(some, 0, rows, out=staging[: len(rows)])
+        torch.index_select(some, 0, rows, out=staging)
         out.copy_(staging, non_blocking=True)
         wait(device)
         singly, together = min(singly, between - began), min(together, time.perf_counter() - between)
     if singly <= together:
         return ""
     return (
-        f"and {table[0].nbytes:,} bytes of a sample take {singly / ROWS * 1e6:.1f} us from page-locked memory, "
-        f"{together / ROWS * 1e6:.1f} us where they are gathered first"
+        f"and {table[0].nbytes:,} bytes of a sample take {singly / len(batch) * 1e6:.1f} us from page-locked memory, "
+        f"{together / len(batch) * 1e6:.1f} us where they are gathered first"
     )
 
 

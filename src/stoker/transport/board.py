@@ -13,8 +13,9 @@ import os
 import numpy as np
 
 from ..errors import TransportError
+from .arena import Arena
 from .record import HEADER, INLINE, Kind, Outbox, Record, unpack
-from .ring import Arena, SlotWriter
+from .ring import SlotWriter
 
 PACKET = HEADER.size + INLINE
 

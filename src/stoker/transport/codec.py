@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .ring import SlotWriter, aligned
+from .arena import aligned
+from .ring import SlotWriter
 
 # A tensor leaf: offset, dtype, shape, strides, elements spanned, requires_grad. A buffer leaf: offset, length.
 TensorRow = tuple[int, int, tuple[int, ...], tuple[int, ...], int, bool]

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from .arena import GRAIN, aligned
 from .mapping import populate
-from .ring import GRAIN, SLACK, Bytes, Locker, aligned
+from .ring import SLACK, Bytes, Locker
 
 SMALL = 1 << 16  # malloc is quicker below this
 

@@ -25,10 +25,11 @@ from torch.utils.data._utils import worker as torch_worker
 from .. import machine, seeding
 from ..blame import Caught
 from ..collate import SlotCollate
+from ..transport.arena import ALIGN, Arena
 from ..transport.board import take
 from ..transport.codec import Encoded
 from ..transport.record import INLINE, Kind, Reader, Record, send
-from ..transport.ring import ALIGN, Arena, SlotWriter
+from ..transport.ring import SlotWriter
 from . import native, stuck
 from .body import Body
 from .protocol import PROBED, PROBING, Again, Told, WorkerSpec

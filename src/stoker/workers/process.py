@@ -30,9 +30,10 @@ from .. import lifecycle
 from ..errors import BudgetError, StokerWarning, WorkerDiedError
 from ..options import Budget
 from ..source import Task
+from ..transport.arena import Arena
 from ..transport.board import Board
 from ..transport.record import Kind, Outbox, Reader, Record
-from ..transport.ring import Arena, Locker, SlotReader, own_fork
+from ..transport.ring import Locker, SlotReader, own_fork
 from . import native, stuck
 from .child import Fd, main
 from .member import Member, Received
