@@ -337,6 +337,36 @@ def test_workers_die_while_others_come_and_go() -> None:
     assert torch.equal(torch.cat(rows), calm[0])
 
 
+class Leaver(Drawn):
+    """The second worker dies with its first task in hand, once it has been told to leave."""
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        row = super().__getitem__(i)
+        info = torch.utils.data.get_worker_info()
+        if info is not None and info.id == 1 and os.path.exists("held"):
+            with open("held", "w"), open("told") as told:  # each waits for the other end
+                how = told.read()
+            os.remove("held")
+            os.kill(os.getpid(), signal.SIGKILL) if how == "kill" else os._exit(0)
+        return row
+
+
+@pytest.mark.parametrize("how", ["kill", "exit"])
+def test_a_worker_dies_that_was_told_to_leave(how: str) -> None:
+    calm = bits(loader_of(Leaver(), MODES["auto"]), epochs=1)
+    os.mkfifo("held")
+    os.mkfifo("told")
+    loader = loader_of(Leaver(), MODES["auto"])
+    torch.manual_seed(7)
+    it = iter(loader)
+    open("held").read(0)
+    loader.resize(1)
+    Path("told").write_text(how)
+    assert torch.equal(torch.cat([batch.clone() for batch in it]), calm[0])
+    assert deaths(loader) == 1
+    assert len(multiprocessing.active_children()) == 0
+
+
 def test_an_epoch_that_is_left_early_and_a_worker_that_dies_in_between() -> None:
     """Tasks of the epoch that was left move the workers' random state, dead or alive."""
     results = []

@@ -256,10 +256,11 @@ class ProcessPool:
         """What is known of a worker."""
         m = self._members[place]
         a, p = m.reader.arena, m.process
-        return Life(m.id, p.pid, p.exitcode, m.hand, a.at, a.kept, a.pss, a.serving, m.hung)
+        return Life(m.id, p.pid, p.exitcode, m.hand, a.at, a.kept, a.pss, a.serving, m.hung, m.leaving)
 
     def replace(self, place: int, tasks: Sequence[tuple[int, Task]]) -> None:
         """Another process for a worker that is gone: same id, place and memory, and its random state as it was noted.
+        Of one that was to leave, others do what it had in hand.
 
         Args:
             place: of the worker.
@@ -271,6 +272,12 @@ class ProcessPool:
             self._forget(old)
             if arena.filling >= 0:
                 old.reader.release(arena.filling)
+            if old.leaving and self._board is not None and not self._finishing:
+                arena.filling = -1
+                self._spare.append(old.reader)
+                for epoch, task in tasks:
+                    self._board.put(epoch, task.number, pickle.dumps(task.indices, protocol=5))
+                return
             arena.stop, arena.hand, arena.filling, arena.at, arena.serving = False, None, -1, (0, 0), False
             arena.owed = len(tasks) if self._board is not None else 0
             member = self._enter(old.id, place, old.reader)
@@ -424,14 +431,13 @@ class ProcessPool:
         woken = {fd for fd, _ in events}
         dead = []
         for m in self._members:
-            if m.gone or m.dead:
+            if m.gone or m.dead or (not m.hung and m.process.is_alive()):
                 continue
-            if self._may_leave(m):
-                if m.process.sentinel in woken:
-                    self._ignore(m.process.sentinel)  # it was told to leave, and did
-                    self._bury(m)
-            elif m.hung or not m.process.is_alive():
+            if not self._may_leave(m):
                 dead.append(m)
+            elif m.process.sentinel in woken:
+                self._ignore(m.process.sentinel)  # it was told to leave, and did
+                self._bury(m)
         if not dead or any(fd in woken for fd in self._by_inbox):
             return  # look again when the pipe is silent
         self._feed(self._poll.poll(0))
@@ -481,16 +487,15 @@ class ProcessPool:
                 os.kill(pid, signal.SIGKILL)  # and another takes its place
 
     def _may_leave(self, m: Member) -> bool:
-        if m.leaving:
-            return self._board is None or m.reader.arena.hand is None or not m.process.exitcode
-        if self._board is not None:
-            return self._finishing and m.reader.arena.hand is None and not m.process.exitcode
-        return self._finishing and m.given == m.answered
+        """Whether one that has ended was to end, and owes nothing."""
+        if self._board is not None:  # one that was killed may have taken a task in that very instant
+            return (m.leaving or self._finishing) and m.reader.arena.hand is None and not m.process.exitcode
+        return m.leaving or (self._finishing and m.given == m.answered)
 
     def _sweep(self) -> None:
         """Buries those that were told to leave, and did."""
         for m in self._members:
-            if m.leaving and not (m.gone or m.dead) and not m.process.is_alive():
+            if m.leaving and not (m.gone or m.dead or m.process.is_alive()) and self._may_leave(m):
                 self._ignore(m.process.sentinel)
                 self._bury(m)
 

@@ -126,6 +126,7 @@ class Life(NamedTuple):
         nbytes: its memory, as it was measured last; 0: it was not.
         serving: it had started.
         hung: it was killed because it took too long over a sample: its stack; else "".
+        leaving: it had been told to leave.
     """
 
     id: int
@@ -137,6 +138,7 @@ class Life(NamedTuple):
     nbytes: int
     serving: bool
     hung: str = ""
+    leaving: bool = False
 
 
 def look_s(sample_timeout: float) -> float:

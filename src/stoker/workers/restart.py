@@ -331,7 +331,8 @@ class Restarts:
         if self._tokens >= 0 and self._unborn < STARTS:
             changed, self._drawn_otherwise = self._drawn_otherwise, False
             same = "its next batches have other random numbers" if changed else "no batch changes"
-            self._untold.append(f"{words}. Another one takes its place; {same}")
+            next_ = "It was about to leave" if life.leaving else "Another one takes its place"
+            self._untold.append(f"{words}. {next_}; {same}")
             return
         how = Counter(w.partition(") ")[2].partition(";")[0].partition(",")[0] for w in self._died)
         counts = "; ".join(f"{n} {w}" for w, n in how.most_common(3))
