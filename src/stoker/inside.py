@@ -8,14 +8,13 @@ import json
 import math
 import multiprocessing
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from .looks import SWITCH_S, Looks
+from .looks import Looks
 from .stacks import known_getters, known_transforms
 
 ROW_BYTES = 8192
@@ -68,10 +67,9 @@ class Inside:
         self._tasks = 0
         self._start = kernel()
         self._written, self._write_s = 0.0, WRITE_S
-        if multiprocessing.parent_process() is not None:
-            sys.setswitchinterval(SWITCH_S)
-        self.looks = Looks(threading.get_ident(), threading.get_native_id())
-        if multiprocessing.parent_process() is None:
+        worker = multiprocessing.parent_process() is not None
+        self.looks = Looks(threading.get_ident(), threading.get_native_id(), alone=worker)
+        if not worker:
             self.looks.least_s, self._write_s = SHORT_S, MAIN_WRITE_S
         self.looks.collate = getattr(collate, "__code__", None)
         self.looks.transforms = known_transforms(dataset)

@@ -1,4 +1,5 @@
-"""Where the time goes inside a task: a thread that asks, a hundred times a second at first, where the fetching one is.
+"""Where the time goes inside a task: a thread that asks, a hundred times a second at first, later a few times in a row
+and seldom, where the fetching one is.
 
 Whether it runs or waits, the asking thread reads from the kernel (proc(5), "state"). Where it is, the fetching thread
 notes itself, between two of its instructions: it is asked as by a signal that has a handler in Python, but without a
@@ -17,7 +18,9 @@ import contextlib
 import linecache
 import math
 import os
+import random
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -27,11 +30,13 @@ from typing import Any, ClassVar
 from .stacks import DECODERS, DECODES, TORCH_COLLATE, is_users, library, listed_in, short, transform_of
 
 INTERVAL_S = 0.01
-ENOUGH, MOST = 200, 5  # looks at one rate; times longer an interval gets
+ENOUGH, BURST = 200, 10  # looks before the first rest, for what they have not shown is rare; looks before the next
+REST_S = (0.5, 1.3)  # drawn, so that no loop of the script's own keeps step with it
 AGAIN = 100  # looks, after which a thread that did not answer is asked once more
 WAKES_S = 0.25  # between two looks of a thread that has little to look at
 # Python's default of 5 ms would let the fetching thread go on to its next call that lets the interpreter's lock go, and
-# all that is between two such calls would look like nothing. Only in workers, where nobody else competes for it.
+# all that is between two such calls would look like nothing. Only in workers, and not while the looks rest: torch's
+# workers have a thread that sends batches, and to give way to it so soon costs them several percent.
 SWITCH_S = 0.0002
 YIELD_S = 0.0001  # long enough for a thread that wants the interpreter's lock to take it
 HELPS_S = 0.0005  # of CPU between two looks, from which on a thread is at work
@@ -48,6 +53,7 @@ class Looks:
     Args:
         thread: its ``threading.get_ident()``. A thread that is not the main one cannot be asked, and is not looked at.
         native: its id for the kernel.
+        alone: in a worker, where nobody minds a switch interval of ``SWITCH_S``.
 
     Attributes:
         counts: by (kind, name, line): looks at which the thread ran, and at which it waited. Kinds are "decode",
@@ -67,7 +73,7 @@ class Looks:
             thread that computes in Python keeps it for a switch interval.
     """
 
-    def __init__(self, thread: int, native: int) -> None:
+    def __init__(self, thread: int, native: int, alone: bool = False) -> None:
         self.counts: dict[tuple[str, str, str], list[int]] = {}
         self.began = self.least_s = 0.0
         self.rests = False
@@ -77,7 +83,8 @@ class Looks:
         self.slow_s = math.inf
         self.slow: dict[str, int] = {}
         self.helpers = [0, 0, 0]
-        self._native = native
+        self._native, self._alone = native, alone
+        self._usual_s = sys.getswitchinterval()
         self.asked = False
         self.total = 0
         self._ended = False
@@ -88,23 +95,32 @@ class Looks:
             threading.Thread(target=self._run, name="stoker_looks", daemon=True).start()
 
     def _run(self) -> None:
-        idle = 0
+        idle, left, draw = 0, ENOUGH, random.Random()
         try:
             self._stat = os.open(f"/proc/self/task/{self._native}/stat", os.O_RDONLY)
         except OSError:
             return  # a kernel that does not tell
         while not self._ended:
-            # What two hundred looks have not shown is rare: later ones come at longer intervals.
-            interval = INTERVAL_S * min(MOST, 1 + self.total // ENOUGH)
-            time.sleep(WAKES_S if self.rests else interval if idle < IDLE else max(IDLE * INTERVAL_S, interval))
+            if not left:
+                left = BURST
+                self._switch(SWITCH_S, self._usual_s)
+                time.sleep(draw.uniform(*REST_S))
+            self._switch(self._usual_s, SWITCH_S)
+            time.sleep(WAKES_S if self.rests else INTERVAL_S if idle < IDLE else IDLE * INTERVAL_S)
             began = self.began
             idle = 0 if began else idle + 1
             with contextlib.suppress(Exception):  # at the interpreter's end, anything
                 if began and time.monotonic() - began >= self.least_s:
+                    left -= 1
                     self._look()
                 while self._notes:
                     self._count(self._notes.popleft())
+        self._switch(SWITCH_S, self._usual_s)
         os.close(self._stat)
+
+    def _switch(self, before_s: float, after_s: float) -> None:
+        if self._alone and abs(sys.getswitchinterval() - before_s) < 1e-6:  # else somebody has another one
+            sys.setswitchinterval(after_s)
 
     def end(self) -> None:
         """No more looks."""
