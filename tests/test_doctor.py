@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset
 
 from stoker import ambient, inside, stacks
+from stoker import looks as looks_module
 from stoker.doctor import Case, gil_bound
 from stoker.doctor.verdict import CAUSES, diagnose
 from stoker.looks import SWITCH_S, UNUSED, Looks
@@ -119,6 +120,29 @@ def test_a_transform_that_is_not_known_in_advance() -> None:
             return Compose(Flip(), Blur())(torch.ones(4))
 
     assert parts(looked_at(Hidden()))["transform", "Blur"] > 0.5
+
+
+@pytest.mark.parametrize("own_s", [None, 0.001])
+def test_looks_rest_and_leave_the_switch_interval_as_it_was(own_s: float | None, monkeypatch: Any) -> None:
+    """While they rest it is the process' own, and one that somebody sets meanwhile stays."""
+    usual = 0.005
+    monkeypatch.setattr(looks_module, "ENOUGH", 3)
+    monkeypatch.setattr(looks_module, "REST_S", (0.05, 0.05))
+    sys.setswitchinterval(usual)
+    looks = Looks(threading.get_ident(), threading.get_native_id(), alone=True)
+    looks.began = time.monotonic()
+    seen: set[float] = set()
+    end = time.monotonic() + 60
+    while looks.total < 3 + 3 * looks_module.BURST or usual not in seen:
+        assert time.monotonic() < end
+        if looks.total >= 3:
+            seen.add(round(sys.getswitchinterval(), 6))
+        if own_s is not None and looks.total > 5:
+            sys.setswitchinterval(own_s)
+            usual = own_s
+    looks.end()
+    assert seen == ({usual, SWITCH_S} if own_s is None else {0.005, SWITCH_S, own_s})
+    assert looks.counts
 
 
 def test_another_thread_is_not_looked_at() -> None:
