@@ -367,6 +367,35 @@ def test_a_worker_dies_that_was_told_to_leave(how: str) -> None:
     assert len(multiprocessing.active_children()) == 0
 
 
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+def test_the_interpreter_that_workers_are_forked_from_is_killed(method: str) -> None:
+    mode = {"num_workers": 2, "multiprocessing_context": method}
+    calm = bits(loader_of(Drawn(4000), mode), epochs=1)
+    loader = loader_of(Drawn(4000), mode)
+    torch.manual_seed(7)
+    rows = []
+    for k, batch in enumerate(it := iter(loader)):
+        rows.append(batch.clone())
+        if k in (3, 500):
+            os.kill(it._scheduler._pool._zygote.process.pid, signal.SIGKILL)
+    assert torch.equal(torch.cat(rows), calm[0])
+    assert deaths(loader) >= 2  # they do not hear of it at once, and go on meanwhile
+
+
+@pytest.mark.parametrize("kw", ["{}", "{'on_worker_death': 'raise'}"])
+def test_a_script_that_starts_its_loader_when_it_is_imported(kw: str) -> None:
+    """Under spawn the script is imported by what workers are forked from, which then starts a loader, and so on."""
+    Path("unguarded.py").write_text(
+        f"import stoker\nlist(stoker.DataLoader(range(8), num_workers=2, multiprocessing_context='spawn', **{kw}))\n"
+    )
+    line = [sys.executable, "unguarded.py"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 1
+    assert "WorkerDiedError" in done.stderr.splitlines()[-1]
+    assert 'has to stand under if __name__ == "__main__"' in done.stderr.splitlines()[-1]
+    assert "exit code 1" in done.stderr.splitlines()[-1]
+
+
 def test_an_epoch_that_is_left_early_and_a_worker_that_dies_in_between() -> None:
     """Tasks of the epoch that was left move the workers' random state, dead or alive."""
     results = []

@@ -322,9 +322,13 @@ class ProcessPool:
             others = [fd for m in self._by_inbox.values() for fd in (m.inbox.fd, m.outbox.fd)]
             others += [board.outbox.fd] if board is not None and not board.ended else []
         if method in ("spawn", "forkserver"):
-            if self._zygote is None:
+            if self._zygote is not None and self._zygote.why():
+                raise WorkerDiedError(f"No worker can be started: {self._zygote.why()}.", [], [])
+            if self._zygote is None or self._zygote.killed:
                 from .zygote import Zygote
 
+                if self._zygote is not None:
+                    self._zygote.close(0.0)
                 self._zygote = Zygote(self._context, self._spec, parent)
             fds = [tasks, results, member.reader.arena.fd]
             fds += [board.fd, board.memory.fd] if board is not None else []
@@ -450,10 +454,11 @@ class ProcessPool:
             else:
                 self.retire(m.place)
             self._ignore(m.process.sentinel)
-        pids = ", ".join(str(m.process.pid) for m in dead)
+        pids = ", ".join(str(m.process.pid) for m in dead if m.process.pid) or "none"
+        why = "" if self._zygote is None else self._zygote.why()
         tasks = [m.hand[1] for m in dead if m.hand is not None and m.hand[0] == self._epoch]
         raise WorkerDiedError(
-            f"DataLoader worker (pid(s) {pids}) exited unexpectedly",
+            f"DataLoader worker (pid(s) {pids}) exited unexpectedly{why and f': {why}'}",
             [m.id for m in dead],
             tasks if len(tasks) == len(dead) and self._board is not None else None,
             [m.place for m in dead],

@@ -107,6 +107,7 @@ class Zygote:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._news: dict[int, dict[str, int]] = {}
         self._started = 0
+        self._hung_up = False  # it has gone, or is about to
         self._lock = threading.Lock()
         try:
             self.process = context.Process(target=serve, args=(Fd(theirs.fileno()), self._pickled, parent))
@@ -141,12 +142,38 @@ class Zygote:
                 poll.register(self._socket, select.POLLIN)
                 if not poll.poll(None if timeout is None else timeout * 1000):
                     return None
-                message = self._socket.recv(MESSAGE)
+                try:
+                    message = self._socket.recv(MESSAGE)
+                except ConnectionResetError:
+                    message = b""
                 if not message:
+                    self._hung_up = True
                     return None
                 about, key, value = pickle.loads(message)
                 self._news[about][key] = value
             return known[what]
+
+    @property
+    def killed(self) -> bool:
+        """Somebody has killed it, and so its workers."""
+        return self._has_ended() and (self.process.exitcode or 0) < 0
+
+    def why(self) -> str:
+        """How it has ended, where nobody killed it; "" while it runs."""
+        if not self._has_ended() or self.killed:
+            return ""
+        words = f"the interpreter that workers are forked from ended with exit code {self.process.exitcode}"
+        if any("pid" in known for known in self._news.values()):
+            return words
+        return (
+            f"{words} before there was any. It imports the script first: what starts the loader has to stand under "
+            'if __name__ == "__main__": there, for under spawn and forkserver all else is run once more'
+        )
+
+    def _has_ended(self) -> bool:
+        if self._hung_up:
+            self.process.join(EXIT_S)
+        return not self.process.is_alive()
 
     def close(self, leave_s: float) -> None:
         """Ends it; its workers have gone."""
