@@ -382,7 +382,7 @@ def test_the_interpreter_that_workers_are_forked_from_is_killed(method: str) -> 
     assert deaths(loader) >= 2  # they do not hear of it at once, and go on meanwhile
 
 
-@pytest.mark.parametrize("kw", ["{}", "{'on_worker_death': 'raise'}"])
+@pytest.mark.parametrize("kw", ["{}", pytest.param("{'on_worker_death': 'raise'}", marks=pytest.mark.slow)])
 def test_a_script_that_starts_its_loader_when_it_is_imported(kw: str) -> None:
     """Under spawn the script is imported by what workers are forked from, which then starts a loader, and so on."""
     Path("unguarded.py").write_text(
