@@ -338,30 +338,37 @@ def test_workers_die_while_others_come_and_go() -> None:
 
 
 class Leaver(Drawn):
-    """The second worker dies with its first task in hand, once it has been told to leave."""
+    """The second worker dies with its first task in hand, once it has been told to leave. The first waits for that, or
+    there would be no task for the second."""
 
     def __getitem__(self, i: int) -> torch.Tensor:
         row = super().__getitem__(i)
         info = torch.utils.data.get_worker_info()
-        if info is not None and info.id == 1 and os.path.exists("held"):
-            with open("held", "w"), open("told") as told:  # each waits for the other end
-                how = told.read()
-            os.remove("held")
-            os.kill(os.getpid(), signal.SIGKILL) if how == "kill" else os._exit(0)
+        if info is None or not os.path.exists(f"held-{info.id}"):
+            return row
+        with open(f"held-{info.id}", "w"), open(f"told-{info.id}") as told:  # each waits for the other end
+            how = told.read()
+        os.remove(f"held-{info.id}")
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif how == "exit":
+            os._exit(0)
         return row
 
 
 @pytest.mark.parametrize("how", ["kill", "exit"])
 def test_a_worker_dies_that_was_told_to_leave(how: str) -> None:
     calm = bits(loader_of(Leaver(), MODES["auto"]), epochs=1)
-    os.mkfifo("held")
-    os.mkfifo("told")
+    for name in ("held-0", "held-1", "told-0", "told-1"):
+        os.mkfifo(name)
     loader = loader_of(Leaver(), MODES["auto"])
     torch.manual_seed(7)
     it = iter(loader)
-    open("held").read(0)
+    for held in ("held-0", "held-1"):
+        open(held).close()
     loader.resize(1)
-    Path("told").write_text(how)
+    Path("told-1").write_text(how)
+    Path("told-0").write_text("go on")
     assert torch.equal(torch.cat([batch.clone() for batch in it]), calm[0])
     assert deaths(loader) == 1
     assert len(multiprocessing.active_children()) == 0
