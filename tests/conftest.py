@@ -12,6 +12,23 @@ import stoker
 compileall.compile_dir(Path(stoker.__file__).parent, quiet=2)
 
 
+@pytest.hookimpl(tryfirst=True)  # before anything is left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """``few(n)``: that many of a test's parameter sets, one here and one there, are enough for the fast suite."""
+    by_test: dict[tuple[Path, str], list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few") and not item.get_closest_marker("slow"):
+            by_test.setdefault((item.path, item.originalname), []).append(item)  # type: ignore[attr-defined]
+    for sets in by_test.values():
+        marker = sets[0].get_closest_marker("few")
+        assert marker is not None
+        n = marker.args[0]
+        stay = {k * len(sets) // n for k in range(n)}
+        for k, item in enumerate(sets):
+            if k not in stay:
+                item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture
 def quick_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     """``num_workers="auto"`` measures for an instant, in tests that do not ask how well it chooses."""

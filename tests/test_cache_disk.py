@@ -134,6 +134,7 @@ def child(files: list[Path], where: Path, fn: Any, workers: int = 2, epochs: int
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("fn", "moment"),
     [(rows, 3), (prepare, 0), (prepare, 11)]
@@ -155,6 +156,7 @@ def test_a_run_that_is_killed_while_it_fills_leaves_nothing_wrong(
     assert check(open_cache(files, where, fn)) == 0
 
 
+@pytest.mark.few(1)
 def test_many_runs_fill_one_cache(files: list[Path], tmp_path: Path, fn: Any) -> None:
     where = tmp_path / "cache"
     runs = [child(files, where, fn, workers=w) for w in (0, 1, 2)]
@@ -296,6 +298,7 @@ for size in {sizes}:
 SIZES = ("8k", "40k", "180k", "200k", "240k", "400k")
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(not namespace(), reason="no file system of one's own to be had (unshare(1))")
 def test_a_full_disk_is_said(files: list[Path], tmp_path: Path, fn: Any) -> None:
     where = tmp_path / "cache"

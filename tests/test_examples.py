@@ -196,6 +196,7 @@ def test_installed() -> None:
     assert "the same weights: True" in done.stdout
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="stoker's own workers are on Linux")
 @pytest.mark.parametrize(
     ("name", "word"), [("resize.py", "batches "), ("threads.py", "sum "), ("share_list.py", "labels 900000")]

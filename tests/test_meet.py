@@ -291,6 +291,7 @@ class Stream(torch.utils.data.IterableDataset[Any]):
         return iter(range(20))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", [Rotten, Memory, Stream])
 @pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.slow), 3])

@@ -58,6 +58,7 @@ def small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "budget", lambda loader: Budget(lease_bytes=1 << 20, lease_slots=16))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("floats", [10, 5000])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_batches_are_intact_whatever_is_kept_and_dropped(floats: int, persistent: bool, small_budget: None) -> None:

@@ -114,6 +114,7 @@ def keep(sample: Any) -> Any:
     return sample
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("settings", settings_with(fast=True, threads=False))
 def test_random_augmentation_is_the_same_with_and_without_a_cache(settings: dict[str, Any]) -> None:
     without = stoker.Staged(Source(), prepare=keep, augment=flip, cache=None)

@@ -156,6 +156,7 @@ OTHER = [(2, "process"), (2, "thread")]
 DATASETS = {"map": Augmented, "iterable": Stream, "stateful": StatefulStream}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("method", ["process", pytest.param("thread", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("workers", "before"), EACH)
 @pytest.mark.parametrize("name", DATASETS)
@@ -184,6 +185,7 @@ def test_task_seeds_come_with_the_state() -> None:
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("n", "m"), [(3, 2), (2, 3), (0, 2), (1, 3)])
 def test_an_iterable_dataset_keeps_its_parts(n: int, m: int) -> None:
     """Also where torch seeds by worker: each part has the random state of its own worker."""
@@ -315,6 +317,7 @@ SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("persistent", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_samplers(name: str, persistent: bool) -> None:
@@ -329,6 +332,7 @@ def test_samplers(name: str, persistent: bool) -> None:
         check_everywhere(lambda: build(2), lambda: build(0), step=3)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", [*SAMPLERS, "iterable", "stateful"])
 def test_killed_again_and_again(name: str) -> None:
     """Each time after a batch, and once before any."""
@@ -576,6 +580,7 @@ class CountsEpochs(StatefulStream):
         self.epoch, self.resumed = state["epoch"], state["at"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("n", [0, 1, 3])
 def test_an_iterable_dataset_that_lives_on(n: int) -> None:
     def build() -> Any:

@@ -229,6 +229,7 @@ class Refused(Info):
         raise KeyError("no such sample")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("how", ["end", "break", "del", "error"])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_no_thread_is_left(how: str, persistent: bool) -> None:

@@ -161,6 +161,7 @@ def test_the_loader_and_all_random_state_stay_as_they_are() -> None:
     assert loader.num_workers == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("n", [50, None], ids=["short", "endless"])
 def test_iterable_datasets(n: int | None) -> None:
     before = children()
@@ -170,6 +171,7 @@ def test_iterable_datasets(n: int | None) -> None:
     assert children() <= before
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "make",
     [
@@ -373,6 +375,7 @@ class Chance(Waits):
         return super().__getitem__(i) + torch.rand(())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("dataset", "cache", "words"),
     [

@@ -23,6 +23,7 @@ from . import trace
 from .test_same_batches import draw
 
 
+@pytest.mark.few(36)
 @pytest.mark.parametrize("context", [pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])
 @pytest.mark.parametrize("persistent", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("kind", ["augmented", pytest.param("dict", marks=pytest.mark.slow)])

@@ -113,6 +113,7 @@ def test_replace_keeps_places_and_takes_good_samples(kind: str, dataset: Any) ->
         assert got == want or want in BAD
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", [{"on_error": "skip", "refill": True}, {"on_error": "replace"}], ids=str)
 def test_what_stands_in_does_not_depend_on_the_count_or_kind_of_workers(policy: dict[str, Any]) -> None:
     print(f"STOKER_SEED={SEED}")

@@ -97,6 +97,7 @@ print("right")
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("what", "room"),
     [

@@ -374,7 +374,8 @@ def test_a_worker_dies_that_was_told_to_leave(how: str) -> None:
     assert len(multiprocessing.active_children()) == 0
 
 
-@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_the_interpreter_that_workers_are_forked_from_is_killed(method: str) -> None:
     mode = {"num_workers": 2, "multiprocessing_context": method}
     calm = bits(loader_of(Drawn(4000), mode), epochs=1)
@@ -517,6 +518,7 @@ def test_the_sample_that_kills_is_named_and_the_others_come(mode: str, dataset: 
     assert list(itertools.chain(*rows)) == [float(i) for i in range(200) if not 48 <= i < 52]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("dataset", [Drawn, Batched])
 @pytest.mark.parametrize("mode", ["two", "auto", "persistent"])
 def test_the_policy_for_samples_decides(mode: str, dataset: Any, tmp_path: Path) -> None:
@@ -698,6 +700,7 @@ def test_a_death_is_a_warning_and_in_the_report() -> None:
     assert "1 workers died and were replaced" in str(w)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("at", [0, 77, 199])
 def test_raise_is_torchs_way(at: int) -> None:
     found = told("stoker.DataLoader", at, kw="{'on_worker_death': 'raise'}")
