@@ -325,6 +325,27 @@ def test_every_child_is_watched(tmp_path: Path) -> None:
     assert loader["settings"]["processes"] == 2
 
 
+def test_processes_that_nobody_looked_into(tmp_path: Path) -> None:
+    path = script(
+        tmp_path,
+        """
+        import multiprocessing
+        import stoker
+        def f():
+            for x in stoker.DataLoader(range(400), num_workers=2): pass
+        if __name__ == "__main__":
+            each = [multiprocessing.get_context("spawn").Process(target=f) for _ in range(2)]
+            for p in each: p.start()
+            for p in each: p.join()
+        """,
+    )
+    p = stoker(tmp_path, path)
+    assert p.returncode == 0, p.stderr
+    (loader,) = report(tmp_path)["loaders"]
+    assert loader["batches"] == 800
+    assert loader["kernel"] == {}
+
+
 @pytest.mark.slow
 def test_the_rank_that_starves_the_others_is_named(tmp_path: Path) -> None:
     path = script(

@@ -145,7 +145,8 @@ def merged(snapshots: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             entry["processes"] += 1
             for key in (*TIMES, *COUNTS, "worker_pss", "decisions"):
                 entry[key] = entry[key] + m[key]
-            entry["inside"] = inside.merge([r for r in (entry.get("inside"), m.get("inside")) if r])
+            accounts = [r for r in (entry.get("inside"), m.get("inside")) if r]
+            entry["inside"] = inside.merge(accounts) if accounts else {}
             for key in DEVICE:
                 entry[key] = entry.get(key, 0) + m.get(key, 0)
             entry["faults"] = _faults(entry.get("faults") or {}, m.get("faults") or {})
