@@ -15,6 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
+from stoker import run
+
 TRAIN = """
     import sys, os, time, random
     import torch
@@ -323,6 +325,21 @@ def test_every_child_is_watched(tmp_path: Path) -> None:
     (loader,) = report(tmp_path)["loaders"]
     assert loader["batches"] == 80
     assert loader["settings"]["processes"] == 2
+
+
+@pytest.mark.parametrize("error", [KeyError("cpu_ns"), OSError(28, "No space left on device")])
+def test_a_report_that_cannot_be_made_leaves_the_exit_code(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(run.schema, "save", fail)
+    path = script(tmp_path, "raise SystemExit(7)")
+    assert run.run([path], module=False, apply=False, json_path=tmp_path / "report.json", max_steps=None) == 7
+    said = capfd.readouterr().err
+    assert ("stoker's fault" in said) == isinstance(error, KeyError)
+    assert str(error) in said
 
 
 def test_processes_that_nobody_looked_into(tmp_path: Path) -> None:

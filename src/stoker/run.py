@@ -21,6 +21,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from traceback import format_exc
 from typing import Any
 
 from . import machine
@@ -184,11 +185,16 @@ def run(
     line, env = command_line(command, module), _environment(listener.address, apply, max_steps, ceilings, debug, found)
     code, around = _execute(line, env, listener, live, scalars_path)
     listener.close()
-    report = report_of(command, module, code, listener.snapshots(), before, around)
-    schema.save(report, json_path)
-    if html_path is not None:
-        page.save(report, html_path)
-    sys.stderr.write(text.render(report, json_path, sys.stderr))
+    try:
+        report = report_of(command, module, code, listener.snapshots(), before, around)
+        schema.save(report, json_path)
+        if html_path is not None:
+            page.save(report, html_path)
+        sys.stderr.write(text.render(report, json_path, sys.stderr))
+    except OSError as e:  # the script is over, and whoever waits for its exit code gets it
+        sys.stderr.write(f"stoker: the report cannot be written: {e}\n")
+    except Exception:
+        sys.stderr.write(f"stoker: there is no report, which is stoker's fault and not the script's:\n{format_exc()}")
     sys.stderr.flush()
     if code < 0:
         with contextlib.suppress(OSError):  # SIGKILL has no handler
