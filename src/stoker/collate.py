@@ -120,14 +120,15 @@ class SlotCollate:
         """What ``default_collate`` calls for tensors: torch.stack, into the slot where there is one.
 
         torch's workers always stack into an ``out`` of the first sample's dtype, which makes an error of other dtypes
-        and of samples that require grad. Whatever is not plain goes to torch's own function and fails there.
+        and of samples that require grad, and a batch that is contiguous whatever its samples are. Whatever is not plain
+        goes to torch's own function and fails there.
         """
         elem = batch[0]
         if type(elem) is torch.Tensor and elem.is_cpu and elem.layout is torch.strided and not elem.is_nested:
             try:
                 out = self._into_slot(batch, elem)
                 if out.dtype is elem.dtype and not out.requires_grad:
-                    return out
+                    return out.contiguous()
             except Exception:
                 pass
         return _stock(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]

@@ -85,6 +85,10 @@ def make(kind: str, i: int) -> Any:
             return None
         case "object":
             return Record(r, str(i))
+        case "channels":
+            return (torch.arange(96.0).reshape(2, 3, 4, 4) + i).to(memory_format=torch.channels_last)
+        case "foreign":
+            return np.arange(3 + 1000 * (i % 2), dtype=">i4") + np.array(i, ">i4")
         case "grad":
             return torch.full((2,), float(i), requires_grad=True)
     raise AssertionError(kind)
@@ -93,6 +97,7 @@ def make(kind: str, i: int) -> Any:
 MAP_KINDS = [
     "tensor", "scalar", "int", "float", "bool", "str", "bytes", "pair", "list", "dict", "point", "numpy", "numpy_scalar",
     "bf16", "big", "strided", "empty", "augmented", "augmented", "info", "ragged", "mixed", "none", "object", "grad",
+    "channels", "foreign",
 ]  # fmt: skip
 ERRORS = [None, None, None, "value", "key", "odd", "message", "stop"]
 

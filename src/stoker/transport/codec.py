@@ -16,6 +16,7 @@ import functools
 import io
 import marshal
 import pickle
+import sys
 from collections import ChainMap
 from collections.abc import Iterable
 from multiprocessing.reduction import ForkingPickler
@@ -33,6 +34,7 @@ ONE, LIST = b"1", b"L"  # instead of a stream, for the two commonest batches: a 
 MANY = 1000  # looks of batches to remember, on each side
 _metas: dict[tuple[Any, ...], tuple[bytes, int]] = {}
 _tables: dict[bytes, Any] = {}
+FOREIGN = ">" if sys.byteorder == "little" else "<"
 SMALL_ARRAY = 512  # bytes; a smaller array is cheaper in the stream than as a leaf
 DTYPES: list[torch.dtype] = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str)
 _CODES = {d: i for i, d in enumerate(DTYPES)}
@@ -100,6 +102,8 @@ class _Pickler(pickle.Pickler):
             return _storage, (_bytes_of(obj),)
         if isinstance(obj, torch.Tensor) and obj.device.type == "cpu":
             return obj.__reduce_ex__(5)  # the class knows what it carries; its storages come back here
+        if type(obj) is np.ndarray and obj.dtype.byteorder == FOREIGN:
+            return obj.astype(obj.dtype.newbyteorder("=")).__reduce_ex__(5)  # as pickle's older protocols do, so torch
         if type(obj) is np.ndarray and not obj.flags.writeable and not obj.dtype.hasobject:
             return obj.copy(order="K").__reduce_ex__(5)  # a batch is writable, whatever its samples were
         return NotImplemented
