@@ -230,3 +230,38 @@ def test_keeping_batches_costs_no_descriptors() -> None:
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "400\n"), done.stderr
+
+
+HOOKED = """
+import os, signal, threading, time, warnings
+import stoker
+warnings.simplefilter("ignore")
+main, heard = threading.get_native_id(), threading.Event()
+
+def hook():
+    # Another thread takes it, as the kernel chooses when the main one has it blocked; then its handler is due here.
+    if not heard.is_set():
+        heard.set()
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(100_000):
+            pass
+
+os.register_at_fork(after_in_parent=hook)
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+before = signal.getsignal(signal.SIGINT)
+try:
+    list(stoker.DataLoader(range(100), num_workers={workers}))
+    print("lost")
+except KeyboardInterrupt:
+    print("heard")
+assert signal.getsignal(signal.SIGINT) is before
+print(sum(b.sum().item() for b in stoker.DataLoader(range(100), num_workers=2)))
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_ctrl_c_in_the_instant_of_a_fork_is_heard(workers: int) -> None:
+    """What a handler raises in somebody's hook of a fork is printed and forgotten."""
+    code = HOOKED.format(workers=workers)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["heard", "4950"], done.stderr

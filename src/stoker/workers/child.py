@@ -30,7 +30,7 @@ from ..transport.board import take
 from ..transport.codec import Encoded
 from ..transport.record import INLINE, Kind, Reader, Record, send
 from ..transport.ring import SlotWriter
-from . import native, stuck
+from . import interrupt, native, stuck
 from .body import Body
 from .protocol import PROBED, PROBING, Again, Told, WorkerSpec
 
@@ -99,6 +99,7 @@ def main(
     # And pages that the collector does not touch stay shared.
     gc.freeze()
     try:
+        interrupt.begin()
         if interruptible:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         for fd in others:

@@ -19,7 +19,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ from ..transport.arena import Arena
 from ..transport.board import Board
 from ..transport.record import Kind, Outbox, Reader, Record
 from ..transport.ring import Locker, SlotReader, own_fork
-from . import native, stuck
+from . import interrupt, native, stuck
 from .child import Fd, main
 from .member import Member, Received
 from .protocol import Again, Life, WorkerSpec, look_s
@@ -48,19 +48,6 @@ SHORT = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # processes, d
 PARENT_POLL_S = 5.0  # how late the parent may notice a death that no descriptor told; torch's own interval
 KILLED_S = 1.0  # how long one is waited for that was killed
 FLUSH_S = 0.01  # between two looks at a task pipe that was full
-
-
-@contextlib.contextmanager
-def _uninterrupted(method: str) -> Iterator[None]:
-    """Around a fork: Ctrl-C waits until the child is in ``main``, which takes it without a traceback."""
-    if method != "fork":
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def start(
@@ -338,7 +325,7 @@ class ProcessPool:
             target=main, args=(self._spec, member.place, member.id, ends, others, parent, interruptible)
         )
         process.daemon = True
-        with own_fork(), _uninterrupted(method):
+        with own_fork(), interrupt.waits() if method == "fork" else contextlib.nullcontext():
             process.start()
         return process
 
