@@ -147,13 +147,14 @@ class ProcessPool:
             # count. Their sentinels tell as soon.
             return
         pids = tuple(m.process.pid for m in self._members if not (m.leaving or m.gone))
+        self._watched = True  # first: Ctrl-C may come at any moment
         signal_handling._set_worker_pids(id(self), pids)
         signal_handling._set_SIGCHLD_handler()
-        self._watched = True
 
     def _unwatch(self) -> None:
         if self._watched:
-            signal_handling._remove_worker_pids(id(self))
+            with contextlib.suppress(ValueError):  # interrupted before they were entered, or when they were taken out
+                signal_handling._remove_worker_pids(id(self))
             self._watched = False
 
     def alive(self) -> int:
