@@ -135,9 +135,8 @@ def main(seed: int) -> None:
 def test_a_life_gives_the_batches_of_a_calm_one(tmp_path: Path) -> None:
     for k in range(LIVES):
         seed = SEED + k
-        line = [sys.executable, "-X", "faulthandler", "-m", "tests.faults.test_lives", str(seed)]
-        root = Path(__file__).parents[2]
-        done = subprocess.run(line, cwd=root, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        line = [sys.executable, "-X", "faulthandler", __file__, str(seed)]
+        done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         assert done.returncode == 0, f"seed {seed}\n{done.stdout}\n{done.stderr[-4000:]}"
 
 
