@@ -261,7 +261,6 @@ class ProcessPool:
             if arena.filling >= 0:
                 old.reader.release(arena.filling)
             if old.leaving and self._board is not None and not self._finishing:
-                arena.filling = -1
                 self._spare.append(old.reader)
                 for epoch, task in tasks:
                     self._board.put(epoch, task.number, pickle.dumps(task.indices, protocol=5))
@@ -310,8 +309,9 @@ class ProcessPool:
             others = [fd for m in self._by_inbox.values() for fd in (m.inbox.fd, m.outbox.fd)]
             others += [board.outbox.fd] if board is not None and not board.ended else []
         if method in ("spawn", "forkserver"):
-            if self._zygote is not None and self._zygote.why():
-                raise WorkerDiedError(f"No worker can be started: {self._zygote.why()}.", [], [])
+            why = "" if self._zygote is None else self._zygote.why()
+            if why:
+                raise WorkerDiedError(f"No worker can be started: {why}.", [], [])
             if self._zygote is None or self._zygote.killed:
                 from .zygote import Zygote
 
