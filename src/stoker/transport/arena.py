@@ -36,11 +36,39 @@ def aligned(n: int) -> int:
     return -(-n // ALIGN) * ALIGN
 
 
+class _Word:
+    """An attribute of an arena that is one word of its control block."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+
+    def __get__(self, arena: Arena, _: object) -> int:
+        return arena._control[self._at]
+
+    def __set__(self, arena: Arena, value: int) -> None:
+        arena._control[self._at] = value
+
+
 class Arena:
     """The memory of one worker: an anonymous file with a header page and slots behind it.
 
     Both sides hold one; ``fd`` is inherited (fork) or handed over (spawn, forkserver).
+
+    Attributes:
+        workers: how many workers there are now.
+        epoch: the epoch whose tasks are wanted, where tasks are shared.
+        pss: bytes of memory of the worker, as it measured last: its proportional set size. 0 before that.
+        trims: how often the parent has asked for the memory of free slots.
+        owed: tasks that a worker finds in its own pipe and is to do first.
+        stack: the descriptor, in the worker, of the file to which it writes where it is when it is asked.
     """
+
+    workers = _Word(4)
+    epoch = _Word(5)
+    pss = _Word(6)
+    trims = _Word(14)
+    owed = _Word(10)
+    stack = _Word(13)
 
     def __init__(self, fd: int | None = None) -> None:
         if fd is None:
@@ -86,42 +114,6 @@ class Arena:
         self._control[3] = 0 if task is None else task[0] << 40 | task[1] + 1
 
     @property
-    def workers(self) -> int:
-        """How many workers there are now."""
-        return self._control[4]
-
-    @workers.setter
-    def workers(self, count: int) -> None:
-        self._control[4] = count
-
-    @property
-    def epoch(self) -> int:
-        """The epoch whose tasks are wanted, where tasks are shared."""
-        return self._control[5]
-
-    @epoch.setter
-    def epoch(self, epoch: int) -> None:
-        self._control[5] = epoch
-
-    @property
-    def pss(self) -> int:
-        """Bytes of memory of the worker, as it measured last: its proportional set size. 0 before that."""
-        return self._control[6]
-
-    @pss.setter
-    def pss(self, nbytes: int) -> None:
-        self._control[6] = nbytes
-
-    @property
-    def trims(self) -> int:
-        """How often the parent has asked for the memory of free slots."""
-        return self._control[14]
-
-    @trims.setter
-    def trims(self, count: int) -> None:
-        self._control[14] = count
-
-    @property
     def filling(self) -> int:
         """The slot that the worker is filling, or -1: what a death would leave taken and sent to nobody."""
         return self._control[7] - 1
@@ -141,15 +133,6 @@ class Arena:
         self._control[8], self._control[9] = at
 
     @property
-    def owed(self) -> int:
-        """Tasks that a worker finds in its own pipe and is to do first."""
-        return self._control[10]
-
-    @owed.setter
-    def owed(self, tasks: int) -> None:
-        self._control[10] = tasks
-
-    @property
     def serving(self) -> bool:
         """The worker has started, and asks for tasks."""
         return bool(self._control[11])
@@ -157,15 +140,6 @@ class Arena:
     @serving.setter
     def serving(self, value: bool) -> None:
         self._control[11] = int(value)
-
-    @property
-    def stack(self) -> int:
-        """The descriptor, in the worker, of the file to which it writes where it is when it is asked."""
-        return self._control[13]
-
-    @stack.setter
-    def stack(self, fd: int) -> None:
-        self._control[13] = fd
 
     def keep(self, epoch: int, task: int, state: bytes) -> None:
         """Notes the random state in which a task begins. A kill in the middle leaves the state before."""
