@@ -3,9 +3,9 @@
 In one process, with the watch attached as ``stoker run`` does it. *Steps*: a loop of 1,000 steps a second (each spins
 for a millisecond of wall time), in blocks with and without the watch, in turns; the difference of a step's time is the
 watch's. *Inside*: a worker whose samples go through a list of transforms, with and without the looks at their
-stacks, in turns, nobody stepping, so that the worker's rate is what is seen. One process may be some percent faster than
-another that does the same for as long as it lives, so there are several pairs; looks are many in a worker's first
-seconds, and those are left out.
+stacks, in turns, nobody stepping, so that the worker's rate is what is seen. One process may be some percent faster
+than another that does the same for as long as it lives, so there are several pairs; looks are many in a worker's
+first seconds, and those are left out.
 """
 
 from __future__ import annotations
