@@ -147,6 +147,32 @@ def test_apply_does_not_break_what_cannot_be_loaded_in_a_worker(tmp_path: Path) 
     assert "kept 0" in change["reason"]
 
 
+def test_loaders_of_one_line_are_applied_to_by_their_own_settings(tmp_path: Path) -> None:
+    """And may be made anew from their attributes, as frameworks do that skip batches."""
+    path = script(
+        tmp_path,
+        """
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+
+        class Data(Dataset):
+            def __len__(self): return 40
+            def __getitem__(self, i): return torch.rand(3)
+
+        if __name__ == "__main__":
+            for n in (0, 2, 0):
+                loader = DataLoader(Data(), batch_size=4, num_workers=n, persistent_workers=n > 0)
+                own = len(list(loader))
+                names = ("num_workers", "prefetch_factor", "persistent_workers", "timeout")
+                copy = DataLoader(loader.dataset, batch_size=4, **{k: getattr(loader, k) for k in names})
+                print(own, len(list(copy)), copy.num_workers > 0)
+        """,
+    )
+    p = stoker(tmp_path, "--apply", path)
+    assert p.returncode == 0, p.stderr
+    assert p.stdout == "10 10 False\n10 10 True\n10 10 False\n"
+
+
 def test_the_exit_code_and_traceback_are_the_scripts(tmp_path: Path) -> None:
     path = script(tmp_path, extra="if epoch: raise KeyError('mine')")
     plain = subprocess.run([sys.executable, path], capture_output=True, text=True, cwd=tmp_path)

@@ -37,7 +37,7 @@ def attach(module: Any, applied: dict[str, Any], found: dict[str, dict[str, Any]
         found: by loader, settings that an observed run asked for. Of these the depth of prefetching is taken, which
             changes no batch; ``persistent_workers`` may, where the dataset changes between epochs.
     """
-    done: dict[str, int] = {}
+    done: dict[str, Measured] = {}
 
     def _get_iterator(loader: Any) -> Any:
         name = loader.__dict__.get("_stoker_name", "?")
@@ -48,9 +48,10 @@ def attach(module: Any, applied: dict[str, Any], found: dict[str, dict[str, Any]
                 if found.get(name, {}).get("staged"):
                     _stage(loader, name)
                 with _staged(loader):
-                    if name not in done:
-                        _measure(loader, name, applied, done)
-                _use(loader, done[name])
+                    if name not in done and len(loader.dataset):
+                        done[name] = _measure(loader, name, applied)
+                if name in done:  # by another loader of the same line, perhaps, that had settings of its own
+                    _use(loader, decide(loader, done[name])[0])
                 _deepen(loader, found.get(name, {}).get("prefetch_factor"), applied.get(name))
                 if "_stoker_staged" in loader.__dict__ and name in applied:
                     applied[name]["from"]["staged"], applied[name]["to"]["staged"] = False, True
@@ -99,18 +100,14 @@ def _staged(loader: Any) -> Iterator[None]:
         held["dataset"] = own
 
 
-def _measure(loader: Any, name: str, applied: dict[str, Any], done: dict[str, int]) -> None:
+def _measure(loader: Any, name: str, applied: dict[str, Any]) -> Measured:
     own = int(loader.num_workers)
-    if len(loader.dataset) == 0:
-        done[name] = own
-        return
     began = time.monotonic()
     sys.stderr.write(f"stoker: measuring workers for {name} ... ")
     sys.stderr.flush()
     measured = engine.state_of(loader).measured = measure(loader, engine.budget())
     count, reason = decide(loader, measured)
     sys.stderr.write(f"{count} ({time.monotonic() - began:.1f} s)\n")
-    done[name] = count
     applied[name] = {
         "from": {"num_workers": own},
         "to": {"num_workers": count},
@@ -118,6 +115,7 @@ def _measure(loader: Any, name: str, applied: dict[str, Any], done: dict[str, in
         "measured_s": measured.seconds,
         "rates": {"0": measured.inline_rate, **measured.rates} if measured.inline_rate else dict(measured.rates),
     }
+    return measured
 
 
 def _deepen(loader: Any, depth: Any, entry: dict[str, Any] | None) -> None:
