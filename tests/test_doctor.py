@@ -331,6 +331,15 @@ def test_the_machine_is_looked_at() -> None:
     assert len(seen["over_time"][0]) == 3
 
 
+def test_stalls_for_memory_from_before_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = 5_000_000
+    monkeypatch.setattr(ambient.machine, "memory_stalled", lambda: total)
+    a = ambient.Ambient()
+    total += 2_000_000
+    a._stall()
+    assert a.stop()["memory_stalled_max"] == pytest.approx(0.2, abs=0.01)  # two of ten seconds
+
+
 # --------------------------------------------------------------------------------------------------------------- rules
 
 
@@ -397,10 +406,10 @@ def test_a_loader_that_is_fine() -> None:
     assert diagnose([entry()], 2, False) == ("healthy", [])
 
 
-@pytest.mark.parametrize("around", [{"pressure_max": {"memory": 40.0}}, {"swapped": 1 << 30}], ids=["psi", "swap"])
+@pytest.mark.parametrize("around", [{"memory_stalled_max": 0.4}, {"swapped": 1 << 30}], ids=["psi", "swap"])
 def test_memory_pressure(around: dict[str, Any]) -> None:
     assert causes(around=around) == ["memory_pressure"]
-    assert causes(around={"pressure_max": {"memory": 1.0}, "swapped": 4096}) == []
+    assert causes(around={"memory_stalled_max": 0.01, "swapped": 4096}) == []
 
 
 def test_shm_too_small() -> None:
@@ -471,6 +480,16 @@ def test_helpers_that_take_turns_at_the_lock(
     else:
         assert looks.helpers[1] >= 2 * looks.helpers[0] > 0
         assert looks.helpers[2] >= gil_bound.HELD * looks.helpers[0]
+
+
+def test_what_was_dropped_for_want_of_memory_is_not_the_storages() -> None:
+    where = [{"kind": "fetch", "name": "__getitem__", "line": "train.py:9", "ran": 0.1, "waited": 0.7}]
+    waits = {"wait_s": 3.0, "step_s": 0.5, "looks": 100, "where": where, "stages": {"fetch": {"self_s": 6.0}}}
+    assert causes(cores=2, **waits)[0] == "slow_storage"
+    assert causes(cores=2, around={"memory_stalled_max": 0.2}, **waits)[0] == "slow_storage"  # most waits are others
+    found = causes(cores=2, around={"memory_stalled_max": 0.6}, **waits)
+    assert found[0] == "memory_pressure"
+    assert "slow_storage" not in found
 
 
 def test_cold_cache() -> None:

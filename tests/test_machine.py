@@ -74,6 +74,19 @@ def test_memory_limit(tmp_path: Path, lines: str, files: dict[str, str], limit: 
     assert machine.memory_limit(**tree(tmp_path, lines, files)) == limit
 
 
+def test_stalls_for_memory_are_those_of_the_own_cgroup(tmp_path: Path) -> None:
+    def psi(total: int) -> str:
+        return f"some avg10=0.00 avg60=0.00 avg300=0.00 total={total}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n"
+
+    here = tree(tmp_path, "0::/a\n", {"a/memory.pressure": psi(2000), "memory.pressure": psi(3000)})
+    assert machine.memory_stalled(**here) == 2000
+    here = tree(tmp_path / "v1", "4:memory:/a\n", {"memory/a/memory.limit_in_bytes": "1"})
+    assert machine.memory_stalled(**here) is None
+    (here["proc"] / "pressure").mkdir()
+    (here["proc"] / "pressure/memory").write_text(psi(4000))
+    assert machine.memory_stalled(**here) == 4000
+
+
 def test_memory_in_use_is_without_the_cache(tmp_path: Path) -> None:
     files = {"memory.current": "5000", "memory.stat": "anon 1000\ninactive_file 3000\n"}
     assert machine.memory_used(**tree(tmp_path, "0::/\n", files)) == 2000

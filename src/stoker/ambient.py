@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from .nvml import Nvml
 
 EVERY_S = 0.5
 POINTS = 240  # of the time line; after that every other one is dropped
+SPAN_S = 10.0  # over which stalls for memory are seen together
 
 
 class Ambient:
@@ -22,7 +24,7 @@ class Ambient:
     Example:
         >>> a = Ambient()
         >>> sorted(a.stop())[:3]
-        ['cores_busy', 'memory_available_min', 'pressure_max']
+        ['cores_busy', 'memory_available_min', 'memory_stalled_max']
     """
 
     def __init__(self) -> None:
@@ -30,6 +32,8 @@ class Ambient:
         self._cores = self._before = _cores()
         self._swapped = _swapped()
         self._pressure: dict[str, float] = {}
+        self._stalls: deque[tuple[float, int]] = deque()
+        self._stalled = 0.0
         self._available = machine.memory_available()
         self._shm = machine.shm_free()
         self._line: list[list[float]] = []
@@ -37,6 +41,7 @@ class Ambient:
         self._gpu_line: list[list[float]] = []
         self._began = time.monotonic()
         self._every = EVERY_S
+        self._stall()
         self._thread = threading.Thread(target=self._run, name="stoker_ambient", daemon=True)
         self._thread.start()
 
@@ -50,6 +55,7 @@ class Ambient:
         self._before = now
         for what, share in machine.pressure().items():
             self._pressure[what] = max(self._pressure.get(what, 0.0), share)
+        self._stall()
         available = machine.memory_available()
         self._available = min(self._available, available)
         shm = machine.shm_free()
@@ -63,11 +69,23 @@ class Ambient:
             del self._gpu_line[1::2]
             self._every *= 2
 
+    def _stall(self) -> None:
+        """The kernel's own average over ten seconds would still hold what was before this began."""
+        now, total = time.monotonic(), machine.memory_stalled()
+        if total is None:
+            return
+        self._stalls.append((now, total))
+        while now - self._stalls[0][0] > max(SPAN_S, self._every):
+            self._stalls.popleft()
+        since = self._stalls[0]
+        self._stalled = max(self._stalled, (total - since[1]) / 1e6 / max(SPAN_S, now - since[0]))
+
     def stop(self) -> dict[str, Any]:
         """What was seen: ``cores_busy`` (share of each core, over all the time), ``pressure_max`` (PSI, "some avg10",
-        per cent), ``swapped`` (bytes, in and out), ``memory_available_min`` and ``shm_free_min`` (bytes), ``over_time``
-        (``[s, cores busy, bytes available]``), ``gpu_busy`` (share of each GPU's time, from its first use to its last;
-        empty where NVML does not tell)."""
+        per cent), ``memory_stalled_max`` (share of the worst ten seconds in which some task of this cgroup, or of the
+        machine where the kernel does not count by cgroup, waited for memory), ``swapped`` (bytes, in and out),
+        ``memory_available_min`` and ``shm_free_min`` (bytes), ``over_time`` (``[s, cores busy, bytes available]``),
+        ``gpu_busy`` (share of each GPU's time, from its first use to its last; empty where NVML does not tell)."""
         self._stop.set()
         self._thread.join()
         self._gpus.close()
@@ -75,6 +93,7 @@ class Ambient:
         return {
             "cores_busy": [round(b, 3) for b in _busy(self._cores, _cores())],
             "pressure_max": self._pressure,
+            "memory_stalled_max": round(self._stalled, 3),
             "swapped": swapped - self._swapped,
             "memory_available_min": self._available,
             "shm_free_min": self._shm,

@@ -212,6 +212,17 @@ def pressure() -> dict[str, float]:
     return out
 
 
+def memory_stalled(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int | None:
+    """Microseconds so far in which some task waited for memory (PSI): of this process' cgroup where the kernel counts
+    for it (v2), else of the machine; None without."""
+    own = [d / "memory.pressure" for d in _cgroup_dirs("memory", root, proc)[:1]]
+    for file in (*own, proc / "pressure/memory"):
+        for line in (_read(file) or "").splitlines():
+            if line.startswith("some") and "total=" in line:
+                return _number(line.split("total=")[1])
+    return None
+
+
 def _gpus() -> list[Gpu]:
     """By NVML where pynvml is installed, else by nvidia-smi, else none. Never initialises CUDA."""
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import Case, Finding
+from . import Case, Finding, memory_pressure
 from .model import without
 
 LEAST = 0.3
@@ -16,7 +16,7 @@ def check(case: Case) -> Finding | None:
         return None  # and so may one of the dataset's own
     parts = {**case.looks("fetch", ran=False), **case.looks("decode", ran=False)}
     part = sum(parts.values())
-    if part < LEAST:
+    if part - memory_pressure.stalled(case) < LEAST:  # what was read, and dropped for want of memory, is read again
         return None
     name = max(parts, key=lambda k: parts[k])
     kernel = case.loader.get("kernel", {})

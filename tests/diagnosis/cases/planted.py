@@ -1,12 +1,14 @@
 """What the planted scripts share: work of a known size."""
 
 import os
+import sys
 import time
 
 import torch
 from torch.utils.data import Dataset
 
 CORES = len(os.sched_getaffinity(0))
+NOT_HERE = 77  # the exit code of a script whose cause this machine does not allow
 
 
 def burn(ms):
@@ -25,3 +27,42 @@ class Rows(Dataset):
 
     def __getitem__(self, i):
         return torch.full((256,), float(i))
+
+
+def device():
+    """A CUDA device, or this script cannot plant its cause here."""
+    if not torch.cuda.is_available():
+        sys.exit(NOT_HERE)
+    return torch.device("cuda")
+
+
+def compute(device, ms):
+    """A function that asks the device for so many milliseconds of work, and returns at once with its result."""
+    side = 2048
+    a, b = (torch.randn(side, side, device=device) for _ in range(2))
+    (a @ b).sum().item()  # cuBLAS is loaded
+    began, n = time.perf_counter(), 50
+    for _ in range(n):
+        a @ b
+    torch.cuda.synchronize()
+    times = max(1, round(ms / ((time.perf_counter() - began) / n * 1e3)))
+
+    def step():
+        for _ in range(times):
+            c = a @ b
+        return c.sum()
+
+    return step
+
+
+class Shared(Dataset):
+    """Batches that lie in shared memory already, so that none costs anything before it is there."""
+
+    def __init__(self, n, megabytes):
+        self.n, self.rows = n, torch.empty(8, megabytes << 18).share_memory_()
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, i):
+        return self.rows[i % len(self.rows)]
