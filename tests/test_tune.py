@@ -73,6 +73,18 @@ class Fails(Rows):
         return torch.tensor(float(i))
 
 
+class Leaves(Fails):
+    def __getitem__(self, i: int) -> torch.Tensor:
+        if i == 7:
+            sys.exit(3)
+        return torch.zeros(4)
+
+
+class Unmeasured(Rows):
+    def __len__(self) -> int:
+        raise RuntimeError("not today")
+
+
 class Stream(IterableDataset):
     def __init__(self, n: int | None) -> None:
         self.n = n
@@ -359,9 +371,22 @@ def test_tune_keeps_what_auto_then_uses() -> None:
         (lambda: 1 / 0, "ZeroDivisionError"),
         (lambda: None, "neither a Dataset"),
         (DataLoader(Fails(8), batch_size=4), "sample 7 cannot be loaded: ValueError: a truncated file"),
+        (DataLoader(Leaves(8), batch_size=4), "sample 7 cannot be loaded: a worker died of it"),
         (DataLoader(Rows(), batch_sampler=[]), "gives no batches"),
+        (Unmeasured(), "failed: RuntimeError: not today"),
     ],
-    ids=["empty", "empty stream", "number", "text", "raises", "returns nothing", "bad sample", "no batches"],
+    ids=[
+        "empty",
+        "empty stream",
+        "number",
+        "text",
+        "raises",
+        "returns nothing",
+        "bad sample",
+        "leaves",
+        "no batches",
+        "no length",
+    ],
 )
 def test_what_cannot_be_tuned(thing: Any, words: str) -> None:
     before = children()

@@ -195,7 +195,7 @@ def _read(loader: DataLoader[Any], seed: int, total: int | None, progress: Calla
                 raise
             at = e.tasks[0] * BATCH
             raise WorkerDiedError(
-                f"{e} It had one of the samples {at} to {at + BATCH - 1} of those read", e.workers, e.tasks
+                f"{e}. It had one of the samples {at} to {at + BATCH - 1} of those read", e.workers, e.tasks
             ) from e
         except StokerError:
             raise

@@ -99,6 +99,7 @@ def spec_of(loader: Any, num_workers: int) -> WorkerSpec:
         shared_seed=None,
         task_seeds=True,
         on_error=settings.on_error(loader),
+        restart=True,  # nobody takes its place, but a death is told by its sentinel: torch's handler raises anywhere
     )
 
 

@@ -163,6 +163,8 @@ def _check(dataset: Any, name: str) -> None:
         n = len(dataset)
     except TypeError:
         raise UsageError(f"{name} has no length and is no IterableDataset: nothing says which samples it has") from None
+    except Exception as e:
+        raise UsageError(f"len({name}) failed: {type(e).__name__}: {e}") from e
     if n == 0:
         raise UsageError(f"{name} is empty")
 
