@@ -45,7 +45,7 @@ MAY: dict[str, set[str]] = {
     "files": set(),
     "nesting": set(),
     "cache": BASE | {"machine", "transport"},
-    "staging": BASE | {"cache", "gather", "image", "machine", "objects", "options"},
+    "staging": BASE | {"cache", "gather", "image", "lifecycle", "machine", "objects", "options"},
     "faults": BASE | {"machine", "metrics", "nesting", "stateful"},
     "stage": {"collate", "faults", "gather", "stateful"},
     "workers": BASE

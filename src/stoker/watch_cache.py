@@ -6,6 +6,7 @@ priority than the script and for seconds; what it finds comes through a pipe, an
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -43,7 +44,8 @@ class Tries:
             finally:
                 os._exit(0)
         os.close(writer)
-        os.waitpid(child, 0)
+        with contextlib.suppress(ChildProcessError):  # the script lets the kernel reap its children
+            os.waitpid(child, 0)
 
     def collect(self, loaders: dict[str, Any]) -> None:
         """Notes what was found, at the script's end."""

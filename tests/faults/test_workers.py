@@ -404,6 +404,24 @@ def test_a_script_that_starts_its_loader_when_it_is_imported(kw: str) -> None:
     assert "exit code 1" in done.stderr.splitlines()[-1]
 
 
+REAPER = """
+import threading, time
+def reap():
+    while True:
+        try: os.waitpid(-1, 0)
+        except ChildProcessError: time.sleep(0.001)
+threading.Thread(target=reap, daemon=True).start()"""
+
+
+@pytest.mark.parametrize(
+    "setup", ["signal.signal(signal.SIGCHLD, signal.SIG_IGN)", REAPER], ids=["ignored", "waited for"]
+)
+def test_a_worker_dies_and_somebody_else_reaps_it(setup: str) -> None:
+    """``multiprocessing`` then believes for ever that it runs."""
+    said = told("stoker.DataLoader", at=100, once="open('once', 'w').close()", setup=setup)
+    assert said == "whole [196, 197, 198, 199]\n"
+
+
 def test_an_epoch_that_is_left_early_and_a_worker_that_dies_in_between() -> None:
     """Tasks of the epoch that was left move the workers' random state, dead or alive."""
     results = []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from .. import lifecycle
 from ..errors import StokerError, UsageError
 
 DIED = "it ended the process it was tried in"
@@ -44,8 +44,7 @@ def apart(fn: Callable[[], Any]) -> Any:
             parts.append(part)
     finally:
         os.close(reader)
-        os.kill(child, signal.SIGKILL)  # it is done, or nobody wants to know any more
-        os.waitpid(child, 0)
+        lifecycle.kill(child)  # it is done, or nobody wants to know any more
     if not parts:
         raise UsageError(DIED)
     answer = json.loads(b"".join(parts))

@@ -187,7 +187,8 @@ class Ram:
             if process.pid is not None:
                 process.kill()
                 process.join()
-            process.close()
+            with contextlib.suppress(ValueError):  # somebody else has reaped it, and it seems to run
+                process.close()
             ours.close()
             theirs.close()
 

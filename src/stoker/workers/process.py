@@ -423,7 +423,7 @@ class ProcessPool:
         woken = {fd for fd, _ in events}
         dead = []
         for m in self._members:
-            if m.gone or m.dead or (not m.hung and m.process.is_alive()):
+            if m.gone or m.dead or (not m.hung and lifecycle.alive(m.process)):
                 continue
             if not self._may_leave(m):
                 dead.append(m)
@@ -456,7 +456,7 @@ class ProcessPool:
         """Kills workers that take too long over a sample, once they have said where they are."""
         for m in self._members:
             late = 0 < m.reader.arena.at[1] < time.monotonic_ns()
-            if late and not (m.gone or m.dead) and m.reader.arena.hand is not None and m.process.is_alive():
+            if late and not (m.gone or m.dead) and m.reader.arena.hand is not None and lifecycle.alive(m.process):
                 m.hung = stuck.stack(m.process.pid, m.reader.arena.stack)
                 m.process.kill()
                 m.process.join(KILLED_S)  # what waits for a device or a file server may not even die
@@ -488,7 +488,7 @@ class ProcessPool:
     def _sweep(self) -> None:
         """Buries those that were told to leave, and did."""
         for m in self._members:
-            if m.leaving and not (m.gone or m.dead or m.process.is_alive()) and self._may_leave(m):
+            if m.leaving and not (m.gone or m.dead or lifecycle.alive(m.process)) and self._may_leave(m):
                 self._ignore(m.process.sentinel)
                 self._bury(m)
 

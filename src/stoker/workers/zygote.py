@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from .. import lifecycle
 from . import native
 from .child import Fd, die_with_parent, main
 from .protocol import WorkerSpec
@@ -173,7 +174,7 @@ class Zygote:
     def _has_ended(self) -> bool:
         if self._hung_up:
             self.process.join(EXIT_S)
-        return not self.process.is_alive()
+        return not lifecycle.alive(self.process)
 
     def close(self, leave_s: float) -> None:
         """Ends it; its workers have gone."""
@@ -182,7 +183,7 @@ class Zygote:
         self._socket.close()
         self._pickled.close()
         self.process.join(leave_s)
-        if self.process.is_alive():
+        if lifecycle.alive(self.process):
             self.process.kill()
             self.process.join()
 
@@ -249,6 +250,9 @@ def _start_method() -> str:
 def serve(control: Fd, pickled: Pickled, parent: int) -> None:
     """The interpreter that workers are forked from. Leaves when its parent has closed its end and all workers went."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the parent takes it; workers unblock it
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # ignored by the parent it would be here, and nobody knew an exit code
     if parent:
         die_with_parent(parent)
     gc.freeze()
