@@ -83,12 +83,11 @@ class PoolIter(_BaseDataLoaderIter):
         faults: tuple[OnError, Ledger] | None = None,
         known: dict[Any, Failure] | None = None,
     ) -> None:
-        saved, self._locker = cursor.saved, locker
+        saved, self._cursor, self._locker = cursor.saved, cursor, locker
         with cursor.quiet():
             super().__init__(loader)
         if not loader.prefetch_factor:
             raise AssertionError("prefetch_factor must be greater than 0 to load in worker processes")
-        auto = isinstance(loader.num_workers, AutoWorkers)
         every = getattr(loader, "snapshot_every_n_steps", None)
         iterable = self._dataset_kind == _DatasetKind.Iterable
         fixed = shards
@@ -115,38 +114,13 @@ class PoolIter(_BaseDataLoaderIter):
                 StokerWarning,
                 stacklevel=5,
             )
-        knobs = Knobs(
-            num_workers=parts_there,
-            prefetch_factor=loader.prefetch_factor,
-            in_order=getattr(loader, "in_order", True),  # torch < 2.6 has no such argument
-            persistent=loader.persistent_workers,
-            timeout=loader.timeout,
-            task_seeds=cursor.task_seeds,
-            shared=auto and self._dataset_kind == _DatasetKind.Map and (threads is not None or supported()),
-            ahead=getattr(loader, "_ahead", 0) if auto else 0,
-        )
-        init_fn = loader.worker_init_fn
-        if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
-            init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
-        spec = WorkerSpec(
-            kind=self._dataset_kind,
-            dataset=self._dataset,
-            auto_collation=self._auto_collation,
-            collate_fn=self._collate_fn,
-            drop_last=self._drop_last,
-            base_seed=int(self._base_seed),
-            init_fn=init_fn,
+        knobs = self._knobs_of(loader, parts_there, threads is not None)
+        spec = replace(
+            self._spec_of(loader, knobs),
             num_workers=workers_there,
-            shared_seed=self._shared_seed,
-            task_seeds=knobs.task_seeds,
-            shared=knobs.shared,
             on_error=None if faults is None else faults[0],
             restart=known is not None,
-            sample_timeout=getattr(loader, "sample_timeout", None) or 0.0,
             parts=parts,
-            part_epochs=0 if saved is None else saved.epoch,
-            batch_size=loader.batch_size,
-            tell=-1 if every is None else every,
             look=saved is not None and saved.next > 0 and not knobs.task_seeds and (not iterable or not saved.workers),
             shards=shards,
         )
@@ -191,12 +165,49 @@ class PoolIter(_BaseDataLoaderIter):
             from .workers.restart import Restarts  # when there are workers that may die
 
             restarts = Restarts(workers, spec, known, metrics)
-        self._cursor, self._first_epoch = cursor, 0 if saved is None else saved.epoch
+        self._first_epoch = 0 if saved is None else saved.epoch
         self._look_worn = False
         self._scheduler = Scheduler(pool, knobs, metrics, budget, restarts)
         self._pressure = Pressure(_steps(self._scheduler, workers, pool, locker), metrics.decisions.append)
         self._look = Look(self._dataset) if knobs.persistent and threads is None else None
         self._reset(loader, first_iter=True)
+
+    def _knobs_of(self, loader: Any, n: int, threads: bool) -> Knobs:
+        auto, is_map = isinstance(loader.num_workers, AutoWorkers), self._dataset_kind == _DatasetKind.Map
+        return Knobs(
+            num_workers=n,
+            prefetch_factor=loader.prefetch_factor,
+            in_order=getattr(loader, "in_order", True),  # torch < 2.6 has no such argument
+            persistent=loader.persistent_workers,
+            timeout=loader.timeout,
+            task_seeds=self._cursor.task_seeds,
+            shared=auto and is_map and (threads or supported()),
+            ahead=getattr(loader, "_ahead", 0) if auto else 0,
+        )
+
+    def _spec_of(self, loader: Any, knobs: Knobs) -> WorkerSpec:
+        """What workers are told by the loader; what it says of its run is not in it yet."""
+        init_fn = loader.worker_init_fn
+        if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
+            init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
+        every, saved = getattr(loader, "snapshot_every_n_steps", None), self._cursor.saved
+        return WorkerSpec(
+            kind=self._dataset_kind,
+            dataset=self._dataset,
+            auto_collation=self._auto_collation,
+            collate_fn=self._collate_fn,
+            drop_last=self._drop_last,
+            base_seed=int(self._base_seed),
+            init_fn=init_fn,
+            num_workers=knobs.num_workers,
+            shared_seed=self._shared_seed,
+            task_seeds=knobs.task_seeds,
+            shared=knobs.shared,
+            sample_timeout=getattr(loader, "sample_timeout", None) or 0.0,
+            part_epochs=0 if saved is None else saved.epoch,
+            batch_size=loader.batch_size,
+            tell=-1 if every is None else every,
+        )
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         cursor = self._cursor
