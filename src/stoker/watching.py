@@ -27,11 +27,7 @@ from .metrics import LoaderMetrics
 from .observer import Watch
 from .watched import count, made_at, settings_of
 
-LONG_S = 2e-3  # a step, of which the CPU's time is always read
-ONE_IN = 16  # of the shorter ones
-
 _now = time.perf_counter
-_cpu = time.process_time
 _Tensor = torch.Tensor
 
 

@@ -18,9 +18,6 @@ import numpy as np
 from ..errors import UsageError
 from ..transport.mapping import map_shared
 
-PAGE = 4096
-
-
 _threads: dict[tuple[int, int], threading.Lock] = {}  # by file: record locks know processes, not threads
 
 

@@ -11,7 +11,6 @@ from .diff import MENDED
 from .terminal import colour_wanted, human_seconds, style, table, width
 
 COLOURS = {"healthy": "green", "input-bound": "red", "transfer-bound": "red", "unknown": "yellow"}
-FEW = 5
 SEEN = 0.005  # of the loop; what costs less costs something else
 LAST = 5  # of what was decided while running
 

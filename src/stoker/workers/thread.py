@@ -37,8 +37,6 @@ from .protocol import Told, WorkerSpec, look_s
 if TYPE_CHECKING:
     from .shards import Shards
 
-POLL_S = 5.0  # between two looks at whether a worker is still there
-
 FRAMES = 8  # of a stack, the innermost
 
 _current = threading.local()
