@@ -180,7 +180,8 @@ def rate(name: str, s: Setting) -> tuple[float, float]:
     loader = stoker.DataLoader(make(), **kw, **more)
     n = max(1, s.num_workers)
     first = 0.0
-    warm, count, start, it = n * s.prefetch_factor, 0, 0.0, iter(loader)
+    flying = warm = n * s.prefetch_factor
+    count, start, it = 0, 0.0, iter(loader)
     while True:
         try:
             next(it)
@@ -193,8 +194,10 @@ def rate(name: str, s: Setting) -> tuple[float, float]:
             first = now
         if not start and now - first > WARM_S and (count >= warm or (now - first > 2 * WARM_S and count >= n)):
             start, warm = now, count
-        elif start and now - start >= WINDOW_S and count - warm >= n:
-            break
+        elif start and (count - warm) % n == 0:  # whole turns: workers that are in step deliver in bursts
+            enough = WINDOW_S if count - warm >= flying else 2 * WINDOW_S  # as does what waited behind a slow one
+            if now - start >= enough:
+                break
     value = (count - warm) / (now - start)
     del it
     return value, time.monotonic() - began

@@ -175,6 +175,7 @@ class PoolBench:
             old -= 1
 
     def _window(self, n: int, prefetch: int, seconds: float, least: int) -> Window:
+        waited = self._arrived()
         self._sums, self._paused = [0] * 5, 0.0
         io, own = self._io(), time.thread_time()
         began, count = time.monotonic(), 0
@@ -183,24 +184,33 @@ class PoolBench:
             count += 1
             took = time.monotonic() - began - self._paused
             enough = least * n if took < LONG * seconds and time.monotonic() < self.deadline else n
-            if took >= seconds and count >= enough:
+            # Whole turns: workers that are in step deliver in bursts, and a part of one is up to n - 1 batches amiss.
+            if took >= seconds and count >= enough and count % n == 0:
                 break
         own = time.thread_time() - own
-        done, wall, cpu, made, nbytes = self._sums
+        made = max(1, count + self._arrived() - waited)
+        done, wall, cpu, making, nbytes = self._sums
         now = self._io()
         each = max(1, done) * 1e9
         return Window(
-            count / took if took > 0 else 0.0,
+            made / took if took > 0 else 0.0,
             count,
             wall / each,
             cpu / each,
             own / count,
-            made / each,
+            making / each,
             nbytes,
             now[0] - io[0],
             now[1] - io[1],
             self._noticed.who,
         )
+
+    def _arrived(self) -> int:
+        """Batches that are made and wait for their turn: many behind a slow one, which would come in a burst. What
+        counts is how many are made."""
+        while not self._streams and (result := self._result(0.0, None)) is not None:
+            self._note(result)
+        return len(self._came)
 
     def first(self, n: int) -> None:
         """Starts ``n`` workers and waits for the first batch."""
@@ -244,18 +254,25 @@ class PoolBench:
 
     def _receive(self, worker: int) -> bool:
         """One result. False when a stream ended, so that the oldest task may be another."""
-        assert self._pool is not None
         left = max(0.001, self.deadline - time.monotonic()) + 1.0
-        try:
-            result = self._pool.receive(left, worker if self._method == "process" else None)
-        except WorkerDiedError as e:
-            raise BadSample(f"a worker died of it: {e}") from e
+        result = self._result(left, worker if self._method == "process" else None)
         if result is None:
             raise TooSlow(f"no batch came in {left:.0f} s")
         if result.ended:
             self._ended.add(result.worker)
             self._order = deque(o for o in self._order if o[1] != result.worker or o[0] in self._came)
             return False
+        self._note(result)
+        return True
+
+    def _result(self, timeout: float, worker: int | None) -> Any:
+        assert self._pool is not None
+        try:
+            return self._pool.receive(timeout, worker)
+        except WorkerDiedError as e:
+            raise BadSample(f"a worker died of it: {e}") from e
+
+    def _note(self, result: Any) -> None:
         fetch, collate, transport, cpu = result.times
         self._sums[0] += 1
         self._sums[1] += fetch + collate + transport
@@ -263,7 +280,6 @@ class PoolBench:
         self._sums[3] += fetch + collate
         self._sums[4] = max(self._sums[4], result.nbytes)
         self._came[result.task] = result
-        return True
 
     def _io(self) -> tuple[int, int]:
         stored = read = 0
