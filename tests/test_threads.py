@@ -421,9 +421,13 @@ def test_auto_measures_both(caplog: Any) -> None:
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core makes both alike")
 def test_auto_takes_processes_for_pure_python(caplog: Any) -> None:
-    words = chosen(Spins(), caplog)
-    assert words.startswith("worker_method='process'")
-    assert "threads make" in words
+    for _ in range(5):  # the second core may be somebody else's for a moment, and both are alike then
+        words = chosen(Spins(), caplog)
+        assert "threads make" in words
+        if words.startswith("worker_method='process'"):
+            break
+    else:
+        raise AssertionError(words)
 
 
 def test_auto_takes_processes_where_threads_are_not_safe(caplog: Any) -> None:
