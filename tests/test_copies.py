@@ -79,7 +79,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert cli.main(["check", "--plot", str(tmp_path / "a.svg")]) == 2
     assert "none that CUDA reaches" in capsys.readouterr().err
     monkeypatch.setattr(copies, "CudaBench", Bench)
-    monkeypatch.setattr(machine, "_gpus", lambda: [machine.Gpu("Stand-in", 1 << 34, 1 << 34, None)])
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu("Stand-in", 1 << 34, 1 << 34, None)])
     plot = tmp_path / "a.svg"
     assert cli.main(["check", "--json", "--plot", str(plot)]) == 0
     out = json.loads(capsys.readouterr().out)

@@ -26,7 +26,7 @@ MAY: dict[str, set[str]] = {
     "arguments": set(),
     "metrics": set(),
     "lifecycle": set(),
-    "machine": set(),
+    "machine": {"nvml"},
     "source": set(),
     "readahead": BASE,
     "chunks": BASE | {"readahead", "source"},

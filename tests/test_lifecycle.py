@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from stoker import lifecycle
+
 PRELUDE = """
 import os, sys, time, threading
 import torch, stoker
@@ -265,3 +267,29 @@ def test_ctrl_c_in_the_instant_of_a_fork_is_heard(workers: int) -> None:
     code = HOOKED.format(workers=workers)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["heard", "4950"], done.stderr
+
+
+def test_a_child_is_ended_unless_somebody_else_has_reaped_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = subprocess.Popen(["sleep", "60"])
+    lifecycle.kill(runs.pid)
+    assert not psutil.pid_exists(runs.pid)
+    gone = subprocess.Popen(["true"])
+    os.waitpid(gone.pid, 0)
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("the id may be another's"))
+    lifecycle.kill(gone.pid)
+    runs.wait()
+    gone.wait()
+
+
+def test_a_script_that_lets_the_kernel_reap_its_children_is_split_and_staged() -> None:
+    code = (
+        PRELUDE
+        + """
+import signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+staged = stoker.Staged(Data())
+print([sum(len(b) for b in stoker.DataLoader(staged, batch_size=4, num_workers=2)) for _ in range(2)])
+"""
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[64, 64]\n", done.stderr[-2000:]

@@ -11,25 +11,15 @@ from __future__ import annotations
 import math
 import os
 import platform
-import shutil
-import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .nvml import Gpu, gpus
+
 NO_LIMIT = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
 SHM_SMALL = 256 << 20  # Docker's default is 64 MB; torch's own loader needs some batches' worth
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One accelerator: name, total and free memory in bytes, utilisation in per cent (None where unknown)."""
-
-    name: str
-    memory: int | None
-    memory_free: int | None
-    utilisation: float | None
 
 
 @dataclass(frozen=True)
@@ -204,68 +194,24 @@ def _limit(name: str) -> int | None:
 
 def pressure() -> dict[str, float]:
     """PSI "some avg10", per cent, for cpu, memory and io (the kernel's accounting/psi.rst); empty without."""
-    out = {}
-    for what in ("cpu", "memory", "io"):
-        for line in (_read(Path("/proc/pressure") / what) or "").splitlines():
-            if line.startswith("some"):
-                out[what] = float(line.split("avg10=")[1].split()[0])
-    return out
+    found = {what: _psi(Path("/proc/pressure") / what) for what in ("cpu", "memory", "io")}
+    return {what: float(some["avg10"]) for what, some in found.items() if some}
 
 
 def memory_stalled(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int | None:
     """Microseconds so far in which some task waited for memory (PSI): of this process' cgroup where the kernel counts
     for it (v2), else of the machine; None without."""
     own = [d / "memory.pressure" for d in _cgroup_dirs("memory", root, proc)[:1]]
-    for file in (*own, proc / "pressure/memory"):
-        for line in (_read(file) or "").splitlines():
-            if line.startswith("some") and "total=" in line:
-                return _number(line.split("total=")[1])
-    return None
+    some = next(filter(None, map(_psi, (*own, proc / "pressure/memory"))), {})
+    return _number(some.get("total"))
 
 
-def _gpus() -> list[Gpu]:
-    """By NVML where pynvml is installed, else by nvidia-smi, else none. Never initialises CUDA."""
-    try:
-        import pynvml
-    except ImportError:
-        return _gpus_smi()
-    try:
-        pynvml.nvmlInit()
-    except Exception:
-        return []
-    try:
-        out = []
-        for i in range(pynvml.nvmlDeviceGetCount()):
-            h = pynvml.nvmlDeviceGetHandleByIndex(i)
-            name = pynvml.nvmlDeviceGetName(h)
-            mem = pynvml.nvmlDeviceGetMemoryInfo(h)
-            try:
-                use: float | None = float(pynvml.nvmlDeviceGetUtilizationRates(h).gpu)
-            except Exception:  # not supported on this device
-                use = None
-            out.append(Gpu(name.decode() if isinstance(name, bytes) else name, int(mem.total), int(mem.free), use))
-        return out
-    except Exception:
-        return []
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _gpus_smi() -> list[Gpu]:
-    smi = shutil.which("nvidia-smi")
-    if not smi:
-        return []
-    query = "--query-gpu=name,memory.total,memory.free,utilization.gpu"
-    try:
-        p = subprocess.run([smi, query, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    out = []
-    for line in p.stdout.splitlines() if p.returncode == 0 else []:
-        name, total, free, use = ([*(f.strip() for f in line.split(",")), "", "", ""])[:4]
-        mib = [int(v) << 20 if v.isdigit() else None for v in (total, free)]
-        out.append(Gpu(name, mib[0], mib[1], float(use) if use.isdigit() else None))
-    return out
+def _psi(file: Path) -> dict[str, str]:
+    """The "some" line of a file of PSI; empty where it cannot be read."""
+    for line in (_read(file) or "").splitlines():
+        if line.startswith("some"):
+            return dict(word.split("=") for word in line.split()[1:])
+    return {}
 
 
 def cores_granted() -> int:
@@ -362,7 +308,7 @@ def read() -> Machine:
         memlock=_limit("RLIMIT_MEMLOCK"),
         open_files=_limit("RLIMIT_NOFILE"),
         pressure=pressure(),
-        gpus=_gpus(),
+        gpus=gpus(),
         python=platform.python_version(),
         platform=f"{sys.platform} {platform.release()} {platform.machine()}",
     )

@@ -179,7 +179,9 @@ class Ram:
             return ours.recv()  # type: ignore[no-any-return]
         except EOFError:
             process.join()
-            code = process.exitcode or 0
+            code = process.exitcode
+            if code is None:  # somebody else has reaped it
+                return Seen("failed", "the trial's process ended, nobody knows how")
             if code >= 0:
                 return Seen("failed", f"the trial's process ended by itself, with exit code {code}")
             return Seen("out", f"the trial's process was ended by signal {-code} ({signal.strsignal(-code)})")

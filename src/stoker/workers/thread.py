@@ -228,12 +228,7 @@ class ThreadPool:
     """
 
     def __init__(
-        self,
-        spec: WorkerSpec,
-        budget: Budget,
-        noticed: Noticed,
-        heaps: list[HeapWriter],
-        locker: Locker | None = None,
+        self, spec: WorkerSpec, budget: Budget, noticed: Noticed, heaps: list[HeapWriter], locker: Locker | None = None
     ) -> None:
         refuse(spec.dataset)
         _teach_torch()
