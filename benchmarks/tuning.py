@@ -2,8 +2,9 @@
 
 For each workload, in a process of its own: ``stoker.tune`` as anybody would call it; then every cell of a grid
 (workers x method x prefetch), each a fresh loader, in rounds of changing order; then the three best cells and the
-answer again, in turns, because the best of many noisy figures is too good. Last, a loader that tunes itself from the
-worst start (1 worker, 1 batch ahead) for 20 seconds, and then in turns with the answer.
+answer again, in turns, because the best of many noisy figures is too good, and until the interval of their ratio says
+on which side of 95 % it lies. Last, a loader that tunes itself from the worst start (1 worker, 1 batch ahead) for 20
+seconds, and then in turns with the answer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ PREFETCH = (2, 4, 8)
 ROUNDS = 2
 WINDOW_S = 0.7
 WARM_S = 1.0  # after the first batch, at least, and until as many have come as are in flight; then slots are there
-FINAL = 6  # rounds of the best cells and the answer
+FINAL, AT_MOST = 6, 24  # rounds of the best cells and the answer: more than the first, until the interval decides
 ONLINE_S = 20.0
 SHARE, PART, LIMIT_S, ONLINE_SHARE = 0.95, 0.15, 60.0, 0.95  # what the table asks for
 
@@ -227,12 +228,23 @@ def offline(name: str, emit: Callable[..., None], rounds: int) -> Setting:
             seen[c].append(value)
             emit(what="cell", setting=cell(c), rate=value, seconds=s)
     top = sorted(cells, key=lambda c: -statistics.median(seen[c]))[:3]
-    for r in range(FINAL):
-        again = list(dict.fromkeys([*top, best]))
+    again = list(dict.fromkeys([*top, best]))
+    final: dict[Setting, list[float]] = {c: [] for c in again}
+    for r in range(AT_MOST):
         for c in again if r % 2 == 0 else reversed(again):
             value, _ = rate(name, c)
+            final[c].append(value)
             emit(what="final", setting=cell(c), rate=value, answer=c == best)
+        _, low, high = share(final, seen, best)
+        if r + 1 >= FINAL and not low < SHARE < high:
+            break
     return best
+
+
+def share(final: Mapping[Any, list[float]], grid: Mapping[Any, list[float]], answer: Any) -> tuple[float, float, float]:
+    """The answer's rate over that of the cell with the best figures of all, and its 95 % interval."""
+    best = max((c for c in final if c in grid), key=lambda c: statistics.fmean(final[c] + grid[c]))
+    return paired(final[best], final[answer])
 
 
 def online(name: str, best: Setting, emit: Callable[..., None]) -> None:
@@ -288,12 +300,10 @@ def table(lines: list[dict[str, Any]]) -> str:
             if x["what"] in ("final", "cell"):
                 of_what = final if x["what"] == "final" else grid
                 of_what.setdefault(tuple(x["setting"]), []).append(x["rate"])
-        answer = final[tuple(tuned["setting"])]
-        best = max((k for k in final if k in grid), key=lambda k: statistics.fmean(final[k] + grid[k]))
-        share, low, high = paired(final[best], answer)
+        part_of, low, high = share(final, grid, tuple(tuned["setting"]))
         self_tuned = [x for x in of if x["what"] == "online"]
         own = statistics.median(x["rate"] / x["answer"] for x in self_tuned) if self_tuned else math.nan
-        ok = share >= SHARE and tuned["seconds"] <= min(LIMIT_S, PART * grid_s) and not tuned["crossed"]
+        ok = part_of >= SHARE and tuned["seconds"] <= min(LIMIT_S, PART * grid_s) and not tuned["crossed"]
         ok = ok and not own < ONLINE_SHARE
         n, method, prefetch = tuned["setting"]
         words = f"{n} {method}, {prefetch}" if n else "0"
@@ -302,7 +312,7 @@ def table(lines: list[dict[str, Any]]) -> str:
         row = [
             name,
             words,
-            f"{share:.0%} ({low:.0%} to {high:.0%})",
+            f"{part_of:.0%} ({low:.0%} to {high:.0%})",
             f"{tuned['seconds']:.1f}",
             part,
             live,

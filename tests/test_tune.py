@@ -27,6 +27,8 @@ from stoker.engine import state_of
 from stoker.errors import UsageError
 from stoker.tuning import limits as limits_
 from stoker.tuning import profile
+from stoker.tuning.bench import Window
+from stoker.tuning.contest import Seen
 from stoker.tuning.guess import guesses
 from stoker.tuning.limits import limits
 from stoker.tuning.model import Model
@@ -141,6 +143,34 @@ def test_no_more_workers_than_help() -> None:
     assert all(g.how for g in r.guesses)
     assert r.seconds < 30
     assert set(r.reasons) >= {"num_workers", "pin_memory"}
+
+
+@pytest.mark.parametrize(("gain", "method"), [(1.08, "thread"), (1.0, "process")])
+def test_threads_that_are_nearly_as_fast_are_tried_with_twice_as_many(
+    gain: float, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(self: Search, s: Setting) -> Seen:
+        many = gain if s.worker_method == "thread" and s.num_workers >= 4 else 0.99
+        rate = 100.0 * max(0.5, min(s.num_workers, 2)) * (many if s.worker_method == "thread" else 1.0)
+        seen = self.seen.setdefault(s, Seen())
+        seen.rates.append(rate)
+        seen.window = window
+        self._last = [*self._last[-1:], s]
+        self.tried.append({"num_workers": s.num_workers, "worker_method": s.worker_method})
+        return seen
+
+    window = Window(rate=100.0, batches=10, work_s=0.01, cpu_s=0.01, own_s=1e-6, nbytes=64, read=0, stored=0)
+    monkeypatch.setattr(Search, "measure", measure)
+    search = Search(DataLoader(Waits(), batch_size=4), "Waits", ("num_workers", "worker_method"), 30, lambda _: None)
+    search.cores, search.model = 2, Model(work_s=0.01, cpu_s=0.01, own_s=1e-6, cores=2)
+    search.limits, search._torchs = [limits_.Limit("cores", 16, "")], False
+    s = search._worker_method(search._num_workers(Setting(1, batch_size=4)))
+    assert (s.num_workers, s.worker_method) == (2, "process")
+    best = search._final(s)
+    assert best.worker_method == method
+    assert any(t["worker_method"] == "thread" and t["num_workers"] == 4 for t in search.tried)
+    assert (best.num_workers == 4) == (method == "thread")
+    assert search.reasons["worker_method"].startswith(method)
 
 
 def test_every_knob_but_those_asked_for_stays() -> None:

@@ -6,6 +6,7 @@ when the interval of their ratio says so. The first window gives a model of the 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -242,10 +243,20 @@ class Search(Contest):
             return self._worker_method(process)
         a, b = self.seen[process].rate, self.seen[thread].rate
         best = thread if wins else process
+        if "num_workers" in self.knobs and not wins and b >= KNEE * a and s.num_workers <= self.cores:
+            self._more_threads(thread)
         self.reasons["worker_method"] = (
             f"{best.worker_method}: {s.num_workers} threads make {figure(b)} samples/s, as many processes {figure(a)}"
         )
         return best
+
+    def _more_threads(self, s: Setting) -> None:
+        """Threads that wait for the interpreter lock want to be more than cores: measured for the last race."""
+        more = [n for n in self.counts() if n >= 2 * s.num_workers]
+        other = replace(s, num_workers=more[0]) if more else s
+        if other not in self.seen and not self.over():
+            with contextlib.suppress(BadSample, TooSlow):
+                self.measure(other)
 
     def _prefetch_factor(self, s: Setting) -> Setting:
         least = DEPTH if self._cheap(s) else PREFETCH[0]
@@ -317,7 +328,8 @@ class Search(Contest):
             self.reasons["num_workers"] = f"{best.num_workers} is the smallest within 3 % of the best, measured again"
         if best.worker_method != s.worker_method:
             self.reasons["worker_method"] = (
-                f"{best.worker_method}: as fast as any other with fewer workers, measured again"
+                f"{best.worker_method}: {words_of(best)} make {figure(self.seen[best].rate)} samples/s, "
+                f"{words_of(s)} {figure(self.seen[s].rate)}, measured again"
             )
         return best
 
