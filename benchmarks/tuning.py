@@ -178,18 +178,28 @@ def rate(name: str, s: Setting) -> tuple[float, float]:
     more: dict[str, Any] = {"num_workers": s.num_workers}
     if s.num_workers:
         more |= {"worker_method": s.worker_method, "prefetch_factor": s.prefetch_factor}
-    loader = stoker.DataLoader(make(), **kw, **more)
+    batches = forever(stoker.DataLoader(make(), **kw, **more))
     n = max(1, s.num_workers)
-    first = 0.0
-    flying = warm = n * s.prefetch_factor
-    count, start, it = 0, 0.0, iter(loader)
-    while True:
-        try:
-            next(it)
-        except StopIteration:
-            it = iter(loader)
-            continue
-        count += 1
+    value = steady(batches, n, n * s.prefetch_factor)
+    del batches
+    return value, time.monotonic() - began
+
+
+def forever(loader: Any) -> Iterator[Any]:
+    return itertools.chain.from_iterable(itertools.repeat(loader))
+
+
+def steady(batches: Iterator[Any], n: int, flying: int) -> float:
+    """Batches per second, once it runs.
+
+    Args:
+        batches: without an end.
+        n: workers.
+        flying: how many are made ahead.
+    """
+    first = start = 0.0
+    warm = flying
+    for count, _ in enumerate(batches, 1):
         now = time.monotonic()
         if count == 1:
             first = now
@@ -198,10 +208,8 @@ def rate(name: str, s: Setting) -> tuple[float, float]:
         elif start and (count - warm) % n == 0:  # whole turns: workers that are in step deliver in bursts
             enough = WINDOW_S if count - warm >= flying else 2 * WINDOW_S  # as does what waited behind a slow one
             if now - start >= enough:
-                break
-    value = (count - warm) / (now - start)
-    del it
-    return value, time.monotonic() - began
+                return (count - warm) / (now - start)
+    raise AssertionError("they were to have no end")
 
 
 def fits(name: str, s: Setting) -> bool:
@@ -258,22 +266,16 @@ def online(name: str, best: Setting, emit: Callable[..., None]) -> None:
     )
     state_of(loader).measured = Measured(1)
     loader.num_workers = AutoWorkers(1)
-    batches = itertools.chain.from_iterable(itertools.repeat(loader))
+    batches = forever(loader)
     began = time.monotonic()
     for count, _ in enumerate(batches, 1):
         if time.monotonic() - began > ONLINE_S and count > 60:
             break
     for _ in range(FINAL):
-        for _ in range(int(loader.num_workers) * (loader.prefetch_factor or 1)):
-            next(batches)  # made while the answer was measured
-        start, count = time.monotonic(), 0
-        while time.monotonic() - start < WINDOW_S or count < int(loader.num_workers):
-            next(batches)
-            count += 1
-        own = count / (time.monotonic() - start)
+        n = int(loader.num_workers)
         emit(
             what="online",
-            rate=own,
+            rate=steady(batches, n, n * (loader.prefetch_factor or 1)),
             answer=rate(name, best)[0],
             workers=int(loader.num_workers),
             prefetch=loader.prefetch_factor,
