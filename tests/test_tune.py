@@ -173,6 +173,24 @@ def test_threads_that_are_nearly_as_fast_are_tried_with_twice_as_many(
     assert search.reasons["worker_method"].startswith(method)
 
 
+@pytest.mark.parametrize(("low", "high", "wins"), [(0.90, 1.05, 4), (0.97, 0.98, 2)])
+def test_the_smaller_one_wins_a_race_only_where_that_is_sure(
+    low: float, high: float, wins: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = itertools.cycle([low, high])
+
+    def measure(self: Search, s: Setting) -> Seen:
+        seen = self.seen.setdefault(s, Seen())
+        seen.rates.append(100.0 * (next(turns) if s.num_workers == 2 else 1.0))
+        return seen
+
+    monkeypatch.setattr(Search, "measure", measure)
+    search = Search(DataLoader(Waits(), batch_size=4), "Waits", ("num_workers",), 30, lambda _: None)
+    best = search.race([Setting(2), Setting(4)], time.monotonic() + 30, lambda s: s.num_workers)
+    assert best is not None
+    assert best.num_workers == wins
+
+
 def test_every_knob_but_those_asked_for_stays() -> None:
     loader = DataLoader(Waits(), batch_size=4, num_workers=2, prefetch_factor=3)
     r = stoker.tune(loader, budget_s=3, knobs=("worker_method",))

@@ -148,7 +148,8 @@ class Contest:
     def race(self, entrants: list[Setting], until: float, size: Callable[[Setting], Any]) -> Setting | None:
         """The smallest within 3 % of the fastest. A block is a window of each, one right after the other. Who is surely
         slower than that leaves; it is over when surely nobody is much faster than who would win now (O. Maron, A. W.
-        Moore, "Hoeffding Races", 1993; with blocks instead of independent samples).
+        Moore, "Hoeffding Races", 1993; with blocks instead of independent samples). Where that stays open until the
+        time is over, the smaller one does not win.
 
         Args:
             entrants: two or more.
@@ -167,7 +168,8 @@ class Contest:
                 rates[s].append(self.measure(s).rates[-1])
             lead = max(rates, key=lambda s: math.prod(rates[s]))
             spans = {s: paired(rates[lead], rates[s], DECIDES) for s in rates}
-            winner = min((s for s in rates if spans[s][0] >= KNEE), key=size)
+            sure = [s for s in rates if s is lead or not block or spans[s][1] > 1 / MUCH]
+            winner = min((s for s in sure if spans[s][0] >= KNEE), key=size)
             if block and all(paired(rates[winner], r, DECIDES)[2] < MUCH for r in rates.values()):
                 break
             if block:
