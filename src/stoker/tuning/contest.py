@@ -168,12 +168,13 @@ class Contest:
                 rates[s].append(self.measure(s).rates[-1])
             lead = max(rates, key=lambda s: math.prod(rates[s]))
             spans = {s: paired(rates[lead], rates[s], DECIDES) for s in rates}
-            sure = [s for s in rates if s is lead or not block or spans[s][1] > 1 / MUCH]
-            winner = min((s for s in sure if spans[s][0] >= KNEE), key=size)
-            if block and all(paired(rates[winner], r, DECIDES)[2] < MUCH for r in rates.values()):
-                break
+            near = [s for s in rates if spans[s][0] >= KNEE]
+            winner = min(near, key=size)
             if block:
-                rates = {s: r for s, r in rates.items() if s in (lead, winner) or spans[s][2] >= KNEE}
+                if all(paired(rates[winner], r, DECIDES)[2] < MUCH for r in rates.values()):
+                    break
+                winner = min((s for s in near if s is lead or spans[s][1] > 1 / MUCH), key=size)
+                rates = {s: r for s, r in rates.items() if spans[s][2] >= KNEE}
         return winner
 
     def rest(self) -> None:
