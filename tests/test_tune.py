@@ -173,11 +173,11 @@ def test_threads_that_are_nearly_as_fast_are_tried_with_twice_as_many(
     assert search.reasons["worker_method"].startswith(method)
 
 
-@pytest.mark.parametrize(("low", "high", "wins"), [(0.90, 1.05, 4), (0.97, 0.98, 2)])
+@pytest.mark.parametrize(("first", "second", "wins"), [(1.05, 0.90, 4), (0.97, 0.98, 2)])
 def test_the_smaller_one_wins_a_race_only_where_that_is_sure(
-    low: float, high: float, wins: int, monkeypatch: pytest.MonkeyPatch
+    first: float, second: float, wins: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turns = itertools.cycle([low, high])
+    turns = itertools.cycle([first, second])
 
     def measure(self: Search, s: Setting) -> Seen:
         seen = self.seen.setdefault(s, Seen())
