@@ -177,7 +177,8 @@ def rate(name: str, s: Setting) -> tuple[float, float]:
     began = time.monotonic()
     more: dict[str, Any] = {"num_workers": s.num_workers}
     if s.num_workers:
-        more |= {"worker_method": s.worker_method, "prefetch_factor": s.prefetch_factor}
+        # They stay: what starting them anew costs an epoch, which is short here, is another knob.
+        more |= {"worker_method": s.worker_method, "prefetch_factor": s.prefetch_factor, "persistent_workers": True}
     batches = forever(stoker.DataLoader(make(), **kw, **more))
     n = max(1, s.num_workers)
     value = steady(batches, n, n * s.prefetch_factor)

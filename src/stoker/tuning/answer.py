@@ -13,7 +13,7 @@ import torch
 from .. import engine, machine
 from ..errors import UsageError
 from .bench import TooSlow
-from .contest import TASKS, Seen
+from .contest import RESERVE, TASKS, Seen
 from .device import accelerator, copy_rates
 from .guess import guesses
 from .limits import Limit
@@ -33,6 +33,7 @@ CACHE_EPOCHS = 10  # in so many epochs at most
 
 
 def answer(t: Search, s: Setting) -> TuneResult:
+    t.reserve = RESERVE
     warm, cold = _cold(t, s)
     s = _cached(t, _persistent(t, _pinned(t, s)))
     seen = t.seen[_plain(s)]
