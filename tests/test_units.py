@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,19 @@ def test_a_worker_is_seeded_as_torch_seeds_it() -> None:
         np.random.seed(_generate_state(123, 2))
         assert torch.equal(drawn[0], torch.rand(2))
         assert (drawn[1] == np.random.rand(2)).all()
+
+
+@given(st.integers(0, 2**64), st.integers(0, 1000), st.integers(0, 10**9))
+def test_no_generator_of_a_task_draws_what_another_does(base: int, epoch: int, task: int) -> None:
+    """Two of the three are the same algorithm: seeded from the same words, a flip would be tied to a crop."""
+    own = seeding.Generators(0, 0)
+    own.seed_task(base, epoch, task)
+    with seeding.unchanged():
+        seeding.seed_task(base, epoch, task)
+        python, torchs, numpy = random.random(), float(torch.rand((), dtype=torch.float64)), float(np.random.rand())
+        words = {random.getrandbits(32), int(torch.randint(1 << 32, ())), int(np.random.randint(1 << 32, dtype="u4"))}
+    assert len({python, torchs, numpy}) == len(words) == 3
+    assert len({own.python.random(), float(own.numpy.random()), float(torch.rand((), generator=own.torch))}) == 3
 
 
 def test_unchanged() -> None:
