@@ -20,16 +20,22 @@ PAUSE = 8  # if it was also so many times a batch's time
 WAITS = 0.1  # share of the time that the consumer waits, above which more is tried
 FLOWS = 0.01  # and below which less is, after
 CALM = 4  # windows of that
-PAYS = 1.05  # more workers, or more in flight, have to bring 5 %
+PAYS = 1.05  # more workers have to bring 5 %
+PAYS_DEEPER = 1.02  # more in flight, which cost memory that has a budget, and no core
 UNSURE = 0.05  # so near to that, a window as long again decides
 LINEAR = 0.8  # what doubling brought of what it could have, for the next step to double again
 CHANGED = 1.3  # the load is another one when the rate has moved by so much
 DEEPEST = 8  # prefetch_factor
+USUAL = 2  # torch's; with less a worker stands still until its batch is fetched, so that is tried first
 PATIENCE = 4  # windows between two changes of the load; doubled when there was nothing to be had
 RETRY = 12  # windows at rest until what did not pay is tried once more, for one window may have been a bad one; doubled
 LONGEST = 128
 BURST = 16  # decisions that may follow each other
 PER_MINUTE = 4  # and what they are refilled by: the bound on a machine that never comes to rest
+
+
+def _pays(knob: str) -> float:
+    return PAYS if knob == "num_workers" else PAYS_DEEPER
 
 
 class Decision(NamedTuple):
@@ -128,7 +134,7 @@ class Controller:
 
     def _is_unsure(self, rate: float) -> bool:
         t = self._trial
-        return t is not None and t.before < self._value(t.knob) and abs(rate / t.rate / PAYS - 1) < UNSURE
+        return t is not None and t.before < self._value(t.knob) and abs(rate / t.rate / _pays(t.knob) - 1) < UNSURE
 
     def _value(self, knob: str) -> int:
         return self.workers if knob == "num_workers" else self.prefetch
@@ -150,6 +156,8 @@ class Controller:
         if self._ration < 2:  # a trial, and its undoing
             return None
         most = self._most()
+        if wait > WAITS and self._deeper and self.prefetch < USUAL:
+            return self._try("prefetch_factor", USUAL, rate, wait)
         if wait > WAITS and self._more and self.workers < most:
             return self._try("num_workers", min(most, self.workers + max(1, self._stride)), rate, wait)
         if wait > WAITS and self._deeper and self.prefetch < DEEPEST:
@@ -170,7 +178,7 @@ class Controller:
         now = self._value(trial.knob)
         words = f"{now} made {rate:.3g} batches/s, {trial.rate:.3g} before"
         if now > trial.before:
-            if rate < PAYS * trial.rate:
+            if rate < _pays(trial.knob) * trial.rate:
                 self._stride //= 2
                 if trial.knob == "prefetch_factor":
                     self._deeper = False
@@ -182,6 +190,7 @@ class Controller:
                 linear = rate / trial.rate >= LINEAR * could
                 self._stride = now if linear else max(1, now // 4)
                 self._down = self._down or not linear  # it may have gone past the knee
+                self._deeper = True
             self._moved, self._retry = True, RETRY
         elif (wait > trial.wait + FLOWS and trial.wait < WAITS) or rate * PAYS < trial.rate:
             self._fewer = self._down = False
