@@ -292,7 +292,7 @@ def _iterator(loader: Any, cursor: Cursor) -> Any:
     )
     state.iterators.add(it)
     if isinstance(loader.num_workers, AutoWorkers) and loader._dataset_kind == _DatasetKind.Map and not state.hold:
-        it.tune(_tuner(loader, state))
+        it.tune(_tuner(loader, state), state.controller.coalesce)
     return it
 
 
@@ -354,7 +354,7 @@ def _tuner(loader: Any, state: LoaderState) -> Callable[[int], tuple[str, int] |
         state.metrics.decisions.append(decision.reason)
         if decision.knob == "num_workers":
             loader.num_workers = AutoWorkers(decision.value)
-        else:
+        elif decision.knob == "prefetch_factor":
             loader.prefetch_factor = decision.value
         return decision.knob, decision.value
 

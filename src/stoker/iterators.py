@@ -259,9 +259,10 @@ class PoolIter(_BaseDataLoaderIter):
         """Whether the next batch is there, so that asking for it does not wait."""
         return self._scheduler.ready()
 
-    def tune(self, tuner: Callable[[int], tuple[str, int] | None]) -> None:
-        """Asks ``tuner`` at each delivery. See ``Scheduler``."""
+    def tune(self, tuner: Callable[[int], tuple[str, int] | None], coalesce: int) -> None:
+        """Asks ``tuner`` at each delivery, and begins where it is. See ``Scheduler``."""
         self._scheduler.tuner = tuner
+        self._scheduler.coalesce(coalesce)
 
     def resize(self, n: int) -> None:
         """Another number of workers, in the middle of the epoch. See ``Scheduler.resize``."""

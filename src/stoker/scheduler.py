@@ -85,6 +85,7 @@ class Scheduler:
         self._exhausted = False
         self._stopped = False
         self._waited_ns = 0
+        self._coalesce_s = 0.0
         self._trouble: Exception | None = None  # what came while nobody asked for a batch
         self._cursor: Cursor | None = None
         self._counted = False  # what each worker delivered
@@ -160,6 +161,11 @@ class Scheduler:
         before, self._knobs = self._knobs.window, replace(self._knobs, prefetch_factor=factor, ahead=far)
         self._credits += self._knobs.window - before
         self._fill()
+
+    def coalesce(self, us: int) -> None:
+        """So many microseconds the consumer sleeps where it has to wait and batches are tiny. To be woken for each
+        costs it its caches, and the worker that it shares a core with its turn."""
+        self._coalesce_s = us / 1e6
 
     def next(self) -> Any:
         """The next batch, or the ``ExceptionWrapper`` that came in its place.
@@ -239,7 +245,9 @@ class Scheduler:
                 result = self._pool.receive(timeout if timeout > 0 else None, due)
             else:
                 began = time.perf_counter_ns()
-                result = self._pool.receive(timeout if timeout > 0 else None, due)
+                result = self._gathered(due)
+                if result is None:
+                    result = self._pool.receive(timeout if timeout > 0 else None, due)
                 self._waited_ns += time.perf_counter_ns() - began
         except WorkerDiedError as e:
             if self._restarts is None:
@@ -265,6 +273,15 @@ class Scheduler:
             self._credits += 1
             self._fill()
             return None
+        return result
+
+    def _gathered(self, due: int | None) -> Result | None:
+        """What is there; where nothing is, and enough is in flight for every worker, batches may gather meanwhile."""
+        if not self._coalesce_s or self._flying <= 2 * self._knobs.num_workers:
+            return None
+        result = self._pool.receive(0.0, due)
+        if result is None:
+            time.sleep(self._coalesce_s)
         return result
 
     def _is_known(self, task: int) -> bool:
@@ -327,7 +344,12 @@ class Scheduler:
         change = None if self.tuner is None else self.tuner(self._waited_ns)
         if change is not None:
             knob, value = change
-            self.resize(value) if knob == "num_workers" else self.prefetch(value)
+            if knob == "num_workers":
+                self.resize(value)
+            elif knob == "prefetch_factor":
+                self.prefetch(value)
+            else:
+                self.coalesce(value)
         self._fill()
         return result.take()
 

@@ -99,9 +99,9 @@ def _seed_numpy(seed: Any) -> None:
 
 
 def _numpy_seed(seed: int) -> int:
-    """Mixed once more: from the same words NumPy's legacy generator, which is Python's, would draw the same numbers, and
-    a flip by one be tied to a crop by the other. 32 bits, as torch's own generator takes of its seed: a fifth of the
-    10 us that more of them cost each task."""
+    """Mixed once more: from the same words NumPy's legacy generator, which is Python's, would draw the same numbers,
+    and a flip by one be tied to a crop by the other. 32 bits, as torch's own generator takes of its seed: a fifth of
+    the 10 us that more of them cost each task."""
     return splitmix64(seed) & 0xFFFFFFFF
 
 

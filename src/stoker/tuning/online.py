@@ -1,5 +1,7 @@
 """The number of workers, and how far ahead they work, while an epoch runs: more while the consumer waits and it pays,
-fewer while it does not wait.
+fewer while it does not wait. And where batches are so short that to be woken for each costs a part of it, how many are
+waited for together (interrupt coalescing: Mogul and Ramakrishnan, "Eliminating receive livelock in an interrupt-driven
+kernel", USENIX 1996).
 
 One knob at a time, each change kept only if the next window shows that it paid, and none repeated before the load has
 changed; and decisions are rationed (a token bucket), so that a restless machine moves nothing to and fro. The
@@ -23,6 +25,9 @@ CALM = 4  # windows of that
 PAYS = 1.05  # more workers have to bring 5 %
 PAYS_DEEPER = 1.02  # more in flight, which cost memory that has a budget, and no core
 UNSURE = 0.05  # so near to that, a window as long again decides
+SHORT_NS = 500_000  # batches that come so close together may be waited for together
+COALESCE = 3  # then a third of those in flight are: nobody runs dry meanwhile
+LATEST_US = 1000  # and none comes later than by this
 LINEAR = 0.8  # what doubling brought of what it could have, for the next step to double again
 CHANGED = 1.3  # the load is another one when the rate has moved by so much
 DEEPEST = 8  # prefetch_factor
@@ -32,6 +37,14 @@ RETRY = 12  # windows at rest until what did not pay is tried once more, for one
 LONGEST = 128
 BURST = 16  # decisions that may follow each other
 PER_MINUTE = 4  # and what they are refilled by: the bound on a machine that never comes to rest
+
+
+# What a knob is called here, and in a decision.
+_KNOBS = {
+    "num_workers": ("workers", "workers"),
+    "prefetch_factor": ("prefetch", "in flight for each worker"),
+    "coalesce_us": ("coalesce", "us in which batches gather before the consumer wakes"),
+}
 
 
 def _pays(knob: str) -> float:
@@ -62,6 +75,10 @@ class Controller:
         measured: whether the count is known to be the knee already.
         prefetch: batches in flight for each worker.
         clock: nanoseconds.
+
+    Attributes:
+        workers, prefetch: as they are to be now.
+        coalesce: microseconds that the consumer sleeps when it has to wait, before it looks at what has come.
     """
 
     def __init__(
@@ -72,11 +89,11 @@ class Controller:
         prefetch: int = DEEPEST,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self.workers, self.prefetch = workers, prefetch
+        self.workers, self.prefetch, self.coalesce = workers, prefetch, 0
         self._most, self._clock = most, clock
         self._trial: _Trial | None = None
         self._more = not measured  # worth trying
-        self._deeper = self._fewer = True
+        self._deeper = self._fewer = self._together = True
         self._down = False  # whether fewer make as much, though the consumer waits
         self._stride = workers
         self._calm = 0
@@ -137,7 +154,7 @@ class Controller:
         return t is not None and t.before < self._value(t.knob) and abs(rate / t.rate / _pays(t.knob) - 1) < UNSURE
 
     def _value(self, knob: str) -> int:
-        return self.workers if knob == "num_workers" else self.prefetch
+        return int(getattr(self, _KNOBS[knob][0]))
 
     def _decide(self, rate: float, wait: float) -> Decision | None:
         self._since += 1
@@ -155,6 +172,8 @@ class Controller:
         self._refilled = now
         if self._ration < 2:  # a trial, and its undoing
             return None
+        if self.coalesce and self._typical > SHORT_NS:
+            return self._set("coalesce_us", 0, "batches take longer now")
         most = self._most()
         if wait > WAITS and self._deeper and self.prefetch < USUAL:
             return self._try("prefetch_factor", USUAL, rate, wait)
@@ -162,6 +181,10 @@ class Controller:
             return self._try("num_workers", min(most, self.workers + max(1, self._stride)), rate, wait)
         if wait > WAITS and self._deeper and self.prefetch < DEEPEST:
             return self._try("prefetch_factor", min(DEEPEST, 2 * self.prefetch), rate, wait)
+        if wait > WAITS and self._together and self._typical <= SHORT_NS:
+            us = min(LATEST_US, int(self._typical / 1e3 * self.workers * self.prefetch / COALESCE))
+            if us > 1.5 * self.coalesce:
+                return self._try("coalesce_us", us, rate, wait)
         if wait > WAITS and self._down and self.workers > 1:
             return self._try("num_workers", self.workers - max(1, self.workers // 4), rate, wait)
         if self._calm >= CALM and self._fewer and self.workers > 1:
@@ -169,7 +192,7 @@ class Controller:
         self._rest += 1
         if wait > WAITS and self._rest >= self._retry:
             self._rest, self._retry = 0, min(LONGEST, 2 * self._retry)
-            self._more = self._deeper = True
+            self._more = self._deeper = self._together = True
             self._stride = max(1, self.workers // 4)
         return None
 
@@ -182,6 +205,8 @@ class Controller:
                 self._stride //= 2
                 if trial.knob == "prefetch_factor":
                     self._deeper = False
+                elif trial.knob == "coalesce_us":
+                    self._together = False
                 elif not self._stride or now - trial.before == 1:
                     self._more = False
                 return self._set(trial.knob, trial.before, words)
@@ -190,7 +215,7 @@ class Controller:
                 linear = rate / trial.rate >= LINEAR * could
                 self._stride = now if linear else max(1, now // 4)
                 self._down = self._down or not linear  # it may have gone past the knee
-                self._deeper = True
+                self._deeper = self._together = True
             self._moved, self._retry = True, RETRY
         elif (wait > trial.wait + FLOWS and trial.wait < WAITS) or rate * PAYS < trial.rate:
             self._fewer = self._down = False
@@ -208,7 +233,7 @@ class Controller:
             return
         self._patience = PATIENCE if self._moved else min(LONGEST, 2 * self._patience)
         self._since, self._moved = 0, False
-        self._more = self._deeper = self._fewer = self._down = True
+        self._more = self._deeper = self._together = self._fewer = self._down = True
         self._stride = max(1, self.workers // 4)
         self._rest, self._retry = 0, RETRY
         self._settled = 0.0
@@ -220,11 +245,8 @@ class Controller:
 
     def _set(self, knob: str, value: int, reason: str) -> Decision:
         before = self._value(knob)
-        name = "workers" if knob == "num_workers" else "in flight for each worker"
+        attribute, words = _KNOBS[knob]
         self._calm = self._rest = 0
         self._ration -= 1
-        if knob == "num_workers":
-            self.workers = value
-        else:
-            self.prefetch = value
-        return Decision(knob, value, f"{before} -> {value} {name}: {reason}")
+        setattr(self, attribute, value)
+        return Decision(knob, value, f"{before} -> {value} {words}: {reason}")
