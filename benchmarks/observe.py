@@ -3,9 +3,9 @@
 In one process, with the watch attached as ``stoker run`` does it. *Steps*: a loop of 1,000 steps a second (each spins
 for a millisecond of wall time), in blocks with and without the watch, in turns; the difference of a step's time is the
 watch's. *Inside*: a worker whose samples go through a list of transforms, with and without the looks at their
-stacks, in turns, nobody stepping, so that the worker's rate is what is seen. One process may be some percent faster
-than another that does the same for as long as it lives, so there are several pairs; looks are many in a worker's
-first seconds, and those are left out.
+stacks, in turns, nobody stepping, so that the worker's rate is what is seen. It is the same worker, told by a number in
+shared memory, for one process may be some percent faster than another that does the same for as long as it lives.
+Looks are many in a worker's first seconds, and those are left out.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import random
 import statistics
 import sys
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -24,15 +25,15 @@ import torch
 import torch.utils.data.dataloader as loader_module
 from torch.utils.data import DataLoader, Dataset
 
-from stoker import live, watching
+from stoker import looks, watching
 
 from .tuning import Python
 
 STEP_S = 1e-3
 BLOCK = 1000  # steps: each block has its report to stoker run, once a second
 ROUNDS = 25
-WINDOW_S = 0.25
-PAIRS, WINDOWS = 6, 16
+WINDOW_S = 1.0  # as long as looks rest
+WORKERS, WINDOWS = 3, 30
 WARM_S = 4.0
 AHEAD = 12  # batches, three times what is made ahead
 TARGETS = {"steps": 0.01, "inside": 0.03}
@@ -47,14 +48,49 @@ class Rows(Dataset):
 
 
 class Listed(Python):
-    """Three transforms, one of them slow, in a list."""
+    """Three transforms, one of them slow, in a list; and a worker that is watched or not, as a number in shared memory
+    says."""
 
     def __init__(self) -> None:
         super().__init__()
         self.transform = Compose([torch.abs, super().__getitem__, torch.neg])
+        self.watched = torch.ones(1, dtype=torch.int64).share_memory_()
+        self.was = 1
 
     def __getitem__(self, i: int) -> Any:
+        now = int(self.watched)
+        if now != self.was:
+            self.was = now
+            turn(sys._getframe(1), now == 1)
         return self.transform(torch.ones(()))
+
+
+def turn(frame: Any, on: bool) -> None:
+    """Runs in the worker: its fetcher is watched from the next batch on, and its thread looked at, or neither."""
+    while "_stoker_fetching" not in getattr(frame.f_locals.get("self"), "__dict__", {}):
+        frame = frame.f_back
+    fetcher = frame.f_locals["self"]
+    fetching = fetcher._stoker_fetching
+    if not isinstance(looks.time, Clock):
+        looks.time = Clock(fetching.looks._usual_s)  # type: ignore[assignment]
+    (fetching.wake if on else fetching.rest)(fetcher)
+    (looks.time.on.set if on else looks.time.on.clear)()
+
+
+class Clock:
+    """The looks' time. Who sleeps by it while nobody is to look does not wake, and the interpreter's switch interval is
+    what it was before anybody looked."""
+
+    def __init__(self, usual_s: float) -> None:
+        self.on, self.usual_s, self.monotonic = threading.Event(), usual_s, time.monotonic
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+        if not self.on.is_set():
+            interval = sys.getswitchinterval()
+            sys.setswitchinterval(self.usual_s)
+            self.on.wait()
+            sys.setswitchinterval(interval)
 
 
 class Compose:
@@ -98,20 +134,9 @@ def steps(rng: random.Random) -> list[tuple[float, float]]:
 
 
 def inside(rng: random.Random) -> list[tuple[float, float]]:
-    def start(looks: bool) -> Any:
-        loader = DataLoader(Listed(), batch_size=16, num_workers=1, prefetch_factor=4)
-        if looks:
-            return iter(loader)
-        account = live.Stages.inside
-        live.Stages.inside = lambda self, *_: Nothing()  # type: ignore[method-assign, assignment, return-value]
-        try:
-            return iter(loader)  # its workers are forked here
-        finally:
-            live.Stages.inside = account  # type: ignore[method-assign]
-
     def window(it: Any, seconds: float) -> float:
         """Seconds a batch."""
-        for _ in range(AHEAD):  # made while nobody asked
+        for _ in range(AHEAD):  # made before it was turned
             next(it)
         began, n = time.perf_counter(), 0
         while time.perf_counter() - began < seconds:
@@ -120,25 +145,17 @@ def inside(rng: random.Random) -> list[tuple[float, float]]:
         return (time.perf_counter() - began) / n
 
     out = []
-    for _ in range(PAIRS):
-        # While one of them is not asked, its worker sleeps.
-        its = {looks: start(looks) for looks in rng.sample([False, True], 2)}
-        for it in its.values():
-            window(it, WARM_S)
+    for _ in range(WORKERS):
+        dataset = Listed()
+        it = iter(DataLoader(dataset, batch_size=16, num_workers=1, prefetch_factor=4))
+        window(it, WARM_S)
         for _ in range(WINDOWS):
-            seen = {looks: window(its[looks], WINDOW_S) for looks in rng.sample([False, True], 2)}
-            out.append((seen[False], seen[True]))
+            seen = {}
+            for on in rng.sample([0, 1], 2):
+                dataset.watched.fill_(on)
+                seen[on] = window(it, WINDOW_S)
+            out.append((seen[0], seen[1]))
     return out
-
-
-class Nothing:
-    """An account that nobody keeps."""
-
-    class looks:
-        began = 0.0
-
-    def done(self, took: list[float]) -> None:
-        took.clear()
 
 
 def main() -> int:

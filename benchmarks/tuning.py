@@ -1,4 +1,4 @@
-"""The tuner against an exhaustive grid on the same machine: ``python -m benchmarks.tuning run|table``.
+"""The tuner against an exhaustive grid on the same machine: ``python -m benchmarks.tuning run|online|table``.
 
 For each workload, in a process of its own: ``stoker.tune`` as anybody would call it; then every cell of a grid
 (workers x method x prefetch), each a fresh loader, in rounds of changing order; then the three best cells and the
@@ -272,16 +272,29 @@ def online(name: str, best: Setting, emit: Callable[..., None]) -> None:
     for count, _ in enumerate(batches, 1):
         if time.monotonic() - began > ONLINE_S and count > 60:
             break
-    for _ in range(FINAL):
+    turns: list[tuple[float, float]] = []
+    while len(turns) < AT_MOST:
         n = int(loader.num_workers)
+        flying = n * (loader.prefetch_factor or 1)
+        own = steady(batches, n, flying)
+        time.sleep(flying / own)  # its workers make what is in flight, and are not to do so beside the other's
+        turns.append((own, rate(name, best)[0]))
         emit(
             what="online",
-            rate=steady(batches, n, n * (loader.prefetch_factor or 1)),
-            answer=rate(name, best)[0],
+            rate=own,
+            answer=turns[-1][1],
             workers=int(loader.num_workers),
             prefetch=loader.prefetch_factor,
             decisions=len(loader.decisions),
         )
+        _, low, high = of_the_answer(turns)
+        if len(turns) >= FINAL and not low < ONLINE_SHARE < high:
+            break
+
+
+def of_the_answer(turns: list[tuple[float, float]]) -> tuple[float, float, float]:
+    """The loader's own rate over the answer's, and its 95 % interval."""
+    return paired([answer for _, answer in turns], [own for own, _ in turns])
 
 
 def cell(s: Setting) -> list[Any]:
@@ -305,12 +318,12 @@ def table(lines: list[dict[str, Any]]) -> str:
                 of_what.setdefault(tuple(x["setting"]), []).append(x["rate"])
         part_of, low, high = share(final, grid, tuple(tuned["setting"]))
         self_tuned = [x for x in of if x["what"] == "online"]
-        own = statistics.median(x["rate"] / x["answer"] for x in self_tuned) if self_tuned else math.nan
+        own, *sure = of_the_answer([(x["rate"], x["answer"]) for x in self_tuned]) if self_tuned else [math.nan] * 3
         ok = part_of >= SHARE and tuned["seconds"] <= min(LIMIT_S, PART * grid_s) and not tuned["crossed"]
         ok = ok and not own < ONLINE_SHARE
         n, method, prefetch = tuned["setting"]
         words = f"{n} {method}, {prefetch}" if n else "0"
-        live = f"{own:.0%}, {self_tuned[-1]['decisions']} decisions" if self_tuned else ""
+        live = f"{own:.0%} ({sure[0]:.0%} to {sure[1]:.0%})" if self_tuned else ""
         part = f"{tuned['seconds'] / grid_s:.0%} of {grid_s:.0f}"
         row = [
             name,
@@ -325,13 +338,24 @@ def table(lines: list[dict[str, Any]]) -> str:
     return "\n".join(out)
 
 
-def one(name: str, rounds: int, live: bool) -> None:
+def one(name: str, rounds: int, live: bool, answer: Setting | None = None) -> None:
     def emit(**fields: Any) -> None:
         print(json.dumps({"workload": name, **fields}), flush=True)
 
-    best = offline(name, emit, rounds)
+    best = answer or offline(name, emit, rounds)
     if live:
         online(name, best, emit)
+
+
+def measured(name: str, *options: str) -> list[dict[str, Any]]:
+    """The lines of one workload, from a process of its own."""
+    began = time.monotonic()
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.tuning", "one", name, *options]
+    p = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if p.returncode:
+        print(f"{name} failed:\n{p.stderr}", file=sys.stderr)
+    print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+    return [json.loads(line) for line in p.stdout.splitlines() if line.startswith("{")]
 
 
 def main() -> int:
@@ -344,13 +368,25 @@ def main() -> int:
     r.add_argument("--json", type=Path, metavar="FILE")
     t = commands.add_parser("table", help="the table of raw lines kept earlier")
     t.add_argument("file", type=Path)
+    again = commands.add_parser("online", help="raw lines kept earlier, the last part measured anew; eight minutes")
+    again.add_argument("file", type=Path)
+    again.add_argument("--json", type=Path, metavar="FILE", required=True)
     o = commands.add_parser("one")
     o.add_argument("name")
+    o.add_argument("--answer", type=json.loads)
     o.add_argument("--rounds", type=int, default=ROUNDS)
     o.add_argument("--no-online", action="store_true")
     a = parser.parse_args()
     if a.command == "one":
-        one(a.name, a.rounds, not a.no_online)
+        one(a.name, a.rounds, not a.no_online, Setting(*a.answer) if a.answer else None)
+        return 0
+    if a.command == "online":
+        lines = [json.loads(line) for line in a.file.read_text().splitlines()]
+        lines = [line for line in lines if line.get("what") != "online"]
+        for tuned in [line for line in lines if line.get("what") == "tune"]:
+            lines += measured(tuned["workload"], "--answer", json.dumps(tuned["setting"]))
+        a.json.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        print(table(lines))
         return 0
     if a.command == "table":
         print(table([json.loads(line) for line in a.file.read_text().splitlines()]))
@@ -361,17 +397,10 @@ def main() -> int:
     with open(path, "w") as raw:
         raw.write(json.dumps(lines[0]) + "\n")
         for name in a.workloads:
-            began = time.monotonic()
-            command = [sys.executable, "-W", "ignore", "-m", "benchmarks.tuning", "one", name]
-            command += ["--rounds", str(a.rounds), *(["--no-online"] if a.no_online else [])]
-            p = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-            new = [json.loads(line) for line in p.stdout.splitlines() if line.startswith("{")]
-            if p.returncode:
-                print(f"{name} failed:\n{p.stderr}", file=sys.stderr)
+            new = measured(name, "--rounds", str(a.rounds), *(["--no-online"] if a.no_online else []))
             lines += new
             raw.writelines(json.dumps(line) + "\n" for line in new)
             raw.flush()
-            print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
     print(table(lines))
     print(f"raw lines: {path}")
     return 0
