@@ -368,7 +368,7 @@ def main() -> int:
     r.add_argument("--json", type=Path, metavar="FILE")
     t = commands.add_parser("table", help="the table of raw lines kept earlier")
     t.add_argument("file", type=Path)
-    again = commands.add_parser("online", help="raw lines kept earlier, the last part measured anew; eight minutes")
+    again = commands.add_parser("online", help="raw lines kept earlier, the last part measured anew; nine minutes")
     again.add_argument("file", type=Path)
     again.add_argument("--json", type=Path, metavar="FILE", required=True)
     o = commands.add_parser("one")

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .errors import BudgetError, StokerError, UsageError, WorkerDiedError, WorkerTimeoutError
+from .errors import BudgetError, UsageError, WorkerDiedError, WorkerTimeoutError
 from .metrics import LoaderMetrics
 from .options import Budget, Knobs
 from .source import Task
-from .workers.protocol import Pool, Result
+from .workers.protocol import Lost, Pool, Result
 
 if TYPE_CHECKING:
     from .cursor import Cursor
@@ -26,21 +26,6 @@ if TYPE_CHECKING:
 
 AHEAD_SHARE = 16  # part of the bytes in flight that is for what is made ahead only because some samples are slow
 NextIndices = Callable[[], Any]
-
-
-class Lost:
-    """Stands for a batch that cannot be had."""
-
-    ended, nbytes, times = False, 0, (0, 0, 0, 0)
-
-    def __init__(self, worker: int, epoch: int, task: int, error: StokerError) -> None:
-        self.worker, self.epoch, self.task, self._error = worker, epoch, task, error
-
-    def take(self) -> Any:
-        raise self._error
-
-    def drop(self) -> None:
-        pass
 
 
 class _NotYet(Exception):

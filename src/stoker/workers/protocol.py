@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from ..errors import StokerError
 from ..faults.policy import Failure, OnError
 from ..source import Task
 from ..transport.record import Times
@@ -161,6 +162,21 @@ class Result(Protocol):
 
     def drop(self) -> None:
         """Nobody wants it; gives its slot back."""
+
+
+class Lost:
+    """Stands for a batch that cannot be had."""
+
+    ended, nbytes, times = False, 0, (0, 0, 0, 0)
+
+    def __init__(self, worker: int, epoch: int, task: int, error: StokerError) -> None:
+        self.worker, self.epoch, self.task, self._error = worker, epoch, task, error
+
+    def take(self) -> Any:
+        raise self._error
+
+    def drop(self) -> None:
+        pass
 
 
 class Pool(Protocol):
