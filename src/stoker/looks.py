@@ -120,7 +120,7 @@ class Looks:
 
     def _switch(self, before_s: float, after_s: float) -> None:
         if self._alone and abs(sys.getswitchinterval() - before_s) < 1e-6:  # else somebody has another one
-            sys.setswitchinterval(after_s)
+            sys.setswitchinterval(after_s + 5e-7)  # Python cuts whole microseconds off, and 0.0002 may be a bit less
 
     def end(self) -> None:
         """No more looks."""
