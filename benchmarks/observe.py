@@ -33,9 +33,9 @@ STEP_S = 1e-3
 BLOCK = 1000  # steps: each block has its report to stoker run, once a second
 ROUNDS = 25
 WINDOW_S = 1.0  # as long as looks rest
+SETTLE_S = 1.0  # before it: a burst of looks begins with each turn, and it is not to be in each window
 WORKERS, WINDOWS = 3, 30
 WARM_S = 4.0
-AHEAD = 12  # batches, three times what is made ahead
 TARGETS = {"steps": 0.01, "inside": 0.03}
 
 
@@ -136,8 +136,6 @@ def steps(rng: random.Random) -> list[tuple[float, float]]:
 def inside(rng: random.Random) -> list[tuple[float, float]]:
     def window(it: Any, seconds: float) -> float:
         """Seconds a batch."""
-        for _ in range(AHEAD):  # made before it was turned
-            next(it)
         began, n = time.perf_counter(), 0
         while time.perf_counter() - began < seconds:
             next(it)
@@ -153,6 +151,7 @@ def inside(rng: random.Random) -> list[tuple[float, float]]:
             seen = {}
             for on in rng.sample([0, 1], 2):
                 dataset.watched.fill_(on)
+                window(it, SETTLE_S)
                 seen[on] = window(it, WINDOW_S)
             out.append((seen[0], seen[1]))
     return out

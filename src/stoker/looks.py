@@ -31,6 +31,7 @@ from .stacks import DECODERS, DECODES, TORCH_COLLATE, is_users, library, listed_
 
 INTERVAL_S = 0.01
 ENOUGH, BURST = 200, 10  # looks before the first rest, for what they have not shown is rare; looks before the next
+BURST_S = 0.004  # between these
 REST_S = (0.5, 1.3)  # drawn, so that no loop of the script's own keeps step with it
 AGAIN = 100  # looks, after which a thread that did not answer is asked once more
 WAKES_S = 0.25  # between two looks of a thread that has little to look at
@@ -95,18 +96,18 @@ class Looks:
             threading.Thread(target=self._run, name="stoker_looks", daemon=True).start()
 
     def _run(self) -> None:
-        idle, left, draw = 0, ENOUGH, random.Random()
+        idle, left, every_s, draw = 0, ENOUGH, INTERVAL_S, random.Random()
         try:
             self._stat = os.open(f"/proc/self/task/{self._native}/stat", os.O_RDONLY)
         except OSError:
             return  # a kernel that does not tell
         while not self._ended:
             if not left:
-                left = BURST
+                left, every_s = BURST, BURST_S
                 self._switch(SWITCH_S, self._usual_s)
                 time.sleep(draw.uniform(*REST_S))
             self._switch(self._usual_s, SWITCH_S)
-            time.sleep(WAKES_S if self.rests else INTERVAL_S if idle < IDLE else IDLE * INTERVAL_S)
+            time.sleep(WAKES_S if self.rests else every_s if idle < IDLE else IDLE * INTERVAL_S)
             began = self.began
             idle = 0 if began else idle + 1
             with contextlib.suppress(Exception):  # at the interpreter's end, anything
