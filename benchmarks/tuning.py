@@ -358,18 +358,26 @@ def measured(name: str, *options: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in p.stdout.splitlines() if line.startswith("{")]
 
 
+def kept(path: str) -> list[dict[str, Any]]:
+    """Raw lines of an earlier run."""
+    try:
+        return [json.loads(line) for line in Path(path).read_text().splitlines()]
+    except (OSError, ValueError) as e:
+        raise argparse.ArgumentTypeError(f"{path} holds no raw lines: {e}") from None
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tuning", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(required=True, dest="command")
-    r = commands.add_parser("run", help="measure; half an hour on two cores")
+    r = commands.add_parser("run", help="measure; seventy minutes on two cores")
     r.add_argument("--workloads", nargs="+", choices=LOADS, default=list(LOADS), metavar="NAME")
     r.add_argument("--rounds", type=int, default=ROUNDS)
     r.add_argument("--no-online", action="store_true")
     r.add_argument("--json", type=Path, metavar="FILE")
     t = commands.add_parser("table", help="the table of raw lines kept earlier")
-    t.add_argument("file", type=Path)
+    t.add_argument("file", type=kept)
     again = commands.add_parser("online", help="raw lines kept earlier, the last part measured anew; nine minutes")
-    again.add_argument("file", type=Path)
+    again.add_argument("file", type=kept)
     again.add_argument("--json", type=Path, metavar="FILE", required=True)
     o = commands.add_parser("one")
     o.add_argument("name")
@@ -381,15 +389,14 @@ def main() -> int:
         one(a.name, a.rounds, not a.no_online, Setting(*a.answer) if a.answer else None)
         return 0
     if a.command == "online":
-        lines = [json.loads(line) for line in a.file.read_text().splitlines()]
-        lines = [line for line in lines if line.get("what") != "online"]
+        lines = [line for line in a.file if line.get("what") != "online"]
         for tuned in [line for line in lines if line.get("what") == "tune"]:
             lines += measured(tuned["workload"], "--answer", json.dumps(tuned["setting"]))
         a.json.write_text("".join(json.dumps(line) + "\n" for line in lines))
         print(table(lines))
         return 0
     if a.command == "table":
-        print(table([json.loads(line) for line in a.file.read_text().splitlines()]))
+        print(table(a.file))
         return 0
     path = a.json or ROOT / "benchmarks" / "results" / "local" / time.strftime("tuning-%Y%m%d-%H%M%S.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
