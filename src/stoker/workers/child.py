@@ -11,7 +11,6 @@ import ctypes
 import gc
 import os
 import pickle
-import select
 import signal
 import time
 from multiprocessing import reduction
@@ -32,12 +31,12 @@ from ..transport.record import INLINE, Kind, Reader, Record, send
 from ..transport.ring import SlotWriter
 from . import interrupt, native, stuck
 from .body import Body
+from .idle import Idle
 from .protocol import PROBED, PROBING, Again, Told, WorkerSpec
 
 if TYPE_CHECKING:
     from .shards import Shards
 
-POLL_MS = 500  # how late a worker may notice that its parent has gone without a signal
 PR_SET_PDEATHSIG = 1
 FIRST_LOOK_NS = 50_000_000  # a worker weighs itself when its first batch is out
 LOOK_SHARE = 500  # and then so seldom that it costs 0.2 % of its time; a look walks the page tables
@@ -148,7 +147,7 @@ class _Worker:
             self.body = Shards(spec, worker, spec.dataset, self._shard, introduce, seeding.seed_worker)
         else:
             self.body = self._shard(worker, spec.dataset)
-        self.poll = select.poll()
+        self.idle = Idle(self.reader.fd, self.shared)
         self.parent = os.getppid()
         self.cpu = 0
         self.look_ns = time.perf_counter_ns() + FIRST_LOOK_NS
@@ -161,9 +160,6 @@ class _Worker:
         self.body.start()
         if self.keep_ns == 0 and self.arena.state:
             seeding.restore(self.arena.state)
-        for fd in (self.reader.fd, self.shared):
-            if fd >= 0:
-                self.poll.register(fd, select.POLLIN)
         os.set_blocking(self.reader.fd, False)
         self.cpu = time.thread_time_ns()
         self.arena.serving = True
@@ -196,8 +192,9 @@ class _Worker:
                 if not self.reader.feed():
                     return None
             except BlockingIOError:
-                if not self.poll.poll(POLL_MS) and os.getppid() != self.parent:
+                if not self.idle.wait(self.workers) and os.getppid() != self.parent:
                     return None
+        self._awake()
         r = self.reader.ready.popleft()
         return None if r.kind == Kind.STOP else r
 
@@ -213,7 +210,7 @@ class _Worker:
             try:
                 r = take(self.shared, board)
             except BlockingIOError:
-                ready = self.poll.poll(POLL_MS)
+                ready = self.idle.wait(arena.workers)
                 if not ready and os.getppid() != self.parent:
                     return
                 if any(fd == self.reader.fd for fd, _ in ready):
@@ -221,7 +218,12 @@ class _Worker:
                 continue
             if r is None:
                 return
+            self._awake()
             self._one(r)
+
+    def _awake(self) -> None:
+        if self.idle.over():
+            self.cpu = time.thread_time_ns()  # what was spent on waiting is not the next task's
 
     def _one(self, r: Record) -> None:
         arena = self.arena
