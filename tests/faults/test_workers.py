@@ -621,6 +621,39 @@ def test_workers_that_cannot_start_end_with_an_error(mode: str, tmp_path: Path) 
     assert len((tmp_path / "started").read_text()) < 12
 
 
+class Counted(torch.utils.data.Dataset[int]):
+    def __init__(self) -> None:
+        self.loaded = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    def __len__(self) -> int:
+        return 2000
+
+    def __getitem__(self, i: int) -> int:
+        self.loaded += 1
+        return i
+
+
+def _second_one_dies(worker: int) -> None:
+    """While it starts, eight times, and not before the first one has made ten batches more."""
+    if worker:
+        with open("started", "a+") as file:
+            file.write(".")
+            file.seek(0)
+            if len(file.read()) > 8:
+                return
+        loaded = torch.utils.data.get_worker_info().dataset.loaded
+        enough = int(loaded) + 40
+        while int(loaded) < enough:
+            pass
+        os._exit(7)
+
+
+def test_one_that_cannot_start_while_another_works_ends_no_run(tmp_path: Path) -> None:
+    loader = loader_of(Counted(), MODES["auto"], batch_size=4, worker_init_fn=_second_one_dies)
+    assert torch.cat(list(loader)).sort().values.tolist() == list(range(2000))
+    assert deaths(loader) == 8
+
+
 @pytest.mark.parametrize("mode", ["two", "auto"])
 def test_samples_that_all_kill_end_with_an_error_that_says_all(mode: str) -> None:
     bad = dict.fromkeys(range(200), (signal.SIGKILL, ALWAYS))

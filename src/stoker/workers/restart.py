@@ -31,7 +31,7 @@ from .protocol import PROBED, Again, Life, WorkerSpec
 logger = logging.getLogger(__name__)
 TOKENS = 10.0  # deaths in a row that are borne
 EARNED = 1 / 16  # tokens for a batch
-STARTS = 5  # deaths in a row of workers that had not even started
+STARTS = 5  # deaths in a row, and no batch between, of workers that had not even started
 SURE = 3  # deaths with one task in hand before a sample of it is blamed
 LONG = 256  # more tasks of a worker that are remembered, before those that nobody needs are let go
 LAST = 8  # deaths that are in the report
@@ -324,10 +324,10 @@ class Restarts:
         Raises:
             WorkerDiedError: there is none.
         """
-        earned = (self._metrics.tasks - self._earned_at) * EARNED
-        self._tokens, self._earned_at = min(max(TOKENS, self._tokens), self._tokens + earned), self._metrics.tasks
-        self._tokens -= 1
-        self._unborn = 0 if life.serving else self._unborn + 1
+        came, self._earned_at = self._metrics.tasks - self._earned_at, self._metrics.tasks
+        self._tokens = min(max(TOKENS, self._tokens), self._tokens + came * EARNED) - 1
+        # Where others go on, one that is killed while it starts says nothing of the dataset.
+        self._unborn = 0 if life.serving else 1 if came else self._unborn + 1
         if self._tokens >= 0 and self._unborn < STARTS:
             changed, self._drawn_otherwise = self._drawn_otherwise, False
             same = "its next batches have other random numbers" if changed else "no batch changes"
