@@ -15,6 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
+from .diagnosis.__main__ import NOT_HERE
+
 TRAIN = """
     import sys, os, time, random
     import torch
@@ -417,6 +419,30 @@ def test_the_rank_that_starves_the_others_is_named(tmp_path: Path) -> None:
     assert [r["rank"] for r in found["each"]] == [0, 1]
     assert found["starving"] == 1
     assert "rank 1 starves the others" in p.stderr
+
+
+def test_memory_of_a_container_that_only_the_script_is_in(tmp_path: Path) -> None:
+    path = script(
+        tmp_path,
+        """
+        from planted import Rows, small_container
+        from torch.utils.data import DataLoader
+
+        if __name__ == "__main__":
+            with small_container(1 << 30):
+                kept = bytearray(256 << 20)
+                for batch in DataLoader(Rows(8), batch_size=4):
+                    pass
+        """,
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent / "diagnosis" / "cases")}
+    p = stoker(tmp_path, path, env=env)
+    if p.returncode == NOT_HERE:
+        pytest.skip("no memory cgroup can be made")
+    assert p.returncode == 0, p.stderr
+    r = report(tmp_path)
+    assert r["around"]["memory_granted"] == 1 << 30
+    assert 0 < r["around"]["memory_available_min"] < 800 << 20
 
 
 def test_a_sitecustomize_of_the_users_still_runs(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ class Watch:
         self._born = time.perf_counter()
         self._socket: socket.socket | None = None
         self._live = Live()
-        self._shm: int | None = None
+        self._left: dict[str, int] = {}
         self._noted: dict[str, tuple[float, float, float, int]] = {}
 
     def forget(self) -> None:
@@ -125,7 +125,7 @@ class Watch:
             "rank": int(os.environ.get("RANK", "0")) if os.environ.get("RANK", "0").isdigit() else 0,
             "world": int(os.environ.get("WORLD_SIZE", "1")) if os.environ.get("WORLD_SIZE", "1").isdigit() else 1,
             "final": final,
-            "shm_free_min": self._shm_free(),
+            **self._least_left(),
             "cuda": bool(torch.cuda.is_available() and torch.cuda.is_initialized()),
             "threads": torch.get_num_threads(),
             "loaders": [vars(m) for m in self.loaders.values()],
@@ -133,11 +133,16 @@ class Watch:
             "ceilings": None if self.ceilings is None else {"name": self.ceilings.name, **self.ceilings.found},
         }
 
-    def _shm_free(self) -> int | None:
-        """The least that was left in this process' own /dev/shm; a container has another one than who started it."""
-        free = machine.shm_free()
-        self._shm = free if self._shm is None or free is None else min(self._shm, free)
-        return self._shm
+    def _least_left(self) -> dict[str, int]:
+        """The least that this process was granted and had left; its container may be another than that of who started
+        it."""
+        now = {
+            "shm_free_min": machine.shm_free(),
+            "memory_granted": machine.memory_granted(),
+            "memory_available_min": machine.memory_available(),
+        }
+        self._left = {key: min(n, self._left.get(key, n)) for key, n in now.items() if n is not None}
+        return self._left
 
     def _note(self, metrics: LoaderMetrics) -> None:
         """Notes how the last second was."""

@@ -20,6 +20,7 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from traceback import format_exc
 from typing import Any
@@ -311,11 +312,10 @@ def report_of(
         around: what the machine did meanwhile.
     """
     grant = machine.read().as_dict()
-    shm = [free for free in (s.get("shm_free_min") for s in (around, *snapshots)) if free is not None]
-    around = {**around, "shm_free_min": min(shm, default=None)}
+    around = {**around, **_least(({"memory_granted": grant["memory"], **around}, *snapshots))}
     loaders = schema.merged(snapshots)
     cuda = any(s.get("cuda") for s in snapshots)
-    verdict, found = diagnose(loaders, grant["cores"], cuda, around, len(grant["gpus"]), grant["memory"])
+    verdict, found = diagnose(loaders, grant["cores"], cuda, around, len(grant["gpus"]), around["memory_granted"])
     findings = [f.as_dict() for f in found]
     applied_settings: dict[str, Any] = {}
     for s in snapshots:
@@ -340,6 +340,16 @@ def report_of(
     }
     report["reading"] = reading.sentences(report)
     return report
+
+
+def _least(said: Iterable[dict[str, Any]]) -> dict[str, int | None]:
+    """The least of what this process and the script's say is granted and left: a script may put itself, or be put, into a
+    smaller container."""
+    everybody = list(said)
+    return {
+        key: min((s[key] for s in everybody if s.get(key) is not None), default=None)
+        for key in ("shm_free_min", "memory_granted", "memory_available_min")
+    }
 
 
 def _speedup(before: dict[str, Any] | None, loaders: list[dict[str, Any]]) -> dict[str, float]:

@@ -1,8 +1,10 @@
 """What the planted scripts share: work of a known size."""
 
+import contextlib
 import os
 import sys
 import time
+from pathlib import Path
 
 import torch
 from torch.utils.data import Dataset
@@ -66,3 +68,21 @@ class Shared(Dataset):
 
     def __getitem__(self, i):
         return self.rows[i % len(self.rows)]
+
+
+@contextlib.contextmanager
+def small_container(limit):
+    """This process and its children in a memory cgroup of their own, version 1 or 2."""
+    base = Path("/sys/fs/cgroup/memory")
+    base, file = (base, "memory.limit_in_bytes") if base.exists() else (base.parent, "memory.max")
+    here = base / f"planted-{os.getpid()}"
+    try:
+        here.mkdir()
+        (here / file).write_text(str(limit))
+        (here / "cgroup.procs").write_text(str(os.getpid()))
+    except OSError:
+        sys.exit(NOT_HERE)
+    yield here
+    with contextlib.suppress(OSError):
+        (base / "cgroup.procs").write_text(str(os.getpid()))
+        here.rmdir()
