@@ -343,8 +343,8 @@ def report_of(
 
 
 def _least(said: Iterable[dict[str, Any]]) -> dict[str, int | None]:
-    """The least of what this process and the script's say is granted and left: a script may put itself, or be put, into a
-    smaller container."""
+    """The least of what this process and the script's say is granted and left: a script may be put into a smaller
+    container."""
     everybody = list(said)
     return {
         key: min((s[key] for s in everybody if s.get(key) is not None), default=None)
