@@ -441,8 +441,16 @@ def test_memory_of_a_container_that_only_the_script_is_in(tmp_path: Path) -> Non
         pytest.skip("no memory cgroup can be made")
     assert p.returncode == 0, p.stderr
     r = report(tmp_path)
-    assert r["around"]["memory_granted"] == 1 << 30
+    assert r["machine"]["memory"] == 1 << 30
     assert 0 < r["around"]["memory_available_min"] < 800 << 20
+
+
+def test_cores_that_only_the_script_lacks(tmp_path: Path) -> None:
+    path = script(tmp_path)
+    text = path.read_text()
+    path.write_text(f"import os\nos.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])\n{text}")
+    assert stoker(tmp_path, path).returncode == 0
+    assert report(tmp_path)["machine"]["cores"] == 1
 
 
 def test_a_sitecustomize_of_the_users_still_runs(tmp_path: Path) -> None:

@@ -125,6 +125,7 @@ class Watch:
             "rank": int(os.environ.get("RANK", "0")) if os.environ.get("RANK", "0").isdigit() else 0,
             "world": int(os.environ.get("WORLD_SIZE", "1")) if os.environ.get("WORLD_SIZE", "1").isdigit() else 1,
             "final": final,
+            "cores": machine.cores_granted(),
             **self._least_left(),
             "cuda": bool(torch.cuda.is_available() and torch.cuda.is_initialized()),
             "threads": torch.get_num_threads(),
@@ -138,7 +139,7 @@ class Watch:
         it."""
         now = {
             "shm_free_min": machine.shm_free(),
-            "memory_granted": machine.memory_granted(),
+            "memory": machine.memory_granted(),
             "memory_available_min": machine.memory_available(),
         }
         self._left = {key: min(n, self._left.get(key, n)) for key, n in now.items() if n is not None}

@@ -20,7 +20,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from traceback import format_exc
 from typing import Any
@@ -312,10 +312,13 @@ def report_of(
         around: what the machine did meanwhile.
     """
     grant = machine.read().as_dict()
-    around = {**around, **_least(({"memory_granted": grant["memory"], **around}, *snapshots))}
+    around = {**around, **_least((around, *snapshots), "shm_free_min", "memory_available_min")}
+    # A script may be put into a smaller container, or on fewer cores, than this process.
+    grant.update(_least((grant, *snapshots), "memory"))
+    grant["cores"] = max((s["cores"] for s in snapshots if s.get("cores")), default=grant["cores"])
     loaders = schema.merged(snapshots)
     cuda = any(s.get("cuda") for s in snapshots)
-    verdict, found = diagnose(loaders, grant["cores"], cuda, around, len(grant["gpus"]), around["memory_granted"])
+    verdict, found = diagnose(loaders, grant["cores"], cuda, around, len(grant["gpus"]), grant["memory"])
     findings = [f.as_dict() for f in found]
     applied_settings: dict[str, Any] = {}
     for s in snapshots:
@@ -342,14 +345,9 @@ def report_of(
     return report
 
 
-def _least(said: Iterable[dict[str, Any]]) -> dict[str, int | None]:
-    """The least of what this process and the script's say is granted and left: a script may be put into a smaller
-    container."""
-    everybody = list(said)
-    return {
-        key: min((s[key] for s in everybody if s.get(key) is not None), default=None)
-        for key in ("shm_free_min", "memory_granted", "memory_available_min")
-    }
+def _least(said: Sequence[dict[str, Any]], *keys: str) -> dict[str, int | None]:
+    """The least of what this process and the script's say."""
+    return {key: min((s[key] for s in said if s.get(key) is not None), default=None) for key in keys}
 
 
 def _speedup(before: dict[str, Any] | None, loaders: list[dict[str, Any]]) -> dict[str, float]:
