@@ -128,7 +128,7 @@ def test_records_of_any_length_arrive_whole(sizes: list[int]) -> None:
     box, reader = Outbox(write), Reader(read)
     sent = [Record(Kind.TASK, 1, i, i, payload=bytes([i % 251]) * n) for i, n in enumerate(sizes)]
     for r in sent:
-        box.put(r)
+        box.put(r.kind, r.worker, r.epoch, r.task, payload=r.payload)
     while not box.flush() or len(reader.ready) < len(sent):
         reader.feed()
     assert list(reader.ready) == sent
@@ -138,7 +138,7 @@ def test_records_of_any_length_arrive_whole(sizes: list[int]) -> None:
 
 def test_the_end_of_a_pipe_and_rubbish() -> None:
     read, write = os.pipe()
-    send(write, Record(Kind.END, 0, 0, 7))
+    send(write, Kind.END, 0, 0, 7)
     reader = Reader(read)
     assert reader.feed()
     assert reader.ready.popleft().task == 7

@@ -56,7 +56,7 @@ class Board:
             TransportError: no memory for the indices of a batch.
         """
         if len(payload) <= INLINE:
-            self.outbox.put(Record(Kind.TASK, 0, epoch, number, payload=payload))
+            self.outbox.put(Kind.TASK, 0, epoch, number, payload=payload)
             return
         w = self._writer
         if not w.take(len(payload)):
@@ -65,7 +65,7 @@ class Board:
         w.whole[: len(payload)] = np.frombuffer(payload, np.uint8)
         slot = w.slot
         w.sent()
-        self.outbox.put(Record(Kind.TASK, 0, epoch, number, slot, len(payload)))
+        self.outbox.put(Kind.TASK, 0, epoch, number, slot, len(payload))
 
     def end(self) -> None:
         """There will be no more: workers leave when they have taken what is up."""

@@ -40,6 +40,7 @@ MORE = 1  # flag: the payload goes on in this sender's next record
 
 Times: TypeAlias = tuple[int, int, int, int]
 """Nanoseconds that a worker spent on one task: fetch, collate, transport, CPU of all three."""
+NO_TIMES: Times = (0, 0, 0, 0)
 
 
 class Record(NamedTuple):
@@ -64,13 +65,24 @@ class Record(NamedTuple):
     slot: int = -1
     used: int = 0
     meta: int = 0
-    times: Times = (0, 0, 0, 0)
+    times: Times = NO_TIMES
     payload: bytes = b""
 
 
-def pack(r: Record, payload: bytes | memoryview, flags: int = 0) -> bytes:
-    """The bytes of one record; ``payload`` has to fit ``INLINE``."""
-    kind, worker, epoch, task, slot, used, meta, times, _ = r
+def pack(
+    kind: int,
+    worker: int,
+    epoch: int,
+    task: int,
+    slot: int = -1,
+    used: int = 0,
+    meta: int = 0,
+    times: Times = NO_TIMES,
+    payload: bytes = b"",
+    flags: int = 0,
+) -> bytes:
+    """The bytes of one record; ``payload`` has to fit ``INLINE``. Its fields, and not a ``Record``: that would cost a
+    microsecond a batch on each side."""
     return HEADER.pack(kind, flags, worker, len(payload), slot, epoch, task, used, meta, *times) + payload
 
 
@@ -87,11 +99,13 @@ def split(r: Record) -> list[bytes]:
     """The record as the atomic writes that carry it."""
     payload = r.payload
     if len(payload) <= INLINE:
-        return [pack(r, payload)]
-    view = memoryview(payload)
-    parts = [pack(r, view[i : i + INLINE], MORE) for i in range(0, len(view), INLINE)]
-    last = (len(view) - 1) // INLINE * INLINE
-    parts[-1] = pack(r, view[last:])
+        return [pack(*r)]
+    kind, worker, epoch, task, slot, used, meta, times, _ = r
+    parts = []
+    for at in range(0, len(payload), INLINE):
+        part = payload[at : at + INLINE]
+        more = MORE if at + INLINE < len(payload) else 0
+        parts.append(pack(kind, worker, epoch, task, slot, used, meta, times, part, more))
     return parts
 
 
@@ -150,45 +164,53 @@ class Outbox:
 
     A worker that is busy does not read. Were the parent to block on it while the worker blocks on a full
     result pipe, both would wait for ever.
+
+    Attributes:
+        waiting: what has not been written.
     """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._waiting: deque[bytes] = deque()
+        self.waiting: deque[bytes] = deque()
         self._lock = threading.Lock()  # a pinning thread flushes while the consumer puts
         os.set_blocking(fd, False)
 
-    def put(self, r: Record) -> None:
+    def put(
+        self, kind: int, worker: int, epoch: int = 0, task: int = 0, slot: int = -1, used: int = 0, payload: bytes = b""
+    ) -> None:
         """Sends a record, or keeps it for ``flush``. A worker that has gone swallows it."""
+        if len(payload) <= INLINE:
+            parts = [pack(kind, worker, epoch, task, slot, used, 0, NO_TIMES, payload)]
+        else:
+            parts = split(Record(kind, worker, epoch, task, slot, used, payload=payload))
         with self._lock:
-            if self._waiting:
-                self._waiting.extend(split(r))
+            if self.waiting:
+                self.waiting.extend(parts)
                 return
-            parts = [pack(r, r.payload)] if len(r.payload) <= INLINE else split(r)
             for i, part in enumerate(parts):
                 try:
                     os.write(self.fd, part)
                 except BlockingIOError:
                     self._grow()
-                    self._waiting.extend(parts[i:])
+                    self.waiting.extend(parts[i:])
                     return
                 except BrokenPipeError:
                     return
 
     def flush(self) -> bool:
         """Writes what waits. Returns True when nothing is left."""
-        if not self._waiting:
+        if not self.waiting:
             return True
         with self._lock:
-            while self._waiting:
+            while self.waiting:
                 try:
-                    os.write(self.fd, self._waiting[0])
+                    os.write(self.fd, self.waiting[0])
                 except BlockingIOError:
                     return False
                 except BrokenPipeError:
-                    self._waiting.clear()
+                    self.waiting.clear()
                     return True
-                self._waiting.popleft()
+                self.waiting.popleft()
         return True
 
     def _grow(self) -> None:
@@ -196,10 +218,21 @@ class Outbox:
             fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
 
-def send(fd: int, r: Record) -> None:
+def send(
+    fd: int,
+    kind: int,
+    worker: int,
+    epoch: int,
+    task: int,
+    slot: int = -1,
+    used: int = 0,
+    meta: int = 0,
+    times: Times = NO_TIMES,
+    payload: bytes = b"",
+) -> None:
     """Writes a record to a blocking pipe, as atomic writes."""
-    if len(r.payload) <= INLINE:
-        os.write(fd, pack(r, r.payload))
+    if len(payload) <= INLINE:
+        os.write(fd, pack(kind, worker, epoch, task, slot, used, meta, times, payload))
         return
-    for part in split(r):
+    for part in split(Record(kind, worker, epoch, task, slot, used, meta, times, payload)):
         os.write(fd, part)

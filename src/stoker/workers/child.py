@@ -271,7 +271,7 @@ class _Worker:
             self.phase, self.marked = 0, False
         if self.body.exhausted:
             self.writer.cancel()
-            send(self.results, Record(Kind.END, self.place, r.epoch, r.task))
+            send(self.results, Kind.END, self.place, r.epoch, r.task)
             return
         if type(data) is Caught or (type(data) is Told and type(data.data) is Caught):
             self.writer.cancel()
@@ -288,7 +288,7 @@ class _Worker:
         slot, used, meta, payload = reply
         del data
         self.writer.sent()
-        send(self.results, Record(Kind.BATCH, self.place, r.epoch, r.task, slot, used, meta, times, payload))
+        send(self.results, Kind.BATCH, self.place, r.epoch, r.task, slot, used, meta, times, payload)
         if began > self.look_ns:
             self._weigh()
 

@@ -273,9 +273,9 @@ class ProcessPool:
                 again = task.indices if type(task.indices) is Again else None
                 member.given += again is None or not again.replay
                 payload = pickle.dumps(task.indices, protocol=5)
-                member.outbox.put(Record(Kind.TASK, place, epoch, task.number, payload=payload))
+                member.outbox.put(Kind.TASK, place, epoch, task.number, payload=payload)
             if self._finishing and self._board is None:
-                member.outbox.put(Record(Kind.STOP, place, 0, 0))
+                member.outbox.put(Kind.STOP, place, 0, 0)
 
     def _forget(self, m: Member) -> None:
         """Lets go of a process that is gone."""
@@ -341,7 +341,7 @@ class ProcessPool:
             return
         member = self._members[worker]
         member.given += 1
-        member.outbox.put(Record(Kind.TASK, worker, epoch, task.number, payload=payload))
+        member.outbox.put(Kind.TASK, worker, epoch, task.number, payload=payload)
 
     def resume(self, epoch: int, shared_seed: int | None) -> None:
         self._epoch = epoch
@@ -350,13 +350,13 @@ class ProcessPool:
             if self._board is not None:
                 member.reader.arena.epoch = epoch
             elif not member.leaving:
-                member.outbox.put(Record(Kind.RESUME, member.place, epoch, 0, payload=payload))
+                member.outbox.put(Kind.RESUME, member.place, epoch, 0, payload=payload)
 
     def retire(self, worker: int) -> None:
         member = self._members[worker]
         if not member.leaving:
             member.leaving = True
-            member.outbox.put(Record(Kind.STOP, worker, 0, 0))
+            member.outbox.put(Kind.STOP, worker, 0, 0)
 
     def finish(self) -> None:
         if self._finishing:
@@ -366,7 +366,7 @@ class ProcessPool:
             self._board.end()
             return
         for member in self._members:
-            member.outbox.put(Record(Kind.STOP, member.place, 0, 0))
+            member.outbox.put(Kind.STOP, member.place, 0, 0)
 
     def receive(self, timeout: float | None, worker: int | None = None) -> Received | None:
         # To be woken by the others' results would be for nothing, and costs both sides a switch. But an iterable
@@ -402,7 +402,11 @@ class ProcessPool:
             return self._board.flush()
         if self._board is not None and not self._board.flush():
             return False
-        return not [m for m in self._members if not (m.gone or m.dead or m.outbox.flush())]
+        done = True
+        for m in self._members:
+            if m.outbox.waiting and not (m.gone or m.dead or m.outbox.flush()):
+                done = False
+        return done
 
     def _feed(self, events: list[tuple[int, int]]) -> None:
         for fd, _ in events:
