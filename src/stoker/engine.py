@@ -18,6 +18,7 @@ from torch.utils.data import dataloader as torch_loader
 from torch.utils.data.dataloader import _DatasetKind
 
 from . import machine
+from .cursor import Cursor
 from .errors import StateError, StokerWarning
 from .faults import settings
 from .gather import Gather, select
@@ -37,7 +38,6 @@ SUPPORTED = sys.platform == "linux"
 if SUPPORTED:
     from .iterators import PoolIter
 if TYPE_CHECKING:
-    from .cursor import Cursor
     from .randomness import Shadow
     from .state import State
 
@@ -134,8 +134,6 @@ def get_iterator(loader: Any) -> Any:
 
 def _resumed(loader: Any, state: LoaderState, saved: State) -> Any:
     """An iterator that goes on where a state was taken."""
-    from .cursor import Cursor
-
     if (saved.next or saved.finished) and _task_seeds(loader, state) and not saved.task_seeds:
         warnings.warn(
             "The run that was saved had random state by worker, as torch sets it, and here it is set by task: order "
@@ -183,8 +181,6 @@ def _go_on_from(loader: Any, state: LoaderState, saved: State) -> Shadow:
 
 def _made(loader: Any, state: LoaderState, saved: State | None = None) -> Any:
     """An iterator that begins an epoch, or goes on in one."""
-    from .cursor import Cursor  # with the first iterator, not with ``import stoker``
-
     cursor = Cursor(loader._index_sampler, loader.generator, saved, state.shadow)
     cursor.task_seeds = _task_seeds(loader, state)
     it = _iterator(loader, cursor)

@@ -34,6 +34,7 @@ from .stateful import is_stateful, noted, put
 from .transport.board import supported
 from .workers.process import ProcessPool, start
 from .workers.protocol import Pool, Told, WorkerSpec
+from .workers.restart import Restarts  # not later: the workers would compete for the cores with its import
 
 if TYPE_CHECKING:
     from .cursor import Cursor
@@ -162,8 +163,6 @@ class PoolIter(_BaseDataLoaderIter):
         self._close = weakref.finalize(self, pool.close)
         restarts = None
         if known is not None and isinstance(workers, ProcessPool):
-            from .workers.restart import Restarts  # when there are workers that may die
-
             restarts = Restarts(workers, spec, known, metrics)
         self._first_epoch = 0 if saved is None else saved.epoch
         self._look_worn = False
@@ -217,9 +216,9 @@ class PoolIter(_BaseDataLoaderIter):
                 super()._reset(loader, first_iter)
             if cursor.saved is not None:
                 self._shared_seed = cursor.saved.shared_seed
-            if self._look is not None and not first_iter:
-                self._tell_changes(self._look)
             self._finish_reset()
+        if self._look is not None and not first_iter:
+            self._tell_changes(self._look)  # while workers make the first batch
 
     def _finish_reset(self) -> None:
         cursor, yielded = self._cursor, 0

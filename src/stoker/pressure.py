@@ -34,7 +34,7 @@ class Pressure:
 
     def __init__(self, steps: Sequence[Step], tell: Callable[[str], None]) -> None:
         self._steps, self._tell = steps, tell
-        self._granted = machine.memory_granted()
+        self._granted = 0
         self._next = time.monotonic() + LOOK_S
         self._warned = self._spent = False
 
@@ -50,6 +50,7 @@ class Pressure:
             self._give(short)
 
     def _short(self) -> str:
+        self._granted = self._granted or machine.memory_granted()  # not earlier: workers are starting
         available = machine.memory_available()
         low = min(self._granted // 4, max(LEAST, int(SHARE * self._granted)))
         if available < low:

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 CHUNK = 4096  # indices worked out at once: 32 KB
+LISTED = 1024  # made Python ints at once; of more, the first batch would wait for them
 SMALL = 1 << 16  # below this a permutation is drawn whole
 ROUNDS = 8  # an even number, so that both halves end where they began
 _KNOWN = {kind: kind.__iter__ for kind in (BatchSampler, RandomSampler, SequentialSampler)}
@@ -158,14 +159,14 @@ def _drawn(sampler: RandomSampler, skip: int) -> Iterator[list[int]]:
 
 
 def _listed(indices: torch.Tensor, skip: int) -> Iterator[list[int]]:
-    for at in range(skip, len(indices), CHUNK):
-        yield indices[at : at + CHUNK].tolist()
+    for at in range(skip, len(indices), LISTED):
+        yield indices[at : at + LISTED].tolist()
 
 
 def _counted(sampler: SequentialSampler, skip: int) -> Iterator[list[int]]:
     n = len(sampler.data_source)
-    for at in range(skip, n, CHUNK):
-        yield list(range(at, min(at + CHUNK, n)))
+    for at in range(skip, n, LISTED):
+        yield list(range(at, min(at + LISTED, n)))
 
 
 def _batches(pieces: Iterator[list[int]], size: int, drop_last: bool) -> Iterator[list[int]]:

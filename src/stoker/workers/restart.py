@@ -33,7 +33,8 @@ TOKENS = 10.0  # deaths in a row that are borne
 EARNED = 1 / 16  # tokens for a batch
 STARTS = 5  # deaths in a row, and no batch between, of workers that had not even started
 SURE = 3  # deaths with one task in hand before a sample of it is blamed
-LONG = 256  # more tasks of a worker that are remembered, before those that nobody needs are let go
+LONG = 1 << 13  # more indices of a worker's tasks that are remembered, 40 bytes each, before those are let go ...
+FEW = 8  # ... that nobody needs; but so many tasks
 LAST = 8  # deaths that are in the report
 Given: TypeAlias = tuple[int, Task]
 """A task, and its epoch."""
@@ -69,7 +70,7 @@ class Restarts:
         self.known = known
         self._given: list[deque[Given]] = [deque() for _ in range(spec.num_workers)]
         self._done = [0] * spec.num_workers  # of these, how many have been answered, and may have to be run again
-        self._long = [LONG] * spec.num_workers
+        self._long = [0] * spec.num_workers
         self._cases: dict[tuple[int, int], _Case] = {}
         self._in_vain: dict[tuple[int, int], _Case] = {}  # tasks that were done again for their draws only
         self._drawn_otherwise = False
@@ -102,7 +103,8 @@ class Restarts:
             for _ in range(self._since(worker, self._pool.kept(worker))):
                 given.popleft()
                 self._done[worker] -= 1
-            self._long[worker] = len(given) + LONG
+            size = len(task.indices) if type(task.indices) is list else 1
+            self._long[worker] = len(given) + max(FEW, LONG // max(1, size))
 
     def came(self, worker: int) -> None:
         """It answered the oldest that it had not."""
