@@ -16,6 +16,7 @@ import threading
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ from stoker import iterators, machine
 from stoker.engine import state_of
 from stoker.errors import StokerWarning, UsageError, WorkerDiedError
 from stoker.faults import causes
+from stoker.metrics import LoaderMetrics
+from stoker.source import Task
 from stoker.transport import codec, ring
 from stoker.workers import child, restart
 
@@ -806,3 +809,19 @@ def test_settings_that_are_none_say_what_to_do() -> None:
         stoker.DataLoader(Drawn(), on_worker_death="again")
     with pytest.raises(UsageError, match="what crashes in a thread ends the whole process"):
         stoker.DataLoader(Drawn(), num_workers=1, worker_method="thread", on_worker_death="restart")
+
+
+@pytest.mark.parametrize(("size", "most"), [(1000, 9), (64, 129), (1, 257)])
+def test_tasks_that_nobody_needs_are_forgotten(size: int, most: int) -> None:
+    """What was answered before the random state that a worker noted is not held; large batches are let go sooner."""
+    noted: list[tuple[int, int]] = []
+    pool: Any = SimpleNamespace(kept=lambda worker: noted[-1] if noted else None)
+    spec: Any = SimpleNamespace(num_workers=1, keeps=True, on_error=None)
+    restarts = restart.Restarts(pool, spec, {}, LoaderMetrics("loader"))
+    held = 0
+    for number in range(4 * most):
+        restarts.gave(0, 0, Task(number, list(range(size))))
+        held = max(held, len(restarts._given[0]))
+        noted.append((0, number))  # in which it begins
+        restarts.came(0)
+    assert most // 2 <= held <= most + 1

@@ -34,7 +34,7 @@ EARNED = 1 / 16  # tokens for a batch
 STARTS = 5  # deaths in a row, and no batch between, of workers that had not even started
 SURE = 3  # deaths with one task in hand before a sample of it is blamed
 LONG = 1 << 13  # more indices of a worker's tasks that are remembered, 40 bytes each, before those are let go ...
-FEW = 8  # ... that nobody needs; but so many tasks
+FEW, MANY = 8, 256  # ... that nobody needs; at least and at most so many tasks
 LAST = 8  # deaths that are in the report
 Given: TypeAlias = tuple[int, Task]
 """A task, and its epoch."""
@@ -104,7 +104,7 @@ class Restarts:
                 given.popleft()
                 self._done[worker] -= 1
             size = len(task.indices) if type(task.indices) is list else 1
-            self._long[worker] = len(given) + max(FEW, LONG // max(1, size))
+            self._long[worker] = len(given) + min(MANY, max(FEW, LONG // max(1, size)))
 
     def came(self, worker: int) -> None:
         """It answered the oldest that it had not."""
