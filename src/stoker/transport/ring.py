@@ -67,7 +67,7 @@ class SlotWriter:
             except OSError:  # too many mappings: the slot stays free, the batch goes another way
                 self.arena.stamps[slot] = self.arena.stamps[slot] or 1
                 return False
-            populate(memory, nbytes)
+            populate(memory, nbytes, used=self.arena.stamps[slot] > 0)
             self._maps[slot] = mapped = (offset, memory)
         self._stamp, self.arena.stamps[slot] = self.arena.stamps[slot] or 1, 0
         # The lease: every tensor in the slot holds this very array, so its death says that the last one died.
