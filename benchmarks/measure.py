@@ -96,6 +96,7 @@ def startup(contestant: str, quick: bool) -> None:
     dataset = w.Tiny(100)
     for context, persistent, workers in cases[: 2 if quick else None]:
         label = f"{context}{' persistent' if persistent else ''}, {workers} workers"
+        gc.collect()  # else one that happens to be due runs in each worker of torch's, 100 ms
         began = time.perf_counter()
         loader = LOADERS[contestant](
             dataset, batch_size=64, num_workers=workers, multiprocessing_context=context, persistent_workers=persistent
@@ -105,6 +106,8 @@ def startup(contestant: str, quick: bool) -> None:
         emit(metric=f"startup {label}: first batch", epoch=1, value=(time.perf_counter() - began) * 1e3)
         for _ in it:
             pass
+        if not persistent:
+            gc.collect()
         began = time.perf_counter()
         it = iter(loader)
         next(it)
