@@ -56,6 +56,19 @@ def test_the_order_and_its_draws_are_torchs(
     assert trace(True) == trace(False)
 
 
+@pytest.mark.parametrize("n", [1, 2, 70_000, 3_000_001])
+def test_a_long_order_is_torchs_in_half_the_memory(n: int) -> None:
+    theirs, ours = (torch.Generator().manual_seed(SEED) for _ in range(2))
+    expected = torch.randperm(n, generator=theirs)
+    assert torch.equal(_tensor(order(RandomSampler(range(n), generator=ours))), expected)
+    torch.randperm(n, generator=theirs)  # RandomSampler's last draw, of which nothing is needed
+    assert torch.equal(ours.get_state(), theirs.get_state())
+
+
+def _tensor(items: Any) -> torch.Tensor:
+    return torch.from_numpy(np.fromiter(items, np.int64))
+
+
 def test_only_what_is_torchs_own_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mine(RandomSampler):
         pass

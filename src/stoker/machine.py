@@ -71,7 +71,8 @@ class Machine:
 
 def _read(path: Path) -> str | None:
     try:
-        return path.read_text()
+        with open(path, "rb", buffering=0) as file:
+            return file.read().decode(errors="replace")
     except OSError:
         return None
 

@@ -152,10 +152,17 @@ def _drawn(sampler: RandomSampler, skip: int) -> Iterator[list[int]]:
         generator.manual_seed(seed)
     whole, rest = divmod(sampler.num_samples, n)
     for _ in range(whole):
-        yield from _listed(torch.randperm(n, generator=generator), skip)
+        yield from _listed(_permutation(n, generator), skip)
         skip = max(0, skip - n)
     if rest or sampler.generator is not None:
-        yield from _listed(torch.randperm(n, generator=generator)[:rest], skip)
+        yield from _listed(_permutation(n, generator)[:rest], skip)
+
+
+def _permutation(n: int, generator: torch.Generator) -> torch.Tensor:
+    """torch's, in half the memory where 32 bits will do: what ``randperm`` draws on a CPU does not depend on the dtype
+    (``randperm_cpu``, ATen/native/TensorFactories.cpp)."""
+    small = n < 1 << 31 and generator.device.type == "cpu"
+    return torch.randperm(n, generator=generator, dtype=torch.int32 if small else torch.int64)
 
 
 def _listed(indices: torch.Tensor, skip: int) -> Iterator[list[int]]:

@@ -27,7 +27,7 @@ from ..collate import SlotCollate
 from ..transport.arena import ALIGN, Arena
 from ..transport.board import take
 from ..transport.codec import Encoded
-from ..transport.record import INLINE, Kind, Reader, Record, send
+from ..transport.record import INLINE, Kind, Reader, Record, pack, send
 from ..transport.ring import SlotWriter
 from . import interrupt, native, stuck
 from .body import Body
@@ -161,12 +161,23 @@ class _Worker:
         if self.keep_ns == 0 and self.arena.state:
             seeding.restore(self.arena.state)
         os.set_blocking(self.reader.fd, False)
+        self._warm()
         self.cpu = time.thread_time_ns()
         self.arena.serving = True
         if self.board is None:
             self._serve_own()
         else:
             self._serve_any(self.board)
+
+    def _warm(self) -> None:
+        """Touches what the first batch will need, while the parent starts the next worker. In a child that was forked
+        the first touch of a page copies it, 3 us each, and a first batch is some 400 of them."""
+        indices = pickle.loads(pickle.dumps(list(range(64)), protocol=5))
+        rows = torch.empty(len(indices), 1, device="cpu").unbind()
+        blob = Encoded(torch.stack(rows)).lay().blob()
+        pack(Kind.BATCH, self.place, 0, 0, -1, 0, 0, self.body.times(0, 0), blob)
+        if not self.keep_ns:
+            seeding.snapshot()
 
     def _introduce(self) -> None:
         if isinstance(self.body, Body):

@@ -80,7 +80,6 @@ class Restarts:
         self._untold: list[str] = []
         self._keeps = spec.keeps
         self._goes_on = spec.on_error is not None and spec.on_error.action != "raise"
-        causes.begin()
 
     # -- what the scheduler tells
 
