@@ -132,11 +132,9 @@ class ProcessPool:
         native.look()  # once here, not in each fork
         self._watchdog = Watchdog() if _method_of(context) == "fork" else None
         self._board = Board() if spec.shared else None
-        # What each process needs beside itself: after the first fork whatever is touched is copied, page by page.
         if spec.restart:
-            causes.begin()
+            causes.begin()  # before the first fork: whatever is touched after it is copied, page by page
         try:
-            self._spare = [self._take_reader() for _ in range(spec.num_workers)][::-1]
             for worker in range(spec.num_workers):
                 self._add(worker)
         except BaseException:
