@@ -69,7 +69,7 @@ class Machine:
         return asdict(self)
 
 
-def _read(path: Path) -> str | None:
+def _read(path: str | Path) -> str | None:
     try:
         with open(path, "rb", buffering=0) as file:
             return file.read().decode(errors="replace")
@@ -85,32 +85,28 @@ def _number(text: str | None) -> int | None:
     return n if n is not None and 0 <= n < NO_LIMIT else None
 
 
-def _cgroup_dirs(controller: str, root: Path, proc: Path) -> list[Path]:
-    """Directories whose limits hold for this process, from its own cgroup up to the root; v1 and v2 mixed."""
-    out: list[Path] = []
-    for line in (_read(proc / "self/cgroup") or "").splitlines():
+def _cgroup_dirs(controller: str, root: Path, proc: Path) -> list[str]:
+    """Directories whose limits hold for this process, from its own cgroup up to the root, each with a slash at its end;
+    v1 and v2 mixed. Plain strings: the first batch waits for this, and with ``Path`` it takes three times as long."""
+    out: list[str] = []
+    for line in (_read(f"{proc}/self/cgroup") or "").splitlines():
         parts = line.split(":", 2)
         if len(parts) != 3:
             continue
         _, names, path = parts
         if not names:
-            bases = [root / "unified", root]
+            bases = [f"{root}/unified/", f"{root}/"]
         elif controller in names.split(","):
-            bases = [root / controller, root / names]
+            bases = [f"{root}/{controller}/", f"{root}/{names}/"]
         else:
             continue
-        for base in bases:
-            if not base.is_dir():
-                continue
-            # In a container the path is the host's and does not exist here: the mount's own root then speaks.
-            here = base / path.lstrip("/")
-            while True:
-                if here.is_dir():
-                    out.append(here)
-                if here == base or base not in here.parents:
-                    break
-                here = here.parent
-            break
+        base = next(filter(os.path.isdir, bases), None)
+        if base is None:
+            continue
+        # In a container the path is the host's and does not exist here: the mount's own root then speaks.
+        parts = [part for part in path.split("/") if part]
+        levels = [base + "".join(f"{part}/" for part in parts[:n]) for n in range(len(parts), -1, -1)]
+        out += filter(os.path.isdir, levels)
     return out
 
 
@@ -119,12 +115,12 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -
     least: float | None = None
     for d in _cgroup_dirs("cpu", root, proc):
         quota = period = None
-        if text := _read(d / "cpu.max"):
+        if text := _read(d + "cpu.max"):
             fields = text.split()
             if len(fields) == 2 and fields[0] != "max":
                 quota, period = _number(fields[0]), _number(fields[1])
-        elif (text := _read(d / "cpu.cfs_quota_us")) and not text.strip().startswith("-"):
-            quota, period = _number(text), _number(_read(d / "cpu.cfs_period_us"))
+        elif (text := _read(d + "cpu.cfs_quota_us")) and not text.strip().startswith("-"):
+            quota, period = _number(text), _number(_read(d + "cpu.cfs_period_us"))
         if quota and period:
             least = quota / period if least is None else min(least, quota / period)
     return least
@@ -135,7 +131,7 @@ def memory_limit(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")
     limits = []
     for d in _cgroup_dirs("memory", root, proc):
         for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
-            n = _number(_read(d / name))
+            n = _number(_read(d + name))
             if n:
                 limits.append(n)
     return min(limits, default=None)
@@ -145,10 +141,10 @@ def memory_used(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc"))
     """Bytes in use in this process' memory cgroup, less the page cache that can be dropped."""
     for d in _cgroup_dirs("memory", root, proc):
         for name in ("memory.current", "memory.usage_in_bytes"):
-            used = _number(_read(d / name))
+            used = _number(_read(d + name))
             if used is not None:
                 stat = dict(
-                    line.split() for line in (_read(d / "memory.stat") or "").splitlines() if line.count(" ") == 1
+                    line.split() for line in (_read(d + "memory.stat") or "").splitlines() if line.count(" ") == 1
                 )
                 cache = stat.get("inactive_file") or stat.get("total_inactive_file") or "0"
                 return max(0, used - int(cache))
@@ -160,7 +156,7 @@ def oom_kills(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -
     ``memory.events``, v1's ``memory.oom_control``); None where nobody counts."""
     for d in _cgroup_dirs("memory", root, proc):
         for name in ("memory.events", "memory.oom_control"):
-            for line in (_read(d / name) or "").splitlines():
+            for line in (_read(d + name) or "").splitlines():
                 if line.startswith("oom_kill "):
                     return _number(line.removeprefix("oom_kill "))
     return None
@@ -202,12 +198,12 @@ def pressure() -> dict[str, float]:
 def memory_stalled(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int | None:
     """Microseconds so far in which some task waited for memory (PSI): of this process' cgroup where the kernel counts
     for it (v2), else of the machine; None without."""
-    own = [d / "memory.pressure" for d in _cgroup_dirs("memory", root, proc)[:1]]
-    some = next(filter(None, map(_psi, (*own, proc / "pressure/memory"))), {})
+    own = [d + "memory.pressure" for d in _cgroup_dirs("memory", root, proc)[:1]]
+    some = next(filter(None, map(_psi, (*own, f"{proc}/pressure/memory"))), {})
     return _number(some.get("total"))
 
 
-def _psi(file: Path) -> dict[str, str]:
+def _psi(file: str | Path) -> dict[str, str]:
     """The "some" line of a file of PSI; empty where it cannot be read."""
     for line in (_read(file) or "").splitlines():
         if line.startswith("some"):

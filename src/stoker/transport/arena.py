@@ -89,6 +89,10 @@ class Arena:
         self._close = weakref.finalize(self, os.close, fd)
         self._close.atexit = False  # the process' end closes it anyway
 
+    def close(self) -> None:
+        """Closes the file, at once. What is mapped stays so."""
+        self._close()
+
     @property
     def stop(self) -> bool:
         """The parent has given up on this worker's tasks."""

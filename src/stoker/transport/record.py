@@ -21,7 +21,7 @@ from ..errors import TransportError
 
 HEADER = struct.Struct("<BBHIiIqqqqqqq")
 INLINE = min(getattr(select, "PIPE_BUF", 512), 4096) - HEADER.size
-READ_BYTES = 1 << 16  # one read takes all a default pipe can hold
+READ_BYTES = 1 << 14  # at one read: a few of the longest records, a hundred and more of the common ones
 PIPE_BYTES = 1 << 20  # what a pipe is grown to when 64 KB prove too few; Linux' default upper limit
 
 

@@ -48,6 +48,7 @@ logger = logging.getLogger(__name__)
 SHORT = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # processes, descriptors, memory
 PARENT_POLL_S = 5.0  # how late the parent may notice a death that no descriptor told; torch's own interval
 KILLED_S = 1.0  # how long one is waited for that was killed
+PIPES_OF_A_FORK = 4  # descriptors; where some are short multiprocessing leaves those open that it had got
 FLUSH_S = 0.01  # between two looks at a task pipe that was full
 
 
@@ -77,6 +78,8 @@ def start(
                     "ulimit -u say how many open files and processes are allowed"
                 ) from e
             spec, why = replace(spec, num_workers=spec.num_workers // 2, shards=parts), e.strerror
+            while len(arenas) > spec.num_workers:
+                arenas.pop().arena.close()  # it may be its descriptors that are short
     if spec.num_workers != wanted:
         same = (
             ""
@@ -89,6 +92,17 @@ def start(
             stacklevel=8,
         )
     return pool, spec
+
+
+def _have(n: int, fd: int) -> None:
+    """Raises OSError unless ``n`` descriptors more can be had. ``fd`` is any that is open."""
+    spare: list[int] = []
+    try:
+        while len(spare) < n:
+            spare.append(os.dup(fd))
+    finally:
+        for copy in spare:
+            os.close(copy)
 
 
 def _method_of(context: Any) -> str:
@@ -132,9 +146,11 @@ class ProcessPool:
         native.look()  # once here, not in each fork
         self._watchdog = Watchdog() if _method_of(context) == "fork" else None
         self._board = Board() if spec.shared else None
-        if spec.restart:
-            causes.begin()  # before the first fork: whatever is touched after it is copied, page by page
         try:
+            # Both before the first fork: what is touched after it is copied, page by page.
+            if spec.restart:
+                causes.begin()
+            self._spare = [self._take_reader() for _ in range(spec.num_workers)][::-1]
             for worker in range(spec.num_workers):
                 self._add(worker)
         except BaseException:
@@ -212,7 +228,12 @@ class ProcessPool:
     def _enter(self, id_: int, place: int, reader: SlotReader) -> Member:
         reader.arena.workers, reader.arena.epoch = self._count, self._epoch
         tasks, outbox = os.pipe()
-        inbox, results = os.pipe()
+        try:
+            inbox, results = os.pipe()
+        except OSError:
+            os.close(tasks)
+            os.close(outbox)
+            raise
         os.set_blocking(inbox, False)
         member = Member(place, id_, reader, Outbox(outbox), Reader(inbox, self._ready))
         self._members[place : place + 1] = [member]
@@ -329,6 +350,7 @@ class ProcessPool:
             target=main, args=(self._spec, member.place, member.id, ends, others, parent, interruptible)
         )
         process.daemon = True
+        _have(PIPES_OF_A_FORK, tasks)
         with own_fork(), interrupt.waits() if method == "fork" else contextlib.nullcontext():
             process.start()
         return process
