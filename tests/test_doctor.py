@@ -494,6 +494,14 @@ def test_what_was_dropped_for_want_of_memory_is_not_the_storages() -> None:
     assert "slow_storage" not in found
 
 
+def test_a_wait_counts_against_the_time_that_the_worker_had_a_core() -> None:
+    where = [{"kind": "fetch", "name": "__getitem__", "line": "train.py:9", "ran": 0.7, "waited": 0.25}]
+    stages = {"fetch": {"self_s": 6.0}, "worker": {"cpu_s": 3.0, "tasks": 100}}
+    waits = {"wait_s": 3.0, "step_s": 0.5, "looks": 100, "where": where, "stages": stages}
+    assert "slow_storage" not in causes(cores=2, **waits)
+    assert "slow_storage" in causes(cores=2, kernel={"delay_ns": 2_000_000_000, "seconds": 7.0}, **waits)
+
+
 def test_cold_cache() -> None:
     by_epoch = [[50, 1.0, 0.5, 0.1], [50, 0.06, 0.5, 0.05], [50, 0.06, 0.5, 0.05]]
     changes = {"by_epoch": by_epoch, "epochs": 3, "batches": 150, "wait_s": 1.12, "step_s": 1.5}

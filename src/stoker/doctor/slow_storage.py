@@ -16,8 +16,8 @@ def check(case: Case) -> Finding | None:
         return None  # and so may one of the dataset's own
     parts = {**case.looks("fetch", ran=False), **case.looks("decode", ran=False)}
     part = sum(parts.values())
-    if part - memory_pressure.stalled(case) < LEAST:  # what was read, and dropped for want of memory, is read again
-        return None
+    if part - memory_pressure.stalled(case) < LEAST * (1 - case.coreless):
+        return None  # what was read, and dropped for want of memory, is read again; without a core nobody waits for it
     name = max(parts, key=lambda k: parts[k])
     kernel = case.loader.get("kernel", {})
     evidence = {

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import logging
 import multiprocessing
+import multiprocessing.popen_fork  # here, else the first worker's start does it, on the way to the first batch
 import os
 import pickle
 import select
