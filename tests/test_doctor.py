@@ -500,6 +500,8 @@ def test_a_wait_counts_against_the_time_that_the_worker_had_a_core() -> None:
     waits = {"wait_s": 3.0, "step_s": 0.5, "looks": 100, "where": where, "stages": stages}
     assert "slow_storage" not in causes(cores=2, **waits)
     assert "slow_storage" in causes(cores=2, kernel={"delay_ns": 2_000_000_000, "seconds": 7.0}, **waits)
+    waits["where"] = []  # of a worker that never had one, nothing is said
+    assert "slow_storage" not in causes(cores=2, kernel={"delay_ns": 9_000_000_000, "seconds": 9.0}, **waits)
 
 
 def test_cold_cache() -> None:

@@ -86,7 +86,7 @@ def test_resizing_under_spawn() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_come_and_go(method: str) -> None:
-    loader = auto(Drawn(4000), 1, batch_size=2, worker_method=method)
+    loader = auto(Drawn(16000), 1, batch_size=2, worker_method=method)
     it = iter(loader)
     next(it)
     loader.resize(4)

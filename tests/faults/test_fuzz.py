@@ -12,13 +12,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import stoker
-from stoker.cache import folder
+from stoker.cache import folder, store
 from stoker.errors import ImageError, StateError, StokerError
 from stoker.tuning import profile
 
@@ -175,6 +176,25 @@ def test_files_of_a_cache(whole: tuple[str, Path], tmp_path: Path, seed: int) ->
                     assert same(staged[i], MADE[kind](i)), i
             except StokerError as e:
                 print(e)
+
+
+@pytest.mark.parametrize("head", ["gone", "HEAP", "TAKEN"])
+def test_a_head_that_has_forgotten_what_is_taken(whole: tuple[str, Path], tmp_path: Path, head: str) -> None:
+    """What is let in anew is not laid over samples that this process has found to be whole."""
+    kind, source = whole
+    where = tmp_path / "cache"
+    shutil.copytree(source, where)
+    (found,) = folder.caches(where)
+    if head == "gone":
+        (found / "head.npy").unlink()
+    else:
+        words = np.lib.format.open_memmap(found / "head.npy", mode="r+")
+        words[getattr(store, head)] = 0
+    place = np.lib.format.open_memmap(found / "place.npy", mode="r+")
+    place[::2] = 0  # to be let in anew
+    staged = cache(where, kind)
+    for i in [*range(1, N, 2), *range(N), *reversed(range(N))]:
+        assert same(staged[i], MADE[kind](i)), i
 
 
 @pytest.mark.parametrize("command", ["ls", "info", "verify"])

@@ -18,6 +18,7 @@ from .leaves import ALIGN, Leaf, layout
 
 LEVEL = 1
 _BLOB = struct.Struct("<IIQ")
+_AFTER = 4  # bytes of the checksum itself
 _SQUEEZED = 1 << 31
 
 
@@ -44,8 +45,8 @@ def pack(words: str, leaves: Sequence[Leaf], i: int, squeeze: bool) -> np.ndarra
         if _padded(whole) < n:
             blob, n, flag = np.zeros(_padded(whole), np.uint8), whole, _SQUEEZED
             blob[_BLOB.size : n] = np.frombuffer(small, np.uint8)
-    head = _BLOB.pack(_crc_of(blob[:n], i), len(text) | flag, n)
-    blob[: _BLOB.size] = np.frombuffer(head, np.uint8)
+    blob[: _BLOB.size] = np.frombuffer(_BLOB.pack(0, len(text) | flag, n), np.uint8)
+    blob[:_AFTER] = np.frombuffer(_crc_of(blob[:n], i).to_bytes(_AFTER, "little"), np.uint8)
     return blob
 
 
@@ -67,7 +68,7 @@ def unpack(heap: np.ndarray[Any, Any], at: int, trusted: bool) -> Any:
 
 
 def _crc_of(blob: np.ndarray[Any, Any], i: int) -> int:
-    return zlib.crc32(blob[_BLOB.size :].data, zlib.crc32(b"%d:" % i))
+    return zlib.crc32(blob[_AFTER:].data, zlib.crc32(b"%d:" % i))
 
 
 def intact(heap: np.ndarray[Any, Any], at: int, i: int) -> bool:

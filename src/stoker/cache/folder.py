@@ -33,7 +33,7 @@ from . import npy
 from .leaves import CacheError
 from .memory import Lock
 
-FORMAT = 1
+FORMAT = 2
 BLOCKWISE = ("column-", "heap")  # tables whose room is taken as it is needed; that of others at once
 PART = ".part"
 MANIFEST, SOURCES = "manifest.json", "sources.json"

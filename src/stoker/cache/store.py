@@ -108,6 +108,8 @@ class Store:
         with medium.lock():
             if not self._head[COUNT] and medium.writable:
                 self._head[BUDGET], self._head[COUNT] = budget, samples
+                if not medium.trusted and self.place.any():
+                    self.place[:] = 0  # of a head that is gone: what is let in now would lie where these do
         if self._head[COUNT] != samples:
             raise CacheError(f"a cache of {self._head[COUNT]:,} samples for a dataset of {samples:,}")
         self._layout: Layout | None = None
@@ -189,16 +191,19 @@ class Store:
         return at
 
     def _whole(self, i: int, at: int) -> bool:
-        """Whether what lies in the file is what was written for this sample. What is not is let go."""
+        """Whether what lies in the file is what was written for this sample, and lies where nothing else will be. What is
+        not is let go."""
         assert self._seen is not None
         assert self._heap is not None
+        head = self._head
         if at < 0:
-            good = intact(self._heap, -at - 1, i)
+            good = intact(self._heap[: max(0, int(head[HEAP]))], -at - 1, i)
         else:
             crc = self._crc  # None: a place among rows, where there are none
             good = (
                 crc is not None
                 and at <= len(crc)
+                and bool(at == i + 1 if head[WHOLE] else at <= head[TAKEN])
                 and bool(crc[at - 1] == self._checksum(i, [c[at - 1] for c in self._columns]))
             )
         if good:
@@ -427,7 +432,7 @@ class Store:
         assert self._heap is not None
         head, at = self._head, int(self._head[HEAP])
         end = at + nbytes
-        if end > self._heap.size:
+        if at < 0 or end > self._heap.size:
             return 0
         have = -(-at // BLOCK) * BLOCK
         if end > have and not self._reserve(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from . import Case, Finding, memory_pressure
 from .model import without
 
-LEAST = 0.3
+LEAST = 0.3  # of the time in which the worker had a core, or wanted none
+BARE = 0.5  # no less than this part of a task's time counts as such: the little that is left would say nothing
 COMPUTES = 0.5  # cores
 
 
@@ -16,8 +17,9 @@ def check(case: Case) -> Finding | None:
         return None  # and so may one of the dataset's own
     parts = {**case.looks("fetch", ran=False), **case.looks("decode", ran=False)}
     part = sum(parts.values())
-    if part - memory_pressure.stalled(case) < LEAST * (1 - case.coreless):
-        return None  # what was read, and dropped for want of memory, is read again; without a core nobody waits for it
+    # What was read, and dropped for want of memory, is read again: that is not the storage's.
+    if not parts or part - memory_pressure.stalled(case) < LEAST * max(BARE, 1 - case.coreless):
+        return None
     name = max(parts, key=lambda k: parts[k])
     kernel = case.loader.get("kernel", {})
     evidence = {
