@@ -191,8 +191,8 @@ class Store:
         return at
 
     def _whole(self, i: int, at: int) -> bool:
-        """Whether what lies in the file is what was written for this sample, and lies where nothing else will be. What is
-        not is let go."""
+        """Whether what lies in the file is what was written for this sample, where nothing else will be. What is not is
+        let go."""
         assert self._seen is not None
         assert self._heap is not None
         head = self._head
