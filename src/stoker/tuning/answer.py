@@ -29,6 +29,7 @@ NOTES = 6  # at most
 RESTART_SHARE = 0.01  # of an epoch's time, above which workers had better stay
 GAIN = 1.05  # what page-locked memory has to bring
 CACHE_GAIN = 1.2  # and a cache, in a worker's time for a sample
+CACHE_LEAST_S = 20e-6  # saved for each sample; of less, looking at single samples cannot tell
 CACHE_EPOCHS = 10  # in so many epochs at most
 
 
@@ -126,7 +127,8 @@ def _cached(t: Search, s: Setting) -> Setting:
         return s
     now = found.prepare_s + found.augment_s
     later = (1 - found.share) * found.prepare_s + found.share * found.read_s + found.augment_s
-    pays = now > CACHE_GAIN * later and found.epochs < CACHE_EPOCHS
+    saves = now > CACHE_GAIN * later and now - later > CACHE_LEAST_S
+    pays = saves and found.epochs < CACHE_EPOCHS
     t.reasons["cache"] = (
         f"{'auto' if pays else None}: a sample takes {now * 1e3:.3g} ms of one worker, {later * 1e3:.3g} where what is "
         f"the same each epoch is kept; that is {found.nbytes / 1e6:,.3g} MB, {found.share:.0%} of which fit"
