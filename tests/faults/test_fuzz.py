@@ -178,23 +178,32 @@ def test_files_of_a_cache(whole: tuple[str, Path], tmp_path: Path, seed: int) ->
                 print(e)
 
 
-@pytest.mark.parametrize("head", ["gone", "HEAP", "TAKEN"])
-def test_a_head_that_has_forgotten_what_is_taken(whole: tuple[str, Path], tmp_path: Path, head: str) -> None:
-    """What is let in anew is not laid over samples that this process has found to be whole."""
-    kind, source = whole
-    where = tmp_path / "cache"
-    shutil.copytree(source, where)
-    (found,) = folder.caches(where)
+def wide(i: int) -> torch.Tensor:
+    return torch.full((30_000,), i, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(("prepare", "head"), [(ragged, "gone"), (ragged, "HEAP"), (wide, "gone"), (wide, "TAKEN")])
+def test_a_head_that_has_forgotten_what_is_taken(tmp_path: Path, prepare: Any, head: str) -> None:
+    """What is let in anew is not laid over samples that this process has found to be whole: in the heap, and among rows
+    where not all fit and so each lies where there was room."""
+
+    def opened() -> Any:
+        return stoker.Staged(list(range(N)), prepare=prepare, cache="disk", cache_dir=tmp_path, cache_budget="1MB")
+
+    staged = opened()
+    for i in range(N):
+        staged[i]
+    del staged
+    (found,) = folder.caches(tmp_path)
     if head == "gone":
         (found / "head.npy").unlink()
     else:
-        words = np.lib.format.open_memmap(found / "head.npy", mode="r+")
-        words[getattr(store, head)] = 0
+        np.lib.format.open_memmap(found / "head.npy", mode="r+")[getattr(store, head)] = 0
     place = np.lib.format.open_memmap(found / "place.npy", mode="r+")
     place[::2] = 0  # to be let in anew
-    staged = cache(where, kind)
+    staged = opened()
     for i in [*range(1, N, 2), *range(N), *reversed(range(N))]:
-        assert same(staged[i], MADE[kind](i)), i
+        assert same(staged[i], prepare(i)), i
 
 
 @pytest.mark.parametrize("command", ["ls", "info", "verify"])
