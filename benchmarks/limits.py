@@ -175,4 +175,14 @@ def staged() -> dict[str, float]:
     return {"staged: later epochs": statistics.median(staging.bare_rates())}
 
 
-LIMITS = {"transport": transport, "jpeg": jpeg, "overhead": overhead, "staged": staged}
+def startup() -> dict[str, float]:
+    """Milliseconds of as many forks of a process that has imported torch; their children end at once."""
+    began = time.perf_counter()
+    children = [os.fork() or os._exit(0) for _ in range(WORKERS)]
+    out = {f"startup fork, {WORKERS} workers: bare forks": (time.perf_counter() - began) * 1e3}
+    for pid in children:
+        os.waitpid(pid, 0)
+    return out
+
+
+LIMITS = {"transport": transport, "jpeg": jpeg, "overhead": overhead, "staged": staged, "startup": startup}
