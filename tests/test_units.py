@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 import random
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,20 @@ def test_an_array_that_was_read_only_is_writable() -> None:
     a = np.arange(1000)
     a.flags.writeable = False
     there_and_back([a])[0][0] = 5
+
+
+@pytest.mark.parametrize("dtype", ["<i8", ">i8"])
+@pytest.mark.parametrize("writeable", [True, False])
+def test_an_array_lies_as_pickle_lays_it(dtype: str, writeable: bool) -> None:
+    whole = np.arange(2000, dtype=dtype).reshape(10, 20, 10)
+    arrays = [whole, whole.T, whole.transpose(1, 0, 2), whole[:, ::2], whole[::-1]]
+    for a in [*arrays, np.broadcast_to(whole[0, 0], (99, 10))]:
+        if not writeable:
+            a = a.view()
+            a.flags.writeable = False
+        (got,), (wanted,) = there_and_back([a]), pickle.loads(ForkingPickler.dumps([a]))
+        assert got.dtype == wanted.dtype
+        assert (got.strides, got.tolist()) == (wanted.strides, wanted.tolist())
 
 
 @settings(max_examples=50, deadline=None)

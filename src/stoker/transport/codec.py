@@ -103,9 +103,12 @@ class _Pickler(pickle.Pickler):
         if isinstance(obj, torch.Tensor) and obj.device.type == "cpu":
             return obj.__reduce_ex__(5)  # the class knows what it carries; its storages come back here
         if type(obj) is np.ndarray and obj.dtype.byteorder == FOREIGN:
-            return obj.astype(obj.dtype.newbyteorder("=")).__reduce_ex__(5)  # as pickle's older protocols do, so torch
-        if type(obj) is np.ndarray and not obj.flags.writeable and not obj.dtype.hasobject:
-            return obj.copy(order="K").__reduce_ex__(5)  # a batch is writable, whatever its samples were
+            native = obj.astype(obj.dtype.newbyteorder("="), order="A")
+            return native.__reduce_ex__(5)  # as pickle's older protocols do, so torch
+        if type(obj) is np.ndarray and not (obj.flags.writeable and obj.flags.forc) and not obj.dtype.hasobject:
+            # A batch is writable, whatever its samples were. By columns where it is so, else by rows, as torch's pickle
+            # protocol lays it; NumPy's fifth keeps other orders.
+            return obj.copy(order="A").__reduce_ex__(5)
         return NotImplemented
 
     def _add(self, t: torch.Tensor) -> int:
