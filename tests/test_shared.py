@@ -6,9 +6,12 @@ import copy
 import io
 import os
 import pickle
+import subprocess
+import sys
 import tracemalloc
 import warnings
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import numpy as np
@@ -313,6 +316,30 @@ def test_a_worker_under_spawn_has_an_exit_code() -> None:
     list(it)
     assert [w.exitcode for w in workers] == [0, 0]
     assert not any(w.is_alive() for w in workers)
+
+
+BARE = """
+import torch, stoker
+for context in ("fork", "spawn"):
+    loader = stoker.DataLoader(torch.arange(40), batch_size=4, num_workers=2, multiprocessing_context=context)
+    assert torch.cat(list(loader)).tolist() == list(range(40)), context
+"""
+
+
+def test_workers_start_where_proc_is_not_mounted(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(f"if __name__ == '__main__':\n{indent(BARE, '    ')}")
+    words = [
+        "unshare",
+        "-rm",
+        "sh",
+        "-c",
+        'mount -t tmpfs none /proc && echo bare && exec "$0" script.py',
+        sys.executable,
+    ]
+    p = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    if "bare" not in p.stdout:
+        pytest.skip(f"no namespace of one's own to be had: {p.stderr}")
+    assert p.returncode == 0, p.stderr
 
 
 class Unloadable(Epochs):
