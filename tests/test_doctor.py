@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, Subset
 
 from stoker import ambient, inside, stacks
 from stoker import looks as looks_module
-from stoker.doctor import Case, gil_bound
+from stoker.doctor import Case, gil_bound, worker_startup
 from stoker.doctor.verdict import CAUSES, diagnose
 from stoker.looks import SWITCH_S, UNUSED, Looks
 from stoker.report import schema
@@ -353,6 +353,8 @@ def entry(**changes: Any) -> dict[str, Any]:
         "batches": 100,
         "samples": 800,
         "epochs": 1,
+        "made": 1,
+        "at_once": 1,
         "wait_s": 0.01,
         "step_s": 1.0,
         "samples_per_s": 800.0,
@@ -492,6 +494,29 @@ def test_what_was_dropped_for_want_of_memory_is_not_the_storages() -> None:
     found = causes(cores=2, around={"memory_stalled_max": 0.6}, **waits)
     assert found[0] == "memory_pressure"
     assert "slow_storage" not in found
+
+
+@pytest.mark.parametrize(
+    ("made", "at_once", "persistent", "change"),
+    [
+        (1, 1, False, {"persistent_workers": True}),  # one loader, ten epochs
+        (1, 1, True, None),
+        (2, 2, False, {"persistent_workers": True}),  # for training and for validation, five each
+        (2, 2, True, None),
+        (2, 1, False, {"persistent_workers": True}),  # two folds
+        (10, 1, False, {}),  # one for each epoch: no setting helps
+        (10, 1, True, {}),
+        (10, 2, True, {}),
+        (10, 10, False, None),  # ten that are used once each
+    ],
+)
+def test_workers_stay_as_long_as_their_loader(made: int, at_once: int, persistent: bool, change: Any) -> None:
+    starts = {"epochs": 10, "made": made, "at_once": at_once, "wait_s": 2.0, "stages": {"startup": {"wait_s": 1.9}}}
+    settings = {**entry()["settings"], "persistent_workers": persistent}
+    found = worker_startup.check(Case(entry(**starts, settings=settings), 2))
+    assert (found and found.change) == change
+    if found is not None:
+        assert ("make the loader once, not 10 times" in found.fix) == (change == {})
 
 
 def test_a_wait_counts_against_the_time_that_the_worker_had_a_core() -> None:

@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,6 +54,22 @@ def test_what_is_iterated_in_between_is_seen(tmp_path: Path) -> None:
         epoch(before)
     assert again.report is not None
     assert [e["batches"] for e in again.report["loaders"]] == [20]
+
+
+@pytest.mark.parametrize("cls", [DataLoader, stoker.DataLoader])
+def test_loaders_of_one_line_are_counted(cls: Any) -> None:
+    def made() -> Any:
+        return cls(Slow(), batch_size=80, num_workers=1)
+
+    with stoker.watch() as w:
+        for _ in range(3):
+            epoch(made())
+        both = [made(), made()]
+        for loader in both * 2:
+            epoch(loader)
+    assert w.report is not None
+    (seen,) = w.report["loaders"]
+    assert (seen["epochs"], seen["made"], seen["at_once"]) == (7, 5, 2)
 
 
 def test_one_at_a_time() -> None:

@@ -20,6 +20,7 @@ class LoaderMetrics:
         batches: batches delivered.
         samples: samples in them.
         epochs: epochs begun.
+        made: loaders that the line made and that were iterated; ``at_once``: the most of them that lived at a time.
         wait_s: the consumer was blocked in ``next()``.
         first_wait_s: the part of ``wait_s`` before the first batch of each epoch, workers' start included.
         step_s: the consumer did its own work between two batches.
@@ -49,6 +50,8 @@ class LoaderMetrics:
     batches: int = 0
     samples: int = 0
     epochs: int = 0
+    made: int = 0
+    at_once: int = 0
     wait_s: float = 0.0
     first_wait_s: float = 0.0
     step_s: float = 0.0

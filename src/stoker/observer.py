@@ -42,6 +42,7 @@ class Watch:
         self.ceilings = Ceilings(lambda batch: count(batch, 1)) if ceilings else None
         self.loaders: dict[str, LoaderMetrics] = {}
         self.applied: dict[str, Any] = {}
+        self._alive: dict[str, weakref.WeakValueDictionary[int, Any]] = {}  # loaders, by their id
         self._stages: dict[str, Stages] = {}
         self._devices: dict[str, DeviceWatch] = {}
         self._clocks: weakref.WeakSet[Clock] = weakref.WeakSet()
@@ -58,7 +59,7 @@ class Watch:
     def forget(self) -> None:
         """Nothing was seen."""
         self.loaders, self._stages, self._devices, self._live = {}, {}, {}, Live()
-        self._noted = {}
+        self._noted, self._alive = {}, {}
 
     def metrics_of(self, loader: Any) -> LoaderMetrics:
         """The numbers of the line that made this loader; loaders made by one line share them."""
@@ -68,6 +69,10 @@ class Watch:
         metrics = self.loaders.setdefault(name, LoaderMetrics(name))
         if new:
             self.send()  # before its first batch: from here on the live rows say how far it came
+        alive = self._alive.setdefault(name, weakref.WeakValueDictionary())
+        if alive.get(id(loader)) is not loader:
+            alive[id(loader)] = loader
+            metrics.made, metrics.at_once = metrics.made + 1, max(metrics.at_once, len(alive))
         state = engine.state_of(loader)
         state.metrics = metrics
         metrics.settings = settings_of(loader)
@@ -199,4 +204,4 @@ class Watch:
             metrics.__init__(metrics.name, settings=metrics.settings)  # type: ignore[misc]
         for clock in list(self._clocks):
             clock.forked(self.row(clock.metrics))
-        self._stages, self._devices, self._noted = {}, {}, {}
+        self._stages, self._devices, self._noted, self._alive = {}, {}, {}, {}

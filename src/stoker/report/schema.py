@@ -19,7 +19,8 @@ SCHEMA = 1
 AT_ONCE_S = 2e-4  # what handing over takes, in which nobody is waited for
 LINES = 12  # of code, of a loader, that are kept in the report
 TIMES = ("wait_s", "first_wait_s", "step_s", "step_cpu_s")
-COUNTS = ("batches", "samples", "epochs", "tasks", "fetch_ns", "collate_ns", "transport_ns", "cpu_ns")
+NUMBERS = ("batches", "samples", "epochs", "made", "at_once")
+COUNTS = (*NUMBERS, "tasks", "fetch_ns", "collate_ns", "transport_ns", "cpu_ns")
 DEVICE = ("gaps", "gap_s", "gap_wait_s", "crossing_steps", "crossing_s", "pinned_bytes")
 
 
@@ -35,9 +36,7 @@ def loader_entry(metrics: dict[str, Any], threads: int) -> dict[str, Any]:
     stages["startup"] = {"wait_s": metrics["first_wait_s"]}
     return {
         "name": metrics["name"],
-        "batches": metrics["batches"],
-        "samples": metrics["samples"],
-        "epochs": metrics["epochs"],
+        **{key: metrics[key] for key in NUMBERS},
         "wait_s": metrics["wait_s"],
         "step_s": metrics["step_s"],
         "samples_per_s": metrics["samples"] / total * metrics.get("processes", 1) if total else 0.0,
