@@ -72,6 +72,27 @@ def test_loaders_of_one_line_are_counted(cls: Any) -> None:
     assert (seen["epochs"], seen["made"], seen["at_once"]) == (7, 5, 2)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_epochs_that_were_left_and_what_came_between(workers: int) -> None:
+    loader = stoker.DataLoader(Slow(), batch_size=8, num_workers=workers)
+    spent = 0.0
+    with stoker.watch() as w:
+        for _ in range(3):
+            next(iter(loader))
+            began = time.perf_counter()
+            sum(range(300_000))
+            spent += time.perf_counter() - began
+        epoch(loader)
+        sum(range(300_000))  # after an epoch's end: nobody's
+        next(it := iter(loader))
+        next(it)
+        epoch(loader)
+    assert w.report is not None
+    (seen,) = w.report["loaders"]
+    assert (seen["epochs"], seen["ended"]) == (6, 2)
+    assert spent <= seen["between_s"] <= spent + seen["wait_s"]
+
+
 def test_one_at_a_time() -> None:
     with stoker.watch(), pytest.raises(UsageError, match="has not ended"):
         stoker.watch()

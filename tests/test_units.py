@@ -269,7 +269,7 @@ def test_a_prediction_never_promises_less_than_now() -> None:
 
 def snapshot(pid: int, **kw: Any) -> dict[str, Any]:
     m = {
-        "name": "t.py:3", "batches": 10, "samples": 100, "epochs": 1, "made": 1, "at_once": 1, "wait_s": 1.0, "first_wait_s": 0.5, "step_s": 1.0, "step_cpu_s": 1.0,
+        "name": "t.py:3", "batches": 10, "samples": 100, "epochs": 1, "ended": 1, "made": 1, "between_s": 0.0, "at_once": 1, "wait_s": 1.0, "first_wait_s": 0.5, "step_s": 1.0, "step_cpu_s": 1.0,
         "settings": {"num_workers": 1}, "tasks": 10, "fetch_ns": 10**9, "collate_ns": 0, "transport_ns": 0, "cpu_ns": 10**9,
     }  # fmt: skip
     return {"pid": pid, "threads": 2, "loaders": [{**m, **kw}], "final": True}

@@ -93,6 +93,9 @@ class Clock:
     def started(self, seconds: float) -> None:
         """The epoch began, and that took so long."""
         m = self.metrics
+        if m.left_at:
+            m.between_s += max(0.0, _now() - seconds - m.left_at)
+            m.left_at = 0.0
         m.epochs += 1
         m.wait_s += seconds
         m.first_wait_s += seconds
@@ -140,6 +143,7 @@ class Clock:
         if self._left:
             self._stepped(asked - self._left)
         m.wait_s += now - asked
+        m.ended, m.left_at = m.ended + 1, 0.0
         self._write()
         self.broken()
 
@@ -193,6 +197,7 @@ class Clock:
         add(m.step_bins, steps)
         add(m.wait_bins, waits)
         self._left = self.settled = left
+        m.left_at = left if epoch[0] == 1 else 0.0
         self._write()
         self._moved(count, left)
 
@@ -210,6 +215,8 @@ class Clock:
         # Of an iterator that was abandoned in the middle of an epoch. This may run anywhere, so nobody is told.
         self._moved = _nobody
         self.settle()
+        if self.metrics.left_at and self._epoch[0] == 1:
+            self.metrics.left_at = _now()  # to end its workers was no step
 
 
 def _nobody(batches: int, now: float) -> None:

@@ -20,11 +20,14 @@ class LoaderMetrics:
         batches: batches delivered.
         samples: samples in them.
         epochs: epochs begun.
+        ended: those that were gone through to their end.
         made: loaders that the line made and that were iterated; ``at_once``: the most of them that lived at a time.
         wait_s: the consumer was blocked in ``next()``.
         first_wait_s: the part of ``wait_s`` before the first batch of each epoch, workers' start included.
         step_s: the consumer did its own work between two batches.
         step_cpu_s: CPU seconds of all the process' threads meanwhile.
+        between_s: after an epoch that was left with its first batch, until the next one was begun: a step, though no
+            batch was asked for after it. ``left_at``: when that began; 0.0 where it did not.
         settings: the loader's settings, by torch's names.
         tasks: tasks that workers finished.
         fetch_ns, collate_ns, transport_ns: wall time in workers, summed over workers.
@@ -50,12 +53,15 @@ class LoaderMetrics:
     batches: int = 0
     samples: int = 0
     epochs: int = 0
+    ended: int = 0
     made: int = 0
     at_once: int = 0
     wait_s: float = 0.0
     first_wait_s: float = 0.0
     step_s: float = 0.0
     step_cpu_s: float = 0.0
+    between_s: float = 0.0
+    left_at: float = 0.0
     settings: dict[str, Any] = field(default_factory=dict)
     tasks: int = 0
     fetch_ns: int = 0

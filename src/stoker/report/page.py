@@ -18,6 +18,7 @@ from ..errors import UsageError
 from ..files import write
 from . import plots
 from .terminal import human_bytes, human_seconds
+from .text import waited
 
 LINES = 8  # of code, a loader
 
@@ -145,8 +146,7 @@ def _head(report: dict[str, Any]) -> str:
 def _waited(report: dict[str, Any]) -> str:
     if not report["loaders"]:
         return ": no DataLoader was iterated"
-    main = max(report["loaders"], key=lambda e: float(e["wait_s"] + e["step_s"]))
-    return f": the loop waits for data {Case(main, int(report['machine'].get('cores', 1))).share:.0%} of its time"
+    return f": {waited(report)[1]}"
 
 
 def _reading(report: dict[str, Any]) -> str:

@@ -18,8 +18,8 @@ from ..files import write
 SCHEMA = 1
 AT_ONCE_S = 2e-4  # what handing over takes, in which nobody is waited for
 LINES = 12  # of code, of a loader, that are kept in the report
-TIMES = ("wait_s", "first_wait_s", "step_s", "step_cpu_s")
-NUMBERS = ("batches", "samples", "epochs", "made", "at_once")
+TIMES = ("wait_s", "first_wait_s", "step_s", "step_cpu_s", "between_s")
+NUMBERS = ("batches", "samples", "epochs", "ended", "made", "at_once")
 COUNTS = (*NUMBERS, "tasks", "fetch_ns", "collate_ns", "transport_ns", "cpu_ns")
 DEVICE = ("gaps", "gap_s", "gap_wait_s", "crossing_steps", "crossing_s", "pinned_bytes")
 
@@ -39,6 +39,7 @@ def loader_entry(metrics: dict[str, Any], threads: int) -> dict[str, Any]:
         **{key: metrics[key] for key in NUMBERS},
         "wait_s": metrics["wait_s"],
         "step_s": metrics["step_s"],
+        "between_s": metrics["between_s"],
         "samples_per_s": metrics["samples"] / total * metrics.get("processes", 1) if total else 0.0,
         "settings": {**metrics["settings"], "threads": threads, "processes": metrics.get("processes", 1)},
         "stages": stages,

@@ -12,6 +12,7 @@ from .terminal import colour_wanted, human_seconds, style, table, width
 
 COLOURS = {"healthy": "green", "input-bound": "red", "transfer-bound": "red", "unknown": "yellow"}
 SEEN = 0.005  # of the loop; what costs less costs something else
+BEGINS = 0.1  # of the loop; what goes by before first batches is named from there on
 LAST = 5  # of what was decided while running
 
 
@@ -160,10 +161,20 @@ def _faults(faults: dict[str, Any]) -> list[str]:
     return out
 
 
+def waited(report: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The loader in whose loop most of the time went by, and how much of that was waiting."""
+    main = max(report["loaders"], key=lambda e: float(e["wait_s"] + e["step_s"]))
+    case = Case(main, int(report["machine"].get("cores", 1)))
+    said = f"the loop waits for data {case.share:.0%} of its time"
+    begins = case.startup / case.total if case.total else 0.0
+    if begins >= BEGINS and int(main["epochs"]) > 1:
+        said = f"epochs' first batches take {begins:.0%} of the loop's time, and after them it waits {case.share:.0%}"
+    return main, said
+
+
 def _why(report: dict[str, Any]) -> str:
     verdict = report["verdict"]
-    main = max(report["loaders"], key=lambda e: float(e["wait_s"] + e["step_s"]))
-    waits = f"the loop waits for data {Case(main, report['machine'].get('cores', 1)).share:.0%} of its time"
+    main, waits = waited(report)
     if verdict == "healthy":
         return f": your loader is fine, {waits}"
     if verdict == "unknown":
