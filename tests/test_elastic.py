@@ -6,13 +6,14 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 import stoker
 import stoker.scheduler as scheduling
@@ -71,6 +72,78 @@ def test_resizing_changes_no_bit(method: str, persistent: bool) -> None:
         changes = {r.randrange(80): r.randint(1, 5) for _ in range(r.randint(1, 8))}
         print(int(loader.num_workers), changes)
         assert torch.equal(epoch(loader, changes), fixed)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_any_thread_may_resize(method: str) -> None:
+    """As often as it likes, while the consumer takes batches: none is lost, none changes."""
+    print(f"STOKER_SEED={SEED}")
+    kw = {"batch_size": 3, "shuffle": True, "worker_method": method, "timeout": WAIT_S}
+    fixed = epoch(auto(Drawn(3000), 2, **kw))
+    for seed in range(SEED, SEED + 4):
+        loader, over, r = auto(Drawn(3000), 2, **kw), threading.Event(), random.Random(seed)
+
+        def change(loader: Any = loader, over: threading.Event = over, r: random.Random = r) -> None:
+            while not over.is_set():
+                loader.resize(r.randint(1, 3))
+
+        other = threading.Thread(target=change)
+        other.start()
+        try:
+            got = epoch(loader)
+        finally:
+            over.set()
+            other.join(WAIT_S)
+        assert torch.equal(got, fixed)
+    assert not multiprocessing.active_children()
+
+
+def test_a_signal_may_resize() -> None:
+    """Also in the middle of next, where a lock that its own thread holds would never come free."""
+    print(f"STOKER_SEED={SEED}")
+    r = random.Random(SEED)
+    fixed = epoch(auto(Drawn(3000), 2, batch_size=3, shuffle=True))
+    loader = auto(Drawn(3000), 2, batch_size=3, shuffle=True, timeout=WAIT_S)
+    came = []
+
+    def change(*_: Any) -> None:
+        came.append(r.randint(1, 3))
+        loader.resize(came[-1])
+
+    before = signal.signal(signal.SIGALRM, change)
+    signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+    try:
+        got = epoch(loader)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert came
+    assert torch.equal(got, fixed)
+
+
+class Growing(Sampler[int]):
+    """Wants a worker more in the middle of being asked for an index."""
+
+    loader: Any = None
+
+    def __iter__(self) -> Iterator[int]:
+        for i in range(240):
+            if i == 120:
+                self.loader.resize(3)
+            yield i
+
+
+def test_a_sampler_may_resize() -> None:
+    sampler = Growing()
+    sampler.loader = loader = auto(Drawn(), 1, batch_size=3, sampler=sampler, timeout=WAIT_S)
+    it = iter(loader)
+    firsts = []
+    most = 0
+    for batch in it:
+        firsts.append(int(batch[0, 0]))
+        most = max(most, len(it._workers))
+    assert firsts == list(range(0, 240, 3))
+    assert most > 1
 
 
 def test_the_kind_of_workers_changes_no_bit() -> None:

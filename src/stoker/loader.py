@@ -280,8 +280,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         With ``num_workers="auto"`` and a map-style dataset it holds from the next task on, in the middle of an epoch,
         and no batch changes, nor their order: random state belongs to the task, not to the worker. New workers start in
-        the background, those that go finish their task. ``"auto"`` leaves the count alone from then on. Otherwise it
-        holds from the next epoch on, because workers have seeds (torch's) or parts of an iterable dataset of their own.
+        the background, those that go finish their task. Any thread may ask. ``"auto"`` leaves the count alone from
+        then on. Otherwise it holds from the next epoch on, because workers have seeds (torch's) or parts of an iterable
+        dataset of their own.
 
         Args:
             num_workers: at least 1.

@@ -9,6 +9,7 @@ With task seeds nobody can tell who ran a task: any free worker takes the next o
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -75,6 +76,9 @@ class Scheduler:
         self._cursor: Cursor | None = None
         self._counted = False  # what each worker delivered
         self._skip: set[int] = set()
+        self._lock = threading.Lock()  # a resize may come from any thread, or in the middle of ``next`` from a signal
+        self._wish: int | None = None  # a count that was asked for while the lock was held
+        self._resizing = 0  # the thread that changes the count
         self.tuner: Callable[[int], tuple[str, int] | None] | None = None
         self.worker = 0
 
@@ -91,6 +95,9 @@ class Scheduler:
     def stop(self) -> None:
         """The pool is about to be closed; nothing can be asked for any more."""
         self._stopped = True
+        if self._resizing not in (0, threading.get_ident()):
+            with self._lock:  # a worker that is being started would be closed by nobody
+                pass
 
     def begin(self, next_indices: NextIndices, shared_seed: int | None = None, cursor: Cursor | None = None) -> None:
         """Starts an epoch and fills the window. Tasks of an epoch that was left early are run but not delivered where
@@ -101,6 +108,10 @@ class Scheduler:
             shared_seed: torch's, for datapipes.
             cursor: where to begin, and where to write down what was delivered.
         """
+        with self._lock:
+            self._begin(next_indices, shared_seed, cursor)
+
+    def _begin(self, next_indices: NextIndices, shared_seed: int | None, cursor: Cursor | None) -> None:
         self.epoch += 1
         if self.epoch:
             for result in self._waiting.values():
@@ -125,6 +136,8 @@ class Scheduler:
     def resize(self, n: int) -> None:
         """Another number of workers, from the next task on. Which batches come, and in which order, stays.
 
+        Any thread may ask, and a signal's handler. While the consumer is in ``next`` it holds once that delivers.
+
         Raises:
             UsageError: workers are seeded as torch's, or share an iterable dataset: they depend on the count.
         """
@@ -133,6 +146,23 @@ class Scheduler:
                 "the number of workers cannot change within an epoch: each has random state, or a part of the dataset, "
                 'of its own; num_workers="auto" with a map-style dataset has neither'
             )
+        self._wish = n
+        if not self._lock.acquire(blocking=False):
+            return
+        self._resizing = threading.get_ident()
+        try:
+            self._grant()
+        finally:
+            self._resizing = 0
+            self._lock.release()
+
+    def _grant(self) -> None:
+        """Carries out the last wish."""
+        n, self._wish = self._wish, None
+        if n is not None:
+            self._resize(n)
+
+    def _resize(self, n: int) -> None:
         before, self._knobs = self._knobs.window, replace(self._knobs, num_workers=n)
         if self._stopped:
             return
@@ -142,6 +172,10 @@ class Scheduler:
 
     def prefetch(self, factor: int, ahead: int | None = None) -> None:
         """Another number of tasks in flight for each worker, from the next task on. See ``Knobs``."""
+        with self._lock:
+            self._prefetch(factor, ahead)
+
+    def _prefetch(self, factor: int, ahead: int | None = None) -> None:
         far = self._knobs.ahead if ahead is None else ahead
         before, self._knobs = self._knobs.window, replace(self._knobs, prefetch_factor=factor, ahead=far)
         self._credits += self._knobs.window - before
@@ -161,6 +195,10 @@ class Scheduler:
             WorkerTimeoutError: nothing came within ``timeout``.
             BudgetError: a batch is larger than a budget that was asked for.
         """
+        with self._lock:
+            return self._next()
+
+    def _next(self) -> Any:
         while True:
             if self._trouble is not None:
                 trouble, self._trouble = self._trouble, None
@@ -185,6 +223,10 @@ class Scheduler:
         """Whether ``next`` would not wait, as far as can be said without waiting. Takes in what has arrived."""
         if not self._knobs.in_order:
             return True
+        with self._lock:
+            return self._ready()
+
+    def _ready(self) -> bool:
         while self._trouble is None and not self._stopped and self._find_due() and self._due not in self._waiting:
             try:
                 result = self._receive(wait=False)
@@ -330,11 +372,13 @@ class Scheduler:
         if change is not None:
             knob, value = change
             if knob == "num_workers":
-                self.resize(value)
+                self._resize(value)
             elif knob == "prefetch_factor":
-                self.prefetch(value)
+                self._prefetch(value)
             else:
                 self.coalesce(value)
+        if self._wish is not None:
+            self._grant()
         self._fill()
         return result.take()
 
