@@ -450,11 +450,31 @@ def test_out_of_order_nothing_is_lost_or_seen_twice() -> None:
         loader = loader_of(Slow(12), 2, batch_size=1, in_order=False)
         it = iter(loader)
         seen = [int(next(it)) for _ in range(3)]
-        state = saved(loader)
+        places = [(list(seen), saved(loader))]
         released.touch()
         assert 0 not in seen
-        again = loader_of(Slow(12), 1, batch_size=1, in_order=False)
-        assert sorted(seen + [i for b in rest(again, state, 1)[0] for i in b]) == list(range(12))
+        for batch in it:
+            seen.append(int(batch))
+            places.append((list(seen), saved(loader)))
+        late = seen.index(0) - 2  # from here on the first that is due is one that was seen before it was
+        for (seen, state), workers in itertools.product([places[0], *places[late : late + 3]], [0, 1, 2]):
+            again = loader_of(Slow(12), workers, batch_size=1, in_order=False)
+            assert sorted(seen + [i for b in rest(again, state, 1)[0] for i in b]) == list(range(12))
+            if not workers:  # and it can be left and taken up once more
+                again.load_state_dict(json.loads(state))
+                more = [int(batch) for _, batch in zip(range(2), again, strict=False)]
+                last = rest(loader_of(Slow(12), 1, batch_size=1, in_order=False), saved(again), 1)[0]
+                assert sorted(seen + more + [i for b in last for i in b]) == list(range(12))
+
+
+def test_a_state_that_names_the_first_that_is_due_as_seen() -> None:
+    """As earlier versions wrote it."""
+    loader = loader_of(range(12), 0, batch_size=1)
+    iter(loader)
+    state = {**json.loads(saved(loader)), "next": 3, "samples": 3, "ahead": [3, 5]}
+    for workers in (0, 2):
+        got = rest(loader_of(range(12), workers, batch_size=1), json.dumps(state), 1)[0]
+        assert got == [[4], *([i] for i in range(6, 12))]
 
 
 # -- ranks

@@ -196,7 +196,7 @@ class Cursor(Sampling):
         if self.shown is not None:
             return self.shown.save()
         task, taken_before = self._from
-        ahead = tuple(sorted(t for t in self.ahead if t >= self.next))
+        due, ahead = self._place()
         ranks = self._ranks()
         world = None if ranks is None else (self._base, ranks, int(self._sampler.epoch))
         sampler_state = self._sampler_state()
@@ -207,9 +207,9 @@ class Cursor(Sampling):
         return State(
             kind=self.kind,
             epoch=max(0, self.epoch),
-            next=self.next,
+            next=due,
             ahead=ahead,
-            samples=taken_before + (self.next - task) * (self._size or 1),
+            samples=taken_before + (due - task) * (self._size or 1),
             finished=self.finished,
             lives_on=self.lives_on,
             workers=self.workers,
@@ -228,6 +228,17 @@ class Cursor(Sampling):
             len_called=self.len_called,
             batch_size=self._size,
         )
+
+    def _place(self) -> tuple[int, tuple[int, ...]]:
+        """The first task that is not delivered, and those after it that are. Whoever saves may be another thread than
+        the one that takes batches."""
+        due, ahead = -1, set[int]()
+        while due != self.next:
+            due = self.next
+            ahead = set(self.ahead)
+        while due in ahead:
+            due += 1
+        return due, tuple(sorted(t for t in ahead if t > due))
 
     def _parts(self) -> tuple[Part, ...]:
         from .state import Part

@@ -124,7 +124,7 @@ class State:
         return cls(**{name: _read(name, d[name]) for name in names})._consistent()
 
     def _consistent(self) -> State:
-        if any(t <= self.next for t in self.ahead):
+        if any(t < self.next for t in self.ahead):  # the first itself: so it was saved until 2026-11-23
             raise StateError(f"ahead={_short(list(self.ahead))} has tasks that next={self.next} has passed")
         if len(self.parts) not in ({max(1, self.workers)} if self.kind == "iterable" else {0, 1, self.workers}):
             raise StateError(f"{len(self.parts)} parts of {self.workers} workers over a dataset that is {self.kind}")
