@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import random
+import signal
 import zlib
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.utils.data import Dataset
 import stoker
 from stoker import engine
 from stoker.options import Budget
+from stoker.transport import ring
 from stoker.transport.arena import MAX_SLOTS, Arena
 from stoker.transport.ring import SlotReader, SlotWriter
 
@@ -210,6 +212,70 @@ def test_what_a_fork_drops_is_still_the_parents() -> None:
     for _ in it:
         pass
     assert intact(batch, 0)
+
+
+@pytest.mark.parametrize("kw", [{}, {"persistent_workers": True}, {"worker_method": "thread"}], ids=str)
+def test_a_fork_uses_the_loader_as_well(kw: dict[str, Any]) -> None:
+    """Both go on with a loader that was used before, each with memory and workers of its own."""
+    loader = stoker.DataLoader(Noise(120, 5000), batch_size=2, num_workers=1, timeout=60, **kw)
+    next(iter(loader))
+    read, write = os.pipe()
+    done, go = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(100)
+        kept = list(loader)
+        os.write(write, b"1")
+        os.read(done, 1)  # until the parent has gone through its epochs
+        again = list(loader)
+        fine = len(kept) == len(again) == 60 and all(intact(b, 2 * i) for e in (kept, again) for i, b in enumerate(e))
+        os.write(write, b"ok" if fine else b"no")
+        os._exit(0)
+    for epoch in range(3):
+        for i, batch in enumerate(loader):
+            assert intact(batch, 2 * i)
+            batch[0].fill_(-1)
+        if not epoch:
+            assert os.read(read, 1) == b"1"
+    os.write(go, b"x")
+    assert os.read(read, 2) == b"ok"
+    os.waitpid(pid, 0)
+    for fd in (read, write, done, go):
+        os.close(fd)
+
+
+def test_a_consumer_that_forks_for_each_batch_takes_no_more_and_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring, "LOST", 100_000)  # five batches
+    loader = stoker.DataLoader(Noise(200, 5000), batch_size=1, num_workers=1)
+    for _ in range(2):
+        it = iter(loader)
+        for i, batch in enumerate(it):
+            pid = os.fork()
+            if pid == 0:
+                os._exit(0)
+            os.waitpid(pid, 0)
+            assert intact(batch, i)
+            if i == 190:
+                assert it._scheduler._pool.slots() < 20
+        assert not engine.state_of(loader).arenas
+
+
+class Emptied(Noise):
+    """Makes its samples in what it gets from stoker.empty, and keeps one."""
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        sample = stoker.empty((self.floats,)).copy_(noise(i, self.floats))
+        if i == 5:
+            self.kept = sample
+        assert not hasattr(self, "kept") or torch.equal(self.kept, noise(5, self.floats))
+        return sample, i
+
+
+@pytest.mark.parametrize("method", ["process", "thread"])
+def test_a_dataset_that_asks_for_a_part_of_the_batch(method: str) -> None:
+    it = iter(stoker.DataLoader(Emptied(400, 5000), batch_size=2, num_workers=1, worker_method=method))
+    assert all(intact(batch, 2 * i) for i, batch in enumerate(it))
+    assert it._scheduler._pool.slots() < 20
 
 
 def test_more_batches_are_kept_than_there_are_slots(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,14 +48,21 @@ def sample_size(sample: Any) -> tuple[int, int]:
         return sample.numel() * sample.element_size(), 1
     if isinstance(sample, np.ndarray):
         return sample.nbytes, 1
-    if isinstance(sample, (str, bytes)):
+    if isinstance(sample, UserDict):
+        sample = sample.data
+    # By their own classes' methods: what a subclass makes when it is read is not to be made once more.
+    if isinstance(sample, dict):
+        inner: Iterable[Any] = dict.values(sample)
+    elif isinstance(sample, list):
+        inner = list.__iter__(sample)
+    elif isinstance(sample, tuple):
+        inner = tuple.__iter__(sample)
+    elif isinstance(sample, (str, bytes, Mapping, Sequence)):
         return 0, 0
-    if isinstance(sample, Mapping):
-        sample = list(sample.values())
-    if isinstance(sample, Sequence):
-        sizes = [sample_size(v) for v in sample]
-        return sum(n for n, _ in sizes), sum(k for _, k in sizes)
-    return 8, 1  # a number becomes an int64 or a float64
+    else:
+        return 8, 1  # a number becomes an int64 or a float64
+    sizes = [sample_size(v) for v in inner]
+    return sum(n for n, _ in sizes), sum(k for _, k in sizes)
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:

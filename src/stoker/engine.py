@@ -70,6 +70,7 @@ class LoaderState:
     """
 
     def __init__(self) -> None:
+        self._process = os.getpid()
         self.arenas: list[Any] = []
         self.heaps: list[Any] = []
         self.metrics = LoaderMetrics()
@@ -88,6 +89,14 @@ class LoaderState:
         self.given: dict[str, Any] | None = None
         self.first: Any = None
         self.begin_run()
+
+    def here(self) -> bool:
+        """In a process that the user forked nothing of its parent's is used again: both would write there. Returns
+        False where this is one, and it is looked at for the first time."""
+        same, self._process = self._process == os.getpid(), os.getpid()
+        if not same:
+            self.arenas, self.heaps = [], []
+        return same
 
     def begin_run(self) -> None:
         """Nothing is gone on with any more."""
@@ -256,6 +265,7 @@ def _iterator(loader: Any, cursor: Cursor) -> Any:
         if cursor.saved is not None:
             raise StateError(f"with worker processes a run is taken up again on Linux, not on {sys.platform}")
         return torch_get_iterator(loader)
+    state.here()
     limits = budget(loader)
     method = _method(loader, state, limits)
     if isinstance(loader.num_workers, AutoWorkers) and state.measured is None:

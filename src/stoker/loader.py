@@ -220,6 +220,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def __iter__(self) -> Any:
         state = state_of(self)
+        if not state.here():
+            self._iterator = state.first = None  # their workers are the parent's
         if state.rebuild:
             state.rebuild = False
             if self._iterator is not None:

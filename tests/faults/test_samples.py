@@ -493,3 +493,21 @@ def test_inline_under_the_watch_the_policy_stays(tmp_path: Path) -> None:
         for dataset in (Flawed({900}, 1000), Batched({900}, 1000)):
             found = rows(stoker.DataLoader(dataset, batch_size=2, on_error="skip"))
             assert found[450] == [901]
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+class Muted(Flawed):
+    def __getitem__(self, i: int) -> torch.Tensor:
+        if i in self.bad:
+            raise Mute
+        return super().__getitem__(i)
+
+
+@pytest.mark.parametrize("how", EACH)
+def test_an_error_that_cannot_say_what_it_is(how: str) -> None:
+    loader = stoker.DataLoader(Muted({3, 17}), batch_size=4, on_error="skip", max_errors=9, **KINDS[how])
+    assert [i for row in rows(loader) for i in row] == [i for i in range(60) if i not in (3, 17)]

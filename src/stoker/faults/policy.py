@@ -108,7 +108,11 @@ def _among(loader: Any, asked: str) -> Sequence[Any] | None:
 
 def words_of(error: BaseException) -> str:
     """An error in one line."""
-    words = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
+    try:
+        said = str(error)
+    except Exception:  # code of the user's
+        said = ""
+    words = " ".join(f"{type(error).__name__}: {said}".split()).rstrip(":")
     return words if len(words) <= WORDS else words[:WORDS] + "..."
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .arena import aligned
+from .arena import ALIGN, aligned
 from .ring import SlotWriter
 
 # A tensor leaf: offset, dtype, shape, strides, elements spanned, requires_grad. A buffer leaf: offset, length.
@@ -135,10 +135,10 @@ def _view(leaves: list[TensorRow], memory: Any, index: int) -> torch.Tensor:
     dtype = DTYPES[code]
     if span:
         t = torch.frombuffer(memory, dtype=dtype, count=span, offset=offset)
-        if len(shape) != 1 or strides != (1,):
-            t = t.as_strided(shape, strides)
     else:
-        t = torch.empty(0, dtype=dtype).as_strided(shape, strides)
+        t = torch.empty(0, dtype=dtype, device="cpu")
+    if len(shape) != 1 or strides != (1,):
+        t.as_strided_(shape, strides)  # in place: a view, to autograd, may neither be detached nor outlive no_grad
     return t.requires_grad_() if grad else t
 
 
@@ -241,6 +241,8 @@ class Encoded:
                 groups.append((lo, hi, [(i, lo)]))
         for start, end, members in groups:
             block = aligned(self.size)
+            if len(members) > 1:
+                block += start % ALIGN  # each of them as aligned as it was
             self.size = block + end - start
             self._copies.append((block, start, end - start))
             for i, lo in members:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 else:
     Bytes = np.ndarray
 
+LOST = 256 << 20  # bytes of slots that children of the user's saw; beyond, batches are copied out
 SLACK = 8  # a slot that proved too small is replaced by one an eighth larger than needed
 
 
@@ -56,6 +57,7 @@ class SlotWriter:
 
     def take(self, nbytes: int) -> bool:
         """Starts filling a slot of at least ``nbytes``. Returns False when there is none to be had."""
+        self.cancel()  # one that a dataset began by ``stoker.empty``; while it keeps that, nobody writes there
         slot = self._choose(nbytes)
         if slot is None:
             return False
@@ -170,7 +172,7 @@ class SlotReader:
         self._maps: dict[int, tuple[int, Any]] = {}
         self._stamp = max(arena.stamps[: max(arena.slots, 1)], default=0) + 1
         self._owner = os.getpid()
-        self._lost: set[int] = set()
+        self._lost: dict[int, int] = {}  # slot, bytes
         _readers.add(self)
 
     def lock_with(self, locker: Locker | None) -> None:
@@ -184,6 +186,8 @@ class SlotReader:
 
     def lease(self, slot: int, used: int) -> Bytes:
         """The slot's first ``used`` bytes as an array. The slot is free again when nothing refers to the array."""
+        if self.worn:
+            return self.copy(slot, used)
         try:
             whole = np.frombuffer(self._map(slot), np.uint8, count=used)
         except OSError:  # too many mappings
@@ -244,8 +248,14 @@ class SlotReader:
                 self.release(slot)
 
     def lose(self) -> None:
-        """A child of the user's sees the leased slots from now on: they are never written again."""
-        self._lost.update(self.leases)
+        """A child of the user's sees the leased slots from now on: they are never written again. A consumer that forks
+        again and again has its batches copied out before that takes much memory."""
+        self._lost.update((slot, used) for slot, (_, used) in list(self.leases.items()))
+
+    @property
+    def worn(self) -> bool:
+        """Too much of it has been seen by children of the user's."""
+        return bool(self._lost) and sum(self._lost.values()) > LOST
 
     def _map(self, slot: int) -> Any:
         offset, _ = self.arena.place(slot)

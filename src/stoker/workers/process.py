@@ -581,4 +581,4 @@ class ProcessPool:
             self._zygote.close(leave_s)
         for reader in self._readers:
             reader.reclaim()
-        self._arenas.extend(self._readers)
+        self._arenas.extend(r for r in self._readers if not r.worn)
