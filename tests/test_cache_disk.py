@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import array
+import copy
 import io
 import json
 import os
@@ -10,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -486,3 +489,89 @@ def test_arrays_are_a_key_whole(tmp_path: Path) -> None:
     assert float(again[77_777]) == -2
     manifest = json.loads((folder.caches(tmp_path)[0] / "manifest.json").read_text())
     assert manifest["format"] == 2
+
+
+class Record:
+    __slots__ = ("path",)
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+
+class Files(Dataset[Any]):
+    def __init__(self, names: Any, img_dir: Any = None) -> None:
+        self.names = names
+        if img_dir is not None:
+            self.img_dir = img_dir
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        name = self.names % i if isinstance(self.names, str) else self.names[i]
+        with open(os.path.join(getattr(self, "img_dir", ""), os.fsdecode(getattr(name, "path", name)))) as file:
+            return torch.tensor(float(file.read()))
+
+
+NAMED: dict[str, Any] = {
+    "array": lambda names, _: Files(np.array(names)),
+    "array of objects": lambda names, _: Files(np.array(names, dtype=object)),
+    "array of bytes": lambda names, _: Files(np.array(names, dtype="S")),
+    "deque": lambda names, _: Files(deque(names)),
+    "bytes": lambda names, _: Files([os.fsencode(n) for n in names]),
+    "slots": lambda names, _: Files([Record(n) for n in names]),
+    "relative": lambda names, here: Files([os.path.basename(n) for n in names], str(here)),
+    "relative, as a Path": lambda names, here: Files([os.path.basename(n) for n in names], here),
+    "made up": lambda _, here: Files("%d.txt", str(here)),
+}
+
+
+@pytest.mark.parametrize("how", NAMED)
+def test_source_files_are_found_however_they_are_named(how: str, tmp_path: Path) -> None:
+    here = tmp_path / "files"
+    here.mkdir()
+    names = [str(here / f"{i}.txt") for i in range(20)]
+    for i, name in enumerate(names):
+        Path(name).write_text(str(i))
+
+    def run() -> list[float]:
+        staged = stoker.Staged(NAMED[how](names, here), cache="disk", cache_dir=tmp_path / "cache")
+        for i in range(20):
+            staged[i]
+        return [float(staged[i]) for i in range(20)]
+
+    assert run() == [*map(float, range(20))]
+    folders = sorted(c.name for c in folder.caches(tmp_path / "cache"))
+    assert run() == [*map(float, range(20))]
+    assert sorted(c.name for c in folder.caches(tmp_path / "cache")) == folders  # and is the same to the next run
+    Path(names[17]).write_text("999999")
+    with pytest.warns(StokerWarning, match=r"17\.txt changed"):
+        assert run()[17] == 999999
+
+
+HELD = [
+    np.arange(1000.0).astype(object),
+    deque(range(1000)),
+    array.array("d", range(1000)),
+    bytearray(k % 256 for k in range(1000)),
+]
+
+
+@pytest.mark.parametrize("held", HELD, ids=lambda x: type(x).__name__)
+def test_what_a_dataset_holds_is_a_key(held: Any, tmp_path: Path) -> None:
+    class Labels(Dataset[Any]):
+        def __init__(self, labels: Any) -> None:
+            self.labels = labels
+
+        def __len__(self) -> int:
+            return 1000
+
+        def __getitem__(self, i: int) -> torch.Tensor:
+            return torch.tensor(float(self.labels[i]))
+
+    first = stoker.Staged(Labels(held), cache="disk", cache_dir=tmp_path)
+    assert [float(first[517]) for _ in range(2)] == [float(held[517])] * 2
+    other = copy.copy(held)
+    other[517] = 9
+    with pytest.warns(StokerWarning, match="what the dataset holds changed"):
+        assert float(stoker.Staged(Labels(other), cache="disk", cache_dir=tmp_path)[517]) == 9

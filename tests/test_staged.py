@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import copy
 import pickle
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -258,6 +260,81 @@ def test_a_dataset_that_is_changed_between_epochs_begins_a_new_cache(settings: d
         assert {b.shape[1] for b in loader} == {3}
     assert {b.shape[1] for b in loader} == {3}
     assert staged.account.filled == N
+
+
+class Scaled:
+    def __init__(self, k: int) -> None:
+        self.k = k
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.k
+
+
+class ScaledModule(torch.nn.Module):
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.k = k
+
+    def forward(self, x: Any) -> Any:
+        return x * self.k
+
+
+class InTurn:
+    def __init__(self, *steps: Any) -> None:
+        self.transforms = list(steps)
+
+    def __call__(self, x: Any) -> Any:
+        for step in self.transforms:
+            x = step(x)
+        return x
+
+
+class Through(Dataset[Any]):
+    def __init__(self, transform: Any, labels: Any) -> None:
+        self.transform, self.labels = transform, labels
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, i: int) -> Any:
+        return self.transform(torch.tensor(float(self.labels[i])))
+
+
+LABELS = [
+    list(range(1000)),
+    dict(enumerate(range(1000))),
+    np.arange(1000),
+    np.arange(1000).astype(object),
+    deque(range(1000)),
+    torch.arange(1000),
+]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("within", [lambda d: d, lambda d: Subset(d, range(1000))], ids=["", "Subset"])
+@pytest.mark.parametrize("kind", [Scaled, ScaledModule])
+@pytest.mark.parametrize("chain", [lambda t: t, InTurn], ids=["alone", "Compose"])
+def test_an_argument_of_a_transform_that_is_changed(chain: Any, kind: Any, within: Any, workers: int) -> None:
+    """Progressive resizing, for one."""
+    step = kind(2)
+    staged = stoker.Staged(within(Through(chain(step), LABELS[0])), cache="ram", cache_budget="1MB")
+    loader = stoker.DataLoader(staged, 100, num_workers=workers)
+    for _ in range(2):
+        assert float(next(iter(loader))[5]) == 10
+    step.k = 3
+    with pytest.warns(StokerWarning, match=r"k was 2 and is 3"):
+        assert float(next(iter(loader))[5]) == 15
+
+
+@pytest.mark.parametrize("labels", LABELS, ids=lambda x: type(x).__name__)
+def test_a_label_among_many_that_is_changed(labels: Any) -> None:
+    data = Through(Scaled(2), copy.copy(labels) if not isinstance(labels, torch.Tensor) else labels.clone())
+    loader = stoker.DataLoader(stoker.Staged(data, cache="ram", cache_budget="1MB"), 1000)
+    for _ in range(2):
+        assert float(next(iter(loader))[517]) == 1034
+    data.labels[517] = -1
+    with pytest.warns(StokerWarning, match="labels"):
+        assert float(next(iter(loader))[517]) == -2
 
 
 def test_a_changed_dataset_is_noticed_without_anybody_saying_that_an_epoch_begins() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+import zlib
+from collections import deque
 from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
@@ -11,9 +14,13 @@ import numpy as np
 import torch
 
 DEPTH = 4
+LOOK_DEPTH = 8  # a Subset of a dataset with a Compose of transforms with arguments
+NODES = 20_000  # that one look takes in
+WHOLE = 10_000  # plain items of a container that are compared as a whole
 WIDTH = 200  # attributes or items of one object that are looked at
 MANY = 10_000  # items from which on a container is worth estimating
 SAMPLES = 64
+ARRAY_BYTES = 1 << 16
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -88,7 +95,10 @@ def _size(obj: Any, depth: int = 3) -> int:
 
 
 class Look:
-    """What a dataset looked like, to say later what changed: plain values, tensors, arrays, the length of containers.
+    """What a dataset looked like, to say later what changed: plain values, tensors, arrays, containers.
+
+    It is a look and no proof: arrays over 64 kB and containers of more than 10,000 items are known by their size and
+    some of their values.
 
     Args:
         obj: the dataset.
@@ -98,24 +108,28 @@ class Look:
     def __init__(self, obj: Any, path: str = "dataset") -> None:
         self._path = path
         self._values: dict[str, Any] = {}
-        self._walk(obj, path, DEPTH, set())
+        self._left = NODES
+        self._walk(obj, path, LOOK_DEPTH, set())
 
     def _walk(self, obj: Any, path: str, depth: int, seen: set[int]) -> None:
         if type(obj) in PLAIN:
             self._values[path] = obj
             return
-        if id(obj) in seen or not depth:
+        if id(obj) in seen or not depth or not self._left:
             return
+        self._left -= 1
         seen.add(id(obj))
         if isinstance(obj, torch.Tensor):
             if not obj.is_shared():  # else the workers see it, too
                 self._values[path] = ("a tensor", tuple(obj.shape), obj.data_ptr(), obj._version)
         elif isinstance(obj, np.ndarray):
-            some = obj.reshape(-1)[:: max(1, obj.size // SAMPLES)] if obj.flags.c_contiguous else obj[:1]
-            self._values[path] = ("an array", obj.shape, some.tobytes() if not obj.dtype.hasobject else b"")
+            self._values[path] = ("an array", obj.shape, _of_array(obj))
+        elif isinstance(obj, torch.nn.Module):
+            for name, inner in vars(obj).items():
+                self._walk(inner, f"{path}.{name}", depth - 1, seen)
         else:
-            if isinstance(obj, (list, tuple, dict, set)):
-                self._values[path] = (f"a {type(obj).__name__} of {len(obj)}",)
+            if isinstance(obj, (list, tuple, dict, set, frozenset, deque)):
+                self._values[path] = f"a {type(obj).__name__} of {len(obj)}", _of_many(obj)
                 if len(obj) > WIDTH:
                     return
             for step, inner in _inside(obj):
@@ -135,6 +149,30 @@ class Look:
             if new is not self and type(new) is type(old) and new != old and new == new:
                 out.append(f"{path} was {_words(old)} and is {_words(new)}" if _words(old) != _words(new) else path)
         return out
+
+
+def _of_array(x: Any) -> Any:
+    if x.dtype.hasobject:
+        return _of_many(x.reshape(-1)[:WHOLE].tolist())
+    if x.nbytes <= ARRAY_BYTES:
+        return zlib.crc32(x.tobytes())
+    return (x.reshape(-1)[:: max(1, x.size // SAMPLES)] if x.flags.c_contiguous else x[:1]).tobytes()
+
+
+def _of_many(x: Any) -> int:
+    """The values of a container, where they are plain, or tuples of such."""
+    items = x.items() if isinstance(x, dict) else x
+    if len(x) > WHOLE:
+        items = x[:: len(x) // SAMPLES] if isinstance(x, (list, tuple)) else itertools.islice(items, SAMPLES)
+    try:
+        found = tuple(items)
+        return hash(found) if all(_plain(v) for v in found) else 0
+    except Exception:  # somebody else's container
+        return 0
+
+
+def _plain(v: Any) -> bool:
+    return type(v) in PLAIN or (type(v) is tuple and all(type(w) in PLAIN for w in v))
 
 
 def _words(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import hashlib
 import importlib
@@ -9,7 +10,9 @@ import json
 import os
 import platform
 import re
+import stat
 import types
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +24,11 @@ from .reach import DEPTH, PLAIN, reach
 
 LIBRARIES = ("torch", "numpy", "PIL", "torchvision", "cv2", "albumentations", "monai", "timm", "skimage", "scipy")
 CONTENT_BYTES = 1 << 20  # read at once
-NO_PATHS = (bool, int, float, complex, bytes, type(None), type, torch.Tensor, np.ndarray, types.ModuleType)
+TABLES = ("pandas", "polars")
+NO_PATHS = (bool, int, float, complex, type(None), type, torch.Tensor, types.ModuleType)
+FOLDERS = 8  # attributes that name a folder, in which other names are looked for
+TRIES, GAIN = 10_000, 100  # names that are looked for there in vain, and how many more for each that is found
+LISTED = 100_000  # files of such a folder
 
 
 class Sources:
@@ -34,28 +41,68 @@ class Sources:
     def __init__(self, dataset: Any, content: bool) -> None:
         self.files: list[list[Any]] = []
         self._content, self._seen = content, set[str]()
-        self._look(dataset, DEPTH, set(), str(getattr(dataset, "root", "")) or "")
+        self._folders: dict[str, int] = {}  # with how often more it is worth a try
+        self._find_folders(dataset, DEPTH, set())
+        self._look(dataset, DEPTH, set())
+        if not self.files:  # its names are made up from a folder's: "{folder}/{i}.png"
+            for folder in self._folders:
+                self._list(folder)
 
-    def _look(self, x: Any, depth: int, seen: set[int], root: str) -> None:
-        if isinstance(x, (str, os.PathLike)):
-            self._file(os.fspath(x), root)
+    def _find_folders(self, x: Any, depth: int, seen: set[int]) -> None:
+        """Attributes that name a folder, of the dataset and what it wraps."""
+        attributes = getattr(x, "__dict__", None)
+        if not depth or id(x) in seen or isinstance(x, NO_PATHS) or not isinstance(attributes, dict):
+            return
+        seen.add(id(x))
+        for v in attributes.values():
+            if isinstance(v, (str, bytes, os.PathLike)):
+                with contextlib.suppress(OSError, ValueError):
+                    if v and len(self._folders) < FOLDERS and os.path.isdir(v) and os.fsdecode(v) not in self._folders:
+                        self._folders[os.fsdecode(v)] = TRIES
+            else:
+                self._find_folders(v, depth - 1, seen)
+
+    def _list(self, folder: str) -> None:
+        """The files in it and one level below, but for what is hidden and for caches."""
+        for where, folders, names in os.walk(folder):
+            below = where != folder
+            folders[:] = [] if below else sorted(f for f in folders if not f.startswith("."))
+            if "manifest.json" not in names:
+                for name in sorted(names):
+                    if len(self.files) < LISTED and not name.startswith("."):
+                        self._file(os.path.join(where, name))
+
+    def _look(self, x: Any, depth: int, seen: set[int]) -> None:
+        if isinstance(x, (str, bytes, os.PathLike)):
+            self._file(os.fsdecode(x))
         elif depth and id(x) not in seen and not isinstance(x, NO_PATHS):
             seen.add(id(x))
             for v in _inside(x):
-                self._look(v, depth - 1, seen, root)
+                self._look(v, depth - 1, seen)
 
-    def _file(self, path: Any, root: str) -> None:
-        if not isinstance(path, str) or path in self._seen or not path or len(path) > 4096 or "\0" in path:
+    def _file(self, path: str) -> None:
+        if path in self._seen or not path or len(path) > 4096 or "\0" in path:
             return
         self._seen.add(path)
-        for p in (path, os.path.join(root, path)) if root and not os.path.isabs(path) else (path,):
-            try:
-                found = os.stat(p)
-            except OSError:
-                continue
-            if os.path.isfile(p):
-                self.files.append([p, found.st_size, self._hash(p) if self._content else found.st_mtime_ns])
-                return
+        if self._take(path) or os.path.isabs(path):
+            return
+        for folder, odds in self._folders.items():
+            if odds > 0:  # words that are no names, a million captions, are not looked for everywhere
+                found = self._take(os.path.join(folder, path))
+                self._folders[folder] += GAIN if found else -1
+                if found:
+                    return
+
+    def _take(self, path: str) -> bool:
+        """Notes a file, if it is one."""
+        try:
+            found = os.stat(path)
+        except OSError:
+            return False
+        if not stat.S_ISREG(found.st_mode):
+            return False
+        self.files.append([path, found.st_size, self._hash(path) if self._content else found.st_mtime_ns])
+        return True
 
     def _hash(self, path: str) -> str:
         h = hashlib.blake2b(digest_size=16)
@@ -73,10 +120,20 @@ def _inside(x: Any) -> Iterator[Any]:
     if isinstance(x, dict):
         yield from x.values()
         yield from x.keys()
-    elif isinstance(x, (list, tuple, set, frozenset)) or type(x).__module__ == "stoker.shared":
+    elif isinstance(x, (list, tuple, set, frozenset, deque)) or type(x).__module__ == "stoker.shared":
         yield from x
+    elif isinstance(x, np.ndarray):
+        if x.dtype.kind in "OUS":
+            yield from x.reshape(-1).tolist()
+    elif type(x).__module__.partition(".")[0] in TABLES and hasattr(x, "to_numpy"):
+        yield x.to_numpy()
     else:
         yield from getattr(x, "__dict__", {}).values()
+        for kind in type(x).__mro__:
+            slots = vars(kind).get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                if not name.startswith("_") and hasattr(x, name):  # with it what is only made when it is asked for
+                    yield getattr(x, name)
 
 
 def _all(x: Any, depth: int, seen: dict[int, Any], h: Any) -> None:
@@ -86,14 +143,18 @@ def _all(x: Any, depth: int, seen: dict[int, Any], h: Any) -> None:
         return
     if id(x) in seen or not depth or isinstance(x, (type, types.ModuleType, types.FunctionType)):
         return
+    if isinstance(x, os.PathLike):
+        h.update(repr(os.fspath(x)).encode("utf-8", "surrogatepass") + b";")
+        return
     seen[id(x)] = x
     if isinstance(x, torch.Tensor) and x.is_cpu and x.layout is torch.strided and not x.is_quantized:
         h.update(repr((x.dtype, tuple(x.shape))).encode())
         x = x.detach().contiguous().view(-1).view(torch.uint8).numpy() if x.numel() else np.zeros(0)
-    if isinstance(x, np.ndarray):
-        if not x.dtype.hasobject:
-            h.update(repr((x.dtype, x.shape)).encode())
-            h.update(np.ascontiguousarray(x).reshape(-1).view(np.uint8) if x.size else b"")
+    if isinstance(x, (bytearray, array.array)):
+        x = np.frombuffer(x, np.uint8) if len(x) else np.zeros(0)
+    if isinstance(x, np.ndarray) and not x.dtype.hasobject:
+        h.update(repr((x.dtype, x.shape)).encode())
+        h.update(np.ascontiguousarray(x).reshape(-1).view(np.uint8) if x.size else b"")
     elif isinstance(x, (set, frozenset)):
         h.update(repr(sorted(map(repr, x))).encode())
     else:

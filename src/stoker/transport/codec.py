@@ -257,7 +257,7 @@ class Encoded:
 
     def blob(self) -> bytes:
         """Meta and leaves in one piece, for a message that carries both. Only where nothing is ``inside``."""
-        if len(self._copies) == 1 and not self._spans:
+        if len(self._copies) == 1 and not self._spans and not self._copies[0][0]:
             _, source, n = self._copies[0]
             return self.meta + ctypes.string_at(source, n)
         out = np.zeros(self.size, np.uint8)
