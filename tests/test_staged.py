@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
 import pickle
 from collections import deque
 from typing import Any
@@ -324,6 +325,26 @@ def test_an_argument_of_a_transform_that_is_changed(chain: Any, kind: Any, withi
     step.k = 3
     with pytest.warns(StokerWarning, match=r"k was 2 and is 3"):
         assert float(next(iter(loader))[5]) == 15
+
+
+class Hung(Point):  # no __slots__: it has attributes
+    pass
+
+
+def hung(kind: str, i: int) -> Any:
+    x = Hung(torch.tensor(i), 2) if kind == "tuple" else torch.full((3,), i)
+    x.extra = i
+    return x
+
+
+@pytest.mark.parametrize("kind", ["tuple", "tensor"])
+def test_what_hangs_on_a_sample_is_kept_with_it(kind: str) -> None:
+    staged = stoker.Staged(
+        list(range(24)), prepare=functools.partial(hung, kind), augment=lambda x: x.extra, cache="ram"
+    )
+    for _ in range(3):
+        assert [staged[i] for i in range(24)] == list(range(24))
+    assert staged.account.filled == 24
 
 
 @pytest.mark.parametrize("labels", LABELS, ids=lambda x: type(x).__name__)

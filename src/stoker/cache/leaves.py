@@ -2,7 +2,9 @@
 
 Tensors, NumPy arrays and scalars, PIL images, numbers, strings and bytes, in any nesting of tuples, named tuples, lists
 and dicts, come back as they were: type, dtype, shape, strides. What else there is goes through pickle, which only a
-cache in this run's own memory takes: a file is never unpickled.
+cache in this run's own memory takes: a file is never unpickled. What does not come back: that two leaves were one and
+the same memory, strides that were no order of the bytes (``expand``), that an array could not be written, and the file
+that an image was read from (its class, its ``format``).
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ _last: tuple[list[Any], str] = [], "[]"  # samples of a dataset are mostly of on
 def _take(x: Any, out: list[Leaf], dense: bool) -> list[Any]:
     kind = type(x)
     if kind is torch.Tensor:
-        return _take_tensor(x, out, dense)
+        return _take_tensor(x, out, dense) if not x.__dict__ else _pickled(x, out)
     if kind is np.ndarray and x.dtype.kind in _SIMPLE and x.dtype.names is None:
         return _take_array(x, out)
     if kind is int and x in _INT64:
@@ -92,13 +94,17 @@ def _take(x: Any, out: list[Leaf], dense: bool) -> list[Any]:
         return ["{", list(x), [_take(v, out, dense) for v in x.values()]]
     if isinstance(x, np.generic) and x.dtype.kind in _SIMPLE and x.dtype.names is None and x.dtype.type is kind:
         return [*_number(x, "g", out), x.dtype.str]
-    if isinstance(x, tuple) and hasattr(x, "_fields") and class_of(name_of(kind)) is kind:
+    if isinstance(x, tuple) and hasattr(x, "_fields") and class_of(name_of(kind)) is kind and not _dressed_up(x):
         return ["N", name_of(kind), [_take(v, out, dense) for v in x]]
     if "PIL.Image" in sys.modules and isinstance(x, sys.modules["PIL.Image"].Image):
         words = _take_image(x, out)
         if words is not None:
             return words
     return _pickled(x, out)
+
+
+def _dressed_up(x: Any) -> bool:
+    return bool(getattr(x, "__dict__", None))
 
 
 def _pickled(x: Any, out: list[Leaf]) -> list[Any]:
@@ -299,7 +305,7 @@ class Layout:
         if not numel:
             return lambda x: torch.empty_strided(shape, strides, dtype=dtype)
         if own is None:
-            return lambda x: torch.from_numpy(x[j].copy()).view(dtype).as_strided(shape, strides)
+            return lambda x: torch.frombuffer(x[j].copy(), dtype=dtype).as_strided_(shape, strides)
         _within(shape, own, numel)
 
         def make(x: Sequence[Leaf]) -> torch.Tensor:
