@@ -360,6 +360,58 @@ def test_a_budget_too_small_for_a_batch_has_both_numbers(workers: Any) -> None:
         next(iter(loader))
 
 
+def separate(samples: list[torch.Tensor]) -> list[Any]:
+    return [{"x": sample.numpy()} for sample in samples]
+
+
+def looped(samples: list[torch.Tensor]) -> list[Any]:
+    batch: list[Any] = list(samples)
+    batch.append(batch)
+    return batch
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("collate", [None, separate])
+@pytest.mark.parametrize("budget", [1, "1MB"])
+def test_so_has_one_for_either_kind_of_workers(method: str, collate: Any, budget: Any) -> None:
+    loader = stoker.DataLoader(
+        Large(), batch_size=4, num_workers=2, budget=budget, worker_method=method, collate_fn=collate
+    )
+    with pytest.raises(BudgetError, match=r"one batch takes 1,6\d\d,\d\d\d bytes and the budget is 1"):
+        next(iter(loader))
+
+
+def test_a_batch_that_holds_itself_weighs_nothing() -> None:
+    loader = stoker.DataLoader(Drawn(), 4, num_workers=2, budget="1MB", worker_method="thread", collate_fn=looped)
+    assert all(batch[4] is batch and int(batch[0][0]) == 4 * i for i, batch in enumerate(loader))
+
+
+class Asked(Dataset):
+    """Counts how many samples it was asked for."""
+
+    asked = 0
+    lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        with self.lock:
+            Asked.asked += 1
+        return torch.zeros(100_000)
+
+
+def test_threads_make_no_more_ahead_than_fits() -> None:
+    loader = stoker.DataLoader(
+        Asked(), 4, num_workers=2, budget="4MB", worker_method="thread", collate_fn=separate, prefetch_factor=8
+    )
+    it = iter(loader)
+    for k in range(1, 20):
+        next(it)
+        assert Asked.asked <= 4 * (k + 3)
+    del it
+
+
 def test_a_budget_large_enough_is_no_error() -> None:
     loader = stoker.DataLoader(Large(), batch_size=4, num_workers=4, budget="2MB", prefetch_factor=8)
     assert [int(b[0, 0]) for b, _ in zip(loader, range(20), strict=False)] == list(range(0, 80, 4))

@@ -21,7 +21,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from .. import lifecycle, seeding
 from ..blame import Caught
-from ..collate import SlotCollate
+from ..collate import SlotCollate, sample_size
 from ..errors import SampleTimeoutError, UsageError, WorkerDiedError
 from ..faults.names import called, file_of
 from ..options import Budget
@@ -37,6 +37,7 @@ from .protocol import Told, WorkerSpec, look_s
 if TYPE_CHECKING:
     from .shards import Shards
 
+WEIGHED = 16  # one of so many batches
 FRAMES = 8  # of a stack, the innermost
 
 _current = threading.local()
@@ -95,6 +96,13 @@ class _Lane:
     def wake(self) -> None:
         with self.changed:
             self.changed.notify_all()
+
+
+def _weigh(batch: Any) -> int:
+    try:
+        return sample_size(batch)[0]
+    except RecursionError:  # it holds itself
+        return 0
 
 
 def _introduce(worker: int, workers: int, seed: int, dataset: Any, rng: seeding.Generators) -> None:
@@ -202,12 +210,15 @@ class _Worker(threading.Thread):
         writer = self.writer
         if type(data) is Caught or (type(data) is Told and type(data.data) is Caught):
             writer.cancel()
-        nbytes = writer.used if writer.whole is not None else 0  # small batches are not weighed
+        nbytes = writer.used if writer.whole is not None else 0
         body.collate.expected = max(nbytes, body.collate.expected - body.collate.expected // 16)
         writer.sent()
         cpu = time.thread_time_ns()
         times = body.times(0, cpu - self._cpu)
         self._cpu = cpu
+        # What lies in no slot is weighed: each batch where one too large is an error, else now and then.
+        if not nbytes and (pool.strict or task.number % WEIGHED == 0):
+            nbytes = _weigh(data.data if type(data) is Told else data)
         pool.out.put(Made(self.id, epoch, task.number, body.exhausted, times, nbytes or 1, data))
         self._hand = None
 
@@ -234,6 +245,7 @@ class ThreadPool:
         _teach_torch()
         self.spec, self.count = spec, spec.num_workers
         self._locker = locker
+        self.strict = budget.strict
         self._heaps, self._heap_bytes = heaps, budget.lease_bytes // max(1, spec.num_workers)
         self.out: queue.SimpleQueue[Made | _Died] = queue.SimpleQueue()
         self.processes: list[_Worker] = []  # torch's iterator calls them so
