@@ -121,6 +121,33 @@ def test_a_signal_may_resize() -> None:
     assert torch.equal(got, fixed)
 
 
+class Resizing(Drawn):
+    loader: Any = None
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        if i == 30:
+            self.loader.resize(3)
+        return super().__getitem__(i)
+
+
+def test_a_worker_process_may_not_resize() -> None:
+    """It has a copy of the loader, and would write to the parent's pipes."""
+    data = Resizing()
+    data.loader = loader = auto(data, 1, batch_size=3, timeout=WAIT_S)
+    it = iter(loader)
+    assert [int(next(it)[0, 0]) for _ in range(10)] == list(range(0, 30, 3))
+    with pytest.raises(UsageError, match=r"resize\(3\) in a worker"):
+        next(it)
+    assert [int(b[0, 0]) for b in it] == list(range(33, 240, 3))
+
+
+def test_a_worker_thread_may_resize() -> None:
+    data = Resizing()
+    data.loader = loader = auto(data, 1, batch_size=3, timeout=WAIT_S, worker_method="thread")
+    assert [int(b[0, 0]) for b in loader] == list(range(0, 240, 3))
+    assert int(loader.num_workers) == 3
+
+
 class Growing(Sampler[int]):
     """Wants a worker more in the middle of being asked for an index."""
 

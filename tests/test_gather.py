@@ -155,3 +155,14 @@ def test_a_change_between_batches_is_seen() -> None:
     assert next(it)[0].tolist() == [5, 5, 5]
     data.tensors = (torch.ones(9),)
     assert next(it)[0].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_quantized_tables_are_as_with_torch(wrapped: bool, workers: int) -> None:
+    """A process that looks at their bytes is ended by torch."""
+    table = torch.quantize_per_tensor(torch.arange(12.0).view(6, 2), 0.1, 0, torch.quint8)
+    data: Any = TensorDataset(table) if wrapped else table
+    found = [b[0] if wrapped else b for b in stoker.DataLoader(data, batch_size=4, num_workers=workers)]
+    assert [len(b) for b in found] == [4, 2]
+    assert torch.equal(torch.cat([b.dequantize() for b in found]), table.dequantize())

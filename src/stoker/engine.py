@@ -98,6 +98,11 @@ class LoaderState:
             self.arenas, self.heaps = [], []
         return same
 
+    @property
+    def foreign(self) -> bool:
+        """It was made by another process, of which this is a fork."""
+        return self._process != os.getpid()
+
     def begin_run(self) -> None:
         """Nothing is gone on with any more."""
         self.cursor = self.pending = self.given = self.first = None

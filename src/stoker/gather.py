@@ -103,7 +103,8 @@ class Gather:
 
 
 def _plain(t: torch.Tensor) -> bool:
-    return type(t) is torch.Tensor and t.is_contiguous() and not t.requires_grad and t.ndim > 0
+    simple = type(t) is torch.Tensor and t.is_contiguous() and not t.requires_grad and t.ndim > 0
+    return simple and not t.is_quantized  # torch ends the process that looks at its bytes
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

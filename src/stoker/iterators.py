@@ -6,6 +6,7 @@ The base class is torch's own, so the order in which samplers are started and se
 from __future__ import annotations
 
 import functools
+import os
 import pickle
 import warnings
 import weakref
@@ -85,6 +86,7 @@ class PoolIter(_BaseDataLoaderIter):
         known: dict[Any, Failure] | None = None,
     ) -> None:
         saved, self._cursor, self._locker = cursor.saved, cursor, locker
+        self._process = os.getpid()
         with cursor.quiet():
             super().__init__(loader)
         if not loader.prefetch_factor:
@@ -265,6 +267,8 @@ class PoolIter(_BaseDataLoaderIter):
 
     def resize(self, n: int) -> None:
         """Another number of workers, in the middle of the epoch. See ``Scheduler.resize``."""
+        if os.getpid() != self._process:
+            return  # a fork has but a copy
         self._scheduler.resize(n)
         self._num_workers = n
 

@@ -290,7 +290,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             num_workers: at least 1.
 
         Raises:
-            UsageError: no whole number, or less than 1.
+            UsageError: no whole number, or less than 1; or a worker process asks, which has but a copy of the loader.
             BudgetError: more than this machine has memory, descriptors or processes for.
 
         Example:
@@ -302,6 +302,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1:
             raise UsageError(f"resize({num_workers!r}): the number of workers is a whole number, at least 1")
         state = state_of(self)
+        if state.foreign and torch.utils.data.get_worker_info() is not None:
+            raise UsageError(
+                f"resize({num_workers}) in a worker: only the process that iterates the loader can do that"
+            )
         each = max(state.metrics.worker_pss.values(), default=WORKER_BYTES)
         most, why = machine.workers_bound(each)
         if num_workers > most:

@@ -243,6 +243,8 @@ class ThreadPool:
     ) -> None:
         refuse(spec.dataset)
         _teach_torch()
+        import numpy.random  # noqa: F401  not in a worker: a fork meanwhile would inherit the lock of its import
+
         self.spec, self.count = spec, spec.num_workers
         self._locker = locker
         self.strict = budget.strict
