@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
@@ -323,11 +324,24 @@ def test_without_workers_left_an_epoch_ends() -> None:
         next(it)
 
 
-@pytest.mark.parametrize("wrong", [0, -1, 1.5, "2", True, None])
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, "2", True, None, np.float32(2), torch.tensor(1.5)], ids=repr)
 def test_resize_refuses_what_is_no_count(wrong: Any) -> None:
     loader = auto(Drawn(), 1)
     with pytest.raises(UsageError, match=r"resize\(.*at least 1"):
         loader.resize(wrong)
+
+
+@pytest.mark.parametrize("count", [np.int64(2), torch.tensor(2)], ids=repr)
+def test_resize_takes_whole_numbers_of_any_kind(count: Any) -> None:
+    loader = auto(Drawn(), 1)
+    loader.resize(count)
+    assert int(loader.num_workers) == 2
+
+
+@pytest.mark.parametrize("word", ["Auto", "2", ""])
+def test_a_count_is_a_number_or_auto(word: str) -> None:
+    with pytest.raises(UsageError, match=f"num_workers={word!r}"):
+        stoker.DataLoader(Drawn(), num_workers=word)
 
 
 def test_resize_refuses_more_than_fit() -> None:
@@ -761,7 +775,7 @@ def test_a_load_that_changes_in_mid_run_is_followed() -> None:
     deadline = time.monotonic() + 60
     for i, batch in enumerate(loader):
         assert int(batch) == i
-        time.sleep(0.002)  # the consumer's own step
+        time.sleep(0.005)  # the consumer's own step; to be woken takes a busy machine a per cent of 2 ms
         workers = int(loader.num_workers)
         if workers == 1:  # they had nothing to do
             dataset.seconds.fill_(0.04)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import os
 import pickle
@@ -10,6 +11,10 @@ import subprocess
 import sys
 import tracemalloc
 import warnings
+from collections import OrderedDict, defaultdict, deque
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -96,6 +101,48 @@ def test_copies_are_the_same_memory_and_pickles_are_not() -> None:
     assert dict(pickle.loads(pickle.dumps(names))) == {"x": 1, (2, "y"): [3]}
 
 
+EQUALS = [1, True, 1.0, np.float32(1), np.int8(1), np.bool_(True), Decimal(1), Fraction(1), 1 + 0j]
+EQUALS += [0.5, np.float32(0.5), np.float16(0.5), Decimal("0.5"), Fraction(1, 2), 0.5 + 0j]
+EQUALS += [
+    2**70,
+    float(2**70),
+    Decimal(2**70),
+    1j,
+    -1,
+    -1.0,
+    np.int64(-1),
+    float("inf"),
+    -0.0,
+    (1, 0.5),
+    (True, Fraction(1, 2)),
+]
+
+
+def _outcome(x: Any, key: Any) -> Any:
+    try:
+        return x.get(key), key in x
+    except TypeError as e:  # NumPy's integers do not compare with Decimals
+        return str(e)
+
+
+@pytest.mark.parametrize("key", EQUALS, ids=repr)
+def test_a_key_is_found_by_whatever_equals_it(key: Any) -> None:
+    plain, shared = {key: "here"}, stoker.share({key: "here"})
+    for asked in EQUALS:
+        assert _outcome(shared, asked) == _outcome(plain, asked), repr(asked)
+    assert list(shared) == list(plain)
+
+
+def test_what_a_dict_does() -> None:
+    shared = stoker.share({"b": 1, "a": 2, None: 3})
+    assert list(reversed(shared)) == [None, "a", "b"]
+    for ask in (lambda: shared[[]], lambda: [] in shared, lambda: shared.get({})):
+        with pytest.raises(TypeError, match="unhashable"):
+            ask()  # type: ignore[no-untyped-call]
+    assert object() not in shared
+    assert shared.get(object()) is None
+
+
 def test_what_comes_out_is_nobody_elses() -> None:
     shared = stoker.share([{"a": [1]}])
     shared[0]["a"].append(2)
@@ -106,6 +153,8 @@ def test_what_comes_out_is_nobody_elses() -> None:
     ("wrong", "words"),
     [
         (5, "not int"),
+        (None, "not NoneType: None"),
+        ({"cat": [1], "dog": lambda: 1}, r"item 'dog' \(function\) cannot be shared"),
         ("text", "not str"),
         (np.zeros(3), "one block already"),
         (torch.zeros(3), "one block already"),
@@ -203,6 +252,65 @@ def test_estimates_are_near_the_truth() -> None:
     assert 0.5 * took < found.nbytes < 2 * took
 
 
+class Note:
+    def __init__(self, i: int) -> None:
+        self.boxes = [[float(i), float(j)] for j in range(4)]
+        self.name = f"{i:06d}.jpg"
+
+
+class Names(list[str]):
+    pass
+
+
+def named_objects(n: int) -> list[str]:
+    return [f"a/path/to/{i:08d}.jpg" for i in range(n)]
+
+
+BIGS: dict[str, Any] = {
+    "defaultdict": lambda: defaultdict(list, {i: [i, i + 1] for i in range(1000, 21_000)}),
+    "OrderedDict": lambda: OrderedDict((x, i) for i, x in enumerate(named_objects(20_000))),
+    "deque": lambda: deque(named_objects(30_000)),
+    "a list's subclass": lambda: Names(named_objects(30_000)),
+    "an array of objects": lambda: np.array(named_objects(30_000), dtype=object),
+    "middle-sized lists": lambda: {f"n{i}": named_objects(5000) for i in range(6)},
+    "long lists in a few": lambda: [named_objects(30_000), 1],
+    "annotations": lambda: [Note(i) for i in range(4000)],
+    "a set": lambda: set(named_objects(30_000)),
+    "a DataFrame": lambda: pytest.importorskip("pandas").DataFrame({"a": named_objects(30_000)}, dtype=object),
+    "a Series": lambda: pytest.importorskip("pandas").Series(named_objects(30_000), dtype=object),
+}
+
+
+@pytest.mark.parametrize("kind", BIGS)
+def test_big_things_of_any_kind_are_named(kind: str) -> None:
+    tracemalloc.start()
+    made = BIGS[kind]()
+    took, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    (found,) = big(Rows(made), 1 << 20)
+    assert found.path == ("dataset.rows[0]" if kind == "long lists in a few" else "dataset.rows")
+    assert 0.4 * took < found.nbytes < 2.5 * took
+    shared = eval(found.remedy, {"stoker": stoker, "dataset": Rows(made)})
+    assert len(shared) == len(made if kind != "long lists in a few" else made[0])
+
+
+def test_what_is_deep_inside_or_of_the_class_is_found() -> None:
+    class Of(Rows):
+        table = named_objects(30_000)
+
+    data: Any = Of([])
+    for _ in range(4):
+        data = torch.utils.data.Subset(data, range(3))
+    assert [b.path for b in big(data, 1 << 20)] == ["dataset" + 4 * ".dataset" + ".table"]
+
+
+@pytest.mark.parametrize(
+    "labels", [[i % 7 for i in range(2_000_000)], [None] * 2_000_000, ["cat", "dog"] * 1_000_000, range(10**9)]
+)
+def test_the_same_few_objects_again_and_again_are_not_big(labels: Any) -> None:
+    assert big(Rows(labels), 1 << 20) == []
+
+
 def test_a_circle_ends() -> None:
     a, b = Rows([]), Rows([])
     a.other, b.other = b, a  # type: ignore[attr-defined]
@@ -213,17 +321,63 @@ def test_a_circle_ends() -> None:
 # ------------------------------------------------------------------------------------------------------------- changes
 
 
+class Twice:
+    def __call__(self, x: Any) -> Any:
+        return x * 2
+
+
+class Thrice(Twice):
+    pass
+
+
+@dataclass(slots=True)
+class Config:
+    size: int
+
+
+def len_or_so(x: Any) -> Any:
+    return x
+
+
+def power(k: int) -> Any:
+    return lambda x: x**k
+
+
 class Epochs(Dataset):
+    scale = 4
+
     def __init__(self) -> None:
         self.epoch = 0
         self.crop = {"size": 32}
         self.mask = torch.zeros(3)
+        self.table = np.zeros(3)
+        self.stage: Any = None
+        self.transform = Twice()
+        self.fn: Any = len_or_so
+        self.bound = functools.partial(divmod, 2)
+        self.closed: Any = None
+        self.names = stoker.share(["a", "b"])
+        self.dtype = torch.float32
+        self.config = Config(4)
+        self.file: Any = None
+        self._size: int | None = None
 
     def __len__(self) -> int:
         return 4
 
     def __getitem__(self, i: int) -> int:
         return self.epoch
+
+    @functools.cached_property
+    def kinds(self) -> int:
+        return 3
+
+
+class Counting(torch.utils.data.IterableDataset):
+    n = 3
+
+    def __iter__(self) -> Any:
+        return iter(range(self.n))
 
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
@@ -241,19 +395,59 @@ def test_workers_made_anew_see_the_dataset_as_it_is(context: str) -> None:
         (lambda d: setattr(d, "epoch", 1), "dataset.epoch was 0 and is 1"),
         (lambda d: d.crop.update(size=64), r"dataset\.crop\['size'\] was 32 and is 64"),
         (lambda d: d.mask.fill_(1), r"dataset\.mask"),
+        (lambda d: setattr(d, "mask", d.mask.int()), r"dataset\.mask"),
+        (lambda d: setattr(d, "table", d.table.astype("int32")), r"dataset\.table"),
+        (lambda d: setattr(d, "epoch", 0.5), r"dataset\.epoch was 0 and is 0\.5"),
+        (lambda d: setattr(d, "epoch", (0, 1)), r"dataset\.epoch was 0 and is a tuple of 2"),
+        (lambda d: setattr(d, "stage", 1), r"dataset\.stage was None and is 1"),
+        (lambda d: setattr(d, "stage", Twice()), r"dataset\.stage was None and is a Twice"),
+        (lambda d: setattr(d, "level", 2), r"dataset\.level is 2"),
+        (lambda d: setattr(d, "transform", Thrice()), r"dataset\.transform was a Twice and is a Thrice"),
+        (lambda d: setattr(d, "transform", None), r"dataset\.transform was a Twice and is None"),
+        (lambda d: setattr(d, "fn", lambda x: x + 1), r"dataset\.fn"),
+        (lambda d: setattr(d, "bound", functools.partial(divmod, 3)), r"dataset\.bound\.args"),
+        (lambda d: setattr(d, "closed", power(3)), r"dataset\.closed\.k was 2 and is 3"),
+        (lambda d: setattr(d, "dtype", torch.float16), r"dataset\.dtype was torch\.float32 and is torch\.float16"),
+        (lambda d: setattr(d.config, "size", 5), r"dataset\.config\.size was 4 and is 5"),
+        (lambda d: setattr(d, "names", stoker.share(["c"])), r"dataset\.names"),
+        (lambda d: setattr(type(d), "scale", 5), r"dataset\.scale was 4 and is 5"),
     ],
 )
 def test_a_change_that_persistent_workers_do_not_see_is_said_once(change: Any, words: str) -> None:
     dataset = Epochs()
+    dataset.closed = power(2)
     loader = stoker.DataLoader(dataset, num_workers=1, persistent_workers=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error", StokerWarning)
         for _ in range(2):
             list(loader)
-    change(dataset)
-    with pytest.warns(StokerWarning, match=words) as caught:
-        [list(loader) for _ in range(3)]
+    try:
+        change(dataset)
+        with pytest.warns(StokerWarning, match=words) as caught:
+            [list(loader) for _ in range(3)]
+    finally:
+        Epochs.scale = 4
     assert len([w for w in caught if w.category is StokerWarning]) == 1
+
+
+def test_what_the_parent_made_for_itself_is_no_change() -> None:
+    """Opened, or worked out, where it was first asked for."""
+    dataset = Epochs()
+    look = Look(dataset)
+    with open(__file__) as dataset.file:
+        dataset._size, dataset._more = 5, {"a": 1}  # type: ignore[attr-defined]
+        assert dataset.kinds == 3
+        dataset.mask = dataset.mask.clone()
+        assert look.changed(dataset) == []
+
+
+def test_copies_of_an_iterable_dataset_in_threads_that_stay() -> None:
+    dataset = Counting()
+    loader = stoker.DataLoader(dataset, num_workers=1, persistent_workers=True, worker_method="thread")
+    assert [int(b) for b in loader] == [0, 1, 2]
+    dataset.n = 2
+    with pytest.warns(StokerWarning, match=r"dataset\.n was 3 and is 2"):
+        assert [int(b) for b in loader] == [0, 1, 2]
 
 
 def test_threads_see_every_change() -> None:

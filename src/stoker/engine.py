@@ -327,7 +327,7 @@ def _advise(dataset: Any) -> None:
         warnings.warn(
             f"{found.path} is {found.words}, about {found.nbytes >> 20:,} MB. Each worker process copies it page by "
             f"page as it reads, because a look at an object writes its reference count. {found.path} = "
-            f"stoker.share({found.path}) keeps it in one buffer that all share.",
+            f"{found.remedy} keeps it in one buffer that all share.",
             StokerWarning,
             stacklevel=5,
         )

@@ -170,7 +170,7 @@ class PoolIter(_BaseDataLoaderIter):
         self._look_worn = False
         self._scheduler = Scheduler(pool, knobs, metrics, budget, restarts)
         self._pressure = Pressure(_steps(self._scheduler, workers, pool, locker), metrics.decisions.append)
-        self._look = Look(self._dataset) if knobs.persistent and threads is None else None
+        self._look = Look(self._dataset) if knobs.persistent and not one_dataset else None
         self._reset(loader, first_iter=True)
 
     def _knobs_of(self, loader: Any, n: int, threads: bool) -> Knobs:

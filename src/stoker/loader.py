@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import sys
 import threading
@@ -155,7 +156,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.on_error, self.refill, self.max_errors, self.quarantine = on_error, refill, max_errors, quarantine
         self.on_worker_death, self.sample_timeout = on_worker_death, sample_timeout
         self._ahead = AHEAD if prefetch_factor is None else 0
-        if isinstance(num_workers, str) and num_workers == "auto":
+        if isinstance(num_workers, str):
+            if num_workers != "auto":
+                raise UsageError(f'num_workers={num_workers!r}: a whole number, or "auto"')
             num_workers = AutoWorkers(first_guess(dataset))
         if isinstance(shuffle, str) and shuffle not in SHUFFLES:
             words = " or ".join(f'"{word}"' for word in SHUFFLES)
@@ -172,7 +175,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             bool(asked) if isinstance(asked, str) else asked,
             sampler,
             batch_sampler,
-            num_workers,  # type: ignore[arg-type]
+            num_workers,
             collate_fn,
             False if pin_auto else pin_memory,  # type: ignore[arg-type]
             drop_last,
@@ -299,8 +302,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             >>> int(loader.num_workers)
             2
         """
-        if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1:
-            raise UsageError(f"resize({num_workers!r}): the number of workers is a whole number, at least 1")
+        asked, num_workers = num_workers, _whole(num_workers)
+        if num_workers < 1:
+            raise UsageError(f"resize({asked!r}): the number of workers is a whole number, at least 1")
         state = state_of(self)
         if state.foreign and torch.utils.data.get_worker_info() is not None:
             raise UsageError(
@@ -323,6 +327,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 it.resize(num_workers)
         else:
             state.rebuild = True
+
+
+def _whole(n: Any) -> int:
+    """A whole number of any kind, or 0."""
+    try:
+        return 0 if isinstance(n, bool) else operator.index(n)
+    except TypeError:
+        return 0
 
 
 def _once(batch_size: int | None, shuffle: Any, sampler: Any, batch_sampler: Any) -> tuple[Any, Any, Any, Any]:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import decimal
+import enum
+import functools
 import itertools
+import pathlib
 import sys
+import types
 import zlib
 from collections import deque
 from collections.abc import Iterator
@@ -13,15 +20,25 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-DEPTH = 4
-LOOK_DEPTH = 8  # a Subset of a dataset with a Compose of transforms with arguments
+DEPTH = 8  # a Subset of a Subset of a dataset with a Compose of transforms with arguments
 NODES = 20_000  # that one look takes in
 WHOLE = 10_000  # plain items of a container that are compared as a whole
 WIDTH = 200  # attributes or items of one object that are looked at
-MANY = 10_000  # items from which on a container is worth estimating
-SAMPLES = 64
+SAMPLES = (64, 16, 8, 4)  # items of a container by which it is estimated, by how deep it lies
 ARRAY_BYTES = 1 << 16
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
+VALUES = (
+    torch.dtype,
+    torch.device,
+    np.generic,
+    range,
+    slice,
+    pathlib.PurePath,
+    enum.Enum,
+    datetime.date,
+    decimal.Decimal,
+)
+MANY = (list, tuple, dict, set, frozenset, deque)
 
 
 class Big(NamedTuple):
@@ -31,74 +48,158 @@ class Big(NamedTuple):
         path: where it is: ``dataset.samples``.
         words: ``a list of 2,000,000 dicts``.
         nbytes: about how much memory its objects take.
+        remedy: what keeps it in one buffer: ``stoker.share(dataset.samples)``.
     """
 
     path: str
     words: str
     nbytes: int
+    remedy: str
 
 
 def _inside(obj: Any) -> Iterator[tuple[str, Any]]:
-    """Attributes and items of an object, each with what it adds to a path."""
+    """Attributes and items of an object, each with what it adds to a path; its class's first."""
     if isinstance(obj, dict):
         for k, v in list(obj.items())[:WIDTH]:
             yield f"[{k!r}]", v
     elif isinstance(obj, (list, tuple)):
         for i, v in enumerate(obj[:WIDTH]):
             yield f"[{i}]", v
-    elif not isinstance(obj, (type, torch.Tensor, torch.nn.Module)) and type(obj).__module__ != "builtins":
-        for k, v in list(getattr(obj, "__dict__", {}).items())[:WIDTH]:
+    elif hasattr(type(obj), "_looked"):
+        yield from obj._looked()  # of this package: what its user said, not how it works
+    elif isinstance(obj, functools.partial):
+        yield from ((".func", obj.func), (".args", obj.args), (".keywords", obj.keywords))
+    elif isinstance(obj, types.MethodType):
+        yield from ((".__func__", obj.__func__), (".__self__", obj.__self__))
+    elif isinstance(obj, types.FunctionType):
+        yield from ((".__defaults__", obj.__defaults__), (".__kwdefaults__", obj.__kwdefaults__))
+        for name, cell in zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=False):
+            with contextlib.suppress(ValueError):  # nothing in it yet
+                yield f".{name}", cell.cell_contents
+    elif not isinstance(obj, (type, types.ModuleType, torch.Tensor)) and type(obj).__module__ != "builtins":
+        own = _attributes(obj)
+        for c in reversed(type(obj).__mro__):
+            if c.__module__.partition(".")[0] not in ("builtins", "torch", "typing", "collections", "abc"):
+                for k, v in list(vars(c).items())[:WIDTH]:
+                    if k not in own and k[:2] != "__" and type(v) in (*PLAIN, *MANY):
+                        yield f".{k}", v
+        for k, v in own.items():
             yield f".{k}", v
 
 
-def big(obj: Any, at_least: int, path: str = "dataset", depth: int = DEPTH, seen: set[int] | None = None) -> list[Big]:
-    """Lists, tuples, dicts and sets of many small Python objects inside ``obj`` that take ``at_least`` bytes.
+def _attributes(obj: Any) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    with contextlib.suppress(Exception):  # somebody's proxy
+        out.update(list(getattr(obj, "__dict__", {}).items())[:WIDTH])
+    for c in type(obj).__mro__:
+        slots = vars(c).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else tuple(slots)[:WIDTH]:
+            with contextlib.suppress(AttributeError):
+                out.setdefault(name, object.__getattribute__(obj, name))
+    return out
+
+
+def big(obj: Any, at_least: int, path: str = "dataset") -> list[Big]:
+    """Containers of many small Python objects inside ``obj`` that take ``at_least`` bytes, and tables of such.
 
     Reading such an object writes its reference count, so a forked worker copies its page; an array of numbers has one
-    count for all.
+    count for all. What they take is estimated by a few items of each.
     """
-    seen = set() if seen is None else seen
-    if id(obj) in seen or not depth:
+    return _big(obj, at_least, path, DEPTH, set(), [])
+
+
+def _big(obj: Any, at_least: int, path: str, depth: int, seen: set[int], alive: list[Any]) -> list[Big]:
+    if type(obj) in PLAIN or id(obj) in seen or not depth or len(seen) > NODES:
         return []
     seen.add(id(obj))
-    if type(obj) in (list, tuple, dict, set, frozenset) and len(obj) >= MANY:
-        found = _estimate(obj, path)
-        return [found] if found.nbytes >= at_least else []
-    return [b for step, inner in _inside(obj) for b in big(inner, at_least, path + step, depth - 1, seen)]
+    alive.append(obj)  # else another object might have its id
+    own: list[Big] = []
+    if isinstance(obj, MANY) or _of_objects(obj):
+        nbytes = _weight(obj)
+        if nbytes < at_least or not len(obj):
+            return []
+        own = [Big(path, _named(obj), nbytes, f"stoker.share({_listed(obj, path)})")]
+        if len(obj) > WIDTH or not isinstance(obj, (list, tuple, dict)):
+            return own
+    elif type(obj).__module__.partition(".")[0] == "pandas":
+        return _frame(obj, at_least, path)
+    return [
+        b for step, inner in _inside(obj) for b in _big(inner, at_least, path + step, depth - 1, seen, alive)
+    ] or own
 
 
-def _estimate(obj: Any, path: str) -> Big:
-    n = len(obj)
-    step = max(1, n // SAMPLES)
-    items = obj[::step] if isinstance(obj, (list, tuple)) else [x for _, x in zip(range(SAMPLES), obj, strict=False)]
-    own = items
-    if isinstance(obj, dict):
-        own = [obj[k] for k in items]
-        items = [*items, *own]
-    each = sum(_size(x) for x in items) / max(1, len(own))
-    kinds = {type(x).__name__ for x in own}
+def _of_objects(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype.hasobject and x.ndim > 0
+
+
+def _listed(obj: Any, path: str) -> str:
+    """What ``share`` takes, of a container."""
+    if isinstance(obj, np.ndarray):
+        return f"{path}.tolist()"
+    if isinstance(obj, (set, frozenset)):
+        return f"sorted({path})"
+    return f"list({path})" if isinstance(obj, deque) else path
+
+
+def _frame(frame: Any, at_least: int, path: str) -> list[Big]:
+    """A table of pandas: its columns of objects."""
+    try:
+        columns = [frame] if frame.ndim == 1 else [frame.iloc[:, i] for i in range(min(WIDTH, frame.shape[1]))]
+        arrays = [c.to_numpy() for c in columns if c.dtype == object]
+        nbytes = sum(_weight(a) for a in arrays if _of_objects(a))
+        n, kind = len(frame), type(frame).__name__
+    except Exception:  # an index, a group, another pandas
+        return []
+    remedy = f"stoker.share({path}.tolist())" if kind == "Series" else f"stoker.share({path}.to_dict('records'))"
+    return [Big(path, f"a {kind} of {n:,} rows with objects in it", nbytes, remedy)] if nbytes >= at_least else []
+
+
+def _some(obj: Any, most: int) -> list[Any]:
+    """A few of its items; of a dict keys and values are one."""
+    if isinstance(obj, np.ndarray):
+        obj = obj.reshape(-1) if obj.flags.c_contiguous else obj[..., 0] if obj.ndim > 1 else obj
+    if isinstance(obj, (list, tuple, np.ndarray)):
+        return list(obj[:: max(1, len(obj) // most)][:most])
+    return list(itertools.islice(obj.items() if isinstance(obj, dict) else obj, most))
+
+
+def _named(obj: Any) -> str:
+    some = _some(obj, SAMPLES[0])
+    kinds = {type(x[1] if isinstance(obj, dict) else x).__name__ for x in some}
     of = f"{kinds.pop()}s" if len(kinds) == 1 else "objects"
-    return Big(path, f"a {type(obj).__name__} of {n:,} {of}", int(n * each) + sys.getsizeof(obj))
+    if isinstance(obj, np.ndarray):
+        return f"an array of {obj.size:,} {of}"
+    return f"{'an' if type(obj).__name__[0] in 'AEIOaeio' else 'a'} {type(obj).__name__} of {len(obj):,} {of}"
 
 
-def _size(obj: Any, depth: int = 3) -> int:
-    if isinstance(obj, (torch.Tensor, np.ndarray)):
+def _weight(obj: Any, deep: int = 0) -> int:
+    """About how many bytes an object takes, with all in it that is its own."""
+    if isinstance(obj, torch.Tensor) or (isinstance(obj, np.ndarray) and not _of_objects(obj)):
         return 200  # the object; its numbers are not copied
     size = sys.getsizeof(obj, 64)
-    if depth and isinstance(obj, dict):
-        size += sum(_size(v, depth - 1) for v in list(obj.values())[:WIDTH])
-    elif depth and isinstance(obj, (list, tuple, set)):
-        size += sum(_size(v, depth - 1) for v in list(obj)[:WIDTH])
-    elif depth and hasattr(obj, "__dict__"):
-        size += _size(vars(obj), depth - 1)
+    if deep == len(SAMPLES):
+        return size
+    if isinstance(obj, MANY) or _of_objects(obj):
+        some = _some(obj, SAMPLES[deep])
+        if not some:
+            return size
+        parts = [[*x] if isinstance(obj, dict) else [x] for x in some]
+        each = {id(x): x for part in parts for x in part}
+        new = sum(_weight(x, deep + 1) for x in each.values())
+        if len(some) > 8 and len({id(part[-1]) for part in parts}) * 2 < len(some) and not isinstance(obj, dict):
+            return new  # the same few, again and again: labels, None
+        return size + int(new / len(some) * (obj.size if isinstance(obj, np.ndarray) else len(obj)))
+    if type(obj).__module__ != "builtins" and not isinstance(obj, (type, types.ModuleType)):
+        own = _attributes(obj)
+        size += sum(_weight(v, deep + 1) for v in own.values()) + (100 if own else 0)
     return size
 
 
 class Look:
-    """What a dataset looked like, to say later what changed: plain values, tensors, arrays, containers.
+    """What a dataset looked like, to say later what changed: plain values, tensors, arrays, containers, code.
 
-    It is a look and no proof: arrays over 64 kB and containers of more than 10,000 items are known by their size and
-    some of their values.
+    It is a look and no proof: tensors over 64 kB are known by where they lie, arrays over 64 kB and containers of more
+    than 10,000 items by their size and some of their values.
 
     Args:
         obj: the dataset.
@@ -109,11 +210,14 @@ class Look:
         self._path = path
         self._values: dict[str, Any] = {}
         self._left = NODES
-        self._walk(obj, path, LOOK_DEPTH, set())
+        self._walk(obj, path, DEPTH, set())
 
     def _walk(self, obj: Any, path: str, depth: int, seen: set[int]) -> None:
         if type(obj) in PLAIN:
             self._values[path] = obj
+            return
+        if isinstance(obj, VALUES):
+            self._values[path] = _Seen(repr(obj)[:60], obj)
             return
         if id(obj) in seen or not depth or not self._left:
             return
@@ -121,34 +225,79 @@ class Look:
         seen.add(id(obj))
         if isinstance(obj, torch.Tensor):
             if not obj.is_shared():  # else the workers see it, too
-                self._values[path] = ("a tensor", tuple(obj.shape), obj.data_ptr(), obj._version)
-        elif isinstance(obj, np.ndarray):
-            self._values[path] = ("an array", obj.shape, _of_array(obj))
-        elif isinstance(obj, torch.nn.Module):
-            for name, inner in vars(obj).items():
-                self._walk(inner, f"{path}.{name}", depth - 1, seen)
-        else:
-            if isinstance(obj, (list, tuple, dict, set, frozenset, deque)):
-                self._values[path] = f"a {type(obj).__name__} of {len(obj)}", _of_many(obj)
-                if len(obj) > WIDTH:
-                    return
-            for step, inner in _inside(obj):
+                self._values[path] = _Seen("a tensor", (tuple(obj.shape), obj.dtype, _of_tensor(obj)))
+            return
+        if isinstance(obj, np.ndarray):
+            self._values[path] = _Seen("an array", (obj.shape, obj.dtype.str, _of_array(obj)))
+            return
+        if isinstance(obj, MANY):
+            self._values[path] = _Seen(f"a {type(obj).__name__} of {len(obj)}", _of_many(obj))
+            if len(obj) > WIDTH:
+                return
+        elif isinstance(obj, types.FunctionType):
+            self._values[path] = _Seen(obj.__qualname__, obj.__code__, True)
+        elif type(obj).__module__ != "builtins":
+            self._values[path] = _Seen(f"a {type(obj).__name__}", type(obj), callable(obj))
+        for step, inner in _inside(obj):
+            if not isinstance(getattr(type(obj), step[1:], None), functools.cached_property):
                 self._walk(inner, path + step, depth - 1, seen)
 
     def changed(self, obj: Any, added: bool = False) -> list[str]:
         """What is otherwise now: ``["dataset.epoch was 0 and is 1"]``.
 
+        What was None and is an open file, or was made when it was first asked for and has a private name, is none.
+
         Args:
             obj: the same dataset, later.
-            added: whether numbers and words that were not there count, too.
+            added: whether that counts, too, where it is a number, a word or a function.
         """
-        now = Look(obj, self._path)._values
-        out = [f"{path} is {_words(v)}" for path, v in now.items() if added and path not in self._values]
+        now, out = Look(obj, self._path)._values, []
+        for path, new in now.items():
+            if path not in self._values and (added or self._set(path, new)):
+                out.append(f"{path} is {_words(new)}")
         for path, old in self._values.items():
             new = now.get(path, self)
-            if new is not self and type(new) is type(old) and new != old and new == new:
+            if new is not self and _differ(old, new) and (added or not _made_late(path, old, new)):
                 out.append(f"{path} was {_words(old)} and is {_words(new)}" if _words(old) != _words(new) else path)
         return out
+
+    def _set(self, path: str, new: Any) -> bool:
+        """It is an attribute that somebody gave to an object that was there."""
+        owner, _, name = path.rpartition(".")
+        return (
+            type(new) in PLAIN and name.isidentifier() and "._" not in path and type(self._values.get(owner)) is _Seen
+        )
+
+
+class _Seen(NamedTuple):
+    """A value that is no number and no word: how it is called, what it is known by, whether it can be called."""
+
+    words: str
+    known: Any
+    code: bool = False
+
+
+def _differ(old: Any, new: Any) -> bool:
+    if old is None or new is None:
+        other = new if old is None else old
+        return other is not None and (type(other) is not _Seen or other.code)
+    if type(old) is type(new):
+        return bool(new != old and new == new)
+    return True
+
+
+def _made_late(path: str, old: Any, new: Any) -> bool:
+    return (old is None or new is None) and "._" in path
+
+
+def _of_tensor(t: torch.Tensor) -> Any:
+    plain = type(t) is torch.Tensor and t.device.type == "cpu" and t.layout is torch.strided and not t.is_quantized
+    if plain and t.numel() * t.element_size() <= ARRAY_BYTES:
+        with torch.no_grad():
+            return zlib.crc32(
+                t.detach().resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8).numpy().data
+            )
+    return t.data_ptr() if plain else id(t), t._version
 
 
 def _of_array(x: Any) -> Any:
@@ -156,14 +305,15 @@ def _of_array(x: Any) -> Any:
         return _of_many(x.reshape(-1)[:WHOLE].tolist())
     if x.nbytes <= ARRAY_BYTES:
         return zlib.crc32(x.tobytes())
-    return (x.reshape(-1)[:: max(1, x.size // SAMPLES)] if x.flags.c_contiguous else x[:1]).tobytes()
+    return (x.reshape(-1)[:: max(1, x.size // SAMPLES[0])] if x.flags.c_contiguous else x[:1]).tobytes()
 
 
 def _of_many(x: Any) -> int:
     """The values of a container, where they are plain, or tuples of such."""
     items = x.items() if isinstance(x, dict) else x
     if len(x) > WHOLE:
-        items = x[:: len(x) // SAMPLES] if isinstance(x, (list, tuple)) else itertools.islice(items, SAMPLES)
+        few = SAMPLES[0]
+        items = x[:: len(x) // few] if isinstance(x, (list, tuple)) else itertools.islice(items, few)
     try:
         found = tuple(items)
         return hash(found) if all(_plain(v) for v in found) else 0
@@ -176,7 +326,7 @@ def _plain(v: Any) -> bool:
 
 
 def _words(value: Any) -> str:
-    return str(value[0]) if isinstance(value, tuple) else repr(value)[:60]
+    return value.words if type(value) is _Seen else repr(value)[:60]
 
 
 def culprit(obj: Any, path: str, depth: int = 0) -> str | None:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import array
 import contextlib
 import hashlib
+import itertools
 import mmap
+import numbers
 import operator
 import os
 import pickle
@@ -27,7 +29,7 @@ import numpy as np
 from .errors import UsageError
 
 WRITE_BYTES = 1 << 20  # items are gathered to so much before they are written
-KEY_TYPES = "str, bytes, int, float, None and tuples of these"
+KEY_TYPES = "str, bytes, numbers, None and tuples of these"
 NOT_SHAREABLE: list[tuple[str, str]] = [
     ("ndarray", "it is one block already, which fork does not copy"),
     ("Tensor", "it is one block already, which fork does not copy; .share_memory_() for spawn"),
@@ -42,7 +44,7 @@ def share(obj: Any) -> Any:
     """A read-only list or dict of the same items in one shared buffer.
 
     Args:
-        obj: a list, a tuple or a dict. Items may be whatever pickle takes; a dict's keys are str, bytes, int, float,
+        obj: a list, a tuple or a dict. Items may be whatever pickle takes; a dict's keys are str, bytes, numbers,
             None or tuples of these.
 
     Returns:
@@ -65,15 +67,18 @@ def share(obj: Any) -> Any:
     remedies = [words for name, words in NOT_SHAREABLE if name in (t.__name__ for t in type(obj).__mro__)]
     raise UsageError(
         f"share takes a list, a tuple or a dict, not {type(obj).__name__}: "
-        + (remedies[0] if remedies else f"{repr(obj)[:80]} is none")
+        + (remedies[0] if remedies else repr(obj)[:80])
     )
+
+
+_serials = itertools.count()
 
 
 class _Memory:
     """Anonymous shared memory, written once, then only read."""
 
     def __init__(self, fd: int, size: int) -> None:
-        self.fd, self.size = fd, size
+        self.fd, self.size, self.serial = fd, size, next(_serials)
         self.map = mmap.mmap(fd, size, prot=mmap.PROT_READ) if size else b""
         weakref.finalize(self, os.close, fd).atexit = False
 
@@ -140,13 +145,13 @@ class SharedList(Sequence[Any]):
         self._fields = tuple(zip(keys or [None], readers, strict=True))
 
     @classmethod
-    def _of(cls, items: Sequence[Any]) -> SharedList:
+    def _of(cls, items: Sequence[Any], names: Sequence[Any] | None = None) -> SharedList:
         first = items[0] if items else None
         keys = tuple(first) if type(first) is dict and first else None
         if keys is not None and not all(type(x) is dict and tuple(x) == keys for x in items):
             keys = None
         columns: list[Column] = []
-        memory = _Memory.of(_packed(items, keys, columns))
+        memory = _Memory.of(_packed(items, keys, columns, names))
         return cls(memory, range(len(items)), len(items), keys, columns)
 
     def __len__(self) -> int:
@@ -181,6 +186,9 @@ class SharedList(Sequence[Any]):
     def __reduce__(self) -> Any:
         return SharedList, (self._memory, self._places, self._count, self._keys, self._columns)
 
+    def _looked(self) -> Iterator[tuple[str, Any]]:
+        yield ".memory", self._memory.serial  # it cannot change, but be another
+
     def __copy__(self) -> SharedList:
         return self
 
@@ -203,8 +211,10 @@ def _reader(memory: memoryview, c: Column, count: int) -> Callable[[int], Any]:
     return lambda i: pickle.loads(data[ends[i] : ends[i + 1]])
 
 
-def _packed(items: Sequence[Any], keys: tuple[Any, ...] | None, columns: list[Column]) -> Iterator[Any]:
-    """The bytes of all columns, one after the other; says in ``columns`` where each lies."""
+def _packed(
+    items: Sequence[Any], keys: tuple[Any, ...] | None, columns: list[Column], names: Sequence[Any] | None
+) -> Iterator[Any]:
+    """The bytes of all columns, one after the other; says in ``columns`` where each lies. ``names`` are for errors."""
     at = 0
     for key in keys or [None]:
         values = items if keys is None else [x[key] for x in items]
@@ -220,7 +230,7 @@ def _packed(items: Sequence[Any], keys: tuple[Any, ...] | None, columns: list[Co
         size = 0
         pending = bytearray()
         for i, value in enumerate(values):
-            pending += _bytes(value, kind, i, key)
+            pending += _bytes(value, kind, i if names is None else names[i], key)
             ends[i + 1] = size + len(pending)
             if len(pending) >= WRITE_BYTES:
                 yield bytes(pending)
@@ -246,7 +256,7 @@ def _kind(values: Sequence[Any]) -> str:
     return {str: "s", bytes: "y", float: "d", bool: "?"}.get(kinds.pop(), "p") if len(kinds) == 1 else "p"
 
 
-def _bytes(value: Any, kind: str, i: int, key: Any) -> bytes:
+def _bytes(value: Any, kind: str, name: Any, key: Any) -> bytes:
     if kind == "s":
         return value.encode("utf-8", "surrogatepass")  # type: ignore[no-any-return]
     if kind == "y":
@@ -254,7 +264,7 @@ def _bytes(value: Any, kind: str, i: int, key: Any) -> bytes:
     try:
         return pickle.dumps(value, protocol=5)
     except Exception as e:
-        what = f"item {i}" if key is None else f"item {i}[{key!r}]"
+        what = f"item {name!r}" if key is None else f"item {name!r}[{key!r}]"
         raise UsageError(
             f"{what} ({type(value).__name__}) cannot be shared: {type(e).__name__}: {e}. "
             "Keep what it is made from (a path, numbers) and make it in __getitem__"
@@ -277,7 +287,8 @@ class SharedDict(Mapping[Any, Any]):
         hashes = np.fromiter((_hash(k) for k in items), np.uint64, len(items))
         order = np.argsort(hashes, kind="stable").astype(np.uint64)
         table = _Memory.of([hashes[order.astype(np.int64)], order])
-        return cls(SharedList._of(list(items)), SharedList._of(list(items.values())), table)
+        keys = list(items)
+        return cls(SharedList._of(keys), SharedList._of(list(items.values()), keys), table)
 
     def _find(self, key: Any) -> int | None:
         h = np.uint64(_hash(key))
@@ -299,6 +310,7 @@ class SharedDict(Mapping[Any, Any]):
         return self._values[place]
 
     def __contains__(self, key: object) -> bool:
+        hash(key)
         try:
             return self._find(key) is not None
         except UsageError:
@@ -306,6 +318,9 @@ class SharedDict(Mapping[Any, Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._keys)
+
+    def __reversed__(self) -> Iterator[Any]:
+        return reversed(self._keys)
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -321,6 +336,9 @@ class SharedDict(Mapping[Any, Any]):
 
     def __reduce__(self) -> Any:
         return SharedDict, (self._keys, self._values, self._table)
+
+    def _looked(self) -> Iterator[tuple[str, Any]]:
+        yield ".memory", self._table.serial
 
     def __copy__(self) -> SharedDict:
         return self
@@ -354,13 +372,10 @@ def _canonical(key: Any) -> bytes:
         return b"b" + key
     if key is None:
         return b"n"
-    if isinstance(key, float):
-        return b"i%d" % int(key) if key.is_integer() else b"f" + struct.pack("<d", key)
+    if isinstance(key, (numbers.Number, np.generic)):
+        # Python's hash of a number is the same for equal numbers of any type, and in every process; of a NaN it is not
+        return b"i%d" % hash(key) if key == key else b"f"
     if isinstance(key, tuple):
         parts = [_canonical(k) for k in key]
         return b"t" + b"".join(len(p).to_bytes(8, "little") + p for p in parts)
-    index: Callable[[Any], int] = operator.index
-    try:
-        return b"i%d" % index(key)
-    except TypeError:
-        raise UsageError(f"a key of type {type(key).__name__} cannot be shared ({key!r}): {KEY_TYPES} can") from None
+    raise UsageError(f"a key of type {type(key).__name__} cannot be shared ({key!r}): {KEY_TYPES} can")

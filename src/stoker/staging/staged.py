@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
 from typing import Any
@@ -168,6 +168,11 @@ class Staged(Dataset[Any]):
 
     def __repr__(self) -> str:
         return f"<Staged {type(self.dataset).__name__}: {self.report}>"
+
+    def _looked(self) -> Iterator[tuple[str, Any]]:
+        """What a look at it takes in. See ``objects``."""
+        yield from zip((".dataset", ".prepare", ".augment"), (self.dataset, *self._said), strict=True)
+        yield ".augment_batch", self.augment_batch
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
