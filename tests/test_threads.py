@@ -358,6 +358,28 @@ def test_nobody_is_blamed_for_what_the_consumer_drew() -> None:
     assert noticed.suspect is not None
 
 
+def test_draws_that_begin_in_a_later_epoch_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mixup after the warm-up."""
+    monkeypatch.setattr(draws, "AGAIN_S", 0.0)
+    monkeypatch.setattr(draws, "AGAIN_SHARE", 1)
+
+    class Late:
+        begun = False
+
+        def __call__(self, x: Any) -> Any:
+            return x + random.random() if self.begun else x
+
+    transform = Late()
+    loader = threads(Transformed(transform), 2, batch_size=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", StokerWarning)
+        for _ in range(4):
+            list(loader)
+    transform.begun = True
+    with pytest.warns(StokerWarning, match=r"^Late \(test_threads.py:\d+\) draws"):
+        [list(loader) for _ in range(50)]
+
+
 def test_draws_are_noticed_in_a_thread_that_is_being_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then no name is known, but the generators move while the consumer waits."""
     waits, state = threading.Event(), draws.state

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import time
 import warnings
 import zlib
 from collections.abc import Callable
@@ -26,6 +27,9 @@ except (ModuleNotFoundError, AttributeError):
     _numpy = None
 
 TASKS = 16  # of a worker, at most, that are watched until it is sure what it draws from
+AGAIN_S = 1.0  # then one now and then: an augmentation may begin in a later epoch
+AGAIN_SHARE = 200  # and so seldom that it costs half a per cent
+DOUBTS = 4  # waits of the consumer that are looked at where such a task left a doubt
 _QUIET = ("seed", "getstate", "setstate")
 _DRAWS = frozenset(name for name in dir(_numpy) if not name.startswith("_") and "state" not in name)
 _TORCH: tuple[str, ...] = (
@@ -69,18 +73,23 @@ class Noticed:
         self.looks = 16
         self.turns = 0
         self._left: dict[int, int] = {}
+        self._next: dict[int, float] = {}
 
     def run(self, worker: int, call: Callable[[], Any]) -> Any:
-        """Calls, watching while it is not known whether the worker's code draws: mostly its first task only."""
+        """Calls, watching while it is not known whether the worker's code draws: its first task, then one at times."""
         left = self._left.get(worker, TASKS)
-        if left <= 0:
+        if self.who is not None or (left <= 0 and time.monotonic() < self._next[worker]):
             return call()
+        began = time.monotonic()
         out, who, sure = watch(call, lambda: self.turns)
+        now = time.monotonic()
+        self._next[worker] = now + max(AGAIN_S, AGAIN_SHARE * (now - began))
         self._left[worker] = 0 if sure else left - 1
         if sure:
             self.who = who or self.who
         else:
             self.suspect = who
+            self.looks = max(self.looks, DOUBTS)
         return out
 
     def say(self) -> None:
