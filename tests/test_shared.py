@@ -7,8 +7,10 @@ import functools
 import io
 import os
 import pickle
+import random
 import subprocess
 import sys
+import threading
 import tracemalloc
 import warnings
 from collections import OrderedDict, defaultdict, deque
@@ -432,10 +434,12 @@ def test_a_change_that_persistent_workers_do_not_see_is_said_once(change: Any, w
 
 def test_what_the_parent_made_for_itself_is_no_change() -> None:
     """Opened, or worked out, where it was first asked for."""
-    dataset = Epochs()
+    dataset: Any = Epochs()
+    dataset.random, dataset.lock = random.Random(0), threading.Lock()
     look = Look(dataset)
+    dataset.random.gauss(0, 1)
     with open(__file__) as dataset.file:
-        dataset._size, dataset._more = 5, {"a": 1}  # type: ignore[attr-defined]
+        dataset._size, dataset._more = 5, {"a": 1}
         assert dataset.kinds == 3
         dataset.mask = dataset.mask.clone()
         assert look.changed(dataset) == []

@@ -8,6 +8,7 @@ import decimal
 import enum
 import functools
 import itertools
+import os
 import pathlib
 import sys
 import types
@@ -41,6 +42,9 @@ VALUES = (
 MANY = (list, tuple, dict, set, frozenset, deque)
 
 
+RECORDS = ("argparse", "types")  # of Python's modules; what others hold is how they work: locks, loggers, generators
+
+
 class Big(NamedTuple):
     """A container of many small objects.
 
@@ -55,6 +59,22 @@ class Big(NamedTuple):
     words: str
     nbytes: int
     remedy: str
+
+
+def _of(cls: type) -> str:
+    """The package that it is of."""
+    return str(cls.__module__).partition(".")[0]
+
+
+@functools.cache
+def _pythons(package: str) -> bool:
+    """It is of the standard library, and not somebody's ``test`` or ``profile``."""
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return package in sys.stdlib_module_names and (file is None or file.startswith(os.path.dirname(os.__file__)))
+
+
+def _told(package: str) -> bool:
+    return package in RECORDS or not _pythons(package)
 
 
 def _inside(obj: Any) -> Iterator[tuple[str, Any]]:
@@ -76,10 +96,10 @@ def _inside(obj: Any) -> Iterator[tuple[str, Any]]:
         for name, cell in zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=False):
             with contextlib.suppress(ValueError):  # nothing in it yet
                 yield f".{name}", cell.cell_contents
-    elif not isinstance(obj, (type, types.ModuleType, torch.Tensor)) and type(obj).__module__ != "builtins":
+    elif not isinstance(obj, (type, types.ModuleType, torch.Tensor)) and _told(_of(type(obj))):
         own = _attributes(obj)
         for c in reversed(type(obj).__mro__):
-            if c.__module__.partition(".")[0] not in ("builtins", "torch", "typing", "collections", "abc"):
+            if _of(c) != "torch" and not _pythons(_of(c)):
                 for k, v in list(vars(c).items())[:WIDTH]:
                     if k not in own and k[:2] != "__" and type(v) in (*PLAIN, *MANY):
                         yield f".{k}", v
@@ -121,7 +141,7 @@ def _big(obj: Any, at_least: int, path: str, depth: int, seen: set[int], alive: 
         own = [Big(path, _named(obj), nbytes, f"stoker.share({_listed(obj, path)})")]
         if len(obj) > WIDTH or not isinstance(obj, (list, tuple, dict)):
             return own
-    elif type(obj).__module__.partition(".")[0] == "pandas":
+    elif _of(type(obj)) == "pandas":
         return _frame(obj, at_least, path)
     return [
         b for step, inner in _inside(obj) for b in _big(inner, at_least, path + step, depth - 1, seen, alive)
