@@ -338,7 +338,7 @@ def test_resize_takes_whole_numbers_of_any_kind(count: Any) -> None:
     assert int(loader.num_workers) == 2
 
 
-@pytest.mark.parametrize("word", ["Auto", "2", ""])
+@pytest.mark.parametrize("word", ["Auto", "AUTO", " auto"])
 def test_a_count_is_a_number_or_auto(word: str) -> None:
     with pytest.raises(UsageError, match=f"num_workers={word!r}"):
         stoker.DataLoader(Drawn(), num_workers=word)

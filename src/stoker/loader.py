@@ -156,7 +156,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.on_error, self.refill, self.max_errors, self.quarantine = on_error, refill, max_errors, quarantine
         self.on_worker_death, self.sample_timeout = on_worker_death, sample_timeout
         self._ahead = AHEAD if prefetch_factor is None else 0
-        if isinstance(num_workers, str):
+        if isinstance(num_workers, str) and num_workers.strip().lower() == "auto":  # other words get torch's error
             if num_workers != "auto":
                 raise UsageError(f'num_workers={num_workers!r}: a whole number, or "auto"')
             num_workers = AutoWorkers(first_guess(dataset))
@@ -175,7 +175,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             bool(asked) if isinstance(asked, str) else asked,
             sampler,
             batch_sampler,
-            num_workers,
+            num_workers,  # type: ignore[arg-type]
             collate_fn,
             False if pin_auto else pin_memory,  # type: ignore[arg-type]
             drop_last,
