@@ -286,9 +286,11 @@ BIGS: dict[str, Any] = {
 @pytest.mark.parametrize("kind", BIGS)
 def test_big_things_of_any_kind_are_named(kind: str) -> None:
     tracemalloc.start()
-    made = BIGS[kind]()
-    took, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    try:
+        made = BIGS[kind]()
+        took, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
     (found,) = big(Rows(made), 1 << 20)
     assert found.path == ("dataset.rows[0]" if kind == "long lists in a few" else "dataset.rows")
     assert 0.4 * took < found.nbytes < 2.5 * took
