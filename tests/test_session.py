@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,25 @@ def test_epochs_that_were_left_and_what_came_between(workers: int) -> None:
     (seen,) = w.report["loaders"]
     assert (seen["epochs"], seen["ended"]) == (6, 2)
     assert spent <= seen["between_s"] <= spent + seen["wait_s"]
+
+
+def test_no_thread_of_it_stays() -> None:
+    """A notebook watches again and again."""
+    others = [t for t in threading.enumerate() if t.name == "stoker_looks"]
+    for cls in (DataLoader, stoker.DataLoader) * 2:
+        loader = cls(Slow(), batch_size=8)
+        with stoker.watch():
+            epoch(loader)
+            it = iter(loader)
+            next(it)
+            looking = [t for t in threading.enumerate() if t.name == "stoker_looks" and t not in others]
+            assert looking
+        epoch(loader)
+        next(it)
+        for thread in looking:
+            thread.join(10)
+        assert not [t for t in threading.enumerate() if t.name == "stoker_looks" and t not in others]
+        assert not any(t.is_alive() for t in looking)
 
 
 def test_one_at_a_time() -> None:

@@ -74,6 +74,11 @@ class Stages:
             self._inside = os.getpid(), Inside(row, dataset, collate)
         return self._inside[1]
 
+    def end(self) -> None:
+        """Nobody looks into this process' tasks any more."""
+        if self._inside is not None and self._inside[0] == os.getpid():
+            self._inside[1].looks.end()
+
     def add(self, worker: int | None, fetch: int, collate: int, cpu: int, tasks: int) -> None:
         """Nanoseconds of some tasks; the worker's id, or None in the main process."""
         if worker is not None and worker >= MAX_WORKERS:

@@ -124,8 +124,9 @@ class Looks:
             sys.setswitchinterval(after_s + 5e-7)  # Python cuts whole microseconds off, and 0.0002 may be a bit less
 
     def end(self) -> None:
-        """No more looks."""
+        """No more looks; the thread that looks ends when it wakes next."""
         self._ended = True
+        _Handler.looks = [looks for looks in _Handler.looks if looks is not self]  # the handler may be in the old one
 
     def _look(self) -> None:
         # Asked first: reading lets the interpreter's lock go, and who waits for it again gets it soonest where the

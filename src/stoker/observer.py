@@ -56,6 +56,11 @@ class Watch:
         self._left: dict[str, int] = {}
         self._noted: dict[str, tuple[float, float, float, int]] = {}
 
+    def rest(self) -> None:
+        """Nobody looks any more at what this process does itself."""
+        for stages in self._stages.values():
+            stages.end()
+
     def forget(self) -> None:
         """Nothing was seen."""
         self.loaders, self._stages, self._devices, self._live = {}, {}, {}, Live()

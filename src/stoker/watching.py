@@ -63,6 +63,8 @@ def begin() -> Watch:
 def end(watch: Watch) -> None:
     """What is iterated from now on is not seen, unless ``stoker run`` listens."""
     watch.on = watch.listened
+    if not watch.on:
+        watch.rest()
 
 
 def attach(module: Any) -> Watch:
