@@ -486,8 +486,9 @@ def test_several_loaders_nested_and_left_early(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "nap", "step"),
-    [pytest.param("slow_loader.py", 0.01, 0.001, marks=pytest.mark.slow), ("slow_step.py", 0.0, 0.03)],
+    [("slow_loader.py", 0.01, 0.001), ("slow_step.py", 0.0, 0.03)],
 )
+@pytest.mark.slow
 def test_ceilings_say_what_bounds_the_loop(tmp_path: Path, name: str, nap: float, step: float) -> None:
     body = """
         import time

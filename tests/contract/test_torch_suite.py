@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = """
 import torch.utils.data as data
 
@@ -23,6 +25,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=180)
 
 
+@pytest.mark.slow
 def test_says_which_end_in_another_way(tmp_path: Path) -> None:
     file = tmp_path / "test_some.py"
     file.write_text(TESTS)

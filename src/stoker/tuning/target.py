@@ -34,7 +34,7 @@ def find(text: str) -> Any:
     """
     where, colon, name = text.rpartition(":")
     if not colon or not where or not name:
-        raise UsageError(f"{text!r} names nothing to tune: {FORM}")
+        raise UsageError(f"{text!r} names nothing in it: {FORM}")
     try:
         module = _by_path(where) if where.endswith(".py") or os.sep in where else _by_name(where)
     except UsageError:
