@@ -30,9 +30,12 @@ _ROOMS = {
     "FeistelSampler": ".source",
     "mean_std": ".stats",
     "empty": ".collate",
+    "install": ".installation",
+    "installed": ".installation",
+    "uninstall": ".installation",
     "Staged": ".staging.staged",
     "share": ".shared",
-    "split": ".staging.border",
+    "split": ".staging.split",
     "to_device": ".device",
     "tune": ".tuning.entry",
     "watch": ".session",
@@ -47,11 +50,12 @@ if TYPE_CHECKING:
     from .collate import empty
     from .device import to_device
     from .errors import StokerError, StokerWarning
-    from .loader import DataLoader, install, installed, uninstall
+    from .installation import install, installed, uninstall
+    from .loader import DataLoader
     from .session import watch
     from .shared import share
     from .source import FeistelSampler
-    from .staging.border import split
+    from .staging.split import split
     from .staging.staged import Staged
     from .staging.worth import worth
     from .stats import mean_std

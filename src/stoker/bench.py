@@ -14,14 +14,13 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from torch.utils.data import dataloader as torch_loader
 
 from . import machine
-from .engine import get_iterator, state_of, torch_get_iterator
+from .engine import get_iterator, torch_get_iterator
 from .errors import StokerError, UsageError
+from .installation import active
 from .loader import DataLoader as Own
 from .report.rates import Bench, Rates
-from .report.terminal import human_seconds
 from .tuning.device import accelerator
 from .tuning.target import variant
 from .watched import count, settings_of
@@ -259,7 +258,7 @@ def _engine(loader: DataLoader[Any]) -> str:
     behind = getattr(loader._get_iterator, "__func__", None)
     if behind is torch_get_iterator:
         return "torch"
-    own = isinstance(loader, Own) or torch_loader.DataLoader._get_iterator is get_iterator  # stoker.install()
+    own = isinstance(loader, Own) or active()
     return "stoker" if own or behind is get_iterator else "torch"
 
 
@@ -274,8 +273,5 @@ def _notes(loader: DataLoader[Any], seen: Rates, n: int) -> Iterator[str]:
         yield f"up to {ahead:,} of these {seen.batches:,} batches lay ready when the clock began: a larger -n says more"
     if not seen.nbytes and seen.batches:
         yield "there is no tensor in the batches, so no bytes to count"
-    measured = state_of(loader).measured
-    if measured is not None and measured.seconds:
-        yield f'num_workers="auto" measured for {human_seconds(measured.seconds)} of the time to the first batch'
     if _engine(loader) == "torch" and getattr(loader, "worker_method", "process") != "process":
         yield "torch's workers are processes: worker_method is stoker's"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import pickle
 import sys
 import traceback
@@ -18,6 +17,7 @@ from typing import Any
 
 from torch._utils import ExceptionWrapper
 
+from . import paths
 from .collate import SlotCollate
 from .faults.names import called, file_of, listed
 from .stacks import known_getters, known_transforms, transform_of
@@ -25,10 +25,9 @@ from .stacks import known_getters, known_transforms, transform_of
 MOST_STATE = 1 << 16  # bytes of an exception's attributes that go along with it
 PLAIN = (list, tuple)  # what the indices of a batch are
 MOST_NAMED = 8  # samples that are counted up
-_ENGINE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_FETCH = os.path.join("torch", "utils", "data", "_utils", "fetch.py")
+_FETCH = paths.torch_file("utils", "data", "_utils", "fetch.py")
 _COLLATES = {SlotCollate.__call__.__code__, SlotCollate.stack.__code__}
-_SUBSET = os.path.join("torch", "utils", "data", "dataset.py")
+_SUBSET = paths.torch_file("utils", "data", "dataset.py")
 
 
 def explain(error: BaseException, dataset: Any, part: str = "") -> str:
@@ -206,7 +205,7 @@ def _frames(tb: TracebackType | None) -> list[FrameType]:
 
 def _is_engines(frame: FrameType) -> bool:
     path = frame.f_code.co_filename
-    return path.startswith(_ENGINE) or path.endswith(_FETCH)
+    return path.startswith(paths.PACKAGE) or path == _FETCH
 
 
 def _collating(frames: list[FrameType]) -> str:
@@ -252,8 +251,8 @@ def _variable(f: FrameType, engines: bool, getters: set[Any]) -> str:
     """Which variable of a frame is the index of the sample that is being loaded. In stoker's own frames it is called
     ``index``."""
     if engines:
-        return "idx" if f.f_code.co_filename.endswith(_FETCH) else "index"
-    if f.f_code.co_filename.endswith(_SUBSET):
+        return "idx" if f.f_code.co_filename == _FETCH else "index"
+    if f.f_code.co_filename == _SUBSET:
         return "idx"
     if f.f_code in getters and f.f_code.co_argcount > 1:
         return f.f_code.co_varnames[1]

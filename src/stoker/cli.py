@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,14 @@ from .tuning import batch_size_cli, tune_cli
 REPORT = "stoker-report.json"
 RUN_EXAMPLE = """examples:
   stoker run train.py --epochs 1           observe the script as it is
-  stoker run --apply train.py --epochs 1   the same with stoker's engine and measured settings
+  stoker run --apply train.py --epochs 1   the same, sped up: before and after in wall clock
+  stoker run --html report.html --json - train.py > report.json
   stoker run torchrun --nproc-per-node 2 train.py
   stoker run -m package.train
 
 Options of stoker come before the script; everything behind it is the script's.
-The exit code is the script's own."""
+The exit code is the script's own. Observed runs are remembered by folder and command in
+$XDG_CACHE_HOME/stoker/runs, for --apply to compare with; it needs none."""
 CHECK_EXAMPLE = """example:
   stoker check --json | jq .cores"""
 
@@ -41,9 +42,11 @@ def _parser() -> argparse.ArgumentParser:
         "run", help="run a script and report what its loaders did", epilog=RUN_EXAMPLE, formatter_class=raw
     )
     run.add_argument(
-        "--apply", action="store_true", help="put stoker's engine and measured settings behind its loaders"
+        "--apply", action="store_true", help="put stoker's engine, cache and number of workers behind its loaders"
     )
-    run.add_argument("--json", type=Path, default=Path(REPORT), metavar="FILE", help=f"the report (default: {REPORT})")
+    run.add_argument(
+        "--json", type=Path, default=Path(REPORT), metavar="FILE", help=f"the report (default: {REPORT}); - is stdout"
+    )
     run.add_argument("--html", type=Path, metavar="FILE", help="the report as one page (needs stoker[html])")
     run.add_argument("--live", action="store_true", help="a line about the loaders while the script runs")
     run.add_argument(
@@ -63,7 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser(
         "check", help="what this machine really grants", epilog=CHECK_EXAMPLE, formatter_class=raw
     )
-    check.add_argument("--json", action="store_true", help="one JSON object")
+    check.add_argument(
+        "--json", type=Path, nargs="?", const=Path("-"), metavar="FILE", help="one JSON object (default: on stdout)"
+    )
     check.add_argument("--plot", type=Path, metavar="F.svg", help="draw how fast copies to the device are, by size")
     batch_size_cli.add(commands)
     bench_cli.add(commands)
@@ -124,10 +129,11 @@ def main(argv: list[str] | None = None) -> int:
     return 2
 
 
-def _check(as_json: bool, plot: Path | None) -> int:
+def _check(json_path: Path | None, plot: Path | None) -> int:
     from . import files, machine
-    from .report import check, terminal
+    from .report import check, output, terminal
 
+    output.check(json_path)
     grant = machine.read()
     pinning, found = None, None
     if grant.gpus:
@@ -141,13 +147,14 @@ def _check(as_json: bool, plot: Path | None) -> int:
     if plot is not None and found is not None:
         files.write(plot, copies.svg(found))
     why = str(pinning) if pinning is not None else "pin_memory=False: there is no accelerator"
-    if as_json:
-        more = {"versions": check.versions(), "pin_memory": why, "copies": found and found.as_dict()}
-        print(json.dumps({**grant.as_dict(), **more}, indent=2))
-    else:
+
+    def show() -> None:
         print(check.render(grant, sys.stdout, why))
         if found is not None:
             print(f"\n{copies.text(found, terminal.width(sys.stdout))}")
+
+    more = {"versions": check.versions(), "pin_memory": why, "copies": found and found.as_dict()}
+    output.give({**grant.as_dict(), **more}, json_path, show)
     return 0
 
 

@@ -44,6 +44,7 @@ class Clock:
 
     __slots__ = (
         "__weakref__",
+        "_began",
         "_bounds",
         "_cpu",
         "_device",
@@ -53,6 +54,7 @@ class Clock:
         "_first",
         "_left",
         "_moved",
+        "_ready",
         "_resting",
         "_row",
         "_skipped",
@@ -80,7 +82,8 @@ class Clock:
         self._find_device = find_device
         self._device: DeviceWatch | None = None
         self.size = metrics.settings.get("batch_size") or 1
-        self._epoch = [0.0, 0.0, 0.0, 0.0]
+        self._epoch = [0.0] * 6
+        self._began = self._ready = _now()
         if len(metrics.by_epoch) < EPOCHS:
             metrics.by_epoch.append(self._epoch)
         self.times: list[float] = []
@@ -90,9 +93,19 @@ class Clock:
         self._left = self.settled = 0.0
         self._cpu: float | None = None
 
-    def started(self, seconds: float) -> None:
-        """The epoch began, and that took so long."""
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()  # whatever it hangs on may be copied or pickled, and then has none
+
+    def started(self, seconds: float, began: float | None = None) -> None:
+        """The epoch began, and that took so long.
+
+        Args:
+            seconds: that were waited for it.
+            began: when; what lies between that and now and is not in ``seconds`` is what stoker measured.
+        """
         m = self.metrics
+        self._ready = _now()
+        self._began = self._ready - seconds if began is None else began
         if m.left_at:
             m.between_s += max(0.0, _now() - seconds - m.left_at)
             m.left_at = 0.0
@@ -144,6 +157,7 @@ class Clock:
             self._stepped(asked - self._left)
         m.wait_s += now - asked
         m.ended, m.left_at = m.ended + 1, 0.0
+        self._reach(now)
         self._write()
         self.broken()
 
@@ -191,15 +205,23 @@ class Clock:
         epoch[2] += stepped
         if self._first:
             self._first = False
+            self._began += max(0.0, times[0] - self._ready)  # an iterator that was made long before it was asked
             m.first_wait_s += waits[0]
             epoch[3] += waits[0]
             del waits[0]
+        epoch[5] += samples
+        self._reach(left)
         add(m.step_bins, steps)
         add(m.wait_bins, waits)
         self._left = self.settled = left
         m.left_at = left if epoch[0] == 1 else 0.0
         self._write()
         self._moved(count, left)
+
+    def _reach(self, now: float) -> None:
+        """The epoch has lasted until now."""
+        self.metrics.loop_s += now - self._began - self._epoch[4]
+        self._epoch[4] = now - self._began
 
     def _stepped(self, seconds: float) -> None:
         self.metrics.step_s += seconds

@@ -124,6 +124,10 @@ class SlotCollate:
         finally:
             self.spent_ns = time.perf_counter_ns() - began
 
+    def cancel(self) -> None:
+        """What was collated is made once more, in the same slot."""
+        self._writer.cancel()
+
     def stack(self, batch: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
         """What ``default_collate`` calls for tensors: torch.stack, into the slot where there is one.
 

@@ -126,6 +126,14 @@ class DeviceIter:
         self._show(mark)
         return batch
 
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        """Another epoch, of an iterator whose workers stay."""
+        self._ahead.clear()
+        self._here.clear()
+        self._marks.clear()
+        self._end = None
+        self._it._reset(loader, first_iter)  # type: ignore[attr-defined]
+
     def _show(self, mark: Any) -> None:
         if self._place is not None:
             self._place.shown = mark

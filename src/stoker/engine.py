@@ -10,7 +10,6 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -21,25 +20,25 @@ from . import machine
 from .cursor import Cursor
 from .errors import StateError, StokerWarning
 from .faults import settings
-from .gather import Gather, select
+from .lifecycle import starts_processes
 from .metrics import LoaderMetrics
 from .objects import big
 from .options import AutoWorkers, Budget, Measured, parse_bytes
 from .pin.setup import Pinning
 from .resident import ResidentIter, resident
-from .stage import alone, batches, staged_in
+from .stage import alone, staged_in
 from .stateful import put
 
 logger = logging.getLogger(__name__)
 LEASE_SHARE = 4  # the consumer may keep a quarter of the granted memory in slots; beyond that batches are copied out
 BIG_BYTES = 64 << 20  # of Python objects in one container; what a worker may copy without being worth a word
-WORKER_BYTES = 32 << 20  # what a forked worker takes before any has been weighed
 SUPPORTED = sys.platform == "linux"
 if SUPPORTED:
     from .iterators import PoolIter
 if TYPE_CHECKING:
     from .randomness import Shadow
     from .state import State
+    from .tuning.place import Place
 
 torch_get_iterator = torch_loader.DataLoader._get_iterator
 
@@ -50,12 +49,15 @@ class LoaderState:
     Attributes:
         arenas, heaps: memory of the last worker processes, and threads, warm.
         metrics: the loader's numbers.
-        measured: what ``num_workers="auto"`` measured, once it has (``options.Measured``).
-        method: what ``worker_method="auto"`` measured, and why, once it has.
+        measured: what ``num_workers="auto"`` began with, once it has (``options.Measured``).
+        method: what ``worker_method="auto"`` came to, and why, once it has.
+        profile: what ``stoker tune`` kept of it, and words, once that was looked for.
         noticed: draws from process-wide random generators in worker threads.
         iterators: those that are alive.
         controller: what changes the count of ``num_workers="auto"`` while an epoch runs.
+        place: what decides whether there are any; None where that is settled.
         advised: its dataset has been looked through for lists that fork copies.
+        ignored: why settings have no effect, as it was said.
         pinning: what is kept of ``pin_memory`` between iterators.
         hold: the count was set by ``resize`` and is not to be tuned.
         rebuild: ``resize`` wants other workers in the next epoch.
@@ -74,12 +76,15 @@ class LoaderState:
         self.arenas: list[Any] = []
         self.heaps: list[Any] = []
         self.metrics = LoaderMetrics()
-        self.measured: Any = None
+        self.measured: Measured | None = None
         self.method: tuple[str, str] | None = None
+        self.profile: tuple[dict[str, Any] | None, str] | None = None
         self.noticed: Any = None
         self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()
         self.controller: Any = None
+        self.place: Place | None = None
         self.advised = False
+        self.ignored: set[str] = set()
         self.pinning = Pinning()
         self.hold = self.rebuild = False
         self.ledger: Any = None
@@ -110,23 +115,22 @@ class LoaderState:
         self.shards, self.task_seeds = 0, False
 
 
-_states: weakref.WeakKeyDictionary[Any, LoaderState] = weakref.WeakKeyDictionary()
+_states: dict[int, tuple[weakref.ref[Any], LoaderState]] = {}  # by identity: a subclass may compare by value
 
 
 def state_of(loader: Any) -> LoaderState:
     """The state of any loader, torch's own included."""
-    try:
-        state = _states.get(loader)
-        if state is None:
-            state = _states[loader] = LoaderState()
-    except TypeError:  # a subclass that compares by value cannot be hashed
-        state = loader.__dict__.setdefault("_stoker_state", LoaderState())
-    return state
+    key = id(loader)
+    found = _states.get(key)
+    if found is None or found[0]() is not loader:
+        pop = _states.pop  # a name of this module may be gone when the interpreter ends
+        found = _states[key] = weakref.ref(loader, lambda _: pop(key, None)), LoaderState()
+    return found[1]
 
 
 def budget(loader: Any = None) -> Budget:
     """What a loader's transport may take: a share of the memory that this process is granted, or what its user says."""
-    granted = machine.memory_granted()
+    granted = machine.memory_of_rank()
     asked = getattr(loader, "budget", None)
     if asked is None:
         return Budget(lease_bytes=granted // LEASE_SHARE, flight_bytes=granted // LEASE_SHARE)
@@ -219,7 +223,7 @@ def state_dict(loader: Any) -> dict[str, Any]:
     if state.cursor is None:
         state.first = iter(loader)
     if state.cursor is None:
-        raise StateError(f"with worker processes a loader's place can be saved on Linux, not on {sys.platform}")
+        raise StateError(f"this loader's place cannot be saved: {torch_serves(loader)}")
     return state.cursor.save().to_dict()
 
 
@@ -238,10 +242,23 @@ def load_state_dict(loader: Any, state_dict: dict[str, Any]) -> None:
     loader._iterator = None
 
 
+def torch_serves(loader: Any) -> str:
+    """Why workers of a loader are torch's own; "" where they are stoker's."""
+    if not SUPPORTED:
+        return f"stoker's workers are there on Linux, not on {sys.platform}"
+    context = loader.multiprocessing_context
+    if getattr(loader, "worker_method", "process") != "thread" and not starts_processes(context):
+        return settings.FOREIGN.format(type(context).__name__)
+    return ""
+
+
 def _iterator(loader: Any, cursor: Cursor) -> Any:
     if getattr(loader, "debug", False) or os.environ.get("STOKER_DEBUG") == "1":
         from .debug import DebugIter
 
+        _warn_ignored(
+            loader, "what fails is raised, and nothing is timed, with debug=True", "on_error", "sample_timeout"
+        )
         return DebugIter(loader, cursor)
     state = state_of(loader)
     if state.pinning.auto:
@@ -256,26 +273,34 @@ def _iterator(loader: Any, cursor: Cursor) -> Any:
             alone(loader.dataset)
     there = resident(loader)
     if there is not None:
+        why = "batches are made in this process, where the data lies on a device"
+        _warn_ignored(loader, why, "worker_init_fn", "timeout", "sample_timeout")
         return ResidentIter(loader, there, cursor)
-    if loader.num_workers == 0:
-        from .inline import GuardedIter, InlineIter
+    method = str(getattr(loader, "worker_method", "process"))
+    torchs = torch_serves(loader)
+    auto = isinstance(loader.num_workers, AutoWorkers) and not torchs
+    if auto or (method == "auto" and loader.num_workers and not torchs):
+        from .tuning import auto as tuned  # for those who ask
 
+        if method == "auto":
+            method = tuned.method(loader, state)
+        if auto:
+            tuned.begin(loader, state, method)
+    later = None if state.place is None or not state.place.here else (state.place.workers, state.place.prefetch or 2)
+    if loader.num_workers == 0 and later is None:
+        from .inline import GuardedIter, InlineIter, gathered
+
+        _warn_ignored(loader, "without workers there is one batch at a time", "budget")
         it: Any = InlineIter(loader, cursor) if faults is None else GuardedIter(loader, cursor, *faults)
-        if Gather.fits(it._dataset, it._collate_fn, it._auto_collation):
-            it._dataset_fetcher.fetch = Gather(it._dataset, it._dataset_fetcher.fetch)
-        elif it._auto_collation and staged is not None:
-            it._dataset_fetcher.fetch = batches(it._dataset, it._collate_fn, select, it._collate_fn)
+        fetcher = it._dataset_fetcher
+        fetcher.fetch = gathered(it._dataset, it._auto_collation, it._collate_fn, fetcher.fetch) or fetcher.fetch
         return it
-    if not SUPPORTED:
+    if torchs:
         if cursor.saved is not None:
-            raise StateError(f"with worker processes a run is taken up again on Linux, not on {sys.platform}")
+            raise StateError(f"no run can be taken up again: {torchs}")
         return torch_get_iterator(loader)
     state.here()
     limits = budget(loader)
-    method = _method(loader, state, limits)
-    if isinstance(loader.num_workers, AutoWorkers) and state.measured is None:
-        state.measured = _measured(loader, state, limits, method)
-        loader.num_workers = AutoWorkers(state.measured.workers)
     if not isinstance(loader.num_workers, AutoWorkers):
         loader.check_worker_number_rationality()
     if method == "process" and not state.advised and hasattr(loader, "worker_method"):
@@ -300,25 +325,21 @@ def _iterator(loader: Any, cursor: Cursor) -> Any:
         locker,
         faults=faults,
         known=state.known if threads is None and settings.restarts(loader) else None,
+        make=tuned.maker(loader, state, cursor) if auto else None,
+        later=later,
     )
     state.iterators.add(it)
-    if isinstance(loader.num_workers, AutoWorkers) and loader._dataset_kind == _DatasetKind.Map and not state.hold:
-        it.tune(_tuner(loader, state), state.controller.coalesce)
+    if auto and loader._dataset_kind == _DatasetKind.Map and not state.hold:
+        it.tune(tuned.tuner(loader, state), state.controller.coalesce)
     return it
 
 
-def _measured(loader: Any, state: LoaderState, limits: Budget, method: str) -> Measured:
-    """The count to begin with: what ``stoker tune`` found for this very loader, else a short measurement."""
-    from .tuning import probe, profile
-
-    found, words = profile.find(loader)
-    if words:
-        state.metrics.decisions.append(words)
-        (logger.info if found else logger.warning)(words)
-    if found is None or not isinstance(found.get(method), int):
-        return probe.measure(loader, limits, method)
-    n = max(1, min(found[method], machine.workers_bound(WORKER_BYTES)[0]))
-    return Measured(n, {n: float(found.get("rate", 0.0))}, reason=f"{n} workers: {words}")
+def _warn_ignored(loader: Any, why: str, *names: str) -> None:
+    """Says once which settings have no effect, and why."""
+    state, found = state_of(loader), settings.ignored(loader, *names)
+    if found and why not in state.ignored:
+        state.ignored.add(why)
+        warnings.warn(f"No effect here: {found}. The reason: {why}.", StokerWarning, stacklevel=8)
 
 
 def _advise(dataset: Any) -> None:
@@ -331,58 +352,3 @@ def _advise(dataset: Any) -> None:
             StokerWarning,
             stacklevel=5,
         )
-
-
-def _tuner(loader: Any, state: LoaderState) -> Callable[[int], tuple[str, int] | None]:
-    """What changes the count, and how far ahead workers work, while an epoch runs."""
-    from .tuning.limits import per_core
-    from .tuning.online import Controller
-
-    before = [0, 0]
-
-    def most() -> int:
-        m = state.metrics
-        cores = machine.cores_granted()
-        cpu, wall = m.cpu_ns, m.fetch_ns + m.collate_ns + m.transport_ns
-        busy = (cpu - before[0]) / max(1, wall - before[1])  # since the last look
-        before[:] = cpu, wall
-        each = max(m.worker_pss.values(), default=WORKER_BYTES)
-        return min(per_core(1 - busy) * cores, max(1, machine.workers_bound(each)[0]))
-
-    if state.controller is None:
-        ahead = max(loader.prefetch_factor, getattr(loader, "_ahead", 0))
-        state.controller = Controller(int(loader.num_workers), most, bool(state.measured.rates), ahead)
-    controller = state.controller
-    controller.begin(0)
-    ref = weakref.ref(loader)
-
-    def step(waited_ns: int) -> tuple[str, int] | None:
-        decision = controller.step(waited_ns)
-        loader = ref()
-        if decision is None or loader is None or state.hold:
-            return None
-        logger.info(decision.reason)
-        state.metrics.decisions.append(decision.reason)
-        if decision.knob == "num_workers":
-            loader.num_workers = AutoWorkers(decision.value)
-        elif decision.knob == "prefetch_factor":
-            loader.prefetch_factor = decision.value
-        return decision.knob, decision.value
-
-    return step
-
-
-def _method(loader: Any, state: LoaderState, limits: Budget) -> str:
-    """The kind of workers; "auto" is measured once."""
-    asked: str = getattr(loader, "worker_method", "process")
-    if asked != "auto":
-        return asked
-    if state.method is None:
-        from .tuning.method import choose
-
-        why = settings.only_processes(loader)
-        state.method = ("process", why) if why else choose(loader, limits)
-        words = f"worker_method={state.method[0]!r}: {state.method[1]}"
-        logger.info(words)
-        state.metrics.decisions.append(words)
-    return state.method[0]

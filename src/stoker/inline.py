@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
@@ -11,10 +12,12 @@ from .blame import note
 from .cursor import Cursor
 from .faults.guard import Guard
 from .faults.policy import NOTHING, OnError, Partial
+from .gather import Gather, select
 from .nesting import pin
 from .seeding import seed_here, unchanged
-from .stage import is_plain, parts, put_back, skip, state_of
+from .stage import batches, is_plain, parts, put_back, skip, state_of
 from .stateful import is_stateful, noted, put, read
+from .task_seeds import ObjectSeeds, run_here
 
 if TYPE_CHECKING:
     from .faults.ledger import Ledger
@@ -45,6 +48,9 @@ class InlineIter(_SingleProcessDataLoaderIter):
         cursor.lives_on, cursor.workers = True, 0
         cursor.adopt(self)
         self._cursor, self._task_seeds = cursor, cursor.task_seeds
+        self._own: ObjectSeeds | None = None
+        if cursor.task_seeds and loader._dataset_kind == _DatasetKind.Map:
+            self._own = ObjectSeeds(loader.dataset, loader.collate_fn)
         fetcher = self._dataset_fetcher
         inner = getattr(fetcher, "dataset_iter", None)
         if state is not None and inner is not None:
@@ -76,9 +82,8 @@ class InlineIter(_SingleProcessDataLoaderIter):
         try:
             index = cursor.take(self._sampler_iter)
             if self._task_seeds:
-                with unchanged():
-                    seed_here(cursor.base_seed, cursor.epoch, cursor.next)
-                    data = self._fetched(index)
+                place = cursor.base_seed, cursor.epoch, cursor.next
+                data = run_here(self._own, *place, functools.partial(self._fetched, index))
             else:
                 data = self._fetched(index)
         except StopIteration:
@@ -101,6 +106,32 @@ class InlineIter(_SingleProcessDataLoaderIter):
         return self._cursor.save().to_dict()
 
 
+def here(
+    dataset: Any, auto_collation: bool, collate_fn: Any, drop_last: bool, cursor: Cursor
+) -> Callable[[int, Any], Any]:
+    """Makes batches of a map-style dataset in this process, by number and indices, as any worker would make them."""
+    fetch = _DatasetKind.create_fetcher(_DatasetKind.Map, dataset, auto_collation, collate_fn, drop_last).fetch
+    fetch = gathered(dataset, auto_collation, collate_fn, fetch) or fetch
+    own: ObjectSeeds | None = None
+
+    def make(number: int, indices: Any) -> Any:
+        nonlocal own
+        if isinstance(fetch, Gather):  # which draws nothing
+            return fetch(indices)
+        if own is None:
+            own = ObjectSeeds(dataset, collate_fn)
+        return run_here(own, cursor.base_seed, cursor.epoch, number, functools.partial(fetch, indices))
+
+    return make
+
+
+def gathered(dataset: Any, auto_collation: bool, collate_fn: Any, fetch: Any) -> Callable[[Any], Any] | None:
+    """What makes whole batches of a dataset that can be asked for them; else None."""
+    if Gather.fits(dataset, collate_fn, auto_collation):
+        return Gather(dataset, fetch)
+    return batches(dataset, collate_fn, select, collate_fn) if auto_collation else None
+
+
 class GuardedIter(InlineIter):
     """The same for a loader with a policy for samples that fail.
 
@@ -120,8 +151,13 @@ class GuardedIter(InlineIter):
 
     def _fetched(self, index: Any) -> Any:
         place = self._cursor.base_seed, self._cursor.epoch, self._cursor.next
-        self._guard.begin(*place, functools.partial(seed_here, *place) if self._task_seeds else None)
+        self._guard.begin(*place, functools.partial(self._seed_again, *place) if self._task_seeds else None)
         return self._guard(index)
+
+    def _seed_again(self, base_seed: int, epoch: int, task: int) -> None:
+        seed_here(base_seed, epoch, task)
+        if self._own is not None:
+            self._own.seed(base_seed, epoch, task)
 
     def _next_data(self) -> Any:
         while True:

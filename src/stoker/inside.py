@@ -14,11 +14,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from . import machine
 from .looks import Looks
 from .stacks import known_getters, known_transforms
 
 ROW_BYTES = 8192
-KEYS = {"pid", "bins", "stacks", "helpers", "slow", "kernel", "seconds"}
+KEYS = {"pid", "bins", "stacks", "helpers", "slow", "kernel", "seconds", "own"}
+WEIGH_S = 2.0  # between two readings of a worker's own memory, which take milliseconds each
+WEIGHED = 24  # of them; after that every other one is dropped
+SERIES = 8  # workers whose memory is kept, those that grew most
 WRITE_S, MAIN_WRITE_S = 0.2, 1.0  # a worker may end at any moment
 SHORT_S = 1e-3  # a task in the main process; a look at it would cost the script more than it could say
 TOP = 16  # lines of code that are kept
@@ -68,6 +72,8 @@ class Inside:
         self._start = kernel()
         self._written, self._write_s = 0.0, WRITE_S
         worker = multiprocessing.parent_process() is not None
+        self._own: list[list[float]] = []
+        self._weighed = 0.0 if worker else math.inf
         self.looks = Looks(threading.get_ident(), threading.get_native_id(), alone=worker)
         if not worker:
             self.looks.least_s, self._write_s = SHORT_S, MAIN_WRITE_S
@@ -93,8 +99,10 @@ class Inside:
     def write(self) -> None:
         """Hands over what is known. A reader finds all of it or nothing."""
         add(self._bins, self._took)
+        self._weigh()
         top = sorted(self.looks.counts.items(), key=lambda kv: -sum(kv[1]))[:TOP]
         now = kernel()
+        now["cpu_ns"] -= int(self.looks.cpu_s * 1e9)  # the looks are not the dataset's threads
         text = json.dumps(
             {
                 "pid": os.getpid(),
@@ -104,6 +112,7 @@ class Inside:
                 "slow": dict(sorted(self.looks.slow.items(), key=lambda kv: -kv[1])[:8]),
                 "kernel": {k: now[k] - self._start[k] for k in now},
                 "seconds": time.monotonic() - self._began,
+                "own": self._own,
             },
             separators=(",", ":"),
         ).encode()
@@ -111,6 +120,16 @@ class Inside:
             self._row[:4] = bytes(4)
             self._row[4 : 4 + len(text)] = text
             self._row[:4] = len(text).to_bytes(4, "little")
+
+    def _weigh(self) -> None:
+        """Notes what this worker has of its own, now and then."""
+        now = time.monotonic()
+        if now - self._weighed < WEIGH_S:
+            return
+        self._weighed = now
+        self._own.append([round(now - self._began, 1), machine.private()])
+        if len(self._own) > WEIGHED:
+            del self._own[1:-1:2]
 
 
 def read(row: Any) -> dict[str, Any] | None:
@@ -148,7 +167,10 @@ def merge(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     sums: dict[str, int] = {}
     helpers = [0, 0, 0]
     seconds = 0.0
+    own: list[list[list[float]]] = []
     for record in records:
+        # A record is of one process, or of several that were merged before.
+        own += record["own"] if "pid" not in record else [record["own"]] if record["own"] else []
         helpers = [a + b for a, b in zip(helpers, record["helpers"], strict=True)]
         for b, n in record["bins"].items():
             bins[int(b)] = bins.get(int(b), 0) + n
@@ -169,6 +191,30 @@ def merge(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
         "slow": slow,
         "kernel": sums,
         "seconds": seconds,
+        "own": sorted(own, key=lambda series: series[0][1] - series[-1][1])[:SERIES],
+    }
+
+
+def minus(record: dict[str, Any], before: dict[str, Any]) -> dict[str, Any] | None:
+    """A process' account without what it said before; None where nothing is new."""
+    if record["seconds"] <= before["seconds"]:
+        return None
+    old = {tuple(key): count for *key, ran, waited in before["stacks"] for count in [(ran, waited)]}
+    stacks = []
+    for *key, ran, waited in record["stacks"]:
+        was = old.get(tuple(key), (0, 0))
+        stacks.append([*key, max(0, ran - was[0]), max(0, waited - was[1])])
+    counts = {
+        name: {k: n - before[name].get(k, 0) for k, n in record[name].items() if n > before[name].get(k, 0)}
+        for name in ("bins", "slow")
+    }
+    return {
+        **record,
+        **counts,
+        "kernel": {k: n - before["kernel"].get(k, 0) for k, n in record["kernel"].items()},
+        "stacks": [row for row in stacks if row[3] or row[4]],
+        "helpers": [a - b for a, b in zip(record["helpers"], before["helpers"], strict=True)],
+        "seconds": record["seconds"] - before["seconds"],
     }
 
 

@@ -20,12 +20,15 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _sharding_worker_init_fn
 
+from . import paths
 from .errors import StokerWarning
 from .faults.policy import NOTHING, Failure, OnError, Partial
+from .handles import opened
 from .metrics import LoaderMetrics
 from .nesting import pin
-from .objects import Look, culprit
+from .objects import Look
 from .options import AutoWorkers, Budget, Knobs
+from .picklable import culprit
 from .pin.locked import Locker
 from .pin.thread import PinnedPool
 from .pressure import Pressure
@@ -70,6 +73,8 @@ class PoolIter(_BaseDataLoaderIter):
         faults: what to do about samples that fail, and the account of them; None: torch's way.
         known: samples that kill workers, by index, where another worker takes the place of one that dies; None: that
             is an error, as in torch.
+        make: makes the batch of a task, by number and indices, in this process; None: that is left to workers.
+        later: workers, and batches in flight for each, should any be wanted: the epoch begins without.
     """
 
     def __init__(
@@ -84,12 +89,16 @@ class PoolIter(_BaseDataLoaderIter):
         locker: Locker | None = None,
         faults: tuple[OnError, Ledger] | None = None,
         known: dict[Any, Failure] | None = None,
+        make: Callable[[int, Any], Any] | None = None,
+        later: tuple[int, int] | None = None,
     ) -> None:
         saved, self._cursor, self._locker = cursor.saved, cursor, locker
         self._process = os.getpid()
         with cursor.quiet():
             super().__init__(loader)
-        if not loader.prefetch_factor:
+        if later is not None:
+            self._num_workers = later[0]
+        elif not loader.prefetch_factor:
             raise AssertionError("prefetch_factor must be greater than 0 to load in worker processes")
         every = getattr(loader, "snapshot_every_n_steps", None)
         iterable = self._dataset_kind == _DatasetKind.Iterable
@@ -117,7 +126,8 @@ class PoolIter(_BaseDataLoaderIter):
                 StokerWarning,
                 stacklevel=5,
             )
-        knobs = self._knobs_of(loader, parts_there, threads is not None)
+        prefetch = loader.prefetch_factor if later is None else later[1]
+        knobs = self._knobs_of(loader, parts_there, prefetch, threads is not None)
         spec = replace(
             self._spec_of(loader, knobs),
             num_workers=workers_there,
@@ -136,7 +146,7 @@ class PoolIter(_BaseDataLoaderIter):
         else:
             try:
                 context = loader.multiprocessing_context or torch.multiprocessing
-                workers, spec = start(spec, context, budget, arenas, locker, fixed)
+                workers, spec = start(spec, context, budget, arenas, locker, fixed, later is not None)
             except (TypeError, AttributeError, pickle.PicklingError) as e:
                 warnings.warn(PICKLE_HINT, stacklevel=2)
                 raise _named(e, spec) from e
@@ -156,6 +166,8 @@ class PoolIter(_BaseDataLoaderIter):
             pinned = PinnedPool(workers, self._pin_memory_device)
             self._pin_memory_thread = pinned.thread
             pool = pinned
+            if make is not None:
+                make = _then_pinned(make, self._pin_memory_device)
         if shards:
             from .workers.shards import ShardPool
 
@@ -168,16 +180,18 @@ class PoolIter(_BaseDataLoaderIter):
             restarts = Restarts(workers, spec, known, metrics)
         self._first_epoch = 0 if saved is None else saved.epoch
         self._look_worn = False
-        self._scheduler = Scheduler(pool, knobs, metrics, budget, restarts)
+        self._scheduler = Scheduler(pool, knobs, metrics, budget, restarts, make)
+        if later is not None:
+            self._scheduler.here(leave=False)
         self._pressure = Pressure(_steps(self._scheduler, workers, pool, locker), metrics.decisions.append)
         self._look = Look(self._dataset) if knobs.persistent and not one_dataset else None
         self._reset(loader, first_iter=True)
 
-    def _knobs_of(self, loader: Any, n: int, threads: bool) -> Knobs:
+    def _knobs_of(self, loader: Any, n: int, prefetch: int, threads: bool) -> Knobs:
         auto, is_map = isinstance(loader.num_workers, AutoWorkers), self._dataset_kind == _DatasetKind.Map
         return Knobs(
             num_workers=n,
-            prefetch_factor=loader.prefetch_factor,
+            prefetch_factor=prefetch,
             in_order=getattr(loader, "in_order", True),  # torch < 2.6 has no such argument
             persistent=loader.persistent_workers,
             timeout=loader.timeout,
@@ -192,6 +206,8 @@ class PoolIter(_BaseDataLoaderIter):
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
         every, saved = getattr(loader, "snapshot_every_n_steps", None), self._cursor.saved
+        if knobs.task_seeds:
+            paths.libraries()  # looked up once here, and not in each worker that looks for generators
         return WorkerSpec(
             kind=self._dataset_kind,
             dataset=self._dataset,
@@ -260,6 +276,17 @@ class PoolIter(_BaseDataLoaderIter):
         """Whether the next batch is there, so that asking for it does not wait."""
         return self._scheduler.ready()
 
+    def opened(self) -> str:
+        """A file or connection that its workers have opened and keep, or why that cannot be said; "" for none."""
+        if self._scheduler.stopped:
+            return ""
+        if self._scheduler.ending:
+            return "perhaps something, for its workers are leaving"
+        try:
+            return opened([p.pid for p in self._workers])
+        except OSError as e:
+            return str(e)
+
     def tune(self, tuner: Callable[[int], tuple[str, int] | None], coalesce: int) -> None:
         """Asks ``tuner`` at each delivery, and begins where it is. See ``Scheduler``."""
         self._scheduler.tuner = tuner
@@ -322,6 +349,10 @@ class PoolIter(_BaseDataLoaderIter):
         self._close()
 
 
+def _then_pinned(make: Callable[[int, Any], Any], device: str | None) -> Callable[[int, Any], Any]:
+    return lambda number, indices: pin(make(number, indices), device)
+
+
 def _steps(
     scheduler: Scheduler, workers: ProcessPool | ThreadPool, pool: Pool, locker: Locker | None
 ) -> list[Callable[[], str]]:
@@ -351,7 +382,7 @@ def _steps(
 
     def fewer() -> str:
         n = scheduler.num_workers - 1
-        if not n or not scheduler.shared:
+        if n < 1 or not scheduler.shared:
             return ""
         scheduler.resize(n)
         return f"{n} workers instead of {n + 1}"

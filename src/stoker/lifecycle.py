@@ -1,4 +1,4 @@
-"""The one order in which everything is torn down.
+"""Processes: what starts them, and the one order in which everything is torn down.
 
 Told to leave (stop flag, STOP record, end of pipes) -> joined under one deadline for all -> SIGTERM -> SIGKILL. Slots
 need no step of their own: their memory is anonymous and goes with the last mapping.
@@ -12,10 +12,30 @@ import select
 import signal
 import time
 from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 LEAVE_S = 5.0  # for all workers together; a sample that is being loaded may end in that time. torch: 5 s for each
 TERM_S = 1.0  # between SIGTERM and SIGKILL; nothing of the user's is left to be saved then
+
+
+def starts_processes(context: Any) -> bool:
+    """Whether a multiprocessing context starts processes by fork, spawn or forkserver. Others may start anything: in
+    MONAI's ``ThreadDataLoader(use_thread_workers=True)`` a ``Process`` is a thread.
+
+    Args:
+        context: of a loader; None stands for ``torch.multiprocessing``.
+    """
+    if context is None:
+        return True
+    process = getattr(context, "Process", None)
+    known = method_of(context) in ("fork", "spawn", "forkserver")
+    return known and isinstance(process, type) and issubclass(process, BaseProcess)
+
+
+def method_of(context: Any) -> str:
+    """By which method a multiprocessing context starts processes."""
+    return str(getattr(context, "get_start_method", lambda: "")())
 
 
 def alive(process: Any) -> bool:

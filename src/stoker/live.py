@@ -59,7 +59,9 @@ class Stages:
         self._memory = mmap.mmap(-1, MAX_WORKERS * COLUMNS * 8)
         self._rows = memoryview(self._memory).cast("q")
         self._texts = memoryview(mmap.mmap(-1, MAX_WORKERS * inside.ROW_BYTES))
+        self._writes = memoryview(mmap.mmap(-1, MAX_WORKERS))  # which of the texts have a writer
         self._records: dict[int, dict[str, Any]] = {}
+        self._before: dict[int, dict[str, Any]] = {}  # what they were at ``restart``
         self._inside: tuple[int, Inside] | None = None
         self._seen = [0] * (COLUMNS - 1)
         self._metrics = metrics
@@ -69,9 +71,9 @@ class Stages:
     def inside(self, worker: int | None, dataset: Any, collate: Any) -> Inside:
         """This process' account of its tasks."""
         if self._inside is None or self._inside[0] != os.getpid():
-            at = min(worker or 0, MAX_WORKERS - 1) * inside.ROW_BYTES
-            row = self._texts[at : at + inside.ROW_BYTES]
-            self._inside = os.getpid(), Inside(row, dataset, collate)
+            number = min(worker or 0, MAX_WORKERS - 1)
+            self._writes[number] = 1
+            self._inside = os.getpid(), Inside(self._text(number), dataset, collate)
         return self._inside[1]
 
     def end(self) -> None:
@@ -94,6 +96,19 @@ class Stages:
                 self._weighed = now
                 rows[at + COLUMNS - 1] = machine.pss()
 
+    def restart(self) -> None:
+        """What the tasks so far were like does not count any more."""
+        self.collect()
+        self._before = dict(self._records)
+        m = self._metrics
+        m.tasks = m.fetch_ns = m.collate_ns = m.transport_ns = m.cpu_ns = 0
+        m.inside = {}
+        m.step_bins.clear()
+        m.wait_bins.clear()
+
+    def _text(self, number: int) -> memoryview:
+        return self._texts[number * inside.ROW_BYTES : (number + 1) * inside.ROW_BYTES]
+
     def collect(self) -> None:
         """Moves what came in since to the loader's numbers."""
         if self.held is not None:
@@ -106,11 +121,11 @@ class Stages:
         m.collate_ns += collate
         m.cpu_ns += cpu
         m.tasks += tasks
-        for at in range(0, len(self._texts), inside.ROW_BYTES):
-            record = inside.read(self._texts[at : at + inside.ROW_BYTES])
-            if record is None:
-                break  # workers are numbered from 0
-            self._records[record["pid"]] = record
-        if self._records:
-            m.inside = inside.merge(self._records.values())
+        for number in range(MAX_WORKERS):
+            record = inside.read(self._text(number)) if self._writes[number] else None
+            if record is not None:
+                self._records[record["pid"]] = record
+        new = [inside.minus(r, self._before[p]) if p in self._before else r for p, r in self._records.items()]
+        if new:
+            m.inside = inside.merge(r for r in new if r is not None)
         m.worker_pss.update({i: n for i, n in enumerate(self._rows[COLUMNS - 1 :: COLUMNS]) if n})

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
+import inspect
 import operator
 import os
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch.utils.data
@@ -18,11 +17,11 @@ from torch.utils.data.sampler import Sampler
 from . import engine, machine
 from .chunks import ChunkSampler
 from .device import ahead, checked
-from .engine import SUPPORTED, WORKER_BYTES, get_iterator, state_of, torch_get_iterator
+from .engine import SUPPORTED, get_iterator, state_of
 from .errors import BudgetError, UsageError
 from .faults import settings
 from .faults.policy import QUARANTINE
-from .options import AutoWorkers, Measured, parse_bytes
+from .options import AutoWorkers, Measured, Workers, parse_bytes
 from .resident import settled
 from .source import FeistelSampler
 
@@ -41,17 +40,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     Args:
         dataset: map- or iterable-style dataset.
-        num_workers: as torch's; or ``"auto"``: measured when the first iterator is made (map-style datasets with one of
-            torch's samplers), else a first guess: as many as cores are granted, and one for an iterable dataset, which
-            only itself knows how to shard. With ``"auto"`` random state is set per task, so the count cannot change a
-            batch. The attribute reads as an int, before measuring as the first guess.
+        num_workers: as torch's; or ``"auto"``: what ``stoker tune`` found, else a first guess: as many as cores are
+            granted, divided among the ranks of the node; one for an iterable dataset, which only itself knows how to
+            shard. It changes while an epoch runs; where batches are tiny it comes to 0. With ``"auto"`` random state is
+            set per task, so the count cannot change a batch. The attribute reads as an int.
         shuffle: as torch's; or ``"feistel"``: a ``FeistelSampler``, for datasets so long that torch's order, drawn as a
             whole, takes seconds and gigabytes; or ``"chunks"``: a ``ChunkSampler``, for datasets larger than memory:
             64 chunks at a time are shuffled together and read ahead. ``sampler=ChunkSampler(dataset, ...)`` says more.
         worker_method: "process", "thread" or "auto". Threads share one dataset, start at once and pickle nothing; they
             pay where samples are made by code that releases the GIL. ``get_worker_info().rng`` has their random
-            generators. "auto" measures both when the first iterator is made and says why in the log and in
-            ``stoker run``'s report; it takes processes where threads would not be safe or reproducible.
+            generators. "auto" takes threads where ``stoker tune`` found them faster, else processes; it says why in
+            the log and in ``stoker run``'s report.
         budget: memory for batches that are made ahead, and as much again for those that the consumer keeps: bytes,
             ``"4GB"``, or a share of the memory granted (0.5). None: a quarter of the memory granted for each.
         device: batches lie there when they are handed out, copied ahead beside what is computed
@@ -74,7 +73,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             another draw then.
         task_seeds: random state is set before each task from (base seed, epoch, task), as with ``num_workers="auto"``,
             so that random augmentation does not depend on the workers, their number or kind, or on where a run was
-            resumed. Without workers too. See ``state_dict``.
+            resumed. Without workers too. It reaches generators that a map-style dataset and the collate function hold.
+            See ``state_dict``.
         snapshot_every_n_steps: how often a worker says the state of a dataset that has one (``state_dict()``): every so
             many of its batches; 0 or None never, and then samples are read again when a run is resumed.
         prefetch_factor: batches made ahead per worker, as torch's; with ``num_workers="auto"`` and None up to 8 while
@@ -159,7 +159,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if isinstance(num_workers, str) and num_workers.strip().lower() == "auto":  # other words get torch's error
             if num_workers != "auto":
                 raise UsageError(f'num_workers={num_workers!r}: a whole number, or "auto"')
-            num_workers = AutoWorkers(first_guess(dataset))
+            num_workers = AutoWorkers(0)
+        if isinstance(num_workers, AutoWorkers) and not num_workers:  # or of a loader that came to have none
+            from .tuning.limits import cores_here
+
+            num_workers = AutoWorkers(1 if isinstance(dataset, torch.utils.data.IterableDataset) else cores_here())
         if isinstance(shuffle, str) and shuffle not in SHUFFLES:
             words = " or ".join(f'"{word}"' for word in SHUFFLES)
             raise UsageError(f"shuffle takes True, False, None, {words}, not {shuffle!r}")
@@ -204,6 +208,23 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if batch_sampler is None and self.batch_sampler is not None:
             self.batch_sampler._stoker_default = True  # type: ignore[attr-defined]
         settings.check(self)
+        self.num_workers = self.num_workers  # with all settings there are now
+        from .installation import follow
+
+        follow()
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers. Frameworks that build a loader of torch's from this one's attributes take it along."""
+        return self.__dict__["num_workers"]  # type: ignore[no-any-return]
+
+    @num_workers.setter
+    def num_workers(self, n: Any) -> None:
+        held = self.__dict__
+        own = {name: held[name] for name in (*OWN, "_ahead") if name in held}
+        if "pin_memory" in held and state_of(self).pinning.auto:
+            own["pin_memory"] = "auto"
+        held["num_workers"] = Workers.carrying(n, own, held.get("dataset")) if isinstance(n, int) else n
 
     @property
     def shuffle(self) -> bool | str | None:
@@ -310,7 +331,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             raise UsageError(
                 f"resize({num_workers}) in a worker: only the process that iterates the loader can do that"
             )
-        each = max(state.metrics.worker_pss.values(), default=WORKER_BYTES)
+        each = max(state.metrics.worker_pss.values(), default=machine.WORKER_BYTES)
         most, why = machine.workers_bound(each)
         if num_workers > most:
             raise BudgetError(f"resize({num_workers}): at most {most} workers fit here: {why}")
@@ -319,8 +340,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 self.prefetch_factor = 2
             self.num_workers, state.rebuild = num_workers, True
             return
-        self.num_workers = AutoWorkers(num_workers)
-        state.measured = Measured(num_workers, reason=f"resize({num_workers})")
+        if self.prefetch_factor is None:
+            self.prefetch_factor = 2 if state.place is None else state.place.prefetch
+        self.num_workers, state.place = AutoWorkers(num_workers), None
+        state.measured = Measured(num_workers, f"resize({num_workers})")
         state.hold = True
         if self._dataset_kind == _DatasetKind.Map:
             for it in list(state.iterators):
@@ -354,46 +377,9 @@ def _once(batch_size: int | None, shuffle: Any, sampler: Any, batch_sampler: Any
     return batch_size, shuffle, sampler, batch_sampler
 
 
-def first_guess(dataset: Any) -> int:
-    """Workers before anything was measured: one a core granted; one for an iterable dataset, which may not shard."""
-    return 1 if isinstance(dataset, torch.utils.data.IterableDataset) else machine.cores_granted()
-
-
-_installs = 0
-_install_lock = threading.Lock()
-
-
-def install() -> None:
-    """Puts stoker's engine behind ``torch.utils.data.DataLoader`` itself, for code that makes its own loaders.
-
-    Loaders that exist already are included from their next iterator on. Settings are left as they are. Calls nest:
-    each wants its ``uninstall``.
-    """
-    global _installs
-    with _install_lock:
-        _installs += 1
-        torch_loader.DataLoader._get_iterator = get_iterator  # type: ignore[method-assign, assignment]
-
-
-def uninstall() -> None:
-    """Takes one ``install`` back. Iterators that exist go on with the engine they have. Without an install: nothing."""
-    global _installs
-    with _install_lock:
-        _installs = max(0, _installs - 1)
-        if not _installs:
-            torch_loader.DataLoader._get_iterator = torch_get_iterator  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def installed() -> Iterator[None]:
-    """``install`` for the length of a ``with`` block.
-
-    Example:
-        >>> with installed():
-        ...     batches = list(torch.utils.data.DataLoader(range(4), num_workers=1))
-    """
-    install()
-    try:
-        yield
-    finally:
-        uninstall()
+# The arguments that torch's class does not have.
+OWN = {
+    name: p.default
+    for name, p in inspect.signature(DataLoader.__init__).parameters.items()
+    if name not in (*inspect.signature(torch_loader.DataLoader.__init__).parameters, "in_order")
+}

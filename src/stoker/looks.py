@@ -27,7 +27,8 @@ from collections import deque
 from types import CodeType, FrameType
 from typing import Any, ClassVar
 
-from .stacks import DECODERS, DECODES, TORCH_COLLATE, is_users, library, listed_in, short, transform_of
+from . import paths
+from .stacks import DECODES, decoder, listed_in, short, transform_of
 
 INTERVAL_S = 0.01
 ENOUGH, BURST = 200, 10  # looks before the first rest, for what they have not shown is rare; looks before the next
@@ -69,6 +70,7 @@ class Looks:
         slow: looks by such an index.
         asked: the thread is to note where it is.
         total: looks so far.
+        cpu_s: CPU seconds of the thread that looks.
         helpers: looks at which the fetching thread waited while other threads of its process were at work; those
             threads, summed; and how often the interpreter's lock, let go for ``YIELD_S``, did not come back at once: a
             thread that computes in Python keeps it for a switch interval.
@@ -84,6 +86,7 @@ class Looks:
         self.slow_s = math.inf
         self.slow: dict[str, int] = {}
         self.helpers = [0, 0, 0]
+        self.cpu_s = 0.0
         self._native, self._alone = native, alone
         self._usual_s = sys.getswitchinterval()
         self.asked = False
@@ -116,6 +119,7 @@ class Looks:
                     self._look()
                 while self._notes:
                     self._count(self._notes.popleft())
+                self.cpu_s = time.thread_time()
         self._switch(SWITCH_S, self._usual_s)
         os.close(self._stat)
 
@@ -205,18 +209,19 @@ class Looks:
             listed: see ``stacks.listed_in``.
         """
         codes = [code for code, _ in stack]
-        own, number = next((at for at in stack if is_users(at[0].co_filename)), stack[0])
+        own, number = next((at for at in stack if paths.is_users(at[0].co_filename)), stack[0])
         number = number or own.co_firstlineno
         line = f"{short(own.co_filename)}:{number}"
+        torch_collate = paths.torch_file("utils", "data", "_utils", "collate.py")
         for code in codes:
-            if code.co_filename.endswith(TORCH_COLLATE) or (self.collate and code is self.collate):
+            if code.co_filename == torch_collate or (self.collate and code is self.collate):
                 return "collate", code.co_name, line
         name = transform_of(codes, self.transforms, listed)
         if name:
             return "transform", name, line
         for code in codes:
-            if DECODERS.search(code.co_filename):
-                return "decode", library(code.co_filename), line
+            if decoder(code.co_filename):
+                return "decode", decoder(code.co_filename), line
         found = DECODES.search(linecache.getline(own.co_filename, number))
         if found:
             return "decode", found[1], line

@@ -8,9 +8,11 @@ read from files and takes a millisecond; what cannot be read is ``None`` and nev
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import platform
+import re
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +21,7 @@ from typing import Any
 from .nvml import Gpu, gpus
 
 NO_LIMIT = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
+WORKER_BYTES = 32 << 20  # what a forked worker takes before any has been weighed
 SHM_SMALL = 256 << 20  # Docker's default is 64 MB; torch's own loader needs some batches' worth
 
 
@@ -223,6 +226,30 @@ def memory_granted() -> int:
     return min(host, limit) if limit else host
 
 
+def ranks() -> int:
+    """Processes of one distributed run on this machine, which share its cores and memory; 1 where there is no such run.
+
+    Launchers say it: torchrun and what is built on it, Open MPI, Slurm. Without one (Lightning starts its ranks itself,
+    so does ``torch.multiprocessing.spawn``) all ranks are here if they meet at this machine's own address.
+    """
+    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_STEP_TASKS_PER_NODE"):
+        found = re.match(r"[1-9]\d*", os.environ.get(name, ""))
+        if found:
+            return int(found[0])
+    if os.environ.get("MASTER_ADDR") not in ("localhost", "127.0.0.1", "::1"):
+        return 1
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return max(1, int(distributed.get_world_size()))
+    world = os.environ.get("WORLD_SIZE", "1") if "LOCAL_RANK" in os.environ else "1"
+    return max(1, int(world)) if world.isdecimal() else 1
+
+
+def memory_of_rank() -> int:
+    """Bytes of the memory granted that are this process' share, beside the other ranks of this machine."""
+    return memory_granted() // ranks()
+
+
 def memory_available() -> int:
     """Bytes that could be taken now without swapping."""
     available = _meminfo().get("MemAvailable", _host_memory())
@@ -252,10 +279,25 @@ def workers_bound(each: int) -> tuple[int, str]:
 def pss(pid: int | str = "self") -> int:
     """Bytes of memory of a process, what it shares divided by those who share it (proc(5), smaps_rollup); 0 where the
     system does not say."""
+    return _rollup(pid).get("Pss", 0)
+
+
+def private(pid: int | str = "self") -> int:
+    """Bytes of memory that no other process has: neither pages that are shared since a fork, nor files, nor shared
+    memory, which nobody else may have mapped at this moment. 0 where the system does not say."""
+    found = _rollup(pid)
+    own = found.get("Private_Clean", 0) + found.get("Private_Dirty", 0)
+    return max(0, own - found.get("Pss_File", 0) - found.get("Pss_Shmem", 0))
+
+
+def _rollup(pid: int | str) -> dict[str, int]:
+    out = {}
     for line in (_read(Path(f"/proc/{pid}/smaps_rollup")) or "").splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) << 10
-    return 0
+        name, _, rest = line.partition(":")
+        fields = rest.split()
+        if len(fields) == 2 and fields[1] == "kB":
+            out[name] = int(fields[0]) << 10
+    return out
 
 
 def shm_free() -> int | None:
@@ -273,8 +315,17 @@ def _affinity() -> int:
     return os.cpu_count() or 1
 
 
-def read() -> Machine:
+@functools.cache
+def gpu_names() -> tuple[str, ...]:
+    """GPUs of this process. Asked for once: without pynvml it is nvidia-smi that says it, which takes up to seconds."""
+    return tuple(gpu.name for gpu in gpus())
+
+
+def read(with_gpus: bool = True) -> Machine:
     """Reads everything afresh.
+
+    Args:
+        with_gpus: False leaves them out. To ask for them may take seconds.
 
     Example:
         >>> m = read()
@@ -305,7 +356,7 @@ def read() -> Machine:
         memlock=_limit("RLIMIT_MEMLOCK"),
         open_files=_limit("RLIMIT_NOFILE"),
         pressure=pressure(),
-        gpus=gpus(),
+        gpus=gpus() if with_gpus else [],
         python=platform.python_version(),
         platform=f"{sys.platform} {platform.release()} {platform.machine()}",
     )

@@ -38,7 +38,11 @@ class LoaderMetrics:
         inside: what the fetching processes say of their tasks, as ``inside.merge`` has it.
         step_bins, wait_bins: histograms of single steps and waits, the first wait of an epoch left out; by
             ``inside.bin_of``.
-        by_epoch: ``[batches, wait_s, step_s, first_wait_s]`` of each epoch; the first ``EPOCHS`` of them.
+        filled_epochs: epochs in which ``--apply`` filled a cache. Tasks, what is inside them, and the histograms are
+            those of the epochs after them.
+        loop_s: from each epoch's begin to its last batch or its end, all that stoker did in it included.
+        by_epoch: ``[batches, wait_s, step_s, first_wait_s, loop_s, samples]`` of each epoch; the first ``EPOCHS`` of
+            them.
         memory: ``[s, bytes]``: since when the loader was first used, and its workers' memory together.
         over_time: ``[s, share of it that was waiting, samples/s]`` about once a second, since the watch began.
         gaps: waits of which both ends were seen on the device; ``gap_wait_s`` of waiting, ``gap_s`` of which the device
@@ -60,6 +64,8 @@ class LoaderMetrics:
     first_wait_s: float = 0.0
     step_s: float = 0.0
     step_cpu_s: float = 0.0
+    loop_s: float = 0.0
+    filled_epochs: int = 0
     between_s: float = 0.0
     left_at: float = 0.0
     settings: dict[str, Any] = field(default_factory=dict)
@@ -84,7 +90,6 @@ class LoaderMetrics:
     crossing_steps: int = 0
     crossing_s: float = 0.0
     pinned_bytes: int = 0
-    cacheable: dict[str, Any] = field(default_factory=dict)
     faults: dict[str, Any] = field(default_factory=dict)
 
     def task(self, times: tuple[int, int, int, int]) -> None:

@@ -3,14 +3,47 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 
+def chosen(gpus: Sequence[tuple[int, str]], visible: str | None) -> list[int]:
+    """Positions of the GPUs that a process may use, in its order. NVML and nvidia-smi show all of the host.
+
+    Args:
+        gpus: index and UUID of each.
+        visible: CUDA_VISIBLE_DEVICES: indices or beginnings of UUIDs, up to the first that is none (CUDA C++
+            Programming Guide, "CUDA Environment Variables"). None: not set, so all.
+
+    Example:
+        >>> chosen([(0, "GPU-ab"), (1, "GPU-cd")], "1"), chosen([(0, "GPU-ab"), (1, "GPU-cd")], "GPU-a,7,1")
+        ([1], [0])
+    """
+    if visible is None:
+        return list(range(len(gpus)))
+    found: list[int] = []
+    for word in visible.replace(" ", "").split(","):
+        if word.startswith("MIG-"):  # part of a GPU, which does not say of which
+            return list(range(len(gpus)))
+        fits = [
+            i for i, (n, uuid) in enumerate(gpus) if word == str(n) or (word[:4] == "GPU-" and uuid.startswith(word))
+        ]
+        if len(fits) != 1:
+            break
+        found += [i for i in fits if i not in found]
+    return found
+
+
+def _mine(gpus: Sequence[tuple[int, str]]) -> list[int]:
+    return chosen(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
 class Nvml:
-    """How busy each GPU is, asked again and again; nothing where there is no NVML."""
+    """How busy each GPU is that this process may use, asked again and again; nothing where there is no NVML."""
 
     def __init__(self) -> None:
         self._handles: list[Any] = []
@@ -20,7 +53,8 @@ class Nvml:
 
             pynvml.nvmlInit()
             self._nvml = pynvml
-            self._handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+            self._handles = [handles[i] for i in _mine([(i, _uuid(pynvml, h)) for i, h in enumerate(handles)])]
 
     def busy(self) -> list[float]:
         """Per cent of the last second or less in which a kernel ran, by GPU (NVML, nvmlDeviceGetUtilizationRates)."""
@@ -38,16 +72,25 @@ class Nvml:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One accelerator: name, total and free memory in bytes, utilisation in per cent (None where unknown)."""
+    """One accelerator: name, total and free memory in bytes, utilisation in per cent (None where unknown); its index
+    among all of the host, and its UUID."""
 
     name: str
     memory: int | None
     memory_free: int | None
     utilisation: float | None
+    index: int = 0
+    uuid: str = ""
 
 
 def gpus() -> list[Gpu]:
-    """By NVML where pynvml is installed, else by nvidia-smi, else none. Never initialises CUDA."""
+    """Those that this process may use (CUDA_VISIBLE_DEVICES), by NVML where pynvml is installed, else by nvidia-smi,
+    else none. Never initialises CUDA."""
+    found = _all()
+    return [found[i] for i in _mine([(gpu.index, gpu.uuid) for gpu in found])]
+
+
+def _all() -> list[Gpu]:
     try:
         import pynvml
     except ImportError:
@@ -60,13 +103,13 @@ def gpus() -> list[Gpu]:
         out = []
         for i in range(pynvml.nvmlDeviceGetCount()):
             h = pynvml.nvmlDeviceGetHandleByIndex(i)
-            name = pynvml.nvmlDeviceGetName(h)
+            name = _text(pynvml.nvmlDeviceGetName(h))
             mem = pynvml.nvmlDeviceGetMemoryInfo(h)
             try:
                 use: float | None = float(pynvml.nvmlDeviceGetUtilizationRates(h).gpu)
             except Exception:  # not supported on this device
                 use = None
-            out.append(Gpu(name.decode() if isinstance(name, bytes) else name, int(mem.total), int(mem.free), use))
+            out.append(Gpu(name, int(mem.total), int(mem.free), use, i, _uuid(pynvml, h)))
         return out
     except Exception:
         return []
@@ -74,18 +117,29 @@ def gpus() -> list[Gpu]:
         pynvml.nvmlShutdown()
 
 
+def _text(words: Any) -> str:
+    return words.decode() if isinstance(words, bytes) else str(words)
+
+
+def _uuid(pynvml: Any, handle: Any) -> str:
+    try:
+        return _text(pynvml.nvmlDeviceGetUUID(handle))
+    except Exception:  # not supported on this device
+        return ""
+
+
 def _by_smi() -> list[Gpu]:
     smi = shutil.which("nvidia-smi")
     if not smi:
         return []
-    query = "--query-gpu=name,memory.total,memory.free,utilization.gpu"
+    query = "--query-gpu=name,memory.total,memory.free,utilization.gpu,index,uuid"
     try:
         p = subprocess.run([smi, query, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    out = []
+    out: list[Gpu] = []
     for line in p.stdout.splitlines() if p.returncode == 0 else []:
-        name, total, free, use = ([*(f.strip() for f in line.split(",")), "", "", ""])[:4]
+        name, total, free, use, index, uuid = ([*(f.strip() for f in line.split(",")), "", "", "", "", ""])[:6]
         mib = [int(v) << 20 if v.isdigit() else None for v in (total, free)]
-        out.append(Gpu(name, mib[0], mib[1], float(use) if use.isdigit() else None))
+        out.append(Gpu(name, mib[0], mib[1], float(use) if use.isdigit() else None, int(index or len(out)), uuid))
     return out

@@ -1,4 +1,4 @@
-"""Looks into a dataset, by the paths of its attributes: what is big, what changed, what cannot be pickled."""
+"""Looks into a dataset, by the paths of its attributes: what is big, what changed."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import decimal
 import enum
 import functools
 import itertools
-import os
 import pathlib
 import sys
 import types
 import zlib
 from collections import deque
 from collections.abc import Iterator
-from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+
+from . import paths
 
 DEPTH = 8  # a Subset of a Subset of a dataset with a Compose of transforms with arguments
 NODES = 20_000  # that one look takes in
@@ -70,7 +70,7 @@ def _of(cls: type) -> str:
 def _pythons(package: str) -> bool:
     """It is of the standard library, and not somebody's ``test`` or ``profile``."""
     file = getattr(sys.modules.get(package), "__file__", None)
-    return package in sys.stdlib_module_names and (file is None or file.startswith(os.path.dirname(os.__file__)))
+    return package in sys.stdlib_module_names and (file is None or paths.in_stdlib(file))
 
 
 def _told(package: str) -> bool:
@@ -224,10 +224,11 @@ class Look:
     Args:
         obj: the dataset.
         path: its name.
+        names: attributes that count; None: all.
     """
 
-    def __init__(self, obj: Any, path: str = "dataset") -> None:
-        self._path = path
+    def __init__(self, obj: Any, path: str = "dataset", names: set[str] | None = None) -> None:
+        self._path, self._names = path, names
         self._values: dict[str, Any] = {}
         self._left = NODES
         self._walk(obj, path, DEPTH, set())
@@ -259,6 +260,8 @@ class Look:
         elif type(obj).__module__ != "builtins":
             self._values[path] = _Seen(f"a {type(obj).__name__}", type(obj), callable(obj))
         for step, inner in _inside(obj):
+            if self._names is not None and step[0] == "." and step[1:] not in self._names:
+                continue
             if not isinstance(getattr(type(obj), step[1:], None), functools.cached_property):
                 self._walk(inner, path + step, depth - 1, seen)
 
@@ -271,7 +274,11 @@ class Look:
             obj: the same dataset, later.
             added: whether that counts, too, where it is a number, a word or a function.
         """
-        now, out = Look(obj, self._path)._values, []
+        return self.changed_since(Look(obj, self._path, self._names), added)
+
+    def changed_since(self, later: Look, added: bool = False) -> list[str]:
+        """What is otherwise in a later look at the same."""
+        now, out = later._values, []
         for path, new in now.items():
             if path not in self._values and (added or self._set(path, new)):
                 out.append(f"{path} is {_words(new)}")
@@ -347,24 +354,3 @@ def _plain(v: Any) -> bool:
 
 def _words(value: Any) -> str:
     return value.words if type(value) is _Seen else repr(value)[:60]
-
-
-def culprit(obj: Any, path: str, depth: int = 0) -> str | None:
-    """Path of the innermost attribute or item that pickle refuses, or None when it takes all."""
-    try:
-        ForkingPickler.dumps(obj)
-        return None
-    except Exception:
-        inner: list[tuple[str, Any]] = []
-        if isinstance(obj, dict):
-            inner = [(f"{path}[{k!r}]", v) for k, v in list(obj.items())[:1000]]
-        elif isinstance(obj, (list, tuple)):
-            inner = [(f"{path}[{i}]", v) for i, v in enumerate(obj[:1000])]
-        elif hasattr(obj, "__dict__") and not isinstance(obj, type):
-            inner = [(f"{path}.{k}", v) for k, v in vars(obj).items()]
-        if depth < 8:
-            for name, value in inner:
-                found = culprit(value, name, depth + 1)
-                if found:
-                    return found
-        return f"{path} ({type(obj).__name__})"

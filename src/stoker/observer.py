@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,10 +19,10 @@ from .ceilings import Ceilings
 from .clock import Clock
 from .live import Live, Stages
 from .metrics import LoaderMetrics
-from .watch_cache import Tries
 from .watch_device import DeviceWatch
-from .watched import count, settings_of
+from .watched import called, count, settings_of
 
+FILLS = 0.05  # of its samples; a cache that grew by less in an epoch is full
 POINTS = 64  # of memory over time
 NOTES = 240  # of a loader over time; after that every other one is dropped
 BEAT_S = 1.0  # between two reports of a process
@@ -38,10 +39,11 @@ class Watch:
 
     def __init__(self, max_steps: int | None = None, apply: bool = False, ceilings: bool = False) -> None:
         self.max_steps, self.apply = max_steps, apply
-        self.tries = Tries()
         self.ceilings = Ceilings(lambda batch: count(batch, 1)) if ceilings else None
         self.loaders: dict[str, LoaderMetrics] = {}
         self.applied: dict[str, Any] = {}
+        self.refresh: Callable[[], None] | None = None  # brings ``applied`` up to date
+        self.reached: dict[str, tuple[str, str]] = {}  # by loader, its class, and why stoker's engine does not reach it
         self._alive: dict[str, weakref.WeakValueDictionary[int, Any]] = {}  # loaders, by their id
         self._stages: dict[str, Stages] = {}
         self._devices: dict[str, DeviceWatch] = {}
@@ -55,6 +57,7 @@ class Watch:
         self._live = Live()
         self._left: dict[str, int] = {}
         self._noted: dict[str, tuple[float, float, float, int]] = {}
+        self._filled: dict[str, int] = {}  # samples that were in a loader's cache at its last restart
 
     def rest(self) -> None:
         """Nobody looks any more at what this process does itself."""
@@ -64,12 +67,11 @@ class Watch:
     def forget(self) -> None:
         """Nothing was seen."""
         self.loaders, self._stages, self._devices, self._live = {}, {}, {}, Live()
-        self._noted, self._alive = {}, {}
+        self._noted, self._alive, self.reached = {}, {}, {}
 
     def metrics_of(self, loader: Any) -> LoaderMetrics:
         """The numbers of the line that made this loader; loaders made by one line share them."""
-        # One that was made before there was a watch is called by its dataset.
-        name = loader.__dict__.setdefault("_stoker_name", f"DataLoader of {type(loader.dataset).__name__}")
+        name = loader.__dict__.setdefault("_stoker_name", called(loader))
         new = name not in self.loaders
         metrics = self.loaders.setdefault(name, LoaderMetrics(name))
         if new:
@@ -80,7 +82,7 @@ class Watch:
             metrics.made, metrics.at_once = metrics.made + 1, max(metrics.at_once, len(alive))
         state = engine.state_of(loader)
         state.metrics = metrics
-        metrics.settings = settings_of(loader)
+        metrics.settings.update(settings_of(loader))
         return metrics
 
     def stages_of(self, name: str, metrics: LoaderMetrics) -> Stages:
@@ -98,10 +100,24 @@ class Watch:
 
     def clock(self, metrics: LoaderMetrics, fetcher: Any) -> Clock:
         """For a new iterator of this loader; with its fetcher, where it has no workers."""
+        self._restart(metrics)
         bounds = self.max_steps is not None or self.ceilings is not None
         made = Clock(metrics, self.row(metrics), bounds, self.moved, self.device_of, fetcher)
         self._clocks.add(made)
         return made
+
+    def _restart(self, metrics: LoaderMetrics) -> None:
+        """After an epoch in which a cache was filled: the workers' tasks will be others from now on."""
+        if self.refresh is not None:
+            self.refresh()
+        cache = (self.applied.get(metrics.name) or {}).get("cache") or {}
+        filled, before = int(cache.get("filled") or 0), self._filled.get(metrics.name, 0)
+        if metrics.epochs and filled - before > FILLS * int(cache.get("samples") or 0):
+            self._filled[metrics.name] = filled
+            for clock in list(self._clocks):
+                clock.settle()
+            self.stages_of(metrics.name, metrics).restart()
+            metrics.filled_epochs = metrics.epochs
 
     def moved(self, batches: int, now: float) -> None:
         """So many batches were delivered."""
@@ -120,6 +136,8 @@ class Watch:
 
     def snapshot(self, final: bool) -> dict[str, Any]:
         """What was seen so far, for ``report.schema``."""
+        if self.refresh is not None:
+            self.refresh()
         for clock in list(self._clocks):
             clock.settle()
         for name, stages in self._stages.items():
@@ -138,9 +156,11 @@ class Watch:
             "cores": machine.cores_granted(),
             **self._least_left(),
             "cuda": bool(torch.cuda.is_available() and torch.cuda.is_initialized()),
+            "cuda_visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "threads": torch.get_num_threads(),
             "loaders": [vars(m) for m in self.loaders.values()],
             "applied": self.applied,
+            "bypassing": [{"name": n, "class": c, "reason": why} for n, (c, why) in self.reached.items() if why],
             "ceilings": None if self.ceilings is None else {"name": self.ceilings.name, **self.ceilings.found},
         }
 
@@ -193,8 +213,6 @@ class Watch:
             pass
 
     def end(self) -> None:
-        if self.loaders and self.listened:
-            self.tries.collect(self.loaders)
         self.send(final=True)
 
     def forked(self) -> None:
@@ -202,7 +220,6 @@ class Watch:
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.close()
-        self.tries.forked()
         self._socket, self._steps, self._beat = None, 0, 0.0
         self._live = Live()
         for metrics in self.loaders.values():

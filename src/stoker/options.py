@@ -3,12 +3,41 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 from .errors import UsageError
 
 
-class AutoWorkers(int):
+class Workers(int):
+    """The worker count of a ``stoker.DataLoader``: an int that says whose it is.
+
+    Frameworks build loaders of torch's class from the attributes that torch's has (Accelerate, Ray). They all take the
+    number of workers along, and with it what else stoker knows. A pickled one is a plain number.
+
+    Attributes:
+        settings: by name.
+        dataset: the loader's; for a loader of another one the number is a number.
+    """
+
+    settings: dict[str, Any] | None = None
+    dataset: Any = None
+
+    @classmethod
+    def carrying(cls, n: int, settings: dict[str, Any], dataset: Any) -> Workers:
+        """The same count, an ``AutoWorkers`` if it was one."""
+        out = (AutoWorkers if isinstance(n, AutoWorkers) else Workers)(n)
+        out.settings, out.dataset = settings, dataset
+        return out
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        return int, (int(self),)
+
+    def __copy__(self) -> Workers:
+        return self
+
+
+class AutoWorkers(Workers):
     """The worker count of a loader built with ``num_workers="auto"``: an int that remembers.
 
     Frameworks rebuild loaders from their attributes (Lightning: ``type(dl)(**attributes)``). They read
@@ -18,8 +47,6 @@ class AutoWorkers(int):
         >>> AutoWorkers(2) + 0, isinstance(AutoWorkers(2), int)
         (2, True)
     """
-
-    __slots__ = ()
 
     def __reduce__(self) -> tuple[type[AutoWorkers], tuple[int]]:
         return AutoWorkers, (int(self),)
@@ -121,20 +148,14 @@ def parse_bytes(value: int | float | str, of: int, name: str = "budget") -> int:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured about a loader's workers.
+    """What ``num_workers="auto"`` begins with.
 
     Attributes:
-        workers: the count to use.
-        rates: tasks per second by count.
-        inline_rate: tasks per second that one process would do alone, without any hop; None if not measured.
+        workers: the count.
         reason: why this count, in words.
-        seconds: how long it took.
-        failed: a sample could not be loaded in a worker.
+        known: ``stoker tune`` found it for this loader, so more are not tried.
     """
 
     workers: int
-    rates: dict[int, float] = field(default_factory=dict)
-    inline_rate: float | None = None
     reason: str = ""
-    seconds: float = 0.0
-    failed: bool = False
+    known: bool = False

@@ -6,6 +6,7 @@ A worker process could not touch them: CUDA cannot be used in a forked child.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,8 @@ from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from .gather import Gather
-from .seeding import seed_here, unchanged
 from .stage import batches, staged_in
+from .task_seeds import ObjectSeeds, run_here
 
 if TYPE_CHECKING:
     from .cursor import Cursor
@@ -38,6 +39,7 @@ class ResidentIter(_BaseDataLoaderIter):
 
     def __init__(self, loader: Any, batch: Batch, cursor: Cursor, again: bool = False) -> None:
         saved, self._batch, self._cursor = cursor.saved, batch, cursor
+        self._own: ObjectSeeds | None = None
         if not again:
             cursor.prepare()
         with cursor.quiet(again):
@@ -75,9 +77,10 @@ class ResidentIter(_BaseDataLoaderIter):
         cursor.next += 1
         if not cursor.task_seeds or isinstance(self._batch, Gather):  # which draws nothing
             return self._batch(indices)
-        with unchanged():
-            seed_here(cursor.base_seed, cursor.epoch, number)
-            return self._batch(indices)
+        if self._own is None:
+            self._own = ObjectSeeds(self._dataset, self._collate_fn)
+        place = cursor.base_seed, cursor.epoch, number
+        return run_here(self._own, *place, functools.partial(self._batch, indices))
 
     def state_dict(self) -> dict[str, Any]:
         """The loader's, while this is its iterator."""

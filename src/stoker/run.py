@@ -20,18 +20,19 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from traceback import format_exc
 from typing import Any
 
-from . import machine
+from . import machine, nvml
 from .ambient import Ambient
 from .doctor import ranks
 from .doctor.verdict import diagnose
 from .errors import UsageError
 from .live import LIVE, Live
-from .report import diff, page, reading, scalars, schema, text
+from .report import change, diff, done, output, page, remembered, scalars, schema, text
 from .report.ticker import Ticker
 
 HOOK = Path(__file__).parent / "_hook"
@@ -157,7 +158,7 @@ def run(
         command: script or command with its arguments.
         module: the first word is a module's name, as after ``python -m``.
         apply: put stoker's engine and measured settings behind its loaders.
-        json_path: where the JSON report goes.
+        json_path: where the JSON report goes; ``-`` is stdout, behind what the command wrote there.
         max_steps: end each process after so many batches.
         html_path: where the report goes as a page.
         live: a line about the loaders while it runs.
@@ -175,23 +176,22 @@ def run(
         raise UsageError("stoker run works on Linux only; stoker.DataLoader works everywhere")
     if debug and (apply or ceilings):
         raise UsageError("--debug loads everything in one process: it goes with neither --apply nor --ceilings")
-    schema.check_writable(json_path)
+    output.check(json_path)
     if html_path is not None:
         page.check(html_path)
     if scalars_path is not None:
         scalars.check(scalars_path)
-    before = _before(schema.load(json_path), command, module) if apply else None
     listener = Listener()
-    found = diff.changes((before or {}).get("findings", []))
-    line, env = command_line(command, module), _environment(listener.address, apply, max_steps, ceilings, debug, found)
+    line, env = command_line(command, module), _environment(listener.address, apply, max_steps, ceilings, debug)
+    began = time.monotonic()
     code, around = _execute(line, env, listener, live, scalars_path)
+    wall_s = time.monotonic() - began
     listener.close()
     try:
-        report = report_of(command, module, code, listener.snapshots(), before, around)
-        schema.save(report, json_path)
-        if html_path is not None:
-            page.save(report, html_path)
-        sys.stderr.write(text.render(report, json_path, sys.stderr))
+        report = report_of(_command(command, module), code, listener.snapshots(), around, wall_s, apply)
+        if not apply and not (max_steps or ceilings or debug):
+            remembered.save(report)
+        _write(report, json_path, html_path)
     except OSError as e:  # the script is over, and whoever waits for its exit code gets it
         sys.stderr.write(f"stoker: the report cannot be written: {e}\n")
     except Exception:
@@ -205,18 +205,31 @@ def run(
     return code
 
 
-def _environment(
-    address: str, apply: bool, max_steps: int | None, ceilings: bool, debug: bool, found: dict[str, Any]
-) -> dict[str, str]:
+def _write(report: dict[str, Any], json_path: Path, html_path: Path | None) -> None:
+    """Writes the report and prints it. A command that failed before its first batch leaves an earlier report alone."""
+    empty = bool(report["exit_code"]) and not report["loaders"] and not report["bypassing"]
+    if empty and json_path.is_file():
+        sys.stderr.write(text.render(report, None, sys.stderr) + f"the report of an earlier run is kept: {json_path}\n")
+        return
+    printed = str(json_path) == "-"
+    if printed:
+        print(json.dumps(report, indent=2, default=str), flush=True)
+    else:
+        schema.save(report, json_path)
+    if html_path is not None:
+        page.save(report, html_path)
+    sys.stderr.write(text.render(report, None if printed else json_path, sys.stderr))
+
+
+def _environment(address: str, apply: bool, max_steps: int | None, ceilings: bool, debug: bool) -> dict[str, str]:
     env = dict(os.environ)
     path = env.get("PYTHONPATH")
     env["PYTHONPATH"] = f"{HOOK}{os.pathsep}{path}" if path else str(HOOK)
     env.update(STOKER_RUN=address, STOKER_HOME=str(SOURCE))
-    for name in ("STOKER_APPLY", "STOKER_FOUND", "STOKER_CEILINGS", "STOKER_DEBUG", "STOKER_MAX_STEPS"):
+    for name in ("STOKER_APPLY", "STOKER_CEILINGS", "STOKER_DEBUG", "STOKER_MAX_STEPS"):
         env.pop(name, None)
     if apply:
         env["STOKER_APPLY"] = "1"
-        env["STOKER_FOUND"] = json.dumps(found)
     if debug:
         env["STOKER_DEBUG"] = "1"
     if ceilings:
@@ -280,56 +293,52 @@ def _forward(process: subprocess.Popen[bytes], shared_group: bool) -> None:
             process.send_signal(info.si_signo)
 
 
-def _before(old: dict[str, Any] | None, command: list[str], module: bool) -> dict[str, Any] | None:
-    """The observed run that an applied one is compared with: the report that lies there, if it is of this command."""
-    if old is None or old.get("command") != _command(command, module):
-        return None
-    if old.get("applied"):
-        earlier = old["applied"].get("before")
-        return earlier if isinstance(earlier, dict) else None
-    return {"verdict": old["verdict"], "loaders": old["loaders"], "findings": old["findings"]}
-
-
 def _command(command: list[str], module: bool) -> list[str]:
     return ["-m", *command] if module else list(command)
 
 
 def report_of(
     command: list[str],
-    module: bool,
     code: int,
     snapshots: list[dict[str, Any]],
-    before: dict[str, Any] | None,
     around: dict[str, Any],
+    wall_s: float,
+    apply: bool = False,
 ) -> dict[str, Any]:
     """The report (docs/report.md).
 
     Args:
-        command, module: what was run.
+        command: what was run, ``-m`` before a module.
         code: its exit code.
         snapshots: the last word of each process.
-        before: the observed run to compare with.
         around: what the machine did meanwhile.
+        wall_s: seconds from the command's start to its end.
+        apply: whether stoker's engine and settings were behind its loaders.
     """
     grant = machine.read().as_dict()
     around = {**around, **_least((around, *snapshots), "shm_free_min", "memory_available_min")}
     # A script may be put into a smaller container, or on fewer cores, than this process.
     grant.update(_least((grant, *snapshots), "memory"))
     grant["cores"] = max((s["cores"] for s in snapshots if s.get("cores")), default=grant["cores"])
+    _visible(grant, around, snapshots)
     loaders = schema.merged(snapshots)
+    settings: dict[str, Any] = {}
+    for s in snapshots:
+        settings.update(s.get("applied") or {})
+    for e in loaders:
+        e["cache"] = (settings.get(e["name"]) or {}).get("cache") or {}
+        e["settings"]["applied"] = apply
     cuda = any(s.get("cuda") for s in snapshots)
     verdict, found = diagnose(loaders, grant["cores"], cuda, around, len(grant["gpus"]), grant["memory"])
     findings = [f.as_dict() for f in found]
-    applied_settings: dict[str, Any] = {}
-    for s in snapshots:
-        applied_settings.update(s.get("applied") or {})
-    applied = None
-    if applied_settings:
-        applied = {"settings": applied_settings, "before": before, "speedup": _speedup(before, loaders)}
-    report = {
+    applied = _applied(command, wall_s, loaders, settings) if apply else None
+    if applied is not None:
+        findings = done.findings(applied) + findings
+    return {
         "schema": schema.SCHEMA,
-        "command": _command(command, module),
+        "command": command,
         "exit_code": code,
+        "wall_s": wall_s,
         "machine": grant,
         "around": around,
         "loaders": loaders,
@@ -337,20 +346,47 @@ def report_of(
         "findings": findings,
         "applied": applied,
         "ranks": ranks.compare(snapshots),
+        "bypassing": _bypassing(snapshots, loaders),
         "ceilings": next((s["ceilings"] for s in snapshots if (s.get("ceilings") or {}).get("name")), None),
         "partial": any(not s.get("final") for s in snapshots),
-        "diff": diff.of(diff.changes(findings, diff.MENDED if applied else ())),
+        "diff": diff.of(diff.changes(findings)),
     }
-    report["reading"] = reading.sentences(report)
-    return report
+
+
+def _applied(
+    command: list[str], wall_s: float, loaders: list[dict[str, Any]], settings: dict[str, Any]
+) -> dict[str, Any]:
+    """What ``--apply`` did, beside an observed run of the same command if one is remembered."""
+    before = remembered.load(command)
+    compared = change.of(wall_s, loaders, settings, before, remembered.digest(command))
+    speedup = {row["name"]: change.gain(row["samples_per_s"], rate=True) for row in compared["loaders"]}
+    return {
+        "settings": settings,
+        "before": before,
+        "compared": compared,
+        "speedup": {name: gain for name, gain in speedup.items() if gain},
+    }
+
+
+def _bypassing(snapshots: list[dict[str, Any]], loaders: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Loaders behind which stoker's engine cannot stand, and why; ``seen``: their batches were counted."""
+    seen = {e["name"] for e in loaders if e["batches"]}
+    found = {e["name"]: e for s in snapshots for e in s.get("bypassing") or []}
+    return [{**e, "seen": name in seen} for name, e in found.items()]
+
+
+def _visible(grant: dict[str, Any], around: dict[str, Any], snapshots: list[dict[str, Any]]) -> None:
+    """Leaves out GPUs that a script has hidden from itself."""
+    wanted = {s["cuda_visible"] for s in snapshots if s.get("cuda_visible") is not None}
+    if not wanted or wanted == {os.environ.get("CUDA_VISIBLE_DEVICES")}:
+        return
+    here = grant["gpus"]
+    stay = {i for value in wanted for i in nvml.chosen([(g["index"], g["uuid"]) for g in here], value)}
+    grant["gpus"] = [gpu for i, gpu in enumerate(here) if i in stay]
+    busy = around.get("gpu_busy") or []
+    around["gpu_busy"] = [share for i, share in enumerate(busy) if i in stay] if len(busy) == len(here) else []
 
 
 def _least(said: Sequence[dict[str, Any]], *keys: str) -> dict[str, int | None]:
     """The least of what this process and the script's say."""
     return {key: min((s[key] for s in said if s.get(key) is not None), default=None) for key in keys}
-
-
-def _speedup(before: dict[str, Any] | None, loaders: list[dict[str, Any]]) -> dict[str, float]:
-    """By loader, samples per second now over samples per second before."""
-    old = {e["name"]: e["samples_per_s"] for e in (before or {}).get("loaders", [])}
-    return {e["name"]: e["samples_per_s"] / old[e["name"]] for e in loaders if old.get(e["name"])}

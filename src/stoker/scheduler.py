@@ -19,7 +19,7 @@ from .errors import BudgetError, UsageError, WorkerDiedError, WorkerTimeoutError
 from .metrics import LoaderMetrics
 from .options import Budget, Knobs
 from .source import Task
-from .workers.protocol import Lost, Pool, Result
+from .workers.protocol import Lost, Made, Pool, Result
 
 if TYPE_CHECKING:
     from .cursor import Cursor
@@ -45,6 +45,7 @@ class Scheduler:
         metrics: where the cost of each task is added up.
         budget: bytes that may be in flight.
         restarts: who replaces workers that die; None: a death is an error, as in torch.
+        make: makes the batch of a task, by number and indices, in this process; None: workers make all.
 
     Attributes:
         worker: whose batch was delivered last.
@@ -52,9 +53,17 @@ class Scheduler:
     """
 
     def __init__(
-        self, pool: Pool, knobs: Knobs, metrics: LoaderMetrics, budget: Budget, restarts: Restarts | None = None
+        self,
+        pool: Pool,
+        knobs: Knobs,
+        metrics: LoaderMetrics,
+        budget: Budget,
+        restarts: Restarts | None = None,
+        make: Callable[[int, Any], Any] | None = None,
     ) -> None:
-        self._restarts = restarts
+        self._restarts, self._make = restarts, make
+        self._here = False  # tasks are kept for this process
+        self._own: set[int] = set()  # tasks that were
         self._pool, self._knobs, self._metrics, self._budget = pool, knobs, metrics, budget
         self.epoch = -1
         self._next_indices: NextIndices = iter(()).__next__
@@ -85,12 +94,22 @@ class Scheduler:
     @property
     def num_workers(self) -> int:
         """Workers there are to be."""
-        return self._knobs.num_workers
+        return 0 if self._here else self._knobs.num_workers
 
     @property
     def shared(self) -> bool:
         """Whether any free worker takes the next task, so that their number may change."""
         return self._knobs.shared
+
+    @property
+    def ending(self) -> bool:
+        """All tasks of the epoch are given out."""
+        return self._exhausted and not self._stopped
+
+    @property
+    def stopped(self) -> bool:
+        """There will be no more epoch."""
+        return self._stopped
 
     def stop(self) -> None:
         """The pool is about to be closed; nothing can be asked for any more."""
@@ -126,12 +145,27 @@ class Scheduler:
             self._skip = set(cursor.ahead)
             self._counted = bool(cursor.counts)
             self._turn = (cursor.turn if self._counted else cursor.next) % n
-        self._owner, self._asked, self._waiting = {}, {}, {}
+        self._owner, self._asked, self._waiting, self._own = {}, {}, {}, set()
         self._trouble = None
         self._active, self._load = [True] * n, [0] * n
         self._exhausted = False
-        self._credits = self._knobs.window
+        self._credits = self._window
         self._fill()
+
+    @property
+    def _window(self) -> int:
+        return 1 if self._here else self._knobs.window
+
+    def here(self, leave: bool) -> None:
+        """The next tasks are kept for this process; those that workers have still come from there.
+
+        Args:
+            leave: workers are not needed any more. There is nothing in flight then.
+        """
+        before, self._here = self._window, True
+        self._credits += self._window - before
+        if leave:
+            self._pool.resize(0)
 
     def resize(self, n: int) -> None:
         """Another number of workers, from the next task on. Which batches come, and in which order, stays.
@@ -163,11 +197,11 @@ class Scheduler:
             self._resize(n)
 
     def _resize(self, n: int) -> None:
-        before, self._knobs = self._knobs.window, replace(self._knobs, num_workers=n)
+        before, self._knobs, self._here = self._window, replace(self._knobs, num_workers=n), False
         if self._stopped:
             return
         self._pool.resize(n)
-        self._credits += self._knobs.window - before
+        self._credits += self._window - before
         self._fill()
 
     def prefetch(self, factor: int, ahead: int | None = None) -> None:
@@ -177,8 +211,8 @@ class Scheduler:
 
     def _prefetch(self, factor: int, ahead: int | None = None) -> None:
         far = self._knobs.ahead if ahead is None else ahead
-        before, self._knobs = self._knobs.window, replace(self._knobs, prefetch_factor=factor, ahead=far)
-        self._credits += self._knobs.window - before
+        before, self._knobs = self._window, replace(self._knobs, prefetch_factor=factor, ahead=far)
+        self._credits += self._window - before
         self._fill()
 
     def coalesce(self, us: int) -> None:
@@ -207,11 +241,12 @@ class Scheduler:
                 if self._cursor is not None:
                     self._cursor.end(self._due)
                 raise StopIteration
-            result = self._waiting.pop(self._due, None)
+            task = self._arrived()
+            result = None if task is None else self._waiting.pop(task)
             if result is None:
                 if self._stopped:
                     raise AssertionError("the workers of this iterator have been shut down")
-                result = self._receive()
+                result = self._made() if self._due in self._own else self._receive()
                 if result is None:
                     continue
                 if result.task != self._due and self._knobs.in_order:
@@ -219,16 +254,40 @@ class Scheduler:
                     continue
             return self._deliver(result)
 
+    def _made(self) -> Result | None:
+        """The task that is due, done in this process. What it raises is left to a worker, whose error says where."""
+        assert self._make is not None
+        number = self._due
+        indices, began, cpu = self._asked[number], time.perf_counter_ns(), time.thread_time_ns()
+        try:
+            data = self._make(number, indices)
+        except Exception:
+            self._own.discard(number)
+            self._make = None
+            self._resize(self._knobs.num_workers)
+            self._pool.submit(None, self.epoch, Task(number, indices))
+            return None
+        self._own.discard(number)
+        took = time.perf_counter_ns() - began, 0, 0, time.thread_time_ns() - cpu
+        self._metrics.task(took)
+        return Made(-1, self.epoch, number, False, took, 0, data)
+
     def ready(self) -> bool:
         """Whether ``next`` would not wait, as far as can be said without waiting. Takes in what has arrived."""
-        if not self._knobs.in_order:
-            return True
         with self._lock:
             return self._ready()
 
+    def _arrived(self) -> int | None:
+        """The task that is delivered next, if its result is there."""
+        if self._due in self._waiting:
+            return self._due
+        return None if self._knobs.in_order else next(iter(self._waiting), None)
+
     def _ready(self) -> bool:
-        while self._trouble is None and not self._stopped and self._find_due() and self._due not in self._waiting:
+        while self._trouble is None and not self._stopped and self._find_due() and self._arrived() is None:
             try:
+                if self._due in self._own:
+                    return False
                 result = self._receive(wait=False)
             except _NotYet:
                 return False
@@ -317,7 +376,7 @@ class Scheduler:
 
     def _heal(self, restarts: Restarts, e: WorkerDiedError) -> None:
         """Others take the place of the dead."""
-        asked = {task: indices for task, indices in self._asked.items() if task not in self._waiting}
+        asked = {k: v for k, v in self._asked.items() if k not in self._waiting and k not in self._own}
         try:
             lost = restarts.heal(e, self.epoch, asked)
         except WorkerDiedError as worse:
@@ -334,14 +393,15 @@ class Scheduler:
                 self._active[worker] = False
         elif not self._pool.alive() or (e.tasks is None and self._exhausted):
             # Nobody is left to ask again: the epoch ends with what has come.
-            self._asked, self._exhausted = {k: v for k, v in self._asked.items() if k in self._waiting}, True
+            there = self._waiting.keys() | self._own
+            self._asked, self._exhausted = {k: v for k, v in self._asked.items() if k in there}, True
         elif e.tasks is not None:
             for task in e.tasks:
                 if self._asked.pop(task, None) is not None:
                     self._flying -= 1
         else:  # it died between two tasks, or in the instant in which it took one
             for task, indices in self._asked.items():
-                if task not in self._waiting:
+                if task not in self._waiting and task not in self._own:
                     self._pool.submit(None, self.epoch, Task(task, indices))
 
     def _deliver(self, result: Result) -> Any:
@@ -371,7 +431,9 @@ class Scheduler:
         change = None if self.tuner is None else self.tuner(self._waited_ns)
         if change is not None:
             knob, value = change
-            if knob == "num_workers":
+            if knob == "here":
+                self.here(leave=bool(value))
+            elif knob == "num_workers":
                 self._resize(value)
             elif knob == "prefetch_factor":
                 self._prefetch(value)
@@ -410,7 +472,7 @@ class Scheduler:
                 indices = self._next_indices()
         except StopIteration:
             self._exhausted = True
-            if not self._knobs.persistent:
+            if not (self._knobs.persistent or self._here):
                 self._pool.finish()  # the workers' end, a few milliseconds, falls into the last batches
             return
         if self._restarts is not None and self._restarts.known:
@@ -427,7 +489,10 @@ class Scheduler:
         task = Task(self._sent, indices)
         if self._restarts is not None and worker is not None:
             self._restarts.gave(worker, self.epoch, task)
-        self._pool.submit(worker, self.epoch, task)
+        if self._here:
+            self._own.add(self._sent)
+        else:
+            self._pool.submit(worker, self.epoch, task)
         self._sent += 1
         self._flying += 1
 

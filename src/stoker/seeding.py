@@ -23,6 +23,8 @@ from torch.utils.data._utils.worker import _generate_state
 
 try:
     import numpy as np
+
+    from . import numpy_state
 except ModuleNotFoundError:  # torch works without NumPy, and so do its loader's seeds
     np = None  # type: ignore[assignment]
 
@@ -199,7 +201,7 @@ def unchanged() -> Iterator[None]:
     """Puts the three process-wide generators, and CUDA's, back as they were, whatever is drawn inside."""
     python, cpu = random.getstate(), torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if _cuda() else None
-    numpy: Any = np.random.get_state() if np is not None else None
+    numpy: Any = numpy_state.save() if np is not None else None
     try:
         yield
     finally:
@@ -208,4 +210,4 @@ def unchanged() -> Iterator[None]:
         if cuda is not None:
             torch.cuda.set_rng_state_all(cuda)
         if np is not None:
-            np.random.set_state(numpy)
+            numpy_state.restore(numpy)

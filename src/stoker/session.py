@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ class Session:
         self.report: dict[str, Any] | None = None
         self._watch = watching.begin()
         self._ambient = Ambient()
+        self._began = time.monotonic()
 
     def __enter__(self) -> Session:
         return self
@@ -37,7 +39,8 @@ class Session:
 
             snapshot = json.loads(json.dumps(self._watch.snapshot(True), default=str))
             watching.end(self._watch)
-            self.report = report_of(["watch()"], False, 0, [snapshot], None, self._ambient.stop())
+            wall_s = time.monotonic() - self._began
+            self.report = report_of(["watch()"], 0, [snapshot], self._ambient.stop(), wall_s)
         return self
 
     def save(self, path: str | Path) -> None:
@@ -56,6 +59,15 @@ class Session:
 
     def __str__(self) -> str:
         return text.render(self._ended(), None, sys.stdout).strip()
+
+    def __repr__(self) -> str:
+        """For a debugger or a log, which must not end it; a notebook shows ``_repr_html_`` or ``_repr_pretty_``."""
+        if self.report is None:
+            return "<stoker.watch(): watching; print() or stop() ends it>"
+        return f"<stoker.watch(): {self.report['verdict']}, {len(self.report['loaders'])} loaders; print() shows it>"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self) if cycle else str(self))
 
     def _repr_html_(self) -> str:
         return page.summary(self._ended())

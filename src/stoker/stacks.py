@@ -6,21 +6,19 @@ import contextlib
 import functools
 import os
 import re
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-DECODERS = re.compile(  # files of libraries that decode
-    r"[/\\](PIL|cv2|imageio|tifffile|skimage[/\\]io|torchvision[/\\]io|decord|av|soundfile|librosa|pydicom|rawpy|"
-    r"torchcodec|turbojpeg|simplejpeg|zarr|h5py|numcodecs|pyarrow)[/\\]|[/\\](gzip|lzma|bz2|zipfile|tarfile)\.py$|"
-    r"[/\\]json[/\\]decoder\.py$"
+from . import paths
+
+DECODERS = re.compile(  # files of installed packages and of the standard library that decode
+    r"(PIL|cv2|imageio|tifffile|skimage/io|torchvision/io|decord|av|soundfile|librosa|pydicom|rawpy|torchcodec|"
+    r"turbojpeg|simplejpeg|zarr|h5py|numcodecs|pyarrow|gzip|lzma|bz2|zipfile|tarfile|json(?=/decoder))(/|\.py$)"
 )
 DECODES = re.compile(  # and calls of libraries in C, which have no frame of their own
     r"\b(imread|imdecode|decode_\w+|decode|decompress|read_image|frombytes|Image\.open|loadtxt|fromstring|json\.loads|"
     r"pickle\.loads?|msgpack\.\w+|orjson\.loads)\("
 )
-TORCH_COLLATE = os.path.join("torch", "utils", "data", "_utils", "collate.py")
-MODULE_CALL = os.path.join("torch", "nn", "modules", "module.py")
 
 
 def known_transforms(dataset: Any) -> dict[Any, str]:
@@ -47,7 +45,7 @@ def known_transforms(dataset: Any) -> dict[Any, str]:
         name = getattr(thing, "__name__", type(thing).__name__)
         for f in (thing, vars_of(type(thing), "__call__"), vars_of(type(thing), "forward")):
             code = getattr(f, "__code__", None)
-            if code is not None and not code.co_filename.endswith(MODULE_CALL):
+            if code is not None and not _is_module_call(code):
                 out[code] = name
 
     def walk(d: Any) -> None:
@@ -119,25 +117,22 @@ def _composes(code: CodeType) -> bool:
 
 def _class_of(stack: list[CodeType], at: int) -> str:
     """What the code is a method of, past torch.nn's own calling convention."""
-    while at > 0 and stack[at].co_filename.endswith(MODULE_CALL):
+    while at > 0 and _is_module_call(stack[at]):
         at -= 1
     code = stack[at]
     name: str = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has no qualified names here
     return name.rsplit(".", 1)[0].rsplit(".", 1)[-1].replace("<locals>", code.co_name)
 
 
-def library(path: str) -> str:
-    found = DECODERS.search(path)
-    return (found[1] or Path(path).stem) if found else ""
+def _is_module_call(code: CodeType) -> bool:
+    return code.co_filename == paths.torch_file("nn", "modules", "module.py")
 
 
-_ENGINE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_STDLIB = os.path.dirname(os.__file__) + os.sep
-
-
-def is_users(path: str) -> bool:
-    inside = ("site-packages" in path) or ("dist-packages" in path) or path.startswith((_ENGINE, _STDLIB, "<"))
-    return not inside
+@functools.cache  # a look asks for each frame
+def decoder(path: str) -> str:
+    """The library that decodes, where the file is one of its files; else ""."""
+    found = DECODERS.match(paths.installed(path).replace(os.sep, "/"))
+    return found[1] if found else ""
 
 
 @functools.cache  # a look asks, and each time the kernel would be asked for the folder

@@ -18,7 +18,7 @@ from .errors import StateError
 from .randomness import NAMES, restore, unpacked
 from .stateful import alike
 
-VERSION = 1
+VERSION = 2  # since 2 random state is in base 64
 MAX_INT = 1 << 63
 MAX_WORKERS = 1 << 16
 MAX_TASKS, MAX_SIZE = 1 << 40, 1 << 22  # of an epoch and of a batch; their product fits an index
@@ -92,17 +92,17 @@ class State:
 
     def to_dict(self) -> dict[str, Any]:
         """The state dict."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values = dict(vars(self))
         values["ahead"] = list(self.ahead)
         values["world"] = None if self.world is None else list(self.world)
         values["sampler_rng"] = json.dumps(self.sampler_rng)
         values["sampler_state"] = _packed(self.sampler_state)
-        values["parts"] = _packed([{"count": p.count, "at": p.at, "state": p.state} for p in self.parts])
+        values["parts"] = _packed([dict(vars(p)) for p in self.parts])
         return {"stoker": VERSION, **values}
 
     @classmethod
     def from_dict(cls, d: Any) -> State:
-        """The state that ``to_dict`` wrote.
+        """The state that ``to_dict`` wrote. Keys that are not stoker's are left alone: accelerate adds one.
 
         Raises:
             StateError: anything else; the message says what is wrong with it.
@@ -118,9 +118,9 @@ class State:
         if version > VERSION:
             raise StateError(f"the state dict has version {version}, this stoker reads up to {VERSION}: a newer stoker")
         names = {f.name for f in fields(cls)}
-        for what, keys in (("lacks", names - set(d)), ("has no place for", set(d) - names - {"stoker"})):
-            if keys:
-                raise StateError(f"a state dict of version {version} {what} {', '.join(sorted(map(_short, keys)))}")
+        lacks = names - set(d)
+        if lacks:
+            raise StateError(f"a state dict of version {version} lacks {', '.join(sorted(map(_short, lacks)))}")
         return cls(**{name: _read(name, d[name]) for name in names})._consistent()
 
     def _consistent(self) -> State:
@@ -277,6 +277,10 @@ def _read(name: str, value: Any) -> Any:
 
 def _packed(value: Any) -> Any:
     """As JSON if it comes back as it was, else itself."""
+    if value is None:
+        return "null"
+    if value == []:
+        return "[]"
     try:
         text = json.dumps(value)
         if alike(json.loads(text), value):

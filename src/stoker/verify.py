@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler, Subset
 
-from . import engine, machine, seeding
+from . import engine, seeding
 from .errors import StokerError, StokerWarning, UsageError
 from .faults import quarantine
 from .faults.policy import Failure
 from .loader import DataLoader
-from .options import Measured
 from .stage import staged_in
 from .tuning.tasks import keys_of
 
@@ -170,8 +169,6 @@ def _loader(inner: Any, keys: Sequence[Any], workers: int | str, sample_timeout:
     )
     if many == "auto" and workers != "auto":
         mine.resize(int(workers))
-    elif many == "auto":  # not measured first: that would read samples for nothing, and it adapts as it goes
-        engine.state_of(mine).measured = Measured(min(machine.cores_granted(), -(-len(keys) // BATCH)))
     return mine
 
 

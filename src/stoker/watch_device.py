@@ -15,11 +15,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
 
 from .metrics import LoaderMetrics
+from .patches import Patches
 from .watched import made_at
 
 PAIRS = 64  # of events that the device has not reached; while there are so many, none are added
@@ -85,64 +87,38 @@ class Crossings:
     def __init__(self, metrics: LoaderMetrics, device: str = "cuda") -> None:
         self._metrics, self._device = metrics, device
         self._steps = 0
-        self._own: dict[str, Any] = {}
-        self._synchronize: Any = None
+        self._timing = False
 
     def step(self, seconds: float) -> None:
         """A step has ended, after so many seconds."""
         self._steps += 1
         since = (self._steps - FIRST) % EVERY
-        if self._own:
+        if self._timing:
             self._metrics.crossing_steps += 1
             self._metrics.crossing_s += seconds
         if self._steps >= FIRST and since == 0:
             self.begin()
-        elif self._own and since >= SPELL:
+        elif self._timing and since >= SPELL:
             self.end()
 
     def begin(self) -> None:
-        if self._own:
+        if self._timing:
             return
-        for name in ("to", "cuda", "copy_", *SYNCS):
-            original = getattr(torch.Tensor, name)
-            self._own[name] = vars(torch.Tensor).get(name)
-            setattr(torch.Tensor, name, self._wrapped(name, original))
-        self._synchronize = torch.cuda.synchronize
-        torch.cuda.synchronize = self._waits(torch.cuda.synchronize)
+        if not _timing:
+            _replace()
+        _timing.append(self)
+        self._timing = True
 
     def end(self) -> None:
-        for name, original in self._own.items():
-            if original is None:
-                delattr(torch.Tensor, name)  # it is TensorBase's again
-            else:
-                setattr(torch.Tensor, name, original)
-        if self._synchronize is not None:
-            torch.cuda.synchronize = self._synchronize
-        self._own, self._synchronize = {}, None
+        if not self._timing:
+            return
+        _timing.remove(self)
+        self._timing = False
+        if not _timing:
+            _patches.undo()
 
-    def _wrapped(self, name: str, original: Any) -> Any:
-        @functools.wraps(original)
-        def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            began = _now()
-            out = original(tensor, *args, **kwargs)
-            kind = self._kind(name, tensor, out, args, kwargs)
-            if kind:
-                size = tensor.nbytes if name != "copy_" else args[0].nbytes
-                self._add(kind, _now() - began, size)
-            return out
-
-        return call
-
-    def _waits(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            began = _now()
-            original(*args, **kwargs)
-            self._add("sync", _now() - began, 0)
-
-        return call
-
-    def _kind(self, name: str, tensor: Any, out: Any, args: Any, kwargs: Any) -> str:
+    def kind(self, name: str, tensor: Any, out: Any, args: Any, kwargs: Any) -> str:
+        """What a call of a tensor's method was, as in the class; "" for none of that."""
         if name in SYNCS:
             return "sync" if tensor.device.type == self._device else ""
         source = args[0] if name == "copy_" and args else tensor
@@ -159,11 +135,52 @@ class Crossings:
         free = kwargs.get("non_blocking") or any(a is True for a in args)
         return "free" if free else "blocking"
 
-    def _add(self, kind: str, seconds: float, size: int) -> None:
-        entry = self._metrics.crossings.setdefault(f"{kind} {made_at(sys._getframe(2))}", [0, 0.0, 0])
+    def add(self, kind: str, frame: FrameType, seconds: float, size: int) -> None:
+        """A call of this kind."""
+        entry = self._metrics.crossings.setdefault(f"{kind} {made_at(frame)}", [0, 0.0, 0])
         entry[0] += 1
         entry[1] += seconds
         entry[2] += size
+
+
+# Loaders that go in step have their spells at the same time: torch's methods are replaced once for all of them.
+_timing: list[Crossings] = []
+_patches = Patches()
+
+
+def _replace() -> None:
+    for name in ("to", "cuda", "copy_", *SYNCS):
+        _patches.put(torch.Tensor, name, functools.partial(_timed, name))
+    _patches.put(torch.cuda, "synchronize", _waiting)
+
+
+def _timed(name: str, original: Any) -> Any:
+    @functools.wraps(original)
+    def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        began = _now()
+        out = original(tensor, *args, **kwargs)
+        if _timing:
+            took, frame = _now() - began, sys._getframe(1)
+            for crossings in list(_timing):
+                kind = crossings.kind(name, tensor, out, args, kwargs)
+                if kind:
+                    crossings.add(kind, frame, took, tensor.nbytes if name != "copy_" else args[0].nbytes)
+        return out
+
+    return call
+
+
+def _waiting(original: Any) -> Any:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        began = _now()
+        original(*args, **kwargs)
+        if _timing:
+            took, frame = _now() - began, sys._getframe(1)
+            for crossings in list(_timing):
+                crossings.add("sync", frame, took, 0)
+
+    return call
 
 
 class DeviceWatch:

@@ -15,6 +15,7 @@ from torch.utils.data import _utils as torch_utils
 
 from . import stage
 from .live import Stages
+from .patches import Patches
 
 SHORT_S = 1e-3
 ONE_IN = 16
@@ -26,17 +27,16 @@ _cpu = time.thread_time
 _pid = os.getpid
 
 
-def attach() -> None:
+def attach(patches: Patches) -> None:
     """Times torch's own fetchers, in its workers and inline. stoker's workers report for themselves."""
     fetch_module = torch_utils.fetch
     for cls in (fetch_module._MapDatasetFetcher, fetch_module._IterableDatasetFetcher):
-        _watch_fetcher(cls)
-    _watch_stages()
+        patches.put(cls, "fetch", _watched)
+    patches.put(stage.Stages, "run", _watched_stages)
 
 
-def _watch_stages() -> None:
+def _watched_stages(run: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """stoker's own workers send their times themselves; this is for what is behind the sums."""
-    run = stage.Stages.run
 
     @functools.wraps(run)
     def watched(self: Any, indices: Any) -> Any:
@@ -52,7 +52,7 @@ def _watch_stages() -> None:
             account.looks.began = 0.0
             account.done([_now() - began])
 
-    stage.Stages.run = watched  # type: ignore[method-assign]
+    return watched
 
 
 class _Fetching:
@@ -147,9 +147,7 @@ class _Fetching:
         self.account.done(self.took)
 
 
-def _watch_fetcher(cls: Any) -> None:
-    original = cls.fetch
-
+def _watched(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     @functools.wraps(original)
     def fetch(self: Any, index: Any) -> Any:
         fetching = self.__dict__.get("_stoker_fetching")
@@ -171,7 +169,7 @@ def _watch_fetcher(cls: Any) -> None:
             if took > SHORT_S:
                 fetching.short = False
 
-    cls.fetch = fetch
+    return fetch
 
 
 def gathered(gather: Any, stages: Stages) -> Callable[[Any], Any]:

@@ -2,34 +2,77 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
+import re
+import weakref
 from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import torch
+import torch.utils.data.dataloader as torch_loader
 
-from . import engine
+from . import engine, paths
 from .options import AutoWorkers
 from .stacks import short
 
 
 def settings_of(loader: Any) -> dict[str, Any]:
-    """A loader's settings by torch's names, for the report."""
-    context = loader.multiprocessing_context
+    """A loader's settings by torch's names, for the report. One that only looks like torch's may lack some."""
+
+    def get(name: str, default: Any = None) -> Any:
+        return getattr(loader, name, default)
+
+    context, whole = get("multiprocessing_context"), owner(loader)
     return {
-        "dataset": type(loader.dataset).__name__,
-        "batch_size": getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size,
-        "num_workers": int(loader.num_workers),
-        "auto": isinstance(loader.num_workers, AutoWorkers),
-        "prefetch_factor": loader.prefetch_factor,
-        "persistent_workers": loader.persistent_workers,
-        "pin_memory": bool(loader.pin_memory),
-        "in_order": getattr(loader, "in_order", True),
-        "worker_method": (engine.state_of(loader).method or (getattr(loader, "worker_method", "process"),))[0],
+        "class": type(whole).__qualname__,
+        "dataset": type(getattr(whole, "dataset", None)).__name__,
+        "batch_size": getattr(get("batch_sampler"), "batch_size", None)
+        or get("batch_size")
+        or getattr(whole, "bs", None),
+        "num_workers": int(get("num_workers", 0)),
+        "auto": isinstance(get("num_workers"), AutoWorkers),
+        "prefetch_factor": get("prefetch_factor"),
+        "persistent_workers": bool(get("persistent_workers")),
+        "pin_memory": bool(get("pin_memory")),
+        "in_order": get("in_order", True),
+        "worker_method": (engine.state_of(loader).method or (get("worker_method", "process"),))[0],
         "multiprocessing_context": context.get_start_method() if hasattr(context, "get_start_method") else None,
-        "iterable": loader._dataset_kind != 0,
+        "iterable": get("_dataset_kind", 0) != 0,
     }
+
+
+def owner(loader: Any) -> Any:
+    """What a user calls the loader: fastai hands torch's iterators an object of its own, whose dataset is itself."""
+    return vars(loader).get("d", loader) if getattr(loader, "dataset", None) is loader else loader
+
+
+def called(loader: Any) -> str:
+    """What a loader is called of which nobody saw where it was made."""
+    whole = owner(loader)
+    return f"{type(whole).__name__} of {type(getattr(whole, 'dataset', None)).__name__}"
+
+
+def bypass(loader: Any, it: Any) -> str:
+    """Why stoker's engine cannot stand behind a loader; "" where it can.
+
+    Args:
+        loader: the loader.
+        it: its iterator, as far as that is known.
+    """
+    cls = type(it)
+    if cls.__module__.startswith("stoker.") or (cls in _TORCHS and isinstance(loader, torch_loader.DataLoader)):
+        return ""
+    if cls.__module__.startswith("torchdata."):
+        return "torchdata's StatefulDataLoader has iterators of its own, and what its state_dict() says is about them"
+    if cls in _TORCHS:
+        return f"{type(owner(loader)).__module__} uses torch's iterators without a DataLoader"
+    if isinstance(it, torch_loader._BaseDataLoaderIter):
+        return f"its iterators are of a class of their own, {cls.__qualname__}"
+    return f"its class {type(loader).__qualname__} makes batches without torch's iterators"
+
+
+_TORCHS = (torch_loader._SingleProcessDataLoaderIter, torch_loader._MultiProcessingDataLoaderIter)
 
 
 def count(batch: Any, default: int) -> int:
@@ -53,19 +96,69 @@ def made_at(frame: FrameType | None) -> str:
     nearest = None
     while frame is not None:
         path = frame.f_code.co_filename
-        inside = path.startswith("<") or _is_engine(path)
-        if not inside:
+        if not path.startswith(("<", paths.PACKAGE, paths.torch())):
             here = f"{short(path)}:{frame.f_lineno}"
             nearest = nearest or here
-            if "site-packages" not in path and "dist-packages" not in path and not path.startswith(_STDLIB):
+            if not _is_library(path):
                 return here
         frame = frame.f_back
     return nearest or "?"
 
 
-_STDLIB = os.path.dirname(os.__file__) + os.sep
-_ENGINES = tuple(os.path.dirname(os.path.abspath(f)) + os.sep for f in (torch.__file__, __file__))
+class _Named:
+    """The names of loaders that a script's own code made, by dataset."""
+
+    def __init__(self) -> None:
+        self._datasets: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._names: dict[int, str] = {}
+
+    def name(self, loader: Any, dataset: Any, frame: FrameType | None) -> str:
+        """What a loader is called that is being made.
+
+        A framework builds a script's loader again, with another sampler: that one is called by the script's line, too.
+
+        Args:
+            loader: the loader.
+            dataset: its dataset.
+            frame: who calls its constructor.
+        """
+        name = made_at(frame)
+        # Constructors of subclasses, and what is wrapped around them, belong to the call that makes it.
+        while frame is not None and (_is_engine(frame.f_code.co_filename) or _holds(frame, loader)):
+            frame = frame.f_back
+        if frame is not None and _is_library(frame.f_code.co_filename):
+            for made_of in (dataset, getattr(dataset, "dataset", None)):
+                if self._datasets.get(id(made_of)) is made_of and made_of is not None:
+                    return self._names[id(made_of)]
+            # All of a framework's loaders are made in one line of the script, that which calls ``train()``.
+            purpose = _purpose(frame)
+            return f"{name} ({purpose})" if purpose else name
+        with contextlib.suppress(TypeError):  # a list cannot be referred to weakly
+            self._datasets[id(dataset)] = dataset
+            self._names[id(dataset)] = name
+        return name
+
+
+named = _Named()
+_PURPOSE = re.compile("(train|val|eval|test|predict).*loader")
+
+
+def _purpose(frame: FrameType | None) -> str:
+    """The library's function that says what the loader is for, as ``get_eval_dataloader`` does; "" where none does."""
+    while frame is not None and _is_library(frame.f_code.co_filename):
+        if _PURPOSE.search(frame.f_code.co_name):
+            return frame.f_code.co_name
+        frame = frame.f_back
+    return ""
+
+
+def _holds(frame: FrameType, loader: Any) -> bool:
+    return any(value is loader for value in frame.f_locals.values())
+
+
+def _is_library(path: str) -> bool:
+    return not paths.is_users(path)
 
 
 def _is_engine(path: str) -> bool:
-    return path.startswith(_ENGINES)
+    return path.startswith((paths.PACKAGE, paths.torch()))

@@ -1,10 +1,13 @@
 """Waits for ``torch.utils.data.dataloader`` to be imported and then puts the watch on it. Standard library only."""
 
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
 import sys
+import threading
+from collections.abc import Callable
 from typing import Any
 
 TARGET = "torch.utils.data.dataloader"
@@ -19,27 +22,62 @@ class _Loader(importlib.abc.Loader):
 
     def exec_module(self, module: Any) -> None:
         self._real.exec_module(module)
-        _on_first_loader(module)
+        _Waiting(module)
 
     def __getattr__(self, name: str) -> Any:  # get_source and the like, for tracebacks
         return getattr(self._real, name)
 
 
-def _on_first_loader(module: Any) -> None:
-    """torch is half imported now; the watch needs all of it, so it waits for the first loader."""
-    original = module.DataLoader.__init__
+class _Waiting:
+    """Begins the watch when a script makes its first loader or iterator, or defines its first class of loaders.
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        if module.DataLoader.__init__ is __init__:
-            module.DataLoader.__init__ = original
-            _attach(module)
-        module.DataLoader.__init__(self, *args, **kwargs)
+    torch is half imported when its loader module is executed, and the watch needs all of it. So a few methods of torch
+    are replaced now, once and for good. Before the first call each does what torch's does; afterwards what the watch
+    has put into ``replaced``. No attribute is looked up again or put back: frameworks wrap the same methods for a while
+    (Lightning wraps ``__init__`` of every loader class), and then restore what they found.
+    """
 
-    __init__.__wrapped__ = original  # type: ignore[attr-defined]  # what inspect.signature shows
-    module.DataLoader.__init__ = __init__
+    def __init__(self, module: Any) -> None:
+        self._module, self._begun, self._lock = module, False, threading.RLock()
+        self.replaced: dict[tuple[type, str], Callable[..., Any]] = {}
+        self._wait(module.DataLoader, "__init__")
+        for cls in (module._SingleProcessDataLoaderIter, module._MultiProcessingDataLoaderIter):
+            self._wait(cls, "__init__")
+        self._wait_for_subclasses(module.DataLoader)
+
+    def _wait(self, cls: Any, name: str) -> None:
+        key = cls, name
+        original = self.replaced[key] = vars(cls)[name]
+
+        @functools.wraps(original)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            self._begin()
+            return self.replaced[key](*args, **kwargs)
+
+        setattr(cls, name, method)
+
+    def _wait_for_subclasses(self, base: Any) -> None:
+        key = base, "__init_subclass__"
+        self.replaced[key] = lambda cls: None
+
+        def __init_subclass__(cls: Any, **kwargs: Any) -> None:
+            super(base, cls).__init_subclass__(**kwargs)
+            if not cls.__module__.startswith("torch."):
+                self._begin()
+                self.replaced[key](cls)
+
+        base.__init_subclass__ = classmethod(__init_subclass__)  # type: ignore[arg-type]
+
+    def _begin(self) -> None:
+        if self._begun:
+            return
+        with self._lock:  # another thread's first loader waits until the watch is there
+            if not self._begun:
+                self._begun = True
+                _attach(self._module, self.replaced)
 
 
-def _attach(module: Any) -> None:
+def _attach(module: Any, replaced: dict[tuple[type, str], Callable[..., Any]]) -> None:
     home = os.environ.get("STOKER_HOME", "")
     sys.path.append(home)  # last: it must not shadow anything of the script's
     try:
@@ -50,7 +88,7 @@ def _attach(module: Any) -> None:
     finally:
         if home in sys.path:
             sys.path.remove(home)
-    watching.attach(module)
+    watching.attach(module, replaced)
 
 
 class _Finder(importlib.abc.MetaPathFinder):

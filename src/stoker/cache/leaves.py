@@ -177,6 +177,12 @@ def _take_image(image: Any, out: list[Leaf]) -> list[Any] | None:
     return ["P", image.mode, list(image.size), info]
 
 
+def stored_copy(sample: Any) -> Any:
+    """What comes back of a sample that is kept: an image that was read from a file, say, is a plain one."""
+    words, leaves = take(sample)
+    return Layout(words).put([x.copy() for x in leaves])
+
+
 class Layout:
     """How samples of one make are put together again from the bytes of their leaves.
 

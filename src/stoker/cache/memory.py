@@ -76,24 +76,29 @@ class Memory:
         self._attach(fd)
 
     def _attach(self, fd: int) -> None:
-        self._fd, self.lock = fd, Lock(fd)
+        self.fd, self.lock = fd, Lock(fd)
         weakref.finalize(self, os.close, fd).atexit = False
 
     @classmethod
-    def _attached(cls, fd: Any) -> Memory:
+    def of(cls, fd: int) -> Memory:
+        """The memory of another process' descriptor, which belongs to it from now on."""
         memory = cls.__new__(cls)
-        memory._attach(fd.detach())
+        memory._attach(fd)
         return memory
+
+    @classmethod
+    def _attached(cls, fd: Any) -> Memory:
+        return cls.of(fd.detach())
 
     def __reduce__(self) -> Any:
         if get_spawning_popen() is None:
             raise UsageError("a cache in memory belongs to this run and its workers; it cannot be pickled elsewhere")
-        return Memory._attached, (reduction.DupFd(self._fd),)
+        return Memory._attached, (reduction.DupFd(self.fd),)
 
     def table(self, name: str, dtype: Any, count: int, at: int) -> np.ndarray[Any, Any]:
         """``count`` values from byte ``at`` on, a multiple of the page size; zeros where nothing was written."""
         dtype = np.dtype(dtype)
-        whole = np.frombuffer(map_shared(self._fd, max(1, count * dtype.itemsize), at), np.uint8)
+        whole = np.frombuffer(map_shared(self.fd, max(1, count * dtype.itemsize), at), np.uint8)
         return whole[: count * dtype.itemsize].view(dtype)
 
     def reserve(self, name: str, at: int, nbytes: int) -> None:
@@ -102,7 +107,7 @@ class Memory:
         Raises:
             OSError: there are none.
         """
-        os.posix_fallocate(self._fd, at, nbytes)
+        os.posix_fallocate(self.fd, at, nbytes)
 
     def seal(self) -> None:
         """All is in; there is nothing to be done."""

@@ -35,6 +35,7 @@ ENOUGH = 16  # samples, at most, that are waited for before it is decided how sa
 # What each word of the head is.
 STATE, COUNT, ROWS, TAKEN, HEAP, FILLED, USED, BUDGET = range(8)
 WORDS_LEN, REASON_LEN, WHOLE, PREPARED, PREPARE_NS, LOOKED, TRIED, SQUEEZED = range(8, 16)
+RANKS, JOINED = 16, 17  # of a node that fill one store: how many the budget is for, and how many of them have come
 OPEN, ROWED, HEAPED, SHUT = range(4)  # STATE: undecided; rows and heap; heap only; not used, and there is a reason
 _ORDERED = platform.machine() in ("x86_64", "AMD64")  # where stores are seen in the order in which they were made
 
@@ -65,6 +66,7 @@ class Account(NamedTuple):
         prepare_s: seconds that took, summed.
         reason: why nothing more is let in, "" while it is.
         compressed: whether what is in is compressed.
+        ranks: of this node that fill and read it.
     """
 
     samples: int
@@ -75,6 +77,7 @@ class Account(NamedTuple):
     prepare_s: float
     reason: str
     compressed: bool = False
+    ranks: int = 1
 
 
 def size_of(samples: int, budget: int) -> int:
@@ -142,6 +145,7 @@ class Store:
             int(h[PREPARE_NS]) / 1e9,
             self.reason,
             bool(h[SQUEEZED]),
+            max(1, int(h[JOINED])),
         )
 
     @property
@@ -158,6 +162,17 @@ class Store:
             self._say(reason)
             self._head[STATE] = SHUT
             return True
+
+    def divide(self, ranks: int) -> None:
+        """The budget is that of so many ranks: it may be used up once all of them have joined."""
+        self._head[RANKS] = ranks
+
+    def join(self) -> None:
+        """One more rank fills and reads this store."""
+        with self.medium.lock():
+            self._head[JOINED] = min(self._head[RANKS], self._head[JOINED] + 1)
+            if self._head[STATE] != SHUT:
+                self._head[REASON_LEN] = 0  # what was full has room by now
 
     def again(self) -> None:
         """What was full may have room by now: a file system, another run's cache."""
@@ -444,7 +459,7 @@ class Store:
 
     def _reserve(self, name: str, at: int, nbytes: int, table_at: int) -> bool:
         head = self._head
-        if head[USED] + nbytes > head[BUDGET]:
+        if head[USED] + nbytes > int(head[BUDGET]) * max(1, int(head[JOINED])) // max(1, int(head[RANKS])):
             return False
         if self.medium.kind == "RAM" and head[USED] >= head[LOOKED]:
             head[LOOKED] = head[USED] + LOOK

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-STORED, PLACE = "stoker.staging.border:Stored", "stoker.staging.border:Place"  # what ``split`` keeps of a sample
-
 
 def in_words(words: str) -> str:
     """What ``leaves.take`` says of a sample's make, for people.
@@ -30,12 +28,9 @@ def _described(tree: Any) -> str:
         return f"[{inner}]" if word == "[" else f"({inner}{',' * (len(tree[1]) == 1)})"
     if word == "{":
         return "{" + ", ".join(f"{k!r}: {_described(v)}" for k, v in zip(tree[1], tree[2], strict=True)) + "}"
-    if word == "N" and tree[1] == STORED:
-        sample, calls = tree[2]
-        return f"{_described(sample)} from {', '.join(_called(call) for call in calls[1])}"
     if word == "N":
         name = str(tree[1])
-        return "augmented" if name == PLACE else f"{name[name.find(':') + 1 :]}({', '.join(map(_described, tree[2]))})"
+        return f"{name[name.find(':') + 1 :]}({', '.join(map(_described, tree[2]))})"
     if word in ("t", "a"):
         dtype = tree[1] if word == "t" else np.dtype(tree[1]).name
         return f"{dtype} {'tensor' if word == 't' else 'array'} {'x'.join(map(str, tree[2]))}".rstrip()
@@ -46,10 +41,3 @@ def _described(tree: Any) -> str:
     if word == "g":
         return f"NumPy {np.dtype(tree[1]).name}"
     return {"i": "int", "f": "float", "?": "bool", "s": "str", "b": "bytes", "0": "None"}[word]
-
-
-def _called(call: Any) -> str:
-    """What a transform is to be called with."""
-    _, args, kwargs = call[1]
-    named = [f"{k}={_described(v)}" for k, v in zip(kwargs[1], kwargs[2], strict=True)]
-    return f"augment({', '.join([*map(_described, args[1]), *named])})"

@@ -209,6 +209,8 @@ class Finding:
         predicted_speedup: of the loop, by the model in the rule; None where it cannot say.
         change: the loader's settings, by torch's names, with which the fix is made; empty where it is another one.
         loader: the loader's name; ``diagnose`` fills it in.
+        applied: ``stoker run --apply`` did it in this very run; ``measured_speedup`` is what that brought, where it is
+            known: of later epochs for what is kept, of the whole loop otherwise.
     """
 
     cause: str
@@ -218,6 +220,13 @@ class Finding:
     predicted_speedup: float | None = None
     change: dict[str, Any] = field(default_factory=dict)
     loader: str = ""
+    applied: bool = False
+    measured_speedup: float | None = None
+
+    @property
+    def brings(self) -> float:
+        """The part of the loop's time that mending it saves: as predicted, or else all that it costs."""
+        return 1 - 1 / self.predicted_speedup if self.predicted_speedup else self.share
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -9,7 +9,8 @@ WORTH = 1.05
 
 
 def check(case: Case) -> Finding | None:
-    if not case.starved or case.workers or gil_bound.check(case):
+    chosen = case.loader["settings"].get("auto")  # by num_workers="auto", which has tried workers
+    if not case.starved or case.workers or chosen or gil_bound.check(case):
         return None
     gain = speedup(case, case.cores)
     if gain is not None and gain < WORTH:

@@ -13,6 +13,8 @@ DELAYED = 0.4
 
 def check(case: Case) -> Finding | None:
     tasks, waits = case.loader.get("tasks", {}), case.loader.get("waits", {})
+    if (case.loader.get("cache") or {}).get("filled") and not case.loader.get("filled_epochs"):
+        return None  # tasks that filled a cache took longer than those it served, and stand among them
     if not case.starved or not case.workers or not FEW <= tasks.get("slow_count", 0) <= RARE * tasks["count"]:
         return None
     if tasks["slow_share"] < LEAST or waits.get("slow_share", 0.0) < WAITS:

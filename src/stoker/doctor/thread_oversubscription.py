@@ -7,6 +7,7 @@ from . import Case, Finding
 MORE = 1.4  # CPU of a worker's process over that of its own thread
 EXCESS = 0.2  # of a task's time, CPU of other threads
 DELAYED = 0.15
+COMPUTES = 0.3  # of the tasks' time, in which their own thread computes or wants to
 AT_WORK = 0.5  # of a worker's life, in tasks
 
 
@@ -17,6 +18,8 @@ def check(case: Case) -> Finding | None:
     own = float(case.loader["stages"]["worker"]["cpu_s"])
     ratio = float(kernel["cpu_ns"]) / 1e9 / own if own > 0 else 0.0
     worked = (case.service or 0.0) * tasks
+    if own + float(kernel["delay_ns"]) / 1e9 < COMPUTES * worked:
+        return None  # the tasks sleep: whoever is short of cores, it is not they
     if float(kernel["cpu_ns"]) / 1e9 - own < EXCESS * worked:
         return None
     if ratio < MORE or case.delayed < DELAYED or worked < AT_WORK * kernel["seconds"]:

@@ -30,11 +30,13 @@ from . import (
     stragglers,
     sync_transfer,
     thread_oversubscription,
+    too_few_cores,
     too_few_workers,
     too_many_workers,
     worker_memory_growth,
     worker_startup,
 )
+from .later import filled, later
 
 RULES: tuple[Callable[[Case], Finding | None], ...] = (
     main_process_loading.check,
@@ -60,7 +62,7 @@ RULES: tuple[Callable[[Case], Finding | None], ...] = (
     pin_memory_exhausts_ram.check,
     checkpoint_or_logging.check,
 )
-CAUSES = tuple(rule.__module__.rpartition(".")[2] for rule in (*RULES, cold_cache.check))
+CAUSES = tuple(rule.__module__.rpartition(".")[2] for rule in (*RULES, cold_cache.check, too_few_cores.check))
 TRANSFERS = ("pageable_transfer", "sync_transfer", "batch_too_small")
 LEAST = 0.03  # of the loop; what costs less is not worth a line
 FEW = 5  # batches; below that a wait is start-up and noise
@@ -74,7 +76,7 @@ def diagnose(
     gpus: int = 0,
     memory: int = 0,
 ) -> tuple[str, list[Finding]]:
-    """Verdict and findings, the costliest first.
+    """Verdict and findings, what brings most first.
 
     Args:
         loaders: the report's ``loaders``.
@@ -89,23 +91,31 @@ def diagnose(
         return "unknown", []
     total = sum(float(entry["wait_s"]) + float(entry["step_s"]) for entry in seen)
     findings: list[Finding] = []
-    remedies: list[Finding] = []
     weights: dict[str, float] = {}
     waited = 0.0
     for entry in seen:
         weight = weights[entry["name"]] = (float(entry["wait_s"]) + float(entry["step_s"])) / total if total else 0.0
         case = Case(entry, cores, cuda, around or {}, weight, gpus, memory)
+        if filled(entry):  # while a cache was filled is not how it goes on
+            case = replace(case, loader=later(entry))
         waited += case.share * weight
         cold = cold_cache.check(case)
         if cold is not None:
-            case = replace(case, loader=cold_cache.without(entry))
+            case = replace(case, loader=later(entry))
         found = [f for f in (cold, *(rule(case) for rule in RULES)) if f is not None]
-        findings += [replace(f, loader=entry["name"]) for f in found if not 0 < f.share < LEAST]
+        if not found and case.starved:
+            found = [f for f in (too_few_cores.check(case),) if f is not None]
         remedy = cacheable_prefix.check(case)
-        remedies += [replace(remedy, loader=entry["name"])] if remedy is not None else []
-    findings.sort(key=lambda f: -f.share * weights[f.loader])
-    findings += remedies  # behind what is wrong
+        found += [] if remedy is None else [remedy]
+        findings += [replace(f, loader=entry["name"]) for f in found if not 0 < f.share < LEAST]
+    findings.sort(key=lambda f: _rank(f, weights[f.loader]), reverse=True)
+    causes = [f for f in findings if f.cause != "cacheable_prefix"]
     starved = waited >= STARVED or any(f.cause in ("worker_startup", "cold_cache") for f in findings)
-    if findings and findings[0].cause in TRANSFERS and waited < STARVED:
+    if causes and causes[0].cause in TRANSFERS and waited < STARVED:
         return "transfer-bound", findings
     return ("input-bound" if starved else "healthy"), findings
+
+
+def _rank(f: Finding, weight: float) -> tuple[float, bool, float]:
+    """By what it brings; of two that bring about as much the one that stoker does itself comes first."""
+    return round(f.brings * weight, 1), f.cause == cacheable_prefix.__name__.rpartition(".")[2], f.brings * weight

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..errors import UsageError
+from ..lifecycle import starts_processes
+from ..options import AutoWorkers
 from ..stateful import is_stateful
 from . import policy
 from .policy import OnError
@@ -21,6 +23,10 @@ LINUX = sys.platform == "linux"
 STATE = (
     "what state the dataset (it has state_dict() and load_state_dict()) was in when a worker died, only that worker "
     "knew. Leave it out, and a death is torch's error"
+)
+FOREIGN = (
+    "multiprocessing_context={} does not start processes by fork, spawn or forkserver, so torch's own iterator serves "
+    "this loader"
 )
 
 
@@ -50,7 +56,14 @@ def check(loader: Any) -> None:
     policy.check(loader.on_error, loader.refill, loader.max_errors)
     _check_death(loader)
     check_timeout(loader)
+    _check_context(loader)
     if not asked(loader):
+        listed = loader.quarantine is not None and os.fspath(loader.quarantine) != policy.QUARANTINE
+        if listed or loader.max_errors is not None:
+            name = "quarantine" if listed else "max_errors"
+            raise UsageError(
+                f'{name}= is about samples that are left out or replaced, and on_error="raise" does neither'
+            )
         return
     words = "a function" if callable(loader.on_error) else repr(loader.on_error)
     if loader._dataset_kind != _DatasetKind.Map:
@@ -70,7 +83,7 @@ def check(loader: Any) -> None:
 
 
 def only_processes(loader: Any) -> str:
-    """Why ``worker_method="auto"`` takes processes without measuring; "" where nothing says so."""
+    """Why ``worker_method="auto"`` takes processes; "" where nothing says so."""
     if getattr(loader, "sample_timeout", None):
         return "sample_timeout is set, and threads cannot be killed"
     return 'on_worker_death="restart" is for processes' if loader.on_worker_death == "restart" else ""
@@ -120,6 +133,32 @@ def _check_death(loader: Any) -> None:
         raise UsageError(f'on_worker_death="restart" starts another worker, and {STATE}')
     if not LINUX:
         raise UsageError(f'on_worker_death="restart" is not there on {sys.platform} yet, only on Linux')
+
+
+def _check_context(loader: Any) -> None:
+    """Raises where torch's own iterator serves the loader and cannot do what is asked for."""
+    context = loader.multiprocessing_context
+    if loader.num_workers == 0 or loader.debug or starts_processes(context):
+        return
+    wants = {
+        "on_error": asked(loader),
+        "sample_timeout": loader.sample_timeout,
+        "on_worker_death": loader.on_worker_death == "restart",
+        "task_seeds": loader.task_seeds,
+        "budget": loader.budget is not None,
+        'num_workers="auto"': isinstance(loader.num_workers, AutoWorkers),
+    }
+    named = [name for name, wanted in wants.items() if wanted]
+    if named:
+        raise UsageError(
+            f"{FOREIGN.format(type(context).__name__)}, without {', '.join(named)}. Leave one or the other out; "
+            'worker_method="thread" has workers that are threads, too'
+        )
+
+
+def ignored(loader: Any, *names: str) -> str:
+    """Which of these settings of a loader were given, in words; "" for none."""
+    return ", ".join(name for name in names if getattr(loader, name, None) not in (None, 0, "raise"))
 
 
 def faults_of(loader: Any, state: Any) -> tuple[OnError, Ledger]:

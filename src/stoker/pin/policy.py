@@ -146,7 +146,7 @@ def facts(batch_bytes: int = 0, batches: int = 1, refused: str = "", measured: f
         batch_bytes,
         batches,
         machine.memory_available(),
-        machine.memory_granted(),
+        machine.memory_of_rank(),
         refused,
         measured,
     )

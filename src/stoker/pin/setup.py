@@ -64,7 +64,7 @@ class Pinning:
         found = runtime()
         if found is None:
             return None
-        granted = machine.memory_granted()
+        granted = machine.memory_of_rank()
         budget = granted // policy.SHARE if asked is None else parse_bytes(asked, granted)
         self.refused = _probe(found)
         if self.refused:

@@ -16,6 +16,7 @@ import torch
 from torch._utils import ExceptionWrapper
 
 from ..blame import Caught
+from ..lifecycle import LEAVE_S
 from ..nesting import pin
 from ..source import Task
 from ..workers import native
@@ -93,7 +94,7 @@ class PinnedPool:
     def close(self) -> None:
         self._ending.set()
         if threading.current_thread() is not self.thread:
-            self.thread.join()
+            self.thread.join(LEAVE_S)  # a copy that hangs in the driver is not to hang the exit
         self._pool.close()
 
     def _run(self) -> None:

@@ -108,8 +108,8 @@ def parse(data: Any, path: str) -> Report:
         raise UsageError(f"{root.file} is no report of stoker run, stoker bench or stoker tune")
     if type(data.get("schema")) is not int:
         root.wrong("schema", "no version number")
-    if data["schema"] != SCHEMA:
-        raise UsageError(f"{root.file} has schema {_shown(data['schema'])}; this stoker compares schema {SCHEMA}")
+    if not 1 <= data["schema"] <= SCHEMA:  # what is compared has been the same in all of them
+        raise UsageError(f"{root.file} has schema {_shown(data['schema'])}; this stoker compares schema 1 to {SCHEMA}")
     loaders = {"run": _run, "bench": _bench, "tune": _tune}[kind](root)
     if len({s.key for s in loaders}) < len(loaders):
         raise UsageError(f"{root.file} names a loader twice")

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 # What --apply does something about.
-MENDED = ("main_process_loading", "too_few_workers", "slow_transport", "prefetch_too_small", "cacheable_prefix")
-OURS = ("staged",)  # settings that no DataLoader has
+MENDED = ("main_process_loading", "too_few_workers", "slow_transport", "cacheable_prefix")
+STAGED, ENGINE = "staged", "engine"  # settings that no DataLoader has: a wrapped dataset, and another class
+STAGES = b"stoker.Staged("
+MODULES = ("torch.utils.data", "utils.data", "data")  # as what torch's own is imported
 POSITIONAL = 5  # after so many of DataLoader's arguments num_workers itself may be one without a name
 
 
@@ -43,7 +45,6 @@ def of(wanted: Mapping[str, Mapping[str, Any]]) -> str:
     files: dict[str, dict[int, Mapping[str, Any]]] = {}
     for name, settings in wanted.items():
         path, _, line = name.rpartition(":")
-        settings = {k: v for k, v in settings.items() if k not in OURS}
         if path and line.isdigit() and settings:
             files.setdefault(path, {})[int(line)] = settings
     return "".join(_of_file(path, lines) for path, lines in files.items())
@@ -55,7 +56,8 @@ def _of_file(path: str, lines: Mapping[int, Mapping[str, Any]]) -> str:
         new = old
         for line in sorted(lines, reverse=True):  # from below, so that the lines above stay where they are
             new = edited(new, line, lines[line])
-        before, after = old.decode().splitlines(keepends=True), new.decode().splitlines(keepends=True)
+        new = _importing(new)
+        before, after = _lines(old.decode()), _lines(new.decode())
     except (OSError, ValueError, SyntaxError):
         return ""
     shown = path.lstrip("/")
@@ -63,6 +65,12 @@ def _of_file(path: str, lines: Mapping[int, Mapping[str, Any]]) -> str:
         text if text.endswith("\n") else f"{text}\n\\ No newline at end of file\n"
         for text in difflib.unified_diff(before, after, f"a/{shown}", f"b/{shown}", n=1)
     )
+
+
+def _lines(text: str) -> list[str]:
+    """With their ends. ``str.splitlines`` would also split at form feeds and the like, which end no line of a file."""
+    lines = text.split("\n")
+    return [line + "\n" for line in lines[:-1]] + lines[-1:] * bool(lines[-1])
 
 
 def edited(source: bytes, line: int, settings: Mapping[str, Any]) -> bytes:
@@ -81,29 +89,66 @@ def edited(source: bytes, line: int, settings: Mapping[str, Any]) -> bytes:
         >>> edited(b"x = DataLoader(d, num_workers=0)", 1, {"num_workers": 2, "pin_memory": False}).decode()
         'x = DataLoader(d, num_workers=2, pin_memory=False)'
     """
-    call = _call(ast.parse(source), line)
+    tree = ast.parse(source)
+    call = _call(tree, line)
     if call is None:
         return source
     starts = [0]
-    for text in source.splitlines(keepends=True):
-        starts.append(starts[-1] + len(text))
+    for text in source.split(b"\n"):
+        starts.append(starts[-1] + len(text) + 1)
     own = {k.arg: k.value for k in call.keywords}
     edits: list[tuple[int, int, bytes]] = []
     values = [*call.args, *(k.value for k in call.keywords)]
     last = max(values, key=lambda node: _end(node, starts))
     for name, value in settings.items():
+        if name in (STAGED, ENGINE):
+            continue
         if name in own:
             node = own[name]
-            begin, end = starts[node.lineno - 1] + node.col_offset, _end(node, starts)
-            edits.append((begin, end, repr(value).encode()))
+            edits.append((_begin(node, starts), _end(node, starts), repr(value).encode()))
         else:
             end = _end(last, starts)
             edits.append((end, end, f", {name}={value!r}".encode()))
+    data = own.get("dataset") or next(iter(call.args), None)
+    if settings.get(STAGED) and data is not None:  # behind the others: of two at one place the later one comes first
+        edits += [(at, at, text) for at, text in ((_begin(data, starts), STAGES), (_end(data, starts), b")"))]
+    if settings.get(ENGINE) and _torchs(tree, call.func):
+        edits.append((_begin(call.func, starts), _end(call.func, starts), b"stoker.DataLoader"))
     out = source
     for begin, end, text in sorted(edits, key=lambda e: e[:2], reverse=True):
         out = out[:begin] + text + out[end:]
     ast.parse(out)
     return out
+
+
+def _importing(source: bytes) -> bytes:
+    """With ``import stoker`` behind the first imports, where the source needs it."""
+    tree = ast.parse(source)
+    names = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == "stoker"]
+    imports = [n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))]
+    known = any(isinstance(n, ast.Import) and any((a.asname or a.name) == "stoker" for a in n.names) for n in imports)
+    if not names or known or not imports:
+        return source
+    last = imports[0]
+    for node in tree.body[tree.body.index(last) + 1 :]:
+        if not isinstance(node, (ast.Import, ast.ImportFrom)):
+            break
+        last = node
+    lines = source.split(b"\n")
+    lines.insert(last.end_lineno or last.lineno, b"import stoker" + b"\r" * lines[0].endswith(b"\r"))
+    return b"\n".join(lines)
+
+
+def _torchs(tree: ast.AST, func: ast.expr) -> bool:
+    """Whether this is torch's own ``DataLoader``, by how it is imported."""
+    if isinstance(func, ast.Attribute):
+        return func.attr == "DataLoader" and ast.unparse(func.value) in MODULES
+    froms = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module in MODULES[:1]]
+    return any((a.asname or a.name) == getattr(func, "id", "") == "DataLoader" for n in froms for a in n.names)
+
+
+def _begin(node: ast.expr, starts: list[int]) -> int:
+    return starts[node.lineno - 1] + node.col_offset
 
 
 def _end(node: ast.expr, starts: list[int]) -> int:

@@ -16,9 +16,9 @@ from ..doctor import Case
 from ..doctor.model import period
 from ..errors import UsageError
 from ..files import write
-from . import plots
+from . import after, plots
 from .terminal import human_bytes, human_seconds
-from .text import waited
+from .text import bypassed, clock, waited
 
 LINES = 8  # of code, a loader
 
@@ -70,8 +70,10 @@ def check(path: Path) -> None:
     Raises:
         UsageError: no such folder, no write access, or plotly is not there.
     """
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(f"--html {path}: no file can be written there")
+    if not path.parent.is_dir():
+        raise UsageError(f"--html {path}: there is no folder {path.parent}")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"--html {path}: " + ("it is a folder" if path.is_dir() else "no write access"))
     try:
         import plotly  # noqa: F401
     except ImportError:
@@ -92,7 +94,7 @@ def render(report: dict[str, Any]) -> str:
     from plotly.offline import get_plotlyjs
 
     figures: dict[str, Any] = {}
-    body = [_head(report), _reading(report), _ceilings(report), _findings(report), _diff(report), _applied(report)]
+    body = [_head(report), _applied(report, figures), _findings(report), _ceilings(report), _diff(report)]
     for i, entry in enumerate(report["loaders"]):
         body.append(_loader(entry, i, figures))
         body.append(_curve(report, entry, i, figures))
@@ -140,24 +142,20 @@ def _head(report: dict[str, Any]) -> str:
         f"<h1>stoker run <code>{_text(' '.join(report['command']))}</code></h1>"
         f'<p class="soft">{_text(grant.get("cores"))} cores, {_text(memory)} granted{code}{partial}</p>'
         f'<p class="verdict {verdict}"><b>{verdict}</b>{_waited(report)}</p>'
+        + "".join(f"<p>{_text(words)}</p>" for words in (*clock(report), *map(bypassed, report["bypassing"])))
     )
 
 
 def _waited(report: dict[str, Any]) -> str:
     if not report["loaders"]:
-        return ": no DataLoader was iterated"
+        return "" if report["bypassing"] else ": no DataLoader was iterated"
     return f": {waited(report)[1]}"
-
-
-def _reading(report: dict[str, Any]) -> str:
-    return "".join(f"<p>{_text(words)}</p>" for words in report.get("reading", []))
 
 
 def _diff(report: dict[str, Any]) -> str:
     if not report.get("diff"):
         return ""
-    left = "What is left to do" if report["applied"] else "The same in the script itself"
-    return f'<h2>{left}</h2><div class="card scroll"><pre>{_text(report["diff"])}</pre></div>'
+    return f'<h2>The same in your own code</h2><div class="card scroll"><pre>{_text(report["diff"])}</pre></div>'
 
 
 def _curve(report: dict[str, Any], e: dict[str, Any], i: int, figures: dict[str, Any]) -> str:
@@ -188,10 +186,13 @@ def _ceilings(report: dict[str, Any]) -> str:
 def _findings(report: dict[str, Any]) -> str:
     out = []
     for f in report["findings"]:
-        gain = f", predicted {f['predicted_speedup']:.2f}x" if f["predicted_speedup"] else ""
+        said = f"{f['share']:.0%} of the loop"
+        said += f", predicted {f['predicted_speedup']:.2f}x" if f["predicted_speedup"] else ""
+        if f.get("applied"):
+            said = "applied" + (f", {f['measured_speedup']:.2f}x" if f.get("measured_speedup") else "")
         evidence = _table(["evidence", ""], [[k, _figure(k, v)] for k, v in f["evidence"].items()])
         out.append(
-            f'<div class="card"><b>{_text(f["cause"])}</b> <span class="soft">{f["share"]:.0%} of the loop{gain}</span>'
+            f'<div class="card"><b>{_text(f["cause"])}</b> <span class="soft">{said}</span>'
             f"<p>{_text(f['fix'])}</p><details><summary>evidence</summary>{evidence}</details></div>"
         )
     return ("<h2>Findings</h2>" if out else "") + "".join(out)
@@ -207,19 +208,17 @@ def _figure(name: str, value: Any) -> str:
     return f"{value:,.3g}" if isinstance(value, float) else f"{value:,}"
 
 
-def _applied(report: dict[str, Any]) -> str:
+def _applied(report: dict[str, Any], figures: dict[str, Any]) -> str:
     applied = report.get("applied")
     if not applied:
         return ""
-    before = {e["name"]: e for e in (applied["before"] or {}).get("loaders", [])}
-    rows: list[list[object]] = []
-    for e in report["loaders"]:
-        old = before.get(e["name"])
-        if old:
-            gain = f"{e['samples_per_s'] / old['samples_per_s']:.2f}x" if old["samples_per_s"] else ""
-            rows.append([e["name"], f"{old['samples_per_s']:,.0f}", f"{e['samples_per_s']:,.0f}", gain])
-    reasons = "".join(f"<p><code>{_text(n)}</code>: {_text(c['reason'])}</p>" for n, c in applied["settings"].items())
-    return "<h2>Before and after</h2>" + _table(["loader", "samples/s before", "after", "speed-up"], rows) + reasons
+    headers, rows = after.rows(applied["compared"])
+    out = ["<h2>Before and after</h2>", _table(headers, [list(row) for row in rows])]
+    for i, row in enumerate(applied["compared"]["loaders"]):
+        if len(row["each"]["after"]) > 1:
+            figure = plots.pace(row["each"]["before"], row["each"]["after"], applied["compared"]["estimated"])
+            out.append(_plot(f"pace{i}", figures, figure, f"Seconds per epoch, {row['name']}", 260))
+    return "".join(out) + "".join(f"<p>{_text(words)}</p>" for words in after.said(applied))
 
 
 def _loader(e: dict[str, Any], i: int, figures: dict[str, Any]) -> str:

@@ -99,6 +99,23 @@ def epochs(e: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def pace(before: list[float], after: list[float], estimated: bool) -> dict[str, Any]:
+    """Seconds of each epoch, before and after, beside each other."""
+    name = "before (estimate)" if estimated else "before"
+    data = [
+        {"type": "bar", "name": name, "x": list(range(1, len(each) + 1)), "y": each, "marker": {"color": colour}}
+        for name, each, colour in ((name, before, WAIT), ("after", after, STEP))
+        if each
+    ]
+    layout = {
+        "barmode": "group",
+        "xaxis": {"dtick": max(1, max(len(before), len(after)) // 10)},
+        "yaxis": {"ticksuffix": " s"},
+        "showlegend": True,
+    }
+    return {"data": data, "layout": layout}
+
+
 def curves(by_name: dict[str, dict[int, float]]) -> dict[str, Any]:
     """Lines over the number of workers; those without points are left out."""
     data = [

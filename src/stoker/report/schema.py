@@ -14,11 +14,12 @@ from typing import Any
 from .. import inside
 from ..errors import UsageError
 from ..files import write
+from . import pace
 
-SCHEMA = 1
+SCHEMA = 2
 AT_ONCE_S = 2e-4  # what handing over takes, in which nobody is waited for
 LINES = 12  # of code, of a loader, that are kept in the report
-TIMES = ("wait_s", "first_wait_s", "step_s", "step_cpu_s", "between_s")
+TIMES = ("wait_s", "first_wait_s", "step_s", "step_cpu_s", "between_s", "loop_s")
 NUMBERS = ("batches", "samples", "epochs", "ended", "made", "at_once")
 COUNTS = (*NUMBERS, "tasks", "fetch_ns", "collate_ns", "transport_ns", "cpu_ns")
 DEVICE = ("gaps", "gap_s", "gap_wait_s", "crossing_steps", "crossing_s", "pinned_bytes")
@@ -26,7 +27,8 @@ DEVICE = ("gaps", "gap_s", "gap_wait_s", "crossing_steps", "crossing_s", "pinned
 
 def loader_entry(metrics: dict[str, Any], threads: int) -> dict[str, Any]:
     """One of the report's ``loaders`` from the fields of a ``LoaderMetrics``."""
-    total = metrics["wait_s"] + metrics["step_s"]
+    # Of a process that was killed the live rows have the last batches' waits and steps only.
+    total = max(metrics.get("loop_s", 0.0), metrics["wait_s"] + metrics["step_s"])
     stages: dict[str, dict[str, float]] = {}
     if metrics["tasks"]:
         for name in ("fetch", "collate", "transport"):
@@ -40,6 +42,7 @@ def loader_entry(metrics: dict[str, Any], threads: int) -> dict[str, Any]:
         "wait_s": metrics["wait_s"],
         "step_s": metrics["step_s"],
         "between_s": metrics["between_s"],
+        "loop_s": total,
         "samples_per_s": metrics["samples"] / total * metrics.get("processes", 1) if total else 0.0,
         "settings": {**metrics["settings"], "threads": threads, "processes": metrics.get("processes", 1)},
         "stages": stages,
@@ -47,15 +50,17 @@ def loader_entry(metrics: dict[str, Any], threads: int) -> dict[str, Any]:
             "worker_pss": metrics.get("worker_pss", []),
             "batch_bytes": metrics.get("batch_bytes", 0),
             "over_time": metrics.get("memory", []),
+            "own": (metrics.get("inside") or {}).get("own", []),
         },
         "decisions": metrics.get("decisions", []),
         "steps": spread(metrics.get("step_bins", {})),
         "waits": spread(metrics.get("wait_bins", {})),
         "ready_share": _ready(metrics),
         "by_epoch": metrics.get("by_epoch", []),
+        "filled_epochs": metrics.get("filled_epochs", 0),
+        "epoch_s": pace.epochs(metrics.get("by_epoch", [])),
         "over_time": metrics.get("over_time", []),
         "device": _device(metrics),
-        "cacheable": metrics.get("cacheable") or {},
         "faults": metrics.get("faults") or {},
         **_inside(metrics.get("inside") or {}),
     }

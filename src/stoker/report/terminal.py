@@ -63,6 +63,16 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], columns: int) -
     return "\n\n".join(blocks)
 
 
+def short(name: str) -> str:
+    """``file:line`` without the folders, which would push the numbers out of a small terminal.
+
+    Example:
+        >>> short("/home/me/train.py:12")
+        'train.py:12'
+    """
+    return name.replace("\\", "/").rsplit("/", 1)[-1]
+
+
 def human_bytes(n: float) -> str:
     """Bytes in binary units.
 

@@ -7,60 +7,115 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ..doctor import Case
+from .after import applied_lines
 from .diff import MENDED
-from .terminal import colour_wanted, human_seconds, style, table, width
+from .terminal import colour_wanted, human_seconds, short, style, table, width
 
 COLOURS = {"healthy": "green", "input-bound": "red", "transfer-bound": "red", "unknown": "yellow"}
 SEEN = 0.005  # of the loop; what costs less costs something else
 BEGINS = 0.1  # of the loop; what goes by before first batches is named from there on
+SLOW_START = 0.15  # of the loop; from there on a loader is not called fine
 LAST = 5  # of what was decided while running
+TIMED = 3  # loaders whose epochs are named
 
 
-def render(report: dict[str, Any], path: Path | None, stream: TextIO) -> str:
+def render(report: dict[str, Any], path: Path | None, stream: TextIO, columns: int = 0) -> str:
     """The whole report as text that fits the stream.
 
     Args:
         report: as in ``report.schema``.
         path: where it was written, if it was.
-        stream: where the text will go; decides width and colour.
+        stream: where the text will go; decides colour.
+        columns: that a line may have; 0: as the stream has.
     """
-    colour, columns = colour_wanted(stream), width(stream)
+    colour, columns = colour_wanted(stream), columns or width(stream)
     out = ["", style("stoker", "bold", colour) + _partial(report)]
+    bypassing = [_wrapped(bypassed(b), columns) for b in report.get("bypassing", [])]
     if not report["loaders"]:
-        out.append("no DataLoader was iterated in this run: nothing to say about data loading")
+        none = "no DataLoader was iterated in this run: nothing to say about data loading"
+        out += bypassing or [none]
         return "\n".join([*out, *([f"report: {path}"] if path else []), ""])
-    out.append(_loaders(report, columns))
+    out += [_loaders(report, columns), *bypassing]
+    out += [_wrapped(words, columns) for words in clock(report)]
     out += _workers(report)
     out.append(f"verdict: {style(report['verdict'], COLOURS[report['verdict']], colour)}{_why(report)}")
     for f in report["findings"]:
-        gain = f", predicted {f['predicted_speedup']:.2f}x" if f["predicted_speedup"] else ""
-        costs = f"costs {f['share']:.0%} of the loop. " if f["share"] >= SEEN else ""
-        words = textwrap.wrap(f"{f['cause']}: {costs}{f['fix']}{gain}", columns - 2, subsequent_indent="  ")
+        words = textwrap.wrap(f"{f['cause']}{_finding(f)}", columns - 2, subsequent_indent="  ")
         words[0] = words[0].replace(f["cause"], style(f["cause"], "bold", colour), 1)
         out += ["  " + line for line in words]
-    for words in report.get("reading", []):
-        out += textwrap.wrap(f"by hand: {words}", columns, subsequent_indent="  ")
     late = (report.get("ranks") or {}).get("starving")
     if late is not None:
-        out += textwrap.wrap(_late(report["ranks"]["each"], late), columns, subsequent_indent="  ")
+        out.append(_wrapped(_late(report["ranks"]["each"], late), columns))
     if report.get("ceilings"):
-        out += textwrap.wrap(_ceilings(report["ceilings"]), columns, subsequent_indent="  ")
+        out.append(_wrapped(_ceilings(report["ceilings"]), columns))
     if report["applied"]:
-        out += _applied(report, columns, colour)
-    elif report["verdict"] == "input-bound" and path is not None:
+        out += applied_lines(report["applied"], columns, colour, stream)
+    elif path is not None and _mends(report):
         out.append("try: stoker run --apply " + " ".join(report["command"]))
     if report.get("diff"):
-        left = "what is left to do" if report["applied"] else "the same in the script itself"
-        out += ["", f"{left}:", *_diff(report["diff"], colour)]
+        out += ["", "the same in your own code:", *_diff(report["diff"], colour)]
     if path is not None:
         out.append(f"report: {path}")
     return "\n".join(out) + "\n"
 
 
+def _wrapped(words: str, columns: int) -> str:
+    return "\n".join(textwrap.wrap(words, columns, subsequent_indent="  "))
+
+
+def _finding(f: dict[str, Any]) -> str:
+    """What a finding says behind its cause."""
+    if f.get("applied"):
+        brought = f.get("measured_speedup")
+        what = "later epochs" if f["change"].get("staged") else "the loop"
+        return f", applied: {f['fix']}" + (f"; {what} {brought:.2f}x" if brought else "")
+    gain = f", predicted {f['predicted_speedup']:.2f}x" if f["predicted_speedup"] else ""
+    costs = f"costs {f['share']:.0%} of the loop. " if f["share"] >= SEEN else ""
+    return f": {costs}{f['fix']}{gain}"
+
+
+def _mends(report: dict[str, Any]) -> bool:
+    """Whether ``--apply`` would do something about a finding. It leaves streams as they are: their shards depend on the
+    number of workers."""
+    streams = {e["name"] for e in report["loaders"] if e["settings"].get("iterable")}
+    return any(f["cause"] in MENDED and f["loader"] not in streams for f in report["findings"])
+
+
+def bypassed(b: dict[str, Any]) -> str:
+    """Of a loader that stoker's engine does not reach.
+
+    Args:
+        b: one of the report's ``bypassing``.
+    """
+    unseen = "" if b.get("seen", True) else ", and its batches were not counted"
+    return f"{short(b['name'])}: stoker's engine does not reach this loader{unseen}: {b['reason']}"
+
+
+def clock(report: dict[str, Any]) -> list[str]:
+    """Wall clock of the script, and of the epochs of the loaders that took most of it, in words.
+
+    Args:
+        report: as in ``report.schema``.
+    """
+    out = [f"wall clock: the script took {human_seconds(report['wall_s'])}"]
+    for e in sorted(report["loaders"], key=lambda e: -float(e["loop_s"]))[:TIMED]:
+        found = e.get("epoch_s") or {}
+        if not found:
+            continue
+        said = f"the first epoch of {short(e['name'])} {human_seconds(found['first'])}"
+        if found["later"] is not None:
+            said += f", later ones {human_seconds(found['later'])} (median of {found['count'] - 1})"
+        out.append(said)
+    return ["; ".join(out)]
+
+
 def _diff(diff: str, colour: bool) -> list[str]:
     """Lines that can be copied as they are: neither wrapped nor indented."""
     colours = {"+": "green", "-": "red", "@": "dim"}
-    return [style(line, colours[line[0]], colour) if line[0] in colours else line for line in diff.splitlines()]
+    return [
+        style(line, colours[line[0]], colour) if line[0] in colours else line
+        for line in diff.removesuffix("\n").split("\n")
+    ]
 
 
 def _late(each: list[dict[str, Any]], late: int) -> str:
@@ -76,11 +131,11 @@ def _late(each: list[dict[str, Any]], late: int) -> str:
 def _ceilings(found: dict[str, Any]) -> str:
     """What loop, steps and loader make, and which of the two bounds the loop."""
     if "loader" not in found:
-        return f"ceilings of {_short(found['name'])}: not measured, the run or its epochs were too short"
+        return f"ceilings of {short(found['name'])}: not measured, the run or its epochs were too short"
     loop, steps, loader = found["loop"], found["steps"], found["loader"]
     bound = "the loader bounds it" if loader < steps else "the steps bound it"
     return (
-        f"ceilings of {_short(found['name'])}, samples/s: the loop {loop:,.0f}, its steps alone {steps:,.0f}, its "
+        f"ceilings of {short(found['name'])}, samples/s: the loop {loop:,.0f}, its steps alone {steps:,.0f}, its "
         f"loader alone {loader:,.0f}; {bound}"
     )
 
@@ -97,15 +152,6 @@ def _partial(report: dict[str, Any]) -> str:
     return said + (" (partial: a process ended without a last word)" if report["partial"] else "")
 
 
-def _short(name: str) -> str:
-    """``file:line`` without the folders, which would push the numbers out of a small terminal."""
-    return name.replace("\\", "/").rsplit("/", 1)[-1]
-
-
-def _step(entry: dict[str, Any], what: str) -> float:
-    return float(entry[what]) / max(1, int(entry["batches"]))
-
-
 def _share(entry: dict[str, Any]) -> float:
     total = entry["wait_s"] + entry["step_s"]
     return float(entry["wait_s"] / total) if total else 0.0
@@ -118,12 +164,12 @@ def _loaders(report: dict[str, Any], columns: int) -> str:
         workers = str(e["settings"].get("num_workers", "?")) + (" auto" if e["settings"].get("auto") else "")
         rows.append(
             [
-                _short(e["name"]),
+                short(e["name"]),
                 workers,
                 f"{e['batches']:,}",
                 human_seconds(e["wait_s"]),
                 f"{_share(e):.0%}",
-                human_seconds(_step(e, "step_s")),
+                human_seconds(e["step_s"] / max(1, e["batches"])),
                 f"{e['samples_per_s']:,.0f}",
             ]
         )
@@ -137,9 +183,9 @@ def _workers(report: dict[str, Any]) -> list[str]:
         pss = e.get("memory", {}).get("worker_pss", [])
         if pss:
             together = "" if len(pss) == 1 else f"{len(pss)} x up to {max(pss) >> 20:,} MB, together "
-            out.append(f"memory of {_short(e['name'])}'s workers (PSS): {together}{sum(pss) >> 20:,} MB")
-        out += [f"{_short(e['name'])}: {words}" for words in e.get("decisions", [])[-LAST:]]
-        out += [f"{_short(e['name'])}: {words}" for words in _faults(e.get("faults") or {})]
+            out.append(f"memory of {short(e['name'])}'s workers (PSS): {together}{sum(pss) >> 20:,} MB")
+        out += [f"{short(e['name'])}: {words}" for words in e.get("decisions", [])[-LAST:]]
+        out += [f"{short(e['name'])}: {words}" for words in _faults(e.get("faults") or {})]
     return out
 
 
@@ -167,8 +213,10 @@ def waited(report: dict[str, Any]) -> tuple[dict[str, Any], str]:
     case = Case(main, int(report["machine"].get("cores", 1)))
     said = f"the loop waits for data {case.share:.0%} of its time"
     begins = case.startup / case.total if case.total else 0.0
-    if begins >= BEGINS and int(main["epochs"]) > 1:
-        said = f"epochs' first batches take {begins:.0%} of the loop's time, and after them it waits {case.share:.0%}"
+    if begins >= BEGINS:
+        first = "epochs' first batches take" if int(main["epochs"]) > 1 else "the first batch takes"
+        after = "them" if int(main["epochs"]) > 1 else "it"
+        said = f"{first} {begins:.0%} of the loop's time, and after {after} it waits {case.share:.0%}"
     return main, said
 
 
@@ -176,74 +224,11 @@ def _why(report: dict[str, Any]) -> str:
     verdict = report["verdict"]
     main, waits = waited(report)
     if verdict == "healthy":
-        return f": your loader is fine, {waits}"
+        case = Case(main, int(report["machine"].get("cores", 1)))
+        slow = case.total and case.startup / case.total >= SLOW_START
+        return f": {waits}" if slow else f": your loader is fine, {waits}"
     if verdict == "unknown":
         return f": {main['batches']} batches are too few to tell; let it run for more steps"
     if verdict == "transfer-bound":
         return f": {waits}, and its data crosses to the device too late"
-    return f": {waits}" + ("" if report["findings"] else f", and more workers would not help: {_largest(main, report)}")
-
-
-def _largest(entry: dict[str, Any], report: dict[str, Any]) -> str:
-    """What a loop mostly waits for where no rule speaks."""
-    if entry["settings"].get("num_workers") == 0:
-        return "a sample is so little work that handing it over would cost as much"
-    stages, wait = entry["stages"], float(entry["wait_s"])
-    made = sum(float(stages.get(stage, {}).get("self_s", 0.0)) for stage in ("fetch", "collate"))
-    abreast = max(1, min(int(entry["settings"].get("num_workers") or 1), int(report["machine"].get("cores") or 1)))
-    if float(stages.get("startup", {}).get("wait_s", 0.0)) > wait / 2:
-        return "most of it goes by before each epoch's first batch, while workers start"
-    if made / abreast > wait / 2:
-        return "the samples themselves cost too much for the cores granted"
-    return "making the samples is the smaller part of it, handing them over the larger"
-
-
-def _applied(report: dict[str, Any], columns: int, colour: bool) -> list[str]:
-    applied = report["applied"]
-    before = {e["name"]: e for e in (applied["before"] or {}).get("loaders", [])}
-    out = ["", style("before / after", "bold", colour)]
-    rows = []
-    for e in report["loaders"]:
-        old = before.get(e["name"])
-        for label, entry in (("before", old), ("after", e)):
-            if entry is None:
-                continue
-            gain = (
-                f"{e['samples_per_s'] / old['samples_per_s']:.2f}x"
-                if old and label == "after" and old["samples_per_s"]
-                else ""
-            )
-            rows.append(
-                [
-                    _short(e["name"]),
-                    label,
-                    str(entry["settings"].get("num_workers", "?")),
-                    human_seconds(_step(entry, "wait_s")),
-                    human_seconds(_step(entry, "step_s")),
-                    f"{entry['samples_per_s']:,.0f}",
-                    gain,
-                ]
-            )
-    out.append(table(["loader", "", "workers", "wait/step", "step", "samples/s", "speed-up"], rows, columns))
-    if not before:
-        out.append("no observed run of this command to compare with: run it once without --apply")
-    for f in (applied["before"] or {}).get("findings", []):
-        if f.get("predicted_speedup") and f["cause"] in MENDED:
-            out.append(f"predicted from the observed run ({f['cause']}): {f['predicted_speedup']:.2f}x")
-    for name, change in applied["settings"].items():
-        out.append(f"{name}: {change['reason']}")
-        if change["from"] != change["to"]:
-            now, then = change["from"]["num_workers"], change["to"]["num_workers"]
-            out.append("the same in your own code:")
-            if change["to"].get("staged"):
-                out.append(
-                    "  + dataset = stoker.Staged(dataset)    # what is the same in every epoch is kept in memory"
-                )
-            old, deep = (f", prefetch_factor={change[k].get('prefetch_factor')}" for k in ("from", "to"))
-            deeper = "prefetch_factor" in change["to"]
-            out.append(f"  - DataLoader(..., num_workers={now}{old if deeper else ''})")
-            out.append(
-                f'  + stoker.DataLoader(..., num_workers="auto"{deep if deeper else ""})    # {then} here; '
-                "sample order unchanged"
-            )
-    return out
+    return f": {waits}"

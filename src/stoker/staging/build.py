@@ -244,7 +244,7 @@ class _Items(Dataset[Any]):
     def _let_in(self, store: Tiers, indices: list[int]) -> None:
         where = self._staged.where(store, indices)
         assert where is not None
-        self._staged._fresh(store, indices, where)
+        self._staged.fill(store, indices, where)
 
     def _refused(self) -> str:
         staged = self._staged

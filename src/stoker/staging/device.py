@@ -144,7 +144,7 @@ class Columns:
             from ..pin.locked import Locker
             from ..pin.policy import SHARE as OF_MEMORY
 
-            locker = Locker(found, machine.memory_granted() // OF_MEMORY)
+            locker = Locker(found, machine.memory_of_rank() // OF_MEMORY)
         placed: dict[int, Column] = {}
         try:
             for j in sorted(range(len(tables)), key=lambda j: tables[j].nbytes):  # labels first: copies of bytes cost
@@ -213,7 +213,7 @@ def select(staged: Staged, plain: bool) -> Select | None:
         return None
     if staged._there is None or staged._there.device != where:
         why = "" if plain else "collate_fn is not torch's default_collate"
-        if staged._augment is not None:
+        if not staged.is_exact:
             why = "augment= is called sample by sample; augment_batch= is not"
         staged._there = Columns(store, where, why)
         if staged._there.why:

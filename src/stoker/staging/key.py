@@ -165,21 +165,22 @@ def _all(x: Any, depth: int, seen: dict[int, Any], h: Any) -> None:
 
 
 def key_of(
-    dataset: Any, walked: list[Any], samples: int, extra: str, content: bool
+    dataset: Any, walked: list[Any], samples: int, extra: str, content: bool, cut: str = ""
 ) -> tuple[dict[str, Any], list[list[Any]]]:
     """What a cache of this dataset depends on, in words, and its source files.
 
     Args:
-        dataset: whose attributes name files and hold arrays; without its random part.
-        walked: what runs for a sample: the dataset without its random part, and ``prepare``.
+        dataset: whose attributes name files and hold arrays.
+        walked: what runs for a sample: the dataset, and ``prepare``.
         samples: its length.
         extra: whatever else the user says.
         content: files are known by their content, not by size and time.
+        cut: which part of the code the samples come from.
     """
     sources = Sources(dataset, content)
     held = hashlib.blake2b(digest_size=8)
     _all(dataset, DEPTH, {}, held)
-    code, values = hashlib.sha256(), {}
+    code, values = hashlib.sha256(cut.encode()), {}
     roots = {"torch", "numpy"}
     for n, thing in enumerate(walked):
         found = reach(thing)

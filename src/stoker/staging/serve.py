@@ -29,7 +29,7 @@ class Batches:
         # What is augmented as a batch lies in a slot only when that is done; what is on a device never does.
         in_slot = staged.augment_batch is not None and not staged._is_there(select)
         self._select = new_tensors if in_slot else select
-        self._gathers = plain and staged._augment is None
+        self._gathers = plain and staged.is_exact
         self._checked = False
 
     def __call__(self, indices: Any) -> Any:

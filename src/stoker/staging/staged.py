@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import warnings
@@ -15,21 +16,27 @@ import torch
 from torch.utils.data import Dataset
 
 from ..cache.folder import root
-from ..cache.leaves import CacheError, foreign, take
+from ..cache.leaves import CacheError, foreign, stored_copy, take
+from ..cache.memory import Memory
 from ..cache.store import Account
 from ..cache.tiers import Tiers
 from ..errors import StokerWarning, UsageError
 from ..gather import Select
+from ..generators import find_generators
 from ..objects import Look
 from . import device
-from .border import Split, Unjudged, map_style
-from .chance import States
-from .reach import reach
+from .compare import equal_bits
+from .memo import Memo, Table, table_for
+from .plan import Unplanned
+from .random_state import RandomStates
+from .split import REMEDY, Split, map_style
 from .stores import budgets, new_store
 
 TIERS = ("auto", "ram", "compressed", "disk", "device", None)
 CHECK_S = 1.0  # between two looks, at least, at whether the dataset or prepare were changed
 CHECK_SHARE = 500  # and so seldom that they take 0.2 % of the time
+COMPARE_SHARE = 200  # of the time, one part is spent on making again what is served, to compare
+SEEN, DRAWN = 16, 8  # after so many samples made, caching ends if more than one in eight draws before the cut
 
 
 class Staged(Dataset[Any]):
@@ -59,7 +66,8 @@ class Staged(Dataset[Any]):
         cache_content: source files are known by their content, not by size and time.
 
     Raises:
-        UsageError: a dataset without a length, no border found, another word for ``cache``, a budget that is none.
+        UsageError: a dataset without a length or without a deterministic part, another word for ``cache``, a wrong
+            budget.
 
     Example:
         >>> squares = Staged(list(range(8)), prepare=lambda i: torch.tensor(i * i))
@@ -79,6 +87,8 @@ class Staged(Dataset[Any]):
         cache_dir: str | os.PathLike[str] | None = None,
         cache_key: str = "",
         cache_content: bool = False,
+        _split: Split | None = None,
+        _memories: Sequence[Memory] = (),
     ) -> None:
         if cache not in TIERS:
             raise UsageError(f"cache={cache!r}: one of {', '.join(map(repr, TIERS))}")
@@ -87,7 +97,8 @@ class Staged(Dataset[Any]):
             raise UsageError("Staged of paths wants prepare=: what to make of a path")
         map_style(dataset)
         self.dataset = dataset
-        self.border: Split | None = None
+        self.split: Split | None = _split
+        self._memories = tuple(_memories)  # of the node, for the first store and its table
         self._said = (prepare, augment)
         self.augment_batch = augment_batch
         self.cache = cache
@@ -97,7 +108,10 @@ class Staged(Dataset[Any]):
         elif cache != "auto":
             self._disk = None
         self._budgets = budgets(cache_budget, cache, self._disk)
+        self._table: Table | None = None
         self._owned: tuple[int, list[Any]] = (0, [])
+        self._is_told = False  # by stoker's loader, when an epoch begins
+        self.stands_for: Any = None  # the dataset that a script's workers are told they have
         self._keyed = cache_key, cache_content
         self._store: Tiers | None = None
         self._there: device.Columns | None = None
@@ -108,36 +122,63 @@ class Staged(Dataset[Any]):
     def _ready(self) -> None:
         """Looks at the dataset as it is now; nothing is kept yet."""
         prepare, augment = self._said
-        if prepare is None:
-            if augment is not None:
-                prepare = _as_it_is
-            else:
-                self.border = Split(self.dataset)
-                if self.cache != "compressed" and any(self._budgets):
-                    self.border.fit(sum(self._budgets))
-        if self.border is not None:
-            self._prepare: Callable[[Any], Any] = self.border.prepare
-            self._augment: Callable[[Any], Any] | None = None if self.border.exact else self.border.augment
-        else:
-            assert prepare is not None
-            made = prepare
-            self._prepare, self._augment = lambda i: made(self.dataset[i]), augment
+        if prepare is None and augment is None and (self.split is None or self.split.dataset is not self.dataset):
+            self.split = Split(self.dataset)
         self.samples = len(self.dataset)
-        self._look = Look((self.dataset, *self._said))
-        self._next_look, self._fits = 0.0, True  # whoever is forked looks when it begins
+        memo = None if self.split is None else self.split.memo
+        if memo is not None and self.cache == "disk":
+            raise UsageError(f"only calls can be kept, and these in memory only: {'; '.join(memo.root.all_shown())}")
+        self._table = None if memo is None else table_for(self.samples, memo.sites, *self._memories[1:])
+        self._bind()
         self._store, self._there = new_store(self), None
+
+    def _bind(self) -> None:
+        """The two parts, and what a process keeps for itself."""
+        prepare, augment = self._said
+        split = self.split
+        self._memo: Memo | None = None
+        if split is not None:
+            self._prepare: Callable[[Any], Any] = split.prepare
+            self._augment: Callable[[Any], Any] | None = None if split.plan is None or split.exact else split.augment
+        else:
+            made = prepare or _as_it_is
+            self._prepare, self._augment = lambda i: made(self.dataset[i]), augment
+        self._look = self._look_now()
+        self._next_look, self._fits = 0.0, True  # whoever is forked looks when it begins
+        self._next_compare = 0.0
+        self._asked: set[Any] = set()
+        self._made, self._drawing = 0, set[int]()
+        self._spent = 0  # nanoseconds that the last first part took
+
+    def _look_now(self) -> Look:
+        """What the first part depends on."""
+        split = self.split
+        if split is None:
+            return Look((self.dataset, *self._said))
+        return Look((self.dataset, split.globals_now()), names=split.reads)
+
+    @property
+    def slots(self) -> int:
+        """Places of the store: one a sample, or one a call that is kept."""
+        return self.samples if self._table is None else self._table.slots
+
+    @property
+    def is_exact(self) -> bool:
+        """What is kept of a sample is the sample."""
+        return self._augment is None and self._table is None
 
     def _key(self) -> tuple[dict[str, Any], list[list[Any]]]:
         """What the samples depend on, and the files they are made from."""
         from .key import key_of
 
-        return key_of(self._walked[0], self._walked, self.samples, *self._keyed)
+        extra, content = self._keyed
+        cut = "" if self.split is None or self.split.plan is None else str(self.split.plan.root)
+        return key_of(self._walked[0], self._walked, self.samples, extra, content, cut)
 
     @property
     def _walked(self) -> list[Any]:
         """What is done for a sample before anything random: the dataset, and ``prepare`` where there is one."""
-        base = self.dataset if self.border is None else self.border._base
-        return [base] if self._said[0] is None else [base, self._said[0]]
+        return [self.dataset] if self._said[0] is None else [self.dataset, self._said[0]]
 
     # -- a dataset
 
@@ -177,23 +218,19 @@ class Staged(Dataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         if get_spawning_popen() is None:
-            state["_store"] = None  # its memory belongs to this run and its workers
-        for made in ("_prepare", "_augment", "_look"):
+            state["_store"] = state["_table"] = None  # their memory belongs to this run and its workers
+        for made in ("_prepare", "_augment", "_look", "_memo"):
             state.pop(made)
+        state["_made"], state["_drawing"] = 0, set()
         state["_owned"], state["_there"] = (0, []), None
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        store, border = self._store, self.border
-        prepare, augment = self._said
-        if border is not None:
-            self._prepare, self._augment = border.prepare, None if border.exact else border.augment
-        else:
-            made = prepare or _as_it_is
-            self._prepare, self._augment = lambda i: made(self.dataset[i]), augment
-        self._look = Look((self.dataset, *self._said))
-        self._next_look, self._fits = 0.0, True
+        store = self._store
+        if self.split is not None and self.split.memo is not None and self._table is None:
+            self._table = table_for(self.samples, self.split.memo.sites)
+        self._bind()
         self._store = store if store is not None else new_store(self)
 
     # -- what people ask it
@@ -203,7 +240,7 @@ class Staged(Dataset[Any]):
         """What is kept, in numbers."""
         if self._store is None:
             return Account(self.samples, 0, 0, 0, 0, 0.0, "no cache")
-        return self._store.account
+        return self._store.account._replace(samples=self.samples)
 
     @property
     def report(self) -> str:
@@ -212,30 +249,63 @@ class Staged(Dataset[Any]):
         there = self._there
         return words if there is None else f"{words}; {there.describe()}"
 
+    @property
+    def usable(self) -> bool:
+        """Whether samples may be served from the cache, or let in."""
+        return self._store is not None and self._store.usable
+
+    def replace_dataset(self, dataset: Any) -> None:
+        """Takes another object with the same content: its random part is run from now on, what is kept stays."""
+        self.dataset = self.stands_for = dataset
+        if self.split is not None:
+            self.split.dataset = dataset
+        self._owned, self._memo = (0, []), None
+
     # -- serving
 
     def _begin(self) -> None:
         """An epoch begins, in the parent: a dataset or transform that was changed since begins a new cache."""
+        self._is_told = True
         changes = self._changes()
         if not changes and len(self.dataset) == self.samples:
             return
         words = _plainly(changes) or "its length changed"
-        warnings.warn(f"What was kept of the dataset is let go: {words}.", StokerWarning, stacklevel=4)
-        self._ready()
+        self.split, nothing = None, ""
+        try:
+            self._ready()
+        except UsageError as e:  # this is no time to end a script
+            nothing = f" From now on nothing is kept: {str(e).removesuffix('. ' + REMEDY)}."
+            self.samples, self._table = len(self.dataset), None
+            self._bind()
+            self._store = self._there = None
+        warnings.warn(f"Cache discarded, the dataset changed: {words}.{nothing}", StokerWarning, stacklevel=4)
 
     def _changes(self) -> list[str]:
-        return self._look.changed((self.dataset, *self._said), added=True)
+        return self._look.changed_since(self._look_now(), added=True)
 
-    def _current(self) -> Tiers | None:
+    def _again(self, indices: Sequence[Any]) -> bool:
+        """Whether a sample is asked for again since the last look, by a loader that does not say when its epochs begin:
+        torch's own, in this process."""
+        if self._is_told or torch.utils.data.get_worker_info() is not None:
+            return False
+        with contextlib.suppress(TypeError):  # indices that are no numbers
+            again = not self._asked.isdisjoint(indices)
+            if again:
+                self._asked.clear()
+            self._asked.update(indices)
+            return again
+        return False
+
+    def _current(self, indices: Sequence[Any] = ()) -> Tiers | None:
         """The store, if it may be used here and now."""
         store = self._store
         if store is None or not store.usable:
             return None
-        if time.monotonic() > self._next_look:
+        if self._again(indices) or time.monotonic() > self._next_look:
             began = time.monotonic()
             changes = self._changes()
             if changes and self._fits:
-                words = "The dataset is another than the one that was kept, so nothing of it is served"
+                words = "The dataset changed since it was cached, so nothing is served from the cache"
                 warnings.warn(f"{words}: {_plainly(changes)}.", StokerWarning, stacklevel=6)
             self._fits = not changes
             now = time.monotonic()
@@ -244,7 +314,9 @@ class Staged(Dataset[Any]):
 
     def _samples(self, indices: Sequence[Any]) -> list[Any]:
         """Samples, the random part included."""
-        store = self._current()
+        store = self._current(indices)
+        if store is not None and self._table is not None:
+            return [self._with_kept_calls(store, i) for i in indices]
         where = self.where(store, indices) if store is not None else None
         if store is None or where is None:
             return [self._whole(i) for i in indices]
@@ -252,9 +324,35 @@ class Staged(Dataset[Any]):
         if fresh is None:
             return [self._whole(i) for i in indices]
         at = where.tolist()
-        prepared = [fresh[k] if k in fresh else store.read(at[k]) for k in range(len(at))]
+        if len(fresh) < len(at):
+            self._compare_one(store, indices, at)
         augment = self._augment
-        return prepared if augment is None else [augment(x) for x in prepared]
+        out = []
+        for k in range(len(at)):
+            if k in fresh:
+                whole, prepared = fresh[k]
+                if prepared is _Later:
+                    prepared = self._whole(indices[k])
+                out.append(prepared if whole or augment is None else augment(prepared))
+            else:
+                prepared = store.read(at[k])
+                out.append(prepared if augment is None else augment(prepared))
+        return out
+
+    def _with_kept_calls(self, store: Tiers, index: Any) -> Any:
+        """A sample, some calls of which are answered from memory."""
+        assert self.split is not None
+        assert self.split.memo is not None
+        if self._memo is None:
+            assert self._table is not None
+            self._memo = Memo(
+                self.dataset,
+                store,
+                self._table,
+                lambda: RandomStates(self._generators()),
+                lambda reason: self._tell(store, reason),
+            )
+        return self.split.memo.root.run(self._memo, self.dataset.__getitem__, (index,), {})
 
     def where(self, store: Tiers, indices: Sequence[Any]) -> np.ndarray[Any, Any] | None:
         """Where the samples of a batch lie in the store; None for indices that are no numbers."""
@@ -271,68 +369,116 @@ class Staged(Dataset[Any]):
 
     def _whole(self, index: Any) -> Any:
         """A sample without the cache."""
-        try:
-            prepared = self._prepare(index)
-        except Unjudged:
+        if self.split is not None:
             return self.dataset[index]
+        prepared = self._prepare(index)
         return prepared if self._augment is None else self._augment(prepared)
 
-    def _fresh(self, store: Tiers, indices: Sequence[Any], where: np.ndarray[Any, Any]) -> dict[int, Any] | None:
-        """Prepares what is not there and lets it in. By position; None when prepare turned out to be random."""
+    def _fresh(
+        self, store: Tiers, indices: Sequence[Any], where: np.ndarray[Any, Any]
+    ) -> dict[int, tuple[bool, Any]] | None:
+        """Makes what is not in the cache, and lets it in. By position: whether it is the whole sample, and the sample
+        or its first part. None when the cache was given up: the batch is made without it."""
         misses = np.flatnonzero(where == 0).tolist()
         if not misses:
             return {}
-        watched = _watched()
-        states = States(self._generators()) if watched else None
-        out: dict[int, Any] = {}
+        out: dict[int, tuple[bool, Any]] = {}
         kept: dict[int, Any] = {}
         spent = 0
+        before = RandomStates(self._generators()) if _watched() else None
         for k in misses:
-            began = time.perf_counter_ns()
-            try:
-                out[k] = self._prepare(indices[k])
-            except Unjudged:
-                out[k] = self.dataset[indices[k]]  # then nothing is random, and a sample is kept whole or not at all
+            i = int(indices[k]) % self.samples
+            made = i not in self._drawing and self._first_part(indices[k], i, before)
+            if not made:
+                out[k] = True, _Later  # in its turn: it draws
                 continue
-            spent += time.perf_counter_ns() - began
-            try:
-                words, leaves = take(out[k], dense=self._augment is None)
-                what = foreign(words) if self.cache == "disk" else None
-                if what is not None:
-                    raise CacheError(
-                        f"a sample has a {what}, which a file does not keep: tensors, arrays, pictures, numbers, words"
-                    )
-                kept[int(indices[k]) % self.samples] = words, leaves
-            except CacheError as e:
-                self._tell(store, str(e))
-        if states is not None and self._moved(states, indices, misses):
+            spent += self._spent
+            out[k] = self.split is None and self._augment is None, made[0]
+            self._keep(store, kept, i, made[0])
+        if self._gives_up(store):
             return None
         store.admit(kept, spent)
         return out
 
-    def _moved(self, states: States, indices: Sequence[Any], misses: list[int]) -> bool:
-        """Whether ``prepare`` draws: then nothing that it made is kept, and the batch begins anew."""
-        moved = states.moved()
-        if not moved:
+    def fill(self, store: Tiers, indices: Sequence[int], where: np.ndarray[Any, Any]) -> None:
+        """Lets samples in. One that fails raises what the dataset raises."""
+        fresh = self._fresh(store, indices, where) or {}
+        for k, (_, prepared) in fresh.items():
+            if prepared is _Later and indices[k] % self.samples not in self._drawing:
+                self.dataset[indices[k]]
+
+    def _first_part(self, index: Any, i: int, before: RandomStates | None) -> tuple[Any] | None:
+        """The deterministic part of a sample; None where this sample has none. Random states are left as they were."""
+        self._made += 1
+        failed = False
+        began = time.perf_counter_ns()
+        try:
+            prepared = self._prepare(index)
+        except Unplanned:
+            prepared = _Later
+        except Exception:  # the dataset's own code is to say so, from the random states in which it would have
+            failed = True
+        self._spent = time.perf_counter_ns() - began
+        moved = set(before.moved()) if before is not None else set()
+        if moved:
+            assert before is not None
+            before.restore()
+        if failed:
+            return None
+        plan = None if self.split is None else self.split.plan
+        if prepared is _Later or moved - set(() if plan is None else plan.moves):
+            self._drawing.add(i)
+            return None
+        return (prepared,)
+
+    def _keep(self, store: Tiers, kept: dict[int, Any], i: int, prepared: Any) -> None:
+        """Takes a first part to pieces, for the store."""
+        try:
+            words, leaves = take(prepared, dense=self._augment is None)
+            what = foreign(words) if self.cache == "disk" else None
+            if what is not None:
+                raise CacheError(
+                    f"a sample has a {what}, which a file does not keep: tensors, arrays, pictures, numbers, text"
+                )
+            kept[i] = words, leaves
+        except CacheError as e:
+            self._tell(store, str(e))
+
+    def _gives_up(self, store: Tiers) -> bool:
+        """Whether so many samples draw in their first part that caching only costs. Says so, once."""
+        if self._made < SEEN or len(self._drawing) * DRAWN < self._made:
             return False
-        states.restore()
-        for k in misses:  # again, for another thread may have drawn
-            self._prepare(indices[k])
-        again = states.moved()
-        states.restore()
-        if not again:
-            return False
-        assert self._store is not None
-        self._tell(self._store, f"prepare draws from {moved} random generator, so its results are not the same twice")
+        share = f"{len(self._drawing)} of {self._made} samples"
+        self._tell(store, f"{share} draw random numbers, or take another way, before the cut")
         return True
+
+    def _compare_one(self, store: Tiers, indices: Sequence[Any], at: list[int]) -> None:
+        """Now and then: makes a sample again that is about to be served, and compares. What differs ends the cache."""
+        began = time.monotonic()
+        if began < self._next_compare or not _watched():
+            return
+        if not self._next_compare:  # not in a worker's first second
+            self._next_compare = began + CHECK_S
+            return
+        k = next(k for k in range(len(at)) if at[k])
+        states = RandomStates(self._generators())
+        try:
+            same = equal_bits(stored_copy(self._prepare(indices[k])), stored_copy(store.read(at[k])))
+        except (Exception, Unplanned):
+            same = True  # what fails now was right when it was kept
+        states.restore()
+        now = time.monotonic()
+        self._next_compare = now + COMPARE_SHARE * (now - began)
+        if not same:
+            self._tell(store, f"sample {int(indices[k])} is another than when it was cached: files or code changed")
 
     def _tell(self, store: Tiers, reason: str) -> None:
         if store.shut(reason):
-            warnings.warn(f"Nothing is kept of the dataset: {reason}.", StokerWarning, stacklevel=6)
+            warnings.warn(f"Cache discarded: {reason}.", StokerWarning, stacklevel=6)
 
-    def _generators(self) -> list[Any]:
+    def _generators(self) -> list[tuple[str, Any]]:
         if self._owned[0] != os.getpid():
-            self._owned = os.getpid(), [g for part in self._walked for g in reach(part).generators.values()]
+            self._owned = os.getpid(), find_generators(self.dataset, *self._said)
         return self._owned[1]
 
     def _on_device(self, plain: bool) -> Select | None:
@@ -352,6 +498,10 @@ class Staged(Dataset[Any]):
 
 def _plainly(changes: list[str]) -> str:
     return "; ".join(c.removeprefix("dataset[0]").removeprefix(".") for c in changes[:3])
+
+
+class _Later:
+    """Stands for a sample that is made as a whole, when its turn comes."""
 
 
 def _as_it_is(sample: Any) -> Any:

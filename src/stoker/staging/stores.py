@@ -15,9 +15,9 @@ from ..cache.leaves import CacheError, take
 from ..cache.memory import Memory
 from ..cache.store import Store, size_of
 from ..cache.tiers import Tiers
-from ..errors import StokerWarning
+from ..errors import StokerWarning, UsageError
 from ..options import parse_bytes
-from .apart import apart
+from .isolate import run_isolated
 from .key import name_of
 
 if TYPE_CHECKING:
@@ -33,10 +33,16 @@ def new_store(staged: Staged) -> Tiers | None:
         return None
     stores: list[Store] = []
     ram, disk = staged._budgets
+    if staged.slots != staged.samples:
+        ram, disk = ram or disk, 0  # answers of calls are kept in memory only
     try:
         if ram:
             squeeze = {"auto": None, "compressed": True}.get(str(staged.cache), False)
-            stores.append(Store(Memory(size_of(staged.samples, ram)), staged.samples, ram, squeeze))
+            shared, staged._memories = staged._memories[:1], ()  # a dataset that was changed has its own
+            memory = shared[0] if shared else Memory(size_of(staged.slots, ram))
+            stores.append(Store(memory, staged.slots, ram, squeeze))
+            if shared:
+                stores[0].join()
         if disk:
             stores.append(_on_disk(staged, disk))
     except (OSError, CacheError) as e:
@@ -93,16 +99,25 @@ def _compare(staged: Staged, store: Store, folder: Folder) -> None:
         except Exception:
             return True  # whoever asks for it hears why
 
-    if not apart(again):
+    try:
+        same = run_isolated(again)
+    except UsageError:
+        return  # it cannot be made where nothing can be written: whoever asks for it is told what is wrong
+    if not same:
         raise CacheError(f"sample {i} is another than in {folder.path}")
+
+
+def ram_budget() -> int:
+    """Bytes of memory for the cache of a node, where its user says nothing."""
+    return max(1 << 20, int(machine.memory_available() * RAM_SHARE))
 
 
 def budgets(asked: int | float | str | None, cache: str | None, disk: Path | None) -> tuple[int, int]:
     """Bytes of memory, and of disk."""
     if cache is None:
         return 0, 0
-    given = None if asked is None else parse_bytes(asked, machine.memory_granted(), "cache_budget")
-    ram = 0 if cache == "disk" else given or max(1, int(machine.memory_available() * RAM_SHARE))
+    given = None if asked is None else parse_bytes(asked, machine.memory_of_rank(), "cache_budget")
+    ram = 0 if cache == "disk" else given or ram_budget() // machine.ranks()
     if disk is None:
         return ram, 0
     if cache == "disk" and given:

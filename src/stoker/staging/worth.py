@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from .. import machine
 from ..cache.leaves import Layout, take
-from .border import PICTURES, Split
-from .chance import States
-from .shrink import offer
+from .random_state import RandomStates
+from .split import Split
+from .survey import MemoPlan
 
 SAMPLES = 32  # that are timed, at most
 SHARE = 0.5  # of the free memory, as ``Staged`` takes
@@ -30,8 +30,7 @@ class Worth(NamedTuple):
         augment_s: for the rest of one sample, which is done every time.
         keep_s: to put one sample in; the first epoch is so much longer.
         read_s: to take one out again.
-        border: the stages and why, as ``split`` says it.
-        offer: in words, what decoding pictures small would bring and change; "" where it would not.
+        stages: the stages and why, as ``split`` says it.
     """
 
     samples: int
@@ -42,8 +41,7 @@ class Worth(NamedTuple):
     augment_s: float
     keep_s: float
     read_s: float
-    border: str
-    offer: str = ""
+    stages: str
 
     @property
     def share(self) -> float:
@@ -68,12 +66,19 @@ class Worth(NamedTuple):
     def __str__(self) -> str:
         fits = "all of it" if self.share == 1 else f"{self.share:.0%} of it"
         size, free = (f"{n / 1e6:,.0f} MB" for n in (self.nbytes, self.free))
-        words = (
+        return (
             f"{size} for {self.samples:,} samples; {free} are free: {fits} fits\n"
             f"{self.fill_s:,.1f} s of one worker to fill, on the way {self.keep_s * self.samples * self.share:,.2f} s; "
             f"{self.saved_s:,.1f} s saved in each later epoch: it pays after {self.epochs:.2g} more epochs"
         )
-        return f"{words}\n{self.offer}" if self.offer else words
+
+
+def _of_calls(parts: Split, memo: MemoPlan) -> Worth:
+    """What the trial measured, where calls are kept; as many of them as there are samples."""
+    n = len(parts.dataset)
+    made_s = max(0.0, parts.sample_s - memo.served_s)
+    free = machine.memory_available()
+    return Worth(n, memo.nbytes, memo.nbytes * n, free, made_s, memo.served_s, 0.0, 0.0, str(parts))
 
 
 def worth(dataset: Any, seconds: float = 1.0) -> Worth:
@@ -84,7 +89,7 @@ def worth(dataset: Any, seconds: float = 1.0) -> Worth:
         seconds: to measure; one sample is timed at least.
 
     Raises:
-        UsageError: no border can be found; see ``split``.
+        UsageError: nothing can be kept; see ``split``.
 
     Example:
         >>> import time
@@ -95,41 +100,37 @@ def worth(dataset: Any, seconds: float = 1.0) -> Worth:
         >>> found.samples, found.saved_s > 0.5, found.epochs < 0.5
         (1000, True, True)
     """
-    parts: Any = dataset
-    border = ""
-    if not hasattr(type(dataset), "_stoker_batches"):
+    if hasattr(type(dataset), "_stoker_batches"):
+        stages, prepare, augment = "", dataset._prepare, dataset._augment
+    else:
         parts = Split(dataset)
-        parts.fit(SHARE * machine.memory_available())
-        border = str(parts)
-    prepare, augment = (parts.prepare, parts.augment) if border else (parts._prepare, parts._augment)
-    if border and parts.exact:
-        augment = None
+        if parts.memo is not None:
+            return _of_calls(parts, parts.memo)
+        stages, prepare, augment = str(parts), parts.prepare, None if parts.exact else parts.augment
     n = len(dataset)
     some = random.Random(0).sample(range(n), min(n, SAMPLES))
     spent: list[list[float]] = []
     nbytes = 0
-    states = States()
+    states = RandomStates()
     began = time.perf_counter()
     for i in some:
-        marks = [time.perf_counter()]
+        times = [time.perf_counter()]
         made = prepare(i)
-        marks.append(time.perf_counter())
+        times.append(time.perf_counter())
         words, leaves = take(made)
         kept = [x.copy() for x in leaves]
-        marks.append(time.perf_counter())
+        times.append(time.perf_counter())
         again = Layout(words).put(kept)
-        marks.append(time.perf_counter())
+        times.append(time.perf_counter())
         if augment is not None:
             augment(again)
-        marks.append(time.perf_counter())
-        spent.append([b - a for a, b in itertools.pairwise(marks)])
+        times.append(time.perf_counter())
+        spent.append([b - a for a, b in itertools.pairwise(times)])
         nbytes += sum(x.nbytes for x in leaves)
-        if marks[-1] - began > seconds:
+        if times[-1] - began > seconds:
             break
     states.restore()
-    prepare_s = statistics.fmean(row[0] for row in spent)  # some samples are dearer, and that counts
+    prepare_s = statistics.fmean(row[0] for row in spent)  # some samples take longer, and that counts
     keep_s, read_s, augment_s = (statistics.median(row[k] for row in spent) for k in (1, 2, 3))
     each = nbytes / len(spent)
-    free = machine.memory_available()
-    small = parts.offer if border else offer(prepare, some[:PICTURES])
-    return Worth(n, each, each * n, free, prepare_s, augment_s, keep_s, read_s, border, small)
+    return Worth(n, each, each * n, machine.memory_available(), prepare_s, augment_s, keep_s, read_s, stages)

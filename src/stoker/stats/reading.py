@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, IterDataPipe, RandomSampler, SequentialSampler, SubsetRandomSampler
 
-from .. import engine, machine, seeding
+from .. import seeding
 from ..errors import StokerError, UsageError, WorkerDiedError
 from ..loader import DataLoader
-from ..options import Measured
 from ..report.terminal import human_seconds
 from ..tuning.target import as_loader
 from ..tuning.tasks import keys_of
@@ -166,9 +165,6 @@ def _loader(reader: Any, inner: Any, num_workers: int | str, total: int | None, 
     )
     if many == "auto" and num_workers != "auto":
         mine.resize(int(num_workers))
-    elif many == "auto":  # not measured first: that would read samples for nothing, and the loader adapts as it goes
-        tasks = -(-(total or 1) // BATCH)
-        engine.state_of(mine).measured = Measured(min(machine.cores_granted(), tasks))
     return mine
 
 

@@ -129,11 +129,15 @@ class Arena:
     @property
     def at(self) -> tuple[int, int]:
         """Where the worker is in its task, as ``workers.protocol`` has it, and until when it may be there: nanoseconds
-        of the monotonic clock, 0 as long as it likes."""
-        return self._control[8], self._control[9]
+        of the monotonic clock, 0 as long as it likes, or while it moves on. A place never comes with the time of the
+        one before."""
+        until = self._control[9]
+        place = self._control[8]
+        return place, until if until == self._control[9] else 0
 
     @at.setter
     def at(self, at: tuple[int, int]) -> None:
+        self._control[9] = 0
         self._control[8], self._control[9] = at
 
     @property

@@ -200,7 +200,7 @@ def _guessed(t: Search, s: Setting) -> tuple[Guessed, ...]:
     batch = s.batch_size or round(samples)
     out = []
     best = t.seen[_plain(s)].rate
-    for g in guesses(t.cores, len(machine.read().gpus), max(1, batch), int(nbytes / max(1.0, samples)), throughput):
+    for g in guesses(t.cores, len(machine.gpu_names()), max(1, batch), int(nbytes / max(1.0, samples)), throughput):
         if g.workers is None:
             out.append(Guessed(g, None, None, g.words))
             continue

@@ -1,95 +1,265 @@
-"""``stoker run --apply``: measured settings behind loaders that were written without stoker in mind.
+"""``stoker run --apply``: stoker's engine, cache and worker count behind loaders that were written without it.
 
-A loader keeps its own settings where measuring does not promise more, and wherever a sample cannot be loaded in a
-worker: a script must not break because somebody wanted it faster.
+When a loader is first iterated, a trial in a child process looks for the deterministic part of its dataset. If it ends
+within ``WAIT_S`` the first epoch fills the cache, else it goes on beside the first epoch and the second one does.
+Whatever fails here leaves the loader as its script made it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import IterableDataset
 
 from .. import engine
 from ..options import AutoWorkers, Measured
-from .probe import measure
+from ..staging.compare import equal_bits
+from ..staging.isolate import Trial
+from ..staging.node_cache import start_trial
+from ..staging.split import Split
+from ..staging.staged import Staged
+from ..staging.trial import Found, handles_of
+from .limits import first_guess
+
+if TYPE_CHECKING:
+    from ..cache.memory import Memory
+
+WAIT_S = 1.0  # before the first batch; a trial that takes longer goes on beside the first epoch
+LIMIT_S = 30.0  # for a trial
+FEWEST = 16  # samples of a dataset for which a trial is made
+PAYS = 2.0  # times: making the first part of a sample, against copying it out of memory
+PAYS_S = 50e-6  # and by so much
+SHARE = 0.05  # of a dataset that has to fit into the cache, for it to be worth anything
+TINY_SAMPLE_S = 100e-6  # samples that take no longer are mostly views of memory: a worker would copy them
+TINY_S = 0.002  # a batch that takes no longer in the script's own process stays there
+MOST = 8  # datasets that are remembered
+
+_datasets: list[Dataset] = []
+_entries: list[tuple[dict[str, Any], Dataset]] = []
 
 
-def decide(loader: Any, measured: Measured) -> tuple[int, str]:
-    """The worker count to use for a loader with settings of its own, and why."""
-    own = int(loader.num_workers)
-    if measured.failed or not measured.rates:
-        return own, f"kept {own}: {measured.reason}"
-    best = measured.rates[measured.workers]
-    if own == 0 and measured.inline_rate is not None and measured.inline_rate >= best:
-        return 0, f"kept 0: one process alone makes {measured.inline_rate:.3g} batches/s, workers {best:.3g}"
-    return measured.workers, measured.reason
+class Dataset:
+    """What is known of one dataset.
+
+    Attributes:
+        dataset: the script's own.
+        trial: while it runs.
+        found: what it found; None before, and where it failed.
+        reason: why nothing is kept; "" while it is not known, or something is.
+        staged: the dataset with its cache; None where nothing is kept.
+        start_s, waited_s: seconds that the script waited while the trial was started, and for its end.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self.trial: Trial | None = None
+        self.found: Found | None = None
+        self.reason = ""
+        self.staged: Staged | None = None
+        self.start_s = self.waited_s = 0.0
+        if hasattr(type(dataset), "_stoker_batches"):
+            self.reason = "the dataset is staged already"
+        elif len(dataset) < FEWEST:
+            self.reason = f"{len(dataset)} samples are too few for a trial"
+        else:
+            began = time.monotonic()
+            try:
+                self.trial = start_trial(dataset, LIMIT_S)
+            except OSError as e:
+                self.reason = f"no process can be started for the trial: {e}"
+            self.start_s = time.monotonic() - began
+
+    def settle(self, seconds: float) -> None:
+        """Takes what the trial found, waiting for it no longer than ``seconds``."""
+        if self.trial is None:
+            return
+        began = time.monotonic()
+        ended = self.trial.wait(seconds)
+        self.waited_s += time.monotonic() - began
+        if not ended:
+            return
+        try:
+            self.found = self.trial.result()
+            self.reason = self._decide(self.found, self.trial.memories)
+        except Exception as e:  # what somebody wanted faster must not break a script
+            self.reason = str(e)
+        self.trial = None
+
+    def _decide(self, found: Found, memories: Sequence[Memory]) -> str:
+        """Stages the dataset, in the node's memory where that is shared, if that pays. Why not, else."""
+        plan, memo = found.plan, found.memo
+        if plan is None and memo is None:
+            return found.why_not
+        nbytes = memo.nbytes if plan is None and memo is not None else 0.0
+        if plan is not None:
+            nbytes = plan.nbytes
+            if plan.head_s < max(PAYS * plan.read_s, plan.read_s + PAYS_S):
+                return (
+                    f"it would not pay: the deterministic part of a sample takes {plan.head_s * 1e6:,.0f} us, "
+                    f"copying it out of memory {plan.read_s * 1e6:,.0f} us"
+                )
+        staged = Staged(self.dataset, _split=Split(self.dataset, found), _memories=memories)
+        if staged.account.budget < SHARE * nbytes * len(self.dataset):
+            return f"it would not fit: {nbytes * len(self.dataset) / 1e9:,.1f} GB"
+        staged.stands_for = self.dataset
+        self.staged = staged
+        return ""
+
+    def same(self, dataset: Any) -> bool:
+        """Whether another dataset is this one, or one made anew with the same content."""
+        if dataset is self.dataset:
+            return True
+        if type(dataset) is not type(self.dataset) or self.staged is None:
+            return False
+        try:
+            return len(dataset) == len(self.dataset) and equal_bits(dataset, self.dataset)
+        except Exception:
+            return False
+
+    def adopt(self, dataset: Any) -> None:
+        """The script made its dataset anew: its random part is that object's from now on."""
+        if self.staged is not None and dataset is not self.dataset:
+            self.dataset = dataset
+            self.staged.replace_dataset(dataset)
+
+    def entry(self) -> dict[str, Any]:
+        """What a report says of the cache."""
+        out: dict[str, Any] = {
+            "kept": "",
+            "cut": "",
+            "why_not": self.reason or ("the trial has not ended yet" if self.trial is not None else ""),
+            "filled": 0,
+            "samples": len(self.dataset),
+            "nbytes": 0,
+            "shared": 1,  # ranks of this node that fill and read one cache: "nbytes" is counted in each of them
+            "trial_s": self.start_s + self.waited_s,
+            "fill_s": 0.0,
+            "discarded": "",
+        }
+        if self.staged is None or self.found is None:
+            return out
+        plan = self.found.plan
+        account = self.staged.account
+        kept = [row for row in self.found.rows if row.cached]
+        out["kept"] = "; ".join(f"{row.where} {row.name}".strip() for row in kept)
+        out["why_not"] = self.found.why_not
+        out["filled"], out["nbytes"], out["shared"] = account.filled, account.nbytes, account.ranks
+        if plan is not None:
+            out["cut"] = plan.shown
+            out["head_s"], out["tail_s"], out["read_s"] = plan.head_s, plan.tail_s, plan.read_s
+            out["fill_s"] = max(0.0, account.prepare_s - account.prepared * plan.head_s)
+        out["discarded"] = "" if self.staged.usable else account.reason
+        return out
 
 
-def attach(module: Any, applied: dict[str, Any], found: dict[str, dict[str, Any]]) -> None:
-    """Puts stoker's engine behind ``module.DataLoader``; each loader is measured when it is first iterated.
+def attach(module: Any, applied: dict[str, Any]) -> None:
+    """Puts stoker's engine behind ``module.DataLoader``.
 
     Args:
         module: torch.utils.data.dataloader.
-        applied: gets one entry a loader: ``{"from": settings, "to": settings, "reason": words, "measured_s": s}``.
-        found: by loader, settings that an observed run asked for. Of these the depth of prefetching is taken, which
-            changes no batch; ``persistent_workers`` may, where the dataset changes between epochs.
+        applied: gets one entry a loader: ``{"from": settings, "to": settings, "reason": text, "measured_s": seconds,
+            "cache": what is kept}``.
     """
-    done: dict[str, Measured] = {}
 
     def _get_iterator(loader: Any) -> Any:
-        name = loader.__dict__.get("_stoker_name", "?")
-        if "_stoker_applied" not in loader.__dict__:
-            loader.__dict__["_stoker_applied"] = True
-            # "auto" measures for itself; an iterable dataset's shards depend on the count, so that stays.
-            if not isinstance(loader.num_workers, AutoWorkers) and loader._dataset_kind == 0 and engine.SUPPORTED:
-                if found.get(name, {}).get("staged"):
-                    _stage(loader, name)
-                with _staged(loader):
-                    if name not in done and len(loader.dataset):
-                        done[name] = _measure(loader, name, applied)
-                if name in done:  # by another loader of the same line, perhaps, that had settings of its own
-                    _use(loader, decide(loader, done[name])[0])
-                _deepen(loader, found.get(name, {}).get("prefetch_factor"), applied.get(name))
-                if "_stoker_staged" in loader.__dict__ and name in applied:
-                    applied[name]["from"]["staged"], applied[name]["to"]["staged"] = False, True
-        with _staged(loader):
+        held = loader.__dict__
+        try:
+            known = _prepare(loader, applied) if _fits(loader) else None
+        except Exception as e:  # what somebody wanted faster must not break a script
+            sys.stderr.write(f"stoker: {held.get('_stoker_name', '?')}: left as it is: {type(e).__name__}: {e}\n")
+            known = None
+        with _staged(loader, None if known is None else known.staged):
             return engine.get_iterator(loader)
 
     module.DataLoader._get_iterator = _get_iterator
 
 
-def _stage(loader: Any, name: str) -> None:
-    """Keeps the deterministic part of a loader's dataset in memory, for what its workers see; the script's own view
-    of the dataset stays what it is."""
-    from ..staging.staged import Staged
-
-    init = getattr(loader.worker_init_fn, "__code__", None)
-    if loader.worker_init_fn is not None and (init is None or "dataset" in init.co_names):
-        return  # each worker's dataset is another then
-    last = _kept.get(name)
-    try:
-        if last is None or last.dataset is not loader.dataset:
-            staged = Staged(loader.dataset)
-            # A script that makes its dataset anew for each epoch gets the cache of the last one, if it is the same.
-            if last is None or last._key() != staged._key():
-                _kept[name] = staged
-                sys.stderr.write(f"stoker: {name}: what is the same in every epoch is kept in memory\n")
-        loader.__dict__["_stoker_staged"] = _kept[name]
-    except Exception as e:  # nothing that somebody wanted faster may break a script
-        sys.stderr.write(f"stoker: {name}: nothing is kept: {e}\n")
+def refresh() -> None:
+    """Brings the entries of all loaders up to date."""
+    for entry, known in _entries:
+        entry["cache"] = known.entry()
 
 
-_kept: dict[str, Any] = {}
+def _fits(loader: Any) -> bool:
+    # An iterable dataset's shards depend on the count, so that stays; "auto" takes care of itself.
+    auto = isinstance(loader.num_workers, AutoWorkers) and "_stoker_applied" not in loader.__dict__
+    return not auto and loader._dataset_kind == 0 and engine.SUPPORTED and not _stream(loader.dataset)
+
+
+def _stream(dataset: Any) -> bool:
+    return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__")
+
+
+def _prepare(loader: Any, applied: dict[str, Any]) -> Dataset:
+    """What is known of a loader's dataset; the first time, its settings are decided."""
+    known = _known(loader.dataset)
+    known.settle(WAIT_S if known.waited_s == 0 else 0)
+    if "_stoker_applied" not in loader.__dict__:
+        loader.__dict__["_stoker_applied"] = True
+        own = int(loader.num_workers)
+        count, reason = workers_for(loader, known)
+        _use(loader, count)
+        entry = applied[loader.__dict__.get("_stoker_name", "?")] = {
+            "from": {"num_workers": own},
+            "to": {"num_workers": count},
+            "reason": reason,
+            "measured_s": known.start_s + known.waited_s,
+            "cache": known.entry(),
+        }
+        _entries.append((entry, known))
+    for entry, other in _entries:
+        if other is known and known.staged is not None:
+            entry["from"]["staged"], entry["to"]["staged"] = False, True
+    return known
+
+
+def _known(dataset: Any) -> Dataset:
+    for known in _datasets:
+        if known.same(dataset):
+            known.adopt(dataset)
+            return known
+    if len(_datasets) == MOST:
+        del _datasets[0]
+    known = Dataset(dataset)
+    _datasets.append(known)
+    return known
+
+
+def workers_for(loader: Any, known: Dataset) -> tuple[int, str]:
+    """The worker count for a loader with settings of its own, and why."""
+    own, found = int(loader.num_workers), known.found
+    guess, why = first_guess(loader)
+    if own >= guess:
+        return own, f"kept {own}: {why}"
+    handle = handles_of(loader.dataset)
+    if handle:
+        return own, f"kept {own}: {handle} is open, and more processes would share its position"
+    if own:
+        return guess, why
+    if found is None:
+        return 0, f"kept 0: {known.reason or 'the trial has not ended yet'}"
+    if not 0 < found.sample_s < math.inf:
+        return 0, f"kept 0: {found.why_not}"
+    if found.changes:
+        return 0, f"kept 0: loading a sample changes {found.changes}, which the script would not see from a worker"
+    plan = found.plan
+    sample_s = plan.read_s + plan.tail_s if plan is not None and known.staged is not None else found.sample_s
+    batch_s = sample_s * (loader.batch_size or 1)
+    if found.sample_s * (loader.batch_size or 1) < TINY_S or found.sample_s < TINY_SAMPLE_S:
+        return 0, f"kept 0: a batch takes {batch_s * 1e3:.2g} ms"
+    return guess, why
 
 
 @contextlib.contextmanager
-def _staged(loader: Any) -> Iterator[None]:
+def _staged(loader: Any, staged: Staged | None) -> Iterator[None]:
     """The staged dataset in the loader's own one's place, while an iterator is made of it."""
     held = loader.__dict__
-    own, staged = held["dataset"], held.get("_stoker_staged")
+    own = held["dataset"]
     if staged is None:
         yield
         return
@@ -98,34 +268,6 @@ def _staged(loader: Any) -> Iterator[None]:
         yield
     finally:
         held["dataset"] = own
-
-
-def _measure(loader: Any, name: str, applied: dict[str, Any]) -> Measured:
-    own = int(loader.num_workers)
-    began = time.monotonic()
-    sys.stderr.write(f"stoker: measuring workers for {name} ... ")
-    sys.stderr.flush()
-    measured = engine.state_of(loader).measured = measure(loader, engine.budget())
-    count, reason = decide(loader, measured)
-    sys.stderr.write(f"{count} ({time.monotonic() - began:.1f} s)\n")
-    applied[name] = {
-        "from": {"num_workers": own},
-        "to": {"num_workers": count},
-        "reason": reason,
-        "measured_s": measured.seconds,
-        "rates": {"0": measured.inline_rate, **measured.rates} if measured.inline_rate else dict(measured.rates),
-    }
-    return measured
-
-
-def _deepen(loader: Any, depth: Any, entry: dict[str, Any] | None) -> None:
-    """Gives a loader with workers a deeper prefetch, and says so in its entry."""
-    own = loader.prefetch_factor
-    if not isinstance(depth, int) or not int(loader.num_workers) or own is None or depth <= own:
-        return
-    loader.prefetch_factor = depth
-    if entry is not None:
-        entry["from"]["prefetch_factor"], entry["to"]["prefetch_factor"] = own, depth
 
 
 def _use(loader: Any, count: int) -> None:

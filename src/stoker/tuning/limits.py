@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from torch.utils.data import IterableDataset
 
 from .. import machine
 from ..options import Budget
@@ -11,6 +13,44 @@ from ..options import Budget
 PER_CORE = 16  # workers of which nearly all wait
 BUSY_PER_CORE = 2  # and workers that compute: one that is off its core for a moment does not stop the others
 PINNED_SHARE = 4  # page-locked memory is at most this part of what is granted
+
+
+def cores_here() -> int:
+    """Cores for the workers of this process: those granted, divided among the ranks of the node."""
+    return max(1, machine.cores_granted() // machine.ranks())
+
+
+def workers_bound(each: int) -> tuple[int, str]:
+    """``machine.workers_bound``, where the ranks of the node share its memory."""
+    ranks = machine.ranks()
+    most, words = machine.workers_bound(each * ranks)
+    return most, words if ranks == 1 else f"{words} in {ranks} ranks"
+
+
+def first_guess(loader: Any) -> tuple[int, str]:
+    """Workers for a loader of which nothing is known yet, and why so many: one for each core that is granted, divided
+    among the ranks of the node, no more than fit in memory and no more than there are batches.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> first_guess(DataLoader([1, 2], batch_size=2))[0]
+        1
+    """
+    if isinstance(loader.dataset, IterableDataset):
+        return 1, "1 worker: an iterable dataset, and only itself knows how to share its samples among workers"
+    cores, ranks = cores_here(), machine.ranks()
+    bounds = [(cores, f"a first guess from {cores} core{'s' if cores > 1 else ''} granted")]
+    if ranks > 1:
+        bounds = [(cores, f"a first guess from {machine.cores_granted()} cores granted to {ranks} ranks")]
+    bounds.append(workers_bound(machine.WORKER_BYTES))
+    try:
+        batches = len(loader)
+        bounds.append((batches, f"{batches} batch{'es' if batches != 1 else ''} in an epoch"))
+    except Exception:  # a sampler or dataset without a length, or whose length cannot be told yet
+        pass
+    n, words = min(bounds, key=lambda b: b[0])
+    n = max(1, n)
+    return n, f"{n} worker{'s' if n > 1 else ''}: {words}"
 
 
 class Limit(NamedTuple):
@@ -58,7 +98,7 @@ def limits(
         shm: batches cross in /dev/shm, as with torch's own loader.
         pinned: batches are page-locked.
     """
-    grant = machine.read()
+    grant = machine.read(with_gpus=False)
     cores = grant.cores
     of = f"{cores} core{'s' if cores > 1 else ''} granted" + (
         f" of {grant.cores_host}" if grant.cores_host > cores else ""

@@ -13,7 +13,9 @@ import torch
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..gather import Gather
+from ..lifecycle import starts_processes
 from ..options import Budget
+from ..transport.ring import own_fork
 from ..workers.child import die_with_parent
 from .bench import BadSample, PoolBench, TooSlow, Window
 from .tasks import Tasks
@@ -72,13 +74,16 @@ class Remote:
     """
 
     def __init__(self, loader: Any, tasks: Tasks, method: str, budget: Budget, deadline: float) -> None:
-        context = loader.multiprocessing_context or torch.multiprocessing
+        context = loader.multiprocessing_context
+        if context is None or not starts_processes(context):  # what runs here is not for a thread of the script's
+            context = torch.multiprocessing
         self.deadline = deadline
         self._here, there = context.Pipe()
         self._child = context.Process(
             target=_serve, args=(_bare(loader), tasks, method, budget, deadline - time.monotonic(), there), daemon=True
         )
-        self._child.start()
+        with own_fork():
+            self._child.start()
         there.close()
         self._busy = False
 

@@ -18,11 +18,11 @@ import torch
 from .. import machine, seeding
 from ..errors import UsageError
 from .answer import answer
+from .auto import unsafe
 from .bench import BadSample, PoolBench, TooSlow, Window
 from .contest import RESERVE, Contest, words_of
 from .device import accelerator
 from .limits import Limit, limits
-from .method import unsafe
 from .model import KNEE, Model
 from .result import Setting, TuneResult, figure
 

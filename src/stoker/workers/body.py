@@ -15,8 +15,10 @@ from .. import seeding
 from ..blame import Caught
 from ..collate import SlotCollate
 from ..faults.guard import Guard, Mark
+from ..generators import Found
 from ..stage import Stages, put_back, state_of
 from ..stateful import is_stateful, noted, put
+from ..task_seeds import ObjectSeeds
 from ..transport.record import Times
 from .protocol import Again, Told, WorkerSpec
 
@@ -41,6 +43,7 @@ class Body:
         mark: is told the position of each sample before it is loaded, where that is wanted.
         seed_task: sets the random state that this worker's code sees, from base seed, epoch and task.
         look: what that random state is, to be compared.
+        shared: tells the generators in objects that other workers use, too.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Body:
         seed_task: Callable[[int, int, int], None],
         mark: Mark,
         look: Callable[[], Any],
+        shared: Callable[[], Found] | None = None,
     ) -> None:
         self.spec, self.id, self.dataset, self.collate = spec, worker, dataset, collate
         self.exhausted = False
@@ -63,6 +67,8 @@ class Body:
         self._tells = False
         self._stages: Stages | None = None
         self._failed: Caught | None = None
+        self._shared = shared
+        self._own: ObjectSeeds | None = None
         self._shared_rng = torch.Generator()
         self.share_seed(spec.shared_seed)
 
@@ -77,9 +83,15 @@ class Body:
         try:
             if self.spec.init_fn is not None:
                 self.spec.init_fn(self.id)
+            self.find_generators()  # now: init_fn may have exchanged them, or seeded them as it likes
             self._go_on() if self.spec.parts else self._begin()
         except Exception:
             self._failed = self.error()
+
+    def find_generators(self) -> None:
+        """Looks for generators in objects, for task seeds."""
+        if self.spec.task_seeds and not self._iterable:
+            self._own = ObjectSeeds(self.dataset, self.collate.fn, self._shared)
 
     def resume(self, shared_seed: int | None) -> None:
         """A new epoch begins."""
@@ -132,6 +144,8 @@ class Body:
             if self._iterable:
                 number = self._made * (spec.shards or spec.num_workers) + self.id
             self._seed_task(spec.base_seed, spec.part_epochs + epoch, number)
+            if self._own is not None:
+                self._own.seed(spec.base_seed, spec.part_epochs + epoch, number)
 
     def error(self) -> Caught:
         """The exception at hand."""
@@ -151,6 +165,10 @@ class Body:
         look, self._look = self._look, None
         before = look() if look is not None else None
         data = self._run(epoch, number, indices)
+        if self._own is not None and self._own.appeared():
+            del data
+            self.collate.cancel()
+            data = self._run(epoch, number, indices)
         self._made += 1
         if self.exhausted or not (self._tells or look is not None):
             return data

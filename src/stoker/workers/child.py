@@ -119,6 +119,7 @@ def main(
 
 def introduce(worker: int, workers: int, seed: int, dataset: Any) -> None:
     """What ``get_worker_info()`` says from now on."""
+    dataset = getattr(dataset, "stands_for", None) or dataset
     torch_worker._worker_info = torch_worker.WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=dataset)
 
 

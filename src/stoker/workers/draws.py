@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 
+from .. import paths
 from ..errors import StokerWarning
+from ..generators import Found, get_state, in_words
 
 try:
     import numpy as np
@@ -44,13 +46,11 @@ _TORCH: tuple[str, ...] = (
     "binomial",
 )
 _TORCH += ("cauchy_", "geometric_")
-_LIBRARIES = tuple(
-    os.path.dirname(os.path.abspath(path)) + os.sep
-    for path in (torch.__file__, getattr(_numpy and np, "__file__", "x"))
-)
+_LIBRARIES = (paths.torch(), *([] if _numpy is None else [paths.folder(np.__file__)]))
 
+CHANCE = "Threads take turns by chance, so no seed reproduces that."
 REMEDY = (
-    "Threads take turns by chance, so no seed reproduces that. torch.random.thread_safe_generator() and "
+    f"{CHANCE} torch.random.thread_safe_generator() and "
     'get_worker_info().rng give each worker generators of its own; so does worker_method="process".'
 )
 
@@ -62,6 +62,9 @@ class Noticed:
         who: what drew; None while nothing did.
         suspect: what drew, or ran while the consumer did.
         said: whether the user knows.
+        held: generators in objects that all workers use, each with its path.
+        held_looks: tasks around which these are still to be compared.
+        moved: the path of one of these that workers draw from; None while none was seen to.
         looks: waits of the consumer during which the generators are still to be looked at, 60 microseconds each.
         turns: moments at which the consumer began or ceased to wait; odd while it waits.
     """
@@ -69,6 +72,10 @@ class Noticed:
     def __init__(self) -> None:
         self.who: str | None = None
         self.suspect: str | None = None
+        self.held: Found = []
+        self.moved: str | None = None
+        self.held_looks = TASKS
+        self._doubts = 0
         self.said = False
         self.looks = 16
         self.turns = 0
@@ -77,6 +84,18 @@ class Noticed:
 
     def run(self, worker: int, call: Callable[[], Any]) -> Any:
         """Calls, watching while it is not known whether the worker's code draws: its first task, then one at times."""
+        if not self.held or self.moved is not None or self.held_looks <= 0:
+            return self._run(worker, call)
+        self.held_looks -= 1
+        turn, states = self.turns, [(path, g, get_state(g)) for path, g in self.held]
+        out = self._run(worker, call)
+        moved = [path for path, g, state in states if get_state(g) != state]
+        self._doubts += bool(moved)
+        if moved and ((turn & 1 and turn == self.turns) or self._doubts > DOUBTS):  # the consumer waited, or it goes on
+            self.moved = moved[0]
+        return out
+
+    def _run(self, worker: int, call: Callable[[], Any]) -> Any:
         left = self._left.get(worker, TASKS)
         if self.who is not None or (left <= 0 and time.monotonic() < self._next[worker]):
             return call()
@@ -94,10 +113,16 @@ class Noticed:
 
     def say(self) -> None:
         """Tells the user, once."""
-        if self.who is not None and not self.said:
-            self.said = True
+        if self.said or (self.who is None and self.moved is None):
+            return
+        self.said = True
+        if self.who is not None:
             words = f"{self.who} draws from the process-wide random generators. {REMEDY}"
-            warnings.warn(words, StokerWarning, stacklevel=2)
+        else:
+            path = in_words(str(self.moved))
+            words = f"{path} is one random generator, and all worker threads draw from it. {CHANCE} "
+            words += 'worker_method="process" gives each worker its own.'
+        warnings.warn(words, StokerWarning, stacklevel=2)
 
 
 def _numpy_state() -> int:

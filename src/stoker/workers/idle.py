@@ -59,4 +59,4 @@ class Idle:
 
 @functools.cache
 def _cores() -> int:
-    return machine.cores_granted()
+    return max(1, machine.cores_granted() // machine.ranks())

@@ -28,7 +28,7 @@ from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _DatasetKind
 
 from .. import lifecycle
-from ..errors import BudgetError, StokerWarning, WorkerDiedError
+from ..errors import BudgetError, StokerWarning, UsageError, WorkerDiedError
 from ..faults import causes
 from ..options import Budget
 from ..source import Task
@@ -54,13 +54,20 @@ FLUSH_S = 0.01  # between two looks at a task pipe that was full
 
 
 def start(
-    spec: WorkerSpec, context: Any, budget: Budget, arenas: list[SlotReader], locker: Locker | None, parts: int = 0
+    spec: WorkerSpec,
+    context: Any,
+    budget: Budget,
+    arenas: list[SlotReader],
+    locker: Locker | None,
+    parts: int = 0,
+    later: bool = False,
 ) -> tuple[ProcessPool, WorkerSpec]:
     """A pool, with fewer workers where the system has no processes, descriptors or memory for all of them.
 
     Args:
         spec, context, budget, arenas, locker: see ``ProcessPool``.
         parts: of an iterable dataset, which a run keeps: then some workers have several.
+        later: see ``ProcessPool``.
 
     Raises:
         BudgetError: not one can be started.
@@ -68,7 +75,7 @@ def start(
     wanted = spec.num_workers
     while True:
         try:
-            pool = ProcessPool(spec, context, budget, arenas, locker)
+            pool = ProcessPool(spec, context, budget, arenas, locker, later)
             break
         except OSError as e:
             if e.errno not in SHORT:
@@ -106,10 +113,6 @@ def _have(n: int, fd: int) -> None:
             os.close(copy)
 
 
-def _method_of(context: Any) -> str:
-    return str(getattr(context, "get_start_method", lambda: "")())
-
-
 class ProcessPool:
     """Worker processes of one iterator. See ``workers.protocol.Pool``.
 
@@ -119,11 +122,20 @@ class ProcessPool:
         budget: how much the consumer may keep in slots.
         arenas: memory of an earlier epoch's workers, used again warm; taken out of this list.
         locker: page-locks their slots.
+        later: nobody is started before ``resize``.
     """
 
     def __init__(
-        self, spec: WorkerSpec, context: Any, budget: Budget, arenas: list[SlotReader], locker: Locker | None = None
+        self,
+        spec: WorkerSpec,
+        context: Any,
+        budget: Budget,
+        arenas: list[SlotReader],
+        locker: Locker | None = None,
+        later: bool = False,
     ) -> None:
+        if not lifecycle.starts_processes(context):  # a worker's code ends its process, and sets its signals
+            raise UsageError(f"{type(context).__name__} does not start processes by fork, spawn or forkserver")
         self.budget, self.locker = budget, locker
         self.processes: list[Any] = []
         self._spec, self._context, self._arenas = spec, context, arenas
@@ -135,7 +147,7 @@ class ProcessPool:
         self._ready: deque[Record] = deque()
         self._poll = select.poll()  # results, and the death of a worker
         self._lock = threading.Lock()  # a pinning thread receives while the consumer resizes
-        self._count = spec.num_workers
+        self._count = 0 if later else spec.num_workers
         self._missing: list[int] = []  # ids of workers that are to come
         self._next_add = 0.0
         self._finishing = False
@@ -145,14 +157,14 @@ class ProcessPool:
         self._epoch = 0
         self._zygote: Zygote | None = None
         native.look()  # once here, not in each fork
-        self._watchdog = Watchdog() if _method_of(context) == "fork" else None
+        self._watchdog = Watchdog() if lifecycle.method_of(context) == "fork" else None
         self._board = Board() if spec.shared else None
         try:
             # Both before the first fork: what is touched after it is copied, page by page.
             if spec.restart:
                 causes.begin()
-            self._spare = [self._take_reader() for _ in range(spec.num_workers)][::-1]
-            for worker in range(spec.num_workers):
+            self._spare = [self._take_reader() for _ in range(self._count)][::-1]
+            for worker in range(self._count):
                 self._add(worker)
         except BaseException:
             self.close()
@@ -204,9 +216,9 @@ class ProcessPool:
 
     def _add_one(self) -> None:
         """Starts one of those that are to come. A fork takes 5 ms of the consumer's time, and several in a row would be
-        a pause, so they take no more than a fifth of it."""
+        a pause, so they take no more than a fifth of it. The first one is not to be waited for."""
         began = time.monotonic()
-        if self._missing and began >= self._next_add:
+        if self._missing and (began >= self._next_add or not self.alive()):
             try:
                 self._add(self._missing.pop(0))
             except OSError as e:
@@ -323,7 +335,7 @@ class ProcessPool:
 
     def _start(self, member: Member, tasks: int, results: int) -> Any:
         # A thread may end before the workers do, and PR_SET_PDEATHSIG speaks of the thread that forked.
-        method = _method_of(self._context)
+        method = lifecycle.method_of(self._context)
         known = method != "forkserver" and threading.current_thread() is threading.main_thread()
         parent = self._owner if known else 0
         interruptible = signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -483,13 +495,21 @@ class ProcessPool:
         )
 
     def _check_late(self) -> None:
-        """Kills workers that take too long over a sample, once they have said where they are."""
+        """Kills workers that take too long over a sample, once they have said where they are. Asking takes a while, and
+        one that is only a little late has gone on then: it lives."""
         for m in self._members:
-            late = 0 < m.reader.arena.at[1] < time.monotonic_ns()
-            if late and not (m.gone or m.dead) and m.reader.arena.hand is not None and lifecycle.alive(m.process):
-                m.hung = stuck.stack(m.process.pid, m.reader.arena.stack)
+            arena = m.reader.arena
+            hand, at = arena.hand, arena.at
+            late = 0 < at[1] < time.monotonic_ns()
+            if late and not (m.gone or m.dead) and hand is not None and lifecycle.alive(m.process):
+                stack = stuck.stack(m.process.pid, arena.stack)
+                if (arena.hand, arena.at) != (hand, at):
+                    continue
+                m.hung = stack
                 m.process.kill()
                 m.process.join(KILLED_S)  # what waits for a device or a file server may not even die
+                if (arena.hand, arena.at) != (hand, at):
+                    arena.at = 0, 0  # it went on before the signal came: the sample it is at now is not to blame
 
     def _look_for_stuck(self) -> None:
         """Says of a worker that hangs since it was forked why it does, and replaces it where that can be done."""

@@ -164,6 +164,23 @@ class Result(Protocol):
         """Nobody wants it; gives its slot back."""
 
 
+class Made:
+    """A batch of this process, kept until it is delivered."""
+
+    __slots__ = ("_data", "ended", "epoch", "nbytes", "task", "times", "worker")
+
+    def __init__(self, worker: int, epoch: int, task: int, ended: bool, times: Times, nbytes: int, data: Any) -> None:
+        self.worker, self.epoch, self.task = worker, epoch, task
+        self.ended, self.times, self.nbytes, self._data = ended, times, nbytes, data
+
+    def take(self) -> Any:
+        data, self._data = self._data, None
+        return data
+
+    def drop(self) -> None:
+        self._data = None
+
+
 class Lost:
     """Stands for a batch that cannot be had."""
 

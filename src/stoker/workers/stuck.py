@@ -10,11 +10,16 @@ import signal
 import time
 from pathlib import Path
 
+from .. import paths
+
 ASK = signal.SIGRTMIN + 9  # a real-time signal, which nobody else is likely to use
 ANSWER_S = 1.0  # how long is waited for a stack; what sleeps in the kernel does not answer
 SETTLED_S = 0.02  # without another line
 LINES = 16  # of a stack
-OURS = re.compile(r"[/\\\\](stoker|torch[/\\\\]utils[/\\\\]data|multiprocessing)[/\\\\]")
+_ENGINES = tuple(  # as faulthandler writes paths
+    f'  File "{path}'.encode("ascii", "backslashreplace").decode()
+    for path in (paths.PACKAGE, paths.torch_file("utils", "data", ""))
+)
 
 
 def offer() -> int:
@@ -39,13 +44,23 @@ def stack(pid: int, fd: int) -> str:
             if now != size:
                 size, since = now, time.monotonic()
         text = path.read_bytes()[before:].decode(errors="replace")
-    lines = [line.rstrip() for line in text.splitlines() if line.startswith("  File")]
-    own = next((k for k, line in enumerate(lines) if OURS.search(line)), len(lines))
-    found = "\n".join(lines[: max(1, min(own, LINES))])
-    if found:
-        return found
+    threads = [lines for part in re.split(r"^\w.*", text, flags=re.MULTILINE) if (lines := _frames(part))]
+    fetches = next((t for t in threads if any(f.startswith(_ENGINES) for f in t)), None)
+    if threads:
+        return "\n".join(_users(fetches or threads[0]))
     with contextlib.suppress(OSError):
         where = Path(f"/proc/{pid}/wchan").read_text().strip("\0\n")
         if where not in ("", "0"):
             return f"  in the kernel, {where}"
     return "  in the kernel, it gave no answer"
+
+
+def _frames(text: str) -> list[str]:
+    return [line.rstrip() for line in text.splitlines() if line.startswith("  File")]
+
+
+def _users(frames: list[str]) -> list[str]:
+    """The frames without those that called the user's code: from the engine's first one on that is not innermost."""
+    first = next((k for k, f in enumerate(frames) if not f.startswith(_ENGINES)), 0)
+    end = next((k for k in range(first, len(frames)) if frames[k].startswith(_ENGINES)), len(frames))
+    return frames[: max(1, min(end, LINES))]

@@ -7,6 +7,7 @@ They follow torch's convention for thread workers: ``get_worker_info()`` is righ
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import queue
 import sys
@@ -24,19 +25,21 @@ from ..blame import Caught
 from ..collate import SlotCollate, sample_size
 from ..errors import SampleTimeoutError, UsageError, WorkerDiedError
 from ..faults.names import called, file_of
+from ..generators import Found, find_generators, own_copies
 from ..options import Budget
 from ..source import Task
+from ..stateful import is_stateful
 from ..transport.heap import HeapWriter
-from ..transport.record import Times
 from ..transport.ring import Locker
 from . import draws, native
 from .body import Body
 from .draws import Noticed
-from .protocol import Told, WorkerSpec, look_s
+from .protocol import Made, Told, WorkerSpec, look_s
 
 if TYPE_CHECKING:
     from .shards import Shards
 
+logger = logging.getLogger(__name__)
 WEIGHED = 16  # one of so many batches
 FRAMES = 8  # of a stack, the innermost
 
@@ -55,23 +58,6 @@ def _teach_torch() -> None:
 
 
 os.register_at_fork(after_in_child=_current.__dict__.clear)  # a child forked by a worker is no worker
-
-
-class Made:
-    """A batch of this process, kept until it is delivered."""
-
-    __slots__ = ("_data", "ended", "epoch", "nbytes", "task", "times", "worker")
-
-    def __init__(self, worker: int, epoch: int, task: int, ended: bool, times: Times, nbytes: int, data: Any) -> None:
-        self.worker, self.epoch, self.task = worker, epoch, task
-        self.ended, self.times, self.nbytes, self._data = ended, times, nbytes, data
-
-    def take(self) -> Any:
-        data, self._data = self._data, None
-        return data
-
-    def drop(self) -> None:
-        self._data = None
 
 
 class _Died:
@@ -121,7 +107,8 @@ class _Worker(threading.Thread):
         self._cpu = 0
         self._hand: tuple[int, int] | None = None
         self.task = Task(-1, ())
-        self.at = (-1, 0.0)
+        self.at = (-1, 0.0)  # another object each time
+        self.said = self.at, 0.0  # where it was when it was said to be late, and when to say it again
 
     def run(self) -> None:
         pool = self._pool
@@ -161,7 +148,9 @@ class _Worker(threading.Thread):
 
             body = Shards(spec, self.id, self._dataset, shard_of, introduce, seeded, own_random=True)
         else:
-            body = Body(spec, self.id, self._dataset, collate, "thread", rng.seed_task, self.mark, rng.look)
+            shared = pool.held
+            body = Body(spec, self.id, self._dataset, collate, "thread", rng.seed_task, self.mark, rng.look, shared)
+            pool.own_generators(body)
             _introduce(self.id, pool.count, seed, body.dataset, rng)
         body.start()
         workers, epoch = pool.count, 0
@@ -174,12 +163,14 @@ class _Worker(threading.Thread):
                 workers = pool.count
                 _introduce(self.id, workers, seed, body.dataset, rng)
             at, what, is_task = item
-            if not is_task:
-                body.resume(what)
-                continue
-            if spec.shared and at != epoch:
+            if not is_task or (spec.shared and at != epoch):
                 epoch = at
-                body.resume(None)
+                if isinstance(body, Body) and pool.own_generators(body):
+                    body.find_generators()
+                    _introduce(self.id, workers, seed, body.dataset, rng)
+                body.resume(None if is_task else what)
+                if not is_task:
+                    continue
             if body.wants(what.indices):
                 self._task(body, at, what)
 
@@ -207,6 +198,7 @@ class _Worker(threading.Thread):
         self._hand, self.task = (epoch, task.number), task
         pool = self._pool
         data = pool.noticed.run(self.id, lambda: body.run(epoch, task.number, task.indices))
+        self.at = (-1, 0.0)  # no sample is being loaded any more
         writer = self.writer
         if type(data) is Caught or (type(data) is Told and type(data.data) is Caught):
             writer.cancel()
@@ -255,9 +247,32 @@ class ThreadPool:
         self.epoch = 0
         self.noticed = noticed
         self._shared = _Lane()
+        self._copying = threading.Lock()
         self._owner = os.getpid()
+        if spec.kind == _DatasetKind.Map:
+            self.held()
+            noticed.held_looks = draws.TASKS
         for worker in range(spec.num_workers):
             self._add(worker)
+
+    def held(self) -> Found:
+        """Generators in objects that all workers use, as they are now."""
+        self.noticed.held = find_generators(self.spec.dataset, self.spec.collate_fn, thread_local=False)
+        return self.noticed.held
+
+    def own_generators(self, body: Body) -> bool:
+        """With task seeds, gives a worker its own copy of what leads to generators in objects, as it is now. What
+        cannot be copied stays shared, and is named when workers draw from it. Returns whether there is a copy."""
+        spec = self.spec
+        if not spec.task_seeds or spec.kind != _DatasetKind.Map or is_stateful(spec.dataset) or not self.held():
+            return False
+        with self._copying:  # not while another one copies the same
+            try:
+                body.dataset, body.collate.fn = own_copies(spec.dataset, spec.collate_fn)
+            except Exception as e:
+                logger.info("All worker threads share the dataset, because it cannot be copied: %s", e)
+                return False
+        return True
 
     def _add(self, id_: int) -> None:
         spec = self.spec
@@ -360,10 +375,13 @@ class ThreadPool:
             if item is not None or (deadline is not None and time.monotonic() >= deadline):
                 return item
             for w in self.processes:
-                position, until = w.at
-                if until and time.monotonic() > until and w.is_alive():
-                    w.at = position, time.monotonic() + self.spec.sample_timeout  # said again after as long
-                    raise SampleTimeoutError(_stuck(w, position, self.spec))
+                at = w.at
+                until = w.said[1] if w.said[0] is at else at[1]
+                if at[1] and time.monotonic() > until and w.is_alive():
+                    words = _stuck(w, at[0], w.task, self.spec)
+                    if w.at is at:  # else it has gone on meanwhile
+                        w.said = at, time.monotonic() + self.spec.sample_timeout
+                        raise SampleTimeoutError(words)
 
     def pss(self) -> dict[int, int]:
         """Threads have no memory of their own."""
@@ -386,10 +404,10 @@ class ThreadPool:
         self._heaps.extend(w.writer for w in self.processes if not w.is_alive())
 
 
-def _stuck(worker: _Worker, position: int, spec: WorkerSpec) -> str:
-    keys = list(worker.task.indices) if spec.auto_collation else [worker.task.indices]
+def _stuck(worker: _Worker, position: int, task: Task, spec: WorkerSpec) -> str:
+    keys = list(task.indices) if spec.auto_collation else [task.indices]
     which = f"one of {str(keys)[:200]}"
-    if position >= 0:
+    if 0 <= position < len(keys):
         which = called(keys[position], file_of(spec.dataset, keys[position]))
     frame = sys._current_frames().get(worker.ident or 0)
     stack = "".join(traceback.format_stack(frame)[-FRAMES:]) if frame is not None else ""

@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ..picklable import refused
+
 STUCK_S = 20.0  # without a moment of processor time, before the first batch
 FUTEX = {"x86_64": "202", "aarch64": "98"}  # the system call's number
 
@@ -57,15 +59,12 @@ class Watchdog:
 def may_start_anew(dataset: Any) -> bool:
     """Whether workers could be started from another interpreter: what they need can be pickled, and the main module
     can be imported without running the script again."""
-    from multiprocessing.reduction import ForkingPickler
-
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     try:
         guarded = path is None or "__name__" in Path(path).read_text(errors="replace")
-        ForkingPickler.dumps(dataset)
-    except Exception:
+    except OSError:
         return False
-    return guarded
+    return guarded and refused(dataset, to_start=True) is None
 
 
 def _threads() -> int:

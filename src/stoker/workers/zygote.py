@@ -66,19 +66,17 @@ class Pickled:
         collector: Any = _Collector()
         before = mp_context.get_spawning_popen()
         mp_context.set_spawning_popen(collector)
+        self.memory = Fd(os.memfd_create("stoker-spec", os.MFD_CLOEXEC))
         try:
-            data = ForkingPickler.dumps(obj)
+            with open(self.memory.fd, "wb", closefd=False) as file:  # not by way of bytes: a dataset may be large
+                ForkingPickler(file).dump(obj)
         except BaseException:
-            for fd in collector.fds:
+            for fd in (self.memory.fd, *collector.fds):
                 os.close(fd)
             raise
         finally:
             mp_context.set_spawning_popen(before)
-        self.memory = Fd(os.memfd_create("stoker-spec", os.MFD_CLOEXEC))
         self.fds = [Fd(fd) for fd in collector.fds]
-        view = memoryview(data)
-        while len(view):
-            view = view[os.write(self.memory.fd, view) :]
 
     def load(self) -> Any:
         """The object, as a process that was started from here gets it."""
@@ -258,7 +256,12 @@ def serve(control: Fd, pickled: Pickled, parent: int) -> None:
     gc.freeze()
     process: Any = multiprocessing.current_process()
     process._config["daemon"] = False  # daemons may have no children; these are daemons in its place
-    link = socket.socket(fileno=control.fd)
+    with socket.socket(fileno=control.fd) as link:
+        _start_workers(link, pickled)
+
+
+def _start_workers(link: socket.socket, pickled: Pickled) -> None:
+    """Starts a worker for each message, and says when it is there and when it has gone."""
     method = _start_method()
     context = multiprocessing.get_context(method)
     native.look()

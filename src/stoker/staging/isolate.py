@@ -1,0 +1,301 @@
+"""Runs a function in a forked child that can change nothing of its parent's.
+
+The child has its own copy of memory. What a fork would still share is taken away before the function runs: file
+offsets (regular files are opened anew), connections and pipes (replaced by closed ones), shared memory (made read-only)
+and files (an audit hook refuses to open one for writing; Landlock, where the kernel has it, does so for native code).
+What is printed, logged or written to files that are open already goes into a file in memory: see ``output_size``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pickle
+import re
+import select
+import signal
+import socket
+import stat
+import struct
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import lifecycle
+from ..errors import StokerError, UsageError
+from ..transport.ring import own_fork
+
+if TYPE_CHECKING:
+    from ..cache.memory import Memory
+
+DIED = {
+    signal.SIGSEGV: "the process in which it was tried died: it writes to shared memory, or its native code crashed",
+    signal.SIGBUS: "the process in which it was tried died: it writes to shared memory, or its native code crashed",
+    signal.SIGALRM: "trying its samples took too long",
+    signal.SIGKILL: "the process in which it was tried was killed: there was not enough memory, or it took too long",
+}
+PR_SET_PDEATHSIG = 1
+PR_SET_NO_NEW_PRIVS = 38
+NICE = 5  # the trial gives way to the script's own work
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+REFUSED = {
+    "os.remove": "deletes a file",
+    "os.rename": "renames a file",
+    "os.mkdir": "makes a folder",
+    "os.rmdir": "removes a folder",
+    "os.truncate": "writes to a file",
+    "os.link": "makes a link",
+    "os.symlink": "makes a link",
+    "os.kill": "sends a signal",
+    "os.system": "starts a program",
+    "os.fork": "forks",
+    "os.forkpty": "forks",
+    "os.posix_spawn": "starts a program",
+    "subprocess.Popen": "starts a program",
+    "shutil.rmtree": "deletes files",
+    "socket.connect": "connects to a server",
+    "socket.bind": "opens a server",
+}
+
+
+class SideEffect(UsageError):
+    """What was tried changes something outside of its process."""
+
+
+class Trial:
+    """A function that runs in a child process. Its answer is a pickle.
+
+    Args:
+        fn: what to run; its result is pickled.
+        limit_s: the child ends after so many seconds, whatever it does.
+
+    Attributes:
+        memories: for what is kept, where the ranks of a node share it.
+    """
+
+    memories: Sequence[Memory] = ()
+
+    def __init__(self, fn: Callable[[], Any], limit_s: float) -> None:
+        self._parts: list[bytes] = []
+        self._reader, writer = os.pipe2(os.O_CLOEXEC)
+        with own_fork():
+            self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                os.close(self._reader)
+                _child(fn, writer, limit_s)
+            finally:
+                os._exit(0)
+        os.close(writer)
+        self._process = os.getpid()
+        self._ended = ""
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until the child has answered or died; returns whether it has."""
+        if self._reader < 0:
+            return True
+        until = time.monotonic() + seconds
+        poll = select.poll()
+        poll.register(self._reader, select.POLLIN | select.POLLHUP)
+        while poll.poll(max(0.0, 1000 * (until - time.monotonic()))):
+            part = os.read(self._reader, 1 << 20)
+            if not part:
+                self.close()
+                return True
+            self._parts.append(part)
+        return False
+
+    def result(self) -> Any:
+        """What the function returned. Call it once ``wait`` has returned True.
+
+        Raises:
+            UsageError: the function raised one, or the child died.
+        """
+        if not self._parts:
+            raise UsageError(self._ended)
+        try:
+            kind, value = pickle.loads(b"".join(self._parts))
+        except (EOFError, pickle.UnpicklingError):
+            raise UsageError("the process in which it was tried was ended while it answered") from None
+        if kind == "error":
+            raise UsageError(value)
+        return value
+
+    def close(self) -> None:
+        """Ends the child."""
+        if self._reader < 0 or os.getpid() != self._process:
+            return
+        os.close(self._reader)
+        self._reader = -1
+        if not self._parts:
+            self._ended = self._why_it_ended()
+        lifecycle.kill(self._pid)
+
+    def _why_it_ended(self) -> str:
+        with contextlib.suppress(OSError):
+            process = os.pidfd_open(self._pid)
+            poll = select.poll()
+            poll.register(process, select.POLLIN)
+            ended = poll.poll(1000)  # its end of the pipe is closed a moment before it is gone
+            os.close(process)
+            if not ended:
+                return DIED[signal.SIGALRM]
+            found = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            if found is not None and found.si_status in DIED:
+                return DIED[signal.Signals(found.si_status)]
+        return "the process in which it was tried died"
+
+
+def run_isolated(fn: Callable[[], Any], limit_s: float = 60.0) -> Any:
+    """What ``fn`` returns, called in a child. Where processes cannot be forked, it is called here.
+
+    Raises:
+        UsageError: ``fn`` raised one, changed something outside, took too long, or the child died.
+    """
+    if sys.platform != "linux":
+        return fn()
+    trial = Trial(fn, limit_s)
+    try:
+        trial.wait(limit_s + 1)
+        return trial.result()
+    finally:
+        trial.close()
+
+
+def _child(fn: Callable[[], Any], writer: int, limit_s: float) -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    with contextlib.suppress(OSError):
+        os.nice(NICE)
+    torch.set_num_threads(1)  # OpenMP's own threads have stayed in the parent
+    threading.excepthook = lambda _: None
+    try:
+        _unshare(writer)
+        warnings.showwarning = lambda *_, **__: None
+        sys.addaudithook(_refuse)
+        with contextlib.suppress(OSError, AttributeError):
+            _forbid_writing()
+        answer: tuple[str, Any] = ("value", fn())
+    except StokerError as e:
+        answer = ("error", str(e))
+    except BaseException as e:
+        answer = ("error", f"{type(e).__name__}: {e}")
+    if _effects:
+        answer = ("error", _effects[0])
+    data = pickle.dumps(answer)
+    while data:
+        data = data[os.write(writer, data) :]
+
+
+_effects: list[str] = []
+_output = -1
+
+
+def output_size() -> int:
+    """Bytes that were printed, logged, or written to files that had been open, in this child so far."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    return os.fstat(_output).st_size if _output >= 0 else 0
+
+
+def _refuse(event: str, args: Any) -> None:
+    """An audit hook (PEP 578)."""
+    if event == "open":
+        path, mode, flags = args
+        writes = (isinstance(flags, int) and flags & WRITES) or (isinstance(mode, str) and set(mode) & set("wax+"))
+        if not writes or path in (os.devnull, None) or isinstance(path, int):
+            return
+        _stop(f"opens {path!r} for writing")
+    elif event in REFUSED and not (event == "os.truncate" and _is_memory(args[0])):
+        _stop(REFUSED[event])
+
+
+def _is_memory(file: Any) -> bool:
+    """An anonymous file in memory, as stoker's own stores are (memfd_create(2))."""
+    return isinstance(file, int) and "memfd:" in os.readlink(f"/proc/self/fd/{file}")
+
+
+def _stop(effect: str) -> None:
+    _effects.append(f"loading a sample {effect}")
+    raise SideEffect(_effects[0])
+
+
+def _unshare(keep: int) -> None:
+    """Takes away what a fork shares with its parent."""
+    global _output
+    null = os.open(os.devnull, os.O_RDWR)
+    _output = os.memfd_create("output")
+    dead, other = socket.socketpair()
+    other.close()
+    os.dup2(null, 0)
+    for fd in (1, 2):
+        os.dup2(_output, fd)
+    sys.stdout = sys.stderr = os.fdopen(os.dup(_output), "w", 1, "utf-8", "replace")
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd in (0, 1, 2, keep, null, _output, sys.stdout.fileno(), dead.fileno()):
+            continue
+        with contextlib.suppress(OSError):
+            mode = os.fstat(fd).st_mode
+            if stat.S_ISREG(mode):
+                _reopen(fd)
+            elif stat.S_ISSOCK(mode):
+                os.dup2(dead.fileno(), fd, inheritable=False)
+            elif stat.S_ISFIFO(mode):
+                os.dup2(null, fd, inheritable=False)
+    _protect_shared_memory()
+
+
+def _reopen(fd: int) -> None:
+    """Gives a regular file an offset of its own, and only to read. What is open only to be written to, is no more."""
+    with open(f"/proc/self/fdinfo/{fd}") as info:
+        found = dict(line.split(":", 1) for line in info if ":" in line)
+    if "memfd:" in os.readlink(f"/proc/self/fd/{fd}"):
+        return
+    flags = int(found["flags"], 8)
+    if flags & os.O_ACCMODE == os.O_WRONLY or flags & os.O_APPEND:
+        os.dup2(_output, fd, inheritable=False)
+        return
+    new = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    os.lseek(new, int(found["pos"]), os.SEEK_SET)
+    os.dup2(new, fd, inheritable=False)
+    os.close(new)
+
+
+def _forbid_writing() -> None:
+    """Native code opens files without Python's knowing: the kernel refuses to write, make and remove any (Landlock)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    rights = sum(1 << bit for bit in (1, *range(4, 13)))  # LANDLOCK_ACCESS_FS_: WRITE_FILE, REMOVE_DIR to MAKE_SYM
+    handled = ctypes.c_uint64(rights)
+    rules = libc.syscall(444, ctypes.byref(handled), ctypes.c_size_t(8), 0)  # landlock_create_ruleset
+    if rules < 0:
+        return
+    null = os.open(os.devnull, os.O_PATH | os.O_CLOEXEC)
+    allowed = struct.pack("=Qi", 1 << 1, null)
+    libc.syscall(445, rules, 1, allowed, 0)  # landlock_add_rule
+    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
+        libc.syscall(446, rules, 0)  # landlock_restrict_self
+    os.close(rules)
+    os.close(null)
+
+
+def _protect_shared_memory() -> None:
+    """Makes writable shared mappings read-only: a write ends this process instead of reaching others."""
+    libc = ctypes.CDLL(None)
+    with open("/proc/self/maps") as maps:
+        lines = maps.readlines()
+    for line in lines:
+        found = re.match(r"([0-9a-f]+)-([0-9a-f]+) rw.s \S+ \S+ \S+\s*(.*)", line)
+        if found and not found[3].startswith("/dev/nvidia"):
+            start, end = int(found[1], 16), int(found[2], 16)
+            libc.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(end - start), 1)  # PROT_READ

@@ -1,0 +1,227 @@
+"""One trial and one cache in memory for all ranks of a node that have the same dataset.
+
+The first rank to look at a dataset binds a socket in the abstract namespace (unix(7)), whose name stands for the run
+and for the content of the dataset. It makes the trial, and then the memory. Whoever connects gets what the trial found
+and the memory's descriptor (SCM_RIGHTS). Nothing has a name in a file system, and the kernel takes the socket back
+however its owner ends: those who have the memory mapped keep it, and whoever comes next makes a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pickle
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .. import machine
+from ..cache.memory import Memory
+from ..cache.store import Store, size_of
+from ..errors import StokerError
+from .digest import digest
+from .isolate import Trial, run_isolated
+from .memo import table_for
+from .plan import globals_now
+from .stores import ram_budget
+from .trial import Found, find_plan
+
+DIGEST_S = 1.5  # for the digest of a dataset; one that takes longer is not shared
+CONNECT_S = 1.0
+BACKLOG = 128  # ranks that wait while the trial runs
+HEADER = struct.Struct("<q")  # bytes that follow
+
+_sockets: list[socket.socket] = []
+
+
+def _forked() -> None:
+    """A child must not keep a connection, or the name of a socket that nobody answers, after its parent's end."""
+    while _sockets:
+        _sockets.pop().close()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def start_trial(dataset: Any, limit_s: float) -> Trial:
+    """Begins to look for the deterministic part of a dataset, or asks the rank of this node that does.
+
+    Returns:
+        A trial. Its ``memories`` are the node's, once it has ended.
+
+    Raises:
+        OSError: no process can be started.
+    """
+
+    def find() -> Found:
+        return find_plan(dataset, limit_s)
+
+    if machine.ranks() > 1:
+        with contextlib.suppress(StokerError, OSError):
+            name, left_out = _name(dataset)
+            meeting = _meet(name)
+            if isinstance(meeting, _Server):
+                return _Owner(find, 2 * limit_s, meeting, len(dataset), left_out)
+            if meeting is not None:
+                return _Member(find, 2 * limit_s, meeting, left_out)
+    return Trial(find, 2 * limit_s)
+
+
+def _name(dataset: Any) -> tuple[bytes, set[str]]:
+    """Of the socket: the same in all ranks of a run that have the same dataset. And which attributes may differ."""
+    run = [os.environ.get(k) for k in ("STOKER_RUN", "MASTER_ADDR", "MASTER_PORT")]
+    content, left_out = run_isolated(lambda: digest((len(dataset), dataset)), DIGEST_S)  # it runs the user's code
+    key = repr((run, os.getuid(), os.getcwd(), content))
+    return b"\0stoker-node-" + hashlib.sha256(key.encode()).hexdigest()[:32].encode(), left_out
+
+
+def _globals(found: Found, left_out: set[str]) -> str | None:
+    """A digest of the global variables that the deterministic part reads. None: what it reads may differ by rank."""
+    kept = found.plan or found.memo
+    if kept is None:
+        return ""
+    may_differ = left_out and (kept.reads is None or kept.reads & left_out)
+    return None if may_differ else digest(globals_now(kept.globals))[0]
+
+
+class _Server(socket.socket):
+    """The socket of the rank that came first."""
+
+
+def _meet(name: bytes) -> socket.socket | None:
+    """The server, for whoever comes first; a connection to it for the others. None: it does not answer."""
+    until = time.monotonic() + CONNECT_S
+    while time.monotonic() < until:
+        server = _Server(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            server.bind(name)
+            server.listen(BACKLOG)
+            _sockets.append(server)
+            return server
+        except OSError:  # somebody else has it
+            server.close()
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(CONNECT_S)
+        try:
+            connection.connect(name)
+            if _uid(connection) != os.getuid():  # abstract sockets have no permissions of their own
+                break
+            _sockets.append(connection)
+            return connection
+        except OSError:  # not listening yet, or gone since
+            connection.close()
+            time.sleep(0.001)
+    return None
+
+
+def _uid(connection: socket.socket) -> int:
+    return int(struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
+
+
+class _Owner(Trial):
+    """The trial that others wait for. A thread hands out what it found, for as long as this process lives."""
+
+    def __init__(
+        self, find: Callable[[], Found], limit_s: float, server: socket.socket, samples: int, left_out: set[str]
+    ) -> None:
+        self._samples, self._limit_s, self._left_out = samples, limit_s, left_out
+        self._answered = threading.Event()
+        try:
+            super().__init__(find, limit_s)
+        except OSError:
+            server.close()
+            raise
+        threading.Thread(target=self._serve, args=(server,), name="stoker_node", daemon=True).start()
+
+    def wait(self, seconds: float) -> bool:
+        return self._answered.wait(seconds)
+
+    def _serve(self, server: socket.socket) -> None:
+        agreed = None
+        try:
+            super().wait(self._limit_s + 1)
+            agreed = self._agree()
+        except Exception:  # the others look for themselves
+            self.memories = ()
+        finally:
+            self._answered.set()
+        answer = pickle.dumps((agreed, b"".join(self._parts)))
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            with connection, contextlib.suppress(OSError):
+                connection.settimeout(CONNECT_S)
+                if _uid(connection) == os.getuid():
+                    socket.send_fds(connection, [HEADER.pack(len(answer))], [memory.fd for memory in self.memories])
+                    connection.sendall(answer)
+
+    def _agree(self) -> str | None:
+        """What the others compare with theirs. Makes the memory."""
+        try:
+            found = self.result()
+        except StokerError:
+            return ""
+        agreed = _globals(found, self._left_out)
+        if agreed:
+            table = None if found.memo is None else table_for(self._samples, found.memo.sites)
+            places, budget = self._samples if table is None else table.slots, ram_budget()
+            memory = Memory(size_of(places, budget))
+            Store(memory, places, budget).divide(machine.ranks())
+            self.memories = (memory,) if table is None else (memory, table.memory)
+        return agreed
+
+
+class _Member(Trial):
+    """Waits for another rank's trial. Makes its own where that rank has ended, or reads other global variables."""
+
+    def __init__(
+        self, find: Callable[[], Found], limit_s: float, connection: socket.socket, left_out: set[str]
+    ) -> None:
+        self._find, self._limit_s, self._left_out = find, limit_s, left_out
+        self._connection: socket.socket | None = connection
+        self._received, self._fds = b"", list[int]()
+
+    def wait(self, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        if self._connection is not None:
+            self._connection.settimeout(seconds)
+            try:
+                while self._receive(self._connection):
+                    pass
+            except (TimeoutError, BlockingIOError):
+                return False
+            except OSError:  # the other rank has ended
+                pass
+            self._connection.close()
+            self._connection = None
+            self._take()
+        return super().wait(max(0.0, until - time.monotonic()))
+
+    def _receive(self, connection: socket.socket) -> bool:
+        """Whether there is more to come."""
+        data, fds, _, _ = socket.recv_fds(connection, 1 << 20, 4, socket.MSG_CMSG_CLOEXEC)
+        self._received += data
+        self._fds += fds
+        return bool(data) and not self._complete()
+
+    def _complete(self) -> bool:
+        there = len(self._received) - HEADER.size
+        return there >= 0 and there == HEADER.unpack_from(self._received)[0]
+
+    def _take(self) -> None:
+        """Takes the other rank's answer, or begins a trial."""
+        memories = tuple(map(Memory.of, self._fds))
+        if self._complete():
+            agreed, data = pickle.loads(self._received[HEADER.size :])
+            self._parts, self._reader = [data], -1
+            with contextlib.suppress(Exception):
+                if agreed == "" or (agreed and agreed == _globals(self.result(), self._left_out)):
+                    self.memories = memories
+                    return
+        super().__init__(self._find, self._limit_s)

@@ -1,0 +1,63 @@
+"""The random state of a process and of generators that a dataset holds: saved, compared, set back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..generators import get_state, seed_generator, set_state
+
+Named = Sequence[tuple[str, Any]]
+
+
+class RandomStates:
+    """The state of Python's, NumPy's and torch's global generators, and of some others.
+
+    Args:
+        others: generators kept in objects, each with a path.
+    """
+
+    def __init__(self, others: Named = ()) -> None:
+        self._others = [(path, g, get_state(g)) for path, g in others]
+        self.python = random.getstate()
+        self.numpy = np.random.get_state(legacy=False)
+        self.torch = torch.get_rng_state()
+
+    def moved(self) -> list[str]:
+        """Which generators are in another state now: "torch", "random", "numpy", or a path."""
+        out = [] if torch.equal(torch.get_rng_state(), self.torch) else ["torch"]
+        if random.getstate() != self.python:
+            out.append("random")
+        now: Any = np.random.get_state(legacy=False)
+        then: Any = self.numpy
+        same = now["state"]["pos"] == then["state"]["pos"] and np.array_equal(now["state"]["key"], then["state"]["key"])
+        if not same or now["has_gauss"] != then["has_gauss"]:
+            out.append("numpy")
+        return out + [path for path, g, state in self._others if get_state(g) != state]
+
+    def values(self) -> Any:
+        """All of them, comparable."""
+        number: Any = self.numpy["state"]
+        numpy = number["pos"], number["key"].tobytes(), self.numpy["has_gauss"], self.numpy["gauss"]
+        return self.python, numpy, self.torch.numpy().tobytes(), [state for _, _, state in self._others]
+
+    def restore(self) -> None:
+        """Sets all of them back."""
+        for _, generator, state in self._others:
+            set_state(generator, state)
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        torch.set_rng_state(self.torch)
+
+
+def seed_all(seed: int, others: Named = ()) -> None:
+    """Seeds the global generators, and others; in place, so objects that share one go on sharing it."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(seed)
+    for k, (_, generator) in enumerate(others):
+        seed_generator(generator, seed + k + 1)

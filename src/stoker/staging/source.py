@@ -1,0 +1,97 @@
+"""The syntax tree of a Python function, read from its source file and checked against the code that runs."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import types
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+
+class NoSource(Exception):
+    """The source of a function is missing, ambiguous, or is not what runs. The message says which."""
+
+
+class Function(NamedTuple):
+    """A function's syntax tree.
+
+    Attributes:
+        tree: its definition, with the line numbers of its file.
+        owner: name of the class whose body it stands in; "" outside of classes. Private names are mangled with it.
+    """
+
+    tree: ast.FunctionDef
+    owner: str
+
+
+def tree_of(fn: types.FunctionType) -> Function:
+    """The definition of a function.
+
+    Args:
+        fn: a function written in Python.
+
+    Raises:
+        NoSource: there is no source (compiled or generated code), or the file changed since it was imported.
+    """
+    return tree_of_code(fn.__code__)
+
+
+def tree_of_code(code: types.CodeType) -> Function:
+    """The definition from which a code object was compiled. See ``tree_of``."""
+    return _tree_of(code, code.co_filename)  # code of another file may be equal
+
+
+@functools.lru_cache(maxsize=512)
+def _tree_of(code: types.CodeType, file: str) -> Function:
+    defined, codes = _parsed(code.co_filename, tuple(linecache.getlines(code.co_filename)))
+    key = code.co_name, code.co_firstlineno
+    found = defined.get(key, [])
+    where = f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})"
+    if len(found) != 1:
+        raise NoSource(f"{where} has no source" if not found else f"several functions begin at {where}")
+    if not any(_equal(code, other) for other in codes.get(key, [])):
+        raise NoSource(f"the source of {where} is not what runs: the file changed, or its code was rewritten")
+    return found[0]
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(name: str, lines: tuple[str, ...]) -> tuple[dict[Any, list[Function]], dict[Any, list[types.CodeType]]]:
+    """Every function definition of a file, and the code that it compiles to, by name and first line."""
+    defined: dict[Any, list[Function]] = {}
+    codes: dict[Any, list[types.CodeType]] = {}
+    try:
+        module = ast.parse("".join(lines), name)
+        compiled = compile(module, name, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return defined, codes
+    for tree, owner in _definitions(module, ""):
+        first = min([tree.lineno, *(d.lineno for d in tree.decorator_list)])
+        defined.setdefault((tree.name, first), []).append(Function(tree, owner))
+    waiting = [compiled]
+    while waiting:
+        code = waiting.pop()
+        codes.setdefault((code.co_name, code.co_firstlineno), []).append(code)
+        waiting += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return defined, codes
+
+
+def _definitions(node: ast.AST, owner: str) -> Iterator[tuple[ast.FunctionDef, str]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef):
+            yield child, owner
+        yield from _definitions(child, child.name if isinstance(child, ast.ClassDef) else owner)
+
+
+def _equal(a: types.CodeType, b: types.CodeType) -> bool:
+    """The same instructions on the same names and constants."""
+    if (a.co_code, a.co_names, a.co_varnames, a.co_freevars) != (b.co_code, b.co_names, b.co_varnames, b.co_freevars):
+        return False
+    if len(a.co_consts) != len(b.co_consts):
+        return False
+    pairs = zip(a.co_consts, b.co_consts, strict=True)
+    return all(
+        _equal(x, y) if isinstance(x, types.CodeType) and isinstance(y, types.CodeType) else repr(x) == repr(y)
+        for x, y in pairs
+    )

@@ -1,0 +1,92 @@
+"""What is said of a plan: which stages of a sample are kept, and where the cut lies."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import types
+from typing import NamedTuple
+
+from .executed import is_library
+from .plan import CutNode, Node, SliceNode
+
+LONGEST = 60  # characters of a source line
+SAME = "the same each time"
+DRAWS = "draws random numbers, or changes something"
+LATER = "comes after a random one"
+
+
+class Row(NamedTuple):
+    """A stage of a dataset, for reports.
+
+    Attributes:
+        where: file and line, or the class of a container.
+        name: the stage: a source line, or a transform.
+        cached: whether what it makes is kept.
+        why: what was seen.
+    """
+
+    where: str
+    name: str
+    cached: bool
+    why: str
+
+
+def place_of(file: str, line: int) -> str:
+    """File and line; the file relative to the working folder where it lies inside that."""
+    near = os.path.relpath(file) if os.path.isabs(file) else file
+    return f"{file if near.startswith('..') else near}:{line}"
+
+
+def rows_of(node: Node, name: str) -> list[Row]:
+    """The stages of a verified plan, in the order in which they run.
+
+    Args:
+        node: its root.
+        name: of what it is for, ``"Photos.__getitem__"``.
+    """
+    if isinstance(node, SliceNode):
+        return _of_container(node, name)
+    if not isinstance(node, CutNode):
+        return [Row(name, "the whole sample", True, SAME)]
+    rows: list[Row] = []
+    code, line = _cut_of(node)
+    if code is not None and not is_library(code):
+        inside = bool(node.inner)
+        text = " ".join(linecache.getline(code.co_filename, line).split())
+        text = text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+        begin = place_of(code.co_filename, code.co_firstlineno)
+        rows.append(Row(begin, getattr(code, "co_qualname", code.co_name), True, f"{SAME} up to line {line}"))
+        rows.append(Row(place_of(code.co_filename, line), text, inside, "in part, see below" if inside else DRAWS))
+    for key, inner in node.inner.items():
+        rows += rows_of(inner, key.partition("[")[0].rpartition(":")[2].rpartition(".")[2])
+    return rows
+
+
+def _of_container(node: SliceNode, name: str) -> list[Row]:
+    rows = []
+    for k, item in enumerate(node.names):
+        in_part = k == node.kept and node.inner is not None
+        why = SAME if k < node.kept else "in part, see below" if in_part else DRAWS if k == node.kept else LATER
+        rows.append(Row(name, item, k < node.kept or in_part, why))
+        if in_part and node.inner is not None:
+            rows += rows_of(node.inner, item)
+    return rows
+
+
+def cut_of(node: Node) -> str:
+    """File and line of the innermost statement of the user's that runs each time; "" where there is none."""
+    if isinstance(node, SliceNode):
+        return "" if node.inner is None else cut_of(node.inner)
+    if not isinstance(node, CutNode):
+        return ""
+    found = next(filter(None, map(cut_of, node.inner.values())), "")
+    code, line = _cut_of(node)
+    return found or ("" if code is None or is_library(code) else place_of(code.co_filename, line))
+
+
+def _cut_of(node: CutNode) -> tuple[types.CodeType | None, int]:
+    """The function that was cut, and the line."""
+    for code, parts in node.compiled.items():
+        return code, parts.line
+    return None, 0
