@@ -5,8 +5,10 @@
 MAKEFLAGS += --no-print-directory
 PY := .venv/bin/python
 STAMP := .venv/.ready
+SCRIPTS_STAMP := .venv-scripts/.ready
+FRAMEWORKS := tests/scripts/constraints.txt
 UNFINISHED := .venv/.unfinished
-REPORT := examples/data/stoker-report.json
+REPORT := examples/data/stoker-report
 PYTHON ?=
 
 # The stamp holds the folder it was made for. A checkout that was moved, a Python that is gone, or another PYTHON than
@@ -45,25 +47,47 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev]"; \
 	pwd -P > $(UNFINISHED); mv $(UNFINISHED) $@
 
-.PHONY: always help setup demo test test-slow lint types bench bench-gpu clean
+# The frameworks whose scripts are tested have an environment of their own. Made anew as a whole when anything about it
+# changed; the folder is part of the stamp here, too.
+ifneq ($(shell cat $(SCRIPTS_STAMP) 2>/dev/null),$(shell pwd -P))
+$(SCRIPTS_STAMP): always
+endif
+
+$(SCRIPTS_STAMP): $(STAMP) pyproject.toml $(FRAMEWORKS)
+	@set -e; \
+	$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "the frameworks of tests/scripts are pinned for Python 3.11 and later; make PYTHON=/path/to/python" >&2; exit 1; }; \
+	rm -rf .venv-scripts; $(PY) -m venv .venv-scripts; \
+	echo "installing the frameworks into .venv-scripts (a minute or two, once)"; \
+	set -- .venv-scripts/bin/python -m pip install --disable-pip-version-check -q; \
+	"$$@" -c $(FRAMEWORKS) torch; \
+	"$$@" --no-deps -r $(FRAMEWORKS); \
+	"$$@" --no-deps -e .; \
+	pwd -P > $@
+
+.PHONY: always help setup demo test test-slow test-scripts lint types bench bench-gpu clean
 help: ## this list
-	@sed -nE 's/^([a-z-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
 	@echo "  PYTHON=/path/to/python chooses the interpreter (3.10 to 3.13)"
 
 setup: $(STAMP) ## the virtual environment in .venv, everything pinned
 
-demo: $(STAMP) ## an untouched training script on real photographs: observed, sped up, compared
+demo: $(STAMP) ## an untouched training script on real photographs, five epochs: plain, sped up, compared
 	@$(PY) examples/make_photos.py --out examples/data
 	@printf '\n== stoker run examples/train_lazy.py\n'
-	@.venv/bin/stoker run --json $(REPORT) examples/train_lazy.py
+	@.venv/bin/stoker run --json $(REPORT).json examples/train_lazy.py
 	@printf '\n== stoker run --apply examples/train_lazy.py\n'
-	@.venv/bin/stoker run --apply --json $(REPORT) examples/train_lazy.py
+	@.venv/bin/stoker run --apply --json $(REPORT)-applied.json --html $(REPORT).html examples/train_lazy.py
+	@printf 'as a page: $(REPORT).html\n'
 
 test: $(STAMP) ## the tests, under ten minutes
 	@$(PY) -m pytest
 
 test-slow: $(STAMP) ## those that take longest
 	@$(PY) -m pytest -m slow
+
+test-scripts: $(SCRIPTS_STAMP) ## scripts of Lightning, Hugging Face, MONAI, ... as people write them
+	@.venv-scripts/bin/python -m pytest tests/scripts -m scripts
 
 lint: $(STAMP) ## ruff: lint and format
 	@$(PY) -m ruff check .
@@ -72,16 +96,17 @@ lint: $(STAMP) ## ruff: lint and format
 types: $(STAMP) ## mypy --strict
 	@$(PY) -m mypy --strict src
 
-bench: $(STAMP) ## stoker against torch, alternated in one run
+bench: $(STAMP) $(SCRIPTS_STAMP) ## stoker against torch, alternated in one run
 	@$(PY) examples/make_photos.py --out examples/data
 	@$(PY) -m benchmarks run
 	@$(PY) -m benchmarks.observe
 	@$(PY) -m benchmarks.staging run
+	@.venv-scripts/bin/python -m benchmarks.scripts run
 
 bench-gpu: $(STAMP) ## the same with a device; says so where there is none
 	@$(PY) -m benchmarks gpu
 
 clean: ## remove everything that make made
-	rm -rf .venv examples/data examples/.data.making-* benchmarks/data benchmarks/results/local
+	rm -rf .venv .venv-scripts examples/data examples/.data.making-* benchmarks/data benchmarks/results/local
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
 	find src tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import compileall
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,14 @@ import pytest
 import stoker
 
 compileall.compile_dir(Path(stoker.__file__).parent, quiet=2)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What runs are remembered, and profiles, go where nobody's own are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)  # before anything is left out
@@ -27,9 +36,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for k, item in enumerate(sets):
             if k not in stay:
                 item.add_marker(pytest.mark.slow)
-
-
-@pytest.fixture
-def quick_auto(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``num_workers="auto"`` measures for an instant, in tests that do not ask how well it chooses."""
-    monkeypatch.setattr("stoker.tuning.probe.WINDOW_S", 0.02)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,21 @@ class Compose:
         for t in self.transforms:
             x = t(x)
         return x
+
+
+def shm() -> set[str]:
+    """What lies in /dev/shm, where other processes' files lie, too."""
+    return set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
+
+
+def left_in_shm(before: set[str]) -> set[str]:
+    """What has come to stay in /dev/shm. Other processes' semaphores have names there for a moment."""
+    left = shm() - before
+    deadline = time.monotonic() + 10
+    while left and time.monotonic() < deadline:
+        time.sleep(0.05)
+        left &= shm()
+    return left
 
 
 def flip(path: Path, at: int) -> None:

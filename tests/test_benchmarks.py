@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import table
 from benchmarks.peers import __main__ as peers
+from benchmarks.scripts import __main__ as scripts
 
 ROOT = Path(__file__).parent.parent
 
@@ -117,3 +118,31 @@ def test_a_peer_is_driven() -> None:
     assert json.loads(p.stdout)["metric"] == "overhead", p.stderr
     p = subprocess.run([sys.executable, "-m", "benchmarks.peers", "table", "none"], cwd=ROOT, capture_output=True)
     assert p.returncode == 2
+
+
+def script_line(way: str, round_: int, wall: float, first: float, later: float) -> dict[str, object]:
+    return {"script": "pil_compose", "way": way, "round": round_, "wall": wall, "first": first, "later": [later] * 4}
+
+
+def test_scripts_are_compared_within_rounds_and_with_the_faster_bare_one() -> None:
+    lines = []
+    for r, slow in enumerate([1.0, 2.0, 1.5]):  # a machine whose speed changes between rounds
+        lines += [script_line("plain", r, 20 * slow, 4 * slow, 4 * slow)]
+        lines += [script_line("applied", r, 10 * slow, 4.1 * slow, 0.8 * slow)]
+        lines += [script_line("bare 0", r, 9 * slow, 1, 0.9 * slow), script_line("bare 2", r, 9 * slow, 1, 0.7 * slow)]
+    row = scripts.table(lines).splitlines()[-1]
+    assert row.split(" | ")[1:] == [
+        "30.00 s", "15.00 s", "2.00", "1.02", "6.00 s", "1.20 s", "5.00", "1.05 s", "87%", "ok |"
+    ]  # fmt: skip
+    for x in lines:
+        if x["way"] == "applied":
+            x["later"], x["first"] = [8.0], 9.0
+    row = scripts.table(lines).splitlines()[-1]
+    assert row.endswith("| missed: first epoch 1.05x, later epochs 4x, 85 % of bare |")
+    lines[0]["failed"] = "exit code 1, 0 epochs"
+    assert scripts.table(lines).endswith("FAILED: plain: exit code 1, 0 epochs |")
+
+
+def test_scripts_that_are_not_there_are_wrong_usage() -> None:
+    line = [sys.executable, "-m", "benchmarks.scripts", "run", "--only", "nothing"]
+    assert subprocess.run(line, cwd=ROOT, capture_output=True).returncode == 2

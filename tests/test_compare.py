@@ -228,7 +228,7 @@ def test_bench_and_tune_are_compared_too(tmp_path: Path, capfd: pytest.CaptureFi
         (b"null", "is no report"),
         ({"schema": 1}, "is no report"),
         ({"schema": 1, "kind": "compare", "loaders": []}, "is no report"),
-        (report(schema=2), "has schema 2; this stoker compares schema 1"),
+        (report(schema=3), "has schema 3; this stoker compares schema 1 to 2"),
         (report(schema="1"), "schema is '1': no version number"),
         (report(schema=True), "schema is True"),
         ({**report(), "loaders": {}}, "loaders is an object: no list"),

@@ -117,8 +117,13 @@ class Gated(Dataset[Any]):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"num_workers": 2}, {"num_workers": 2, "worker_method": "thread"}, {"num_workers": 3, "persistent_workers": True}],
-    ids=["process", "thread", "persistent"],
+    [
+        {"num_workers": 2},
+        {"num_workers": 2, "worker_method": "thread"},
+        {"num_workers": 3, "persistent_workers": True},
+        {"num_workers": 2, "in_order": False},
+    ],
+    ids=["process", "thread", "persistent", "out of order"],
 )
 def test_nobody_waits_for_a_batch_that_was_not_asked_for(tmp_path: Path, settings: dict[str, Any]) -> None:
     loader = stoker.DataLoader(Gated(tmp_path), batch_size=None, **settings)

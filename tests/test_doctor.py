@@ -22,7 +22,9 @@ from stoker import ambient, inside, stacks
 from stoker import looks as looks_module
 from stoker.doctor import Case, gil_bound, worker_startup
 from stoker.doctor.verdict import CAUSES, diagnose
+from stoker.live import Stages
 from stoker.looks import SWITCH_S, UNUSED, Looks
+from stoker.metrics import LoaderMetrics
 from stoker.report import schema
 from tests.helpers import Compose
 
@@ -296,6 +298,16 @@ def test_an_account_is_read_whole_or_not_at_all() -> None:
     assert inside.read(row) is None
 
 
+def test_accounts_are_read_of_every_worker_that_has_one() -> None:
+    """Worker 0 may have died, or be in its first task."""
+    metrics = LoaderMetrics()
+    stages = Stages(metrics)
+    stages.inside(3, Data(), None).done([0.01] * 40)
+    stages.collect()
+    assert metrics.inside is not None
+    assert sum(metrics.inside["bins"].values()) >= 32
+
+
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=200))
 def test_a_histogram_keeps_the_median(seconds: list[float]) -> None:
     bins: dict[int, int] = {}
@@ -316,9 +328,13 @@ def test_accounts_add_up() -> None:
         "slow": {"7": 1},
         "kernel": {"cpu_ns": 5},
         "seconds": 1.0,
+        "own": [[0.0, 100], [2.0, 300]],
+        "pid": 7,
     }
     both = inside.merge([one, one])
+    assert inside.merge([both]) == both
     assert both == {
+        "own": [[[0.0, 100], [2.0, 300]]] * 2,
         "bins": {3: 4},
         "stacks": [["fetch", "f", "a.py:1", 2, 0]],
         "helpers": [2, 6, 0],
@@ -382,8 +398,11 @@ def entry(**changes: Any) -> dict[str, Any]:
             "consumer": {"cpu_s": 0.1},
             "startup": {"wait_s": 0.005},
         },
-        "cacheable": {},
-        "memory": {"worker_pss": [1 << 26, 1 << 26], "batch_bytes": 0, "over_time": []},
+        "loop_s": 1.01,
+        "filled_epochs": 0,
+        "epoch_s": {},
+        "cache": {},
+        "memory": {"worker_pss": [1 << 26, 1 << 26], "batch_bytes": 0, "over_time": [], "own": []},
         "steps": {**spread, "median_s": 0.01, "p95_s": 0.011},
         "waits": {**spread, "median_s": 1e-5, "p95_s": 2e-5},
         "tasks": {**spread, "slow_samples": {}},
@@ -560,15 +579,22 @@ def test_a_wait_counts_against_the_time_that_the_worker_had_a_core() -> None:
 def test_cold_cache() -> None:
     by_epoch = [[50, 1.0, 0.5, 0.1], [50, 0.06, 0.5, 0.05], [50, 0.06, 0.5, 0.05]]
     changes = {"by_epoch": by_epoch, "epochs": 3, "batches": 150, "wait_s": 1.12, "step_s": 1.5}
+    stages = {**entry()["stages"], "worker": {"cpu_s": 2.0, "tasks": 150}, "fetch": {"self_s": 2.0}}
+    slept = [{"kind": "fetch", "name": "__getitem__", "line": "train.py:9", "ran": 0.2, "waited": 0.8}]
+    changes |= {"looks": 100, "where": slept, "stages": stages}
     assert causes(**changes, kernel={"stored": 1 << 30})[0] == "cold_cache"
+    assert "cold_cache" not in causes(**changes, kernel={"stored": 1 << 30}, cache={"filled": 400})
+    computes = [{**slept[0], "ran": 1.0, "waited": 0.0}]  # who loses time to something else reads from a disk as well
+    assert "cold_cache" not in causes(**{**changes, "where": computes}, kernel={"stored": 1 << 30})
     assert "cold_cache" not in causes(**changes, kernel={"stored": 4096})
 
 
 def test_growth_is_not_a_start() -> None:
     grows = [[t, (100 + 60 * t) * 1e6] for t in range(8)]
     settles = [[0, 6e7], *([t, 2e8 + t % 2 * 1e6] for t in range(1, 8))]
-    assert causes(memory={"over_time": grows}) == ["worker_memory_growth"]
-    assert causes(memory={"over_time": settles}) == []
+    assert causes(memory={"own": [grows, settles]}) == ["worker_memory_growth"]
+    assert causes(memory={"own": [settles]}) == []
+    assert causes(memory={"own": [grows[:4], grows[:4]]}) == []  # lives of an epoch each, that start anew
 
 
 def test_few_batches_decide_nothing() -> None:

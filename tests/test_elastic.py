@@ -393,7 +393,6 @@ def test_a_loader_without_workers_gets_some() -> None:
 # ----------------------------------------------------------------------------------------------------------- budget
 
 
-@pytest.mark.usefixtures("quick_auto")
 @pytest.mark.parametrize("workers", [1, 4, "auto"])
 def test_a_budget_too_small_for_a_batch_has_both_numbers(workers: Any) -> None:
     loader = stoker.DataLoader(Large(), batch_size=4, num_workers=workers, budget="1MB")

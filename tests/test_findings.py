@@ -1,19 +1,16 @@
-"""What follows from findings: a diff of the user's own file, and a plain reading."""
+"""What follows from findings: a diff of the user's own file."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.report import diff, reading
-
-from .test_doctor import entry
+from stoker.report import diff
 
 CALLS = {
     "x = DataLoader(d, num_workers=0)": "x = DataLoader(d, num_workers=2)",
@@ -47,16 +44,18 @@ def test_an_edited_file_is_the_same_but_for_the_keyword(call: str, head: str, mo
     assert ast.unparse(tree).endswith("y = 1")
 
 
-def test_a_diff_applies(tmp_path: Path) -> None:
+@pytest.mark.parametrize("head", ["", "\f\n", "'page \f break, \x1c and \u2028 are no ends of lines'\n"])
+def test_a_diff_applies(tmp_path: Path, head: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(
-        "a = 1\nx = DataLoader(d)\nb = 2\nz = DataLoader(\n    e, batch_size=8\n)"
+        f"{head}a = 1\nx = DataLoader(d)\nb = 2\nz = DataLoader(\n    e, batch_size=8\n)"
     )  # no newline at the end
+    line = 2 + bool(head)
     found = [
-        {"cause": "too_few_workers", "loader": f"{script}:2", "change": {"num_workers": 2}},
-        {"cause": "main_process_loading", "loader": f"{script}:2", "change": {"num_workers": 4}},
-        {"cause": "worker_startup", "loader": f"{script}:4", "change": {"persistent_workers": True}},
-        {"cause": "slow_collate", "loader": f"{script}:4", "change": {}},
+        {"cause": "too_few_workers", "loader": f"{script}:{line}", "change": {"num_workers": 2}},
+        {"cause": "main_process_loading", "loader": f"{script}:{line}", "change": {"num_workers": 4}},
+        {"cause": "worker_startup", "loader": f"{script}:{line + 2}", "change": {"persistent_workers": True}},
+        {"cause": "slow_collate", "loader": f"{script}:{line + 2}", "change": {}},
     ]
     text = diff.of(diff.changes(found))
     p = subprocess.run(
@@ -65,7 +64,7 @@ def test_a_diff_applies(tmp_path: Path) -> None:
     if p.returncode:  # some gits do not leave their folder; patch(1) does
         subprocess.run(["patch", "-p1", "-d", "/"], input=text.encode(), check=True)
     assert script.read_text() == (
-        "a = 1\nx = DataLoader(d, num_workers=2)\nb = 2\nz = DataLoader(\n    e, batch_size=8, persistent_workers=True\n)"
+        f"{head}a = 1\nx = DataLoader(d, num_workers=2)\nb = 2\nz = DataLoader(\n    e, batch_size=8, persistent_workers=True\n)"
     )
     assert diff.of(diff.changes(found, done=["too_few_workers", "main_process_loading", "worker_startup"])) == ""
 
@@ -82,27 +81,45 @@ def test_a_file_that_is_no_python(tmp_path: Path) -> None:
         assert diff.of({f"{path}:1": {"num_workers": 2}}) == ""
 
 
-def said(*, gpu: float | None = None, busy: float = 1.5, waits: float = 0.5, **changes: Any) -> str:
-    loader = entry(wait_s=waits, step_s=1 - waits, kernel={"cpu_ns": (busy - 0.1) * 1e9}, **changes)
-    verdict = "input-bound" if waits > 0.1 else "healthy"
-    around = {"gpu_busy": [] if gpu is None else [gpu]}
-    found = [{"cause": "too_few_workers", "change": {"num_workers": 4}}]
-    report = {"machine": {"cores": 4}, "around": around, "loaders": [loader], "verdict": verdict, "findings": found}
-    return " ".join(reading.sentences(report))
+TRAIN = b"""import os
+from torch.utils.data import DataLoader as Loader, Dataset
+from torch.utils.data import DataLoader
+
+import numpy as np
+
+def main():
+    a = DataLoader(Photos(1), batch_size=8, shuffle=True)
+    b = DataLoader(dataset=photos, num_workers=1)
+    c = InfiniteDataLoader(photos)
+"""
 
 
-def test_a_plain_reading() -> None:
-    assert "the pipeline" in said(gpu=0.3, busy=2.5)
-    assert "torch.compile" in said(gpu=0.95, waits=0.02)
-    assert "launches" in said(gpu=0.3, waits=0.02)
-    assert "too few workers" in said(busy=1.1)
-    assert "all 4 cores" in said(busy=3.9)
-    waits = [{"kind": "fetch", "name": "__getitem__", "line": "a.py:3", "ran": 0.1, "waited": 0.9}]
-    idle: dict[str, Any] = {"worker": {"cpu_s": 0.1, "tasks": 100}}
-    assert "disk" in said(busy=0.2, stages=idle, looks=100, where=waits)
-    assert said(busy=0.2, stages=idle) == ""  # who else is on the machine may have had the cores
-    assert said(busy=2.5) == ""
-    assert said(busy=1.1, waits=0.02) == ""
-    climbs = {"over_time": [[i, 1e8 * (1 + i)] for i in range(10)]}
-    assert "climbed" in said(busy=2.5, waits=0.02, memory=climbs)
-    assert reading.sentences({"machine": {}, "around": {}, "loaders": []}) == []
+def test_what_apply_did_is_a_diff(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_bytes(TRAIN)
+    change = {"staged": True, "num_workers": 2, "engine": "stoker"}
+    text = diff.of({f"{script}:{line}": change for line in (8, 9, 10)})
+    added = [line[1:].strip() for line in text.splitlines() if line[:1] == "+" and line[:3] != "+++"]
+    assert added == [
+        "import stoker",
+        "a = stoker.DataLoader(stoker.Staged(Photos(1)), batch_size=8, shuffle=True, num_workers=2)",
+        "b = stoker.DataLoader(dataset=stoker.Staged(photos), num_workers=2)",
+        "c = InfiniteDataLoader(stoker.Staged(photos), num_workers=2)",  # not torch's class: it stays
+    ]
+    assert "\n+import stoker\n" in text
+    p = subprocess.run(["patch", "-p1", "-d", "/"], input=text.encode(), capture_output=True)
+    assert p.returncode == 0, p.stdout
+    assert script.read_text().splitlines()[5] == "import stoker"
+    again = diff.edited(script.read_bytes(), 9, {"num_workers": 2})
+    assert diff._importing(again) == again  # once is enough
+
+
+def test_lines_end_where_a_file_s_lines_end(tmp_path: Path) -> None:
+    """Not at a form feed, which ``str.splitlines`` takes for an end."""
+    script = tmp_path / "old.py"
+    script.write_text("a = 1\n\x0c\nb = 'x\u2028y'\nx = DataLoader(d)\n")
+    text = diff.of({f"{script}:4": {"num_workers": 2}})
+    p = subprocess.run(["patch", "-p1", "-d", "/"], input=text.encode(), capture_output=True)
+    assert p.returncode == 0, (p.stdout, text)
+    assert b"offset" not in p.stdout
+    assert script.read_text().endswith("x = DataLoader(d, num_workers=2)\n")

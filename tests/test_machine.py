@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from stoker import machine
+from stoker import machine, nvml
 from stoker.report import check
+from stoker.run import report_of
 
 
 def tree(tmp_path: Path, lines: str, files: dict[str, str]) -> dict[str, Path]:
@@ -153,6 +156,76 @@ def test_check_prints_json() -> None:
     assert set(out["versions"]) == set(check.versions())
 
 
+def test_check_writes_json_where_it_is_asked_to(tmp_path: Path) -> None:
+    p = stoker("check", "--json", "-")
+    assert json.loads(p.stdout)["cores"] == machine.cores_granted()
+    p = stoker("check", "--json", str(tmp_path / "grant.json"))
+    assert "cores" in json.loads((tmp_path / "grant.json").read_text())
+    assert "cores" in p.stdout  # and the text is shown
+    p = stoker("check", "--json", str(tmp_path / "none" / "grant.json"))
+    assert p.returncode == 2
+    assert "there is no folder" in p.stderr
+
+
+class Pynvml:
+    """A host with four GPUs, of which the last two are busy with what others do."""
+
+    UUIDS = ("GPU-aa", "GPU-ab", "GPU-c", "GPU-d")
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 4
+
+    def nvmlDeviceGetHandleByIndex(self, i: int) -> int:
+        return i
+
+    def nvmlDeviceGetName(self, h: int) -> str:
+        return f"name {h}"
+
+    def nvmlDeviceGetUUID(self, h: int) -> str:
+        return self.UUIDS[h]
+
+    def nvmlDeviceGetMemoryInfo(self, _: int) -> Any:
+        return SimpleNamespace(total=1, free=1)
+
+    def nvmlDeviceGetUtilizationRates(self, h: int) -> Any:
+        return SimpleNamespace(gpu=10 * h)
+
+
+@pytest.mark.parametrize(
+    ("visible", "mine"),
+    [
+        (None, [0, 1, 2, 3]),
+        ("2", [2]),
+        ("3, 1", [3, 1]),
+        ("GPU-c,GPU-aa", [2, 0]),
+        ("GPU-a", []),  # of two
+        ("1,9,2", [1]),  # CUDA stops at the first that is none
+        ("-1", []),
+        ("", []),
+        ("MIG-0aa", [0, 1, 2, 3]),
+    ],
+)
+def test_gpus_of_others_are_none_of_ours(monkeypatch: pytest.MonkeyPatch, visible: str | None, mine: list[int]) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Pynvml())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [gpu.index for gpu in nvml.gpus()] == mine
+    assert nvml.Nvml().busy() == [10.0 * i for i in mine]
+
+
+def test_gpus_that_a_script_hides_from_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Pynvml())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    seen = {"pid": 1, "loaders": [], "final": True, "cuda_visible": "2"}
+    report = report_of(["x.py"], 0, [seen], {"gpu_busy": [0.0, 0.1, 0.2, 0.9]}, 1.0)
+    assert [gpu["index"] for gpu in report["machine"]["gpus"]] == [2]
+    assert report["around"]["gpu_busy"] == [0.2]
+
+
 @pytest.mark.parametrize("columns", ["40", "80", "200"])
 def test_check_fits_the_terminal(columns: str) -> None:
     p = stoker("check", COLUMNS=columns)
@@ -186,3 +259,25 @@ def test_help_has_an_example_and_version_a_number() -> None:
         assert p.returncode == 0
         assert "example" in p.stdout
     assert stoker("--version").stdout.startswith("stoker 0.")
+
+
+def test_gpus_are_asked_for_once_on_the_way_to_a_profile(tmp_path: Path) -> None:
+    """Where pynvml is missing it is nvidia-smi that knows them, and that may take seconds."""
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/log\necho 'NVIDIA X, 1000, 900, 5, 0, GPU-0'\n")
+    smi.chmod(0o755)
+    code = """
+import sys
+sys.modules["pynvml"] = None
+from torch.utils.data import DataLoader
+from stoker.engine import budget
+from stoker.tuning import limits, profile
+loader = DataLoader([1, 2])
+for _ in range(2):
+    print(profile.key_of(loader)["machine"]["gpus"])
+    limits.limits(waits=0.0, each=1 << 20, nbytes=1 << 20, prefetch=2, budget=budget())
+"""
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    assert out.stdout == "['NVIDIA X']\n" * 2, out.stderr
+    assert (tmp_path / "log").read_text() == "asked\n"

@@ -53,11 +53,27 @@ def report(**changes: Any) -> dict[str, Any]:
             "settings": {
                 NASTY: {"from": {"num_workers": 0}, "to": {"num_workers": 2}, "reason": NASTY, "rates": {"2": 9.0}}
             },
-            "before": {"verdict": "input-bound", "loaders": [{**loader, "samples_per_s": 1.0}], "findings": []},
+            "before": None,
+            "compared": {
+                "estimated": False,
+                "script": {"before": 9.0, "after": 6.0},
+                "loaders": [
+                    {
+                        "name": f"{NASTY}:3",
+                        "first": {"before": 2.0, "after": 2.0},
+                        "later": {"before": 2.0, "after": 1.0},
+                        "samples_per_s": {"before": 90.0, "after": 150.0},
+                        "each": {"before": [2.0, 2.0], "after": [2.0, 1.0]},
+                    }
+                ],
+                "notes": [NASTY],
+                "cost": {"trials_s": 0.1, "fill_s": 0.2},
+            },
             "speedup": {},
         },
         "partial": True,
-        "reading": [NASTY],
+        "wall_s": 6.0,
+        "bypassing": [{"name": NASTY, "kind": NASTY, "reason": NASTY}],
         "diff": f"--- a/{NASTY}\n+++ b/x",
         **changes,
     }
@@ -87,7 +103,16 @@ def test_what_a_script_is_called_is_no_markup() -> None:
     assert NASTY in found.text  # shown as it is
     figures = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL)
     assert figures is not None
-    assert set(json.loads(figures[1])) == {"loop0", "task0", "time0", "epochs0", "memory0", "curve0", "machine"}
+    assert set(json.loads(figures[1])) == {
+        "loop0",
+        "task0",
+        "time0",
+        "epochs0",
+        "memory0",
+        "curve0",
+        "machine",
+        "pace0",
+    }
     assert "alert(1)" not in re.sub(
         r"&lt;script&gt;alert\(1\)|\\u003c.?script>alert\(1\)|lt;script&gt;alert\(1\)", "", text
     )
@@ -99,7 +124,9 @@ def test_nothing_is_fetched() -> None:
 
 
 def test_a_run_without_loaders() -> None:
-    text = page.render(report(loaders=[], findings=[], applied=None, around={}, verdict="unknown", partial=False))
+    text = page.render(
+        report(loaders=[], bypassing=[], findings=[], applied=None, around={}, verdict="unknown", partial=False)
+    )
     assert "no DataLoader was iterated" in text
 
 
@@ -120,9 +147,9 @@ def test_wrong_places(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeyp
     script = tmp_path / "train.py"
     script.write_text("open('ran', 'w')")
     monkeypatch.chdir(tmp_path)
-    for place in (tmp_path, tmp_path / "no" / "a.html"):
+    for place, why in ((tmp_path, "it is a folder"), (tmp_path / "no" / "a.html", f"there is no folder {tmp_path}/no")):
         assert cli.main(["run", "--html", str(place), str(script)]) == 2
-        assert "no file can be written there" in capfd.readouterr().err
+        assert why in capfd.readouterr().err
     monkeypatch.setitem(sys.modules, "plotly", None)
     assert cli.main(["run", "--html", str(tmp_path / "a.html"), str(script)]) == 2
     assert "stoker[html]" in capfd.readouterr().err
@@ -137,5 +164,5 @@ def test_it_draws_in_a_browser(tmp_path: Path) -> None:
     p = subprocess.run([*line, out.as_uri()], capture_output=True, text=True, timeout=120)
     found = Elements(p.stdout)
     plots = [a for tag, a in found.seen if tag == "div" and "js-plotly-plot" in (a.get("class") or "")]
-    assert len(plots) == 7
-    assert sum(tag == "svg" and "main-svg" in (a.get("class") or "") for tag, a in found.seen) >= 7
+    assert len(plots) == 8
+    assert sum(tag == "svg" and "main-svg" in (a.get("class") or "") for tag, a in found.seen) >= 8

@@ -77,3 +77,25 @@ def test_an_error_of_pinning_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_timeout_and_streams() -> None:
     loader = stoker.DataLoader(d.Stream(30, "int"), batch_size=4, num_workers=2, pin_memory=True, timeout=30)
     assert sorted(int(i) for b in loader for i in b) == list(range(30))
+
+
+def test_a_copy_that_hangs_does_not_hang_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    from stoker.pin import thread as pin_thread
+
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang(*_: Any) -> Any:
+        hangs.set()
+        goes_on.wait()
+
+    monkeypatch.setattr(pin_thread, "pin", hang)
+    monkeypatch.setattr(pin_thread, "LEAVE_S", 0.2)
+    it = iter(stoker.DataLoader(d.Map(4, "tensor"), num_workers=1, pin_memory=True))
+    assert hangs.wait(60)
+    thread, workers = it._pin_memory_thread, it._workers
+    it._shutdown_workers()  # which would wait for ever
+    assert thread.is_alive()
+    assert not any(w.is_alive() for w in workers)
+    goes_on.set()
+    thread.join(60)
+    assert not thread.is_alive()

@@ -65,7 +65,6 @@ def standing_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=NAMES)
 @pytest.mark.parametrize("subset", [False, True], ids=["all", "subset"])
-@pytest.mark.usefixtures("quick_auto")
 def test_a_full_cache_moves_to_the_device_and_no_batch_changes(
     standing_in: None, settings: dict[str, Any], subset: bool
 ) -> None:
@@ -81,7 +80,6 @@ def test_a_full_cache_moves_to_the_device_and_no_batch_changes(
 
 
 @pytest.mark.parametrize("settings", SETTINGS[1:], ids=NAMES[1:])
-@pytest.mark.usefixtures("quick_auto")
 def test_tensors_on_a_device_are_gathered_there(standing_in: None, settings: dict[str, Any]) -> None:
     data = TensorDataset(torch.arange(N * 3).view(N, 3), torch.arange(N))
     with pytest.MonkeyPatch.context() as patch:
@@ -231,8 +229,8 @@ def test_a_dataset_that_changes_is_not_served_from_the_device(standing_in: None)
     loader = stoker.DataLoader(staged, batch_size=10, num_workers=1)
     for _ in range(2):
         list(loader)
-    source.scale = 3  # type: ignore[attr-defined]
-    with pytest.warns(StokerWarning, match="let go"):
+    source.ragged = 0  # type: ignore[assignment]
+    with pytest.warns(StokerWarning, match="discarded"):
         it = iter(loader)
     assert not isinstance(it, ResidentIter)
     assert len(list(it)) == N // 10
@@ -252,3 +250,9 @@ class Touches(Dataset[Any]):
 def test_a_worker_that_touches_the_device_is_told_what_to_do() -> None:
     with pytest.raises(RuntimeError, match=r"re-initialize[\s\S]*move them \(device=\"cuda\"\)[\s\S]*TensorDataset"):
         next(iter(stoker.DataLoader(Touches(), num_workers=1)))
+
+
+def test_settings_of_workers_are_said_to_have_no_effect(standing_in: None) -> None:
+    loader = stoker.DataLoader(TensorDataset(torch.arange(9)), num_workers=2, worker_init_fn=print, timeout=5)
+    with pytest.warns(StokerWarning, match="worker_init_fn, timeout. The reason: batches are made in this process"):
+        list(loader)

@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import signal
+import time
 import zlib
 from typing import Any
 
@@ -21,6 +22,8 @@ from stoker.options import Budget
 from stoker.transport import ring
 from stoker.transport.arena import MAX_SLOTS, Arena
 from stoker.transport.ring import SlotReader, SlotWriter
+from stoker.tuning.remote import Remote
+from stoker.tuning.tasks import Tasks
 
 SEED = int(os.environ.get("STOKER_SEED", "0"))
 
@@ -381,3 +384,16 @@ def test_the_ring_does_not_grow_with_the_epoch() -> None:
     assert all(
         a is b for a, b in zip(sorted(arenas, key=id), sorted(engine.state_of(loader).arenas, key=id), strict=True)
     )
+
+
+@pytest.mark.parametrize("method", ["thread", "inline"])
+def test_a_measurement_in_another_process_costs_no_slot(method: str) -> None:
+    """It never looks at the batches that the script holds, so their slots are used again."""
+    loader = stoker.DataLoader(Noise(8, 50_000), batch_size=2, num_workers=1)
+    held = list(loader)
+    assert held[0][0].shape == (2, 50_000)
+    bench = Remote(loader, Tasks(loader), method, Budget(1 << 30, 1 << 30), time.monotonic() + 60)
+    bench.close()
+    readers = list(ring._readers)
+    assert any(reader.leases for reader in readers)
+    assert not any(reader._lost for reader in readers)

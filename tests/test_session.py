@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import dataloader as torch_loader
 
 import stoker
+from stoker import stage
 from stoker.errors import UsageError
 
 
@@ -154,3 +156,61 @@ def test_under_stoker_run_the_whole_script_is_reported(tmp_path: Path) -> None:
     assert p.returncode == 0, p.stderr
     assert p.stdout == "20\n"
     assert '"batches": 30' in (tmp_path / "stoker-report.json").read_text()
+
+
+def test_what_the_session_replaced_is_torchs_again() -> None:
+    class Own(DataLoader):
+        def __iter__(self) -> Any:
+            return super().__iter__()
+
+    fetchers = torch.utils.data._utils.fetch
+    places: list[Any] = [DataLoader, Own, torch_loader._SingleProcessDataLoaderIter]
+    places += [torch_loader._BaseDataLoaderIter, fetchers._MapDatasetFetcher, stage.Stages]
+    before = [dict(vars(place)) for place in places]
+    for _ in range(2):
+        with stoker.watch() as w:
+            loader = Own(range(8), batch_size=2)  # type: ignore[arg-type]
+            assert len(list(loader)) == 4
+        assert [dict(vars(place)) for place in places] == before
+        assert w.report is not None
+        assert w.report["loaders"][0]["batches"] == 4
+
+
+def test_what_somebody_wrapped_meanwhile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    with stoker.watch():
+        start: Any = DataLoader.__iter__
+
+        def __iter__(self: Any) -> Any:
+            seen.append(self)
+            return start(self)
+
+        DataLoader.__iter__ = __iter__  # type: ignore[method-assign]
+    try:
+        loader = DataLoader(range(8), batch_size=2)  # type: ignore[arg-type]
+        assert len(list(loader)) == 4
+        with stoker.watch() as w:
+            assert len(list(loader)) == 4
+        assert seen == [loader, loader]
+        assert w.report is not None
+        (entry,) = w.report["loaders"]
+        assert (entry["batches"], entry["epochs"]) == (4, 1)
+    finally:
+        DataLoader.__iter__ = start  # type: ignore[method-assign]
+
+
+def test_what_it_is_as_text() -> None:
+    class Printer:
+        text = staticmethod(lambda words: shown.append(words))
+
+    shown: list[str] = []
+    loader: Any = DataLoader(range(8), batch_size=2)  # type: ignore[arg-type]
+    with stoker.watch() as w:
+        list(loader)
+        assert repr(w) == "<stoker.watch(): watching; print() or stop() ends it>"
+        list(loader)
+    assert repr(w) == "<stoker.watch(): input-bound, 1 loaders; print() shows it>"
+    w._repr_pretty_(Printer(), False)  # what IPython calls where no HTML is shown
+    assert shown == [str(w)]
+    assert w.report is not None
+    assert w.report["loaders"][0]["batches"] == 8

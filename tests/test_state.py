@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import itertools
 import json
 import random
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -477,6 +479,54 @@ def test_a_state_that_names_the_first_that_is_due_as_seen() -> None:
         assert got == [[4], *([i] for i in range(6, 12))]
 
 
+def in_base_85(text: str) -> str:
+    return base64.b85encode(base64.b64decode(text[1:])).decode()
+
+
+def test_a_state_of_version_1_is_read() -> None:
+    """Its random state is in base 85."""
+    torch.manual_seed(3)
+    loader = loader_of(range(12), 0, shuffle=True, batch_size=1)
+    it = iter(loader)
+    next(it)
+    state = json.loads(saved(loader))
+    rngs = {name: in_base_85(text) for name, text in json.loads(state["sampler_rng"]).items()}
+    old = {**state, "stoker": 1, "torch_rng": in_base_85(state["torch_rng"]), "sampler_rng": json.dumps(rngs)}
+    again = loader_of(range(12), 2, shuffle=True, batch_size=1)
+    assert rest(again, json.dumps(old), 1)[0] == [b.tolist() for b in it]
+
+
+def test_keys_of_others_are_left_alone() -> None:
+    """accelerate adds one to the state dict of whatever loader it prepares."""
+    loader = loader_of(range(12), 0, batch_size=1)
+    next(iter(loader))
+    state = {**json.loads(saved(loader)), "_iterator_finished": False}
+    again = loader_of(range(12), 0, batch_size=1)
+    again.load_state_dict(state)
+    assert again.state_dict() == state
+    assert [int(b) for b in again] == list(range(1, 12))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_random_state_that_has_not_moved_is_not_encoded_again(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frameworks ask for the state after each step."""
+    encoded: list[bytes] = []
+    before = zlib.compress
+    monkeypatch.setattr(zlib, "compress", lambda raw, level: encoded.append(raw) or before(raw, level))
+    torch.seed()
+    loader = loader_of(range(40), workers, shuffle=True, batch_size=2)
+    counts = []
+    for _ in loader:
+        loader.state_dict()
+        counts.append(len(encoded))
+    assert counts[0] == 2  # where the order was drawn, and where the generator is now
+    assert counts[-1] == 2
+    for _ in range(3):
+        torch.rand(())
+        loader.state_dict()
+    assert len(encoded) == 5
+
+
 # -- ranks
 
 
@@ -899,7 +949,7 @@ def test_what_is_wrong_is_named() -> None:
         (b"\x80", "a state dict is a dict, not b"),
         ({"epoch": 1}, "has no key 'stoker'"),
         ({"_snapshot": 1}, "looks like torchdata's"),
-        ({**good, "stoker": 99}, "version 99, this stoker reads up to 1: a newer stoker"),
+        ({**good, "stoker": 99}, "version 99, this stoker reads up to 2: a newer stoker"),
         ({k: v for k, v in good.items() if k != "next"}, "lacks 'next'"),
         ({**good, "next": -1}, "next=-1"),
         ({**good, "torch_rng": "rubbish"}, "torch_rng='rubbish'"),

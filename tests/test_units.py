@@ -1,4 +1,4 @@
-"""Small parts on their own: codec, records, seeds, knee, model, report, terminal."""
+"""Small parts on their own: codec, records, seeds, model, report, terminal."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ from stoker.options import AutoWorkers, Budget, Knobs
 from stoker.report import schema, terminal, text
 from stoker.transport.codec import Encoded, decode
 from stoker.transport.record import INLINE, Kind, Outbox, Reader, Record, send
-from stoker.tuning.apply import decide
-from stoker.tuning.probe import Measured, knee
 from tests.contract.trace import canon
 
 DTYPES = [
@@ -205,24 +203,6 @@ def test_unchanged() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-@given(st.dictionaries(st.integers(1, 64), st.floats(0.1, 1e6), min_size=1))
-def test_the_knee_is_the_smallest_that_is_good_enough(rates: dict[int, float]) -> None:
-    n = knee(rates)
-    best = max(rates.values())
-    assert rates[n] >= 0.97 * best
-    assert all(rates[m] < 0.97 * best for m in rates if m < n)
-
-
-def test_apply_decides() -> None:
-    class Loader:
-        num_workers = 0
-
-    assert decide(Loader(), Measured(2, {1: 10, 2: 20}, inline_rate=50.0))[0] == 0
-    assert decide(Loader(), Measured(2, {1: 10, 2: 20}, inline_rate=12.0))[0] == 2
-    assert decide(Loader(), Measured(2, reason="a sampler of its own"))[0] == 0
-    assert decide(Loader(), Measured(2, {1: 1.0}, failed=True))[0] == 0
-
-
 def test_options_check_themselves() -> None:
     assert Knobs(3, 2).window == 6
     for bad in ({"num_workers": 0}, {"num_workers": 1, "prefetch_factor": 0}):
@@ -269,7 +249,7 @@ def test_a_prediction_never_promises_less_than_now() -> None:
 
 def snapshot(pid: int, **kw: Any) -> dict[str, Any]:
     m = {
-        "name": "t.py:3", "batches": 10, "samples": 100, "epochs": 1, "ended": 1, "made": 1, "between_s": 0.0, "at_once": 1, "wait_s": 1.0, "first_wait_s": 0.5, "step_s": 1.0, "step_cpu_s": 1.0,
+        "name": "t.py:3", "batches": 10, "samples": 100, "epochs": 1, "ended": 1, "made": 1, "between_s": 0.0, "at_once": 1, "wait_s": 1.0, "first_wait_s": 0.5, "step_s": 1.0, "step_cpu_s": 1.0, "loop_s": 2.0,
         "settings": {"num_workers": 1}, "tasks": 10, "fetch_ns": 10**9, "collate_ns": 0, "transport_ns": 0, "cpu_ns": 10**9,
     }  # fmt: skip
     return {"pid": pid, "threads": 2, "loaders": [{**m, **kw}], "final": True}
@@ -283,7 +263,7 @@ def test_processes_are_merged() -> None:
 
 def test_a_report_is_written_whole_and_read_again(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
-    report = {"schema": 1, "loaders": []}
+    report = {"schema": schema.SCHEMA, "loaders": []}
     schema.save(report, path)
     assert schema.load(path) == report
     assert os.listdir(tmp_path) == ["r.json"]
@@ -297,7 +277,7 @@ def test_the_text_fits_small_terminals(columns: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("COLUMNS", columns)
     loaders = schema.merged([snapshot(1)])
     report = {
-        "schema": 1, "command": ["t.py"], "exit_code": 0, "machine": {}, "loaders": loaders, "verdict": "input-bound",
+        "schema": schema.SCHEMA, "wall_s": 3.0, "bypassing": [], "command": ["t.py"], "exit_code": 0, "machine": {}, "loaders": loaders, "verdict": "input-bound",
         "findings": [], "applied": None, "partial": False,
     }  # fmt: skip
     out = text.render(report, Path("r.json"), io.StringIO())
@@ -317,7 +297,7 @@ def test_the_report_says_what_workers_weigh_and_what_was_decided() -> None:
     }
     two["loaders"][0] |= {"worker_pss": {0: 120 << 20}}
     report: dict[str, Any] = {
-        "schema": 1, "command": ["t.py"], "exit_code": 0, "machine": {}, "loaders": schema.merged([one, two]),
+        "schema": schema.SCHEMA, "wall_s": 3.0, "bypassing": [], "command": ["t.py"], "exit_code": 0, "machine": {}, "loaders": schema.merged([one, two]),
         "verdict": "input-bound", "findings": [], "applied": None, "partial": False,
     }  # fmt: skip
     assert report["loaders"][0]["memory"]["worker_pss"] == [100 << 20, 120 << 20]

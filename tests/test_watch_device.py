@@ -161,6 +161,21 @@ def test_only_a_few_steps_are_timed() -> None:
     assert wrapped == metrics.crossing_steps == 2 * watch_device.SPELL
 
 
+def test_loaders_in_step_leave_torchs_methods_as_they_were() -> None:
+    before, synchronize = dict(vars(torch.Tensor)), torch.cuda.synchronize
+    first, second = (Crossings(LoaderMetrics(), device="meta") for _ in range(2))
+    first.begin()
+    second.begin()
+    torch.ones(2).to("meta")
+    first.end()
+    torch.ones(2).to("meta")
+    second.end()
+    torch.ones(2).to("meta")
+    assert dict(vars(torch.Tensor)) == before
+    assert torch.cuda.synchronize is synchronize
+    assert [sum(n for n, _, _ in c._metrics.crossings.values()) for c in (first, second)] == [1, 2]
+
+
 # --------------------------------------------------------------------------------------------------------------- rules
 
 

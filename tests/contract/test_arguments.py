@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import pickle
 import warnings
@@ -15,12 +16,14 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Se
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 import stoker
+import stoker.errors
+from stoker import engine
+from stoker.errors import StokerWarning
 from stoker.options import AutoWorkers
 
 from . import datasets as d
 from .trace import canon
 
-pytestmark = pytest.mark.usefixtures("quick_auto")
 MAP, STREAM = d.Map(10, "tensor"), d.Stream(10, "tensor")
 WRONG: list[tuple[Any, dict[str, Any]]] = [
     (MAP, {"num_workers": -1}),
@@ -218,3 +221,57 @@ def test_the_samplers_are_torchs() -> None:
     assert isinstance(stoker.DataLoader(MAP, shuffle=True).sampler, RandomSampler)
     assert type(stoker.DataLoader(MAP).batch_sampler) is BatchSampler
     assert stoker.DataLoader(MAP, shuffle=True).shuffle is True
+
+
+@pytest.mark.parametrize("kw", [{"max_errors": 3}, {"quarantine": "broken.jsonl"}], ids=str)
+def test_settings_for_samples_that_fail_want_a_policy(kw: dict[str, Any]) -> None:
+    with pytest.raises(stoker.errors.UsageError, match=f'{next(iter(kw))}= .* on_error="raise" does neither'):
+        stoker.DataLoader(MAP, **kw)
+    stoker.DataLoader(MAP, quarantine=None)
+
+
+@pytest.mark.parametrize(
+    ("kw", "named"),
+    [
+        ({"budget": "1GB"}, "budget. The reason: without workers"),
+        ({"debug": True, "on_error": "skip", "sample_timeout": 9}, "on_error, sample_timeout. The reason: what fails"),
+    ],
+    ids=["no workers", "debug"],
+)
+def test_a_setting_without_an_effect_is_named_once(kw: dict[str, Any], named: str) -> None:
+    loader = stoker.DataLoader(MAP, **kw)
+    with pytest.warns(StokerWarning, match=named) as found:
+        list(loader)
+    assert [w.filename for w in found] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(loader)
+        list(stoker.DataLoader(MAP))
+
+
+class ByValue(torch.utils.data.DataLoader):
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByValue)
+
+    def __hash__(self) -> int:
+        return 1
+
+
+def test_loaders_that_are_equal_have_states_of_their_own() -> None:
+    """Their workers' memory, their place in the epoch, their numbers."""
+    one, two = ByValue(range(4), num_workers=1), ByValue(range(4), num_workers=1)  # type: ignore[arg-type]
+    with stoker.installed():
+        first, second = iter(one), iter(two)
+        assert [int(next(first)), int(next(first)), int(next(second))] == [0, 1, 0]
+    assert engine.state_of(one) is not engine.state_of(two)
+    assert engine.state_dict(one)["next"] == 2
+    assert engine.state_dict(two)["next"] == 1
+
+
+def test_the_state_of_a_loader_goes_with_it() -> None:
+    loader = ByValue(MAP)
+    engine.state_of(loader)
+    known = len(engine._states)
+    del loader
+    gc.collect()
+    assert len(engine._states) < known

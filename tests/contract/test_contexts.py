@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.context
 import os
 import pickle
 import random
@@ -17,6 +18,8 @@ import pytest
 import torch
 
 import stoker
+import stoker.errors
+from stoker.lifecycle import starts_processes
 
 from . import datasets as d
 from . import trace
@@ -137,15 +140,13 @@ def augmented(workers: Any, seed: int = 3, epochs: int = 2, **kw: Any) -> list[A
     loader = stoker.DataLoader(d.Map(40, "augmented"), batch_size=4, shuffle=True, num_workers="auto", **kw)
     if workers is not None:
         from stoker.engine import state_of
-        from stoker.options import AutoWorkers
-        from stoker.tuning.probe import Measured
+        from stoker.options import AutoWorkers, Measured
 
         state_of(loader).measured = Measured(workers)
         loader.num_workers = AutoWorkers(workers)
     return [[trace.canon(b) for b in loader] for _ in range(epochs)]
 
 
-@pytest.mark.usefixtures("quick_auto")
 def test_auto_gives_the_same_bits_whatever_the_count() -> None:
     one = augmented(1)
     assert one[0] != one[1]
@@ -155,8 +156,7 @@ def test_auto_gives_the_same_bits_whatever_the_count() -> None:
     assert augmented(3, persistent_workers=True) == augmented(1, persistent_workers=True)
 
 
-@pytest.mark.usefixtures("quick_auto")
-def test_measuring_leaves_the_random_state_and_the_order_alone() -> None:
+def test_auto_leaves_the_random_state_and_the_order_alone() -> None:
     def order(workers: Any) -> Any:
         torch.manual_seed(1), random.seed(1), np.random.seed(1)
         loader = stoker.DataLoader(d.Map(40, "int"), batch_size=4, shuffle=True, num_workers=workers)
@@ -185,3 +185,84 @@ def test_numpy_is_seeded_when_a_worker_loads_it() -> None:
     done = subprocess.run([sys.executable, "-c", NUMPY_LATER], capture_output=True, text=True, timeout=60, check=True)
     ours, theirs = done.stdout.splitlines()
     assert ours == theirs
+
+
+THREADS = """
+import queue, signal, sys, threading
+from multiprocessing.context import SpawnContext
+import torch, torch.utils.data, stoker
+
+class Worker(threading.Thread):
+    pid = property(id)
+    def run(self):
+        try:
+            super().run()
+        finally:
+            torch.utils.data._utils.worker._worker_info = None
+
+class Queue(queue.Queue):
+    def close(self): pass
+    def cancel_join_thread(self): pass
+
+class Threads(SpawnContext):  # as MONAI's ThreadDataLoader(use_thread_workers=True) has it
+    _name = {name!r}
+    Process, Queue = Worker, Queue
+
+if __name__ == "__main__":
+    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    data = torch.utils.data.TensorDataset(torch.arange(24))
+    stoker.install()
+    for loader in (torch.utils.data.DataLoader, stoker.DataLoader):
+        batches = loader(data, batch_size=4, num_workers=2, multiprocessing_context=Threads())
+        print(sum(int(x.sum()) for (x,) in batches), type(iter(batches)).__name__)
+    assert handlers == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        batches.state_dict()
+    except stoker.StokerError as e:
+        print("StateError:", e)
+    print("still here")
+"""
+
+
+@pytest.mark.parametrize("name", ["processthread", "spawn"])
+def test_a_context_whose_workers_are_no_processes_gets_torchs_own_iterator(name: str) -> None:
+    """A worker of stoker's ends its process and sets its signals, which would be the script's."""
+    out = subprocess.run([sys.executable, "-c", THREADS.format(name=name)], capture_output=True, text=True, timeout=120)
+    assert out.returncode == 0, out.stderr
+    assert out.stdout.splitlines() == [
+        "276 _MultiProcessingDataLoaderIter",
+        "276 _MultiProcessingDataLoaderIter",
+        "StateError: this loader's place cannot be saved: multiprocessing_context=Threads does not start processes by "
+        "fork, spawn or forkserver, so torch's own iterator serves this loader",
+        "still here",
+    ]
+
+
+class OtherContext(multiprocessing.context.SpawnContext):
+    _name = "threads"
+    Process = threading.Thread  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"on_error": "skip"},
+        {"sample_timeout": 1.0},
+        {"on_worker_death": "restart"},
+        {"task_seeds": True},
+        {"budget": "10 MB"},
+        {"num_workers": "auto"},
+    ],
+)
+def test_what_torchs_own_iterator_cannot_do_is_an_error(settings: dict[str, Any]) -> None:
+    kw: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": OtherContext(), **settings}
+    with pytest.raises(stoker.errors.UsageError, match="does not start processes") as e:
+        stoker.DataLoader(d.Map(4, "tensor"), **kw)
+    assert next(iter(settings)) in str(e.value)
+
+
+def test_every_context_of_multiprocessing_starts_processes() -> None:
+    for method in ("fork", "spawn", "forkserver", None):
+        assert starts_processes(multiprocessing.get_context(method))
+    assert starts_processes(torch.multiprocessing)
+    assert not starts_processes(OtherContext())

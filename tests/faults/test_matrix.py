@@ -32,6 +32,7 @@ import torch
 from torch.utils.data import Dataset
 
 import stoker
+from tests.helpers import left_in_shm, shm
 
 SEED = int(os.environ.get("STOKER_SEED", random.randrange(1 << 30)))
 LIMIT_S = 60  # for what takes a second, or three where processes start anew
@@ -358,14 +359,11 @@ CASES = [
 @pytest.mark.timeout(2 * LIMIT_S + 30)
 @pytest.mark.parametrize(("kind", "fault", "moment"), CASES)
 def test_the_run_survives_or_says_why(kind: str, fault: str, moment: str, tmp_path: Path) -> None:
-    before = set(os.listdir("/dev/shm"))
+    before = shm()
     code, out = lived(kind, fault, moment, str(tmp_path))
     try:
         expected(kind, fault, moment, code, out)
     except AssertionError:
         print("seed", SEED, "exit code", code, "out", out, "stderr", (tmp_path / "stderr").read_text(), sep="\n")
         raise
-    end = time.monotonic() + 10  # somebody else's semaphores may be there for a moment
-    while not set(os.listdir("/dev/shm")) <= before and time.monotonic() < end:
-        time.sleep(0.05)
-    assert set(os.listdir("/dev/shm")) <= before
+    assert not left_in_shm(before)

@@ -149,7 +149,6 @@ def test_with_task_seeds_a_batch_that_failed_begins_anew() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.usefixtures("quick_auto")
 def test_a_dataset_without_a_flaw_gives_the_same_bits_under_any_policy(kind: str) -> None:
     for dataset in (Flawed(set()), Batched(set()), TensorDataset(torch.arange(60.0).view(-1, 2))):
         plain = bits_of(stoker.DataLoader(dataset, batch_size=4, shuffle=True, **KINDS[kind]))

@@ -10,7 +10,6 @@ import statistics
 import time
 import warnings
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -20,6 +19,7 @@ from torch.utils.data import Dataset
 
 import stoker
 from stoker.engine import state_of
+from tests.helpers import left_in_shm, shm
 
 BATCH = 4
 LIMIT_S = 1500
@@ -129,7 +129,7 @@ def test_parents_that_are_killed_leave_nothing_behind(times: int) -> None:
     seed = int.from_bytes(os.urandom(4), "little")
     print("seed", seed)
     rng = random.Random(seed)
-    before = set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
+    before = shm()
     for n in range(times):
         settings = rng.choice(
             [
@@ -155,4 +155,4 @@ def test_parents_that_are_killed_leave_nothing_behind(times: int) -> None:
         while (left := _left(child)) and time.monotonic() < limit:
             pass
         assert not left, (n, settings, left)
-    assert (set(os.listdir("/dev/shm")) if before else set()) <= before
+    assert not left_in_shm(before)

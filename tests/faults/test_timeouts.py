@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,8 @@ import stoker
 from stoker.engine import state_of
 from stoker.errors import SampleTimeoutError, UsageError, WorkerTimeoutError
 from stoker.faults import quarantine
+from stoker.transport.arena import Arena
+from stoker.workers import stuck
 
 LIMIT_S = 90
 TIMEOUT_S = 1.0  # a sample that does not hang takes microseconds, however busy the machine is
@@ -192,3 +197,95 @@ def test_the_kind_of_workers_is_not_measured_where_only_one_will_do() -> None:
     loader = stoker.DataLoader(Hanging(9), 4, num_workers=2, worker_method="auto", sample_timeout=1, on_error="skip")
     assert len(list(loader)) == 10
     assert any("threads cannot be killed" in words for words in loader.decisions)
+
+
+class Slow(Hanging):
+    """Samples 5 and 6 end when somebody says so; 6 says that it has begun."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(n=12)
+        self.folder = folder
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        if i == 5:
+            wait_for(self.folder / "go")
+        if i == 6:
+            (self.folder / "behind").touch()
+            wait_for(self.folder / "on")
+        return super().__getitem__(i)
+
+
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + LIMIT_S / 3
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("mode", ["two", "auto"])
+@pytest.mark.parametrize("when", ["asked", "killed"])
+def test_a_sample_that_is_only_a_little_late_blames_nobody(
+    mode: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends while its worker is asked for its stack, or in the instant in which the worker is killed."""
+
+    def go_on(*_: Any) -> None:
+        (tmp_path / "go").touch()
+        wait_for(tmp_path / "behind")
+
+    def stack(*_: Any) -> str:
+        if when == "asked":
+            go_on()
+            (tmp_path / "on").touch()
+        return "  somewhere"
+
+    monkeypatch.setattr(stuck, "stack", stack)
+    loader = loader_of(Slow(tmp_path), MODES[mode], on_error="skip")
+    it = iter(loader)
+    if when == "killed":
+        for p in it._workers:
+            monkeypatch.setattr(
+                p, "kill", functools.partial(lambda kill: (go_on(), kill(), (tmp_path / "on").touch()), p.kill)
+            )
+    pids = [p.pid for p in it._workers]
+    assert [int(x[0]) for batch in it for x in batch] == list(range(12))
+    assert (when == "asked") == (pids == [p.pid for p in it._workers])
+    assert not (tmp_path / "stoker-quarantine.jsonl").exists()
+
+
+class Uneven(Dataset):
+    """One sample at once; then many, which take until long after the one is late, and by far not too long."""
+
+    def __init__(self) -> None:
+        self.first = 0.0
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        if len(indices) == 1:
+            self.first = time.monotonic()
+        while len(indices) > 1 and not 0 < self.first < time.monotonic() - 3 * TIMEOUT_S:
+            time.sleep(0.01)
+        return indices
+
+
+def test_a_thread_that_waits_for_work_is_not_late() -> None:
+    batches = [[0], list(range(1, 1000))]
+    stays = {"num_workers": 2, "worker_method": "thread", "persistent_workers": True}
+    loader = stoker.DataLoader(Uneven(), batch_sampler=batches, sample_timeout=TIMEOUT_S, **stays)
+    assert [batch.tolist() for batch in loader] == batches
+
+
+def test_a_place_never_comes_with_the_time_of_the_one_before() -> None:
+    arena = Arena()
+    pid = os.fork()
+    if not pid:
+        for place in itertools.count(1):
+            arena.at = place, 7 * place
+    try:
+        for _ in range(100_000):
+            place, until = arena.at
+            assert until in (0, 7 * place)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)

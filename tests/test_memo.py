@@ -1,0 +1,206 @@
+"""Calls that are pure in their arguments are answered from memory: what a cut cannot reach."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import stoker
+from stoker.staging.compare import equal_bits
+from stoker.staging.memo import Table, call_key, is_small, names_of
+
+SIZE = 24
+
+
+def slow_array(seed: int) -> np.ndarray[Any, Any]:
+    """Work that takes some milliseconds and depends on its argument alone."""
+    x = np.arange(4096.0).reshape(64, 64)
+    for _ in range(300):
+        x = np.sin(x) + seed
+    return np.full((8, 8), seed, np.float32)
+
+
+class Samples(Dataset[Any]):
+    def __init__(self) -> None:
+        self.numbers = list(range(100, 100 + SIZE))
+        self.scale = 1
+        self.loads = 0
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def load_image(self, i: int) -> Any:
+        return torch.from_numpy(slow_array(self.numbers[i])) * self.scale
+
+
+class Mosaic(Samples):
+    mosaic = True
+
+    def load_mosaic(self, i: int) -> Any:
+        others = [i, *random.choices(range(len(self)), k=3)]
+        return torch.cat([self.load_image(j) for j in others])
+
+    def __getitem__(self, i: int) -> Any:
+        image = self.load_mosaic(i) if self.mosaic and random.random() < 2 else self.load_image(i)
+        return image.flip(0) if random.random() < 0.5 else image, i
+
+
+class Pair(Samples):
+    def __getitem__(self, i: int) -> Any:
+        other = int(torch.randint(len(self), ()))
+        return self.load_image(i), self.load_image(other), other
+
+
+class Path(Samples):
+    """A chain of calls on something that is no small value, known by the variable at its root."""
+
+    def __getitem__(self, i: int) -> Any:
+        number = self.numbers[random.randrange(len(self))]
+        return slow_array(number).repeat(2, axis=0) + i
+
+
+class InPlace(Mosaic):
+    """What is handed out is written to."""
+
+    def __getitem__(self, i: int) -> Any:
+        j = random.randrange(len(self))
+        image = self.load_image(j)
+        image += i
+        return image
+
+
+def batches(data: Any, epochs: int = 3, workers: int = 0, change: Any = None) -> list[Any]:
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+    loader = stoker.DataLoader(data, batch_size=4, shuffle=True, num_workers=workers)
+    out = []
+    for epoch in range(epochs):
+        if change is not None:
+            change(epoch)
+        out.append([batch for batch in loader])  # noqa: C416
+    return [*out, random.random(), torch.rand(2)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [Mosaic, Pair, Path, InPlace])
+def test_no_bit_changes_and_what_was_loaded_is_not_loaded_again(kind: Any, workers: int) -> None:
+    staged = stoker.Staged(kind())
+    assert staged.split is not None
+    assert staged.split.memo is not None, staged.split
+    plain, kept = batches(kind(), workers=workers), batches(staged, workers=workers)
+    assert equal_bits(plain, kept)
+    account = staged.account
+    assert SIZE // 2 <= account.filled <= SIZE
+    assert account.prepared <= SIZE + 8  # two workers may load the same one at a time
+
+
+def test_a_branch_that_no_trial_took_is_served_from_what_another_loaded() -> None:
+    data = Mosaic()
+    staged = stoker.Staged(data)
+
+    def close_mosaic(epoch: int) -> None:
+        data.mosaic = epoch < 2
+
+    kept = batches(staged, 3, change=close_mosaic)
+    loaded = staged.account.prepared
+    assert loaded <= SIZE + 16  # of 216 calls; the first few are held back until it is decided how samples lie
+    plain = Mosaic()
+
+    def close_plain(epoch: int) -> None:
+        plain.mosaic = epoch < 2
+
+    assert equal_bits(batches(plain, 3, change=close_plain), kept)
+
+
+def test_an_attribute_that_the_call_reads_begins_a_new_cache() -> None:
+    data, plain = Pair(), Pair()
+    staged = stoker.Staged(data)
+
+    def grow(epoch: int) -> None:
+        data.scale = plain.scale = 1 + epoch
+
+    with pytest.warns(stoker.StokerWarning, match="scale"):
+        kept = batches(staged, 3, change=grow)
+    assert equal_bits(batches(plain, 3, change=grow), kept)
+
+
+class Counts(Pair):
+    """Loading changes the dataset."""
+
+    def load_image(self, i: int) -> Any:
+        self.loads += 1
+        return super().load_image(i) + (self.loads > 10)
+
+
+class Draws(Pair):
+    """Loading draws, for some samples."""
+
+    def load_image(self, i: int) -> Any:
+        image = super().load_image(i)
+        return image + torch.rand(()) if i % 3 == 0 else image
+
+
+class Same(Pair):
+    """Each call gives the same object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = [super(Same, self).load_image(i) for i in range(SIZE)]
+
+    def load_image(self, i: int) -> Any:
+        slow_array(i)
+        return self.all[i]
+
+
+class Clock(Pair):
+    def load_image(self, i: int) -> Any:
+        time.sleep(0.002)
+        return torch.full((2,), time.perf_counter())
+
+
+@pytest.mark.parametrize("kind", [Counts, Same])
+def test_of_a_call_that_is_not_pure_only_the_pure_calls_inside_are_kept(kind: Any) -> None:
+    staged = stoker.Staged(kind())
+    assert staged.split is not None
+    assert "load_image" not in str(staged.split)
+    assert equal_bits(batches(kind()), batches(staged))
+
+
+def test_what_is_pure_nowhere_says_why() -> None:
+    with pytest.raises(stoker.StokerError, match=r"cannot be split.*asks time"):
+        stoker.split(Clock())
+
+
+def test_a_call_that_draws_for_some_arguments_is_kept_for_the_others() -> None:
+    try:
+        staged = stoker.Staged(Draws())
+    except stoker.StokerError:
+        return  # the trial met one of those that draw
+    assert equal_bits(batches(Draws()), batches(staged))
+
+
+def test_keys() -> None:
+    data = Samples()
+    names = names_of(data)
+    key = call_key(data.load_image, (3,), {}, names)
+    assert key == call_key(data.load_image, (3,), {}, names)
+    assert key != call_key(data.load_image, (True,), {}, names) or repr(3) != repr(True)
+    assert call_key(data.load_image, (torch.zeros(2),), {}, names) is None
+    assert call_key(Samples().load_image, (3,), {}, names) is None
+    assert not is_small(("x" * 2000,))
+
+
+def test_a_table_gives_each_key_a_number_of_its_own_until_it_is_full() -> None:
+    table = Table(64)
+    numbers = [table.find(("a", k), claim=True) for k in range(48)]
+    assert len(set(numbers)) == 48
+    assert [table.find(("a", k), claim=False) for k in range(48)] == numbers
+    assert table.find(("b", 1), claim=True) == -1
+    assert table.find(("b", 1), claim=False) == -1

@@ -1,0 +1,380 @@
+"""The report: wall clock, before and after, what is remembered of observed runs, and what is said of it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import demo
+from stoker.doctor import later
+from stoker.doctor.verdict import diagnose
+from stoker.report import bars, change, done, pace, remembered, text
+from stoker.run import report_of
+
+from .test_doctor import entry
+from .test_run import report as written
+from .test_run import script, stoker
+
+ROWS = [
+    [10, 4.0, 1.0, 0.1, 5.0, 80],
+    [10, 0.1, 0.9, 0.1, 1.0, 80],
+    [10, 0.1, 0.9, 0.1, 1.2, 80],
+    [3, 0.1, 0.2, 0.1, 0.3, 24],
+]
+CACHE = {
+    "kept": "PIL's decoding and Resize",
+    "cut": "train.py:31",
+    "why_not": "",
+    "filled": 80,
+    "samples": 80,
+    "nbytes": 3 << 20,
+    "trial_s": 0.5,
+    "fill_s": 0.4,
+    "discarded": "",
+}
+SETTINGS = {
+    "from": {"num_workers": 2, "staged": False},
+    "to": {"num_workers": 2, "staged": True},
+    "reason": "2 cores are granted",
+    "measured_s": 0.5,
+    "cache": CACHE,
+}
+NAME = "train.py:3"
+
+
+def loader(**changes: Any) -> dict[str, Any]:
+    changes = {"by_epoch": ROWS, "epochs": 4, "loop_s": 7.5, **changes}
+    return entry(**{"epoch_s": pace.epochs(changes["by_epoch"]), **changes})
+
+
+def full(
+    applied: dict[str, Any] | None = None, *, before: dict[str, Any] | None = None, **changes: Any
+) -> dict[str, Any]:
+    """A report of one loader."""
+    one = loader(**changes)
+    verdict, found = diagnose([one], 2, False)
+    out: dict[str, Any] = {
+        "command": ["train.py"],
+        "exit_code": 0,
+        "wall_s": 10.0,
+        "machine": {"cores": 2},
+        "partial": False,
+        "loaders": [one],
+        "bypassing": [],
+        "verdict": verdict,
+        "findings": [f.as_dict() for f in found],
+        "applied": None,
+    }
+    if applied is not None:
+        compared = change.of(10.0, [one], applied, before, "")
+        out["applied"] = {"settings": applied, "before": before, "compared": compared, "speedup": {}}
+        out["findings"] = done.findings(out["applied"]) + out["findings"]
+    return out
+
+
+def shown(report: dict[str, Any]) -> str:
+    return " ".join(text.render(report, None, io.StringIO()).split())
+
+
+# ---------------------------------------------------------------------------------------------------------- wall clock
+
+
+def test_epochs_are_timed_from_their_begin_to_their_end(tmp_path: Path) -> None:
+    path = script(tmp_path, nap=0.002, step=0.005, extra="if epoch and i >= 9: break").read_text()
+    path = path.replace("for x, y in loader:", "for i, (x, y) in enumerate(loader):").replace("range(2)", "range(3)")
+    (tmp_path / "train.py").write_text(path)
+    p = stoker(tmp_path, "train.py")
+    assert p.returncode == 0, p.stderr
+    r = written(tmp_path)
+    (e,) = r["loaders"]
+    assert [row[0] for row in e["by_epoch"]] == [20, 10, 10]
+    assert [row[5] for row in e["by_epoch"]] == [80, 40, 40]
+    for _, wait, step, _, seconds, _ in e["by_epoch"]:
+        assert seconds >= 0.99 * (wait + step)  # and what the watch itself takes
+    assert e["loop_s"] == pytest.approx(sum(row[4] for row in e["by_epoch"]))
+    assert e["samples_per_s"] == pytest.approx(160 / e["loop_s"])
+    assert r["wall_s"] > e["loop_s"]
+    assert e["epoch_s"]["each"] == [pytest.approx(e["by_epoch"][0][4], abs=1e-3)]  # the others were left
+    assert "wall clock: the script took" in p.stderr
+
+
+def test_an_iterator_that_waits_to_be_asked_is_in_no_loop(tmp_path: Path) -> None:
+    path = script(
+        tmp_path,
+        """
+        import time
+        from torch.utils.data import DataLoader
+        it = iter(DataLoader(list(range(8)), batch_size=2))
+        time.sleep(1.5)
+        print(len(list(it)))
+        """,
+    )
+    assert stoker(tmp_path, path).stdout == "4\n"
+    assert written(tmp_path)["loaders"][0]["loop_s"] < 1.5
+
+
+def test_measuring_is_inside_the_figures() -> None:
+    spent = {NAME: {**SETTINGS, "measured_s": 2.0}}
+    assert full(spent)["applied"]["compared"]["cost"] == {"trials_s": 2.0, "fill_s": 0.4}
+    assert "what stoker itself cost is in these figures: 2.0 s before first batches and 400.0 ms" in shown(full(spent))
+
+
+# ---------------------------------------------------------------------------------------------------- before and after
+
+
+def test_without_an_observed_run_the_first_epoch_is_the_estimate() -> None:
+    r = full({NAME: SETTINGS})
+    compared = r["applied"]["compared"]
+    assert compared["estimated"] is True
+    (row,) = compared["loaders"]
+    untouched = 5.0 - 0.5 - 0.4 / 2  # without the trials, and with two workers that stored samples
+    assert row["later"] == {"before": pytest.approx(untouched), "after": pytest.approx(1.1)}
+    assert row["first"] == {"before": pytest.approx(untouched), "after": 5.0}
+    assert compared["script"]["before"] == pytest.approx(10.0 + 2 * untouched - 2.2 + untouched - 5.0)
+    said = shown(r)
+    assert "before (estimate)" in said
+    assert "before is an estimate: no observed run of this command is known" in said
+
+
+def test_nothing_is_estimated_where_nothing_was_kept() -> None:
+    kept = {**SETTINGS, "to": {"num_workers": 4}, "cache": {"why_not": "its __getitem__ draws before it reads"}}
+    r = full({NAME: kept})
+    assert r["applied"]["compared"]["script"] == {"before": None, "after": 10.0}
+    said = shown(r)
+    assert "estimate" not in said
+    assert "no observed run of this command is known" in said
+    assert "nothing is kept: its __getitem__ draws before it reads" in said
+    assert r["findings"][0]["cause"] == "too_few_workers"
+    assert r["findings"][0]["change"] == {"num_workers": 4, "engine": "stoker"}
+
+
+def test_keys_that_are_missing_are_no_error() -> None:
+    for settings in (
+        {},
+        {"to": {}, "from": {}},
+        {"to": {"staged": True}},
+        {"cache": {"kept": "a"}, "to": {"staged": True}},
+    ):
+        assert "wall clock" in shown(full({NAME: settings}))
+
+
+def test_what_was_applied_stands_first_and_its_first_epoch_is_nobodys_fault() -> None:
+    slow = {"count": 40, "median_s": 0.001, "p95_s": 0.5, "slow_share": 0.9, "slow_count": 8, "slow_samples": {}}
+    mixed = {"cache": CACHE, "tasks": slow, "waits": slow, "wait_s": 4.3, "step_s": 3.0, "batches": 33}
+    stages = {**entry()["stages"], "fetch": {"self_s": 4.0}}
+    r = full({NAME: SETTINGS}, **mixed, stages=stages)
+    assert [(f["cause"], f["applied"]) for f in r["findings"]] == [("cacheable_prefix", True)]
+    assert r["findings"][0]["measured_speedup"] == pytest.approx(4.3 / 1.1)
+    assert r["verdict"] == "healthy"  # later epochs do not wait
+    without = loader(**{**mixed, "cache": {}}, stages=stages)
+    assert "stragglers" in [f.cause for f in diagnose([without], 2, False)[1]]
+    said = shown(r)
+    assert (
+        "cacheable_prefix, applied: stoker keeps PIL's decoding and Resize, up to train.py:31: 80 of 80 samples" in said
+    )
+
+
+def test_later_epochs_are_those_after_the_cache_was_filled() -> None:
+    e = loader(cache=CACHE, filled_epochs=2)
+    assert later.filled(e) == 2
+    assert later.later(e)["wait_s"] == pytest.approx(0.005)  # of epochs that waited for their first batches only
+    assert later.filled(loader(cache=CACHE, by_epoch=ROWS[:1])) == 0
+    assert later.filled(loader()) == 0
+
+
+def test_a_stream_is_compared_too(tmp_path: Path) -> None:
+    """Nothing is set for it, and stoker's engine is behind it all the same."""
+    path = script(
+        tmp_path,
+        """
+        from torch.utils.data import DataLoader, IterableDataset
+        class Stream(IterableDataset):
+            def __iter__(self): return iter(range(40))
+        for epoch in range(2):
+            print(len(list(DataLoader(Stream(), batch_size=4))))
+        """,
+    )
+    assert stoker(tmp_path, path).returncode == 0
+    p = stoker(tmp_path, "--apply", path)
+    assert p.returncode == 0, p.stderr
+    r = written(tmp_path)
+    assert r["applied"]["settings"] == {}
+    assert r["applied"]["compared"]["script"]["before"] > 0
+    assert "try:" not in p.stderr
+    assert "before / after" in p.stderr
+
+
+# ------------------------------------------------------------------------------------------------------------ remembered
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_run_is_found_again_whatever_its_report_is_called(here: Path) -> None:
+    path = script(here)
+    assert stoker(here, "--json", "a.json", path, "x").returncode == 0
+    assert stoker(here, path, "y").returncode == 0
+    first = written(here, "a.json")
+    assert stoker(here, "--apply", "--json", "b.json", path, "x").returncode == 0
+    compared = written(here, "b.json")["applied"]["compared"]
+    assert compared["estimated"] is False
+    assert compared["script"]["before"] == first["wall_s"]
+    assert compared["notes"] == []
+    path.write_text(path.read_text() + "# edited\n")
+    assert "has been edited" in stoker(here, "--apply", path, "x").stderr
+    again = written(here)["applied"]["compared"]  # an applied run is not what one compares with
+    assert again["script"]["before"] == first["wall_s"]
+    assert "estimated" not in stoker(here, "--max-steps", "3", path, "x").stderr
+    known = remembered.load([str(path), "x"])
+    assert known is not None
+    assert known["wall_s"] == first["wall_s"]  # a run that was cut short is not remembered
+
+
+def test_nothing_of_a_run_can_be_read_from_its_name(here: Path) -> None:
+    assert stoker(here, script(here), "--token", "secret").returncode == 0
+    (file,) = remembered.folder().iterdir()
+    assert "secret" not in file.name + file.read_text()
+    assert file.stat().st_mode & 0o77 == 0
+
+
+def test_a_run_that_failed_does_not_take_the_place_of_one_that_did_not(here: Path) -> None:
+    good = full()
+    remembered.save(good)
+    remembered.save({**good, "exit_code": 1, "wall_s": 1.0})
+    found = remembered.load(good["command"])
+    assert found is not None
+    assert (found["complete"], found["wall_s"]) == (True, 10.0)
+    remembered.save({**good, "command": ["other.py"], "partial": True})
+    other = remembered.load(["other.py"])
+    assert other is not None
+    assert change.of(1.0, good["loaders"], {}, other, "")["script"] == {"before": None, "after": 1.0}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": 1}', b'{"version": 1, "loaders": [{}]}', b"\xff"])
+def test_what_is_no_remembered_run_is_none(here: Path, content: bytes) -> None:
+    remembered.save(full())
+    (file,) = remembered.folder().iterdir()
+    file.write_bytes(content)
+    assert remembered.load(["train.py"]) is None
+    remembered.save(full())
+    assert remembered.load(["train.py"]) is not None
+
+
+def test_where_nothing_can_be_written_nothing_is_remembered(here: Path) -> None:
+    (here / "cache").write_text("a file")
+    assert stoker(here, script(here)).returncode == 0
+    assert remembered.load([str(here / "train.py")]) is None
+
+
+def test_runs_do_not_add_up_without_end(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remembered, "MOST", 3)
+    for i in range(6):
+        remembered.save({**full(), "command": [f"{i}.py"]})
+        os.utime(remembered._path([f"{i}.py"]), (i, i))
+    assert len(list(remembered.folder().iterdir())) == 3
+    assert remembered.load(["5.py"]) is not None
+    monkeypatch.setattr(remembered, "MOST_BYTES", 10)
+    remembered.save({**full(), "command": ["long.py"]})
+    assert remembered.load(["long.py"]) is None
+
+
+# -------------------------------------------------------------------------------------------------------------- the text
+
+
+def test_bars_fit_and_have_one_scale() -> None:
+    class Plain(io.StringIO):
+        encoding = "ascii"
+
+    lines = bars.draw([8.0, 8.0], [8.0, 1.0, 1.0], 60, False, Plain())
+    assert all(len(line) <= 60 for line in lines)
+    drawn = [line.count("#") for line in lines]
+    assert drawn == [32, 32, 32, 4, 4]
+    assert lines[1].startswith(" " * 9 + "after")
+    assert len(bars.draw([1.0] * 40, [1.0] * 40, 60, False, Plain())) == 2 * bars.MOST
+    assert bars.draw([], [], 60, False, Plain()) == []
+
+
+def test_what_could_not_be_reached_is_said_by_name() -> None:
+    missed = {"name": "train.py:9", "kind": "torchdata StatefulDataLoader", "reason": "it has its own iterators"}
+    snapshot = {"pid": 1, "final": True, "loaders": [], "applied": {}, "bypassing": [missed, missed]}
+    r = report_of(["train.py"], 0, [snapshot], {"gpu_busy": []}, 1.0)
+    assert [b["name"] for b in r["bypassing"]] == ["train.py:9"]
+    said = shown(r)
+    assert "train.py:9: stoker's engine does not reach this loader" in said
+    assert "it has its own iterators" in said
+    assert "no DataLoader was iterated" not in said
+
+
+@pytest.mark.parametrize(("startup", "fine"), [(0.01, True), (0.9, False)])
+def test_a_loader_whose_start_takes_half_of_the_loop_is_not_called_fine(startup: float, fine: bool) -> None:
+    r = full(stages={**entry()["stages"], "startup": {"wait_s": startup}}, wait_s=startup + 0.01, epochs=1)
+    assert r["verdict"] == "healthy"
+    assert ("your loader is fine" in shown(r)) == fine
+    assert ("the first batch takes 47% of the loop's time" in shown(r)) != fine
+
+
+def test_apply_is_advised_where_it_does_something() -> None:
+    starved: dict[str, Any] = {"wait_s": 4.0, "settings": {"num_workers": 0}, "by_epoch": [], "epochs": 1}
+    for iterable in (False, True):
+        r = full(**{**starved, "settings": {**entry()["settings"], "num_workers": 0, "iterable": iterable}})
+        assert r["findings"][0]["cause"] == "main_process_loading"
+        stream = io.StringIO()
+        stream.write(text.render(r, Path("a.json"), stream))
+        assert ("try: stoker run --apply" in stream.getvalue()) != iterable
+
+
+def test_a_loop_that_takes_all_cores_is_told_so() -> None:
+    stages = {**entry()["stages"], "worker": {"cpu_s": 3.7, "tasks": 100}, "fetch": {"self_s": 3.9}}
+    busy = {"wait_s": 1.0, "step_s": 1.0, "stages": stages, "kernel": {"cpu_ns": 3.7e9}, "by_epoch": [], "epochs": 1}
+    assert [f["cause"] for f in full(**busy)["findings"]] == ["too_few_cores"]
+    idle = {**busy, "stages": {**stages, "worker": {"cpu_s": 0.7, "tasks": 100}}, "kernel": {"cpu_ns": 7e8}}
+    assert full(**idle)["findings"] == []
+
+
+def test_the_looks_do_not_count_as_a_datasets_threads() -> None:
+    """On a busy machine they took more CPU than tasks that sleep, which was blamed on native threads."""
+    sleeps = {
+        "wait_s": 9.0,
+        "stages": {**entry()["stages"], "worker": {"cpu_s": 0.3, "tasks": 100}, "fetch": {"self_s": 17.0}},
+        "kernel": {"cpu_ns": 5e9, "delay_ns": 4e9, "seconds": 18.0},
+        "settings": {"num_workers": 2},
+        "epochs": 1,
+    }
+    assert "thread_oversubscription" not in [f["cause"] for f in full(**sleeps, by_epoch=[])["findings"]]
+    fights = {**sleeps, "stages": {**sleeps["stages"], "worker": {"cpu_s": 6.0, "tasks": 100}}}  # type: ignore[dict-item]
+    fights["kernel"] = {"cpu_ns": 14e9, "delay_ns": 8e9, "seconds": 18.0}
+    assert "thread_oversubscription" in [f["cause"] for f in full(**fights, by_epoch=[])["findings"]]
+
+
+def test_a_loader_that_is_watched_in_a_process_counts_its_own_looks(tmp_path: Path) -> None:
+    code = """
+import json, threading, time
+from stoker import inside
+account = inside.Inside(memoryview(bytearray(inside.ROW_BYTES)), None, None)
+account.looks.cpu_s = 1e6
+account.write()
+print(json.dumps(inside.read(account._row)["kernel"]["cpu_ns"]))
+"""
+    p = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(p.stdout) < 0
+
+
+def test_the_readme_begins_with_a_transcript_of_this_version() -> None:
+    readme = demo.README.read_text()
+    _, own, _ = demo.parts(readme)
+    kept = json.loads(demo.KEPT.read_text())
+    assert own == demo.transcript(kept), "python -m benchmarks.demo render (or run) writes it anew"
+    assert readme.index(demo.BEGIN) < 700  # on the first screen
+    assert kept["report"]["command"] == ["examples/train_lazy.py"]
+    assert str(demo.ROOT) not in demo.KEPT.read_text() + own
