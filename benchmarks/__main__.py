@@ -17,7 +17,7 @@ from . import table
 
 ROOT = Path(__file__).parent.parent
 WORKLOADS = ("jpeg", "transport", "overhead", "leaves", "ragged", "startup", "shuffle", "rows")
-WORKLOADS += ("indices", "stragglers", "auto", "memory", "resize", "staged")
+WORKLOADS += ("indices", "stragglers", "auto", "memory", "resize", "staged", "state")
 LIMIT_S = 300  # for one measurement
 
 

@@ -45,10 +45,11 @@ def in_turns(benchmark: str, kind: str, names: Iterable[str], rounds: int, *args
 def main(
     benchmark: str,
     words: str | None,
-    measure: Callable[[int], Iterable[Line]],
+    measure: Callable[..., Iterable[Line]],
     table: Callable[[list[Line]], str],
     one: Callable[..., None],
     rounds: int,
+    only: Iterable[str] = (),
     **more: Callable[[], None],
 ) -> int:
     """Runs a benchmark's command.
@@ -60,6 +61,7 @@ def main(
         table: of raw lines.
         one: measures the contestant of a name and prints its lines.
         rounds: where nobody says.
+        only: names of which ``--only`` picks some; measure gets them behind the rounds.
         more: other commands.
     """
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{benchmark}", description=words)
@@ -67,6 +69,8 @@ def main(
     p = commands.add_parser("run", help="measure, in turns")
     p.add_argument("--rounds", type=int, default=rounds, help=f"(default: {rounds})")
     p.add_argument("--json", type=Path, help="raw lines")
+    if only:
+        p.add_argument("--only", action="append", choices=list(only), help="this one alone; as often as you like")
     p = commands.add_parser("one", help="one contestant")
     p.add_argument("args", nargs="+", metavar="NAME")
     p = commands.add_parser("table", help="the table of raw lines kept earlier")
@@ -79,7 +83,7 @@ def main(
     elif a.command == "table":
         print(table([json.loads(x) for x in a.file.read_text().splitlines()][1:]))
     elif a.command == "run":
-        _run(benchmark, measure(a.rounds), table, a.json)
+        _run(benchmark, measure(a.rounds, *([a.only or list(only)] if only else [])), table, a.json)
     else:
         more[a.command]()
     return 0

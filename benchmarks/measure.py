@@ -185,7 +185,7 @@ def stragglers(contestant: str, quick: bool) -> None:
 
 
 def auto(contestant: str, quick: bool) -> None:
-    """``num_workers="auto"`` against torch's 0 workers: batches a second after the epoch in which it measures."""
+    """``num_workers="auto"`` against torch's 0 workers: batches a second after the epoch in which it decides."""
     for name, dataset in (
         ("overhead", w.Tiny(100 if quick else 2000)),
         ("rows", TensorDataset(torch.randn(10**6, 32))),
@@ -241,6 +241,23 @@ def resize(contestant: str, quick: bool) -> None:
     emit(metric="resize 1 -> 4 -> 2: longest pause", epoch=1, value=max(pauses) / statistics.median(alone))
 
 
+def state(contestant: str, quick: bool) -> None:
+    """Microseconds (median) of ``state_dict()`` after each step of a shuffled epoch, 2 workers; while the script draws
+    no random numbers, and while it does."""
+    if contestant == "torch":
+        return  # torch's loader has none
+    for label, draws in (("script draws nothing", False), ("script draws", True)):
+        loader = stoker.DataLoader(w.Tiny(100 if quick else 1000), batch_size=64, shuffle=True, num_workers=2)
+        took = []
+        for _ in loader:
+            if draws:
+                torch.rand(())
+            began = time.perf_counter()
+            loader.state_dict()
+            took.append(time.perf_counter() - began)
+        emit(metric=f"state {label}: state_dict() after each step", epoch=1, value=statistics.median(took) * 1e6)
+
+
 def staged(contestant: str, quick: bool) -> None:
     """Photographs prepared once against torch decoding them in every epoch with one worker: the epoch that fills the
     cache, with one worker, too, and those after it, with two that stay."""
@@ -270,6 +287,7 @@ OTHERS = {
     "auto": auto,
     "memory": memory,
     "resize": resize,
+    "state": state,
 }
 
 

@@ -26,6 +26,7 @@ SHARES = {
 # What a row may be at most, whatever torch does.
 MOST = {"memory: 2,000,000 dicts": 340.0, "resize 1 -> 4 -> 2: longest pause": 2.0}
 MOST |= {"shuffle feistel: first batch": 20.0, "shuffle feistel: memory": 1.0, "indices feistel: 64 of them": 25.0}
+MOST |= {"state script draws nothing: state_dict() after each step": 60.0}
 NOISE = 0.05  # a "not slower" row may be short of 1.0 by this much: what equal contestants differ by here
 UNITS = {
     "transport": "GB/s",
@@ -35,7 +36,7 @@ UNITS = {
     "shuffle": "ms",
     "memory:": "MB",
 }
-UNITS |= {"resize": "batch times", "indices": "us"}  # all else: batches/s
+UNITS |= {"resize": "batch times", "indices": "us", "state": "us"}  # all else: batches/s
 LESS = {"ms", "us", "MB", "batch times"}  # units of which less is better
 
 

@@ -31,7 +31,7 @@ class Photos(Dataset):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=5)
     args = parser.parse_args()
     if not (args.data / "labels.csv").is_file():
         parser.exit(2, f"No photographs in {args.data}; make them first: python examples/make_photos.py\n")
