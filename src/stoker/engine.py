@@ -223,6 +223,7 @@ def state_dict(loader: Any) -> dict[str, Any]:
     if state.cursor is None:
         state.first = iter(loader)
     if state.cursor is None:
+        state.first = None  # its workers would live on
         raise StateError(f"this loader's place cannot be saved: {torch_serves(loader)}")
     return state.cursor.save().to_dict()
 

@@ -220,6 +220,7 @@ if __name__ == "__main__":
         batches.state_dict()
     except stoker.StokerError as e:
         print("StateError:", e)
+    assert threading.active_count() == 1, threading.enumerate()  # no iterator is kept alive
     print("still here")
 """
 
