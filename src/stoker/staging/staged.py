@@ -148,7 +148,7 @@ class Staged(Dataset[Any]):
         self._next_compare = 0.0
         self._asked: set[Any] = set()
         self._made, self._drawing = 0, set[int]()
-        self._spent = 0  # nanoseconds that the last first part took
+        self._draws = split is not None and split.plan is not None and bool(split.plan.moves)
 
     def _look_now(self) -> Look:
         """What the first part depends on."""
@@ -318,11 +318,9 @@ class Staged(Dataset[Any]):
         if store is not None and self._table is not None:
             return [self._with_kept_calls(store, i) for i in indices]
         where = self.where(store, indices) if store is not None else None
-        if store is None or where is None:
-            return [self._whole(i) for i in indices]
-        fresh = self._fresh(store, indices, where)
-        if fresh is None:
-            return [self._whole(i) for i in indices]
+        fresh = self._fresh(store, indices, where) if store is not None and where is not None else None
+        if store is None or where is None or fresh is None:
+            return self._wholes(indices)
         at = where.tolist()
         if len(fresh) < len(at):
             self._compare_one(store, indices, at)
@@ -367,6 +365,11 @@ class Staged(Dataset[Any]):
             return None  # the dataset knows what it says to that
         return store.where(numbers)
 
+    def _wholes(self, indices: Sequence[Any]) -> list[Any]:
+        """Samples without the cache."""
+        many = getattr(self.dataset, "__getitems__", None) if self.split is not None else None
+        return list(many(indices)) if callable(many) else [self._whole(i) for i in indices]
+
     def _whole(self, index: Any) -> Any:
         """A sample without the cache."""
         if self.split is not None:
@@ -382,23 +385,58 @@ class Staged(Dataset[Any]):
         misses = np.flatnonzero(where == 0).tolist()
         if not misses:
             return {}
+        states = RandomStates(self._generators()) if _watched() else None
+        before = self._made
+        made = self._first_parts(indices, misses, states if self._draws else None)
+        if states is not None and not self._draws and states.moved():
+            self._draws = True  # from now on, in this process, it is asked after each sample which one it was
+            states.restore()
+            self._made = before
+            made = self._first_parts(indices, misses, states)
         out: dict[int, tuple[bool, Any]] = {}
         kept: dict[int, Any] = {}
         spent = 0
-        before = RandomStates(self._generators()) if _watched() else None
         for k in misses:
-            i = int(indices[k]) % self.samples
-            made = i not in self._drawing and self._first_part(indices[k], i, before)
-            if not made:
+            if k not in made:
                 out[k] = True, _Later  # in its turn: it draws
                 continue
-            spent += self._spent
-            out[k] = self.split is None and self._augment is None, made[0]
-            self._keep(store, kept, i, made[0])
+            prepared, nanoseconds = made[k]
+            spent += nanoseconds
+            out[k] = self.split is None and self._augment is None, prepared
+            self._keep(store, kept, int(indices[k]) % self.samples, prepared)
         if self._gives_up(store):
             return None
         store.admit(kept, spent)
         return out
+
+    def _first_parts(
+        self, indices: Sequence[Any], misses: list[int], states: RandomStates | None
+    ) -> dict[int, tuple[Any, int]]:
+        """The deterministic parts of samples, each with the nanoseconds it took, by position. Those that have none, or
+        fail, are left out. With ``states``, it is looked after each at what it drew."""
+        misses = [k for k in misses if int(indices[k]) % self.samples not in self._drawing]
+        many = self._many if states is None and len(misses) > 1 else None
+        if many is not None:
+            began = time.perf_counter_ns()
+            with contextlib.suppress(Exception):  # the one that fails is found below
+                samples = list(many([indices[k] for k in misses]))
+                took = (time.perf_counter_ns() - began) // len(misses)
+                if len(samples) == len(misses):
+                    self._made += len(misses)
+                    return {k: (sample, took) for k, sample in zip(misses, samples, strict=True)}
+        out = {}
+        for k in misses:
+            began = time.perf_counter_ns()
+            made = self._first_part(indices[k], int(indices[k]) % self.samples, states)
+            if made is not None:
+                out[k] = made[0], time.perf_counter_ns() - began
+        return out
+
+    @property
+    def _many(self) -> Callable[[Any], Any] | None:
+        """What makes several samples at once, where samples are kept as they are."""
+        many = getattr(self.dataset, "__getitems__", None) if self.split is not None and self._augment is None else None
+        return many if callable(many) else None
 
     def fill(self, store: Tiers, indices: Sequence[int], where: np.ndarray[Any, Any]) -> None:
         """Lets samples in. One that fails raises what the dataset raises."""
@@ -411,14 +449,12 @@ class Staged(Dataset[Any]):
         """The deterministic part of a sample; None where this sample has none. Random states are left as they were."""
         self._made += 1
         failed = False
-        began = time.perf_counter_ns()
         try:
             prepared = self._prepare(index)
         except Unplanned:
             prepared = _Later
         except Exception:  # the dataset's own code is to say so, from the random states in which it would have
             failed = True
-        self._spent = time.perf_counter_ns() - began
         moved = set(before.moved()) if before is not None else set()
         if moved:
             assert before is not None
