@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections
 import copy
 import functools
+import multiprocessing
 import pickle
+import warnings
 from collections import deque
 from typing import Any
 
@@ -261,6 +263,47 @@ def test_a_dataset_that_is_changed_between_epochs_begins_a_new_cache(settings: d
         assert {b.shape[1] for b in loader} == {3}
     assert {b.shape[1] for b in loader} == {3}
     assert staged.account.filled == N
+
+
+@pytest.mark.parametrize("workers", [{}, {"persistent_workers": True}], ids=["new", "stay"])
+@pytest.mark.parametrize("kind", ["tensor", "array", "value"])
+def test_what_is_changed_in_shared_memory_is_never_served_stale(kind: str, workers: dict[str, Any]) -> None:
+    class Levels(Source):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tensor = torch.zeros(1, dtype=torch.int64).share_memory_()
+            self.array = torch.zeros(1, dtype=torch.int64).share_memory_().numpy()
+            self.value = multiprocessing.RawValue("q", 0)
+
+        def set_epoch(self, epoch: int) -> None:
+            self.tensor[0] = self.array[0] = self.value.value = epoch
+
+        def __getitem__(self, i: int) -> Any:
+            if kind == "value":
+                return torch.tensor([i, self.value.value])
+            return torch.tensor([i, int(self.tensor[0] if kind == "tensor" else self.array[0])])
+
+    data = Levels()
+    loader = stoker.DataLoader(stoker.Staged(data, cache_budget="1MB"), 10, num_workers=2, **workers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StokerWarning)
+        for level in (0, 0, 1, 2, 2, 0):
+            data.set_epoch(level)
+            assert {int(x) for batch in loader for x in batch[:, 1]} == {level}
+
+
+def test_a_dataset_that_changes_before_each_epoch_is_not_tried_again_and_again() -> None:
+    data = Sized()
+    staged = stoker.Staged(data, cache_budget="1MB")
+    loader = stoker.DataLoader(staged, 10)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for size in range(1, 9):
+            data.size = size
+            assert {b.shape[1] for b in loader} == {size}
+    said = [str(w.message) for w in caught if "Cache discarded" in str(w.message)]
+    assert len(said) == 4
+    assert said[-1].endswith("From now on nothing is kept: it changes before each epoch.")
 
 
 class Scaled:

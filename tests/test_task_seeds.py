@@ -232,10 +232,10 @@ def test_the_same_bits_from_threads(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["lazy", "global"])
 def test_what_threads_have_in_common_is_named(kind: str) -> None:
     place = "dataset.rng" if kind == "lazy" else f"{__name__}.module_rng"
+    # Enough tasks: what moved a generator while the consumer ran may have been the consumer.
+    loader = stoker.DataLoader(make(kind)[0], num_workers=2, worker_method="thread", task_seeds=True)
     with pytest.warns(StokerWarning, match=f'^{place} is one random generator.*worker_method="process"'):
-        loader = stoker.DataLoader(make(kind)[0], num_workers=2, worker_method="thread", task_seeds=True)
-        for _ in loader:  # enough tasks: what moved a generator while the consumer ran may have been the consumer
-            pass
+        list(loader)
 
 
 def test_threads_without_task_seeds_are_as_before_and_the_generator_is_named() -> None:

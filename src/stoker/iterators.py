@@ -184,7 +184,8 @@ class PoolIter(_BaseDataLoaderIter):
         if later is not None:
             self._scheduler.here(leave=False)
         self._pressure = Pressure(_steps(self._scheduler, workers, pool, locker), metrics.decisions.append)
-        self._look = Look(self._dataset) if knobs.persistent and not one_dataset else None
+        stays = knobs.persistent and not one_dataset
+        self._look = Look(self._dataset, shared=False) if stays else None  # what is shared, workers see
         self._reset(loader, first_iter=True)
 
     def _knobs_of(self, loader: Any, n: int, prefetch: int, threads: bool) -> Knobs:

@@ -225,10 +225,11 @@ class Look:
         obj: the dataset.
         path: its name.
         names: attributes that count; None: all.
+        shared: memory that processes share counts, too.
     """
 
-    def __init__(self, obj: Any, path: str = "dataset", names: set[str] | None = None) -> None:
-        self._path, self._names = path, names
+    def __init__(self, obj: Any, path: str = "dataset", names: set[str] | None = None, *, shared: bool = True) -> None:
+        self._path, self._names, self._shared = path, names, shared
         self._values: dict[str, Any] = {}
         self._left = NODES
         self._walk(obj, path, DEPTH, set())
@@ -245,11 +246,15 @@ class Look:
         self._left -= 1
         seen.add(id(obj))
         if isinstance(obj, torch.Tensor):
-            if not obj.is_shared():  # else the workers see it, too
+            if self._shared or not obj.is_shared():
                 self._values[path] = _Seen("a tensor", (tuple(obj.shape), obj.dtype, _of_tensor(obj)))
             return
         if isinstance(obj, np.ndarray):
             self._values[path] = _Seen("an array", (obj.shape, obj.dtype.str, _of_array(obj)))
+            return
+        raw = _of_ctypes(obj) if self._shared else None
+        if raw is not None:
+            self._values[path] = _Seen("a value in shared memory", _of_array(raw))
             return
         if isinstance(obj, MANY):
             self._values[path] = _Seen(f"a {type(obj).__name__} of {len(obj)}", _of_many(obj))
@@ -274,7 +279,7 @@ class Look:
             obj: the same dataset, later.
             added: whether that counts, too, where it is a number, a word or a function.
         """
-        return self.changed_since(Look(obj, self._path, self._names), added)
+        return self.changed_since(Look(obj, self._path, self._names, shared=self._shared), added)
 
     def changed_since(self, later: Look, added: bool = False) -> list[str]:
         """What is otherwise in a later look at the same."""
@@ -325,6 +330,17 @@ def _of_tensor(t: torch.Tensor) -> Any:
                 t.detach().resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8).numpy().data
             )
     return t.data_ptr() if plain else id(t), t._version
+
+
+def _of_ctypes(x: Any) -> Any:
+    """The bytes of ``multiprocessing.Value`` and ``Array``, and of what ctypes makes; None for anything else."""
+    ctypes = sys.modules.get("ctypes")
+    if ctypes is None:
+        return None
+    if type(x).__module__ == "multiprocessing.sharedctypes" and hasattr(x, "get_obj"):
+        x = x.get_obj()
+    kinds = ctypes._SimpleCData, ctypes.Array, ctypes.Structure
+    return np.frombuffer(x, np.uint8) if isinstance(x, kinds) and ctypes.sizeof(x) else None
 
 
 def _of_array(x: Any) -> Any:

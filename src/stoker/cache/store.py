@@ -36,6 +36,7 @@ ENOUGH = 16  # samples, at most, that are waited for before it is decided how sa
 STATE, COUNT, ROWS, TAKEN, HEAP, FILLED, USED, BUDGET = range(8)
 WORDS_LEN, REASON_LEN, WHOLE, PREPARED, PREPARE_NS, LOOKED, TRIED, SQUEEZED = range(8, 16)
 RANKS, JOINED = 16, 17  # of a node that fill one store: how many the budget is for, and how many of them have come
+KEEP_NS = 18
 OPEN, ROWED, HEAPED, SHUT = range(4)  # STATE: undecided; rows and heap; heap only; not used, and there is a reason
 _ORDERED = platform.machine() in ("x86_64", "AMD64")  # where stores are seen in the order in which they were made
 
@@ -64,6 +65,7 @@ class Account(NamedTuple):
         budget: bytes it may reserve.
         prepared: samples prepared so far, in all processes.
         prepare_s: seconds that took, summed.
+        keep_s: seconds of CPU that letting them in took, summed.
         reason: why nothing more is let in, "" while it is.
         compressed: whether what is in is compressed.
         ranks: of this node that fill and read it.
@@ -75,6 +77,7 @@ class Account(NamedTuple):
     budget: int
     prepared: int
     prepare_s: float
+    keep_s: float
     reason: str
     compressed: bool = False
     ranks: int = 1
@@ -143,10 +146,17 @@ class Store:
             int(h[BUDGET]),
             int(h[PREPARED]),
             int(h[PREPARE_NS]) / 1e9,
+            int(h[KEEP_NS]) / 1e9,
             self.reason,
             bool(h[SQUEEZED]),
             max(1, int(h[JOINED])),
         )
+
+    def charge(self, keep_ns: int) -> None:
+        """Writes down what letting samples in took, in nanoseconds of CPU."""
+        if self.medium.writable:
+            with self.medium.lock():
+                self._head[KEEP_NS] += keep_ns
 
     @property
     def reason(self) -> str:

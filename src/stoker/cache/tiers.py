@@ -70,6 +70,10 @@ class Tiers:
                 samples = store.admit(samples, prepare_ns)
                 prepare_ns = 0
 
+    def charge(self, keep_ns: int) -> None:
+        """Writes down what letting samples in took, in nanoseconds of CPU."""
+        self.stores[0].charge(keep_ns)
+
     @property
     def account(self) -> Account:
         """All of them in one."""
@@ -81,6 +85,7 @@ class Tiers:
             budget=sum(a.budget for a in each),
             prepared=each[0].prepared,
             prepare_s=each[0].prepare_s,
+            keep_s=each[0].keep_s,
             reason=next((a.reason for a in each if "budget" not in a.reason and a.reason), last.reason),
         )
 

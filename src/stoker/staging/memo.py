@@ -192,16 +192,20 @@ class Memo:
                 if time.monotonic() > self._next_compare:
                     self._compare(key, call, at)
                 return store.read(at)
+        cpu = time.thread_time_ns()
         before = self._save_random()
+        keep_ns = time.thread_time_ns() - cpu
         began = time.perf_counter_ns()
         out = call()
         spent = time.perf_counter_ns() - began
+        cpu = time.thread_time_ns()
         if not store.usable or before.moved():
             return out  # it draws after all: it is never kept
         number = self._table.find(key, claim=True)
         if number >= 0:
             try:
                 store.admit({number: take(out)}, spent)
+                store.charge(keep_ns + time.thread_time_ns() - cpu)
             except CacheError as e:
                 self._tell(str(e))
         return out

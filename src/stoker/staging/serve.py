@@ -31,6 +31,7 @@ class Batches:
         self._select = new_tensors if in_slot else select
         self._gathers = plain and staged.is_exact
         self._checked = False
+        staged.look_again()  # an epoch begins
 
     def __call__(self, indices: Any) -> Any:
         """The batch of a list of indices."""

@@ -36,6 +36,7 @@ TIERS = ("auto", "ram", "compressed", "disk", "device", None)
 CHECK_S = 1.0  # between two looks, at least, at whether the dataset or prepare were changed
 CHECK_SHARE = 500  # and so seldom that they take 0.2 % of the time
 COMPARE_SHARE = 200  # of the time, one part is spent on making again what is served, to compare
+DISCARDS = 3  # caches begun anew, at most, that served no epoch: each costs a trial
 SEEN, DRAWN = 16, 8  # after so many samples made, caching ends if more than one in eight draws before the cut
 
 
@@ -110,6 +111,7 @@ class Staged(Dataset[Any]):
         self._budgets = budgets(cache_budget, cache, self._disk)
         self._table: Table | None = None
         self._owned: tuple[int, list[Any]] = (0, [])
+        self._discarded = 0
         self._is_told = False  # by stoker's loader, when an epoch begins
         self.stands_for: Any = None  # the dataset that a script's workers are told they have
         self._keyed = cache_key, cache_content
@@ -239,7 +241,7 @@ class Staged(Dataset[Any]):
     def account(self) -> Account:
         """What is kept, in numbers."""
         if self._store is None:
-            return Account(self.samples, 0, 0, 0, 0, 0.0, "no cache")
+            return Account(self.samples, 0, 0, 0, 0, 0.0, 0.0, "no cache")
         return self._store.account._replace(samples=self.samples)
 
     @property
@@ -266,19 +268,29 @@ class Staged(Dataset[Any]):
     def _begin(self) -> None:
         """An epoch begins, in the parent: a dataset or transform that was changed since begins a new cache."""
         self._is_told = True
+        if self._discarded > DISCARDS:
+            return
         changes = self._changes()
         if not changes and len(self.dataset) == self.samples:
+            self._discarded = 0
             return
         words = _plainly(changes) or "its length changed"
         self.split, nothing = None, ""
+        self._discarded += 1
         try:
+            if self._discarded > DISCARDS:
+                raise UsageError("it changes before each epoch")
             self._ready()
         except UsageError as e:  # this is no time to end a script
             nothing = f" From now on nothing is kept: {str(e).removesuffix('. ' + REMEDY)}."
-            self.samples, self._table = len(self.dataset), None
+            self.samples, self._table, self.split = len(self.dataset), None, None
             self._bind()
             self._store = self._there = None
         warnings.warn(f"Cache discarded, the dataset changed: {words}.{nothing}", StokerWarning, stacklevel=4)
+
+    def look_again(self) -> None:
+        """Before anything else is served: workers that stay see what was changed in memory that they share."""
+        self._next_look = 0.0
 
     def _changes(self) -> list[str]:
         return self._look.changed_since(self._look_now(), added=True)
@@ -385,7 +397,9 @@ class Staged(Dataset[Any]):
         misses = np.flatnonzero(where == 0).tolist()
         if not misses:
             return {}
+        began = time.thread_time_ns()
         states = RandomStates(self._generators()) if _watched() else None
+        keep_ns = time.thread_time_ns() - began
         before = self._made
         made = self._first_parts(indices, misses, states if self._draws else None)
         if states is not None and not self._draws and states.moved():
@@ -393,6 +407,7 @@ class Staged(Dataset[Any]):
             states.restore()
             self._made = before
             made = self._first_parts(indices, misses, states)
+        began = time.thread_time_ns()
         out: dict[int, tuple[bool, Any]] = {}
         kept: dict[int, Any] = {}
         spent = 0
@@ -407,6 +422,7 @@ class Staged(Dataset[Any]):
         if self._gives_up(store):
             return None
         store.admit(kept, spent)
+        store.charge(keep_ns + time.thread_time_ns() - began)
         return out
 
     def _first_parts(

@@ -149,10 +149,10 @@ class Dataset:
         out["kept"] = "; ".join(f"{row.where} {row.name}".strip() for row in kept)
         out["why_not"] = self.found.why_not
         out["filled"], out["nbytes"], out["shared"] = account.filled, account.nbytes, account.ranks
+        out["fill_s"] = account.keep_s
         if plan is not None:
             out["cut"] = plan.shown
             out["head_s"], out["tail_s"], out["read_s"] = plan.head_s, plan.tail_s, plan.read_s
-            out["fill_s"] = max(0.0, account.prepare_s - account.prepared * plan.head_s)
         out["discarded"] = "" if self.staged.usable else account.reason
         return out
 
