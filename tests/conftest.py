@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import compileall
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 import stoker
 
 compileall.compile_dir(Path(stoker.__file__).parent, quiet=2)
+# A job in the background is started with SIGINT ignored, and so would be the scripts that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

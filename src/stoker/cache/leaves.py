@@ -38,6 +38,14 @@ class CacheError(StokerError, RuntimeError):
 Leaf = Any  # a uint8 array of one dimension
 
 
+@functools.cache
+def _image_bytes(mode: str, width: int) -> int:
+    """Bytes of one line of a PIL image."""
+    from PIL import Image
+
+    return len(Image.new(mode, (width, 1)).tobytes())
+
+
 def take(sample: Any, dense: bool = False) -> tuple[str, list[Leaf]]:
     """What a sample is made of, as JSON, and the bytes of its leaves, which are views where that can be.
 
@@ -336,12 +344,12 @@ class Layout:
 
         if len(size) != 2:
             raise KeyError(f"an image of {len(size)} sizes")
-        j = self._leaf(len(Image.new(mode, (8, 1)).tobytes()) * -(-size[0] // 8) * size[1] if mode == "1" else None)
+        j = self._leaf(_image_bytes(mode, 8) * -(-size[0] // 8) * size[1] if mode == "1" else None)
         if mode != "1":
-            self.sizes[j] = len(Image.new(mode, (1, 1)).tobytes()) * size[0] * size[1]
+            self.sizes[j] = _image_bytes(mode, 1) * size[0] * size[1]
 
         def make(x: Sequence[Leaf]) -> Any:
-            image = Image.frombytes(mode, size, x[j].tobytes())
+            image = Image.frombytes(mode, size, x[j])  # copies; any buffer will do
             image.info = dict(info)
             return image
 
