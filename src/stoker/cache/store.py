@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -152,12 +153,6 @@ class Store:
             max(1, int(h[JOINED])),
         )
 
-    def charge(self, keep_ns: int) -> None:
-        """Writes down what letting samples in took, in nanoseconds of CPU."""
-        if self.medium.writable:
-            with self.medium.lock():
-                self._head[KEEP_NS] += keep_ns
-
     @property
     def reason(self) -> str:
         """Why nothing more is let in; "" while it is."""
@@ -286,24 +281,25 @@ class Store:
 
     # -- letting samples in
 
-    def admit(self, samples: Samples, prepare_ns: int) -> Samples:
+    def admit(self, samples: Samples, prepare_ns: int, keep_ns: int = 0) -> Samples:
         """Lets samples in as far as there is room.
 
         Args:
             samples: what ``leaves.take`` said, by index.
             prepare_ns: what they cost to prepare, together.
+            keep_ns: CPU time that letting them in has cost so far; what it costs here is added.
 
         Returns:
             Those for which there was no room.
         """
-        head = self._head
+        head, began = self._head, time.thread_time_ns()
         if not self.medium.writable:
             return samples
         if not self.medium.trusted:
             out = {i: sample for i, sample in samples.items() if foreign(sample[0])}
             if out:
                 kept = {i: sample for i, sample in samples.items() if i not in out}
-                return out | (self.admit(kept, prepare_ns) if kept else {})
+                return out | (self.admit(kept, prepare_ns, keep_ns) if kept else {})
         with self.medium.lock():
             head[PREPARED] += len(samples)
             head[PREPARE_NS] += prepare_ns
@@ -339,6 +335,7 @@ class Store:
             for i, at in taken:
                 head[FILLED] += not self.place[i]
                 self.place[i] = at
+            head[KEEP_NS] += keep_ns + time.thread_time_ns() - began
             full = head[FILLED] == self.samples
         if full:
             self.medium.seal()

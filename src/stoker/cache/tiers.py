@@ -61,18 +61,14 @@ class Tiers:
             return None
         return store, store.columns, torch.from_numpy(at - (k * TIER + 1))
 
-    def admit(self, samples: dict[int, tuple[str, list[Leaf]]], prepare_ns: int) -> None:
+    def admit(self, samples: dict[int, tuple[str, list[Leaf]]], prepare_ns: int, keep_ns: int = 0) -> None:
         """Lets samples in as far as there is room."""
         for store in self.stores:
             if not samples:
                 return
             if store.usable:
-                samples = store.admit(samples, prepare_ns)
-                prepare_ns = 0
-
-    def charge(self, keep_ns: int) -> None:
-        """Writes down what letting samples in took, in nanoseconds of CPU."""
-        self.stores[0].charge(keep_ns)
+                samples = store.admit(samples, prepare_ns, keep_ns)
+                prepare_ns = keep_ns = 0
 
     @property
     def account(self) -> Account:

@@ -204,8 +204,8 @@ class Memo:
         number = self._table.find(key, claim=True)
         if number >= 0:
             try:
-                store.admit({number: take(out)}, spent)
-                store.charge(keep_ns + time.thread_time_ns() - cpu)
+                taken = take(out)
+                store.admit({number: taken}, spent, keep_ns + time.thread_time_ns() - cpu)
             except CacheError as e:
                 self._tell(str(e))
         return out

@@ -156,7 +156,7 @@ class Staged(Dataset[Any]):
         """What the first part depends on."""
         split = self.split
         if split is None:
-            return Look((self.dataset, *self._said))
+            return Look((self.dataset, *self._said), shared=False)  # what counts there is not known: loads count, too
         return Look((self.dataset, split.globals_now()), names=split.reads)
 
     @property
@@ -421,8 +421,7 @@ class Staged(Dataset[Any]):
             self._keep(store, kept, int(indices[k]) % self.samples, prepared)
         if self._gives_up(store):
             return None
-        store.admit(kept, spent)
-        store.charge(keep_ns + time.thread_time_ns() - began)
+        store.admit(kept, spent, keep_ns + time.thread_time_ns() - began)
         return out
 
     def _first_parts(

@@ -259,7 +259,7 @@ class _Kept:
         text, leaves = self._samples[at - 1]
         return Layout(text).put(leaves)
 
-    def admit(self, samples: dict[int, tuple[str, list[Any]]], spent_ns: int) -> None:
+    def admit(self, samples: dict[int, tuple[str, list[Any]]], spent_ns: int, keep_ns: int) -> None:
         self._samples.update({n: (text, [x.copy() for x in leaves]) for n, (text, leaves) in samples.items()})
 
 
