@@ -292,6 +292,24 @@ def test_what_is_changed_in_shared_memory_is_never_served_stale(kind: str, worke
             assert {int(x) for batch in loader for x in batch[:, 1]} == {level}
 
 
+class Remembers:
+    """As MONAI's transforms: what was drawn is kept on the transform."""
+
+    def __call__(self, x: Any) -> Any:
+        self.amount = float(torch.rand(()))
+        return x, self.amount
+
+
+@pytest.mark.filterwarnings("error::stoker.errors.StokerWarning")
+def test_what_a_random_transform_remembers_is_no_change() -> None:
+    staged = stoker.Staged(Source(), prepare=keep, augment=Remembers(), cache_budget="1MB")
+    loader = stoker.DataLoader(staged, 10)
+    seen = [{float(a) for _, amounts in loader for a in amounts} for _ in range(3)]
+    assert len(set.union(*seen)) == 3 * N
+    assert staged.account.filled == N
+    assert int(staged.dataset.made.sum()) == N
+
+
 def test_a_dataset_that_changes_before_each_epoch_is_not_tried_again_and_again() -> None:
     data = Sized()
     staged = stoker.Staged(data, cache_budget="1MB")

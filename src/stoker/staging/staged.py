@@ -156,7 +156,8 @@ class Staged(Dataset[Any]):
         """What the first part depends on."""
         split = self.split
         if split is None:
-            return Look((self.dataset, *self._said), shared=False)  # what counts there is not known: loads count, too
+            # Not augment, which is run each time. Nor shared memory: loading may write there, and who reads is not known.
+            return Look((self.dataset, self._said[0]), shared=False)
         return Look((self.dataset, split.globals_now()), names=split.reads)
 
     @property
