@@ -349,6 +349,45 @@ def test_loaders_of_every_shape_are_seen(tmp_path: Path, flags: list[str]) -> No
     assert "does not reach this loader" in p.stderr
 
 
+ALONE = (
+    DATA
+    + """
+    from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+    class Slow(Data):
+        def __getitem__(self, i):
+            x = sum(torch.full((2,), float(i)) for _ in range(200))
+            return x + torch.rand(2)
+
+    class OwnIter(_MultiProcessingDataLoaderIter):
+        pass
+
+    class Stateful(DataLoader):
+        def _get_iterator(self):
+            return OwnIter(self)
+
+    if __name__ == "__main__":
+        torch.manual_seed(0)
+        loader = Stateful(Slow(), batch_size=4, num_workers=2, shuffle=True)
+        for epoch in range(4):
+            print([b.tolist() for b in loader])
+"""
+)
+
+
+def test_a_class_with_iterators_of_its_own_gets_the_cache(tmp_path: Path) -> None:
+    """As torchdata's ``StatefulDataLoader``: workers and states are the class's, and samples are loaded once."""
+    path = script(tmp_path, ALONE)
+    p = stoker(tmp_path, "--apply", path)
+    assert p.returncode == 0, p.stderr
+    plain = subprocess.run([sys.executable, path], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert p.stdout == plain.stdout
+    found = report(tmp_path)
+    assert found["loaders"][0]["settings"]["engine"] == "torch"
+    (applied,) = found["applied"]["settings"].values()
+    assert applied["cache"]["filled"] == 24, applied
+
+
 TRAINER = """
     from torch.utils.data import DataLoader
 

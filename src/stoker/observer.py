@@ -43,6 +43,7 @@ class Watch:
         self.loaders: dict[str, LoaderMetrics] = {}
         self.applied: dict[str, Any] = {}
         self.refresh: Callable[[], None] | None = None  # brings ``applied`` up to date
+        self.around: Callable[[Any], contextlib.AbstractContextManager[None]] = lambda _: contextlib.nullcontext()
         self.reached: dict[str, tuple[str, str]] = {}  # by loader, its class, and why stoker's engine does not reach it
         self._alive: dict[str, weakref.WeakValueDictionary[int, Any]] = {}  # loaders, by their id
         self._stages: dict[str, Stages] = {}

@@ -80,7 +80,8 @@ def opened(watch: Watch, patches: Patches, loader: Any, make: Callable[[], Any])
     # Where the consumer reads a generator, that has the clock: what is behind it may be read by another thread.
     clocked = not _is_read_through(loader)
     try:
-        it = make()
+        with watch.around(loader):
+            it = make()
     finally:
         Stages.current = before
         _opening.stack.pop()

@@ -74,6 +74,7 @@ def attach(module: Any, late: dict[tuple[type, str], Any] | None = None) -> Watc
 
         apply.attach(module, watch.applied)
         watch.refresh = apply.refresh
+        watch.around = functools.partial(apply.cache_alone, module, watch.applied)
     return watch
 
 

@@ -156,7 +156,7 @@ class Staged(Dataset[Any]):
         """What the first part depends on."""
         split = self.split
         if split is None:
-            # Not augment, which is run each time. Nor shared memory: loading may write there, and who reads is not known.
+            # Not augment: it is run each time. Nor shared memory: loading may write there, and who reads is unknown.
             return Look((self.dataset, self._said[0]), shared=False)
         return Look((self.dataset, split.globals_now()), names=split.reads)
 

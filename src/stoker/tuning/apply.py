@@ -179,6 +179,34 @@ def attach(module: Any, applied: dict[str, Any]) -> None:
     module.DataLoader._get_iterator = _get_iterator
 
 
+def cache_alone(module: Any, applied: dict[str, Any], loader: Any) -> contextlib.AbstractContextManager[None]:
+    """Around what begins an epoch of a loader: the cache, for classes that make iterators of their own (torchdata's
+    ``StatefulDataLoader``). Their workers are the class's. With workers that stay nothing is kept, for these are not
+    told that an epoch begins.
+
+    Args:
+        module, applied: as for ``attach``.
+        loader: of any class.
+    """
+    makes: Any = getattr(type(loader), "_get_iterator", None)
+    if not isinstance(loader, module.DataLoader) or makes is module.DataLoader._get_iterator:
+        return contextlib.nullcontext()
+    if "_get_iterator" in getattr(getattr(makes, "__code__", None), "co_names", ("_get_iterator",)):
+        return contextlib.nullcontext()  # it asks for torch's, which is stoker's
+    init = getattr(loader.worker_init_fn, "__code__", None)
+    sees = loader.worker_init_fn is not None and (init is None or "dataset" in init.co_names)
+    if str(makes.__module__).startswith("stoker.") or loader.persistent_workers or sees or not _fits(loader):
+        return contextlib.nullcontext()
+    try:
+        staged = _prepare(loader, applied, f"kept {int(loader.num_workers)}: its iterators are its class's").staged
+        if staged is not None:
+            staged._begin()
+        return _staged(loader, staged)
+    except Exception as e:  # what somebody wanted faster must not break a script
+        sys.stderr.write(f"stoker: {loader.__dict__.get('_stoker_name', '?')}: left as it is: {e}\n")
+        return contextlib.nullcontext()
+
+
 def refresh() -> None:
     """Brings the entries of all loaders up to date."""
     for entry, known in _entries:
@@ -195,14 +223,14 @@ def _stream(dataset: Any) -> bool:
     return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__")
 
 
-def _prepare(loader: Any, applied: dict[str, Any]) -> Dataset:
-    """What is known of a loader's dataset; the first time, its settings are decided."""
+def _prepare(loader: Any, applied: dict[str, Any], kept: str = "") -> Dataset:
+    """What is known of a loader's dataset; the first time, its settings are decided. ``kept``: why they stay."""
     known = _known(loader.dataset)
     known.settle(WAIT_S if known.waited_s == 0 else 0)
     if "_stoker_applied" not in loader.__dict__:
         loader.__dict__["_stoker_applied"] = True
         own = int(loader.num_workers)
-        count, reason = workers_for(loader, known)
+        count, reason = (own, kept) if kept else workers_for(loader, known)
         _use(loader, count)
         entry = applied[loader.__dict__.get("_stoker_name", "?")] = {
             "from": {"num_workers": own},
