@@ -469,9 +469,10 @@ def test_threads_see_every_change() -> None:
 def test_what_workers_share_with_the_parent_is_no_change() -> None:
     dataset = Epochs()
     dataset.mask.share_memory_()
-    look = Look(dataset)
+    look, whole = Look(dataset, shared=False), Look(dataset)
     dataset.mask.fill_(1)
     assert look.changed(dataset) == []
+    assert whole.changed(dataset) == ["dataset.mask"]
 
 
 # ------------------------------------------------------------------------------------------------------------ start-up
