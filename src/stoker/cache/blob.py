@@ -26,17 +26,19 @@ def _padded(n: int) -> int:
     return -(-n // ALIGN) * ALIGN
 
 
-def pack(words: str, leaves: Sequence[Leaf], i: int, squeeze: bool) -> np.ndarray[Any, Any]:
-    """Sample ``i`` as a block, a multiple of ``ALIGN`` bytes."""
+def pack(words: str, leaves: Sequence[Leaf], i: int, squeeze: bool, checked: bool = True) -> np.ndarray[Any, Any]:
+    """Sample ``i`` as a block, a multiple of ``ALIGN`` bytes; with a checksum where one is wanted."""
     text = words.encode()
     sizes = struct.pack(f"<{len(leaves)}Q", *(x.nbytes for x in leaves))
     begin = _BLOB.size + len(text) + len(sizes)
     n = _padded(begin) + sum(_padded(x.nbytes) for x in leaves)
-    blob = np.zeros(n, np.uint8)
+    blob = np.empty(n, np.uint8)
+    blob[begin : _padded(begin)] = 0
     blob[_BLOB.size : begin] = np.frombuffer(text + sizes, np.uint8)
     to = _padded(begin)
     for x in leaves:
         blob[to : to + x.nbytes] = x
+        blob[to + x.nbytes : to + _padded(x.nbytes)] = 0
         to += _padded(x.nbytes)
     flag = 0
     if squeeze:
@@ -46,7 +48,8 @@ def pack(words: str, leaves: Sequence[Leaf], i: int, squeeze: bool) -> np.ndarra
             blob, n, flag = np.zeros(_padded(whole), np.uint8), whole, _SQUEEZED
             blob[_BLOB.size : n] = np.frombuffer(small, np.uint8)
     blob[: _BLOB.size] = np.frombuffer(_BLOB.pack(0, len(text) | flag, n), np.uint8)
-    blob[:_AFTER] = np.frombuffer(_crc_of(blob[:n], i).to_bytes(_AFTER, "little"), np.uint8)
+    if checked:
+        blob[:_AFTER] = np.frombuffer(_crc_of(blob[:n], i).to_bytes(_AFTER, "little"), np.uint8)
     return blob
 
 

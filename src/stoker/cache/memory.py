@@ -50,11 +50,10 @@ os.register_at_fork(after_in_child=_renew)
 class Memory:
     """Tables in an anonymous file (memfd_create(2)), which no limit of ``/dev/shm`` concerns.
 
-    Workers have it by fork, or its descriptor when they are spawned. Pages are there from the moment they are reserved,
-    so that shortage is an error then and no SIGBUS later.
+    Workers have it by fork, or its descriptor when they are spawned.
 
     Args:
-        nbytes: the file's size, of which only what is reserved takes memory.
+        nbytes: the file's size, of which only what is written takes memory.
 
     Raises:
         OSError: no such file can be made.
@@ -102,12 +101,19 @@ class Memory:
         return whole[: count * dtype.itemsize].view(dtype)
 
     def reserve(self, name: str, at: int, nbytes: int) -> None:
-        """Takes the pages of a range of the file.
+        """Nothing: what is written takes its memory then."""
+
+    def write(self, at: int, data: np.ndarray[Any, Any]) -> None:
+        """Writes bytes at a place of the file. pwrite(2): a write into a new mapping takes a fault for each page, and a
+        SIGBUS where there is no memory.
 
         Raises:
-            OSError: there are none.
+            OSError: there is no memory.
         """
-        os.posix_fallocate(self.fd, at, nbytes)
+        left = memoryview(data.data).cast("B")
+        while len(left):
+            n = os.pwrite(self.fd, left, at)
+            at, left = at + n, left[n:]
 
     def seal(self) -> None:
         """All is in; there is nothing to be done."""

@@ -323,14 +323,18 @@ class Store:
             except OSError as e:
                 taken = []
                 self._say_why(e)
-        for i, at in taken:
-            if at > 0:
-                self._write_row(i, at, samples[i][1])
-            else:
-                assert self._heap is not None
-                self._heap[-at - 1 : -at - 1 + len(blocks[i])] = blocks[i]
-            if self._seen is not None:
-                self._seen[i] = 1
+        try:
+            for i, at in taken:
+                if at > 0:
+                    self._write_row(i, at, samples[i][1])
+                else:
+                    self._write_block(-at - 1, blocks[i])
+                if self._seen is not None:
+                    self._seen[i] = 1
+        except OSError as e:
+            taken = []
+            with self.medium.lock():
+                self._say_why(e)
         with self.medium.lock():
             for i, at in taken:
                 head[FILLED] += not self.place[i]
@@ -344,7 +348,8 @@ class Store:
     def _blocks_of(self, samples: Samples) -> dict[int, np.ndarray[Any, Any]]:
         """What is to lie in the heap, as it will lie there."""
         row, squeeze = self._layout.words if self._layout is not None else None, bool(self._head[SQUEEZED])
-        return {i: pack(words, leaves, i, squeeze) for i, (words, leaves) in samples.items() if words != row}
+        checked = not self.medium.trusted
+        return {i: pack(words, leaves, i, squeeze, checked) for i, (words, leaves) in samples.items() if words != row}
 
     def _decide(self, samples: Samples) -> None:
         """Writes down how samples lie, from the first few. Called under the lock."""
@@ -440,7 +445,7 @@ class Store:
             for b in range(row * size // BLOCK, -(-(row + 1) * size // BLOCK)):
                 if not self._blocks[j][b]:
                     n = min(BLOCK, c.size - b * BLOCK)
-                    if not self._reserve(f"column-{j}", b * BLOCK, n, self._column_at(j)):
+                    if not self._reserve(f"column-{j}", b * BLOCK, n):
                         return 0
                     self._blocks[j][b] = 1
         head[TAKEN] += 1
@@ -457,14 +462,12 @@ class Store:
         if at < 0 or end > self._heap.size:
             return 0
         have = -(-at // BLOCK) * BLOCK
-        if end > have and not self._reserve(
-            "heap", have, min(self._heap.size, -(-end // BLOCK) * BLOCK) - have, self._heap_at
-        ):
+        if end > have and not self._reserve("heap", have, min(self._heap.size, -(-end // BLOCK) * BLOCK) - have):
             return 0
         head[HEAP] = end
         return -(at + 1)
 
-    def _reserve(self, name: str, at: int, nbytes: int, table_at: int) -> bool:
+    def _reserve(self, name: str, at: int, nbytes: int) -> bool:
         head = self._head
         if head[USED] + nbytes > int(head[BUDGET]) * max(1, int(head[JOINED])) // max(1, int(head[RANKS])):
             return False
@@ -474,7 +477,7 @@ class Store:
             if free < SPARE + LOOK:
                 self._say(f"no more is let in: {free >> 20:,} MB of memory are left, of which {SPARE >> 20} stay free")
                 return False
-        self.medium.reserve(name, table_at + at if self.medium.kind == "RAM" else at, nbytes)
+        self.medium.reserve(name, at, nbytes)
         head[USED] += nbytes
         return True
 
@@ -482,10 +485,20 @@ class Store:
         return Store, (self.medium, self.samples, int(self._head[BUDGET]), self._squeeze)
 
     def _write_row(self, i: int, at: int, leaves: list[Leaf]) -> None:
-        for c, leaf in zip(self._columns, leaves, strict=True):
-            c[at - 1] = leaf
+        for j, (c, leaf) in enumerate(zip(self._columns, leaves, strict=True)):
+            if isinstance(self.medium, Memory):
+                self.medium.write(self._column_at(j) + (at - 1) * c.shape[1], leaf)
+            else:
+                c[at - 1] = leaf
         if self._crc is not None:
             self._crc[at - 1] = self._checksum(i, leaves)
+
+    def _write_block(self, at: int, block: np.ndarray[Any, Any]) -> None:
+        assert self._heap is not None
+        if isinstance(self.medium, Memory):
+            self.medium.write(self._heap_at + at, block)
+        else:
+            self._heap[at : at + len(block)] = block
 
 
 def _tensors(made: Layout, columns: list[np.ndarray[Any, Any]]) -> list[torch.Tensor]:

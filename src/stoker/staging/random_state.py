@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .. import numpy_state
 from ..generators import get_state, seed_generator, set_state
 
 Named = Sequence[tuple[str, Any]]
@@ -24,7 +25,7 @@ class RandomStates:
     def __init__(self, others: Named = ()) -> None:
         self._others = [(path, g, get_state(g)) for path, g in others]
         self.python = random.getstate()
-        self.numpy = np.random.get_state(legacy=False)
+        self.numpy = numpy_state.save()
         self.torch = torch.get_rng_state()
 
     def moved(self) -> list[str]:
@@ -32,26 +33,26 @@ class RandomStates:
         out = [] if torch.equal(torch.get_rng_state(), self.torch) else ["torch"]
         if random.getstate() != self.python:
             out.append("random")
-        now: Any = np.random.get_state(legacy=False)
-        then: Any = self.numpy
-        same = now["state"]["pos"] == then["state"]["pos"] and np.array_equal(now["state"]["key"], then["state"]["key"])
-        if not same or now["has_gauss"] != then["has_gauss"]:
+        if _plain(numpy_state.save()) != _plain(self.numpy):
             out.append("numpy")
         return out + [path for path, g, state in self._others if get_state(g) != state]
 
     def values(self) -> Any:
         """All of them, comparable."""
-        number: Any = self.numpy["state"]
-        numpy = number["pos"], number["key"].tobytes(), self.numpy["has_gauss"], self.numpy["gauss"]
-        return self.python, numpy, self.torch.numpy().tobytes(), [state for _, _, state in self._others]
+        return self.python, _plain(self.numpy), self.torch.numpy().tobytes(), [state for _, _, state in self._others]
 
     def restore(self) -> None:
         """Sets all of them back."""
         for _, generator, state in self._others:
             set_state(generator, state)
         random.setstate(self.python)
-        np.random.set_state(self.numpy)
+        numpy_state.restore(self.numpy)
         torch.set_rng_state(self.torch)
+
+
+def _plain(state: Any) -> Any:
+    """What ``numpy_state.save`` gave, comparable."""
+    return state if type(state) is bytes else [x.tobytes() if isinstance(x, np.ndarray) else x for x in state]
 
 
 def seed_all(seed: int, others: Named = ()) -> None:

@@ -36,6 +36,7 @@ TIERS = ("auto", "ram", "compressed", "disk", "device", None)
 CHECK_S = 1.0  # between two looks, at least, at whether the dataset or prepare were changed
 CHECK_SHARE = 500  # and so seldom that they take 0.2 % of the time
 COMPARE_SHARE = 200  # of the time, one part is spent on making again what is served, to compare
+AT_ONCE = 1 << 20  # bytes that are let in at once: more memory would be new, and new memory costs a fault a page
 DISCARDS = 3  # caches begun anew, at most, that served no epoch: each costs a trial
 SEEN, DRAWN = 16, 8  # after so many samples made, caching ends if more than one in eight draws before the cut
 
@@ -408,10 +409,12 @@ class Staged(Dataset[Any]):
             states.restore()
             self._made = before
             made = self._first_parts(indices, misses, states)
-        began = time.thread_time_ns()
+        if self._gives_up(store):
+            return None
         out: dict[int, tuple[bool, Any]] = {}
         kept: dict[int, Any] = {}
-        spent = 0
+        spent = size = 0
+        began = time.thread_time_ns()
         for k in misses:
             if k not in made:
                 out[k] = True, _Later  # in its turn: it draws
@@ -419,10 +422,12 @@ class Staged(Dataset[Any]):
             prepared, nanoseconds = made[k]
             spent += nanoseconds
             out[k] = self.split is None and self._augment is None, prepared
-            self._keep(store, kept, int(indices[k]) % self.samples, prepared)
-        if self._gives_up(store):
-            return None
-        store.admit(kept, spent, keep_ns + time.thread_time_ns() - began)
+            size += self._keep(store, kept, int(indices[k]) % self.samples, prepared)
+            if size > AT_ONCE:
+                store.admit(kept, spent, keep_ns + time.thread_time_ns() - began)
+                kept, spent, size, keep_ns, began = {}, 0, 0, 0, time.thread_time_ns()
+        if kept or spent:
+            store.admit(kept, spent, keep_ns + time.thread_time_ns() - began)
         return out
 
     def _first_parts(
@@ -483,8 +488,8 @@ class Staged(Dataset[Any]):
             return None
         return (prepared,)
 
-    def _keep(self, store: Tiers, kept: dict[int, Any], i: int, prepared: Any) -> None:
-        """Takes a first part to pieces, for the store."""
+    def _keep(self, store: Tiers, kept: dict[int, Any], i: int, prepared: Any) -> int:
+        """Takes a first part to pieces, for the store. Returns their bytes."""
         try:
             words, leaves = take(prepared, dense=self._augment is None)
             what = foreign(words) if self.cache == "disk" else None
@@ -495,6 +500,8 @@ class Staged(Dataset[Any]):
             kept[i] = words, leaves
         except CacheError as e:
             self._tell(store, str(e))
+            return 0
+        return sum(x.nbytes for x in leaves)
 
     def _gives_up(self, store: Tiers) -> bool:
         """Whether so many samples draw in their first part that caching only costs. Says so, once."""
