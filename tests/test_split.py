@@ -337,7 +337,8 @@ def test_what_no_seed_brings_back_is_never_frozen(name: str, transform: Any) -> 
     found = stoker.split(Pictures(Compose([scale, transform])))
     assert not found.exact
     assert len(kept(found)) <= 1, str(found)
-    assert found.memo is not None or "asks" in found.why_not or "repeat" in found.why_not
+    # Which of the checks meets it first is chance, where chance decides what comes out.
+    assert found.memo is not None or any(w in found.why_not for w in ("asks", "repeat", "in two parts"))
 
 
 @pytest.mark.parametrize(
