@@ -209,6 +209,7 @@ def as_it_is(samples: list[int]) -> list[list[int]]:
 TABLE = [[i] for i in range(30_000)]
 
 
+@pytest.mark.slow
 def test_what_costs_nothing_to_make_ends_without_workers() -> None:
     loader = stoker.DataLoader(range(4000), num_workers="auto", batch_size=2, collate_fn=as_it_is)
     for _ in range(3):
@@ -240,6 +241,7 @@ class Slowing(Where):
         return super().__getitem__(i)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager")
 def test_one_that_becomes_slow_in_mid_epoch_gets_workers(eager: pytest.MonkeyPatch) -> None:
     eager.setattr(place, "SLOWER", 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -88,10 +89,24 @@ def start(tmp_path: Path, body: str) -> subprocess.Popen[str]:
     script.write_text(PRELUDE + textwrap.dedent(body))
     env = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
     (tmp_path / "tmp").mkdir()
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-W", "ignore::UserWarning", str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
         start_new_session=True,
     )  # fmt: skip
+    _started.append(process.pid)
+    return process
+
+
+_started: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_runs_on() -> Iterator[None]:
+    """A test that fails leaves no script behind that nobody ends."""
+    yield
+    while _started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(_started.pop(), signal.SIGKILL)
 
 
 def wait_until(what: Callable[[], bool], seconds: float) -> bool:
