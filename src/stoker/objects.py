@@ -13,7 +13,7 @@ import sys
 import types
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -225,11 +225,20 @@ class Look:
         obj: the dataset.
         path: its name.
         names: attributes that count; None: all.
+        skip: attributes that do not count.
         shared: memory that processes share counts, too.
     """
 
-    def __init__(self, obj: Any, path: str = "dataset", names: set[str] | None = None, *, shared: bool = True) -> None:
-        self._path, self._names, self._shared = path, names, shared
+    def __init__(
+        self,
+        obj: Any,
+        path: str = "dataset",
+        names: set[str] | None = None,
+        *,
+        skip: Collection[str] = (),
+        shared: bool = True,
+    ) -> None:
+        self._path, self._names, self._skip, self._shared = path, names, skip, shared
         self._values: dict[str, Any] = {}
         self._left = NODES
         self._walk(obj, path, DEPTH, set())
@@ -265,7 +274,7 @@ class Look:
         elif type(obj).__module__ != "builtins":
             self._values[path] = _Seen(f"a {type(obj).__name__}", type(obj), callable(obj))
         for step, inner in _inside(obj):
-            if self._names is not None and step[0] == "." and step[1:] not in self._names:
+            if step[0] == "." and (step[1:] in self._skip or (self._names is not None and step[1:] not in self._names)):
                 continue
             if not isinstance(getattr(type(obj), step[1:], None), functools.cached_property):
                 self._walk(inner, path + step, depth - 1, seen)
@@ -279,7 +288,7 @@ class Look:
             obj: the same dataset, later.
             added: whether that counts, too, where it is a number, a word or a function.
         """
-        return self.changed_since(Look(obj, self._path, self._names, shared=self._shared), added)
+        return self.changed_since(Look(obj, self._path, self._names, skip=self._skip, shared=self._shared), added)
 
     def changed_since(self, later: Look, added: bool = False) -> list[str]:
         """What is otherwise in a later look at the same."""

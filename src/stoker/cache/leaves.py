@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import json
 import pickle
 import re
@@ -35,6 +36,8 @@ class CacheError(StokerError, RuntimeError):
     """A cache that cannot be used: damaged, of another format, or of a sample that cannot be kept."""
 
 
+MANY = 16  # items from which on a list of numbers or words is kept as one array
+_MANY = {int: "<i8", float: "<f8", bool: "?"}
 Leaf = Any  # a uint8 array of one dimension
 
 
@@ -97,7 +100,8 @@ def _take(x: Any, out: list[Leaf], dense: bool) -> list[Any]:
     if kind is tuple:
         return ["(", [_take(v, out, dense) for v in x]]
     if kind is list:
-        return ["[", [_take(v, out, dense) for v in x]]
+        many = _take_many(x, out) if len(x) >= MANY else None
+        return many or ["[", [_take(v, out, dense) for v in x]]
     if kind is dict and all(type(k) in _KEYS for k in x):
         return ["{", list(x), [_take(v, out, dense) for v in x.values()]]
     if isinstance(x, np.generic) and x.dtype.kind in _SIMPLE and x.dtype.names is None and x.dtype.type is kind:
@@ -109,6 +113,26 @@ def _take(x: Any, out: list[Leaf], dense: bool) -> list[Any]:
         if words is not None:
             return words
     return _pickled(x, out)
+
+
+def _take_many(x: list[Any], out: list[Leaf]) -> list[Any] | None:
+    """A list of numbers or of words, as tokenisers make them: one leaf, or two."""
+    first = type(x[0])
+    if first not in _MANY and first is not str:
+        return None
+    if any(type(v) is not first for v in x):
+        return None
+    if first is str:
+        parts = [v.encode("utf-8", "surrogatepass") for v in x]
+        out.append(np.array([len(part) for part in parts], "<i8").view(np.uint8))
+        out.append(np.frombuffer(b"".join(parts), np.uint8))
+        return ["S", len(x)]
+    try:
+        numbers = np.array(x, _MANY[first])
+    except OverflowError:
+        return None
+    out.append(numbers.view(np.uint8))
+    return ["M", first.__name__, len(x)]
 
 
 def _dressed_up(x: Any) -> bool:
@@ -305,6 +329,15 @@ class Layout:
         if word == "b":
             j = self._leaf(None)
             return lambda x: x[j].tobytes()
+        if word == "M":
+            numbers = np.dtype({kind.__name__: kept for kind, kept in _MANY.items()}[tree[1]])
+            (n,) = _naturals(tree[2:])
+            j = self._leaf(n * numbers.itemsize)
+            return lambda x: x[j].view(numbers).tolist()
+        if word == "S":
+            (n,) = _naturals(tree[1:])
+            j, k = self._leaf(8 * n), self._leaf(None)
+            return lambda x: _texts(x[j].view("<i8").tolist(), memoryview(x[k]))
         if word == "P":
             return self._image(str(tree[1]), _naturals(tree[2]), ast.literal_eval(tree[3]))
         if word == "o" and self._trusted:
@@ -354,6 +387,11 @@ class Layout:
             return image
 
         return make
+
+
+def _texts(sizes: list[int], text: Any) -> list[str]:
+    ends = list(itertools.accumulate(sizes))
+    return [str(text[end - n : end], "utf-8", "surrogatepass") for n, end in zip(sizes, ends, strict=True)]
 
 
 def _dressed(t: torch.Tensor, kind: Any, held: Any) -> torch.Tensor:

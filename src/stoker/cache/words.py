@@ -38,6 +38,8 @@ def _described(tree: Any) -> str:
         return f"{str(tree[1]).rpartition(':')[2]} of {_described(tree[3])}"
     if word == "P":
         return f"PIL {tree[1]} {tree[2][0]}x{tree[2][1]}"
+    if word in ("M", "S"):
+        return f"list of {tree[-1]:,} {tree[1] if word == 'M' else 'str'}s"
     if word == "g":
         return f"NumPy {np.dtype(tree[1]).name}"
     return {"i": "int", "f": "float", "?": "bool", "s": "str", "b": "bytes", "0": "None"}[word]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import dis
+import functools
 import os
 import sys
 import time
@@ -15,6 +17,7 @@ from ..paths import PACKAGE, is_users
 from .rewrite import changes_state, is_setup, names_bound
 from .source import NoSource, tree_of_code
 
+OBJECTS = 64  # that are held for each attribute
 BY_NAME = {"getattr", "vars", "__dict__", "eval", "exec", "attrgetter"}
 ENTROPY = {os.urandom: "os.urandom"}
 CLOCKS = {
@@ -48,6 +51,7 @@ class Executed:
         variables: module and name of the global variables among them that hold values.
         looks_up_names: user code asks for attributes by computed names.
         changes: what the dataset's own methods assign to that outlives a call; "" where nothing.
+        stored: names of attributes that it assigns to, each with objects whose methods do; not with the dataset.
         asks: what it asks that has another answer each time: the clock, the machine's entropy; "" where nothing.
     """
 
@@ -57,6 +61,7 @@ class Executed:
         self.variables: set[tuple[str, str]] = set()
         self.changes = ""
         self.asks = ""
+        self.stored: dict[str, list[Any]] = {}
         self.looks_up_names = False
         self._run: set[types.CodeType] = set()
         self._seen: set[types.CodeType] = set()
@@ -83,6 +88,11 @@ class Executed:
         bound = frame.f_locals.get(first) if first else None
         if bound is not None and not isinstance(bound, type):
             self._classes[type(bound)] = None
+        if bound is not None and bound is not self._dataset and not code.co_filename.startswith(PACKAGE):
+            for name in names_stored(code):
+                objects = self.stored.setdefault(name, [])
+                if len(objects) < OBJECTS and not any(x is bound for x in objects):
+                    objects.append(bound)
         if code in self._run or code.co_filename.startswith(PACKAGE):
             return
         self._run.add(code)
@@ -138,6 +148,14 @@ class Executed:
         for statement in tree.body:
             if not self.changes and not is_setup(statement, first):
                 self.changes = changes_state(statement, locals_)
+
+
+@functools.lru_cache(maxsize=4096)
+def names_stored(code: types.CodeType) -> frozenset[str]:
+    """Names of attributes that a function assigns to."""
+    if not code.co_names:
+        return frozenset()
+    return frozenset(op.argval for op in dis.get_instructions(code) if op.opname == "STORE_ATTR")
 
 
 def is_library(code: types.CodeType) -> bool:

@@ -159,7 +159,8 @@ class Staged(Dataset[Any]):
         if split is None:
             # Not augment: it is run each time. Nor shared memory: loading may write there, and who reads is unknown.
             return Look((self.dataset, self._said[0]), shared=False)
-        return Look((self.dataset, split.globals_now()), names=split.reads)
+        skip = () if split.plan is None else split.plan.scratch
+        return Look((self.dataset, split.globals_now()), names=split.reads, skip=skip)
 
     @property
     def slots(self) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from ..cache.leaves import CacheError, Layout, take
+from ..cache.leaves import CacheError, Layout, stored_copy, take
 from ..generators import find_generators
 from ..objects import Look
 from .compare import equal_bits
@@ -32,6 +32,7 @@ from .random_state import RandomStates, seed_all
 SAMPLES = 3  # whose parts are compared with the whole
 ATTEMPTS = 12  # samples that are tried until so many could be loaded
 READS = 3  # of what is kept, of which the fastest counts
+NAMES = 8  # attributes of which it is tried whether they are written before they are read
 REPEATS = 4  # of a second part that might write to what it is given
 CHANGES = "what comes before the cut changes what outlives a sample"
 GLOBAL = {"torch", "random", "numpy"}  # as ``RandomStates.moved`` calls the process' generators
@@ -192,6 +193,7 @@ class Verifier:
         try:
             for i in self.loaded[:2]:
                 measured.append(self._verify_sample(plan, i, code))
+            plan.scratch = self._scratch(plan, code)
             while not self._verify_fresh(plan, code):
                 pass
         except Unplanned:
@@ -206,14 +208,14 @@ class Verifier:
             return f"what comes before the cut asks {code.asks}, which answers something else each time"
         for path in self.changes:
             name = _attribute(path)
-            if name in code.names or not name:
+            if (name in code.names or not name) and name not in plan.scratch:
                 return f"loading a sample changes what the part before the cut reads: {plainly(path)}"
         held = iterator_of(self.dataset, code)
         if held:
             return f"what comes before the cut may read an iterator: {held}"
         plan.globals = sorted(code.variables)
         unseen = callee_of(self.dataset.__getitem__) is None  # what native code reads, nobody knows
-        plan.reads = None if code.looks_up_names or unseen else code.names
+        plan.reads = None if code.looks_up_names or unseen else code.names - plan.scratch
         # The shortest times: what else the machine does only adds to them.
         plan.head_s, plan.read_s, plan.tail_s = (min(x) for x in list(zip(*measured, strict=True))[:3])
         plan.nbytes = float(np.mean([row[3] for row in measured]))
@@ -265,6 +267,34 @@ class Verifier:
         plan.moves = sorted({*plan.moves, *moved})
         return head_s, read_s, tail_s, float(sum(x.nbytes for x in leaves))
 
+    def _scratch(self, plan: Plan, code: Executed) -> set[str]:
+        """Names of attributes that the first part writes before it reads them, as albumentations' transforms keep the
+        parameters of the last call: nothing comes of what they were. Tried by putting something there that cannot be
+        used."""
+        i = self.loaded[0]
+        self.seeded()
+        expected = stored_copy(plan.head(self.dataset, i))
+        out = set()
+        for name, objects in list(code.stored.items())[:NAMES]:
+            # More references than the list's, the loop's and the call's: it outlives the sample.
+            held = [(x, x.__dict__[name]) for x in objects if sys.getrefcount(x) > 3 and name in _own(x)]
+            if not held:
+                continue
+            unusable = _Unusable()
+            try:
+                for x, _ in held:
+                    x.__dict__[name] = unusable
+                self.seeded()
+                if equal_bits(stored_copy(plan.head(self.dataset, i)), expected):
+                    out.add(name)
+            except (Exception, Unplanned):
+                pass  # it was read
+            finally:
+                for x, value in held:
+                    if name not in out or x.__dict__.get(name) is unusable:
+                        x.__dict__[name] = value
+        return out
+
     @staticmethod
     def _time_of_reading(words: str, leaves: list[Any]) -> float:
         began = time.perf_counter()
@@ -307,7 +337,7 @@ class Verifier:
         made = code.run(lambda: plan.head(self.dataset, fresh))
         words, leaves = take(made)
         made = Layout(words).put([x.copy() for x in leaves])  # before anything else writes to it
-        changes = before.changed(self.looked())
+        changes = [path for path in before.changed(self.looked()) if _attribute(path) not in plan.scratch]
         if changes:
             raise CacheError(f"{CHANGES}: {plainly(changes[0])}")
         if output_size() != printed:
@@ -317,6 +347,21 @@ class Verifier:
         before = Look(self.looked())
         self._verify_sample(plan, fresh, code, (made,))
         self.changes += before.changed(self.looked())
+
+
+class _Unusable:
+    """Stands where a value was that nobody is expected to read."""
+
+    def _used(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("an attribute is read before it is written")
+
+    __getattr__ = __call__ = __bool__ = __len__ = __iter__ = __getitem__ = __contains__ = __eq__ = _used
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __int__ = __float__ = __index__ = _used
+    __hash__ = __lt__ = __gt__ = __le__ = __ge__ = __ne__ = __mod__ = __setitem__ = __repr__ = _used
+
+
+def _own(x: Any) -> dict[str, Any]:
+    return getattr(x, "__dict__", None) or {}
 
 
 def globals_now(variables: Any) -> dict[str, Any]:
