@@ -569,3 +569,77 @@ class Alike(Base):
 def test_functions_of_the_same_code_keep_their_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker.staging.trial.WORTH_S", 0.0)
     same_epochs(Alike)
+
+
+class Notes:
+    """As albumentations' transforms: what it did last is noted on it, and nobody reads it."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.params = {"shape": tuple(x.shape)}
+        return x * len(self.params["shape"])
+
+
+class Draws:
+    """As MONAI's: whether it did anything is noted, under a name that others read of themselves."""
+
+    def __init__(self) -> None:
+        self._do_transform = True
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self._do_transform = bool(torch.rand(()) < 0.5)
+        return -x if self._do_transform else x
+
+
+class Asks(Notes):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return super().__call__(x) + getattr(self, "_do_transform", 0)
+
+
+class Remembering:
+    """Reads what it noted: another sample before makes it another one."""
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        out = x + self.last
+        self.last = x.shape[-1]
+        return out
+
+
+class Noting(torch.utils.data.Dataset[Any]):
+    def __init__(self, *transforms: Any) -> None:
+        self.transforms = list(transforms)
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        x = torch.full((1 + i % 3,), float(i)).cumsum(0)
+        for t in self.transforms:
+            x = t(x)
+        return x
+
+
+@pytest.mark.filterwarnings("error::stoker.errors.StokerWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_transforms_note_and_never_read_is_no_change(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.staging.staged.CHECK_S", 0.0)  # it is looked at each batch
+    monkeypatch.setattr("stoker.staging.staged.CHECK_SHARE", 0)
+
+    def batches(dataset: Any) -> list[Any]:
+        torch.manual_seed(3)
+        loader = stoker.DataLoader(dataset, batch_size=4, num_workers=workers, collate_fn=list, shuffle=True)
+        return [[[x.tolist() for x in batch] for batch in loader] for _ in range(3)]
+
+    staged = stoker.Staged(Noting(Notes(), Asks(), Draws()), cache_budget="1MB")
+    assert batches(staged) == batches(Noting(Notes(), Asks(), Draws()))
+    assert staged.account.filled == 40
+
+
+def test_what_a_transform_notes_and_reads_is_not_kept() -> None:
+    try:
+        found = stoker.split(Noting(Notes(), Remembering(), Draws()))
+    except UsageError:
+        return
+    assert not any("Remembering" in row.name for row in found.rows if row.cached), str(found)

@@ -225,7 +225,7 @@ class Look:
         obj: the dataset.
         path: its name.
         names: attributes that count; None: all.
-        skip: attributes that do not count.
+        skip: paths that do not count, nor what lies below them.
         shared: memory that processes share counts, too.
     """
 
@@ -240,6 +240,7 @@ class Look:
     ) -> None:
         self._path, self._names, self._skip, self._shared = path, names, skip, shared
         self._values: dict[str, Any] = {}
+        self.places: dict[int, str] = {}  # paths of objects, by id
         self._left = NODES
         self._walk(obj, path, DEPTH, set())
 
@@ -254,6 +255,7 @@ class Look:
             return
         self._left -= 1
         seen.add(id(obj))
+        self.places[id(obj)] = path
         if isinstance(obj, torch.Tensor):
             if self._shared or not obj.is_shared():
                 self._values[path] = _Seen("a tensor", (tuple(obj.shape), obj.dtype, _of_tensor(obj)))
@@ -274,7 +276,9 @@ class Look:
         elif type(obj).__module__ != "builtins":
             self._values[path] = _Seen(f"a {type(obj).__name__}", type(obj), callable(obj))
         for step, inner in _inside(obj):
-            if step[0] == "." and (step[1:] in self._skip or (self._names is not None and step[1:] not in self._names)):
+            if self._names is not None and step[0] == "." and step[1:] not in self._names:
+                continue
+            if path + step in self._skip:
                 continue
             if not isinstance(getattr(type(obj), step[1:], None), functools.cached_property):
                 self._walk(inner, path + step, depth - 1, seen)
@@ -286,7 +290,7 @@ class Look:
 
         Args:
             obj: the same dataset, later.
-            added: whether that counts, too, where it is a number, a word or a function.
+            added: whether that counts, too, unless its name is private.
         """
         return self.changed_since(Look(obj, self._path, self._names, skip=self._skip, shared=self._shared), added)
 
@@ -294,7 +298,7 @@ class Look:
         """What is otherwise in a later look at the same."""
         now, out = later._values, []
         for path, new in now.items():
-            if path not in self._values and (added or self._set(path, new)):
+            if path not in self._values and ((added and "._" not in path) or self._set(path, new)):
                 out.append(f"{path} is {_words(new)}")
         for path, old in self._values.items():
             new = now.get(path, self)

@@ -337,7 +337,7 @@ class Plan:
         moves: paths of generators that a container draws from for itself (albumentations does), in both parts: what
             the first part draws is put back.
         reads: names of attributes and globals that the first part may read; None: any.
-        scratch: names of attributes that loading a sample writes, and the first part never reads before that.
+        scratch: paths of attributes that loading a sample writes, and the first part does not read before that.
         globals: module and name of each global variable that it reads.
         shown: file and line of the first statement that runs every time.
         head_s, tail_s: seconds of the two parts, a sample.

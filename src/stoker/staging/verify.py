@@ -32,7 +32,7 @@ from .random_state import RandomStates, seed_all
 SAMPLES = 3  # whose parts are compared with the whole
 ATTEMPTS = 12  # samples that are tried until so many could be loaded
 READS = 3  # of what is kept, of which the fastest counts
-NAMES = 8  # attributes of which it is tried whether they are written before they are read
+NAMES = 16  # attributes of which it is tried whether they are written before they are read
 REPEATS = 4  # of a second part that might write to what it is given
 CHANGES = "what comes before the cut changes what outlives a sample"
 GLOBAL = {"torch", "random", "numpy"}  # as ``RandomStates.moved`` calls the process' generators
@@ -193,7 +193,7 @@ class Verifier:
         try:
             for i in self.loaded[:2]:
                 measured.append(self._verify_sample(plan, i, code))
-            plan.scratch = self._scratch(plan, code)
+            plan.scratch = self._scratch(plan)
             while not self._verify_fresh(plan, code):
                 pass
         except Unplanned:
@@ -208,14 +208,14 @@ class Verifier:
             return f"what comes before the cut asks {code.asks}, which answers something else each time"
         for path in self.changes:
             name = _attribute(path)
-            if (name in code.names or not name) and name not in plan.scratch:
+            if (name in code.names or not name) and not _lies_in(path, plan.scratch):
                 return f"loading a sample changes what the part before the cut reads: {plainly(path)}"
         held = iterator_of(self.dataset, code)
         if held:
             return f"what comes before the cut may read an iterator: {held}"
         plan.globals = sorted(code.variables)
         unseen = callee_of(self.dataset.__getitem__) is None  # what native code reads, nobody knows
-        plan.reads = None if code.looks_up_names or unseen else code.names - plan.scratch
+        plan.reads = None if code.looks_up_names or unseen else code.names
         # The shortest times: what else the machine does only adds to them.
         plan.head_s, plan.read_s, plan.tail_s = (min(x) for x in list(zip(*measured, strict=True))[:3])
         plan.nbytes = float(np.mean([row[3] for row in measured]))
@@ -267,32 +267,35 @@ class Verifier:
         plan.moves = sorted({*plan.moves, *moved})
         return head_s, read_s, tail_s, float(sum(x.nbytes for x in leaves))
 
-    def _scratch(self, plan: Plan, code: Executed) -> set[str]:
-        """Names of attributes that the first part writes before it reads them, as albumentations' transforms keep the
-        parameters of the last call: nothing comes of what they were. Tried by putting something there that cannot be
+    def _scratch(self, plan: Plan) -> set[str]:
+        """Paths of attributes that loading a sample writes, and the first part does not read before: albumentations'
+        and MONAI's transforms note on themselves what they did last. Tried by putting something there that cannot be
         used."""
         i = self.loaded[0]
+        whole = Executed(self.dataset)
+        self.seeded()
+        whole.run(lambda: self.dataset[i])
         self.seeded()
         expected = stored_copy(plan.head(self.dataset, i))
-        out = set()
-        for name, objects in list(code.stored.items())[:NAMES]:
-            # More references than the list's, the loop's and the call's: it outlives the sample.
-            held = [(x, x.__dict__[name]) for x in objects if sys.getrefcount(x) > 3 and name in _own(x)]
-            if not held:
-                continue
+        places = Look(self.looked()).places
+        out: set[str] = set()
+        stored = {
+            name: [(x, x.__dict__[name]) for x in objects if id(x) in places and name in _own(x)]
+            for name, objects in whole.stored.items()
+        }
+        for name, held in itertools.islice(((name, held) for name, held in stored.items() if held), NAMES):
             unusable = _Unusable()
             try:
                 for x, _ in held:
                     x.__dict__[name] = unusable
                 self.seeded()
                 if equal_bits(stored_copy(plan.head(self.dataset, i)), expected):
-                    out.add(name)
+                    out.update(f"{places[id(x)]}.{name}" for x, _ in held)
             except (Exception, Unplanned):
                 pass  # it was read
             finally:
                 for x, value in held:
-                    if name not in out or x.__dict__.get(name) is unusable:
-                        x.__dict__[name] = value
+                    x.__dict__[name] = value
         return out
 
     @staticmethod
@@ -332,12 +335,16 @@ class Verifier:
     def _verify_unseen(self, plan: Plan, fresh: int, code: Executed) -> None:
         self._variables |= code.variables
         looked = self.looked()
-        before, written, printed = Look(looked), positions(looked), output_size()  # a position wants a flush
+        before, written, printed = (
+            Look(looked, skip=plan.scratch),
+            positions(looked),
+            output_size(),
+        )  # a position wants a flush
         self.seeded()
         made = code.run(lambda: plan.head(self.dataset, fresh))
         words, leaves = take(made)
         made = Layout(words).put([x.copy() for x in leaves])  # before anything else writes to it
-        changes = [path for path in before.changed(self.looked()) if _attribute(path) not in plan.scratch]
+        changes = before.changed(self.looked())
         if changes:
             raise CacheError(f"{CHANGES}: {plainly(changes[0])}")
         if output_size() != printed:
@@ -347,6 +354,12 @@ class Verifier:
         before = Look(self.looked())
         self._verify_sample(plan, fresh, code, (made,))
         self.changes += before.changed(self.looked())
+
+
+def _lies_in(change: str, places: set[str]) -> bool:
+    """Whether a change of the dataset that a look found lies at, or below, one of some paths."""
+    found = change.removeprefix("dataset[0]").removeprefix("dataset")
+    return any(re.match(re.escape(place.removeprefix("dataset[0]")) + r"[ .\[]", found + " ") for place in places)
 
 
 class _Unusable:
