@@ -290,7 +290,7 @@ class Look:
 
         Args:
             obj: the same dataset, later.
-            added: whether that counts, too, unless its name is private.
+            added: whether that counts, too, unless it is an object under a private name.
         """
         return self.changed_since(Look(obj, self._path, self._names, skip=self._skip, shared=self._shared), added)
 
@@ -298,7 +298,8 @@ class Look:
         """What is otherwise in a later look at the same."""
         now, out = later._values, []
         for path, new in now.items():
-            if path not in self._values and ((added and "._" not in path) or self._set(path, new)):
+            made_late = "._" in path and type(new) is _Seen
+            if path not in self._values and ((added and not made_late) or self._set(path, new)):
                 out.append(f"{path} is {_words(new)}")
         for path, old in self._values.items():
             new = now.get(path, self)
