@@ -52,7 +52,8 @@ MAY: dict[str, set[str]] = {
     "nesting": set(),
     "cache": BASE | {"machine", "transport"},
     "staging": BASE
-    | {"paths", "transport", "cache", "gather", "generators", "image", "lifecycle", "machine", "objects", "options"},
+    | {"cache", "gather", "generators", "image", "lifecycle", "machine", "numpy_state", "objects", "options", "paths"}
+    | {"transport"},
     "faults": BASE | {"lifecycle", "machine", "metrics", "nesting", "options", "stateful"},
     "stage": {"collate", "faults", "gather", "stateful"},
     "workers": BASE
