@@ -658,3 +658,31 @@ def test_what_fits_is_not_compressed() -> None:
     list(stoker.DataLoader(staged, 50))
     assert not staged.account.compressed
     assert staged.account.filled == 400
+
+
+LISTS: list[Any] = [
+    list(range(-8, 40)),
+    [1 << 62, -(1 << 63)] * 10,
+    [1 << 70] * 20,
+    [float("nan"), -0.0, float("inf"), 0.1] * 8,
+    [True, False] * 20,
+    [1, True] * 20,
+    [1, 2.0] * 20,
+    ["", "ü", "\ud800", "word", "漢字"] * 8,
+    ["only one"],
+    [],
+    [[1] * 20, ["a"] * 20],
+    tuple(range(30)),
+]
+
+
+@pytest.mark.parametrize("k", range(len(LISTS)))
+def test_long_lists_of_numbers_and_words_come_back_as_they_were(k: int) -> None:
+    words, leaves = take({"ids": LISTS[k], "n": 3})
+    back = Layout(words).put([x.copy() for x in leaves])
+    assert repr(back) == repr({"ids": LISTS[k], "n": 3})  # NaN, and True that is no 1
+
+
+def test_token_ids_take_one_leaf() -> None:
+    _, leaves = take({"input_ids": list(range(128)), "attention_mask": [1] * 128, "tokens": ["a"] * 128})
+    assert len(leaves) == 4
