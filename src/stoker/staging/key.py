@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ..errors import UsageError
-from .reach import DEPTH, PLAIN, reach
+from .dependencies import DEPTH, PLAIN, dependencies_of
 
 LIBRARIES = ("torch", "numpy", "PIL", "torchvision", "cv2", "albumentations", "monai", "timm", "skimage", "scipy")
 CONTENT_BYTES = 1 << 20  # read at once
@@ -181,17 +181,17 @@ def key_of(
     held = hashlib.blake2b(digest_size=8)
     _all(dataset, DEPTH, {}, held)
     code, values = hashlib.sha256(cut.encode()), {}
-    roots = {"torch", "numpy"}
+    packages = {"torch", "numpy"}
     for n, thing in enumerate(walked):
-        found = reach(thing)
-        roots |= found.roots
+        found = dependencies_of(thing)
+        packages |= found.packages
         for path in sorted(found.code):
             code.update(f"{path}:{found.code[path]};".encode())
         values.update({k + "'" * n: v for k, v in found.values.items() if not k.startswith(("Sources", "_here"))})
     arguments = {k: _words(v) for k, v in sorted(values.items())}
     libraries = {"python": ".".join(platform.python_version_tuple()[:2])}
     for name in LIBRARIES:
-        if name in roots:  # not what happens to be imported: another script would have another key
+        if name in packages:  # not what happens to be imported: another script would have another key
             with contextlib.suppress(ImportError):
                 libraries[name] = str(getattr(importlib.import_module(name), "__version__", "?"))
     return {
