@@ -10,7 +10,8 @@ import os
 import sys
 import warnings
 import weakref
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import dataloader as torch_loader
@@ -209,6 +210,25 @@ def _made(loader: Any, state: LoaderState, saved: State | None = None) -> Any:
 def _task_seeds(loader: Any, state: LoaderState) -> bool:
     asked = isinstance(loader.num_workers, AutoWorkers) or bool(getattr(loader, "task_seeds", False))
     return asked or state.task_seeds
+
+
+@contextmanager
+def with_dataset(loader: Any, dataset: Any) -> Iterator[None]:
+    """Another dataset in the place of a loader's own, while an iterator is made of it. None: its own."""
+    held = loader.__dict__
+    own = held["dataset"]
+    held["dataset"] = own if dataset is None else dataset
+    try:
+        yield
+    finally:
+        held["dataset"] = own
+
+
+def init_sees_dataset(loader: Any) -> bool:
+    """Whether ``worker_init_fn`` may change each worker's dataset: then no two of them are the same."""
+    init = loader.worker_init_fn
+    code = getattr(init, "__code__", None)
+    return init is not None and (code is None or "dataset" in code.co_names)
 
 
 def state_dict(loader: Any) -> dict[str, Any]:

@@ -136,7 +136,8 @@ def _made(loader: Any, given: dict[str, Any], before: Any) -> Any:
     make = before if getattr(before, "__module__", "").startswith("stoker.") else engine.get_iterator
     if given:
         _adopt(loader, given)
-    with _cached(loader, given):
+    cache = given.get("cache")
+    with engine.with_dataset(loader, None if cache is None else _staged(loader, loader.dataset, cache)):
         it = make(loader)
     if given.get("device") is None:
         return it
@@ -241,28 +242,11 @@ def _set_workers(loader: Any, n: Any, prefetch: bool) -> None:
         held.update(prefetch_factor=None, persistent_workers=False, timeout=0)
 
 
-@contextlib.contextmanager
-def _cached(loader: Any, given: dict[str, Any]) -> Iterator[None]:
-    """The dataset with a cache in its own one's place, while an iterator is made of it."""
-    held = loader.__dict__
-    own = held["dataset"]
-    staged = _staged(loader, own, given["cache"]) if given.get("cache") is not None else None
-    if staged is None:
-        yield
-        return
-    held["dataset"] = staged
-    try:
-        yield
-    finally:
-        held["dataset"] = own
-
-
 def _staged(loader: Any, dataset: Any, cache: str) -> Any:
     if loader._dataset_kind != _DatasetKind.Map or staged_in(dataset) is not None:
         return None
-    init = getattr(loader.worker_init_fn, "__code__", None)
-    if loader.worker_init_fn is not None and (init is None or "dataset" in init.co_names):
-        return None  # each worker's dataset is another then
+    if engine.init_sees_dataset(loader):
+        return None
     known, staged = _caches.get(id(dataset), (None, None))
     if known is dataset:
         return staged

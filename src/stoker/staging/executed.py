@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..paths import PACKAGE, is_users
-from .rewrite import changes_state, is_setup, names_bound
 from .source import NoSource, tree_of_code
+from .syntax import changes_state, is_setup, names_bound
 
 OBJECTS = 64  # that are held for each attribute
 BY_NAME = {"getattr", "vars", "__dict__", "eval", "exec", "attrgetter"}

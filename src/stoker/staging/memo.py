@@ -23,7 +23,7 @@ from ..cache.leaves import CacheError, stored_copy, take
 from ..cache.memory import Memory
 from .compare import equal_bits
 from .plan import Callee, callee_of, key_of
-from .rewrite import rebound
+from .recompile import rebound
 from .rewrite_calls import memoised
 
 SMALL = (int, float, str, bytes, bool, type(None), np.generic, pathlib.PurePath)

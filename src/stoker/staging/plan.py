@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .rewrite import Cut, Parts, cut, rebound
+from .recompile import rebound
+from .rewrite_cut import Cut, Parts, cut
 
 PART, DONE = 0, 1  # the first item of a state: there is a second part; the function returned before the cut
 
@@ -186,7 +187,7 @@ class _Helper:
         return DONE, value
 
     def only(self, items: Any) -> Any:
-        """The item of a list of one: see ``rewrite.unroll``."""
+        """The item of a list of one: see ``unroll``."""
         if not isinstance(items, (list, tuple)) or len(items) != 1:
             raise Unplanned
         return items[0]

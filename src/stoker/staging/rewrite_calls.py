@@ -10,8 +10,9 @@ import ast
 import copy
 import types
 
-from .rewrite import FRAME_READERS, compiled_like, constant, first_param, helper_call, names_bound, params_of
+from .recompile import compiled_like, constant, helper_call
 from .source import NoSource, tree_of
+from .syntax import FRAME_READERS, first_param, names_bound, params_of
 
 SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 INLINE = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)  # must run in the function's own frame

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import io
 import itertools
-import socket
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -40,10 +38,13 @@ from .plan import (
     with_items,
 )
 from .random_state import RandomStates
-from .rewrite import Cut, Position, before_state_changes, earlier, has_unrollable, line_of, probed, tree_for
+from .rewrite_cut import Cut, before_state_changes, earlier, line_of
+from .rewrite_probe import probed
 from .source import NoSource, tree_of
 from .stages import Row, cut_of, place_of, rows_of
 from .survey import MemoPlan, Survey
+from .syntax import Position
+from .unroll import has_unrollable, tree_for
 from .verify import CHANGES, Verifier, of_dataset
 
 DEPTH = 8  # calls inside calls that a cut may continue in
@@ -51,7 +52,6 @@ WORTH_S = 50e-6  # what a call must take before it draws, for the cut to continu
 WEAKER = 24  # plans that are verified, at most
 CLOSED = {"torch", "numpy"}  # packages whose functions are not cut: what they draw, they draw as a whole
 MEMO_SHARE = 0.3  # of a sample's time that a cut leaves: then calls that could be kept are looked for
-HANDLES = {"sqlite3", "h5py", "zipfile", "tarfile", "psycopg", "psycopg2"}
 
 
 def _is_closed(code: types.CodeType, module: str, also: tuple[str, ...] = ()) -> bool:
@@ -421,32 +421,6 @@ def _label(item: Any) -> str:
     text = " ".join(repr(item).split())
     shown = text.startswith(type(item).__name__) and len(text) <= 60 and " at 0x" not in text
     return text if shown else str(getattr(item, "__name__", None) or type(item).__name__)
-
-
-def handles_of(dataset: Any) -> str:
-    """The path of an open file, connection or database that a dataset holds; "" where it holds none.
-
-    Processes that are forked share its position, so no more of them may use it than the script itself would.
-    """
-    waiting: list[tuple[str, Any, int]] = [("dataset", dataset, 4)]
-    seen: set[int] = set()
-    while waiting and len(seen) < 2000:
-        path, x, depth = waiting.pop()
-        if id(x) in seen or isinstance(x, (str, bytes, int, float, type, types.ModuleType, np.ndarray, torch.Tensor)):
-            continue
-        seen.add(id(x))
-        module = type(x).__module__.partition(".")[0]
-        if isinstance(x, (io.IOBase, socket.socket)) or module in HANDLES or callable(getattr(type(x), "fileno", None)):
-            return path
-        if not depth:
-            continue
-        if isinstance(x, dict):
-            waiting += [(f"{path}[{k!r}]", v, depth - 1) for k, v in itertools.islice(x.items(), 100)]
-        elif isinstance(x, (list, tuple)):
-            waiting += [(f"{path}[{k}]", v, depth - 1) for k, v in enumerate(x[:100])]
-        else:
-            waiting += [(f"{path}.{k}", v, depth - 1) for k, v in getattr(x, "__dict__", {}).items()]
-    return ""
 
 
 def find_plan(dataset: Any, limit_s: float = 30.0) -> Found:

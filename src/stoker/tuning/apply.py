@@ -11,19 +11,20 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
 from .. import engine
+from ..handles import held
 from ..options import AutoWorkers, Measured
 from ..staging.compare import equal_bits
 from ..staging.isolate import Trial
 from ..staging.node_cache import start_trial
 from ..staging.split import Split
 from ..staging.staged import Staged
-from ..staging.trial import Found, handles_of
+from ..staging.trial import Found
 from .limits import first_guess
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def attach(module: Any, applied: dict[str, Any]) -> None:
         except Exception as e:  # what somebody wanted faster must not break a script
             sys.stderr.write(f"stoker: {held.get('_stoker_name', '?')}: left as it is: {type(e).__name__}: {e}\n")
             known = None
-        with _staged(loader, None if known is None else known.staged):
+        with engine.with_dataset(loader, None if known is None else known.staged):
             return engine.get_iterator(loader)
 
     module.DataLoader._get_iterator = _get_iterator
@@ -193,15 +194,15 @@ def cache_alone(module: Any, applied: dict[str, Any], loader: Any) -> contextlib
         return contextlib.nullcontext()
     if "_get_iterator" in getattr(getattr(makes, "__code__", None), "co_names", ("_get_iterator",)):
         return contextlib.nullcontext()  # it asks for torch's, which is stoker's
-    init = getattr(loader.worker_init_fn, "__code__", None)
-    sees = loader.worker_init_fn is not None and (init is None or "dataset" in init.co_names)
-    if str(makes.__module__).startswith("stoker.") or loader.persistent_workers or sees or not _fits(loader):
+    if str(makes.__module__).startswith("stoker.") or loader.persistent_workers:
+        return contextlib.nullcontext()
+    if engine.init_sees_dataset(loader) or not _fits(loader):
         return contextlib.nullcontext()
     try:
         staged = _prepare(loader, applied, f"kept {int(loader.num_workers)}: its iterators are its class's").staged
         if staged is not None:
             staged._begin()
-        return _staged(loader, staged)
+        return engine.with_dataset(loader, staged)
     except Exception as e:  # what somebody wanted faster must not break a script
         sys.stderr.write(f"stoker: {loader.__dict__.get('_stoker_name', '?')}: left as it is: {e}\n")
         return contextlib.nullcontext()
@@ -264,9 +265,9 @@ def workers_for(loader: Any, known: Dataset) -> tuple[int, str]:
     guess, why = first_guess(loader)
     if own >= guess:
         return own, f"kept {own}: {why}"
-    handle = handles_of(loader.dataset)
+    handle = held(loader.dataset)
     if handle:
-        return own, f"kept {own}: {handle} is open, and more processes would share its position"
+        return own, f"kept {own}: {handle}, which more processes would share"
     if own:
         return guess, why
     if found is None:
@@ -281,21 +282,6 @@ def workers_for(loader: Any, known: Dataset) -> tuple[int, str]:
     if found.sample_s * (loader.batch_size or 1) < TINY_S or found.sample_s < TINY_SAMPLE_S:
         return 0, f"kept 0: a batch takes {batch_s * 1e3:.2g} ms"
     return guess, why
-
-
-@contextlib.contextmanager
-def _staged(loader: Any, staged: Staged | None) -> Iterator[None]:
-    """The staged dataset in the loader's own one's place, while an iterator is made of it."""
-    held = loader.__dict__
-    own = held["dataset"]
-    if staged is None:
-        yield
-        return
-    held["dataset"] = staged
-    try:
-        yield
-    finally:
-        held["dataset"] = own
 
 
 def _use(loader: Any, count: int) -> None:

@@ -1,0 +1,103 @@
+"""Functions from changed syntax trees, with the globals, closure, file, names and line numbers of the original. So
+tracebacks, warnings and breakpoints point to the user's source."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from .source import Function
+
+HELPER = "_stoker"  # the name under which rewritten code finds the object that it reports to
+
+
+def helper_call(method: str, *args: ast.expr) -> ast.Call:
+    """``_stoker.method(args)``."""
+    called = ast.Attribute(ast.Name(HELPER, ast.Load()), method, ast.Load())
+    return ast.Call(called, list(args), [])
+
+
+def constant(value: Any) -> ast.expr:
+    """A constant, or a tuple of them."""
+    if isinstance(value, tuple):
+        return ast.Tuple([constant(v) for v in value], ast.Load())
+    return ast.Constant(value)
+
+
+def compiled_like(
+    fn: types.FunctionType, function: Function, trees: list[tuple[ast.FunctionDef, bool]]
+) -> list[types.FunctionType]:
+    """Functions from trees, with the globals, closure, file and names of the original.
+
+    Args:
+        fn: the original.
+        function: its tree.
+        trees: new definitions; with True one keeps the parameters and defaults, and takes ``_stoker`` besides.
+    """
+    bodies: list[ast.stmt] = []
+    for tree, keeps in trees:
+        tree.decorator_list, tree.returns = [], None
+        if keeps:
+            tree.args = copy.deepcopy(tree.args)
+            tree.args.kwonlyargs = [*tree.args.kwonlyargs, ast.arg(HELPER)]
+            tree.args.kw_defaults = [*tree.args.kw_defaults, None]
+            tree.args.defaults = [ast.Constant(None) for _ in tree.args.defaults]
+            tree.args.kw_defaults = [None if d is None else ast.Constant(None) for d in tree.args.kw_defaults]
+        bodies.append(tree)
+    free = [name for name in fn.__code__.co_freevars if name != "__class__"]
+    if function.owner:
+        bodies = [ast.ClassDef(function.owner, [], [], bodies, [])]
+        if function.owner not in free:  # methods that mention their class mean the global name
+            bodies.insert(0, ast.Global([function.owner]))
+    outer = ast.FunctionDef(
+        "_stoker_scope",
+        ast.arguments(posonlyargs=[], args=[ast.arg(n) for n in free], kwonlyargs=[], kw_defaults=[], defaults=[]),
+        [*bodies, ast.Pass()],
+        [],
+    )
+    module = ast.Module([outer], [])
+    for node in ast.walk(module):
+        node.__dict__.pop("packs", None)
+    ast.fix_missing_locations(module)
+    flags = fn.__code__.co_flags & _FUTURE
+    compiled = compile(module, fn.__code__.co_filename, "exec", flags=flags, dont_inherit=True)
+    codes = [c for c in _nested(compiled) if c.co_name == fn.__code__.co_name and c.co_name != "_stoker_scope"]
+    out = []
+    for code, (_, keeps) in zip(codes, trees, strict=False):
+        empty = tuple(types.CellType() for _ in code.co_freevars)
+        out.append(rebound(types.FunctionType(code, fn.__globals__, None, None, empty), fn, keeps))
+    return out
+
+
+def rebound(made: types.FunctionType, fn: types.FunctionType, keeps: bool) -> types.FunctionType:
+    """A function made by ``compiled_like``, for another function of the same code: with its closure and globals.
+
+    Args:
+        made: what was made.
+        fn: the other function.
+        keeps: it has the parameters and defaults of the original.
+    """
+    cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
+    closure = tuple(cells[name] for name in made.__code__.co_freevars)
+    new = types.FunctionType(made.__code__, fn.__globals__, fn.__name__, fn.__defaults__ if keeps else None, closure)
+    new.__kwdefaults__ = dict(fn.__kwdefaults__ or {}) if keeps else None
+    new.__qualname__, new.__module__ = fn.__qualname__, fn.__module__
+    return new
+
+
+def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Functions of the scope, and of the class in it; not those inside them."""
+    for scope in (c for c in code.co_consts if isinstance(c, types.CodeType)):
+        inside = [c for c in scope.co_consts if isinstance(c, types.CodeType)]
+        for c in inside:
+            if c.co_flags & _OPTIMIZED:
+                yield c
+            else:  # a class body
+                yield from (d for d in c.co_consts if isinstance(d, types.CodeType))
+
+
+_OPTIMIZED = 0x1  # a function's code, and not a class body's (inspect.CO_OPTIMIZED)
+_FUTURE = 0x1000000  # from __future__ import annotations (__future__.annotations.compiler_flag)
