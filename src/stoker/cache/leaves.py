@@ -120,7 +120,7 @@ def _take_many(x: list[Any], out: list[Leaf]) -> list[Any] | None:
     first = type(x[0])
     if first not in _MANY and first is not str:
         return None
-    if any(type(v) is not first for v in x):
+    if len(set(map(type, x))) > 1:
         return None
     if first is str:
         parts = [v.encode("utf-8", "surrogatepass") for v in x]
