@@ -80,7 +80,7 @@ demo: $(STAMP) ## an untouched training script on real photographs, five epochs:
 	@.venv/bin/stoker run --apply --json $(REPORT)-applied.json --html $(REPORT).html examples/train_lazy.py
 	@printf 'as a page: $(REPORT).html\n'
 
-test: $(STAMP) ## the tests, under ten minutes
+test: $(STAMP) ## the tests, a quarter of an hour on two cores
 	@$(PY) -m pytest
 
 test-slow: $(STAMP) ## those that take longest

@@ -16,14 +16,16 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 import stoker
 from stoker.errors import UsageError
 from stoker.generators import find_generators
 from stoker.staging.compare import equal_bits
+from stoker.staging.executed import _assigns
 from stoker.staging.random_state import RandomStates
 from stoker.staging.split import Split
+from stoker.staging.trial import find_plan
 
 SHAPE = (3, 8, 8)
 
@@ -631,3 +633,43 @@ def test_a_constructor_that_draws_is_no_call_that_draws() -> None:
             return x * self.at
 
     assert len(kept(stoker.split(Pictures(Compose([Fixed(), noise]))))) == 1
+
+
+def test_a_librarys_file_is_not_parsed_where_the_whole_sample_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.staging.source._parsed", lambda *_: pytest.fail("a file was parsed"))
+    data = Subset(TensorDataset(torch.arange(40.0)), range(40))
+    assert [row.name for row in find_plan(data).rows] == ["the whole sample"]
+
+
+def test_what_a_function_assigns_to_is_seen_without_its_source() -> None:
+    total = 0
+
+    def attribute(x: Any) -> None:
+        x.count += 1
+
+    def item(x: Any) -> None:
+        x[0] = 1
+
+    def slice_(x: Any) -> None:
+        x[1:2] = [1]
+
+    def deleted(x: Any) -> None:
+        del x[0]
+
+    def within(x: Any) -> None:
+        def inner() -> None:
+            x.count = 1
+
+        inner()
+
+    def outer_variable(x: Any) -> None:
+        nonlocal total
+        total = x
+
+    def own_variables(x: Any) -> Any:
+        y = [x.count for _ in x]
+        y = y[0] + x[1:2] + total
+        return y
+
+    functions = [attribute, item, slice_, deleted, within, outer_variable, own_variables]
+    assert [fn.__name__ for fn in functions if not _assigns(fn.__code__)] == ["own_variables"]
