@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import dis
 import functools
+import itertools
 import os
 import sys
 import time
@@ -40,8 +41,11 @@ CLOCKS = {
     datetime.datetime.today: "datetime.today",
     datetime.date.today: "date.today",
 }
+STORE_ATTR = dis.opmap["STORE_ATTR"]
 STORES = {
-    f"{verb}_{what}" for verb in ("STORE", "DELETE") for what in ("ATTR", "SUBSCR", "SLICE", "GLOBAL", "NAME", "DEREF")
+    dis.opmap[name]
+    for verb, what in itertools.product(("STORE", "DELETE"), ("ATTR", "SUBSCR", "SLICE", "GLOBAL", "NAME", "DEREF"))
+    if (name := f"{verb}_{what}") in dis.opmap
 }
 UUIDS = {uuid.uuid1.__code__: "uuid.uuid1"}  # from the clock
 
@@ -105,12 +109,11 @@ class Executed:
 
     def _note_call(self, caller: types.CodeType, called: Any) -> None:
         try:
-            asks = ENTROPY.get(called)
-            if asks is None and not is_library(caller):
-                asks = CLOCKS.get(called)
+            asks = ENTROPY.get(called) or CLOCKS.get(called)
         except TypeError:  # a method of something that has no hash
             return
-        self.asks = self.asks or asks or ""
+        if asks and (called in ENTROPY or not is_library(caller)):
+            self.asks = self.asks or asks
 
     def _note(self, code: types.CodeType, scope: dict[str, Any]) -> None:
         """The names in a function, and in those of the user's that it names."""
@@ -158,7 +161,7 @@ class Executed:
 @functools.lru_cache(maxsize=4096)
 def names_stored(code: types.CodeType) -> frozenset[str]:
     """Names of attributes that a function assigns to."""
-    if not code.co_names:
+    if STORE_ATTR not in code.co_code[::2]:  # to take code apart costs 0.1 ms a function
         return frozenset()
     return frozenset(op.argval for op in dis.get_instructions(code) if op.opname == "STORE_ATTR")
 
@@ -166,7 +169,7 @@ def names_stored(code: types.CodeType) -> frozenset[str]:
 def _assigns(code: types.CodeType) -> bool:
     """Whether a function, or one inside it, assigns to anything but its own variables."""
     inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
-    return any(op.opname in STORES for op in dis.get_instructions(code)) or any(map(_assigns, inner))
+    return not STORES.isdisjoint(code.co_code[::2]) or any(map(_assigns, inner))
 
 
 def is_library(code: types.CodeType) -> bool:
