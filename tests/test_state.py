@@ -462,7 +462,7 @@ def test_out_of_order_nothing_is_lost_or_seen_twice() -> None:
         for (seen, state), workers in itertools.product([places[0], *places[late : late + 3]], [0, 1, 2]):
             again = loader_of(Slow(12), workers, batch_size=1, in_order=False)
             assert sorted(seen + [i for b in rest(again, state, 1)[0] for i in b]) == list(range(12))
-            if not workers:  # and it can be left and taken up once more
+            if not workers and len(seen) < 10:  # and it can be left in mid-epoch and taken up once more
                 again.load_state_dict(json.loads(state))
                 more = [int(batch) for _, batch in zip(range(2), again, strict=False)]
                 last = rest(loader_of(Slow(12), 1, batch_size=1, in_order=False), saved(again), 1)[0]
