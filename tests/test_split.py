@@ -668,8 +668,7 @@ def test_what_a_function_assigns_to_is_seen_without_its_source() -> None:
 
     def own_variables(x: Any) -> Any:
         y = [x.count for _ in x]
-        y = y[0] + x[1:2] + total
-        return y
+        return y[0] + x[1:2] + total
 
     functions = [attribute, item, slice_, deleted, within, outer_variable, own_variables]
     assert [fn.__name__ for fn in functions if not _assigns(fn.__code__)] == ["own_variables"]
