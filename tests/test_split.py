@@ -22,7 +22,7 @@ import stoker
 from stoker.errors import UsageError
 from stoker.generators import find_generators
 from stoker.staging.compare import equal_bits
-from stoker.staging.executed import _assigns
+from stoker.staging.executed import assigns_outside
 from stoker.staging.random_state import RandomStates
 from stoker.staging.split import Split
 from stoker.staging.trial import find_plan
@@ -641,7 +641,7 @@ def test_a_librarys_file_is_not_parsed_where_the_whole_sample_is_kept(monkeypatc
     assert [row.name for row in find_plan(data).rows] == ["the whole sample"]
 
 
-def test_what_a_function_assigns_to_is_seen_without_its_source() -> None:
+def test_what_a_functionassigns_outside_to_is_seen_without_its_source() -> None:
     total = 0
 
     def attribute(x: Any) -> None:
@@ -671,4 +671,4 @@ def test_what_a_function_assigns_to_is_seen_without_its_source() -> None:
         return y[0] + x[1:2] + total
 
     functions = [attribute, item, slice_, deleted, within, outer_variable, own_variables]
-    assert [fn.__name__ for fn in functions if not _assigns(fn.__code__)] == ["own_variables"]
+    assert [fn.__name__ for fn in functions if not assigns_outside(fn.__code__)] == ["own_variables"]

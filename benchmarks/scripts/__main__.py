@@ -31,7 +31,6 @@ PHOTOS = Path(os.environ.get("PHOTOS", ROOT / "examples" / "data"))
 VOLUMES = ROOT / "benchmarks" / "data" / "volumes"
 BOUND_ROUNDS = 10  # where nothing can be gained, a few percent have to be told from noise
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-BARE = "bare 0"
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Script:
     @property
     def bare(self) -> tuple[str, ...]:
         """Its bare counterparts: without workers, and with as many as the script has."""
-        return () if self.workers is None else tuple(dict.fromkeys((BARE, f"bare {self.workers}")))
+        return () if self.workers is None else tuple(f"bare {n}" for n in dict.fromkeys((0, self.workers)))
 
 
 SCRIPTS = {

@@ -79,6 +79,8 @@ def _parsed(name: str, lines: tuple[str, ...]) -> tuple[dict[Any, list[Function]
 
 def _definitions(node: ast.AST, owner: str) -> Iterator[tuple[ast.FunctionDef, str]]:
     for child in ast.iter_child_nodes(node):
+        if not isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)):
+            continue  # an expression: no definition stands in one, and most of a file is expressions
         if isinstance(child, ast.FunctionDef):
             yield child, owner
         yield from _definitions(child, child.name if isinstance(child, ast.ClassDef) else owner)

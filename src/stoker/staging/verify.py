@@ -76,6 +76,7 @@ class Verifier:
         generators: all that can be reached from it, each with a path.
         loaded: indices of samples that were loaded.
         changes: attributes of the dataset that loading a sample changes, each time or for each sample once.
+        draws: loading a sample moved a generator.
         sample_s: seconds that a sample takes.
     """
 
@@ -84,6 +85,7 @@ class Verifier:
         self.generators = find_generators(dataset)
         self.loaded: list[int] = []
         self.changes: list[str] = []
+        self.draws = False
         self.sample_s = float("inf")
         self._seed = SEED
         self._variables: set[tuple[str, str]] = set()
@@ -153,8 +155,9 @@ class Verifier:
         raise CacheError(f"its samples cannot be loaded: {why}")
 
     def _whole(self, i: int) -> Whole:
-        self.seeded_as(SEED - 1)
+        before = self.seeded_as(SEED - 1)
         value = self.dataset[i]
+        self.draws |= bool(before.moved())
         states = RandomStates(self.generators).values()
         try:
             return Whole(copy.deepcopy(value), states)  # it may be memory that the next sample is written to
