@@ -22,6 +22,7 @@ import stoker
 from stoker.cache.leaves import Layout, take
 from stoker.cache.memory import Memory
 from stoker.cache.store import Store, size_of
+from stoker.cache.words import in_words
 from stoker.errors import StokerWarning, UsageError
 
 N = 60
@@ -673,6 +674,16 @@ LISTS: list[Any] = [
     [],
     [[1] * 20, ["a"] * 20],
     tuple(range(30)),
+    [(i, i / 3, i % 2 == 0, f"row {i}") for i in range(20)],
+    [[-0.0, float("nan"), 1 << 62, True]] * 5,
+    [(1 << 70, 2)] * 20,
+    [(1, 2), [1, 2]] * 10,
+    [(1, 2), (1, 2, 3)] * 10,
+    [(1, 2), (True, 2)] * 10,
+    [(i, None) for i in range(20)],
+    [(i, [i]) for i in range(20)],
+    [Point(i, 0) for i in range(20)],
+    [()] * 20,
 ]
 
 
@@ -686,3 +697,21 @@ def test_long_lists_of_numbers_and_words_come_back_as_they_were(k: int) -> None:
 def test_token_ids_take_one_leaf() -> None:
     _, leaves = take({"input_ids": list(range(128)), "attention_mask": [1] * 128, "tokens": ["a"] * 128})
     assert len(leaves) == 4
+
+
+def test_rows_take_a_leaf_a_column() -> None:
+    words, leaves = take({"boxes": [[1.5, 2.5, 3.5, 4.5]] * 7, "log": [(i, f"{i}") for i in range(50)]})
+    assert len(leaves) == 4 + 3
+    assert in_words(words) == "{'boxes': list of 7 [float, float, float, float], 'log': list of 50 (int, str)}"
+
+
+@given(
+    st.lists(st.tuples(st.integers(), st.floats() | st.booleans() | st.text(max_size=3)), max_size=24),
+    st.sampled_from([tuple, list]),
+)
+def test_lists_of_rows_come_back_as_they_were(rows: list[Any], kind: Any) -> None:
+    sample = [kind(row) for row in rows]
+    words, leaves = take(sample)
+    back = Layout(words).put([x.copy() for x in leaves])
+    assert repr(back) == repr(sample)
+    assert len({id(row) for row in back if row}) == len(back) or kind is tuple

@@ -36,7 +36,7 @@ class CacheError(StokerError, RuntimeError):
     """A cache that cannot be used: damaged, of another format, or of a sample that cannot be kept."""
 
 
-MANY = 16  # items from which on a list of numbers or words is kept as one array
+MANY = 16  # numbers or words from which on a list of them, or of rows of them, is kept as one array a column
 _MANY = {int: "<i8", float: "<f8", bool: "?"}
 Leaf = Any  # a uint8 array of one dimension
 
@@ -101,6 +101,7 @@ def _take(x: Any, out: list[Leaf], dense: bool) -> list[Any]:
         return ["(", [_take(v, out, dense) for v in x]]
     if kind is list:
         many = _take_many(x, out) if len(x) >= MANY else None
+        many = many or _take_rows(x, out)
         return many or ["[", [_take(v, out, dense) for v in x]]
     if kind is dict and all(type(k) in _KEYS for k in x):
         return ["{", list(x), [_take(v, out, dense) for v in x.values()]]
@@ -133,6 +134,21 @@ def _take_many(x: list[Any], out: list[Leaf]) -> list[Any] | None:
         return None
     out.append(numbers.view(np.uint8))
     return ["M", first.__name__, len(x)]
+
+
+def _take_rows(x: list[Any], out: list[Leaf]) -> list[Any] | None:
+    """A list of rows as long as each other, as boxes or lines of a table are: a leaf or two for each column."""
+    kind, width = type(x[0]) if x else None, 0
+    if kind is tuple or kind is list:
+        width = len(x[0])
+    if len(x) * width < MANY or set(map(type, x)) != {kind} or set(map(len, x)) != {width}:
+        return None
+    leaves: list[Leaf] = []
+    columns = [_take_many(list(column), leaves) for column in zip(*x, strict=True)]
+    if None in columns:
+        return None
+    out += leaves
+    return ["R", "(" if kind is tuple else "[", columns]
 
 
 def _dressed_up(x: Any) -> bool:
@@ -293,6 +309,10 @@ class Layout:
         if word == "{":
             named = [(_key(k), self._maker(v)) for k, v in zip(tree[1], tree[2], strict=True)]
             return lambda x: {k: make(x) for k, make in named}
+        if word == "R":
+            columns = [self._maker(v) for v in tree[2]]
+            row: Any = {"(": tuple, "[": list}[tree[1]]
+            return lambda x: list(map(row, zip(*[make(x) for make in columns], strict=True)))
         if word == "N":
             cls = class_of(str(tree[1]))
             if cls is None or len(cls._fields) != len(tree[2]):

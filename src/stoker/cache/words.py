@@ -40,6 +40,9 @@ def _described(tree: Any) -> str:
         return f"PIL {tree[1]} {tree[2][0]}x{tree[2][1]}"
     if word in ("M", "S"):
         return f"list of {tree[-1]:,} {tree[1] if word == 'M' else 'str'}s"
+    if word == "R":
+        row = ", ".join(v[1] if v[0] == "M" else "str" for v in tree[2])
+        return f"list of {tree[2][0][-1]:,} {f'({row})' if tree[1] == '(' else f'[{row}]'}"
     if word == "g":
         return f"NumPy {np.dtype(tree[1]).name}"
     return {"i": "int", "f": "float", "?": "bool", "s": "str", "b": "bytes", "0": "None"}[word]
