@@ -373,13 +373,18 @@ def _of_many(x: Any) -> int:
         items = x[:: len(x) // few] if isinstance(x, (list, tuple)) else itertools.islice(items, few)
     try:
         found = tuple(items)
-        return hash(found) if all(_plain(v) for v in found) else 0
+        return hash(found) if _plain(found) else 0
     except Exception:  # somebody else's container
         return 0
 
 
-def _plain(v: Any) -> bool:
-    return type(v) in PLAIN or (type(v) is tuple and all(type(w) in PLAIN for w in v))
+def _plain(items: tuple[Any, ...]) -> bool:
+    """Whether all are plain values, or tuples of such."""
+    kinds = set(map(type, items))
+    if tuple in kinds:
+        inner = itertools.chain.from_iterable(v for v in items if type(v) is tuple)
+        kinds = kinds - {tuple} | set(map(type, inner))
+    return kinds.issubset(PLAIN)
 
 
 def _words(value: Any) -> str:

@@ -92,6 +92,8 @@ class Executed:
         if code in UUIDS:
             self.asks = self.asks or UUIDS[code]
         first = code.co_varnames[0] if code.co_argcount else ""
+        if first == ".0" and code in self._run:
+            return  # a generator expression is called once an item
         bound = frame.f_locals.get(first) if first else None
         if bound is not None and not isinstance(bound, type):
             self._classes[type(bound)] = None
