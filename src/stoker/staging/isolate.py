@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import pickle
 import re
@@ -177,6 +178,7 @@ def _child(fn: Callable[[], Any], writer: int, limit_s: float) -> None:
     with contextlib.suppress(OSError):
         os.nice(NICE)
     torch.set_num_threads(1)  # OpenMP's own threads have stayed in the parent
+    gc.freeze()  # a collection that is due would go through all that the script holds: 50 ms after importing torch
     threading.excepthook = lambda _: None
     try:
         _unshare(writer)
