@@ -130,6 +130,38 @@ def test_apply_and_compare(tmp_path: Path) -> None:
     assert report(tmp_path)["applied"]["before"] == r["applied"]["before"]
 
 
+OBJECTS = """
+import stoker
+from torch.utils.data import DataLoader, Dataset
+
+class Objects(Dataset):
+    def __len__(self):
+        return 96
+
+    def __getitem__(self, i):
+        return [{"id": j, "box": (i, j, 0.5), "name": f"object {j}"} for j in range(400)]
+
+def one_epoch(loader):
+    return sum(len(sample) for batch in loader for sample in batch)
+
+if __name__ == "__main__":
+    loader = DataLoader(stoker.Staged(Objects()), batch_size=8, num_workers=WORKERS, collate_fn=lambda samples: samples)
+    for epoch in range(6):
+        print(one_epoch(loader))
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_is_served_from_the_cache_is_not_put_down_to_the_training_loop(tmp_path: Path, workers: int) -> None:
+    """A worker's stack goes on with the frames of the loop that forked it."""
+    path = script(tmp_path, OBJECTS.replace("WORKERS", str(workers)))
+    p = stoker(tmp_path, path)
+    assert p.returncode == 0, p.stderr
+    (loader,) = report(tmp_path)["loaders"]
+    assert "one_epoch" not in {x["name"] for x in loader["where"]}
+    assert "cache" in {x["kind"] for x in loader["where"]}, p.stderr
+
+
 def test_apply_does_not_break_what_cannot_be_loaded_in_a_worker(tmp_path: Path) -> None:
     path = script(
         tmp_path,

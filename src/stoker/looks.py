@@ -44,6 +44,9 @@ YIELD_S = 0.0001  # long enough for a thread that wants the interpreter's lock t
 HELPS_S = 0.0005  # of CPU between two looks, from which on a thread is at work
 MANY = 20  # threads, of which the looks would cost more than they say
 DEEP = 200  # frames of a stack that are looked at
+# What called for the samples. Outside of it is the training loop, in a worker, too: a fork takes its frames along.
+OUTER = paths.PACKAGE + "watch_fetch.py"
+CACHE = os.path.join(paths.PACKAGE, "cache", "")
 SLOW = 64  # samples that are kept by name
 IDLE = 5  # looks at nothing, after which there are so many times fewer of them
 UNUSED = range(getattr(signal, "SIGRTMAX", 0) - 1, getattr(signal, "SIGRTMIN", 0) + 2, -1)  # signals nobody sends
@@ -59,7 +62,7 @@ class Looks:
 
     Attributes:
         counts: by (kind, name, line): looks at which the thread ran, and at which it waited. Kinds are "decode",
-            "transform", "collate" and "fetch" (all else).
+            "transform", "collate", "cache" (stoker's is read or filled) and "fetch" (all else).
         began: ``time.monotonic()`` at which the task at hand began; 0.0 between two, when there is nothing to look at.
         least_s: tasks are not looked at before they have run for so long.
         rests: wake up seldom.
@@ -154,9 +157,11 @@ class Looks:
             return  # of a look that is not over the state is noted with the next one
         stack: list[tuple[CodeType, int]] = []
         here: FrameType | None = frame
-        while here is not None and len(stack) < DEEP:
+        while here is not None and len(stack) < DEEP and here.f_code.co_filename != OUTER:
             stack.append((here.f_code, here.f_lineno))
             here = here.f_back
+        if not stack:
+            return
         slow = time.monotonic() - self.began > self.slow_s and len(self.slow) < SLOW
         self._notes.append((stack, seen, listed_in(frame), self._sample(frame) if slow else None))
 
@@ -210,6 +215,9 @@ class Looks:
         """
         codes = [code for code, _ in stack]
         own, number = next((at for at in stack if paths.is_users(at[0].co_filename)), stack[0])
+        ours = next((code.co_filename for code in codes if code.co_filename.startswith(paths.PACKAGE)), "")
+        if ours.startswith(CACHE) and not paths.is_users(own.co_filename):
+            return "cache", "stoker's cache", ""
         number = number or own.co_firstlineno
         line = f"{short(own.co_filename)}:{number}"
         torch_collate = paths.torch_file("utils", "data", "_utils", "collate.py")

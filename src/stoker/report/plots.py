@@ -10,6 +10,7 @@ KINDS = {
     "transform": "#2563eb",
     "collate": "#059669",
     "fetch": "#64748b",
+    "cache": "#0d9488",
     "waiting": "#c026d3",
     "transport": "#0891b2",
 }
