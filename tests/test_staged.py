@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset
 
 import stoker
-from stoker.cache.leaves import Layout, take
+from stoker.cache.layout import Layout
+from stoker.cache.leaves import take
 from stoker.cache.memory import Memory
 from stoker.cache.store import Store, size_of
 from stoker.cache.words import in_words

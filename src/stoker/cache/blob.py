@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from .leaves import ALIGN, Leaf, layout
+from .layout import layout
+from .leaves import ALIGN, Leaf
 
 LEVEL = 1
 _BLOB = struct.Struct("<IIQ")

@@ -6,7 +6,8 @@ import time
 from typing import NamedTuple
 
 from .blob import pack, unpack
-from .leaves import Leaf, layout
+from .layout import layout
+from .leaves import Leaf
 
 WORDS = 1 << 16  # bytes, at most, for the make of the rows
 TRIALS = 8  # samples that are compressed to see whether it pays

@@ -22,7 +22,8 @@ from . import npy
 from . import store as words_of
 from .decide import WORDS
 from .folder import GONE, MANIFEST, PART, Folder, discard, manifest_of
-from .leaves import CacheError, Layout
+from .layout import Layout
+from .leaves import CacheError
 from .sources import Sources, sources_of
 from .store import Store
 from .words import in_words

@@ -24,7 +24,8 @@ import torch
 from .. import machine
 from .blob import intact, pack, unpack
 from .decide import WORDS, Samples, decide
-from .leaves import CacheError, Layout, Leaf, foreign, layout
+from .layout import Layout, layout
+from .leaves import CacheError, Leaf, foreign
 from .memory import Memory
 
 PAGE = 4096

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..cache.leaves import CacheError, stored_copy, take
+from ..cache.layout import stored_copy
+from ..cache.leaves import CacheError, take
 from ..cache.memory import Memory
 from .compare import equal_bits
 from .plan import Callee, callee_of, key_of

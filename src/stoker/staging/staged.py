@@ -16,7 +16,8 @@ import torch
 from torch.utils.data import Dataset
 
 from ..cache.folder import root
-from ..cache.leaves import CacheError, foreign, stored_copy, take
+from ..cache.layout import stored_copy
+from ..cache.leaves import CacheError, foreign, take
 from ..cache.memory import Memory
 from ..cache.store import Account
 from ..cache.tiers import Tiers

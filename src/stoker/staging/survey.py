@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..cache.leaves import CacheError, Layout, take
+from ..cache.layout import Layout
+from ..cache.leaves import CacheError, take
 from ..objects import Look
 from .compare import equal_bits
 from .isolate import output_size

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from ..cache.leaves import CacheError, Layout, stored_copy, take
+from ..cache.layout import Layout, stored_copy
+from ..cache.leaves import CacheError, take
 from ..generators import find_generators
 from ..objects import Look
 from .compare import equal_bits

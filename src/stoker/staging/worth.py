@@ -9,7 +9,8 @@ import time
 from typing import Any, NamedTuple
 
 from .. import machine
-from ..cache.leaves import Layout, take
+from ..cache.layout import Layout
+from ..cache.leaves import take
 from .random_state import RandomStates
 from .split import Split
 from .survey import MemoPlan
