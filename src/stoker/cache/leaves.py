@@ -127,7 +127,7 @@ def _take_many(x: list[Any], out: list[Leaf]) -> list[Any] | None:
 
 
 def _take_rows(x: list[Any], out: list[Leaf]) -> list[Any] | None:
-    """A list of rows as long as each other, as boxes or lines of a table are: a leaf or two for each column."""
+    """A list of rows of one length, such as boxes or lines of a table: a leaf or two for each column."""
     kind, width = type(x[0]) if x else None, 0
     if kind is tuple or kind is list:
         width = len(x[0])

@@ -41,6 +41,7 @@ CLOCKS = {
     datetime.datetime.today: "datetime.today",
     datetime.date.today: "date.today",
 }
+# Opcodes that assign to, or delete, what is no local variable.
 STORE_ATTR = dis.opmap["STORE_ATTR"]
 STORES = {
     dis.opmap[name]
