@@ -44,7 +44,7 @@ YIELD_S = 0.0001  # long enough for a thread that wants the interpreter's lock t
 HELPS_S = 0.0005  # of CPU between two looks, from which on a thread is at work
 MANY = 20  # threads, of which the looks would cost more than they say
 DEEP = 200  # frames of a stack that are looked at
-# The file whose frames call the dataset. Frames outside of them are the training loop's, which a forked worker inherits.
+# The file whose frames call the dataset. Those outside of them are the training loop's; a forked worker inherits them.
 OUTER = paths.PACKAGE + "watch_fetch.py"
 CACHE = os.path.join(paths.PACKAGE, "cache", "")
 SLOW = 64  # samples that are kept by name
