@@ -54,14 +54,13 @@ def take(sample: Any, dense: bool = False) -> tuple[str, list[Leaf]]:
     global _last
     leaves: list[Leaf] = []
     made = _take(sample, leaves, dense)
-    last, words = _last
-    if made != last or repr(made) != repr(last):  # True is 1 for ==
-        words = json.dumps(made, separators=(",", ":"))
-        _last = made, words
-    return words, leaves
+    said, last = repr(made), _last  # compared as text: True is 1 for ==
+    if said != last[0]:
+        _last = last = said, json.dumps(made, separators=(",", ":"))
+    return last[1], leaves
 
 
-_last: tuple[list[Any], str] = [], "[]"  # samples of a dataset are mostly of one make, and json.dumps costs 10 us
+_last = "[]", "[]"  # samples of a dataset are mostly of one make, and json.dumps costs 10 us
 
 
 def _take(x: Any, out: list[Leaf], dense: bool) -> list[Any]:

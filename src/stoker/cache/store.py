@@ -122,6 +122,7 @@ class Store:
             raise CacheError(f"a cache of {self._head[COUNT]:,} samples for a dataset of {samples:,}")
         self._layout: Layout | None = None
         self._columns: list[np.ndarray[Any, Any]] = []
+        self._begins: list[int] = []  # of the columns, in memory
         self._tensors: list[torch.Tensor] = []
         self._blocks: list[np.ndarray[Any, Any]] = []
         self._heap: np.ndarray[Any, Any] | None = None
@@ -403,11 +404,13 @@ class Store:
         at = _data_at(self.samples)
         columns: list[np.ndarray[Any, Any]] = []
         blocks: list[np.ndarray[Any, Any]] = []
+        begins: list[int] = []
         if rowed:
             words = self._words[: int(self._head[WORDS_LEN])].tobytes().decode()
             made, rows = self._layout_of(words), int(self._head[ROWS])
             for j, size in enumerate(made.sizes):
                 assert size is not None
+                begins.append(at)
                 columns.append(self.medium.table(f"column-{j}", np.uint8, rows * size, at).reshape(rows, size))
                 at += _page(rows * size)
             for j, c in enumerate(columns):
@@ -416,7 +419,7 @@ class Store:
             if not self.medium.trusted:
                 self._crc = self.medium.table("crc", np.uint32, rows, at)
             self._layout, self._tensors = made, _tensors(made, columns)
-        self._columns, self._blocks, self._heap_at = columns, blocks, at
+        self._columns, self._begins, self._blocks, self._heap_at = columns, begins, blocks, at
         self._heap = self.medium.table("heap", np.uint8, int(self._head[BUDGET]), at)  # last: it says that all is there
 
     def _layout_of(self, words: str) -> Layout:
@@ -452,9 +455,6 @@ class Store:
         head[TAKEN] += 1
         return row + 1
 
-    def _column_at(self, j: int) -> int:
-        return _data_at(self.samples) + sum(_page(c.size) for c in self._columns[:j])
-
     def _room(self, nbytes: int) -> int:
         """A place in the heap for a block."""
         assert self._heap is not None
@@ -486,9 +486,9 @@ class Store:
         return Store, (self.medium, self.samples, int(self._head[BUDGET]), self._squeeze)
 
     def _write_row(self, i: int, at: int, leaves: list[Leaf]) -> None:
-        for j, (c, leaf) in enumerate(zip(self._columns, leaves, strict=True)):
+        for begin, c, leaf in zip(self._begins, self._columns, leaves, strict=True):
             if isinstance(self.medium, Memory):
-                self.medium.write(self._column_at(j) + (at - 1) * c.shape[1], leaf)
+                self.medium.write(begin + (at - 1) * c.shape[1], leaf)
             else:
                 c[at - 1] = leaf
         if self._crc is not None:
