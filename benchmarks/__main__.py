@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stoker import machine
+from stoker.core import resources
 
 from . import table
 
@@ -48,7 +48,7 @@ def run(a: argparse.Namespace) -> int:
         return 2
     a.out.mkdir(parents=True, exist_ok=True)
     path = a.json or a.out / time.strftime("%Y%m%d-%H%M%S.jsonl")
-    grant = machine.read()
+    grant = resources.read()
     lines: list[dict[str, Any]] = [
         {"machine": grant.as_dict(), "load": os.getloadavg(), "rounds": a.rounds, "quick": a.quick}
     ]
@@ -103,7 +103,9 @@ def gpu(a: argparse.Namespace) -> int:
         return 0
     tests = subprocess.run([sys.executable, "-m", "pytest", "-q", "tests/gpu"], cwd=ROOT, timeout=LIMIT_S).returncode
     device = torch.cuda.get_device_name()
-    lines: list[dict[str, Any]] = [{"device": device, "torch": torch.__version__, "machine": machine.read().as_dict()}]
+    lines: list[dict[str, Any]] = [
+        {"device": device, "torch": torch.__version__, "machine": resources.read().as_dict()}
+    ]
     lines[0]["tests"] = tests
     for r in range(a.rounds):
         for contestant in ("stoker", "torch") if r % 2 == 0 else ("torch", "stoker"):

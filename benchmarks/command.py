@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from stoker import machine
+from stoker.core import resources
 
 ROOT = Path(__file__).parent.parent
 LIMIT_S = 300  # for one contestant
@@ -95,7 +95,7 @@ def _run(benchmark: str, lines: Iterable[Line], table: Callable[[list[Line]], st
     out.parent.mkdir(parents=True, exist_ok=True)
     seen = []
     with open(out, "w") as file:
-        file.write(json.dumps({"machine": machine.read().as_dict(), "load": os.getloadavg()}) + "\n")
+        file.write(json.dumps({"machine": resources.read().as_dict(), "load": os.getloadavg()}) + "\n")
         for line in lines:
             seen.append(line)
             file.write(json.dumps(line) + "\n")

@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from stoker.files import write
-from stoker.report import text
+from stoker.core.files import write
+from stoker.diagnosis.report import text
 
 ROOT = Path(__file__).parent.parent
 README, KEPT = ROOT / "README.md", ROOT / "benchmarks" / "results" / "demo.json"

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import TensorDataset
 
 import stoker
-from stoker import machine
+from stoker.core import resources
 
 from . import limits
 from . import workloads as w
@@ -209,7 +209,7 @@ def memory(contestant: str, quick: bool) -> None:
     for i, _ in enumerate(loader):
         if i == near:  # all workers are there
             tree = [os.getpid(), *(p.pid for p in me.children(recursive=True))]
-            emit(metric="memory: 2,000,000 dicts", epoch=1, value=sum(machine.pss(pid) for pid in tree) / 1e6)
+            emit(metric="memory: 2,000,000 dicts", epoch=1, value=sum(resources.pss(pid) for pid in tree) / 1e6)
 
 
 def resize(contestant: str, quick: bool) -> None:

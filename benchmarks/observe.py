@@ -25,7 +25,7 @@ import torch
 import torch.utils.data.dataloader as loader_module
 from torch.utils.data import DataLoader, Dataset
 
-from stoker import looks, watching
+from stoker.diagnosis.watch import patch, stack_sampler
 
 from .tuning import Python
 
@@ -71,10 +71,10 @@ def turn(frame: Any, on: bool) -> None:
         frame = frame.f_back
     fetcher = frame.f_locals["self"]
     fetching = fetcher._stoker_fetching
-    if not isinstance(looks.time, Clock):
-        looks.time = Clock(fetching.looks._usual_s)  # type: ignore[assignment]
+    if not isinstance(stack_sampler.time, Clock):
+        stack_sampler.time = Clock(fetching.looks._usual_s)  # type: ignore[assignment]
     (fetching.wake if on else fetching.rest)(fetcher)
-    (looks.time.on.set if on else looks.time.on.clear)()
+    (stack_sampler.time.on.set if on else stack_sampler.time.on.clear)()
 
 
 class Clock:
@@ -163,7 +163,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="raw lines")
     a = parser.parse_args()
     warnings.simplefilter("ignore")
-    watching.attach(loader_module)
+    patch.attach(loader_module)
     lines = []
     for name, measure in (("steps", steps), ("inside", inside)):
         pairs = measure(random.Random(a.seed))

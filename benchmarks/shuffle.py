@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 import stoker
-from stoker.chunks import quality
+from stoker.sampling.chunks import quality
 
 from .command import Line, in_turns, main
 

@@ -29,11 +29,11 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
 import stoker
-from stoker import machine
-from stoker.engine import state_of
-from stoker.options import AutoWorkers, Measured
+from stoker.core import resources
+from stoker.core.options import AutoWorkers, Measured
+from stoker.loader.engine import state_of
 from stoker.tuning.result import Setting
-from stoker.tuning.sampled import paired
+from stoker.tuning.statistics import paired
 
 from . import workloads as w
 
@@ -400,7 +400,7 @@ def main() -> int:
         return 0
     path = a.json or ROOT / "benchmarks" / "results" / "local" / time.strftime("tuning-%Y%m%d-%H%M%S.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines: list[dict[str, Any]] = [{"machine": machine.read().as_dict()}]
+    lines: list[dict[str, Any]] = [{"machine": resources.read().as_dict()}]
     with open(path, "w") as raw:
         raw.write(json.dumps(lines[0]) + "\n")
         for name in a.workloads:

@@ -21,11 +21,11 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 import stoker
-from stoker import numpy_state
-from stoker.engine import state_of
-from stoker.handles import held
-from stoker.tuning import limits, place
-from stoker.tuning.limits import first_guess
+from stoker.core import numpy_state
+from stoker.core.handles import held
+from stoker.loader.auto import in_process, limits
+from stoker.loader.auto.limits import first_guess
+from stoker.loader.engine import state_of
 
 
 class Stream(IterableDataset):
@@ -117,21 +117,21 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         ("ABORT", 1 << 30),
         ("PATIENCE", 1),
     ):
-        monkeypatch.setattr(place, name, value)
-    monkeypatch.setattr(place, "DELIVERY_NS", 1 << 60)
-    monkeypatch.setattr(place, "TINY_NS", 1 << 30)
-    monkeypatch.setattr(place, "SMALL_NS", 0)
-    monkeypatch.setattr(place, "SLOWER", 1e9)
-    monkeypatch.setattr(place, "DEARER", 1e9)
+        monkeypatch.setattr(in_process, name, value)
+    monkeypatch.setattr(in_process, "DELIVERY_NS", 1 << 60)
+    monkeypatch.setattr(in_process, "TINY_NS", 1 << 30)
+    monkeypatch.setattr(in_process, "SMALL_NS", 0)
+    monkeypatch.setattr(in_process, "SLOWER", 1e9)
+    monkeypatch.setattr(in_process, "DEARER", 1e9)
     return monkeypatch
 
 
 @pytest.fixture
 def restless(eager: pytest.MonkeyPatch) -> None:
     """And it never does: to and fro."""
-    eager.setattr(place, "SLACK_NS", -(1 << 60))
-    eager.setattr(place, "DEARER", 0)
-    eager.setattr(place, "LONGEST", 1)
+    eager.setattr(in_process, "SLACK_NS", -(1 << 60))
+    eager.setattr(in_process, "DEARER", 0)
+    eager.setattr(in_process, "LONGEST", 1)
 
 
 def auto(dataset: Any, **kw: Any) -> Any:
@@ -244,7 +244,7 @@ class Slowing(Where):
 @pytest.mark.slow
 @pytest.mark.usefixtures("eager")
 def test_one_that_becomes_slow_in_mid_epoch_gets_workers(eager: pytest.MonkeyPatch) -> None:
-    eager.setattr(place, "SLOWER", 4)
+    eager.setattr(in_process, "SLOWER", 4)
     data = Slowing(3000)
     loader = auto(data)
     seen = []
@@ -307,7 +307,7 @@ def test_what_workers_open_is_not_opened_here(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("restless")
 def test_once_a_file_is_open_here_no_worker_is_forked(eager: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "rows").write_text("x")
-    eager.setattr("stoker.iterators.opened", lambda pids: "")
+    eager.setattr("stoker.loader.pool_iterator.opened", lambda pids: "")
     data = Opens(tmp_path / "rows")
     loader = auto(data)
     epoch(loader)

@@ -23,8 +23,9 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, SubsetRandomSampler
 
 import stoker
-from stoker import cli, machine
-from stoker.errors import UsageError, WorkerTimeoutError
+from stoker.commands import main
+from stoker.core import resources
+from stoker.core.errors import UsageError, WorkerTimeoutError
 from stoker.tuning import batch_size
 from stoker.tuning.batch_size import BatchSizes, Trial, largest
 
@@ -281,10 +282,10 @@ def test_time_that_is_over() -> None:
 
 
 def test_the_default_budget_is_a_quarter_of_what_is_granted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "memory_granted", lambda: 400 * MIB)
-    monkeypatch.setattr(machine, "memory_available", lambda: 300 * MIB)
+    monkeypatch.setattr(resources, "memory_granted", lambda: 400 * MIB)
+    monkeypatch.setattr(resources, "memory_available", lambda: 300 * MIB)
     assert largest(loader(Small(4))).budget_bytes == 100 * MIB
-    monkeypatch.setattr(machine, "memory_available", lambda: 120 * MIB)
+    monkeypatch.setattr(resources, "memory_available", lambda: 120 * MIB)
     assert largest(loader(Small(4))).budget_bytes == 60 * MIB
 
 
@@ -359,7 +360,7 @@ def test_an_accelerators_out_of_memory_is_cleaned_up(monkeypatch: pytest.MonkeyP
     assert largest(loader(pairs, 32), step, budget=50).best in range(43, 46)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(batch() is None for batch in seen)
-    monkeypatch.setattr(machine, "memory_available", lambda: 1000)
+    monkeypatch.setattr(resources, "memory_available", lambda: 1000)
     assert largest(loader(pairs, 16)).best <= 21  # 12 bytes a sample, twice, in half of 1000
     with pytest.raises(UsageError, match="not even one sample"):
         largest(loader(pairs, 1), lambda batch: device.take(1000))
@@ -419,7 +420,7 @@ def test_the_command(target: str, tmp_path: Path) -> None:
 
 def test_exit_codes_and_json(target: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def run(*args: str) -> int:
-        return cli.main(["batch-size", *args])
+        return main.main(["batch-size", *args])
 
     out = tmp_path / "out.json"
     assert run(f"{target}:make_loader", "--budget", "1GB", "--most", "8", "--json", str(out)) == 0

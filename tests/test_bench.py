@@ -22,10 +22,10 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
 import stoker
-from stoker import bench, cli
-from stoker.bench import measure, tensors
-from stoker.errors import StokerError, UsageError
-from stoker.tuning.target import ENGINES, variant
+from stoker.commands import bench, main
+from stoker.commands.bench import measure, tensors
+from stoker.core.errors import StokerError, UsageError
+from stoker.loader.variant import ENGINES, variant
 
 Both = collections.namedtuple("Both", "x y")
 
@@ -353,7 +353,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_the_command(target: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def run(*args: str) -> int:
-        return cli.main(["bench", *args])
+        return main.main(["bench", *args])
 
     out = tmp_path / "out.json"
     line = [f"{target}:make_loader", "-n", "20", "--engine", "stoker", "--num-workers", "1", "--batch-size", "8"]

@@ -20,10 +20,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker import cache_text, cli
-from stoker.cache import folder, manage
-from stoker.cache.leaves import take
-from stoker.cache.store import REASON_LEN
+from stoker.commands import cache_text, main
+from stoker.staging.store import folder, manage
+from stoker.staging.store.encode import take
+from stoker.staging.store.store import REASON_LEN
 
 from .helpers import flip, interrupt
 
@@ -177,7 +177,7 @@ def stoker_cache(place: Place, capsys: pytest.CaptureFixture[str]) -> Any:
 
     def run(*args: str) -> tuple[int, str, str]:
         capsys.readouterr()
-        code = cli.main(["cache", *args])
+        code = main.main(["cache", *args])
         return code, *capsys.readouterr()
 
     return run
@@ -543,7 +543,7 @@ def test_prune(place: Place, stoker_cache: Any) -> None:
 
 
 def test_source_files_known_by_their_content(place: Place, stoker_cache: Any, tmp_path: Path) -> None:
-    from stoker.staging.key import Sources
+    from stoker.staging.cache_key import Sources
 
     file = tmp_path / "source.txt"
     file.write_text("a")

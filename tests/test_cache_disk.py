@@ -22,8 +22,8 @@ import torch
 from torch.utils.data import Dataset
 
 import stoker
-from stoker.cache import folder
-from stoker.errors import StokerWarning
+from stoker.core.errors import StokerWarning
+from stoker.staging.store import folder
 
 from .helpers import flip
 

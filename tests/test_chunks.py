@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, RandomSampler, Subset, TensorDataset
 
 import stoker
-from stoker.chunks import ChunkSampler, quality
-from stoker.errors import StokerWarning, UsageError
-from stoker.readahead import Readahead, drop_rows, read_rows
+from stoker.core.errors import StokerWarning, UsageError
+from stoker.sampling.chunks import ChunkSampler, quality
+from stoker.sampling.readahead import Readahead, drop_rows, read_rows
 
 SEED = int(os.environ.get("STOKER_SEED", "0"))
 

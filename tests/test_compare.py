@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import stoker
-from stoker import bench, cli
-from stoker.errors import UsageError
-from stoker.report.compare import Pair, compare
-from stoker.report.compare_cli import loss
-from stoker.report.compare_read import WORDS, load, parse
+from stoker.commands import bench
+from stoker.commands import main as cli
+from stoker.commands.compare import loss
+from stoker.core.errors import UsageError
+from stoker.diagnosis.report.compare import Pair, compare
+from stoker.diagnosis.report.compare_read import WORDS, load, parse
 
 TRAIN = """
     import sys, threading, torch

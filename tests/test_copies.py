@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker import cli, copies, machine
+from stoker.commands import copy_rates, main
+from stoker.core import resources
 
 
 class Bench:
@@ -35,28 +36,28 @@ class Bench:
 
 
 def test_what_is_measured() -> None:
-    found = copies.measure(Bench(), 1 << 40)
-    assert list(found.rates) == list(copies.KINDS)
-    assert set(found.rates["pinned"]) == set(copies.SIZES)
+    found = copy_rates.measure(Bench(), 1 << 40)
+    assert list(found.rates) == list(copy_rates.KINDS)
+    assert set(found.rates["pinned"]) == set(copy_rates.SIZES)
     assert found.rates["pinned"][1 << 30] == pytest.approx(50, rel=0.01)
     assert found.register_s_per_gb == pytest.approx(0.2)
-    words = copies.text(found)
+    words = copy_rates.text(found)
     assert "1 KiB" in words
     assert "1,024 MiB" in words
     assert "0.20 s a GB" in words
     assert max(map(len, words.splitlines())) <= 80
-    root = ET.fromstring(copies.svg(found))
+    root = ET.fromstring(copy_rates.svg(found))
     assert len(root.findall("{http://www.w3.org/2000/svg}polyline")) == 3
     assert "Stand-in <1>" in "".join(root.itertext())
 
 
 def test_what_cannot_be_measured_is_said() -> None:
-    found = copies.measure(Bench("registered"), 1 << 30)
+    found = copy_rates.measure(Bench("registered"), 1 << 30)
     assert found.rates["registered"] == {}
     assert max(found.rates["pinned"]) == 1 << 28
     assert "registered, 1,024 bytes: injected" in found.notes
     assert any("too little memory is free" in note for note in found.notes)
-    assert "<svg" in copies.svg(copies.Copies("nothing"))
+    assert "<svg" in copy_rates.svg(copy_rates.Copies("nothing"))
 
 
 def test_distances_are_read_as_the_kernel_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,24 +65,24 @@ def test_distances_are_read_as_the_kernel_writes_them(tmp_path: Path, monkeypatc
         (tmp_path / f"node{n}").mkdir()
         (tmp_path / f"node{n}" / "cpulist").write_text(cpus + "\n")
         (tmp_path / f"node{n}" / "distance").write_text(row + "\n")
-    monkeypatch.setattr(copies.os, "sched_getaffinity", lambda _: {0, 4})
-    assert copies.distance(1, tmp_path) == 21
-    assert copies.distance(0, tmp_path) == 10
-    assert copies.distance(7, tmp_path) is None
-    assert copies.distance(None, tmp_path) is None
+    monkeypatch.setattr(copy_rates.os, "sched_getaffinity", lambda _: {0, 4})
+    assert copy_rates.distance(1, tmp_path) == 21
+    assert copy_rates.distance(0, tmp_path) == 10
+    assert copy_rates.distance(7, tmp_path) is None
+    assert copy_rates.distance(None, tmp_path) is None
 
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    if machine.read().gpus:
+    if resources.read().gpus:
         pytest.skip("there is one")
-    assert cli.main(["check"]) == 0
+    assert main.main(["check"]) == 0
     assert "there is no accelerator" in capsys.readouterr().out.replace("\n", " ")
-    assert cli.main(["check", "--plot", str(tmp_path / "a.svg")]) == 2
+    assert main.main(["check", "--plot", str(tmp_path / "a.svg")]) == 2
     assert "none that CUDA reaches" in capsys.readouterr().err
-    monkeypatch.setattr(copies, "CudaBench", Bench)
-    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu("Stand-in", 1 << 34, 1 << 34, None)])
+    monkeypatch.setattr(copy_rates, "CudaBench", Bench)
+    monkeypatch.setattr(resources, "gpus", lambda: [resources.Gpu("Stand-in", 1 << 34, 1 << 34, None)])
     plot = tmp_path / "a.svg"
-    assert cli.main(["check", "--json", "--plot", str(plot)]) == 0
+    assert main.main(["check", "--json", "--plot", str(plot)]) == 0
     out = json.loads(capsys.readouterr().out)
     assert out["copies"]["device"] == "Stand-in <1>"
     assert out["pin_memory"].startswith("pin_memory=")

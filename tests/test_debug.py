@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
 import stoker
-from stoker.blame import explain
+from stoker.workers.exceptions import explain
 from tests.helpers import Compose
 
 

@@ -15,9 +15,9 @@ import torch
 from torch.utils.data import Dataset
 
 import stoker
-from stoker import nesting as walk
-from stoker.device import DeviceIter, Full, checked
-from stoker.errors import UsageError
+from stoker.core import nested as walk
+from stoker.core.errors import UsageError
+from stoker.device.prefetch import DeviceIter, Full, checked
 from tests.contract import datasets as d
 
 
@@ -68,7 +68,7 @@ def test_batches_come_in_order_and_whole(depth: int, room: int) -> None:
 
 def test_a_full_device_means_fewer_ahead_and_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     lane = Late(room=2)
-    with caplog.at_level(logging.WARNING, "stoker.device"):
+    with caplog.at_level(logging.WARNING, "stoker.device.prefetch"):
         got = list(DeviceIter(iter(map(torch.tensor, range(9))), lane, 4))
     assert [int(x) for x in got] == list(range(9))
     assert [r.getMessage() for r in caplog.records][-1].startswith("the device is out of memory: 2 batch(es)")

@@ -18,14 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset
 
-from stoker import ambient, inside, stacks
-from stoker import looks as looks_module
-from stoker.doctor import Case, gil_bound, worker_startup
-from stoker.doctor.verdict import CAUSES, diagnose
-from stoker.live import Stages
-from stoker.looks import SWITCH_S, UNUSED, Looks
-from stoker.metrics import LoaderMetrics
-from stoker.report import schema
+from stoker.core import monitor, stacks
+from stoker.core.metrics import LoaderMetrics
+from stoker.diagnosis.doctor import Case, gil_bound, worker_startup
+from stoker.diagnosis.doctor.verdict import CAUSES, diagnose
+from stoker.diagnosis.report import schema
+from stoker.diagnosis.watch import stack_sampler as looks_module
+from stoker.diagnosis.watch import worker_record
+from stoker.diagnosis.watch.shared_counters import Stages
+from stoker.diagnosis.watch.stack_sampler import SWITCH_S, UNUSED, Looks
 from tests.helpers import Compose
 
 
@@ -204,7 +205,7 @@ def test_looks_take_nothing_from_the_code_they_look_at(monkeypatch: pytest.Monke
     seed = int(time.time())
     print("seed", seed)
     rng = random.Random(seed)
-    monkeypatch.setattr("stoker.looks.INTERVAL_S", 1e-4)
+    monkeypatch.setattr("stoker.diagnosis.watch.stack_sampler.INTERVAL_S", 1e-4)
     looks = Looks(threading.get_ident(), threading.get_native_id())
     looks.began = time.monotonic()
     looks.slow_s = 0.0
@@ -283,19 +284,19 @@ def test_the_sample_at_work_in_a_slow_task_is_named() -> None:
 
 
 def test_an_account_is_read_whole_or_not_at_all() -> None:
-    row = memoryview(bytearray(inside.ROW_BYTES))
-    assert inside.read(row) is None
-    account = inside.Inside(row, Data(), None)
+    row = memoryview(bytearray(worker_record.ROW_BYTES))
+    assert worker_record.read(row) is None
+    account = worker_record.Inside(row, Data(), None)
     for _ in range(40):
         account.done([0.01])
-    found = inside.read(row)
+    found = worker_record.read(row)
     assert found is not None
     assert sum(found["bins"].values()) >= 32
     length = int.from_bytes(row[:4], "little")
     row[4 + length - 8 : 4 + length] = b"x" * 8
-    assert inside.read(row) is None
+    assert worker_record.read(row) is None
     row[:4] = (1 << 30).to_bytes(4, "little")
-    assert inside.read(row) is None
+    assert worker_record.read(row) is None
 
 
 def test_accounts_are_read_of_every_worker_that_has_one() -> None:
@@ -312,9 +313,9 @@ def test_accounts_are_read_of_every_worker_that_has_one() -> None:
 def test_a_histogram_keeps_the_median(seconds: list[float]) -> None:
     bins: dict[int, int] = {}
     for s in seconds:
-        bins[inside.bin_of(s)] = bins.get(inside.bin_of(s), 0) + 1
+        bins[worker_record.bin_of(s)] = bins.get(worker_record.bin_of(s), 0) + 1
     exact = sorted(seconds)[(len(seconds) - 1) // 2]
-    assert math.isclose(inside.median(bins), exact, rel_tol=0.1)
+    assert math.isclose(worker_record.median(bins), exact, rel_tol=0.1)
     spread = schema.spread(bins)
     assert spread["count"] == len(seconds)
     assert 0 <= spread["slow_share"] <= 1
@@ -331,8 +332,8 @@ def test_accounts_add_up() -> None:
         "own": [[0.0, 100], [2.0, 300]],
         "pid": 7,
     }
-    both = inside.merge([one, one])
-    assert inside.merge([both]) == both
+    both = worker_record.merge([one, one])
+    assert worker_record.merge([both]) == both
     assert both == {
         "own": [[[0.0, 100], [2.0, 300]]] * 2,
         "bins": {3: 4},
@@ -345,7 +346,7 @@ def test_accounts_add_up() -> None:
 
 
 def test_the_machine_is_looked_at() -> None:
-    a = ambient.Ambient()
+    a = monitor.Ambient()
     end = time.monotonic() + 20
     while not a._line and time.monotonic() < end:
         a._look()
@@ -357,8 +358,8 @@ def test_the_machine_is_looked_at() -> None:
 
 def test_stalls_for_memory_from_before_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     total = 5_000_000
-    monkeypatch.setattr(ambient.machine, "memory_stalled", lambda: total)
-    a = ambient.Ambient()
+    monkeypatch.setattr(monitor.machine, "memory_stalled", lambda: total)
+    a = monitor.Ambient()
     total += 2_000_000
     a._stall()
     assert a.stop()["memory_stalled_max"] == pytest.approx(0.2, abs=0.01)  # two of ten seconds
@@ -493,7 +494,7 @@ def rests(end: threading.Event) -> None:
 def test_helpers_that_take_turns_at_the_lock(
     target: Callable[[threading.Event], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.looks.MANY", 1000)
+    monkeypatch.setattr("stoker.diagnosis.watch.stack_sampler.MANY", 1000)
     end, interval = threading.Event(), sys.getswitchinterval()
     helpers = [threading.Thread(target=target, args=(end,)) for _ in range(3)]
     sys.setswitchinterval(SWITCH_S)

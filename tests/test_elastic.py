@@ -17,13 +17,13 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 import stoker
-import stoker.scheduler as scheduling
-from stoker.engine import state_of
-from stoker.errors import BudgetError, UsageError, WorkerDiedError
-from stoker.metrics import LoaderMetrics
-from stoker.options import Budget, Knobs, parse_bytes
-from stoker.scheduler import Scheduler
-from stoker.tuning.online import BURST, LATEST_US, PER_MINUTE, Controller
+import stoker.loader.scheduler as scheduling
+from stoker.core.errors import BudgetError, UsageError, WorkerDiedError
+from stoker.core.metrics import LoaderMetrics
+from stoker.core.options import Budget, Knobs, parse_bytes
+from stoker.loader.auto.controller import BURST, LATEST_US, PER_MINUTE, Controller
+from stoker.loader.engine import state_of
+from stoker.loader.scheduler import Scheduler
 
 SEED = int(os.environ.get("STOKER_SEED", random.randrange(1 << 30)))
 METHODS = ["process", "thread"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.files import write
+from stoker.core.files import write
 
 
 def mode(path: Path) -> int:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.report import diff
+from stoker.diagnosis.report import patch
 
 CALLS = {
     "x = DataLoader(d, num_workers=0)": "x = DataLoader(d, num_workers=2)",
@@ -29,7 +29,7 @@ CALLS = {
 
 @pytest.mark.parametrize("before", CALLS)
 def test_a_call_is_edited_or_left_alone(before: str) -> None:
-    after = diff.edited(before.encode(), 1, {"num_workers": 2}).decode()
+    after = patch.edited(before.encode(), 1, {"num_workers": 2}).decode()
     assert after == (CALLS[before] or before)
 
 
@@ -38,8 +38,8 @@ def test_an_edited_file_is_the_same_but_for_the_keyword(call: str, head: str, mo
     head = "".join(f"# {line}\n" for line in head.split("\n"))
     settings = {"num_workers": 3, **{f"extra_{i}": True for i in range(more)}}
     source = (head + call + "\ny = 1\n").encode()
-    tree = ast.parse(diff.edited(source, head.count("\n") + 1, settings))
-    (made,) = (n for n in ast.walk(tree) if isinstance(n, ast.Call) and diff._call(n, n.lineno) is n)
+    tree = ast.parse(patch.edited(source, head.count("\n") + 1, settings))
+    (made,) = (n for n in ast.walk(tree) if isinstance(n, ast.Call) and patch._call(n, n.lineno) is n)
     assert {k.arg: ast.literal_eval(k.value) for k in made.keywords if k.arg in settings} == settings
     assert ast.unparse(tree).endswith("y = 1")
 
@@ -57,7 +57,7 @@ def test_a_diff_applies(tmp_path: Path, head: str) -> None:
         {"cause": "worker_startup", "loader": f"{script}:{line + 2}", "change": {"persistent_workers": True}},
         {"cause": "slow_collate", "loader": f"{script}:{line + 2}", "change": {}},
     ]
-    text = diff.of(diff.changes(found))
+    text = patch.of(patch.changes(found))
     p = subprocess.run(
         ["git", "apply", "--unsafe-paths", "-p1", "--directory=/"], cwd="/", input=text.encode(), check=False
     )
@@ -66,19 +66,19 @@ def test_a_diff_applies(tmp_path: Path, head: str) -> None:
     assert script.read_text() == (
         f"{head}a = 1\nx = DataLoader(d, num_workers=2)\nb = 2\nz = DataLoader(\n    e, batch_size=8, persistent_workers=True\n)"
     )
-    assert diff.of(diff.changes(found, done=["too_few_workers", "main_process_loading", "worker_startup"])) == ""
+    assert patch.of(patch.changes(found, done=["too_few_workers", "main_process_loading", "worker_startup"])) == ""
 
 
 @pytest.mark.parametrize("name", ["gone.py:3", "?", "ipython-input-1:2", "DataLoader of Rows", ""])
 def test_where_there_is_no_file_there_is_no_diff(name: str) -> None:
-    assert diff.of({name: {"num_workers": 2}}) == ""
+    assert patch.of({name: {"num_workers": 2}}) == ""
 
 
 def test_a_file_that_is_no_python(tmp_path: Path) -> None:
     for i, text in enumerate([b"x = DataLoader(", b"\xff\xfe", b""]):
         path = tmp_path / f"{i}.py"
         path.write_bytes(text)
-        assert diff.of({f"{path}:1": {"num_workers": 2}}) == ""
+        assert patch.of({f"{path}:1": {"num_workers": 2}}) == ""
 
 
 TRAIN = b"""import os
@@ -98,7 +98,7 @@ def test_what_apply_did_is_a_diff(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_bytes(TRAIN)
     change = {"staged": True, "num_workers": 2, "engine": "stoker"}
-    text = diff.of({f"{script}:{line}": change for line in (8, 9, 10)})
+    text = patch.of({f"{script}:{line}": change for line in (8, 9, 10)})
     added = [line[1:].strip() for line in text.splitlines() if line[:1] == "+" and line[:3] != "+++"]
     assert added == [
         "import stoker",
@@ -110,15 +110,15 @@ def test_what_apply_did_is_a_diff(tmp_path: Path) -> None:
     p = subprocess.run(["patch", "-p1", "-d", "/"], input=text.encode(), capture_output=True)
     assert p.returncode == 0, p.stdout
     assert script.read_text().splitlines()[5] == "import stoker"
-    again = diff.edited(script.read_bytes(), 9, {"num_workers": 2})
-    assert diff._importing(again) == again  # once is enough
+    again = patch.edited(script.read_bytes(), 9, {"num_workers": 2})
+    assert patch._importing(again) == again  # once is enough
 
 
 def test_lines_end_where_a_file_s_lines_end(tmp_path: Path) -> None:
     """Not at a form feed, which ``str.splitlines`` takes for an end."""
     script = tmp_path / "old.py"
     script.write_text("a = 1\n\x0c\nb = 'x\u2028y'\nx = DataLoader(d)\n")
-    text = diff.of({f"{script}:4": {"num_workers": 2}})
+    text = patch.of({f"{script}:4": {"num_workers": 2}})
     p = subprocess.run(["patch", "-p1", "-d", "/"], input=text.encode(), capture_output=True)
     assert p.returncode == 0, (p.stdout, text)
     assert b"offset" not in p.stdout

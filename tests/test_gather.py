@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import stoker
-from stoker.gather import Gather
+from stoker.workers.gather import Gather
 
 from .contract.trace import canon, end
 

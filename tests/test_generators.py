@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset
 
-from stoker.generators import Watch, find_generators, get_state, is_generator, seed_generator, set_state
+from stoker.sampling.generators import Watch, find_generators, get_state, is_generator, seed_generator, set_state
 
 in_module = random.Random(5)
 made_later: Any = None
@@ -74,7 +74,7 @@ def test_what_a_legacy_generator_keeps_beside_its_bits() -> None:
 
 
 def test_numbers_of_neighbouring_seeds_are_not_related() -> None:
-    from stoker.seeding import splitmix64
+    from stoker.sampling.seeding import splitmix64
 
     g = np.random.default_rng(0)
     rows = []

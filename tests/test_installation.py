@@ -18,9 +18,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import stoker
-from stoker import installation
-from stoker.engine import state_of
-from stoker.errors import StokerWarning, UsageError
+from stoker.core.errors import StokerWarning, UsageError
+from stoker.loader import install
+from stoker.loader.engine import state_of
 
 
 class Data(Dataset[torch.Tensor]):
@@ -111,7 +111,7 @@ def test_apply_stays_after_an_install_within_it(tmp_path: Path) -> None:
     )
     line = [sys.executable, "-m", "stoker", "run", "--apply", "train.py"]
     p = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert p.stdout == "8 stoker.iterators\n16 stoker.iterators\n", p.stderr
+    assert p.stdout == "8 stoker.loader.pool_iterator\n16 stoker.loader.pool_iterator\n", p.stderr
 
 
 def test_another_argument_is_a_type_error() -> None:
@@ -181,10 +181,10 @@ def test_a_cache() -> None:
         for _ in range(2):
             assert values(loader) == values(DataLoader(data, batch_size=3)) == list(range(12))
         assert loader.dataset is data
-        ((_, staged),) = installation._caches.values()
+        ((_, staged),) = install._caches.values()
         assert staged.account.filled == 12
         assert values(DataLoader(Stream())) == list(range(8))
-    assert not installation._caches
+    assert not install._caches
     assert values(loader) == list(range(12))
 
 

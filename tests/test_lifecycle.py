@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stoker import lifecycle
+from stoker.core import processes
 from tests.helpers import left_in_shm, shm
 
 PRELUDE = """
@@ -283,12 +283,12 @@ def test_ctrl_c_in_the_instant_of_a_fork_is_heard(workers: int) -> None:
 
 def test_a_child_is_ended_unless_somebody_else_has_reaped_it(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = subprocess.Popen(["sleep", "60"])
-    lifecycle.kill(runs.pid)
+    processes.kill(runs.pid)
     assert not psutil.pid_exists(runs.pid)
     gone = subprocess.Popen(["true"])
     os.waitpid(gone.pid, 0)
     monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("the id may be another's"))
-    lifecycle.kill(gone.pid)
+    processes.kill(gone.pid)
     runs.wait()
     gone.wait()
 

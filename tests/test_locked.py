@@ -14,15 +14,16 @@ import pytest
 import torch
 
 import stoker
-from stoker import nesting as walk
-from stoker.engine import state_of
-from stoker.errors import StokerWarning
-from stoker.pin import policy, setup
-from stoker.pin.locked import Locker
+from stoker.core import nested as walk
+from stoker.core.errors import StokerWarning
+from stoker.device import pin_policy
+from stoker.device.pinned_slots import Locker
+from stoker.loader import pin_setup
+from stoker.loader.engine import state_of
 from stoker.transport.arena import Arena
-from stoker.transport.heap import HeapWriter
 from stoker.transport.mapping import map_shared
-from stoker.transport.ring import SlotReader, SlotWriter
+from stoker.transport.slots import SlotReader, SlotWriter
+from stoker.transport.thread_slots import HeapWriter
 from tests.contract import datasets as d
 
 
@@ -249,9 +250,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda i: None)
-    monkeypatch.setattr(policy, "unified", lambda _: False)
-    monkeypatch.setattr(policy, "gain", lambda *_: 3.0)
-    monkeypatch.setattr(setup, "runtime", lambda: fake)
+    monkeypatch.setattr(pin_policy, "unified", lambda _: False)
+    monkeypatch.setattr(pin_policy, "gain", lambda *_: 3.0)
+    monkeypatch.setattr(pin_setup, "runtime", lambda: fake)
     monkeypatch.setattr(walk, "pin_tensor", lambda t, _=None: t if locked(fake, t) else t.clone())
     return fake
 

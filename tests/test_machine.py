@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from stoker import machine, nvml
-from stoker.report import check
-from stoker.run import report_of
+from stoker.commands import check
+from stoker.commands.run import report_of
+from stoker.core import gpus, resources
 
 
 def tree(tmp_path: Path, lines: str, files: dict[str, str]) -> dict[str, Path]:
@@ -52,7 +52,7 @@ def tree(tmp_path: Path, lines: str, files: dict[str, str]) -> dict[str, Path]:
     ],
 )
 def test_cpu_quota(tmp_path: Path, lines: str, files: dict[str, str], quota: float | None) -> None:
-    assert machine.cpu_quota(**tree(tmp_path, lines, files)) == quota
+    assert resources.cpu_quota(**tree(tmp_path, lines, files)) == quota
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_cpu_quota(tmp_path: Path, lines: str, files: dict[str, str], quota: flo
     ],
 )
 def test_memory_limit(tmp_path: Path, lines: str, files: dict[str, str], limit: int | None) -> None:
-    assert machine.memory_limit(**tree(tmp_path, lines, files)) == limit
+    assert resources.memory_limit(**tree(tmp_path, lines, files)) == limit
 
 
 def test_stalls_for_memory_are_those_of_the_own_cgroup(tmp_path: Path) -> None:
@@ -82,21 +82,21 @@ def test_stalls_for_memory_are_those_of_the_own_cgroup(tmp_path: Path) -> None:
         return f"some avg10=0.00 avg60=0.00 avg300=0.00 total={total}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n"
 
     here = tree(tmp_path, "0::/a\n", {"a/memory.pressure": psi(2000), "memory.pressure": psi(3000)})
-    assert machine.memory_stalled(**here) == 2000
+    assert resources.memory_stalled(**here) == 2000
     here = tree(tmp_path / "v1", "4:memory:/a\n", {"memory/a/memory.limit_in_bytes": "1"})
-    assert machine.memory_stalled(**here) is None
+    assert resources.memory_stalled(**here) is None
     (here["proc"] / "pressure").mkdir()
     (here["proc"] / "pressure/memory").write_text(psi(4000))
-    assert machine.memory_stalled(**here) == 4000
+    assert resources.memory_stalled(**here) == 4000
 
 
 def test_memory_in_use_is_without_the_cache(tmp_path: Path) -> None:
     files = {"memory.current": "5000", "memory.stat": "anon 1000\ninactive_file 3000\n"}
-    assert machine.memory_used(**tree(tmp_path, "0::/\n", files)) == 2000
+    assert resources.memory_used(**tree(tmp_path, "0::/\n", files)) == 2000
 
 
 def test_reading_this_machine() -> None:
-    m = machine.read()
+    m = resources.read()
     assert 1 <= m.cores <= m.cores_affinity <= m.cores_host
     assert 0 < m.memory_available <= m.memory <= m.memory_host
     assert json.dumps(m.as_dict())
@@ -121,9 +121,9 @@ def test_limits_of_the_process() -> None:
 
 
 def test_what_looks_wrong_is_said_with_a_remedy() -> None:
-    m = machine.read()
-    wrong = machine._wrong(
-        machine.Machine(
+    m = resources.read()
+    wrong = resources._wrong(
+        resources.Machine(
             **{
                 **vars(m),
                 "cpu_quota": 1.5,
@@ -151,14 +151,14 @@ def test_check_prints_json() -> None:
     p = stoker("check", "--json")
     assert p.returncode == 0
     out = json.loads(p.stdout)
-    assert out["cores"] == machine.cores_granted()
-    assert set(out) == {*machine.read().as_dict(), "versions", "pin_memory", "copies"}
+    assert out["cores"] == resources.cores_granted()
+    assert set(out) == {*resources.read().as_dict(), "versions", "pin_memory", "copies"}
     assert set(out["versions"]) == set(check.versions())
 
 
 def test_check_writes_json_where_it_is_asked_to(tmp_path: Path) -> None:
     p = stoker("check", "--json", "-")
-    assert json.loads(p.stdout)["cores"] == machine.cores_granted()
+    assert json.loads(p.stdout)["cores"] == resources.cores_granted()
     p = stoker("check", "--json", str(tmp_path / "grant.json"))
     assert "cores" in json.loads((tmp_path / "grant.json").read_text())
     assert "cores" in p.stdout  # and the text is shown
@@ -213,8 +213,8 @@ def test_gpus_of_others_are_none_of_ours(monkeypatch: pytest.MonkeyPatch, visibl
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [gpu.index for gpu in nvml.gpus()] == mine
-    assert nvml.Nvml().busy() == [10.0 * i for i in mine]
+    assert [gpu.index for gpu in gpus.gpus()] == mine
+    assert gpus.Nvml().busy() == [10.0 * i for i in mine]
 
 
 def test_gpus_that_a_script_hides_from_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +270,7 @@ def test_gpus_are_asked_for_once_on_the_way_to_a_profile(tmp_path: Path) -> None
 import sys
 sys.modules["pynvml"] = None
 from torch.utils.data import DataLoader
-from stoker.engine import budget
+from stoker.loader.engine import budget
 from stoker.tuning import limits, profile
 loader = DataLoader([1, 2])
 for _ in range(2):

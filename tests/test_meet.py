@@ -17,13 +17,13 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 import stoker
-from stoker import resident
-from stoker.device import DeviceIter
-from stoker.errors import StateError, UsageError, WorkerDiedError
-from stoker.pin.thread import PinnedPool
-from stoker.resident import ResidentIter
-from stoker.staging import device
-from stoker.workers import process
+from stoker.core.errors import StateError, UsageError, WorkerDiedError
+from stoker.device.prefetch import DeviceIter
+from stoker.loader import device_iterator
+from stoker.loader.device_iterator import ResidentIter
+from stoker.loader.pin_thread import PinnedPool
+from stoker.staging import device_tier
+from stoker.workers import process_pool
 from stoker.workers.protocol import Told
 from tests import test_device
 from tests.test_state import draw
@@ -43,7 +43,7 @@ class Late(test_device.Late):
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.filterwarnings("ignore::stoker.errors.StokerWarning"),
+    pytest.mark.filterwarnings("ignore::stoker.core.errors.StokerWarning"),
 ]
 
 
@@ -234,8 +234,8 @@ def test_a_state_and_samples_that_fail(workers: int) -> None:
 
 @pytest.fixture
 def standing_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "accelerator", lambda: torch.device("cpu"))
-    monkeypatch.setattr(resident, "off_host", lambda _: True)
+    monkeypatch.setattr(device_tier, "accelerator", lambda: torch.device("cpu"))
+    monkeypatch.setattr(device_iterator, "off_host", lambda _: True)
 
 
 SETTINGS: list[dict[str, Any]] = [
@@ -270,7 +270,7 @@ def test_data_that_moves_to_a_device_in_mid_run(
         batches: list[Any] = []
         states: list[list[str]] = []
         for e in range(3):
-            monkeypatch.setattr(resident, "off_host", lambda _, e=e: e >= move_at)
+            monkeypatch.setattr(device_iterator, "off_host", lambda _, e=e: e >= move_at)
             more, at = run(loader, 1)
             batches += more
             states += at
@@ -280,7 +280,7 @@ def test_data_that_moves_to_a_device_in_mid_run(
     got, states = epochs(1)
     assert got == want
     for on_device in (False, True):
-        monkeypatch.setattr(resident, "off_host", lambda _, on=on_device: on)
+        monkeypatch.setattr(device_iterator, "off_host", lambda _, on=on_device: on)
         for e, k in ((0, 3), (1, 0), (1, 2), (1, 7), (1, 8)):
             left = [*([] if k == 8 else [want[e][k:]]), *want[e + 1 :]]
             assert rest(loader_of(data, **settings, **shuffled()), states[e][k], len(left)) == left, (on_device, e, k)
@@ -358,7 +358,7 @@ def test_what_a_worker_says_is_still_there_behind_the_thread_that_pins(monkeypat
         def take(self) -> Any:
             return Told("batch", 4, b"state", False)
 
-    monkeypatch.setattr("stoker.pin.thread.pin", fails)
+    monkeypatch.setattr("stoker.loader.pin_thread.pin", fails)
     pool = PinnedPool.__new__(PinnedPool)
     pool.off, pool._device, pool._index = False, None, 0
     told = pool._pin(Result()).take()  # type: ignore[arg-type]
@@ -382,14 +382,14 @@ class Parts(torch.utils.data.IterableDataset[Any]):
 def room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many workers the system has processes for."""
     room = [99]
-    begin = process.ProcessPool._start
+    begin = process_pool.ProcessPool._start
 
     def start(self: Any, *args: Any) -> Any:
         if sum(p.is_alive() for p in self.processes) >= room[0]:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return begin(self, *args)
 
-    monkeypatch.setattr(process.ProcessPool, "_start", start)
+    monkeypatch.setattr(process_pool.ProcessPool, "_start", start)
     return room
 
 

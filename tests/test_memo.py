@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 import stoker
 from stoker.staging.compare import equal_bits
-from stoker.staging.memo import Table, call_key, is_small, names_of
+from stoker.staging.memoize import Table, call_key, is_small, names_of
 
 SIZE = 24
 

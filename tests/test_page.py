@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from stoker import cli
-from stoker.report import page
+from stoker.commands import main
+from stoker.diagnosis.report import html
 
 from .test_doctor import entry
 
@@ -94,7 +94,7 @@ class Elements(HTMLParser):
 
 
 def test_what_a_script_is_called_is_no_markup() -> None:
-    text = page.render(report())
+    text = html.render(report())
     found = Elements(text)
     tags = [tag for tag, _ in found.seen]
     assert tags.count("script") == 3  # the figures, plotly, the drawing
@@ -119,12 +119,12 @@ def test_what_a_script_is_called_is_no_markup() -> None:
 
 
 def test_nothing_is_fetched() -> None:
-    for tag, attributes in Elements(page.render(report())).seen:
+    for tag, attributes in Elements(html.render(report())).seen:
         assert not attributes.keys() & {"src", "href", "srcset", "action"}, tag
 
 
 def test_a_run_without_loaders() -> None:
-    text = page.render(
+    text = html.render(
         report(loaders=[], bypassing=[], findings=[], applied=None, around={}, verdict="unknown", partial=False)
     )
     assert "no DataLoader was iterated" in text
@@ -148,10 +148,10 @@ def test_wrong_places(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeyp
     script.write_text("open('ran', 'w')")
     monkeypatch.chdir(tmp_path)
     for place, why in ((tmp_path, "it is a folder"), (tmp_path / "no" / "a.html", f"there is no folder {tmp_path}/no")):
-        assert cli.main(["run", "--html", str(place), str(script)]) == 2
+        assert main.main(["run", "--html", str(place), str(script)]) == 2
         assert why in capfd.readouterr().err
     monkeypatch.setitem(sys.modules, "plotly", None)
-    assert cli.main(["run", "--html", str(tmp_path / "a.html"), str(script)]) == 2
+    assert main.main(["run", "--html", str(tmp_path / "a.html"), str(script)]) == 2
     assert "stoker[html]" in capfd.readouterr().err
     assert not (tmp_path / "ran").exists()
 
@@ -159,7 +159,7 @@ def test_wrong_places(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeyp
 @pytest.mark.skipif(BROWSER is None, reason="no browser")
 def test_it_draws_in_a_browser(tmp_path: Path) -> None:
     out = tmp_path / "a.html"
-    page.save(report(), out)
+    html.save(report(), out)
     line = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom"]
     p = subprocess.run([*line, out.as_uri()], capture_output=True, text=True, timeout=120)
     found = Elements(p.stdout)

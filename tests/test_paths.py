@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 
 import stoker
-from stoker import paths
-from stoker.stacks import decoder
+from stoker.core import packages
+from stoker.core.stacks import decoder
 from stoker.staging.trial import _is_closed
 
 NAMES = ["stoker", "multiprocessing", "torch/utils/data", "site-packages", "dist-packages", "PIL", "av", "lib/python3"]
@@ -25,15 +25,15 @@ NAMES = ["stoker", "multiprocessing", "torch/utils/data", "site-packages", "dist
 @pytest.mark.parametrize("name", NAMES)
 def test_a_folder_of_the_users_is_the_users_whatever_it_is_called(name: str, tmp_path: Path) -> None:
     path = str(tmp_path / name / "script.py")
-    assert paths.is_users(path)
+    assert packages.is_users(path)
     assert decoder(path) == ""
 
 
 def test_what_is_installed_is_not_the_users() -> None:
     for file in (stoker.__file__, torch.__file__, pytest.__file__, json.__file__, queue.__file__, "<string>"):
-        assert not paths.is_users(file)
-    assert paths.in_stdlib(json.__file__)
-    assert not paths.in_stdlib(pytest.__file__)
+        assert not packages.is_users(file)
+    assert packages.in_stdlib(json.__file__)
+    assert not packages.in_stdlib(pytest.__file__)
     assert decoder(Image.__file__) == "PIL"
     assert decoder(os.path.join(os.path.dirname(json.__file__), "decoder.py")) == "json"
     assert decoder(json.__file__) == ""
@@ -90,7 +90,7 @@ def test_the_frames_of_a_script_in_folders_called_stoker_and_multiprocessing(how
     frames = [line for line in out.stdout.splitlines() if line.startswith('  File "')]
     own = [line.rpartition(" in ")[2] for line in frames if str(script) in line]
     assert own == (["__getitem__", "load"] if how == "raises" else ["load", "__getitem__"]), out.stdout + out.stderr
-    assert not [line for line in frames if paths.PACKAGE in line]
+    assert not [line for line in frames if packages.PACKAGE in line]
 
 
 @pytest.mark.slow
@@ -120,8 +120,8 @@ def test_this_suite_passes_in_a_folder_called_stoker(tmp_path: Path) -> None:
     assert out.returncode == 0, out.stdout + out.stderr
 
 
-@pytest.mark.parametrize("folder", [paths.PACKAGE, paths.STDLIB])
+@pytest.mark.parametrize("folder", [packages.PACKAGE, packages.STDLIB])
 def test_a_folder_whose_name_begins_alike_is_another(folder: str) -> None:
     beside = folder.rstrip(os.sep) + "-mine" + os.sep + "script.py"
-    assert paths.is_users(beside)
+    assert packages.is_users(beside)
     assert not _is_closed(compile("1", beside, "eval"), "script")

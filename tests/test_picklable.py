@@ -16,10 +16,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.picklable import MANY, culprit, refused
-from stoker.tuning.auto import unsafe
-from stoker.workers.watchdog import may_start_anew
-from stoker.workers.zygote import Pickled
+from stoker.core.picklable import MANY, culprit, refused
+from stoker.loader.auto.decide import unsafe
+from stoker.workers.fork_lock_detector import may_start_anew
+from stoker.workers.fork_server import Pickled
 
 
 class Data(torch.utils.data.Dataset):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import stoker
-from stoker.engine import state_of
+from stoker.loader.engine import state_of
 from tests.contract import datasets as d
 
 pinned: list[Any] = []
@@ -18,7 +18,7 @@ pinned: list[Any] = []
 @pytest.fixture(autouse=True)
 def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Says that there is one, and copies instead of page-locking."""
-    from stoker.pin import thread as pin_thread
+    from stoker.loader import pin_thread
 
     def copy(data: Any, device: Any = None) -> Any:
         pinned.append(threading.current_thread().name)
@@ -63,7 +63,7 @@ def test_errors_come_through_and_iteration_goes_on() -> None:
 
 
 def test_an_error_of_pinning_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stoker.pin import thread as pin_thread
+    from stoker.loader import pin_thread
 
     def fail(*_: Any) -> Any:
         raise RuntimeError("no page-locked memory left")
@@ -80,7 +80,7 @@ def test_the_timeout_and_streams() -> None:
 
 
 def test_a_copy_that_hangs_does_not_hang_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stoker.pin import thread as pin_thread
+    from stoker.loader import pin_thread
 
     hangs, goes_on = threading.Event(), threading.Event()
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import stoker
-from stoker import nesting as walk
-from stoker.errors import UsageError
-from stoker.pin import policy
-from stoker.pin.policy import Facts, decide
-from stoker.pin.setup import Pinning
+from stoker.core import nested as walk
+from stoker.core.errors import UsageError
+from stoker.device import pin_policy
+from stoker.device.pin_policy import Facts, decide
+from stoker.loader.pin_setup import Pinning
 
 Point = collections.namedtuple("Point", "x y")
 MB = 1 << 20
@@ -145,11 +145,11 @@ def test_the_decision(name: str, facts: Facts, on: bool, why: str) -> None:
 
 
 def test_rounding_is_that_of_torchs_allocator() -> None:
-    assert [policy.rounded(n) for n in (0, 1, 2, 3, 4097, 1 << 20)] == [0, 1, 2, 4, 8192, 1 << 20]
+    assert [pin_policy.rounded(n) for n in (0, 1, 2, 3, 4097, 1 << 20)] == [0, 1, 2, 4, 8192, 1 << 20]
 
 
 def test_auto_without_a_device_is_off_and_says_so() -> None:
-    if policy.kind() is not None:
+    if pin_policy.kind() is not None:
         pytest.skip("there is one")
     loader = stoker.DataLoader(range(8), batch_size=2, num_workers=1, pin_memory="auto")  # type: ignore[arg-type]
     assert loader.pin_memory is False
@@ -169,9 +169,9 @@ def test_the_gain_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(nbytes)
         return 1.0
 
-    monkeypatch.setattr(policy, "kind", lambda: "cuda")
-    monkeypatch.setattr(policy, "unified", lambda _: False)
-    monkeypatch.setattr(policy, "gain", gain)
+    monkeypatch.setattr(pin_policy, "kind", lambda: "cuda")
+    monkeypatch.setattr(pin_policy, "unified", lambda _: False)
+    monkeypatch.setattr(pin_policy, "gain", gain)
     pinning = Pinning()
     assert pinning.decide(0, 3).on
     assert not pinning.decide(1 << 16, 3).on

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker import machine, pressure
-from stoker.engine import state_of
-from stoker.errors import StokerWarning
+from stoker.core import resources
+from stoker.core.errors import StokerWarning
+from stoker.loader import memory_pressure
+from stoker.loader.engine import state_of
 from tests.contract import datasets as d
 
 
@@ -24,11 +25,11 @@ from tests.contract import datasets as d
 def short(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What is available, in bytes; looked at each time."""
     left = [1 << 40]
-    monkeypatch.setattr(machine, "memory_available", lambda: left[0])
-    monkeypatch.setattr(machine, "memory_granted", lambda: 16 << 30)
-    monkeypatch.setattr(machine, "pressure", lambda: {"memory": 50.0})
-    monkeypatch.setattr(pressure, "LOOK_S", 0.0)
-    monkeypatch.setattr(pressure, "SETTLE_S", 0.0)
+    monkeypatch.setattr(resources, "memory_available", lambda: left[0])
+    monkeypatch.setattr(resources, "memory_granted", lambda: 16 << 30)
+    monkeypatch.setattr(resources, "pressure", lambda: {"memory": 50.0})
+    monkeypatch.setattr(memory_pressure, "LOOK_S", 0.0)
+    monkeypatch.setattr(memory_pressure, "SETTLE_S", 0.0)
     return left
 
 
@@ -55,7 +56,7 @@ def test_steps_are_taken_in_turn_and_no_batch_changes(
     want = epoch(made(), short, 1 << 40)
     loader = made()
     with (
-        caplog.at_level(logging.WARNING, "stoker.pressure"),
+        caplog.at_level(logging.WARNING, "stoker.loader.memory_pressure"),
         pytest.warns(StokerWarning, match="MB of memory are left"),
     ):
         got = epoch(loader, short, 100 << 20)
@@ -98,11 +99,11 @@ def memory_of(loader: Any) -> int:
 
 def test_stalls_count_where_little_is_left(short: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    watch = pressure.Pressure([lambda: "given"], said.append)
+    watch = memory_pressure.Pressure([lambda: "given"], said.append)
     short[0] = 1200 << 20  # more than 5 %, less than 10 % of 16 GB
     with pytest.warns(StokerWarning, match="50 % of the time"):
         watch.look()
-    monkeypatch.setattr(machine, "pressure", dict)
+    monkeypatch.setattr(resources, "pressure", dict)
     watch.look()
     assert len(said) == 1
 

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 import torch
 
-from stoker import machine
-from stoker.cache.leaves import take
-from stoker.cache.memory import Memory
-from stoker.cache.store import BLOCK, Store, size_of
+from stoker.core import resources
+from stoker.loader.auto import limits
 from stoker.staging import node_cache
 from stoker.staging.digest import digest
 from stoker.staging.isolate import Trial
-from stoker.tuning import limits
+from stoker.staging.store.encode import take
+from stoker.staging.store.memory import Memory
+from stoker.staging.store.store import BLOCK, Store, size_of
 
 RANK = """
 import json, os, signal, sys
@@ -31,7 +31,7 @@ import torch
 from stoker.staging import node_cache
 from stoker.staging.node_cache import start_trial
 from stoker.staging.split import Split
-from stoker.staging.staged import Staged
+from stoker.staging.dataset import Staged
 from stoker.staging.trial import find_plan
 
 SCALE = float(os.environ.get("SCALE", "1"))
@@ -286,10 +286,10 @@ def test_ranks_of_this_machine(monkeypatch: pytest.MonkeyPatch, env: dict[str, s
         monkeypatch.delenv(name)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(machine, "cores_granted", lambda: 6)
-    assert machine.ranks() == ranks
+    monkeypatch.setattr(resources, "cores_granted", lambda: 6)
+    assert resources.ranks() == ranks
     assert limits.cores_here() == max(1, 6 // ranks)
-    assert machine.memory_of_rank() == machine.memory_granted() // ranks
+    assert resources.memory_of_rank() == resources.memory_granted() // ranks
 
 
 DIGEST = """
@@ -392,4 +392,4 @@ def test_from_the_second_epoch_on_every_rank_of_torchrun_reads_what_any_rank_mad
     (settings,) = json.loads(report.read_text())["applied"]["settings"].values()
     assert settings["cache"]["shared"] == 2
     assert settings["cache"]["filled"] == 96
-    assert settings["to"]["num_workers"] == max(1, machine.cores_granted() // 2)
+    assert settings["to"]["num_workers"] == max(1, resources.cores_granted() // 2)

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from benchmarks import demo
-from stoker.doctor import later
-from stoker.doctor.verdict import diagnose
-from stoker.report import bars, change, done, pace, remembered, text
-from stoker.run import report_of
+from stoker.commands.run import report_of
+from stoker.diagnosis.doctor import later
+from stoker.diagnosis.doctor.verdict import diagnose
+from stoker.diagnosis.report import applied as done
+from stoker.diagnosis.report import bars, before_after, epochs, history, text
 
 from .test_doctor import entry
 from .test_run import report as written
@@ -51,7 +52,7 @@ NAME = "train.py:3"
 
 def loader(**changes: Any) -> dict[str, Any]:
     changes = {"by_epoch": ROWS, "epochs": 4, "loop_s": 7.5, **changes}
-    return entry(**{"epoch_s": pace.epochs(changes["by_epoch"]), **changes})
+    return entry(**{"epoch_s": epochs.epochs(changes["by_epoch"]), **changes})
 
 
 def full(
@@ -73,7 +74,7 @@ def full(
         "applied": None,
     }
     if applied is not None:
-        compared = change.of(10.0, [one], applied, before, "")
+        compared = before_after.of(10.0, [one], applied, before, "")
         out["applied"] = {"settings": applied, "before": before, "compared": compared, "speedup": {}}
         out["findings"] = done.findings(out["applied"]) + out["findings"]
     return out
@@ -236,57 +237,57 @@ def test_a_run_is_found_again_whatever_its_report_is_called(here: Path) -> None:
     again = written(here)["applied"]["compared"]  # an applied run is not what one compares with
     assert again["script"]["before"] == first["wall_s"]
     assert "estimated" not in stoker(here, "--max-steps", "3", path, "x").stderr
-    known = remembered.load([str(path), "x"])
+    known = history.load([str(path), "x"])
     assert known is not None
     assert known["wall_s"] == first["wall_s"]  # a run that was cut short is not remembered
 
 
 def test_nothing_of_a_run_can_be_read_from_its_name(here: Path) -> None:
     assert stoker(here, script(here), "--token", "secret").returncode == 0
-    (file,) = remembered.folder().iterdir()
+    (file,) = history.folder().iterdir()
     assert "secret" not in file.name + file.read_text()
     assert file.stat().st_mode & 0o77 == 0
 
 
 def test_a_run_that_failed_does_not_take_the_place_of_one_that_did_not(here: Path) -> None:
     good = full()
-    remembered.save(good)
-    remembered.save({**good, "exit_code": 1, "wall_s": 1.0})
-    found = remembered.load(good["command"])
+    history.save(good)
+    history.save({**good, "exit_code": 1, "wall_s": 1.0})
+    found = history.load(good["command"])
     assert found is not None
     assert (found["complete"], found["wall_s"]) == (True, 10.0)
-    remembered.save({**good, "command": ["other.py"], "partial": True})
-    other = remembered.load(["other.py"])
+    history.save({**good, "command": ["other.py"], "partial": True})
+    other = history.load(["other.py"])
     assert other is not None
-    assert change.of(1.0, good["loaders"], {}, other, "")["script"] == {"before": None, "after": 1.0}
+    assert before_after.of(1.0, good["loaders"], {}, other, "")["script"] == {"before": None, "after": 1.0}
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": 1}', b'{"version": 1, "loaders": [{}]}', b"\xff"])
 def test_what_is_no_remembered_run_is_none(here: Path, content: bytes) -> None:
-    remembered.save(full())
-    (file,) = remembered.folder().iterdir()
+    history.save(full())
+    (file,) = history.folder().iterdir()
     file.write_bytes(content)
-    assert remembered.load(["train.py"]) is None
-    remembered.save(full())
-    assert remembered.load(["train.py"]) is not None
+    assert history.load(["train.py"]) is None
+    history.save(full())
+    assert history.load(["train.py"]) is not None
 
 
 def test_where_nothing_can_be_written_nothing_is_remembered(here: Path) -> None:
     (here / "cache").write_text("a file")
     assert stoker(here, script(here)).returncode == 0
-    assert remembered.load([str(here / "train.py")]) is None
+    assert history.load([str(here / "train.py")]) is None
 
 
 def test_runs_do_not_add_up_without_end(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "MOST", 3)
+    monkeypatch.setattr(history, "MOST", 3)
     for i in range(6):
-        remembered.save({**full(), "command": [f"{i}.py"]})
-        os.utime(remembered._path([f"{i}.py"]), (i, i))
-    assert len(list(remembered.folder().iterdir())) == 3
-    assert remembered.load(["5.py"]) is not None
-    monkeypatch.setattr(remembered, "MOST_BYTES", 10)
-    remembered.save({**full(), "command": ["long.py"]})
-    assert remembered.load(["long.py"]) is None
+        history.save({**full(), "command": [f"{i}.py"]})
+        os.utime(history._path([f"{i}.py"]), (i, i))
+    assert len(list(history.folder().iterdir())) == 3
+    assert history.load(["5.py"]) is not None
+    monkeypatch.setattr(history, "MOST_BYTES", 10)
+    history.save({**full(), "command": ["long.py"]})
+    assert history.load(["long.py"]) is None
 
 
 # -------------------------------------------------------------------------------------------------------------- the text

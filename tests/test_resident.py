@@ -10,10 +10,10 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import stoker
-from stoker import resident
-from stoker.errors import StokerWarning
-from stoker.resident import ResidentIter
-from stoker.staging import device
+from stoker.core.errors import StokerWarning
+from stoker.loader import device_iterator
+from stoker.loader.device_iterator import ResidentIter
+from stoker.staging import device_tier
 
 N = 50
 
@@ -59,8 +59,8 @@ NAMES = ["inline", "workers", "persistent", "auto"]
 
 @pytest.fixture
 def standing_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "accelerator", lambda: torch.device("cpu"))
-    monkeypatch.setattr(resident, "off_host", lambda _: True)
+    monkeypatch.setattr(device_tier, "accelerator", lambda: torch.device("cpu"))
+    monkeypatch.setattr(device_iterator, "off_host", lambda _: True)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=NAMES)
@@ -83,7 +83,7 @@ def test_a_full_cache_moves_to_the_device_and_no_batch_changes(
 def test_tensors_on_a_device_are_gathered_there(standing_in: None, settings: dict[str, Any]) -> None:
     data = TensorDataset(torch.arange(N * 3).view(N, 3), torch.arange(N))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resident, "off_host", lambda _: False)
+        patch.setattr(device_iterator, "off_host", lambda _: False)
         want, kinds = epochs(data, **settings)
     assert ResidentIter not in kinds
     got, kinds = epochs(data, pin_memory=True, **settings)
@@ -92,7 +92,7 @@ def test_tensors_on_a_device_are_gathered_there(standing_in: None, settings: dic
 
 
 def test_a_device_that_is_too_small_is_said(standing_in: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "free_bytes", lambda _: 100)
+    monkeypatch.setattr(device_tier, "free_bytes", lambda _: 100)
     staged = stoker.Staged(Source(), cache="device")
     with pytest.warns(StokerWarning, match="half of what is free on cpu is 50") as said:
         _, kinds = epochs(staged)
@@ -126,9 +126,9 @@ def test_what_does_not_fit_is_page_locked_and_no_batch_changes(
 ) -> None:
     """The first rows of a column on the device, the others not; labels before pixels."""
     found = Runtime()
-    monkeypatch.setattr(device, "free_bytes", lambda _: free)
-    monkeypatch.setattr(device, "runtime", lambda: found)
-    monkeypatch.setattr(device, "_slower", lambda tables, where: "")
+    monkeypatch.setattr(device_tier, "free_bytes", lambda _: free)
+    monkeypatch.setattr(device_tier, "runtime", lambda: found)
+    monkeypatch.setattr(device_tier, "_slower", lambda tables, where: "")
     source: Any = Turned() if strided else Source()
     want, _ = epochs(source)
     staged = stoker.Staged(source, cache="device")
@@ -163,9 +163,9 @@ class Turned(Source):
 def test_what_cannot_be_locked_or_does_not_pay_is_said(
     standing_in: None, monkeypatch: pytest.MonkeyPatch, runtime: Any, slower: str, words: str
 ) -> None:
-    monkeypatch.setattr(device, "free_bytes", lambda _: 100)
-    monkeypatch.setattr(device, "runtime", lambda: runtime)
-    monkeypatch.setattr(device, "_slower", lambda tables, where: slower)
+    monkeypatch.setattr(device_tier, "free_bytes", lambda _: 100)
+    monkeypatch.setattr(device_tier, "runtime", lambda: runtime)
+    monkeypatch.setattr(device_tier, "_slower", lambda tables, where: slower)
     staged = stoker.Staged(Source(), cache="device")
     with pytest.warns(StokerWarning, match=words):
         _, kinds = epochs(staged)
@@ -173,19 +173,19 @@ def test_what_cannot_be_locked_or_does_not_pay_is_said(
 
 
 def test_no_more_is_locked_than_a_quarter_of_the_memory(standing_in: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "free_bytes", lambda _: 0)
-    monkeypatch.setattr(device, "runtime", Runtime)
-    monkeypatch.setattr(device, "_slower", lambda tables, where: "")
+    monkeypatch.setattr(device_tier, "free_bytes", lambda _: 0)
+    monkeypatch.setattr(device_tier, "runtime", Runtime)
+    monkeypatch.setattr(device_tier, "_slower", lambda tables, where: "")
     staged = stoker.Staged(Source(), cache="device")
     list(stoker.DataLoader(staged, batch_size=10))
-    monkeypatch.setattr(device.machine, "memory_granted", lambda: 1000)
+    monkeypatch.setattr(device_tier.machine, "memory_granted", lambda: 1000)
     with pytest.warns(StokerWarning, match="more than may be page-locked"):
         assert not isinstance(iter(stoker.DataLoader(staged, batch_size=10)), ResidentIter)
 
 
 def test_which_way_is_faster_is_measured() -> None:
     """Samples of a few bytes are gathered first, on any machine."""
-    words = device._slower([torch.zeros(1000, 4)], torch.device("cpu"))
+    words = device_tier._slower([torch.zeros(1000, 4)], torch.device("cpu"))
     assert "16 bytes of a sample take" in words
     assert "gathered first" in words
 
@@ -214,7 +214,7 @@ def test_what_is_augmented_as_a_batch_is_augmented_there(standing_in: None) -> N
 
 
 def test_without_an_accelerator_it_is_said_and_kept_in_memory() -> None:
-    if device.accelerator() is not None:
+    if device_tier.accelerator() is not None:
         pytest.skip("there is one")
     with pytest.warns(StokerWarning, match="there is no accelerator"):
         staged = stoker.Staged(Source(), cache="device")

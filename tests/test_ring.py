@@ -17,13 +17,13 @@ import torch
 from torch.utils.data import Dataset
 
 import stoker
-from stoker import engine
-from stoker.options import Budget
-from stoker.transport import ring
+from stoker.core.options import Budget
+from stoker.loader import engine
+from stoker.loader.auto.remote import Remote
+from stoker.loader.auto.tasks import Tasks
+from stoker.transport import slots
 from stoker.transport.arena import MAX_SLOTS, Arena
-from stoker.transport.ring import SlotReader, SlotWriter
-from stoker.tuning.remote import Remote
-from stoker.tuning.tasks import Tasks
+from stoker.transport.slots import SlotReader, SlotWriter
 
 SEED = int(os.environ.get("STOKER_SEED", "0"))
 
@@ -248,7 +248,7 @@ def test_a_fork_uses_the_loader_as_well(kw: dict[str, Any]) -> None:
 
 
 def test_a_consumer_that_forks_for_each_batch_takes_no_more_and_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring, "LOST", 100_000)  # five batches
+    monkeypatch.setattr(slots, "LOST", 100_000)  # five batches
     loader = stoker.DataLoader(Noise(60, 5000), batch_size=1, num_workers=1)
     for _ in range(2):
         it = iter(loader)
@@ -394,6 +394,6 @@ def test_a_measurement_in_another_process_costs_no_slot(method: str) -> None:
     assert held[0][0].shape == (2, 50_000)
     bench = Remote(loader, Tasks(loader), method, Budget(1 << 30, 1 << 30), time.monotonic() + 60)
     bench.close()
-    readers = list(ring._readers)
+    readers = list(slots._readers)
     assert any(reader.leases for reader in readers)
     assert not any(reader._lost for reader in readers)

@@ -414,7 +414,7 @@ def test_a_report_that_cannot_be_made_leaves_the_exit_code(error: str, tmp_path:
     code = f"""
 import sys
 from stoker import cli
-from stoker.report import schema
+from stoker.diagnosis.report import schema
 def fail(*_): raise {error}
 schema.save = fail
 sys.exit(cli.main(["run", {str(script(tmp_path, "raise SystemExit(7)"))!r}]))
@@ -607,7 +607,7 @@ def test_a_line_while_it_runs(tmp_path: Path) -> None:
 
 
 def test_no_line_where_nothing_moved() -> None:
-    from stoker.report.ticker import Ticker
+    from stoker.diagnosis.report.live import Ticker
 
     ticker = Ticker(dict)
     try:
@@ -641,10 +641,10 @@ def test_scalars_for_tensorboard(tmp_path: Path) -> None:
 def test_scalars_that_cannot_be_written(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stoker import cli
+    from stoker.commands import main
 
-    assert cli.main(["run", "--tensorboard", str(tmp_path / "a" / "b"), "train.py"]) == 2
+    assert main.main(["run", "--tensorboard", str(tmp_path / "a" / "b"), "train.py"]) == 2
     assert "no folder can be made" in capfd.readouterr().err
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    assert cli.main(["run", "--tensorboard", str(tmp_path / "a"), "train.py"]) == 2
+    assert main.main(["run", "--tensorboard", str(tmp_path / "a"), "train.py"]) == 2
     assert "stoker[tensorboard]" in capfd.readouterr().err

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data import dataloader as torch_loader
 
 import stoker
-from stoker import stage
-from stoker.errors import UsageError
+from stoker.core.errors import UsageError
+from stoker.workers import fetcher
 
 
 class Slow(Dataset):
@@ -165,7 +165,7 @@ def test_what_the_session_replaced_is_torchs_again() -> None:
 
     fetchers = torch.utils.data._utils.fetch
     places: list[Any] = [DataLoader, Own, torch_loader._SingleProcessDataLoaderIter]
-    places += [torch_loader._BaseDataLoaderIter, fetchers._MapDatasetFetcher, stage.Stages]
+    places += [torch_loader._BaseDataLoaderIter, fetchers._MapDatasetFetcher, fetcher.Stages]
     before = [dict(vars(place)) for place in places]
     for _ in range(2):
         with stoker.watch() as w:

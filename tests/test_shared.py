@@ -29,10 +29,10 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 import stoker
-from stoker import machine
-from stoker.engine import state_of
-from stoker.errors import StokerWarning, UsageError
-from stoker.objects import Look, big
+from stoker.core import resources
+from stoker.core.errors import StokerWarning, UsageError
+from stoker.core.introspect import Look, big
+from stoker.loader.engine import state_of
 
 plain = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary())
 items = st.recursive(
@@ -209,9 +209,9 @@ def test_workers_weigh_themselves() -> None:
             pass
     pss = state_of(loader).metrics.worker_pss
     assert set(pss) == {0, 1}
-    assert all(1 << 20 < n < machine.memory_granted() for n in pss.values())
-    assert machine.pss() > 1 << 20
-    assert machine.pss(1 << 30) == 0
+    assert all(1 << 20 < n < resources.memory_granted() for n in pss.values())
+    assert resources.pss() > 1 << 20
+    assert resources.pss(1 << 30) == 0
 
 
 # ----------------------------------------------------------------------------------------------------------- big lists

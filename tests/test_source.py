@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, TensorDataset
 
 import stoker
-from stoker.errors import UsageError
-from stoker.source import SMALL, FeistelSampler, Permutation, order
+from stoker.core.errors import UsageError
+from stoker.sampling.order import SMALL, FeistelSampler, Permutation, order
 
 SEED = int(os.environ.get("STOKER_SEED", "0"))
 

@@ -19,10 +19,10 @@ from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 import stoker
-from stoker.errors import UsageError
-from stoker.generators import find_generators
+from stoker.core.errors import UsageError
+from stoker.sampling.generators import find_generators
 from stoker.staging.compare import equal_bits
-from stoker.staging.executed import assigns_outside
+from stoker.staging.executed_code import assigns_outside
 from stoker.staging.random_state import RandomStates
 from stoker.staging.split import Split
 from stoker.staging.trial import find_plan

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import stoker
-from stoker.errors import UsageError
-from stoker.generators import find_generators
+from stoker.core.errors import UsageError
+from stoker.sampling.generators import find_generators
 from stoker.staging import trial
 from stoker.staging.compare import equal_bits
 from stoker.staging.random_state import RandomStates

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset
 
 import stoker
-from stoker.cache.layout import Layout
-from stoker.cache.leaves import take
-from stoker.cache.memory import Memory
-from stoker.cache.store import Store, size_of
-from stoker.cache.words import in_words
-from stoker.errors import StokerWarning, UsageError
+from stoker.core.errors import StokerWarning, UsageError
+from stoker.staging.store.decode import Layout
+from stoker.staging.store.describe import in_words
+from stoker.staging.store.encode import take
+from stoker.staging.store.memory import Memory
+from stoker.staging.store.store import Store, size_of
 
 N = 60
 Point = collections.namedtuple("Point", "x y")
@@ -302,7 +302,7 @@ class Remembers:
         return x, self.amount
 
 
-@pytest.mark.filterwarnings("error::stoker.errors.StokerWarning")
+@pytest.mark.filterwarnings("error::stoker.core.errors.StokerWarning")
 def test_what_a_random_transform_remembers_is_no_change() -> None:
     staged = stoker.Staged(Source(), prepare=keep, augment=Remembers(), cache_budget="1MB")
     loader = stoker.DataLoader(staged, 10)
@@ -588,7 +588,7 @@ def test_pictures_come_back(mode: str) -> None:
 
 
 def test_words_from_elsewhere_do_no_harm() -> None:
-    from stoker.cache.leaves import CacheError
+    from stoker.staging.store.encode import CacheError
 
     for words in (
         "",

@@ -25,7 +25,7 @@ import torch
 from torch.utils.data import Dataset
 
 import stoker
-from stoker.errors import StokerWarning, UsageError
+from stoker.core.errors import StokerWarning, UsageError
 from stoker.staging.compare import equal_bits
 
 N = 24
@@ -621,11 +621,11 @@ class Noting(torch.utils.data.Dataset[Any]):
         return x
 
 
-@pytest.mark.filterwarnings("error::stoker.errors.StokerWarning")
+@pytest.mark.filterwarnings("error::stoker.core.errors.StokerWarning")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_transforms_note_and_never_read_is_no_change(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.staging.staged.CHECK_S", 0.0)  # it is looked at each batch
-    monkeypatch.setattr("stoker.staging.staged.CHECK_SHARE", 0)
+    monkeypatch.setattr("stoker.staging.dataset.CHECK_S", 0.0)  # it is looked at each batch
+    monkeypatch.setattr("stoker.staging.dataset.CHECK_SHARE", 0)
 
     def batches(dataset: Any) -> list[Any]:
         torch.manual_seed(3)

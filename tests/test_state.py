@@ -31,7 +31,7 @@ from torch.utils.data import (
 )
 
 import stoker
-from stoker.errors import StateError, StokerError, StokerWarning
+from stoker.core.errors import StateError, StokerError, StokerWarning
 
 EPOCHS = 3
 pytestmark = [

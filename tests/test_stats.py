@@ -27,11 +27,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Subse
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import stoker
-from stoker import cli
-from stoker.errors import StokerError, UsageError, WorkerDiedError
-from stoker.stats import ImageStats, mean_std
-from stoker.stats.images import layout_of
-from stoker.stats.moments import BLOCK, Moments, group_of, merged, pairwise
+from stoker.commands import main
+from stoker.commands.stats import ImageStats, mean_std
+from stoker.commands.stats.images import layout_of
+from stoker.commands.stats.moments import BLOCK, Moments, group_of, merged, pairwise
+from stoker.core.errors import StokerError, UsageError, WorkerDiedError
 
 from .helpers import interrupt
 
@@ -546,7 +546,7 @@ def test_the_command(target: str) -> None:
 
 def test_exit_codes_and_json(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def run(*args: str) -> int:
-        return cli.main(["stats", *args])
+        return main.main(["stats", *args])
 
     out = tmp_path / "out.json"
     assert run(f"{target}:data", "--json", str(out), "--workers", "2", "--samples", "10", "--seed", "4") == 0

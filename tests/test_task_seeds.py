@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
 import stoker
-from stoker.errors import StokerWarning
+from stoker.core.errors import StokerWarning
 
 N, BATCH = 24, 4
 OTHERS: list[dict[str, Any]] = [
@@ -218,7 +218,7 @@ def test_the_same_bits_from_persistent_workers_of_any_number() -> None:
 
 
 @pytest.mark.parametrize("kind", ["objects", "collate_fn"])
-@pytest.mark.filterwarnings("error::stoker.errors.StokerWarning")
+@pytest.mark.filterwarnings("error::stoker.core.errors.StokerWarning")
 def test_the_same_bits_from_threads(kind: str) -> None:
     dataset, kw = make(kind)
     expected = epochs(dataset, num_workers=0, **kw)

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset
 
 import stoker
-from stoker.errors import StokerWarning
+from stoker.core.errors import StokerWarning
 
 N, BATCH = 16, 4
 OTHERS: list[dict[str, Any]] = [

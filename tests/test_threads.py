@@ -20,9 +20,9 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
 
 import stoker
-from stoker.errors import StokerWarning, UsageError, WorkerDiedError
-from stoker.tuning import profile
-from stoker.workers import draws
+from stoker.core.errors import StokerWarning, UsageError, WorkerDiedError
+from stoker.loader.auto import profile
+from stoker.workers import rng_watch
 from tests.contract.trace import canon
 
 SEED = int(os.environ.get("STOKER_SEED", random.randrange(1 << 30)))
@@ -349,11 +349,11 @@ def test_nobody_is_blamed_for_what_the_consumer_drew() -> None:
     own, now = torch.Generator(), [0]
     for moment, sure in ((0, False), (1, True)):
         now[0] = moment
-        out, who, certain = draws.watch(lambda: torch.rand(2, generator=own), turns)
+        out, who, certain = rng_watch.watch(lambda: torch.rand(2, generator=own), turns)
         assert len(out) == 2
         assert who is not None
         assert certain is sure
-    noticed = draws.Noticed()
+    noticed = rng_watch.Noticed()
     assert [noticed.run(0, lambda: torch.rand(1) is None) for _ in range(20)] == [False] * 20
     assert noticed.who is None
     assert noticed.suspect is not None
@@ -361,8 +361,8 @@ def test_nobody_is_blamed_for_what_the_consumer_drew() -> None:
 
 def test_draws_that_begin_in_a_later_epoch_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mixup after the warm-up."""
-    monkeypatch.setattr(draws, "AGAIN_S", 0.0)
-    monkeypatch.setattr(draws, "AGAIN_SHARE", 1)
+    monkeypatch.setattr(rng_watch, "AGAIN_S", 0.0)
+    monkeypatch.setattr(rng_watch, "AGAIN_SHARE", 1)
 
     class Late:
         begun = False
@@ -383,7 +383,7 @@ def test_draws_that_begin_in_a_later_epoch_are_noticed(monkeypatch: pytest.Monke
 
 def test_draws_are_noticed_in_a_thread_that_is_being_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then no name is known, but the generators move while the consumer waits."""
-    waits, state = threading.Event(), draws.state
+    waits, state = threading.Event(), rng_watch.state
 
     def looked() -> Any:
         seen = state()
@@ -394,7 +394,7 @@ def test_draws_are_noticed_in_a_thread_that_is_being_profiled(monkeypatch: pytes
         assert waits.wait(WAIT_S)
         return x + random.random()
 
-    monkeypatch.setattr(draws, "state", looked)
+    monkeypatch.setattr(rng_watch, "state", looked)
     threading.setprofile(lambda *_: None)
     try:
         with pytest.warns(StokerWarning, match="Code in a worker thread draws"):

@@ -22,21 +22,21 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
 
 import stoker
-from stoker import cli
-from stoker.engine import state_of
-from stoker.errors import UsageError
-from stoker.tuning import limits as limits_
-from stoker.tuning import profile
-from stoker.tuning.bench import Window
-from stoker.tuning.contest import Seen
-from stoker.tuning.guess import guesses
-from stoker.tuning.limits import limits
-from stoker.tuning.model import Model
+from stoker.commands import main
+from stoker.core.errors import UsageError
+from stoker.loader.auto import limits as limits_
+from stoker.loader.auto import profile
+from stoker.loader.auto.bench import Window
+from stoker.loader.auto.limits import limits
+from stoker.loader.auto.model import Model
+from stoker.loader.auto.tasks import Tasks
+from stoker.loader.engine import state_of
+from stoker.loader.variant import as_loader, find
+from stoker.tuning.measurements import Seen
 from stoker.tuning.result import Setting
-from stoker.tuning.sampled import gain, interval
+from stoker.tuning.rules_of_thumb import guesses
 from stoker.tuning.search import Search
-from stoker.tuning.target import as_loader, find
-from stoker.tuning.tasks import Tasks
+from stoker.tuning.statistics import gain, interval
 
 
 @pytest.fixture(autouse=True)
@@ -284,7 +284,7 @@ def test_what_would_not_fit_is_never_tried(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_limits_name_their_numbers() -> None:
-    budget = stoker.options.Budget(lease_bytes=0, flight_bytes=100 << 20)
+    budget = stoker.core.options.Budget(lease_bytes=0, flight_bytes=100 << 20)
     found = limits(waits=0.0, each=1 << 30, nbytes=50 << 20, prefetch=2, budget=budget, shm=True, pinned=True)
     assert {b.name for b in found} == {"cores", "memory", "budget", "shm", "pinned"}
     assert [b.most for b in found] == sorted(b.most for b in found)
@@ -563,7 +563,7 @@ def test_the_command_says_what_is_wrong(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "train", raising=False)
-    assert cli.main(["tune", *args]) == 2
+    assert main.main(["tune", *args]) == 2
     sys.modules.pop("train", None)
     said = capfd.readouterr()
     assert words in said.err

@@ -17,15 +17,16 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stoker import seeding
-from stoker.doctor import Case
-from stoker.doctor.model import speedup
-from stoker.doctor.verdict import diagnose
-from stoker.errors import StokerError, TransportError, UsageError, WorkerDiedError, WorkerTimeoutError
-from stoker.options import AutoWorkers, Budget, Knobs
-from stoker.report import schema, terminal, text
+from stoker.core import terminal
+from stoker.core.errors import StokerError, TransportError, UsageError, WorkerDiedError, WorkerTimeoutError
+from stoker.core.options import AutoWorkers, Budget, Knobs
+from stoker.diagnosis.doctor import Case
+from stoker.diagnosis.doctor.model import speedup
+from stoker.diagnosis.doctor.verdict import diagnose
+from stoker.diagnosis.report import schema, text
+from stoker.sampling import seeding
 from stoker.transport.codec import Encoded, decode
-from stoker.transport.record import INLINE, Kind, Outbox, Reader, Record, send
+from stoker.transport.messages import INLINE, Kind, Outbox, Reader, Record, send
 from tests.contract.trace import canon
 
 DTYPES = [

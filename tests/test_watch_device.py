@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker import watch_device
-from stoker.doctor import Case
-from stoker.metrics import LoaderMetrics
-from stoker.report import schema
-from stoker.watch_device import PAIRS, Crossings, Gaps
+from stoker.core.metrics import LoaderMetrics
+from stoker.diagnosis.doctor import Case
+from stoker.diagnosis.report import schema
+from stoker.diagnosis.watch import device as watch_device
+from stoker.diagnosis.watch.device import PAIRS, Crossings, Gaps
 
 from .test_doctor import causes, entry
 

@@ -15,7 +15,7 @@ import torch
 
 import stoker
 from stoker import worth
-from stoker.doctor.verdict import diagnose
+from stoker.diagnosis.doctor.verdict import diagnose
 
 from .test_doctor import entry
 

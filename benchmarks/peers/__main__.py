@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stoker import machine
+from stoker.core import resources
 
 from .drive import BATCH, DRIVERS, JPEG_ONLY
 
@@ -94,7 +94,7 @@ def measure(peer: str, workload: str, round_: int) -> list[dict[str, Any]]:
 def run(a: argparse.Namespace) -> int:
     path = a.json or ROOT / "benchmarks" / "results" / "local" / time.strftime("peers-%Y%m%d-%H%M%S.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines: list[dict[str, Any]] = [{"machine": machine.read().as_dict(), "rounds": a.rounds}]
+    lines: list[dict[str, Any]] = [{"machine": resources.read().as_dict(), "rounds": a.rounds}]
     with open(path, "w") as raw:
         raw.write(json.dumps(lines[0]) + "\n")
         for r in range(a.rounds):

@@ -22,7 +22,7 @@ __all__ = [
     "watch",
     "worth",
 ]
-_MODULES = ("chunks", "image", "readahead")  # stoker.image.read
+_MODULES = ("chunks", "image", "readahead")  # stoker.staging.image.read
 _ROOMS = {
     "StokerError": ".errors",
     "StokerWarning": ".errors",
@@ -43,23 +43,22 @@ _ROOMS = {
 }  # all else is in .loader
 
 if TYPE_CHECKING:
-    from . import chunks as chunks
-    from . import image as image
-    from . import readahead as readahead
-    from .chunks import ChunkSampler
-    from .collate import empty
-    from .device import to_device
-    from .errors import StokerError, StokerWarning
-    from .installation import install, installed, uninstall
-    from .loader import DataLoader
-    from .session import watch
-    from .shared import share
-    from .source import FeistelSampler
+    from .commands.stats import mean_std
+    from .core.errors import StokerError, StokerWarning
+    from .core.shared import share
+    from .device.prefetch import to_device
+    from .diagnosis.session import watch
+    from .loader.dataloader import DataLoader
+    from .loader.install import install, installed, uninstall
+    from .sampling import chunks, readahead
+    from .sampling.chunks import ChunkSampler
+    from .sampling.order import FeistelSampler
+    from .staging import image
+    from .staging.dataset import Staged
+    from .staging.estimate import worth
     from .staging.split import split
-    from .staging.staged import Staged
-    from .staging.worth import worth
-    from .stats import mean_std
-    from .tuning.entry import tune
+    from .tuning.api import tune
+    from .workers.collate import empty
 
 
 def __getattr__(name: str) -> Any:

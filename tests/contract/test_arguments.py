@@ -16,10 +16,10 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Se
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 import stoker
-import stoker.errors
-from stoker import engine
-from stoker.errors import StokerWarning
-from stoker.options import AutoWorkers
+import stoker.core.errors
+from stoker.core.errors import StokerWarning
+from stoker.core.options import AutoWorkers
+from stoker.loader import engine
 
 from . import datasets as d
 from .trace import canon
@@ -62,7 +62,9 @@ def outcome(act: Any) -> tuple[str, str]:
     try:
         act()
     except Exception as e:
-        return type(e).__name__, str(e).replace("stoker.loader.", "").replace("_MultiProcessingDataLoaderIter", "")
+        return type(e).__name__, str(e).replace("stoker.loader.dataloader.", "").replace(
+            "_MultiProcessingDataLoaderIter", ""
+        )
     return "nothing", ""
 
 
@@ -225,7 +227,7 @@ def test_the_samplers_are_torchs() -> None:
 
 @pytest.mark.parametrize("kw", [{"max_errors": 3}, {"quarantine": "broken.jsonl"}], ids=str)
 def test_settings_for_samples_that_fail_want_a_policy(kw: dict[str, Any]) -> None:
-    with pytest.raises(stoker.errors.UsageError, match=f'{next(iter(kw))}= .* on_error="raise" does neither'):
+    with pytest.raises(stoker.core.errors.UsageError, match=f'{next(iter(kw))}= .* on_error="raise" does neither'):
         stoker.DataLoader(MAP, **kw)
     stoker.DataLoader(MAP, quarantine=None)
 

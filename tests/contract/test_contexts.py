@@ -18,8 +18,8 @@ import pytest
 import torch
 
 import stoker
-import stoker.errors
-from stoker.lifecycle import starts_processes
+import stoker.core.errors
+from stoker.core.processes import starts_processes
 
 from . import datasets as d
 from . import trace
@@ -118,8 +118,8 @@ def test_install_is_for_torchs_own_class() -> None:
     with stoker.installed():
         with stoker.installed():
             loader = torch.utils.data.DataLoader(d.Map(9, "dict"), batch_size=2, num_workers=2)
-            assert type(iter(loader)).__module__ == "stoker.iterators"
-        assert type(iter(loader)).__module__ == "stoker.iterators"
+            assert type(iter(loader)).__module__ == "stoker.loader.pool_iterator"
+        assert type(iter(loader)).__module__ == "stoker.loader.pool_iterator"
     assert torch.utils.data.DataLoader._get_iterator is before
     assert type(iter(loader)).__module__ == "torch.utils.data.dataloader"
     stoker.uninstall()
@@ -139,8 +139,8 @@ def augmented(workers: Any, seed: int = 3, epochs: int = 2, **kw: Any) -> list[A
     torch.manual_seed(seed)
     loader = stoker.DataLoader(d.Map(40, "augmented"), batch_size=4, shuffle=True, num_workers="auto", **kw)
     if workers is not None:
-        from stoker.engine import state_of
-        from stoker.options import AutoWorkers, Measured
+        from stoker.core.options import AutoWorkers, Measured
+        from stoker.loader.engine import state_of
 
         state_of(loader).measured = Measured(workers)
         loader.num_workers = AutoWorkers(workers)
@@ -257,7 +257,7 @@ class OtherContext(multiprocessing.context.SpawnContext):
 )
 def test_what_torchs_own_iterator_cannot_do_is_an_error(settings: dict[str, Any]) -> None:
     kw: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": OtherContext(), **settings}
-    with pytest.raises(stoker.errors.UsageError, match="does not start processes") as e:
+    with pytest.raises(stoker.core.errors.UsageError, match="does not start processes") as e:
         stoker.DataLoader(d.Map(4, "tensor"), **kw)
     assert next(iter(settings)) in str(e.value)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.doctor.verdict import CAUSES
+from stoker.diagnosis.doctor.verdict import CAUSES
 
 from .__main__ import HERE, TRUTH, NotHere, report, right
 

@@ -19,8 +19,8 @@ import pytest
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 import stoker
-from stoker import paths
-from stoker.blame import Caught, explain, users_part
+from stoker.core import packages
+from stoker.workers.exceptions import Caught, explain, users_part
 from tests.helpers import Compose
 
 KINDS = [
@@ -172,7 +172,7 @@ def test_an_error_is_of_its_type_and_says_where(kind: Any, make: Any, cls: Any, 
     assert text in words.rstrip().splitlines()[-1] or cls is Dumb  # as in torch's
     frames = [line for line in words.splitlines() if line.startswith('  File "')]
     assert __file__ in frames[0]
-    assert not [f for f in frames if paths.PACKAGE in f or paths.torch() in f]
+    assert not [f for f in frames if packages.PACKAGE in f or packages.torch() in f]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="there are none before Python 3.11")

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import Dataset
 
 import stoker
-from stoker.errors import StokerWarning
-from stoker.workers import process, watchdog
+from stoker.core.errors import StokerWarning
+from stoker.workers import fork_lock_detector, process_pool
 
 LOCK = threading.Lock()  # as a native library's, which one interpreter has once
 
@@ -34,8 +34,8 @@ class Unpickled(Locks):
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Another thread has the lock while workers are forked, and gives it back at the end."""
-    monkeypatch.setattr(watchdog, "STUCK_S", 0.5)
-    monkeypatch.setattr(process, "PARENT_POLL_S", 0.2)
+    monkeypatch.setattr(fork_lock_detector, "STUCK_S", 0.5)
+    monkeypatch.setattr(process_pool, "PARENT_POLL_S", 0.2)
     has, done = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -78,8 +78,8 @@ def test_where_that_may_not_be_it_is_said(held: None, settings: dict[str, Any]) 
 
 
 def test_a_worker_that_only_takes_its_time_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "STUCK_S", 0.05)
-    monkeypatch.setattr(process, "PARENT_POLL_S", 0.02)
+    monkeypatch.setattr(fork_lock_detector, "STUCK_S", 0.05)
+    monkeypatch.setattr(process_pool, "PARENT_POLL_S", 0.02)
     loader = stoker.DataLoader(Naps(), batch_size=2, num_workers=2, multiprocessing_context="fork")
     assert [int(v) for batch in loader for v in batch] == list(range(8))
 

@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import stoker
-from stoker.cache import folder, store
-from stoker.errors import ImageError, StateError, StokerError
-from stoker.tuning import profile
+from stoker.core.errors import ImageError, StateError, StokerError
+from stoker.loader.auto import profile
+from stoker.staging.store import folder, store
 
 SEED = int(os.environ.get("STOKER_SEED", random.randrange(1 << 30)))
 relaxed = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -54,7 +54,7 @@ def look(data: bytes, size: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            found = stoker.image.read(data, size)
+            found = stoker.staging.image.read(data, size)
         except ImageError as e:
             assert isinstance(e, OSError)  # noqa: PT017
             assert "no picture, or a broken one" in str(e)  # noqa: PT017
@@ -85,14 +85,14 @@ def test_damaged_pictures(kind: str, changes: list[tuple[int, int]], cut: int, s
 
 def test_what_is_wrong_with_the_file_and_not_the_picture_stays(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        stoker.image.read(tmp_path / "none.jpg")
+        stoker.staging.image.read(tmp_path / "none.jpg")
     with pytest.raises(IsADirectoryError):
-        stoker.image.read(tmp_path)
+        stoker.staging.image.read(tmp_path)
     (tmp_path / "a.jpg").write_bytes(b"no picture")
     with pytest.raises(ImageError, match=r"a\.jpg \(UnidentifiedImageError"):
-        stoker.image.read(tmp_path / "a.jpg")
-    with pytest.raises(stoker.errors.UsageError, match="mode='XYZ'"):
-        stoker.image.read(PICTURES["png"], mode="XYZ")
+        stoker.staging.image.read(tmp_path / "a.jpg")
+    with pytest.raises(stoker.core.errors.UsageError, match="mode='XYZ'"):
+        stoker.staging.image.read(PICTURES["png"], mode="XYZ")
 
 
 # -- caches
@@ -211,7 +211,7 @@ def test_a_head_that_has_forgotten_what_is_taken(tmp_path: Path, prepare: Any, h
 def test_commands_over_such_caches(
     whole: tuple[str, Path], tmp_path: Path, seed: int, command: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from stoker import cli
+    from stoker.commands import main
 
     where = tmp_path / "cache"
     shutil.copytree(whole[1], where)
@@ -220,7 +220,7 @@ def test_commands_over_such_caches(
     for path in rng.sample(sorted(p for p in found.iterdir() if p.is_file()), 2):
         print("seed", seed, path.name, hurt(path, rng))
     names = [found.name] if command == "info" else []
-    code = cli.main(["cache", command, *names, "--dir", str(where)])
+    code = main.main(["cache", command, *names, "--dir", str(where)])
     out = capfd.readouterr()
     assert code in (0, 1, 2), out
     assert "Traceback" not in out.err + out.out

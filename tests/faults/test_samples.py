@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, SubsetRandomSampler, TensorDataset
 
 import stoker
-from stoker.engine import state_of
-from stoker.errors import SampleError, StokerWarning, UsageError
-from stoker.faults import quarantine
-from stoker.faults.ledger import bound
-from stoker.faults.names import file_of
-from stoker.faults.policy import Failure
+from stoker.core.errors import SampleError, StokerWarning, UsageError
+from stoker.loader.engine import state_of
+from stoker.workers.faults import quarantine
+from stoker.workers.faults.error_log import bound
+from stoker.workers.faults.policy import Failure
+from stoker.workers.faults.sample_name import file_of
 
 SEED = int(os.environ.get("STOKER_SEED", random.randrange(1 << 30)))
 KINDS: dict[str, dict[str, Any]] = {
@@ -37,7 +37,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "threads": {"num_workers": 2, "worker_method": "thread"},
 }
 EACH = [pytest.param(k, marks=pytest.mark.slow) if k == "auto" else k for k in KINDS]  # it measures first
-pytestmark = pytest.mark.filterwarnings("ignore::stoker.errors.StokerWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::stoker.core.errors.StokerWarning")
 
 
 @pytest.fixture(autouse=True)
@@ -375,7 +375,7 @@ def test_a_list_that_cannot_be_written_is_said_and_costs_nothing(tmp_path: Path,
 def test_lines_of_many_processes_do_not_mix(tmp_path: Path) -> None:
     path = tmp_path / "list"
     code = (
-        "import sys; from pathlib import Path; from stoker.faults import quarantine; from stoker.faults.policy import Failure\n"
+        "import sys; from pathlib import Path; from stoker.workers.faults import quarantine; from stoker.workers.faults.policy import Failure\n"
         "for i in range(200): quarantine.append(Path(sys.argv[1]), [Failure(i, 'f' * 1500, 'e' * 300)], sys.argv[2])"
     )
     running = [subprocess.Popen([sys.executable, "-c", code, str(path), str(k)]) for k in range(3)]

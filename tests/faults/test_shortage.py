@@ -15,8 +15,8 @@ import torch
 from torch.utils.data import Dataset
 
 import stoker
-from stoker.errors import BudgetError, StokerWarning
-from stoker.workers import process
+from stoker.core.errors import BudgetError, StokerWarning
+from stoker.workers import process_pool
 
 N, BATCH = 160, 8
 
@@ -37,14 +37,14 @@ def right(loader: Any) -> bool:
 def processes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many workers the system has room for, and the most that were asked for."""
     room = [3]
-    begin = process.ProcessPool._start
+    begin = process_pool.ProcessPool._start
 
     def _start(self: Any, member: Any, *rest: Any) -> Any:
         if sum(p.is_alive() for p in self.processes) >= room[0]:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return begin(self, member, *rest)
 
-    monkeypatch.setattr(process.ProcessPool, "_start", _start)
+    monkeypatch.setattr(process_pool.ProcessPool, "_start", _start)
     return room
 
 

@@ -17,11 +17,11 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 import stoker
-from stoker.engine import state_of
-from stoker.errors import SampleTimeoutError, UsageError, WorkerTimeoutError
-from stoker.faults import quarantine
+from stoker.core.errors import SampleTimeoutError, UsageError, WorkerTimeoutError
+from stoker.loader.engine import state_of
 from stoker.transport.arena import Arena
-from stoker.workers import stuck
+from stoker.workers import hangs as stuck
+from stoker.workers.faults import quarantine
 
 LIMIT_S = 90
 TIMEOUT_S = 1.0  # a sample that does not hang takes microseconds, however busy the machine is

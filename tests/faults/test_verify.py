@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker import cli
-from stoker.faults import quarantine
-from stoker.verify import verify
+from stoker.commands import main
+from stoker.commands.verify import verify
+from stoker.workers.faults import quarantine
 from tests.helpers import interrupt
 
 pytestmark = pytest.mark.timeout(120)
@@ -63,7 +63,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def run(*args: str) -> int:
-    return cli.main(["verify", *args])
+    return main.main(["verify", *args])
 
 
 @pytest.mark.parametrize("workers", ["0", "1", "3", "auto"])

@@ -25,14 +25,16 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 import stoker
-from stoker import iterators, machine
-from stoker.engine import state_of
-from stoker.errors import StokerWarning, UsageError, WorkerDiedError
-from stoker.faults import causes
-from stoker.metrics import LoaderMetrics
-from stoker.source import Task
-from stoker.transport import codec, ring
-from stoker.workers import child, restart
+from stoker.core import resources
+from stoker.core.errors import StokerWarning, UsageError, WorkerDiedError
+from stoker.core.metrics import LoaderMetrics
+from stoker.loader import pool_iterator
+from stoker.loader.engine import state_of
+from stoker.sampling.order import Task
+from stoker.transport import codec
+from stoker.transport import slots as ring
+from stoker.workers import process_main, restart
+from stoker.workers.faults import exit_reason
 
 SEED = int(os.environ.get("STOKER_SEED", random.randrange(1 << 30)))
 LIMIT_S = 90  # for what takes a second or two
@@ -154,7 +156,7 @@ def test_samples_that_kill_once_change_no_bit(mode: str, how: int) -> None:
 def test_random_state_goes_on_from_wherever_it_was_noted(
     mode: str, dataset: Any, keep_ns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child, "KEEP_NS", keep_ns)
+    monkeypatch.setattr(process_main, "KEEP_NS", keep_ns)
     calm = bits(loader_of(dataset(), MODES[mode]), epochs=3)
     loader = loader_of(dataset(kills=dict.fromkeys((5, 60, 120, 180), (signal.SIGKILL, 1))), MODES[mode])
     assert all(torch.equal(a, b) for a, b in zip(calm, bits(loader, epochs=3), strict=True))
@@ -184,7 +186,7 @@ def test_deaths_while_draws_are_made_again_are_nobodys_fault_at_once(
 ) -> None:
     """Somebody's kill -9 may meet one task twice. Its sample is left out only when it is surely to blame, as elsewhere,
     for the draws that come after it are others then; and that is said."""
-    monkeypatch.setattr(child, "KEEP_NS", 1 << 61)  # all is made again from the first task on
+    monkeypatch.setattr(process_main, "KEEP_NS", 1 << 61)  # all is made again from the first task on
     settings = {"shuffle": False, "persistent_workers": True}
     calm = bits(loader_of(Drawn(80), MODES["two"], **settings))
     loader = loader_of(Worn({3: {1, 2}, 25: {0}}), MODES["two"], **settings)
@@ -202,7 +204,7 @@ def test_deaths_while_draws_are_made_again_are_nobodys_fault_at_once(
 
 def test_random_state_is_noted_seldom_and_what_nobody_needs_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restart, "LONG", 8)
-    monkeypatch.setattr(child, "KEEP_NS", 0)
+    monkeypatch.setattr(process_main, "KEEP_NS", 0)
     calm = bits(loader_of(Drawn(400), MODES["two"]))
     loader = loader_of(Drawn(400, kills=dict.fromkeys((100, 200, 300), (signal.SIGKILL, 1))), MODES["two"])
     torch.manual_seed(7)
@@ -300,7 +302,7 @@ DEAD = r"DataLoader worker \(pid(\(s\))? \d+.*\) (is killed by signal|exited une
 
 def test_task_seeds_without_a_board(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a system without pipes in packet mode each worker has tasks of its own, and nothing has to be run again."""
-    monkeypatch.setattr(iterators, "supported", lambda: False)
+    monkeypatch.setattr(pool_iterator, "supported", lambda: False)
     calm = bits(loader_of(Drawn(), MODES["auto"]))
     loader = loader_of(Drawn(kills=dict.fromkeys((3, 77, 150, 199), (signal.SIGKILL, 1))), MODES["auto"])
     assert all(torch.equal(a, b) for a, b in zip(calm, bits(loader), strict=True))
@@ -440,7 +442,7 @@ def test_an_epoch_that_is_left_early_and_a_worker_that_dies_in_between() -> None
 
 def test_behind_a_thread_that_pins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the pinning thread hears of the death, and the consumer replaces the worker."""
-    from stoker.pin import thread as pin_thread
+    from stoker.loader import pin_thread
 
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
@@ -717,32 +719,32 @@ def test_batches_earn_what_deaths_cost() -> None:
 
 def test_the_cause_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter([3, 3, 5])
-    monkeypatch.setattr(machine, "oom_kills", lambda: next(counts))
-    monkeypatch.setattr(machine, "memory_limit", lambda: 1 << 30)
-    monkeypatch.setattr(causes, "_kills", None)
-    causes.begin()
-    assert causes.why(-9, 0).startswith("was killed by SIGKILL (memory.events counts no out-of-memory kill here")
-    assert causes.why(-9, 5 << 20) == (
+    monkeypatch.setattr(resources, "oom_kills", lambda: next(counts))
+    monkeypatch.setattr(resources, "memory_limit", lambda: 1 << 30)
+    monkeypatch.setattr(exit_reason, "_kills", None)
+    exit_reason.begin()
+    assert exit_reason.why(-9, 0).startswith("was killed by SIGKILL (memory.events counts no out-of-memory kill here")
+    assert exit_reason.why(-9, 5 << 20) == (
         "was killed by SIGKILL: out of memory (memory.events: oom_kill was 3 and is 5); its memory was 5 MiB of a limit "
         "of 1,024 MiB when it was measured last"
     )
-    assert causes.why(-11, 0) == "was killed by SIGSEGV (a crash in native code)"
-    assert causes.why(3, 0).startswith("left with exit code 3")
-    assert causes.why(-64, 0).startswith("was killed by")
-    assert causes.why(None, 0) == "ended, nobody knows how"
+    assert exit_reason.why(-11, 0) == "was killed by SIGSEGV (a crash in native code)"
+    assert exit_reason.why(3, 0).startswith("left with exit code 3")
+    assert exit_reason.why(-64, 0).startswith("was killed by")
+    assert exit_reason.why(None, 0) == "ended, nobody knows how"
 
 
 def test_out_of_memory_kills_are_counted_by_either_cgroup(tmp_path: Path) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/job\n")
     (tmp_path / "cg/job").mkdir(parents=True)
-    assert machine.oom_kills(tmp_path / "cg", tmp_path / "proc") is None
+    assert resources.oom_kills(tmp_path / "cg", tmp_path / "proc") is None
     (tmp_path / "cg/job/memory.events").write_text("low 0\nhigh 2\nmax 9\noom 4\noom_kill 3\noom_group_kill 0\n")
-    assert machine.oom_kills(tmp_path / "cg", tmp_path / "proc") == 3
+    assert resources.oom_kills(tmp_path / "cg", tmp_path / "proc") == 3
     (tmp_path / "proc/self/cgroup").write_text("4:memory:/job\n")
     (tmp_path / "cg/memory/job").mkdir(parents=True)
     (tmp_path / "cg/memory/job/memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 6\n")
-    assert machine.oom_kills(tmp_path / "cg", tmp_path / "proc") == 6
+    assert resources.oom_kills(tmp_path / "cg", tmp_path / "proc") == 6
 
 
 def test_a_death_is_a_warning_and_in_the_report() -> None:

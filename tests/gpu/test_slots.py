@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 import stoker
-from stoker.engine import state_of
-from stoker.resident import ResidentIter
+from stoker.loader.device_iterator import ResidentIter
+from stoker.loader.engine import state_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 WIDE = 1 << 14
@@ -112,10 +112,10 @@ def test_a_full_cache_on_the_device() -> None:
 
 
 def test_what_does_not_fit_on_the_device_comes_from_page_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stoker.staging import device
+    from stoker.staging import device_tier
 
-    monkeypatch.setattr(device, "free_bytes", lambda _: 1 << 20)
-    monkeypatch.setattr(device, "_slower", lambda tables, where: "")
+    monkeypatch.setattr(device_tier, "free_bytes", lambda _: 1 << 20)
+    monkeypatch.setattr(device_tier, "_slower", lambda tables, where: "")
     staged = stoker.Staged(Marked(256), cache="device")
     loader = stoker.DataLoader(staged, batch_size=8, num_workers=2, shuffle=True)
     for _ in range(3):
@@ -126,7 +126,7 @@ def test_what_does_not_fit_on_the_device_comes_from_page_locked_memory(monkeypat
 
 
 def test_a_failed_call_leaves_no_error_behind() -> None:
-    from stoker.pin.cudart import Cuda
+    from stoker.device.cuda import Cuda
 
     cuda = Cuda()
     assert cuda.register(0x10, 4096)  # nobody's memory

@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import lifecycle
-from ..errors import StokerError, UsageError
-from ..transport.ring import own_fork
+from ..core import processes
+from ..core.errors import StokerError, UsageError
+from ..transport.slots import own_fork
 
 if TYPE_CHECKING:
-    from ..cache.memory import Memory
+    from .store.memory import Memory
 
 DIED = {
     signal.SIGSEGV: "the process in which it was tried died: it writes to shared memory, or its native code crashed",
@@ -136,7 +136,7 @@ class Trial:
         self._reader = -1
         if not self._parts:
             self._ended = self._why_it_ended()
-        lifecycle.kill(self._pid)
+        processes.kill(self._pid)
 
     def _why_it_ended(self) -> str:
         with contextlib.suppress(OSError):

@@ -19,15 +19,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .. import machine
-from ..cache.memory import Memory
-from ..cache.store import Store, size_of
-from ..errors import StokerError
+from ..core import resources
+from ..core.errors import StokerError
 from .digest import digest
 from .isolate import Trial, run_isolated
-from .memo import table_for
+from .memoize import table_for
+from .open_store import ram_budget
 from .plan import globals_now
-from .stores import ram_budget
+from .store.memory import Memory
+from .store.store import Store, size_of
 from .trial import Found, find_plan
 
 DIGEST_S = 1.5  # for the digest of a dataset; one that takes longer is not shared
@@ -60,7 +60,7 @@ def start_trial(dataset: Any, limit_s: float) -> Trial:
     def find() -> Found:
         return find_plan(dataset, limit_s)
 
-    if machine.ranks() > 1:
+    if resources.ranks() > 1:
         with contextlib.suppress(StokerError, OSError):
             name, left_out = _name(dataset)
             meeting = _meet(name)
@@ -172,7 +172,7 @@ class _Owner(Trial):
             table = None if found.memo is None else table_for(self._samples, found.memo.sites)
             places, budget = self._samples if table is None else table.slots, ram_budget()
             memory = Memory(size_of(places, budget))
-            Store(memory, places, budget).divide(machine.ranks())
+            Store(memory, places, budget).divide(resources.ranks())
             self.memories = (memory,) if table is None else (memory, table.memory)
         return agreed
 

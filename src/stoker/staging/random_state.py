@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import numpy_state
-from ..generators import get_state, seed_generator, set_state
+from ..core import numpy_state
+from ..sampling.generators import get_state, seed_generator, set_state
 
 Named = Sequence[tuple[str, Any]]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from ..errors import UsageError
+from ..core.errors import UsageError
 from .isolate import run_isolated
 from .plan import Plan, globals_now
+from .pure_calls import MemoPlan
 from .stages import Row
-from .survey import MemoPlan
 from .trial import Found, find_plan
 
 REMEDY = "Name the deterministic part instead: stoker.Staged(dataset, prepare=..., augment=...)"

@@ -7,7 +7,7 @@ import os
 import types
 from typing import NamedTuple
 
-from .executed import is_library
+from .executed_code import is_library
 from .plan import CutNode, Node, SliceNode
 
 LONGEST = 60  # characters of a source line

@@ -19,11 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..cache.leaves import CacheError, foreign, take
-from ..objects import Look
-from ..paths import PACKAGE, in_stdlib, libraries
+from ..core.introspect import Look
+from ..core.packages import PACKAGE, in_stdlib, libraries
 from .compare import equal_bits
-from .executed import Executed
+from .executed_code import Executed
 from .plan import (
     PART,
     CutNode,
@@ -37,12 +36,13 @@ from .plan import (
     key_of,
     with_items,
 )
+from .pure_calls import MemoPlan, Survey
 from .random_state import RandomStates
 from .rewrite_cut import Cut, before_state_changes, earlier, line_of
 from .rewrite_probe import probed
 from .source import NoSource, tree_of
 from .stages import Row, cut_of, place_of, rows_of
-from .survey import MemoPlan, Survey
+from .store.encode import CacheError, foreign, take
 from .syntax import Position
 from .unroll import has_unrollable, tree_for
 from .verify import CHANGES, Verifier, of_dataset

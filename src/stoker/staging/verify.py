@@ -20,15 +20,15 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from ..cache.layout import Layout, stored_copy
-from ..cache.leaves import CacheError, take
-from ..generators import find_generators
-from ..objects import Look
+from ..core.introspect import Look
+from ..sampling.generators import find_generators
 from .compare import equal_bits
-from .executed import Executed
+from .executed_code import Executed
 from .isolate import output_size
 from .plan import Plan, Unplanned, callee_of
 from .random_state import RandomStates, seed_all
+from .store.decode import Layout, stored_copy
+from .store.encode import CacheError, take
 
 SAMPLES = 3  # whose parts are compared with the whole
 ATTEMPTS = 12  # samples that are tried until so many could be loaded

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from .arena import ALIGN, aligned
-from .ring import SlotWriter
+from .slots import SlotWriter
 
 # A tensor leaf: offset, dtype, shape, strides, elements spanned, requires_grad. A buffer leaf: offset, length.
 TensorRow = tuple[int, int, tuple[int, ...], tuple[int, ...], int, bool]

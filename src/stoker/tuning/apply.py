@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
-from .. import engine
-from ..handles import held
-from ..options import AutoWorkers, Measured
+from ..core.handles import held
+from ..core.options import AutoWorkers, Measured
+from ..loader import engine
+from ..loader.auto.limits import first_guess
 from ..staging.compare import equal_bits
+from ..staging.dataset import Staged
 from ..staging.isolate import Trial
 from ..staging.node_cache import start_trial
 from ..staging.split import Split
-from ..staging.staged import Staged
 from ..staging.trial import Found
-from .limits import first_guess
 
 if TYPE_CHECKING:
-    from ..cache.memory import Memory
+    from ..staging.store.memory import Memory
 
 WAIT_S = 1.0  # before the first batch; a trial that takes longer goes on beside the first epoch
 LIMIT_S = 30.0  # for a trial

@@ -15,8 +15,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ..errors import UsageError, WorkerTimeoutError
-from ..report.terminal import human_bytes, human_seconds, table
+from ..core.errors import UsageError, WorkerTimeoutError
+from ..core.terminal import human_bytes, human_seconds, table
 from .batch_size_trial import Accelerator, Ram, Source, counted
 
 SCHEMA = 1

@@ -22,14 +22,15 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import IterableDataset
 
-from .. import machine, seeding
-from ..errors import UsageError
-from ..options import parse_bytes
-from ..report.terminal import human_bytes
-from ..workers import native
-from ..workers.child import die_with_parent
-from .device import accelerator
-from .tasks import SEED, keys_of
+from ..core import resources
+from ..core.errors import UsageError
+from ..core.options import parse_bytes
+from ..core.terminal import human_bytes
+from ..device.accelerator import accelerator
+from ..loader.auto.tasks import SEED, keys_of
+from ..sampling import seeding
+from ..workers import native_threads
+from ..workers.process_main import die_with_parent
 
 REPEATS = 3  # batches in a trial, of other samples each; the first also pays for what is imported or read only once
 PATIENCE = 8  # no further repeat in a trial that has taken this part of the time left
@@ -154,7 +155,7 @@ class Ram:
     def __init__(self, budget: int | float | str | None) -> None:
         if not _status():
             raise UsageError("a batch size for a RAM budget is found on Linux only, where a process can be held to it")
-        granted, free = machine.memory_granted(), machine.memory_available()
+        granted, free = resources.memory_granted(), resources.memory_available()
         default = min(granted // DEFAULT_SHARE, free // 2)
         self.budget = max(1, default) if budget is None else parse_bytes(budget, granted)
         if self.budget > free:
@@ -209,7 +210,7 @@ def _child(pipe: Any, source: Source, step: Any, n: int, budget: int, seconds: f
     import resource
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it, too
-    native.cap_process()  # a pool of the parent's has no threads after fork, and waiting for them would be for ever
+    native_threads.cap_process()  # a pool of the parent's has no threads after fork, and waiting for them would be for ever
     die_with_parent(parent)
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     with contextlib.suppress(OSError, AttributeError):  # what malloc kept of the parent's would be used without growing
@@ -251,7 +252,7 @@ class Accelerator:
 
     def __init__(self, module: Any, device: torch.device, budget: int | float | str | None) -> None:
         self._module, self._device = module, device
-        self._host = machine.memory_available() // 2  # no limit holds in this process, so what is to come is reckoned
+        self._host = resources.memory_available() // 2  # no limit holds in this process, so what is to come is reckoned
         self._sample_bytes = 0.0
         self._clear()
         self._start = int(module.memory_allocated())

@@ -6,8 +6,8 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
-from ..files import write
+from ..core.errors import UsageError
+from ..core.files import write
 
 if TYPE_CHECKING:
     from .result import TuneResult

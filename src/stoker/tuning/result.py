@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..report import terminal
-from .guess import Guess
-from .limits import Limit
+from ..core import terminal
+from ..loader.auto.limits import Limit
+from .rules_of_thumb import Guess
 
 SCHEMA = 1
 BARS = " ▏▎▍▌▋▊▉█"

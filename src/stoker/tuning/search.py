@@ -15,16 +15,17 @@ from typing import Any
 
 import torch
 
-from .. import machine, seeding
-from ..errors import UsageError
-from .answer import answer
-from .auto import unsafe
-from .bench import BadSample, PoolBench, TooSlow, Window
-from .contest import RESERVE, Contest, words_of
-from .device import accelerator
-from .limits import Limit, limits
-from .model import KNEE, Model
+from ..core import resources
+from ..core.errors import UsageError
+from ..device.accelerator import accelerator
+from ..loader.auto.bench import BadSample, PoolBench, TooSlow, Window
+from ..loader.auto.decide import unsafe
+from ..loader.auto.limits import Limit, limits
+from ..loader.auto.model import KNEE, Model
+from ..sampling import seeding
+from .measurements import RESERVE, Contest, words_of
 from .result import Setting, TuneResult, figure
+from .summary import answer
 
 ROUNDS = 3  # through all knobs, at most
 STRIDE = 4  # the next count to try is so many times this one, while the model proves right
@@ -67,7 +68,7 @@ class Search(Contest):
     ) -> None:
         super().__init__(loader, budget_s, progress)
         self.name, self.knobs = name, knobs
-        self.cores = machine.cores_granted()
+        self.cores = resources.cores_granted()
         self.reasons: dict[str, str] = {}
         self.notes: list[str] = [self.tasks.note] if self.tasks.note else []
         self.limits: list[Limit] = []
@@ -153,7 +154,7 @@ class Search(Contest):
         except TypeError:
             return
         each = w.read / max(1, w.batches) / max(1.0, self.tasks.samples)
-        if each * samples > SHARE_OF_MEMORY * machine.memory_available():
+        if each * samples > SHARE_OF_MEMORY * resources.memory_available():
             self.notes.append(
                 f"an epoch reads about {each * samples / 1e9:.3g} GB, more than memory keeps: measured cold"
             )

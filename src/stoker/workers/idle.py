@@ -13,7 +13,7 @@ import os
 import select
 import time
 
-from .. import machine
+from ..core import resources
 
 AWAKE_NS = 500_000
 POLL_MS = 500  # how late a worker may notice that its parent has gone without a signal
@@ -59,4 +59,4 @@ class Idle:
 
 @functools.cache
 def _cores() -> int:
-    return max(1, machine.cores_granted() // machine.ranks())
+    return max(1, resources.cores_granted() // resources.ranks())

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ..errors import StokerError
-from ..faults.policy import Failure, OnError
-from ..source import Task
-from ..transport.record import Times
+from ..core.errors import StokerError
+from ..sampling.order import Task
+from ..transport.messages import Times
+from .faults.policy import Failure, OnError
 
 if TYPE_CHECKING:
-    from ..state import Part
+    from ..sampling.state import Part
 
 # Where a worker is in a task that is watched (``Arena.at``): 0 unknown, 1 in the batch as a whole, 2 and more a sample,
 # by its position; and one of these, where the task is an ``Again`` that is to be probed.

@@ -19,13 +19,13 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from ..errors import SampleTimeoutError, StokerError, StokerWarning, WorkerDiedError
-from ..faults import causes
-from ..faults.names import called, file_of
-from ..faults.policy import Failure, plain
-from ..metrics import LoaderMetrics
-from ..source import Task
-from .process import ProcessPool
+from ..core.errors import SampleTimeoutError, StokerError, StokerWarning, WorkerDiedError
+from ..core.metrics import LoaderMetrics
+from ..sampling.order import Task
+from .faults import exit_reason
+from .faults.policy import Failure, plain
+from .faults.sample_name import called, file_of
+from .process_pool import ProcessPool
 from .protocol import PROBED, Again, Life, WorkerSpec
 
 logger = logging.getLogger(__name__)
@@ -228,7 +228,7 @@ class Restarts:
             return self._late(life, case, epoch, number, indices)
         case.deaths += 1
         case.pids.append(life.pid)
-        case.words = causes.why(life.exitcode, life.nbytes)
+        case.words = exit_reason.why(life.exitcode, life.nbytes)
         phase, k = life.at[0] >> 32 << 32, (life.at[0] & 0xFFFFFFFF) - 2
         if watched and phase != PROBED and 0 <= k < len(keys):
             case.seen[k] += 1
@@ -298,7 +298,7 @@ class Restarts:
     def _account(self, life: Life, asked: Mapping[int, Any]) -> str:
         """Says that a worker died."""
         words = f"worker {life.id} (pid {life.pid}) "
-        words += "was killed, it was late" if life.hung else causes.why(life.exitcode, life.nbytes)
+        words += "was killed, it was late" if life.hung else exit_reason.why(life.exitcode, life.nbytes)
         if not life.serving:
             words += ", while it started"
         elif life.hand is not None:

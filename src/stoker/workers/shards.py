@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..errors import StateError, WorkerDiedError
-from ..source import Task
-from ..transport.record import Times
-from .body import Body
+from ..core.errors import StateError, WorkerDiedError
+from ..sampling.order import Task
+from ..transport.messages import Times
 from .protocol import Pool, Result, WorkerSpec
+from .task_runner import Body
 
 
 class OfShard(NamedTuple):

@@ -1,0 +1,32 @@
+"""What a command found: text for people, and JSON where ``--json`` asks for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..diagnosis.report.schema import check_writable
+from .files import write
+
+
+def check(json_path: Path | None) -> None:
+    """Raises before the work what would otherwise be raised after it.
+
+    Raises:
+        UsageError: no file can be written there.
+    """
+    if json_path is not None and str(json_path) != "-":
+        check_writable(json_path)
+
+
+def give(found: dict[str, Any], json_path: Path | None, show: Callable[[], object]) -> None:
+    """Shows the text, and writes the JSON if there is a path for it; ``-`` is stdout, instead of the text."""
+    data = json.dumps(found, indent=2)
+    if str(json_path) == "-":
+        print(data)
+        return
+    if json_path is not None:
+        write(json_path, data + "\n")
+    show()

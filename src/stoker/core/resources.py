@@ -1,0 +1,397 @@
+"""What this machine really grants: cores, memory, shared memory, page-locked memory, GPUs, pressure.
+
+``os.cpu_count()`` and ``/proc/meminfo`` speak of the host. A container is granted less: by affinity
+(sched_getaffinity(2)), by CPU quota (cgroup v2 ``cpu.max``, v1 ``cpu.cfs_quota_us``), by a memory limit (v2
+``memory.max``, v1 ``memory.limit_in_bytes``; Linux' admin-guide/cgroup-v2 and cgroup-v1/memory). Everything here is
+read from files and takes a millisecond; what cannot be read is ``None`` and never an error.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import platform
+import re
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .gpus import Gpu, gpus
+
+NO_LIMIT = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
+WORKER_BYTES = 32 << 20  # what a forked worker takes before any has been weighed
+SHM_SMALL = 256 << 20  # Docker's default is 64 MB; torch's own loader needs some batches' worth
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The grant, in plain numbers. Bytes, unless the name says otherwise.
+
+    Attributes:
+        cores: cores granted, a whole number of at least 1: the least of affinity and quota (rounded up).
+        cores_host: what ``os.cpu_count()`` says.
+        cores_affinity: cores this process may run on.
+        cpu_quota: cores' worth of CPU time granted by cgroups, or None.
+        memory: memory granted: the least of the host's and the cgroups' limits.
+        memory_host: the host's memory.
+        memory_limit: the least limit of the cgroups, or None.
+        memory_available: what could be taken now without swapping.
+        swap_used: swap in use on the host.
+        shm: size of ``/dev/shm``; shm_free: what is free there.
+        memlock: limit of page-locked memory (RLIMIT_MEMLOCK), None for unlimited.
+        open_files: limit of open descriptors.
+        pressure: PSI "some avg10" per cent for cpu, memory and io, where the kernel tells.
+        gpus: accelerators, by NVML or nvidia-smi.
+        python, platform: versions.
+        warnings: what looks wrong, each with a remedy.
+    """
+
+    cores: int
+    cores_host: int
+    cores_affinity: int
+    cpu_quota: float | None
+    memory: int
+    memory_host: int
+    memory_limit: int | None
+    memory_available: int
+    swap_used: int
+    shm: int | None
+    shm_free: int | None
+    memlock: int | None
+    open_files: int | None
+    pressure: dict[str, float] = field(default_factory=dict)
+    gpus: list[Gpu] = field(default_factory=list)
+    python: str = ""
+    platform: str = ""
+    warnings: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain dicts and lists, for JSON."""
+        return asdict(self)
+
+
+def _read(path: str | Path) -> str | None:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.read().decode(errors="replace")
+    except OSError:
+        return None
+
+
+def _number(text: str | None) -> int | None:
+    try:
+        n = int(text.split()[0]) if text else None
+    except (ValueError, IndexError):
+        return None
+    return n if n is not None and 0 <= n < NO_LIMIT else None
+
+
+def _cgroup_dirs(controller: str, root: Path, proc: Path) -> list[str]:
+    """Directories whose limits hold for this process, from its own cgroup up to the root, each with a slash at its end;
+    v1 and v2 mixed. Plain strings: the first batch waits for this, and with ``Path`` it takes three times as long."""
+    out: list[str] = []
+    for line in (_read(f"{proc}/self/cgroup") or "").splitlines():
+        parts = line.split(":", 2)
+        if len(parts) != 3:
+            continue
+        _, names, path = parts
+        if not names:
+            bases = [f"{root}/unified/", f"{root}/"]
+        elif controller in names.split(","):
+            bases = [f"{root}/{controller}/", f"{root}/{names}/"]
+        else:
+            continue
+        base = next(filter(os.path.isdir, bases), None)
+        if base is None:
+            continue
+        # In a container the path is the host's and does not exist here: the mount's own root then speaks.
+        parts = [part for part in path.split("/") if part]
+        levels = [base + "".join(f"{part}/" for part in parts[:n]) for n in range(len(parts), -1, -1)]
+        out += filter(os.path.isdir, levels)
+    return out
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> float | None:
+    """Cores' worth of CPU time that cgroups grant, the least over all levels; None without a quota."""
+    least: float | None = None
+    for d in _cgroup_dirs("cpu", root, proc):
+        quota = period = None
+        if text := _read(d + "cpu.max"):
+            fields = text.split()
+            if len(fields) == 2 and fields[0] != "max":
+                quota, period = _number(fields[0]), _number(fields[1])
+        elif (text := _read(d + "cpu.cfs_quota_us")) and not text.strip().startswith("-"):
+            quota, period = _number(text), _number(_read(d + "cpu.cfs_period_us"))
+        if quota and period:
+            least = quota / period if least is None else min(least, quota / period)
+    return least
+
+
+def memory_limit(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int | None:
+    """The least memory limit of the cgroups this process is in, in bytes; None without one."""
+    limits = []
+    for d in _cgroup_dirs("memory", root, proc):
+        for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
+            n = _number(_read(d + name))
+            if n:
+                limits.append(n)
+    return min(limits, default=None)
+
+
+def memory_used(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int | None:
+    """Bytes in use in this process' memory cgroup, less the page cache that can be dropped."""
+    for d in _cgroup_dirs("memory", root, proc):
+        for name in ("memory.current", "memory.usage_in_bytes"):
+            used = _number(_read(d + name))
+            if used is not None:
+                stat = dict(
+                    line.split() for line in (_read(d + "memory.stat") or "").splitlines() if line.count(" ") == 1
+                )
+                cache = stat.get("inactive_file") or stat.get("total_inactive_file") or "0"
+                return max(0, used - int(cache))
+    return None
+
+
+def oom_kills(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int | None:
+    """Processes of this process' memory cgroup that the kernel's out-of-memory killer has ended so far (cgroup v2's
+    ``memory.events``, v1's ``memory.oom_control``); None where nobody counts."""
+    for d in _cgroup_dirs("memory", root, proc):
+        for name in ("memory.events", "memory.oom_control"):
+            for line in (_read(d + name) or "").splitlines():
+                if line.startswith("oom_kill "):
+                    return _number(line.removeprefix("oom_kill "))
+    return None
+
+
+def _meminfo() -> dict[str, int]:
+    out = {}
+    for line in (_read(Path("/proc/meminfo")) or "").splitlines():
+        name, _, rest = line.partition(":")
+        fields = rest.split()
+        if fields and fields[0].isdigit():
+            out[name] = int(fields[0]) * 1024
+    return out
+
+
+def _host_memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 0
+
+
+def _limit(name: str) -> int | None:
+    try:
+        import resource
+
+        soft, _ = resource.getrlimit(getattr(resource, name))
+    except (ImportError, AttributeError, OSError):
+        return None
+    return None if soft < 0 or soft >= NO_LIMIT else soft
+
+
+def pressure() -> dict[str, float]:
+    """PSI "some avg10", per cent, for cpu, memory and io (the kernel's accounting/psi.rst); empty without."""
+    found = {what: _psi(Path("/proc/pressure") / what) for what in ("cpu", "memory", "io")}
+    return {what: float(some["avg10"]) for what, some in found.items() if some}
+
+
+def memory_stalled(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int | None:
+    """Microseconds so far in which some task waited for memory (PSI): of this process' cgroup where the kernel counts
+    for it (v2), else of the machine; None without."""
+    own = [d + "memory.pressure" for d in _cgroup_dirs("memory", root, proc)[:1]]
+    some = next(filter(None, map(_psi, (*own, f"{proc}/pressure/memory"))), {})
+    return _number(some.get("total"))
+
+
+def _psi(file: str | Path) -> dict[str, str]:
+    """The "some" line of a file of PSI; empty where it cannot be read."""
+    for line in (_read(file) or "").splitlines():
+        if line.startswith("some"):
+            return dict(word.split("=") for word in line.split()[1:])
+    return {}
+
+
+def cores_granted() -> int:
+    """Cores this process may use at once: the least of affinity and CPU quota, at least 1."""
+    quota = cpu_quota()
+    return max(1, min(_affinity(), math.ceil(quota) if quota else 1 << 30))
+
+
+def memory_granted() -> int:
+    """Bytes of memory this process may use: the least of the host's and the cgroups' limits."""
+    host, limit = _host_memory(), memory_limit()
+    return min(host, limit) if limit else host
+
+
+def ranks() -> int:
+    """Processes of one distributed run on this machine, which share its cores and memory; 1 where there is no such run.
+
+    Launchers say it: torchrun and what is built on it, Open MPI, Slurm. Without one (Lightning starts its ranks itself,
+    so does ``torch.multiprocessing.spawn``) all ranks are here if they meet at this machine's own address.
+    """
+    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_STEP_TASKS_PER_NODE"):
+        found = re.match(r"[1-9]\d*", os.environ.get(name, ""))
+        if found:
+            return int(found[0])
+    if os.environ.get("MASTER_ADDR") not in ("localhost", "127.0.0.1", "::1"):
+        return 1
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return max(1, int(distributed.get_world_size()))
+    world = os.environ.get("WORLD_SIZE", "1") if "LOCAL_RANK" in os.environ else "1"
+    return max(1, int(world)) if world.isdecimal() else 1
+
+
+def memory_of_rank() -> int:
+    """Bytes of the memory granted that are this process' share, beside the other ranks of this machine."""
+    return memory_granted() // ranks()
+
+
+def memory_available() -> int:
+    """Bytes that could be taken now without swapping."""
+    available = _meminfo().get("MemAvailable", _host_memory())
+    limit, used = memory_limit(), memory_used()
+    if limit and used is not None:
+        available = min(available, max(0, limit - used))
+    return available
+
+
+def workers_bound(each: int) -> tuple[int, str]:
+    """How many workers this machine can take at most, and what says so.
+
+    Args:
+        each: bytes of memory that a worker needs.
+    """
+    available = memory_available()
+    bounds = [(available // max(1, each), f"{available >> 20:,} MB of memory are free and one takes {each >> 20:,} MB")]
+    files = _limit("RLIMIT_NOFILE")
+    if files is not None:
+        bounds.append(((files - 64) // 8, f"{files:,} open files are allowed and one takes up to 8"))
+    processes = _limit("RLIMIT_NPROC")
+    if processes is not None:
+        bounds.append((processes - 1, f"{processes:,} processes are allowed"))
+    return min(bounds)
+
+
+def pss(pid: int | str = "self") -> int:
+    """Bytes of memory of a process, what it shares divided by those who share it (proc(5), smaps_rollup); 0 where the
+    system does not say."""
+    return _rollup(pid).get("Pss", 0)
+
+
+def private(pid: int | str = "self") -> int:
+    """Bytes of memory that no other process has: neither pages that are shared since a fork, nor files, nor shared
+    memory, which nobody else may have mapped at this moment. 0 where the system does not say."""
+    found = _rollup(pid)
+    own = found.get("Private_Clean", 0) + found.get("Private_Dirty", 0)
+    return max(0, own - found.get("Pss_File", 0) - found.get("Pss_Shmem", 0))
+
+
+def _rollup(pid: int | str) -> dict[str, int]:
+    out = {}
+    for line in (_read(Path(f"/proc/{pid}/smaps_rollup")) or "").splitlines():
+        name, _, rest = line.partition(":")
+        fields = rest.split()
+        if len(fields) == 2 and fields[1] == "kB":
+            out[name] = int(fields[0]) << 10
+    return out
+
+
+def shm_free() -> int | None:
+    """Bytes free in /dev/shm; None where there is none."""
+    try:
+        st = os.statvfs("/dev/shm")
+    except OSError:
+        return None
+    return st.f_bavail * st.f_frsize
+
+
+def _affinity() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@functools.cache
+def gpu_names() -> tuple[str, ...]:
+    """GPUs of this process. Asked for once: without pynvml it is nvidia-smi that says it, which takes up to seconds."""
+    return tuple(gpu.name for gpu in gpus())
+
+
+def read(with_gpus: bool = True) -> Machine:
+    """Reads everything afresh.
+
+    Args:
+        with_gpus: False leaves them out. To ask for them may take seconds.
+
+    Example:
+        >>> m = read()
+        >>> 1 <= m.cores <= m.cores_affinity
+        True
+    """
+    info = _meminfo()
+    host, limit = _host_memory(), memory_limit()
+    memory = min(host, limit) if limit else host
+    try:
+        st = os.statvfs("/dev/shm")
+        shm: int | None = st.f_blocks * st.f_frsize
+        shm_free: int | None = st.f_bavail * st.f_frsize
+    except (OSError, AttributeError):
+        shm = shm_free = None
+    machine = Machine(
+        cores=cores_granted(),
+        cores_host=os.cpu_count() or 1,
+        cores_affinity=_affinity(),
+        cpu_quota=cpu_quota(),
+        memory=memory,
+        memory_host=host,
+        memory_limit=limit,
+        memory_available=memory_available(),
+        swap_used=info.get("SwapTotal", 0) - info.get("SwapFree", 0),
+        shm=shm,
+        shm_free=shm_free,
+        memlock=_limit("RLIMIT_MEMLOCK"),
+        open_files=_limit("RLIMIT_NOFILE"),
+        pressure=pressure(),
+        gpus=gpus() if with_gpus else [],
+        python=platform.python_version(),
+        platform=f"{sys.platform} {platform.release()} {platform.machine()}",
+    )
+    machine.warnings.extend(_wrong(machine))
+    return machine
+
+
+def _wrong(m: Machine) -> list[str]:
+    out = []
+    if m.cpu_quota is not None and m.cpu_quota < m.cores_affinity:
+        out.append(
+            f"a CPU quota grants {m.cpu_quota:g} of the {m.cores_affinity} cores that os.cpu_count() and torch show: "
+            f"use at most {m.cores} workers, or raise the quota"
+        )
+    if m.shm is not None and m.shm < SHM_SMALL:
+        out.append(
+            f"/dev/shm has {m.shm >> 20} MB: torch's own loader will end with a bus error on large batches "
+            "(docker run --shm-size=1g); stoker's slots do not live there"
+        )
+    if m.memory_available < m.memory // 10:
+        out.append(
+            f"only {m.memory_available >> 20} MB of {m.memory >> 20} MB memory are free: fewer workers, less prefetch"
+        )
+    if m.swap_used > m.memory_host // 20:
+        out.append(f"{m.swap_used >> 20} MB are swapped out: something does not fit into memory")
+    for what, share in m.pressure.items():
+        if share >= 10:
+            out.append(
+                f"tasks stalled on {what} for {share:.0f} % of the last 10 s (PSI): "
+                f"the machine is shared or short of {what}"
+            )
+    if m.open_files is not None and m.open_files < 1024:
+        out.append(f"only {m.open_files} open files are allowed: raise it with ulimit -n 4096")
+    if m.gpus and m.memlock is not None and m.memlock < 64 << 20:
+        out.append(
+            f"RLIMIT_MEMLOCK is {m.memlock >> 10} KB; CUDA's own pinning is not bound by it, but mlock and RDMA are"
+        )
+    return out

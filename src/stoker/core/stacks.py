@@ -1,0 +1,144 @@
+"""What code is called by: the transform, the decoder, the line of a stack; the transforms and samples of a dataset."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+from types import CodeType, FrameType
+from typing import Any
+
+from . import packages
+
+DECODERS = re.compile(  # files of installed packages and of the standard library that decode
+    r"(PIL|cv2|imageio|tifffile|skimage/io|torchvision/io|decord|av|soundfile|librosa|pydicom|rawpy|torchcodec|"
+    r"turbojpeg|simplejpeg|zarr|h5py|numcodecs|pyarrow|gzip|lzma|bz2|zipfile|tarfile|json(?=/decoder))(/|\.py$)"
+)
+DECODES = re.compile(  # and calls of libraries in C, which have no frame of their own
+    r"\b(imread|imdecode|decode_\w+|decode|decompress|read_image|frombytes|Image\.open|loadtxt|fromstring|json\.loads|"
+    r"pickle\.loads?|msgpack\.\w+|orjson\.loads)\("
+)
+
+
+def known_transforms(dataset: Any) -> dict[Any, str]:
+    """Names by code object: of what a dataset, or one inside it, keeps as its ``transform``, ``target_transform`` or
+    ``transforms``, and of what such a Compose-like object or ``nn.Sequential`` lists."""
+    out: dict[Any, str] = {}
+    seen: set[int] = set()
+
+    def add(thing: Any) -> None:
+        if thing is None or id(thing) in seen:
+            return
+        seen.add(id(thing))
+        listed = getattr(thing, "transforms", None)
+        if listed is None and type(thing).__name__ == "Sequential":
+            listed = list(thing)
+        if isinstance(listed, (list, tuple)):
+            for t in listed:
+                add(t)
+            return
+        inner = getattr(thing, "transform", None)  # torchvision's StandardTransform and its like
+        if inner is not None and not hasattr(thing, "__code__"):
+            add(inner)
+            add(getattr(thing, "target_transform", None))
+        name = getattr(thing, "__name__", type(thing).__name__)
+        for f in (thing, vars_of(type(thing), "__call__"), vars_of(type(thing), "forward")):
+            code = getattr(f, "__code__", None)
+            if code is not None and not _is_module_call(code):
+                out[code] = name
+
+    def walk(d: Any) -> None:
+        if d is None or id(d) in seen:
+            return
+        seen.add(id(d))
+        for attribute in ("transform", "target_transform", "transforms"):
+            thing = getattr(d, attribute, None)
+            for t in thing if isinstance(thing, (list, tuple)) else [thing]:
+                add(t)
+        walk(getattr(d, "dataset", None))
+        for inner in getattr(d, "datasets", None) or ():
+            walk(inner)
+
+    with contextlib.suppress(Exception):  # a dataset's attributes may be properties that do anything
+        walk(dataset)
+    return out
+
+
+def vars_of(cls: type, name: str) -> Any:
+    """What a class or one of its bases defines under a name, without calling anything."""
+    return next((vars(c)[name] for c in cls.__mro__ if name in vars(c)), None)
+
+
+def known_getters(dataset: Any) -> set[Any]:
+    """Code objects of ``__getitem__`` of a dataset and of those inside it."""
+    out: set[Any] = set()
+    for _ in range(16):
+        if dataset is None:
+            break
+        out.add(getattr(vars_of(type(dataset), "__getitem__"), "__code__", None))
+        dataset = getattr(dataset, "dataset", None)
+    return out - {None}
+
+
+def transform_of(stack: list[CodeType], known: dict[Any, str], listed: str = "") -> str:
+    """The transform that a stack is in, the outermost one, as people listed it. Empty where there is none.
+
+    Args:
+        stack: code, innermost first.
+        known: see ``known_transforms``.
+        listed: see ``listed_in``.
+    """
+    for code in reversed(stack):
+        if code in known:
+            return known[code]
+    for at in range(len(stack) - 1, 0, -1):
+        if _composes(stack[at]) and not _composes(stack[at - 1]):
+            return _class_of(stack, at - 1)
+    return listed
+
+
+def listed_in(leaf: FrameType) -> str:
+    """The transform that a Compose-like frame calls when it is in C and has no frame of its own: its caller's variables
+    say which one it is. Empty for other frames."""
+    if not _composes(leaf.f_code):
+        return ""
+    variables = dict(leaf.f_locals)
+    listed = getattr(variables.get("self"), "__dict__", {}).get("transforms")
+    for value in variables.values():
+        if isinstance(listed, (list, tuple)) and any(value is t for t in listed):
+            return str(getattr(value, "__name__", type(value).__name__))
+    return ""
+
+
+def _composes(code: CodeType) -> bool:
+    return code.co_name in ("__call__", "forward") and "transforms" in code.co_names
+
+
+def _class_of(stack: list[CodeType], at: int) -> str:
+    """What the code is a method of, past torch.nn's own calling convention."""
+    while at > 0 and _is_module_call(stack[at]):
+        at -= 1
+    code = stack[at]
+    name: str = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has no qualified names here
+    return name.rsplit(".", 1)[0].rsplit(".", 1)[-1].replace("<locals>", code.co_name)
+
+
+def _is_module_call(code: CodeType) -> bool:
+    return code.co_filename == packages.torch_file("nn", "modules", "module.py")
+
+
+@functools.cache  # a look asks for each frame
+def decoder(path: str) -> str:
+    """The library that decodes, where the file is one of its files; else ""."""
+    found = DECODERS.match(packages.installed(path).replace(os.sep, "/"))
+    return found[1] if found else ""
+
+
+@functools.cache  # a look asks, and each time the kernel would be asked for the folder
+def short(path: str) -> str:
+    with contextlib.suppress(ValueError):
+        relative = os.path.relpath(path)
+        if not relative.startswith(".."):
+            return relative
+    return path

@@ -1,0 +1,156 @@
+"""``pin_memory="auto"``: whether page-locked memory pays here, and why it does or does not.
+
+It lets the copy engine read a batch while the processor goes on (CUDA C++ Best Practices Guide, "Pinned Memory"). What
+is locked cannot be swapped and is taken from everybody else, so it has a budget; where it brings nothing it is left.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+
+from ..core import resources
+
+SHARE = 4  # at most a quarter of the memory that is granted is locked, unless asked
+SPARE = 1 << 30  # bytes of memory that stay free beside what is locked
+PAYS = 1.05  # times as fast has a copy from page-locked memory to be
+TRIES = 7
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the decision rests on.
+
+    Attributes:
+        accelerator: torch's name of the kind of device; None without one.
+        unified: the device shares its memory with the processor.
+        on_device: batches lie on the device already.
+        batch_bytes: of the largest batch so far; 0 before the first.
+        batches: that may be locked at a time: those made ahead and those the consumer keeps.
+        free: bytes of memory.
+        granted: bytes of memory.
+        refused: what the system said when a page was to be locked; "" where it was locked.
+        gain: how many times as fast a batch is copied from page-locked memory, measured; None before that.
+    """
+
+    accelerator: str | None
+    unified: bool = False
+    on_device: bool = False
+    batch_bytes: int = 0
+    batches: int = 1
+    free: int = 1 << 62
+    granted: int = 1 << 62
+    refused: str = ""
+    gain: float | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Whether to pin, and why.
+
+    Example:
+        >>> decide(Facts(accelerator=None))
+        Choice(on=False, why='there is no accelerator')
+    """
+
+    on: bool
+    why: str
+
+    def __str__(self) -> str:
+        return f"pin_memory={self.on}: {self.why}"
+
+
+def decide(facts: Facts) -> Choice:
+    """The decision; the first reason that holds."""
+    need = facts.batches * rounded(facts.batch_bytes)
+    if facts.accelerator is None:
+        return Choice(False, "there is no accelerator")
+    if facts.unified:
+        return Choice(False, f"{facts.accelerator} shares its memory with the processor")
+    if facts.on_device:
+        return Choice(False, "batches lie on the device already")
+    if facts.refused:
+        return Choice(False, f"no page can be locked here: {facts.refused}")
+    if need > facts.granted // SHARE:
+        return Choice(
+            False, f"{_mb(need)} would be locked, and a quarter of the memory granted is {_mb(facts.granted // SHARE)}"
+        )
+    if need and need + SPARE > facts.free:
+        return Choice(False, f"{_mb(need)} would be locked, and {_mb(facts.free)} are free")
+    if facts.gain is not None and facts.gain < PAYS:
+        return Choice(
+            False,
+            f"batches of {facts.batch_bytes:,} bytes are copied {facts.gain:.2f} times as fast, so it brings nothing",
+        )
+    measured = "" if facts.gain is None else f"; batches are copied {facts.gain:.1f} times as fast"
+    return Choice(True, f"{facts.accelerator} reads page-locked memory on its own{measured}")
+
+
+def rounded(nbytes: int) -> int:
+    """What torch's allocator locks for so many bytes: the next power of two (``CachingHostAllocator``)."""
+    return 1 << (nbytes - 1).bit_length() if nbytes > 0 else 0
+
+
+def kind() -> str | None:
+    """torch's name of the accelerator; None without one."""
+    found = getattr(torch, "accelerator", None)  # torch < 2.6 has none; there it is CUDA or nothing
+    if found is None:
+        return "cuda" if torch.cuda.is_available() else None
+    return str(found.current_accelerator().type) if found.is_available() else None
+
+
+def unified(accelerator: str | None) -> bool:
+    """Whether the device has no memory of its own."""
+    if accelerator == "mps":
+        return True
+    if accelerator == "cuda":
+        return bool(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "is_integrated", False))
+    return False
+
+
+def gain(nbytes: int, accelerator: str) -> float | None:
+    """How many times as fast a batch of so many bytes reaches the device from page-locked memory. Milliseconds.
+
+    None where it cannot be measured.
+    """
+    try:
+        target = torch.empty(nbytes, dtype=torch.uint8, device=accelerator)
+        plain = torch.ones(nbytes, dtype=torch.uint8)
+        return _seconds(target, plain) / max(1e-9, _seconds(target, plain.pin_memory()))
+    except RuntimeError:  # out of memory, on either side
+        return None
+
+
+def _seconds(target: torch.Tensor, source: torch.Tensor) -> float:
+    """Of one copy, as long as the calling thread is held up and until it is done."""
+    times = []
+    for _ in range(TRIES):
+        torch.accelerator.synchronize()
+        began = time.perf_counter()
+        target.copy_(source, non_blocking=True)
+        torch.accelerator.synchronize()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def facts(batch_bytes: int = 0, batches: int = 1, refused: str = "", measured: float | None = None) -> Facts:
+    """What holds here and now."""
+    accelerator = kind()
+    return Facts(
+        accelerator,
+        unified(accelerator),
+        False,
+        batch_bytes,
+        batches,
+        resources.memory_available(),
+        resources.memory_of_rank(),
+        refused,
+        measured,
+    )
+
+
+def _mb(nbytes: int) -> str:
+    return f"{nbytes / 1e6:,.0f} MB"

@@ -1,0 +1,90 @@
+"""``stoker.watch()``: what ``stoker run`` sees, for a notebook or for a part of a script."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ..core.monitor import Ambient
+from .report import html, text
+from .watch import patch
+
+
+class Session:
+    """Watches every DataLoader that is iterated between its begin and its end.
+
+    Attributes:
+        report: as ``stoker run`` writes it (docs/report.md); None before the end.
+    """
+
+    def __init__(self) -> None:
+        self.report: dict[str, Any] | None = None
+        self._watch = patch.begin()
+        self._ambient = Ambient()
+        self._began = time.monotonic()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> Session:
+        """Ends it. May be called twice."""
+        if self.report is None:
+            from ..commands.run import report_of
+
+            snapshot = json.loads(json.dumps(self._watch.snapshot(True), default=str))
+            patch.end(self._watch)
+            wall_s = time.monotonic() - self._began
+            self.report = report_of(["watch()"], 0, [snapshot], self._ambient.stop(), wall_s)
+        return self
+
+    def save(self, path: str | Path) -> None:
+        """Writes the report as one page of HTML (needs stoker[html]).
+
+        Raises:
+            UsageError: no file can be written there, or plotly is not installed.
+        """
+        html.check(Path(path))
+        html.save(self._ended(), Path(path))
+
+    def _ended(self) -> dict[str, Any]:
+        report = self.stop().report
+        assert report is not None
+        return report
+
+    def __str__(self) -> str:
+        return text.render(self._ended(), None, sys.stdout).strip()
+
+    def __repr__(self) -> str:
+        """For a debugger or a log, which must not end it; a notebook shows ``_repr_html_`` or ``_repr_pretty_``."""
+        if self.report is None:
+            return "<stoker.watch(): watching; print() or stop() ends it>"
+        return f"<stoker.watch(): {self.report['verdict']}, {len(self.report['loaders'])} loaders; print() shows it>"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self) if cycle else str(self))
+
+    def _repr_html_(self) -> str:
+        return html.summary(self._ended())
+
+
+def watch() -> Session:
+    """Watches the DataLoaders of this process, torch's own and stoker's, until the session ends.
+
+    Printing the session, or leaving it as a notebook cell's last line, ends it and shows the report. One at a time;
+    loaders whose iterators were made before are not seen, and forked workers only.
+
+    Raises:
+        UsageError: another session has not ended.
+
+    Example:
+        >>> with stoker.watch() as w:  # doctest: +SKIP
+        ...     train_one_epoch(loader)
+        >>> w  # doctest: +SKIP
+    """
+    return Session()

@@ -1,0 +1,107 @@
+"""Waits for ``torch.utils.data.dataloader`` to be imported and then puts the watch on it. Standard library only."""
+
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+TARGET = "torch.utils.data.dataloader"
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def create_module(self, spec: Any) -> Any:
+        return self._real.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        self._real.exec_module(module)
+        _Waiting(module)
+
+    def __getattr__(self, name: str) -> Any:  # get_source and the like, for tracebacks
+        return getattr(self._real, name)
+
+
+class _Waiting:
+    """Begins the watch when a script makes its first loader or iterator, or defines its first class of loaders.
+
+    torch is half imported when its loader module is executed, and the watch needs all of it. So a few methods of torch
+    are replaced now, once and for good. Before the first call each does what torch's does; afterwards what the watch
+    has put into ``replaced``. No attribute is looked up again or put back: frameworks wrap the same methods for a while
+    (Lightning wraps ``__init__`` of every loader class), and then restore what they found.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._module, self._begun, self._lock = module, False, threading.RLock()
+        self.replaced: dict[tuple[type, str], Callable[..., Any]] = {}
+        self._wait(module.DataLoader, "__init__")
+        for cls in (module._SingleProcessDataLoaderIter, module._MultiProcessingDataLoaderIter):
+            self._wait(cls, "__init__")
+        self._wait_for_subclasses(module.DataLoader)
+
+    def _wait(self, cls: Any, name: str) -> None:
+        key = cls, name
+        original = self.replaced[key] = vars(cls)[name]
+
+        @functools.wraps(original)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            self._begin()
+            return self.replaced[key](*args, **kwargs)
+
+        setattr(cls, name, method)
+
+    def _wait_for_subclasses(self, base: Any) -> None:
+        key = base, "__init_subclass__"
+        self.replaced[key] = lambda cls: None
+
+        def __init_subclass__(cls: Any, **kwargs: Any) -> None:
+            super(base, cls).__init_subclass__(**kwargs)
+            if not cls.__module__.startswith("torch."):
+                self._begin()
+                self.replaced[key](cls)
+
+        base.__init_subclass__ = classmethod(__init_subclass__)  # type: ignore[arg-type]
+
+    def _begin(self) -> None:
+        if self._begun:
+            return
+        with self._lock:  # another thread's first loader waits until the watch is there
+            if not self._begun:
+                self._begun = True
+                _attach(self._module, self.replaced)
+
+
+def _attach(module: Any, replaced: dict[tuple[type, str], Callable[..., Any]]) -> None:
+    home = os.environ.get("STOKER_HOME", "")
+    sys.path.append(home)  # last: it must not shadow anything of the script's
+    try:
+        from .. import patch
+    except Exception as e:
+        sys.stderr.write(f"stoker: not watching this process: {type(e).__name__}: {e}\n")
+        return
+    finally:
+        if home in sys.path:
+            sys.path.remove(home)
+    patch.attach(module, replaced)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != TARGET:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+def arm() -> None:
+    """Called once per interpreter, before the script's first line."""
+    sys.meta_path.insert(0, _Finder())

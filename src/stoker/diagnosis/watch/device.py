@@ -1,0 +1,212 @@
+"""The part of the watch that is about the device: its time without data, and what crosses between it and the host.
+
+Nothing here ever waits for the device. *Starved* time: an event on the stream at the entry of ``next()`` and one at its
+exit. The device reaches the first when all that was asked of it is done; if it reaches it before ``next()`` returns,
+it has nothing to do until the second. While the queue of kernels runs ahead the two are reached one right after the
+other (CUDA C++ Programming Guide, "Events"; they are read when the device has passed them). *Crossings*: for a few
+steps now and then, calls that copy between host and device, or wait for it, are timed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+
+from ...core.metrics import LoaderMetrics
+from ...core.patches import Patches
+from ...loader.describe import made_at
+
+PAIRS = 64  # of events that the device has not reached; while there are so many, none are added
+PERIOD_S = 1e-3  # at most so often a gap is measured: an event costs some microseconds
+FIRST, EVERY, SPELL = 8, 512, 8  # steps: before the first spell of timing, between two, and in one
+SYNCS = ("item", "tolist", "cpu", "numpy")
+_now = time.perf_counter
+
+
+class Gaps:
+    """Events around ``next()``, on the consumer's stream.
+
+    Args:
+        metrics: where ``gaps``, ``gap_s`` and ``gap_wait_s`` grow.
+        make: a new event with timing.
+    """
+
+    def __init__(self, metrics: LoaderMetrics, make: Callable[[], Any]) -> None:
+        self._metrics, self._make = metrics, make
+        self._free: list[Any] = []
+        self._flying: deque[tuple[Any, Any, float]] = deque()
+        self._entry: Any = None
+        self._last = 0.0
+
+    def enter(self, now: float) -> None:
+        """``next()`` begins."""
+        while self._flying and self._flying[0][1].query():
+            first, second, waited = self._flying.popleft()
+            m = self._metrics
+            m.gaps += 1
+            m.gap_s += min(waited, first.elapsed_time(second) / 1e3)
+            m.gap_wait_s += waited
+            self._free += [first, second]
+        if now - self._last < PERIOD_S or len(self._flying) >= PAIRS:
+            self._entry = None
+            return
+        self._last = now
+        self._entry = self._free.pop() if self._free else self._make()
+        self._entry.record()
+
+    def leave(self, waited: float) -> None:
+        """It returns, after so many seconds."""
+        entry, self._entry = self._entry, None
+        if entry is None:
+            return
+        end = self._free.pop() if self._free else self._make()
+        end.record()
+        self._flying.append((entry, end, waited))
+
+
+class Crossings:
+    """Times ``Tensor.to``, ``.cuda``, ``.copy_`` to the device and what waits for it, for a few steps now and then.
+
+    Args:
+        metrics: where ``crossings`` grows: by (kind, line), ``[calls, seconds, bytes]``.
+        device: the type of device; another one is not looked at.
+
+    Kinds are ``pageable`` (a copy from memory that is not page-locked: the driver copies it twice, and the call waits),
+    ``blocking`` (page-locked, without ``non_blocking``), ``free`` (page-locked and ``non_blocking``) and ``sync`` (the
+    host waits for the device).
+    """
+
+    def __init__(self, metrics: LoaderMetrics, device: str = "cuda") -> None:
+        self._metrics, self._device = metrics, device
+        self._steps = 0
+        self._timing = False
+
+    def step(self, seconds: float) -> None:
+        """A step has ended, after so many seconds."""
+        self._steps += 1
+        since = (self._steps - FIRST) % EVERY
+        if self._timing:
+            self._metrics.crossing_steps += 1
+            self._metrics.crossing_s += seconds
+        if self._steps >= FIRST and since == 0:
+            self.begin()
+        elif self._timing and since >= SPELL:
+            self.end()
+
+    def begin(self) -> None:
+        if self._timing:
+            return
+        if not _timing:
+            _replace()
+        _timing.append(self)
+        self._timing = True
+
+    def end(self) -> None:
+        if not self._timing:
+            return
+        _timing.remove(self)
+        self._timing = False
+        if not _timing:
+            _patches.undo()
+
+    def kind(self, name: str, tensor: Any, out: Any, args: Any, kwargs: Any) -> str:
+        """What a call of a tensor's method was, as in the class; "" for none of that."""
+        if name in SYNCS:
+            return "sync" if tensor.device.type == self._device else ""
+        source = args[0] if name == "copy_" and args else tensor
+        if not isinstance(source, torch.Tensor) or not isinstance(out, torch.Tensor):
+            return ""
+        if source.device.type == self._device:
+            waits = out.device.type == "cpu" and not kwargs.get("non_blocking")
+            return "sync" if waits else ""
+        if source.device.type != "cpu" or out.device.type != self._device:
+            return ""
+        if not source.is_pinned():
+            return "pageable"
+        # Tensor.to(device, dtype, non_blocking) and .copy_(source, non_blocking): a last argument that is a bool.
+        free = kwargs.get("non_blocking") or any(a is True for a in args)
+        return "free" if free else "blocking"
+
+    def add(self, kind: str, frame: FrameType, seconds: float, size: int) -> None:
+        """A call of this kind."""
+        entry = self._metrics.crossings.setdefault(f"{kind} {made_at(frame)}", [0, 0.0, 0])
+        entry[0] += 1
+        entry[1] += seconds
+        entry[2] += size
+
+
+# Loaders that go in step have their spells at the same time: torch's methods are replaced once for all of them.
+_timing: list[Crossings] = []
+_patches = Patches()
+
+
+def _replace() -> None:
+    for name in ("to", "cuda", "copy_", *SYNCS):
+        _patches.put(torch.Tensor, name, functools.partial(_timed, name))
+    _patches.put(torch.cuda, "synchronize", _waiting)
+
+
+def _timed(name: str, original: Any) -> Any:
+    @functools.wraps(original)
+    def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        began = _now()
+        out = original(tensor, *args, **kwargs)
+        if _timing:
+            took, frame = _now() - began, sys._getframe(1)
+            for crossings in list(_timing):
+                kind = crossings.kind(name, tensor, out, args, kwargs)
+                if kind:
+                    crossings.add(kind, frame, took, tensor.nbytes if name != "copy_" else args[0].nbytes)
+        return out
+
+    return call
+
+
+def _waiting(original: Any) -> Any:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        began = _now()
+        original(*args, **kwargs)
+        if _timing:
+            took, frame = _now() - began, sys._getframe(1)
+            for crossings in list(_timing):
+                crossings.add("sync", frame, took, 0)
+
+    return call
+
+
+class DeviceWatch:
+    """Both of them, of one loader, once its script uses CUDA.
+
+    Args:
+        metrics: the loader's.
+    """
+
+    def __init__(self, metrics: LoaderMetrics) -> None:
+        self._metrics = metrics
+        self._gaps = Gaps(metrics, lambda: torch.cuda.Event(enable_timing=True))
+        self._crossings = Crossings(metrics)
+
+    def enter(self, now: float, stepped: float) -> None:
+        """``next()`` begins, after a step of so many seconds."""
+        self._crossings.step(stepped)
+        self._gaps.enter(now)
+
+    def leave(self, waited: float) -> None:
+        """``next()`` returns, after so many seconds."""
+        self._gaps.leave(waited)
+
+    def collect(self, final: bool) -> None:
+        """Brings the numbers up to date; nothing stays wrapped after the last time."""
+        if final:
+            self._crossings.end()
+        with contextlib.suppress(Exception):  # torch before 2.8 does not tell
+            self._metrics.pinned_bytes = int(torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0))

@@ -1,0 +1,260 @@
+"""Iterators as the watch sees them: what makes one is timed, and each of its batches.
+
+An iterator is seen wherever it is made: by torch's ``DataLoader.__iter__``, by a class that overrides that, or by code
+that calls torch's iterator classes itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import time
+import types
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import torch
+import torch.utils.data.dataloader as torch_loader
+
+from ...core.metrics import LoaderMetrics
+from ...core.patches import Patches
+from ...loader.describe import bypass, count, settings_of
+from . import fetch
+from .ceilings import Ceilings
+from .clock import MANY, OFTEN_S
+from .shared_counters import Stages
+from .watch import Watch
+
+_now = time.perf_counter
+_Tensor = torch.Tensor
+
+
+class Enough(SystemExit):
+    """``--max-steps`` is reached: the script ends here, and well."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+class _Opening(threading.local):
+    """What this thread makes iterators of.
+
+    Attributes:
+        stack: loaders, the innermost last, each with torch's iterators that were made for it.
+        count: of those that were begun.
+    """
+
+    def __init__(self) -> None:
+        self.stack: list[tuple[Any, list[Any]]] = []
+        self.count = 0
+
+
+_opening = _Opening()
+
+
+class Through:
+    """Batches of a loader whose own ``__iter__`` is a generator."""
+
+    def __init__(self, it: Iterator[Any]) -> None:
+        self._it = it
+
+    def __iter__(self) -> Through:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._it)
+
+
+def opened(watch: Watch, patches: Patches, loader: Any, make: Callable[[], Any]) -> Any:
+    """The iterator of a loader that ``make`` makes, with a clock on it."""
+    if not watch.on or any(of is loader for of, _ in _opening.stack):
+        return make()
+    began = _now()
+    metrics = watch.metrics_of(loader)
+    stages = watch.stages_of(metrics.name, metrics)
+    before, Stages.current = Stages.current, stages
+    made: list[Any] = []
+    _opening.stack.append((loader, made))
+    _opening.count += 1
+    # Where the consumer reads a generator, that has the clock: what is behind it may be read by another thread.
+    clocked = not _is_read_through(loader)
+    try:
+        with watch.around(loader):
+            it = make()
+    finally:
+        Stages.current = before
+        _opening.stack.pop()
+    inner = made[-1] if made and not isinstance(it, torch_loader._BaseDataLoaderIter) else it
+    _note(loader, metrics, inner)
+    ours = type(inner).__module__.startswith("stoker.") or isinstance(inner, torch_loader._BaseDataLoaderIter)
+    if ours or metrics.name not in watch.reached:  # else somebody's own, around one of torch's of an earlier epoch
+        watch.reached[metrics.name] = type(loader).__qualname__, bypass(loader, inner)
+    fetcher = _watch_fetcher(getattr(inner, "_dataset_fetcher", None), stages)
+    if clocked:
+        # The loader may be its own iterator, and is copied and pickled.
+        on = it if it is not loader and _is_watchable(it) else inner
+        _clock(watch, patches, metrics, on, fetcher, _now() - began, began)
+    return it
+
+
+def _clock(
+    watch: Watch, patches: Patches, metrics: LoaderMetrics, it: Any, fetcher: Any, spent: float, began: float
+) -> None:
+    """Puts a clock on an iterator, if it can have one."""
+    if not _is_watchable(it):
+        return
+    for cls in type(it).__mro__:
+        if "__next__" in vars(cls):
+            watch_iterators(cls, watch, patches)
+            break
+    clock = it.__dict__["_stoker_clock"] = watch.clock(metrics, fetcher)
+    clock.started(spent, began)
+
+
+def _is_watchable(it: Any) -> bool:
+    return hasattr(it, "__dict__") and isinstance(getattr(type(it), "__next__", None), types.FunctionType)
+
+
+def _is_read_through(loader: Any) -> bool:
+    own = getattr(type(loader), "__iter__", None)
+    return hasattr(own, "_stoker_generator") or "_stoker_through" in loader.__dict__
+
+
+def _note(loader: Any, metrics: LoaderMetrics, inner: Any) -> None:
+    """The loader's settings, and whose engine its iterator is."""
+    metrics.settings.update(settings_of(loader))
+    ours = type(inner).__module__.startswith("stoker.")
+    # Somebody's own iterator may have one around it that was made for an earlier epoch.
+    if ours or isinstance(inner, torch_loader._BaseDataLoaderIter) or "engine" not in metrics.settings:
+        metrics.settings["engine"] = "stoker" if ours else "torch"
+
+
+def _watch_fetcher(fetcher: Any, stages: Stages) -> Any:
+    """Times what an iterator fetches in this process. Returns torch's fetcher, if that is what is timed."""
+    if fetcher is None:
+        return None
+    fetcher._stoker_stages = stages
+    if hasattr(vars(fetcher).get("fetch"), "gathered"):
+        fetcher.fetch = fetch.gathered(fetcher.fetch, stages)
+        return None
+    return fetcher
+
+
+def through(watch: Watch, patches: Patches, start: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """For the ``__iter__`` of a subclass: what it gives is watched, where nothing is that it is made of."""
+
+    @functools.wraps(start)
+    def __iter__(self: Any) -> Any:
+        if not watch.on or any(of is self for of, _ in _opening.stack):
+            return start(self)
+        before = _opening.count
+        it = start(self)
+        if _opening.count > before:
+            return it
+        if isinstance(it, types.GeneratorType):
+            self.__dict__["_stoker_through"] = True
+            return _read(watch, patches, self, it)
+        return opened(watch, patches, self, lambda: it)
+
+    if inspect.isgeneratorfunction(start):
+        __iter__._stoker_generator = True  # type: ignore[attr-defined]
+    return __iter__
+
+
+def _read(watch: Watch, patches: Patches, loader: Any, it: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """The same batches, in a generator that knows when they were asked for."""
+    try:
+        outer = Through(it)
+        if watch.on:
+            metrics = watch.metrics_of(loader)
+            _note(loader, metrics, it)
+            watch.reached.setdefault(metrics.name, (type(loader).__qualname__, bypass(loader, it)))
+            _clock(watch, patches, metrics, outer, None, 0.0, _now())
+        yield from outer
+    finally:
+        it.close()
+
+
+def watch_iterators(cls: Any, watch: Watch, patches: Patches) -> None:
+    """Wraps what a class of iterators defines itself of ``__init__``, ``_reset`` and ``__next__``."""
+    own = vars(cls)
+    if isinstance(own.get("__next__"), types.FunctionType):
+        patches.put(cls, "__next__", lambda original: _timed(watch, original))
+    if not issubclass(cls, torch_loader._BaseDataLoaderIter):
+        return
+    for name in ("__init__", "_reset"):
+        if name in own:
+            patches.put(cls, name, lambda original: _making(watch, patches, original))
+
+
+def _making(watch: Watch, patches: Patches, original: Callable[..., None]) -> Callable[..., None]:
+    """For a method that makes an iterator, or makes it begin again: of a loader, the first argument."""
+
+    @functools.wraps(original)
+    def method(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        if not watch.on or not hasattr(loader, "__dict__"):
+            return original(self, loader, *args, **kwargs)
+        if _opening.stack:
+            made = _opening.stack[-1][1]
+            if not any(it is self for it in made):
+                made.append(self)
+            return original(self, loader, *args, **kwargs)
+
+        def make() -> Any:
+            original(self, loader, *args, **kwargs)
+            return self
+
+        opened(watch, patches, loader, make)
+        return None
+
+    return method
+
+
+def _timed(watch: Watch, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(original)
+    def __next__(self: Any) -> Any:
+        clock = self.__dict__.get("_stoker_clock")
+        if clock is None or clock.inside:
+            return original(self)
+        began = _now()
+        plain = clock.plain  # this wait, and the step before it, stand with others like them
+        if not plain:
+            if watch.max_steps is not None and watch.enough():
+                raise Enough
+            clock.enter(began)
+        clock.inside = True
+        try:
+            batch = original(self) if plain else _next(watch.ceilings, clock.metrics, original, self)
+        except StopIteration:
+            clock.ended(began, _now())
+            raise
+        except BaseException:
+            clock.broken()
+            raise
+        finally:
+            clock.inside = False
+        clock.times += (began, _now())
+        clock.samples += batch.size(0) if type(batch) is _Tensor and batch.ndim else count(batch, clock.size)
+        if not plain:
+            clock.leave()
+        elif len(clock.times) >= MANY or began - clock.settled > OFTEN_S:
+            clock.reckon()
+        return batch
+
+    return __next__
+
+
+def _next(ceilings: Ceilings | None, metrics: LoaderMetrics, original: Callable[[Any], Any], it: Any) -> Any:
+    """A batch; of the first loader by the spells of ``Ceilings``, with the last of which the script ends."""
+    if ceilings is None:
+        return original(it)
+    ceilings.name = ceilings.name or metrics.name
+    if ceilings.name != metrics.name:
+        return original(it)
+    settings = metrics.settings
+    ahead = int(settings.get("num_workers") or 0) * int(settings.get("prefetch_factor") or 1)
+    batch = ceilings.next(lambda: original(it), ahead)
+    if "loader" in ceilings.found or batch is None:
+        raise Enough
+    return batch

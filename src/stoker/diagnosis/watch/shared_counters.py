@@ -1,0 +1,132 @@
+"""What a watched process counts in shared memory: how far each loader came, which a SIGKILL leaves to ``stoker run``,
+and what torch's own forked workers spend."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ...core import resources
+from ...core.metrics import LoaderMetrics
+from . import worker_record
+from .worker_record import Inside
+
+LIVE = ("wait_s", "first_wait_s", "step_s", "batches", "samples", "epochs")
+ROWS = 256  # loaders of one process
+MAX_WORKERS = 256  # rows of the table that forked workers write their times to
+COLUMNS = 5  # fetch, collate, CPU (nanoseconds), tasks, memory (bytes)
+WEIGH_NS = 2_000_000_000  # between two looks of a worker at its memory, a few milliseconds each
+
+
+class Live:
+    """A table with one row of doubles, ``LIVE``, for each loader.
+
+    Args:
+        fd: the memory of another process' table, to read; None makes a new one.
+    """
+
+    def __init__(self, fd: int | None = None) -> None:
+        size = ROWS * len(LIVE) * 8
+        if fd is None:
+            self.fd = os.memfd_create("stoker-live", os.MFD_CLOEXEC)
+            os.ftruncate(self.fd, size)
+            memory = mmap.mmap(self.fd, size)
+        else:
+            self.fd = fd
+            memory = mmap.mmap(fd, size, prot=mmap.PROT_READ)
+        self._view = memoryview(memory).cast("d")
+        self._beyond = memoryview(bytearray(len(LIVE) * 8)).cast("d")
+
+    def row(self, index: int) -> Any:
+        """The row of a process' loader number ``index``. Those beyond the table have one that nobody reads."""
+        if index >= ROWS:
+            return self._beyond
+        return self._view[index * len(LIVE) : (index + 1) * len(LIVE)]
+
+
+class Stages:
+    """What torch's own workers write their times to: a row each, in memory shared by fork.
+
+    Args:
+        metrics: the loader's numbers, where ``collect`` adds them up.
+    """
+
+    current: Stages | None = None  # of the loader whose workers are being forked
+
+    def __init__(self, metrics: LoaderMetrics) -> None:
+        self._memory = mmap.mmap(-1, MAX_WORKERS * COLUMNS * 8)
+        self._rows = memoryview(self._memory).cast("q")
+        self._texts = memoryview(mmap.mmap(-1, MAX_WORKERS * worker_record.ROW_BYTES))
+        self._writes = memoryview(mmap.mmap(-1, MAX_WORKERS))  # which of the texts have a writer
+        self._records: dict[int, dict[str, Any]] = {}
+        self._before: dict[int, dict[str, Any]] = {}  # what they were at ``restart``
+        self._inside: tuple[int, Inside] | None = None
+        self._seen = [0] * (COLUMNS - 1)
+        self._metrics = metrics
+        self._weighed = 0
+        self.held: Callable[[], None] | None = None  # hands over what this process' own fetcher still holds
+
+    def inside(self, worker: int | None, dataset: Any, collate: Any) -> Inside:
+        """This process' account of its tasks."""
+        if self._inside is None or self._inside[0] != os.getpid():
+            number = min(worker or 0, MAX_WORKERS - 1)
+            self._writes[number] = 1
+            self._inside = os.getpid(), Inside(self._text(number), dataset, collate)
+        return self._inside[1]
+
+    def end(self) -> None:
+        """Nobody looks into this process' tasks any more."""
+        if self._inside is not None and self._inside[0] == os.getpid():
+            self._inside[1].looks.end()
+
+    def add(self, worker: int | None, fetch: int, collate: int, cpu: int, tasks: int) -> None:
+        """Nanoseconds of some tasks; the worker's id, or None in the main process."""
+        if worker is not None and worker >= MAX_WORKERS:
+            return
+        rows, at = self._rows, (worker or 0) * COLUMNS
+        rows[at] += fetch
+        rows[at + 1] += collate
+        rows[at + 2] += cpu
+        rows[at + 3] += tasks
+        if worker is not None:
+            now = time.monotonic_ns()
+            if now - self._weighed > WEIGH_NS:
+                self._weighed = now
+                rows[at + COLUMNS - 1] = resources.pss()
+
+    def restart(self) -> None:
+        """What the tasks so far were like does not count any more."""
+        self.collect()
+        self._before = dict(self._records)
+        m = self._metrics
+        m.tasks = m.fetch_ns = m.collate_ns = m.transport_ns = m.cpu_ns = 0
+        m.inside = {}
+        m.step_bins.clear()
+        m.wait_bins.clear()
+
+    def _text(self, number: int) -> memoryview:
+        return self._texts[number * worker_record.ROW_BYTES : (number + 1) * worker_record.ROW_BYTES]
+
+    def collect(self) -> None:
+        """Moves what came in since to the loader's numbers."""
+        if self.held is not None:
+            self.held()
+        total = [sum(self._rows[i::COLUMNS]) for i in range(COLUMNS - 1)]
+        fetch, collate, cpu, tasks = (a - b for a, b in zip(total, self._seen, strict=True))
+        self._seen = total
+        m = self._metrics
+        m.fetch_ns += fetch
+        m.collate_ns += collate
+        m.cpu_ns += cpu
+        m.tasks += tasks
+        for number in range(MAX_WORKERS):
+            record = worker_record.read(self._text(number)) if self._writes[number] else None
+            if record is not None:
+                self._records[record["pid"]] = record
+        new = [worker_record.minus(r, self._before[p]) if p in self._before else r for p, r in self._records.items()]
+        if new:
+            m.inside = worker_record.merge(r for r in new if r is not None)
+        m.worker_pss.update({i: n for i, n in enumerate(self._rows[COLUMNS - 1 :: COLUMNS]) if n})

@@ -1,0 +1,120 @@
+"""What bounds the number of workers before anything is measured: a setting that would not fit is never tried."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from torch.utils.data import IterableDataset
+
+from ...core import resources
+from ...core.options import Budget
+
+PER_CORE = 16  # workers of which nearly all wait
+BUSY_PER_CORE = 2  # and workers that compute: one that is off its core for a moment does not stop the others
+PINNED_SHARE = 4  # page-locked memory is at most this part of what is granted
+
+
+def cores_here() -> int:
+    """Cores for the workers of this process: those granted, divided among the ranks of the node."""
+    return max(1, resources.cores_granted() // resources.ranks())
+
+
+def workers_bound(each: int) -> tuple[int, str]:
+    """``machine.workers_bound``, where the ranks of the node share its memory."""
+    ranks = resources.ranks()
+    most, words = resources.workers_bound(each * ranks)
+    return most, words if ranks == 1 else f"{words} in {ranks} ranks"
+
+
+def first_guess(loader: Any) -> tuple[int, str]:
+    """Workers for a loader of which nothing is known yet, and why so many: one for each core that is granted, divided
+    among the ranks of the node, no more than fit in memory and no more than there are batches.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> first_guess(DataLoader([1, 2], batch_size=2))[0]
+        1
+    """
+    if isinstance(loader.dataset, IterableDataset):
+        return 1, "1 worker: an iterable dataset, and only itself knows how to share its samples among workers"
+    cores, ranks = cores_here(), resources.ranks()
+    bounds = [(cores, f"a first guess from {cores} core{'s' if cores > 1 else ''} granted")]
+    if ranks > 1:
+        bounds = [(cores, f"a first guess from {resources.cores_granted()} cores granted to {ranks} ranks")]
+    bounds.append(workers_bound(resources.WORKER_BYTES))
+    try:
+        batches = len(loader)
+        bounds.append((batches, f"{batches} batch{'es' if batches != 1 else ''} in an epoch"))
+    except Exception:  # a sampler or dataset without a length, or whose length cannot be told yet
+        pass
+    n, words = min(bounds, key=lambda b: b[0])
+    n = max(1, n)
+    return n, f"{n} worker{'s' if n > 1 else ''}: {words}"
+
+
+class Limit(NamedTuple):
+    """One bound.
+
+    Attributes:
+        name: cores, memory, shm, budget, pinned.
+        most: workers.
+        words: the numbers it comes from.
+    """
+
+    name: str
+    most: int
+    words: str
+
+
+def per_core(waits: float) -> int:
+    """Workers for each core, at most, that wait for this share of their time: twice what keeps the core busy.
+
+    Example:
+        >>> per_core(0.0), per_core(0.5), per_core(0.99)
+        (2, 4, 16)
+    """
+    return max(BUSY_PER_CORE, min(PER_CORE, math.ceil(BUSY_PER_CORE / max(1e-3, 1 - waits))))
+
+
+def limits(
+    *,
+    waits: float,
+    each: int,
+    nbytes: int,
+    prefetch: int,
+    budget: Budget,
+    shm: bool = False,
+    pinned: bool = False,
+) -> list[Limit]:
+    """All that apply, the tightest first.
+
+    Args:
+        waits: share of a worker's time that is not CPU time.
+        each: bytes of memory of a worker.
+        nbytes: of a batch.
+        prefetch: batches in flight per worker.
+        budget: of the transport.
+        shm: batches cross in /dev/shm, as with torch's own loader.
+        pinned: batches are page-locked.
+    """
+    grant = resources.read(with_gpus=False)
+    cores = grant.cores
+    of = f"{cores} core{'s' if cores > 1 else ''} granted" + (
+        f" of {grant.cores_host}" if grant.cores_host > cores else ""
+    )
+    each_core = per_core(waits)
+    how = f"which wait {waits:.0%} of their time" if waits > 0.1 else "which compute"
+    out = [Limit("cores", each_core * cores, f"{of}, {each_core} workers each, {how}")]
+    most, words = resources.workers_bound(max(each, 1 << 20))
+    out.append(Limit("memory", most, words))
+    flight = max(1, nbytes) * prefetch
+    out.append(
+        Limit("budget", budget.flight_bytes // flight, f"{budget.flight_bytes >> 20:,} MB for batches made ahead")
+    )
+    if shm and grant.shm_free is not None:
+        out.append(Limit("shm", grant.shm_free // flight, f"{grant.shm_free >> 20:,} MB free in /dev/shm"))
+    if pinned:
+        locked = grant.memory // PINNED_SHARE
+        out.append(Limit("pinned", locked // flight, f"{locked >> 20:,} MB may be page-locked"))
+    return sorted((Limit(b.name, max(1, b.most), b.words) for b in out), key=lambda b: b.most)

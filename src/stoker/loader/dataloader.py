@@ -1,0 +1,386 @@
+"""DataLoader: torch's contract with another engine behind ``_get_iterator``, plus ``num_workers="auto"``."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch.utils.data
+from torch.utils.data import dataloader as torch_loader
+from torch.utils.data.dataloader import _DatasetKind
+from torch.utils.data.sampler import Sampler
+
+from ..core import resources
+from ..core.errors import BudgetError, UsageError
+from ..core.options import AutoWorkers, Measured, Workers, parse_bytes
+from ..device.prefetch import ahead, checked
+from ..sampling.chunks import ChunkSampler
+from ..sampling.order import FeistelSampler
+from ..workers.faults import validate
+from ..workers.faults.policy import QUARANTINE
+from . import engine
+from .device_iterator import settled
+from .engine import SUPPORTED, get_iterator, state_of
+
+T_co = TypeVar("T_co", covariant=True)
+SHUFFLES: dict[str, Callable[..., Sampler[int]]] = {"feistel": FeistelSampler, "chunks": ChunkSampler}
+AHEAD = 8  # tasks in flight per worker with "auto" for both; docs/notes/stragglers.md
+METHODS = ("process", "thread", "auto")
+_TORCH_HAS_IN_ORDER = "in_order" in torch_loader.DataLoader.__init__.__code__.co_varnames  # torch >= 2.6
+
+
+class DataLoader(torch.utils.data.DataLoader[T_co]):
+    """A drop-in for ``torch.utils.data.DataLoader`` whose batches cross fewer copies.
+
+    Every argument, check, message and default is torch's; so are order, types, strides, seeds and random augmentation,
+    to the bit. Batches are views on shared memory that is theirs alone: writable, and alive as long as they are held.
+
+    Args:
+        dataset: map- or iterable-style dataset.
+        num_workers: as torch's; or ``"auto"``: what ``stoker tune`` found, else a first guess: as many as cores are
+            granted, divided among the ranks of the node; one for an iterable dataset, which only itself knows how to
+            shard. It changes while an epoch runs; where batches are tiny it comes to 0. With ``"auto"`` random state is
+            set per task, so the count cannot change a batch. The attribute reads as an int.
+        shuffle: as torch's; or ``"feistel"``: a ``FeistelSampler``, for datasets so long that torch's order, drawn as a
+            whole, takes seconds and gigabytes; or ``"chunks"``: a ``ChunkSampler``, for datasets larger than memory:
+            64 chunks at a time are shuffled together and read ahead. ``sampler=ChunkSampler(dataset, ...)`` says more.
+        worker_method: "process", "thread" or "auto". Threads share one dataset, start at once and pickle nothing; they
+            pay where samples are made by code that releases the GIL. ``get_worker_info().rng`` has their random
+            generators. "auto" takes threads where ``stoker tune`` found them faster, else processes; it says why in
+            the log and in ``stoker run``'s report.
+        budget: memory for batches that are made ahead, and as much again for those that the consumer keeps: bytes,
+            ``"4GB"``, or a share of the memory granted (0.5). None: a quarter of the memory granted for each.
+        device: batches lie there when they are handed out, copied ahead beside what is computed
+            (``stoker.to_device``); on "cpu" nothing is done. Wants ``pin_memory="auto"`` or True to overlap.
+        transform_on_device: called with each batch there, on the stream of the copies.
+        on_error: what to do about a sample that cannot be loaded (docs/faults.md). "raise": torch's way. "skip": the
+            batch goes on without it. "replace": another sample that the sampler might have drawn, by a seed. Or a
+            function of its index and the exception, which returns what stands in its place, None to leave it out.
+        refill: with "skip": other samples of the batch, once more, take the places of those left out.
+        max_errors: how many samples may fail before that is an error: a count, or a share of the dataset as a float.
+            None: 1 %, and 10 of any dataset.
+        quarantine: the file that lists them, one line of JSON each; None: none.
+        on_worker_death: "restart": another worker takes the place of one that dies, and no batch changes; a sample
+            that kills its worker each time goes the way of ``on_error``. "raise": torch's error. None: "restart" for
+            worker processes and map-style datasets, "raise" for others.
+        sample_timeout: seconds that a sample may take before its worker is killed and replaced; it is named with
+            its worker's stack and goes the way of ``on_error``. Threads cannot be killed: there it is an error.
+        debug: everything in this process, whatever the number of workers, so that a breakpoint stops and a traceback is
+            plain; an error says which sample it was, and is raised whatever ``on_error`` says. Random augmentation is
+            another draw then.
+        task_seeds: random state is set before each task from (base seed, epoch, task), as with ``num_workers="auto"``,
+            so that random augmentation does not depend on the workers, their number or kind, or on where a run was
+            resumed. Without workers too. It reaches generators that a map-style dataset and the collate function hold.
+            See ``state_dict``.
+        snapshot_every_n_steps: how often a worker says the state of a dataset that has one (``state_dict()``): every so
+            many of its batches; 0 or None never, and then samples are read again when a run is resumed.
+        prefetch_factor: batches made ahead per worker, as torch's; with ``num_workers="auto"`` and None up to 8 while
+            batches are small, so that a slow sample does not stop the others.
+        batch_size, sampler, batch_sampler, collate_fn, pin_memory, drop_last, timeout (s), worker_init_fn,
+            multiprocessing_context, generator, persistent_workers, pin_memory_device, in_order: torch's.
+
+    Raises:
+        ValueError, TypeError: torch's, for what torch refuses.
+        UsageError: another word for ``shuffle``, ``worker_method`` or ``on_error``, a ``budget`` or ``max_errors`` that
+            is none, a dataset that says it is not thread-safe, what cannot be together.
+        BudgetError: when iterated, a batch larger than ``budget``.
+        SampleError: when iterated, more samples failed than ``max_errors`` allows.
+        WorkerDiedError: when iterated, a sample that kills workers, or too many deaths.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> loader = DataLoader(TensorDataset(torch.arange(6)), batch_size=3, num_workers=1)
+        >>> [x.tolist() for (x,) in loader]
+        [[0, 1, 2], [3, 4, 5]]
+    """
+
+    def __init__(
+        self,
+        dataset: torch.utils.data.Dataset[T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | str | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int | str = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool | str = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        worker_method: str = "process",
+        budget: int | float | str | None = None,
+        debug: bool = False,
+        device: str | int | torch.device | None = None,
+        transform_on_device: Callable[[Any], Any] | None = None,
+        on_error: str | Callable[[Any, Exception], Any] = "raise",
+        refill: bool = False,
+        max_errors: int | float | None = None,
+        quarantine: str | os.PathLike[str] | None = QUARANTINE,
+        on_worker_death: str | None = None,
+        sample_timeout: float | None = None,
+        task_seeds: bool = False,
+        snapshot_every_n_steps: int | None = 1,
+    ) -> None:
+        if worker_method not in METHODS:
+            raise UsageError(f"worker_method={worker_method!r}: one of {', '.join(map(repr, METHODS))}")
+        if worker_method == "thread":
+            if multiprocessing_context is not None:
+                raise UsageError(f'worker_method="thread" has no use for {multiprocessing_context=}: leave one out')
+            if not SUPPORTED:
+                raise UsageError(f'worker_method="thread" is not there on {sys.platform} yet, only on Linux')
+            from ..workers.thread_pool import refuse
+
+            refuse(dataset)
+        if budget is not None:
+            parse_bytes(budget, resources.memory_granted())
+        if isinstance(snapshot_every_n_steps, bool) or not isinstance(snapshot_every_n_steps or 0, int):
+            raise UsageError(f"snapshot_every_n_steps={snapshot_every_n_steps!r}: a whole number, or None")
+        if (snapshot_every_n_steps or 0) < 0:
+            raise UsageError(f"snapshot_every_n_steps={snapshot_every_n_steps}: at least 0")
+        self.worker_method, self.budget, self.debug = worker_method, budget, debug
+        self.task_seeds, self.snapshot_every_n_steps = task_seeds, snapshot_every_n_steps
+        if transform_on_device is not None and device is None:
+            raise UsageError('transform_on_device= wants device=, "cpu" where it is to run without one, too')
+        self.device = None if device is None else checked(device)
+        self.transform_on_device = transform_on_device
+        self.on_error, self.refill, self.max_errors, self.quarantine = on_error, refill, max_errors, quarantine
+        self.on_worker_death, self.sample_timeout = on_worker_death, sample_timeout
+        self._ahead = AHEAD if prefetch_factor is None else 0
+        if isinstance(num_workers, str) and num_workers.strip().lower() == "auto":  # other words get torch's error
+            if num_workers != "auto":
+                raise UsageError(f'num_workers={num_workers!r}: a whole number, or "auto"')
+            num_workers = AutoWorkers(0)
+        if isinstance(num_workers, AutoWorkers) and not num_workers:  # or of a loader that came to have none
+            from .auto.limits import cores_here
+
+            num_workers = AutoWorkers(1 if isinstance(dataset, torch.utils.data.IterableDataset) else cores_here())
+        if isinstance(shuffle, str) and shuffle not in SHUFFLES:
+            words = " or ".join(f'"{word}"' for word in SHUFFLES)
+            raise UsageError(f"shuffle takes True, False, None, {words}, not {shuffle!r}")
+        batch_size, asked, sampler, batch_sampler = _once(batch_size, shuffle, sampler, batch_sampler)
+        self._shuffle = shuffle
+        pin_auto = pin_memory == "auto"
+        if isinstance(pin_memory, str) and not pin_auto:
+            raise UsageError(f'pin_memory={pin_memory!r}: True, False or "auto"')
+        newer = {"in_order": in_order} if _TORCH_HAS_IN_ORDER else {}
+        super().__init__(
+            dataset,
+            batch_size,
+            bool(asked) if isinstance(asked, str) else asked,
+            sampler,
+            batch_sampler,
+            num_workers,  # type: ignore[arg-type]
+            collate_fn,
+            False if pin_auto else pin_memory,  # type: ignore[arg-type]
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            **newer,
+        )
+        if not _TORCH_HAS_IN_ORDER:
+            self.in_order = in_order
+        if pin_auto:
+            pinning = state_of(self).pinning
+            pinning.auto = True
+            self.pin_memory = pinning.decide(0, 1).on
+        if isinstance(asked, str):
+            # torch has made its own sampler, with all its checks; nobody has asked it for an index yet.
+            object.__setattr__(self, "sampler", SHUFFLES[asked](dataset, generator=generator))
+            if self.batch_sampler is not None:
+                self.batch_sampler.sampler = self.sampler  # type: ignore[attr-defined]
+        if sampler is None:
+            self.sampler._stoker_default = True  # type: ignore[attr-defined]
+        if batch_sampler is None and self.batch_sampler is not None:
+            self.batch_sampler._stoker_default = True  # type: ignore[attr-defined]
+        validate.check(self)
+        self.num_workers = self.num_workers  # with all settings there are now
+        from .install import follow
+
+        follow()
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers. Frameworks that build a loader of torch's from this one's attributes take it along."""
+        return self.__dict__["num_workers"]  # type: ignore[no-any-return]
+
+    @num_workers.setter
+    def num_workers(self, n: Any) -> None:
+        held = self.__dict__
+        own = {name: held[name] for name in (*OWN, "_ahead") if name in held}
+        if "pin_memory" in held and state_of(self).pinning.auto:
+            own["pin_memory"] = "auto"
+        held["num_workers"] = Workers.carrying(n, own, held.get("dataset")) if isinstance(n, int) else n
+
+    @property
+    def shuffle(self) -> bool | str | None:
+        """What was asked for; the order itself is in ``sampler``."""
+        return self._shuffle
+
+    @property
+    def decisions(self) -> list[str]:
+        """What "auto" decided so far, and why: in words, the oldest first."""
+        state = state_of(self)
+        said = [state.measured.reason] if state.measured is not None and state.measured.reason else []
+        said += [str(state.pinning.choice)] if state.pinning.choice is not None else []
+        return said + list(state.metrics.decisions)
+
+    def _get_iterator(self) -> Any:
+        return get_iterator(self)
+
+    def __iter__(self) -> Any:
+        state = state_of(self)
+        if not state.here():
+            self._iterator = state.first = None  # their workers are the parent's
+        if state.rebuild:
+            state.rebuild = False
+            if self._iterator is not None:
+                self._iterator._shutdown_workers()  # type: ignore[attr-defined]
+                self._iterator = None
+            state.shards, state.first = 0, None
+        if state.first is not None:
+            it, state.first = state.first, None
+            return it
+        if self._iterator is not None:
+            self._iterator = settled(self)
+        it = super().__iter__()
+        return it if self.device is None else ahead(it, self.device, transform=self.transform_on_device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this loader is in its run: a few kilobytes of plain values, for ``torch.save``, JSON or
+        ``torch.distributed.checkpoint``. The protocol is torchdata's ``StatefulDataLoader``'s.
+
+        Batches delivered count, not those made ahead. Before the first iterator, this makes it, and the next ``iter``
+        returns it. A state taken at the last batch goes on with no batch more; one taken when the iterator has ended
+        goes on with the next epoch.
+
+        A dataset or sampler with ``state_dict()`` and ``load_state_dict()`` is asked for its own. Others are begun
+        again and samples left out by index; an iterable dataset without state is read again. ``docs/resume.md`` says
+        what holds with another number of workers or ranks, and for random augmentation.
+
+        Raises:
+            StateError: worker processes on a system other than Linux.
+
+        Example:
+            >>> loader = DataLoader(range(8), batch_size=2)
+            >>> batches = iter(loader)
+            >>> next(batches).tolist()
+            [0, 1]
+            >>> saved = loader.state_dict()
+            >>> loader = DataLoader(range(8), batch_size=2)
+            >>> loader.load_state_dict(saved)
+            >>> [batch.tolist() for batch in loader]
+            [[2, 3], [4, 5], [6, 7]]
+        """
+        return engine.state_dict(self)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The next ``iter`` goes on where ``state_dict`` was taken. ``{}``: it begins a new run.
+
+        Nothing is unpickled. What does not fit this loader is said here, or by that ``iter``.
+
+        Args:
+            state_dict: of this or an earlier version of stoker, and of a loader with the same dataset and order.
+
+        Raises:
+            StateError: no state dict of stoker's, or of a newer one.
+        """
+        engine.load_state_dict(self, state_dict)
+
+    def resize(self, num_workers: int) -> None:
+        """Another number of workers, for instance from a callback.
+
+        With ``num_workers="auto"`` and a map-style dataset it holds from the next task on, in the middle of an epoch,
+        and no batch changes, nor their order: random state belongs to the task, not to the worker. New workers start in
+        the background, those that go finish their task. Any thread may ask. ``"auto"`` leaves the count alone from
+        then on. Otherwise it holds from the next epoch on, because workers have seeds (torch's) or parts of an iterable
+        dataset of their own.
+
+        Args:
+            num_workers: at least 1.
+
+        Raises:
+            UsageError: no whole number, or less than 1; or a worker process asks, which has but a copy of the loader.
+            BudgetError: more than this machine has memory, descriptors or processes for.
+
+        Example:
+            >>> loader = DataLoader(range(8), num_workers="auto")
+            >>> loader.resize(2)
+            >>> int(loader.num_workers)
+            2
+        """
+        asked, num_workers = num_workers, _whole(num_workers)
+        if num_workers < 1:
+            raise UsageError(f"resize({asked!r}): the number of workers is a whole number, at least 1")
+        state = state_of(self)
+        if state.foreign and torch.utils.data.get_worker_info() is not None:
+            raise UsageError(
+                f"resize({num_workers}) in a worker: only the process that iterates the loader can do that"
+            )
+        each = max(state.metrics.worker_pss.values(), default=resources.WORKER_BYTES)
+        most, why = resources.workers_bound(each)
+        if num_workers > most:
+            raise BudgetError(f"resize({num_workers}): at most {most} workers fit here: {why}")
+        if not isinstance(self.num_workers, AutoWorkers):
+            if self.num_workers == 0 and self.prefetch_factor is None:
+                self.prefetch_factor = 2
+            self.num_workers, state.rebuild = num_workers, True
+            return
+        if self.prefetch_factor is None:
+            self.prefetch_factor = 2 if state.place is None else state.place.prefetch
+        self.num_workers, state.place = AutoWorkers(num_workers), None
+        state.measured = Measured(num_workers, f"resize({num_workers})")
+        state.hold = True
+        if self._dataset_kind == _DatasetKind.Map:
+            for it in list(state.iterators):
+                it.resize(num_workers)
+        else:
+            state.rebuild = True
+
+
+def _whole(n: Any) -> int:
+    """A whole number of any kind, or 0."""
+    try:
+        return 0 if isinstance(n, bool) else operator.index(n)
+    except TypeError:
+        return 0
+
+
+def _once(batch_size: int | None, shuffle: Any, sampler: Any, batch_sampler: Any) -> tuple[Any, Any, Any, Any]:
+    """The arguments that decide the order, each said once.
+
+    A loader that is built again from another one's attributes gets the samplers which that one made beside the
+    arguments it made them from. Only those are taken out; what a user contradicts stays torch's error.
+    """
+    if getattr(batch_sampler, "_stoker_default", False) and batch_sampler.sampler is sampler:
+        batch_sampler = None
+    if getattr(sampler, "_stoker_default", False):
+        shuffle = None
+        if batch_sampler is not None:
+            sampler, batch_size = None, 1 if batch_size is None else batch_size
+        elif isinstance(sampler, torch_loader._InfiniteConstantSampler):
+            sampler = None
+    return batch_size, shuffle, sampler, batch_sampler
+
+
+# The arguments that torch's class does not have.
+OWN = {
+    name: p.default
+    for name, p in inspect.signature(DataLoader.__init__).parameters.items()
+    if name not in (*inspect.signature(torch_loader.DataLoader.__init__).parameters, "in_order")
+}

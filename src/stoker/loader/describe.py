@@ -1,0 +1,165 @@
+"""What a watched loader is called, which settings it has, and how many samples are in its batches."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import weakref
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.utils.data.dataloader as torch_loader
+
+from ..core import packages
+from ..core.options import AutoWorkers
+from ..core.stacks import short
+from . import engine
+
+
+def settings_of(loader: Any) -> dict[str, Any]:
+    """A loader's settings by torch's names, for the report. One that only looks like torch's may lack some."""
+
+    def get(name: str, default: Any = None) -> Any:
+        return getattr(loader, name, default)
+
+    context, whole = get("multiprocessing_context"), owner(loader)
+    return {
+        "class": type(whole).__qualname__,
+        "dataset": type(getattr(whole, "dataset", None)).__name__,
+        "batch_size": getattr(get("batch_sampler"), "batch_size", None)
+        or get("batch_size")
+        or getattr(whole, "bs", None),
+        "num_workers": int(get("num_workers", 0)),
+        "auto": isinstance(get("num_workers"), AutoWorkers),
+        "prefetch_factor": get("prefetch_factor"),
+        "persistent_workers": bool(get("persistent_workers")),
+        "pin_memory": bool(get("pin_memory")),
+        "in_order": get("in_order", True),
+        "worker_method": (engine.state_of(loader).method or (get("worker_method", "process"),))[0],
+        "multiprocessing_context": context.get_start_method() if hasattr(context, "get_start_method") else None,
+        "iterable": get("_dataset_kind", 0) != 0,
+    }
+
+
+def owner(loader: Any) -> Any:
+    """What a user calls the loader: fastai hands torch's iterators an object of its own, whose dataset is itself."""
+    return vars(loader).get("d", loader) if getattr(loader, "dataset", None) is loader else loader
+
+
+def called(loader: Any) -> str:
+    """What a loader is called of which nobody saw where it was made."""
+    whole = owner(loader)
+    return f"{type(whole).__name__} of {type(getattr(whole, 'dataset', None)).__name__}"
+
+
+def bypass(loader: Any, it: Any) -> str:
+    """Why stoker's engine cannot stand behind a loader; "" where it can.
+
+    Args:
+        loader: the loader.
+        it: its iterator, as far as that is known.
+    """
+    cls = type(it)
+    if cls.__module__.startswith("stoker.") or (cls in _TORCHS and isinstance(loader, torch_loader.DataLoader)):
+        return ""
+    if cls.__module__.startswith("torchdata."):
+        return "torchdata's StatefulDataLoader has iterators of its own, and what its state_dict() says is about them"
+    if cls in _TORCHS:
+        return f"{type(owner(loader)).__module__} uses torch's iterators without a DataLoader"
+    if isinstance(it, torch_loader._BaseDataLoaderIter):
+        return f"its iterators are of a class of their own, {cls.__qualname__}"
+    return f"its class {type(loader).__qualname__} makes batches without torch's iterators"
+
+
+_TORCHS = (torch_loader._SingleProcessDataLoaderIter, torch_loader._MultiProcessingDataLoaderIter)
+
+
+def count(batch: Any, default: int) -> int:
+    """Samples in a batch: the length of its first tensor or array, of a list of anything else, or ``default``."""
+    for _ in range(4):
+        if isinstance(batch, torch.Tensor) or hasattr(batch, "__array__"):
+            return int(batch.shape[0]) if batch.ndim else default
+        if isinstance(batch, Mapping) and batch:
+            batch = next(iter(batch.values()))
+        elif isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)) and len(batch):
+            if not isinstance(batch[0], (torch.Tensor, Mapping, Sequence)) or isinstance(batch[0], (str, bytes)):
+                return len(batch)
+            batch = batch[0]
+        else:
+            break
+    return default
+
+
+def made_at(frame: FrameType | None) -> str:
+    """``file:line`` of the user's code that is making a loader: the nearest frame outside of libraries."""
+    nearest = None
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not path.startswith(("<", packages.PACKAGE, packages.torch())):
+            here = f"{short(path)}:{frame.f_lineno}"
+            nearest = nearest or here
+            if not _is_library(path):
+                return here
+        frame = frame.f_back
+    return nearest or "?"
+
+
+class _Named:
+    """The names of loaders that a script's own code made, by dataset."""
+
+    def __init__(self) -> None:
+        self._datasets: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._names: dict[int, str] = {}
+
+    def name(self, loader: Any, dataset: Any, frame: FrameType | None) -> str:
+        """What a loader is called that is being made.
+
+        A framework builds a script's loader again, with another sampler: that one is called by the script's line, too.
+
+        Args:
+            loader: the loader.
+            dataset: its dataset.
+            frame: who calls its constructor.
+        """
+        name = made_at(frame)
+        # Constructors of subclasses, and what is wrapped around them, belong to the call that makes it.
+        while frame is not None and (_is_engine(frame.f_code.co_filename) or _holds(frame, loader)):
+            frame = frame.f_back
+        if frame is not None and _is_library(frame.f_code.co_filename):
+            for made_of in (dataset, getattr(dataset, "dataset", None)):
+                if self._datasets.get(id(made_of)) is made_of and made_of is not None:
+                    return self._names[id(made_of)]
+            # All of a framework's loaders are made in one line of the script, that which calls ``train()``.
+            purpose = _purpose(frame)
+            return f"{name} ({purpose})" if purpose else name
+        with contextlib.suppress(TypeError):  # a list cannot be referred to weakly
+            self._datasets[id(dataset)] = dataset
+            self._names[id(dataset)] = name
+        return name
+
+
+named = _Named()
+_PURPOSE = re.compile("(train|val|eval|test|predict).*loader")
+
+
+def _purpose(frame: FrameType | None) -> str:
+    """The library's function that says what the loader is for, as ``get_eval_dataloader`` does; "" where none does."""
+    while frame is not None and _is_library(frame.f_code.co_filename):
+        if _PURPOSE.search(frame.f_code.co_name):
+            return frame.f_code.co_name
+        frame = frame.f_back
+    return ""
+
+
+def _holds(frame: FrameType, loader: Any) -> bool:
+    return any(value is loader for value in frame.f_locals.values())
+
+
+def _is_library(path: str) -> bool:
+    return not packages.is_users(path)
+
+
+def _is_engine(path: str) -> bool:
+    return path.startswith((packages.PACKAGE, packages.torch()))

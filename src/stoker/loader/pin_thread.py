@@ -1,0 +1,130 @@
+"""Pinning, where there is an accelerator: batches are copied to page-locked memory by a thread, as torch does.
+
+The thread stands between the pool and the scheduler, so a batch is pinned while the consumer computes, and its slot
+is free again as soon as it is copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from typing import Any
+
+import torch
+from torch._utils import ExceptionWrapper
+
+from ..core.nested import pin
+from ..core.processes import LEAVE_S
+from ..sampling.order import Task
+from ..workers import native_threads
+from ..workers.exceptions import Caught
+from ..workers.protocol import Pool, Result, Told
+
+POLL_S = 0.1  # how late the thread may notice that it is to end
+
+
+class _Pinned:
+    def __init__(self, result: Result, data: Any) -> None:
+        self.worker, self.epoch, self.task = result.worker, result.epoch, result.task
+        self.ended, self.times, self.nbytes = result.ended, result.times, result.nbytes
+        self._data = data
+
+    def take(self) -> Any:
+        data, self._data = self._data, None
+        return data
+
+    def drop(self) -> None:
+        self._data = None
+
+
+class PinnedPool:
+    """A pool whose results are in page-locked memory.
+
+    Args:
+        pool: where results come from; from now on only this object calls its ``receive``.
+        device: torch's name of the accelerator.
+    """
+
+    def __init__(self, pool: Pool, device: str | None) -> None:
+        self._pool, self._device = pool, device
+        self.off = False  # memory is short: batches go through as they are
+        self._out: queue.SimpleQueue[Result | BaseException] = queue.SimpleQueue()
+        self._ending = threading.Event()
+        self._accelerator = getattr(torch, "accelerator", None)  # torch < 2.6 has none; there it is CUDA or nothing
+        self._index = self._accelerator.current_device_index() if self._accelerator else torch.cuda.current_device()
+        self.thread = threading.Thread(target=self._run, name="stoker_pin", daemon=True)
+        self.thread.start()
+
+    def submit(self, worker: int | None, epoch: int, task: Task) -> None:
+        self._pool.submit(worker, epoch, task)
+
+    def resume(self, epoch: int, shared_seed: int | None) -> None:
+        self._pool.resume(epoch, shared_seed)
+
+    def retire(self, worker: int) -> None:
+        self._pool.retire(worker)
+
+    def resize(self, n: int) -> None:
+        self._pool.resize(n)
+
+    def alive(self) -> int:
+        return self._pool.alive()
+
+    def finish(self) -> None:
+        self._pool.finish()
+
+    def receive(self, timeout: float | None, worker: int | None = None) -> Result | None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = 5.0 if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                item = self._out.get(timeout=left)
+            except queue.Empty:
+                if deadline is not None:
+                    return None
+                if not self.thread.is_alive():
+                    raise RuntimeError("Pin memory thread exited unexpectedly") from None
+                continue
+            if isinstance(item, BaseException):
+                raise item
+            return item
+
+    def close(self) -> None:
+        self._ending.set()
+        if threading.current_thread() is not self.thread:
+            self.thread.join(LEAVE_S)  # a copy that hangs in the driver is not to hang the exit
+        self._pool.close()
+
+    def _run(self) -> None:
+        native_threads.cap_thread()  # the copy must not take every core from the consumer
+        with contextlib.suppress(RuntimeError):
+            if self._accelerator:
+                self._accelerator.set_device_index(self._index)
+            else:
+                torch.cuda.set_device(self._index)
+        while not self._ending.is_set():
+            try:
+                result = self._pool.receive(POLL_S)
+            except BaseException as e:  # the consumer raises it
+                self._out.put(e)
+                continue
+            if result is not None:
+                self._out.put(result if result.ended else self._pin(result))
+
+    def _pin(self, result: Result) -> Result:
+        try:
+            told = result.take()
+        except Exception:
+            return _Pinned(result, self._error())
+        data = told.data if type(told) is Told else told
+        try:
+            if not isinstance(data, ExceptionWrapper) and not self.off:
+                data = pin(data, self._device)
+        except Exception:
+            data = self._error()
+        return _Pinned(result, told._replace(data=data) if type(told) is Told else data)
+
+    def _error(self) -> Caught:
+        return Caught(f"in pin memory thread for device {self._index}")

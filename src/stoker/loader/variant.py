@@ -1,0 +1,173 @@
+"""TARGET on the command line: ``path.py:name`` or ``package.module:name``, made into a loader."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import os
+import sys
+from types import MethodType
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
+
+from ..core.errors import UsageError
+from ..core.options import AutoWorkers
+from ..tuning.knobs import BATCH_SIZE
+from .engine import get_iterator, torch_get_iterator
+
+ENGINES = ("torch", "stoker")
+FORM = "TARGET is path.py:name or package.module:name, as in train.py:make_loader"
+
+
+def find(text: str) -> Any:
+    """The object that TARGET names. Its module is imported, under its own name: what a script keeps behind
+    ``if __name__ == "__main__"`` is not run.
+
+    Raises:
+        UsageError: there is no such file, module or name, or importing it failed.
+
+    Example:
+        >>> find("torch.utils.data:TensorDataset").__name__
+        'TensorDataset'
+    """
+    where, colon, name = text.rpartition(":")
+    if not colon or not where or not name:
+        raise UsageError(f"{text!r} names nothing in it: {FORM}")
+    try:
+        module = _by_path(where) if where.endswith(".py") or os.sep in where else _by_name(where)
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as e:
+        raise UsageError(f"importing {where} failed: {type(e).__name__}: {e}") from e
+    found: Any = module
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            public = [n for n in vars(module) if not n.startswith("_")]
+            raise UsageError(f"{where} has no {name!r}; it has {', '.join(public) or 'nothing'}") from None
+    return found
+
+
+def _by_path(path: str) -> Any:
+    if not os.path.isfile(path):
+        raise UsageError(f"there is no file {path}")
+    folder, file = os.path.split(os.path.abspath(path))
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # as for a script; and workers that are spawned import it by name
+    name = file.removesuffix(".py")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _by_name(name: str) -> Any:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as e:
+        if e.name is not None and (name == e.name or name.startswith(e.name + ".")):
+            raise UsageError(f"there is no module {e.name!r}") from None
+        raise
+
+
+def as_loader(thing: Any, batch_size: int | None = None, name: str = "TARGET") -> DataLoader[Any]:
+    """A loader over ``thing``: a DataLoader (torch's own or stoker's) as it is, a dataset with a loader around it, or
+    a callable without arguments that returns one of both.
+
+    Args:
+        thing: the object.
+        batch_size: instead of the loader's own; 32 for a dataset.
+        name: what errors call it.
+
+    Raises:
+        UsageError: it is none of these, or it is empty.
+    """
+    if not isinstance(thing, (DataLoader, Dataset)) and (isinstance(thing, type) or callable(thing)):
+        try:
+            thing = thing()
+        except Exception as e:
+            raise UsageError(f"calling {name}() failed: {type(e).__name__}: {e}") from e
+    if isinstance(thing, DataLoader):
+        _check(thing.dataset, name)
+        return thing if batch_size in (None, thing.batch_size) else variant(thing, batch_size=batch_size)
+    if not _is_dataset(thing):
+        raise UsageError(f"{name} is {_article(type(thing).__name__)}, neither a Dataset nor a DataLoader")
+    _check(thing, name)
+    from .dataloader import DataLoader as Own
+
+    streams = isinstance(thing, IterableDataset)
+    return Own(thing, batch_size=batch_size or BATCH_SIZE, shuffle=None if streams else True)
+
+
+def variant(
+    loader: DataLoader[Any], num_workers: int | None = None, batch_size: int | None = None, engine: str | None = None
+) -> DataLoader[Any]:
+    """A copy of ``loader``, of its own class and with its own settings, but for those given.
+
+    Args:
+        loader: torch's or stoker's, or of a class derived from one of them.
+        num_workers: 0 or more.
+        batch_size: samples in a batch.
+        engine: "torch" or "stoker".
+
+    Raises:
+        UsageError: the loader makes its own batches, or torch's engine is asked for ``num_workers="auto"``.
+
+    Example:
+        >>> variant(DataLoader(range(10), drop_last=True), num_workers=2, batch_size=4).prefetch_factor
+        2
+    """
+    twin = copy.copy(loader)
+    fields = vars(twin)  # what torch refuses to set on a loader that exists is set on the copy before it is used
+    fields["_iterator"] = None
+    if num_workers is not None:
+        fields["num_workers"] = num_workers
+        if num_workers:
+            fields["prefetch_factor"] = loader.prefetch_factor or 2
+        else:
+            fields.update(prefetch_factor=None, persistent_workers=False, timeout=0)
+    if batch_size is not None and batch_size != loader.batch_size:
+        if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
+            raise UsageError("the loader makes its own batches (batch_size=None or a batch_sampler): leave their size")
+        fields["batch_size"] = batch_size
+        fields["batch_sampler"] = BatchSampler(loader.sampler, batch_size, loader.drop_last)
+    if engine is not None:
+        if engine not in ENGINES:
+            raise UsageError(f"engine={engine!r}: one of {', '.join(ENGINES)}")
+        if engine == "torch" and isinstance(twin.num_workers, AutoWorkers):
+            raise UsageError('torch\'s engine has no num_workers="auto": say how many workers it is to have')
+        fields["_get_iterator"] = MethodType(torch_get_iterator if engine == "torch" else get_iterator, twin)
+    elif "_get_iterator" in fields:  # of a variant: bound to the loader that is copied
+        fields["_get_iterator"] = MethodType(fields["_get_iterator"].__func__, twin)
+    return twin
+
+
+def _is_dataset(thing: Any) -> bool:
+    if isinstance(thing, Dataset):
+        return True
+    return hasattr(thing, "__getitem__") and hasattr(thing, "__len__") and not isinstance(thing, (str, bytes, dict))
+
+
+def _check(dataset: Any, name: str) -> None:
+    if isinstance(dataset, IterableDataset):
+        return
+    try:
+        n = len(dataset)
+    except TypeError:
+        raise UsageError(f"{name} has no length and is no IterableDataset: nothing says which samples it has") from None
+    except Exception as e:
+        raise UsageError(f"len({name}) failed: {type(e).__name__}: {e}") from e
+    if n == 0:
+        raise UsageError(f"{name} is empty")
+
+
+def _article(noun: str) -> str:
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"

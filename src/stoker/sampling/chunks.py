@@ -1,0 +1,220 @@
+"""Chunked epochs, for datasets larger than memory: a window of chunks is shuffled together.
+
+It hands out indices and says to ``readahead`` which come next; it reads no sample itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import RandomSampler
+
+from ..core.errors import UsageError
+from .order import CHUNK, PIECED, Permutation
+from .readahead import Range, Readahead, Upcoming, innermost, mapped
+
+RESIDENT = 64  # chunks shuffled together, of at least 256: as many as a batch has samples (docs/notes/chunks.md)
+CHUNKS = 256  # a shorter dataset is cut into so many, so that the window and what is read ahead are 26 % of it
+LARGEST = 1024  # samples in a chunk
+LARGEST_BYTES = 4 << 20  # and bytes, where rows are mapped: enough that reading them is what takes time, not finding
+
+
+class ChunkSampler(RandomSampler):
+    """A shuffle of which only ``resident`` chunks are open at a time, a chunk being consecutive indices.
+
+    Chunks come in a random order. Each stays for ``resident`` steps, then the next one takes its place. Its samples
+    fall into these steps at random, each for itself, and a step's samples are shuffled. So a step replaces one chunk,
+    and ``resident`` are open: with the one that is read ahead and the one that just left, storage holds two more. The
+    first and the last step take what would have fallen before and after the epoch. Each index comes once.
+
+    Two-level shuffles: Xu et al., "In-Database Machine Learning with CorgiPile: Stochastic Gradient Descent without
+    Full Data Shuffle", SIGMOD 2022, whose window is replaced as a whole. ``docs/notes/chunks.md`` has what is lost
+    against a uniform shuffle, and why samples are not drawn from a reservoir.
+
+    An epoch draws once from ``generator``, at its first index, as ``RandomSampler`` does for its seed. It keeps
+    ``resident * chunk_size`` indices. Chunks are read ahead where the dataset can: see ``Readahead``.
+
+    Args:
+        data_source: anything with a length.
+        chunk_size: samples in a chunk. None: 1024, or a 256th of the dataset if that is less, or of a memory map what
+            4 MB hold.
+        resident: chunks shuffled together. As many as there are make a uniform shuffle.
+        generator: where seeds are drawn from; None is torch's default generator.
+
+    Raises:
+        UsageError: ``chunk_size`` or ``resident`` is less than 1 or no whole number.
+
+    Example:
+        >>> sampler = ChunkSampler(range(10**9), resident=16)
+        >>> first = next(iter(sampler))
+        >>> sampler.chunk_size, len(sampler.upcoming().resident)
+        (1024, 16)
+    """
+
+    def __init__(
+        self,
+        data_source: Sized,
+        chunk_size: int | None = None,
+        resident: int = RESIDENT,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(data_source, generator=generator)
+        if chunk_size is None:
+            chunk_size = _size(data_source)
+        for name, value in (("chunk_size", chunk_size), ("resident", resident)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UsageError(f"{name}={value!r}: a whole number, at least 1")
+        self.chunk_size, self.resident = chunk_size, resident
+        self._upcoming = Upcoming((), None)
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.chain.from_iterable(self._pieces())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ChunkSampler:
+        # Whoever measures the loader copies its sampler; the dataset is larger than memory.
+        other = copy.copy(self)
+        other.generator = copy.deepcopy(self.generator, memo)
+        return other
+
+    def upcoming(self) -> Upcoming:
+        """The window of the iterator that moved last, and what comes next."""
+        return self._upcoming
+
+    def _pieces(self, skip: int = 0) -> Iterator[list[int]]:
+        n, size = len(self.data_source), self.chunk_size
+        key = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
+        chunks = -(-n // size)
+        resident = min(self.resident, chunks)
+        last = chunks - resident  # steps are 0 to last
+        rng = np.random.Generator(np.random.PCG64((key, 1)))
+        coming = _coming(Permutation(chunks, key), size, n)
+        window: deque[Range] = deque()
+        steps: deque[list[Any]] = deque([] for _ in range(resident))  # what falls into this step and those after it
+        ahead = Readahead.of(self.data_source)
+        try:
+            gone = left = None
+            following: Range | None = next(coming)
+            for step in range(last + 1):
+                for c in range(step + resident - 1 if step else 0, step + resident):
+                    assert following is not None
+                    window.append(following)
+                    following = next(coming, None)
+                    _deal(window[-1], c, step, last, steps, rng)
+                self._upcoming = Upcoming(tuple(window), following)
+                due = steps.popleft()
+                steps.append([])
+                count = sum(map(len, due))
+                skipped = 0 < skip >= count  # nothing of this step is wanted, so nothing is read for it
+                if ahead is not None and not skipped:
+                    ahead.turn(self._upcoming, gone)
+                if due:
+                    indices = np.concatenate(due)
+                    del due
+                    rng.shuffle(indices)
+                    for at in range(skip, count, CHUNK):
+                        yield indices[at : at + CHUNK].tolist()
+                skip = max(0, skip - count)
+                gone, left = left, window.popleft()  # a step later: what was drawn last may still be on its way
+                if skipped:
+                    gone = left = None
+        finally:
+            if ahead is not None:
+                ahead.close()
+
+
+PIECED[ChunkSampler] = ChunkSampler.__iter__
+
+
+def _coming(order: Permutation, size: int, n: int) -> Iterator[Range]:
+    """The chunks, in the order in which they come in."""
+    for at in range(0, order.n, CHUNK):
+        for c in order.at(np.arange(at, min(at + CHUNK, order.n))).tolist():
+            yield c * size, min(c * size + size, n) - 1
+
+
+def _deal(chunk: Range, c: int, step: int, last: int, steps: deque[list[Any]], rng: Any) -> None:
+    """Each sample of the c-th chunk into one of the steps in which it is in the window."""
+    first, end = chunk
+    when = rng.integers(c - len(steps) + 1, c + 1, end - first + 1)
+    when = np.minimum(np.maximum(when, step), last) - step
+    by_step = first + when.astype(np.min_scalar_type(len(steps))).argsort(kind="stable")  # 16 bits: a radix sort
+    at = 0
+    for k, count in enumerate(np.bincount(when).tolist()):
+        if count:
+            steps[k].append(by_step[at : at + count])
+            at += count
+
+
+def _size(dataset: Any) -> int:
+    """Samples in a chunk, where nobody says."""
+    size = max(1, min(LARGEST, -(-len(dataset) // CHUNKS)))
+    rows, _ = innermost(dataset)
+    if mapped(rows):
+        size = max(1, min(size, LARGEST_BYTES // max(1, rows.nbytes // len(rows))))
+    return size
+
+
+# -- quality
+
+
+class Quality(NamedTuple):
+    """How far an order is from a uniform shuffle, which has about 0, 0 and 1.
+
+    Attributes:
+        rank_correlation: Spearman's, of place and index ("The Proof and Measurement of Association between Two Things",
+            1904). Over ``n`` samples a uniform shuffle has a standard deviation of 1/sqrt(n).
+        distance: for each tenth of the data the Kolmogorov-Smirnov distance between where in the epoch its samples
+            stand and everywhere alike; the mean of the ten. A uniform shuffle has 0.82/sqrt(n/10) (the mean of
+            Kolmogorov's distribution, for a tenth drawn without replacement), no shuffle 0.7.
+        neighbours: pairs of samples in a batch that come from the same chunk, on average over full batches, as a
+            multiple of what a uniform shuffle has.
+    """
+
+    rank_correlation: float
+    distance: float
+    neighbours: float
+
+
+def quality(order: Iterable[int], n: int, chunk_size: int | None = None, batch_size: int = 64) -> Quality:
+    """Measures one epoch's order.
+
+    Args:
+        order: the indices of an epoch, at least 10, each at most once.
+        n: length of the dataset.
+        chunk_size: samples in a chunk, for ``neighbours``; None: ``ChunkSampler``'s for this length.
+        batch_size: at least 2.
+
+    Example:
+        >>> quality(range(1000), 1000, chunk_size=100, batch_size=10)
+        Quality(rank_correlation=1.0, distance=0.7, neighbours=10.090909090909)
+    """
+    indices = np.asarray(order if isinstance(order, np.ndarray) else list(order), np.int64)
+    m = len(indices)
+    rank = np.empty(m)
+    rank[np.argsort(indices)] = np.arange(m)
+    correlation = float(np.corrcoef(np.arange(m), rank)[0, 1])
+
+    apart = []
+    tenth = indices * 10 // n
+    for d in range(10):
+        at = np.flatnonzero(tenth == d)
+        if len(at):
+            seen = np.arange(len(at))
+            above, below = (seen + 1) / len(at) - (at + 1) / m, at / m - seen / len(at)
+            apart.append(max(abs(above).max(), abs(below).max()))
+
+    chunk = indices // (chunk_size or _size(range(n)))
+    full = m // batch_size
+    batch = np.arange(full * batch_size) // batch_size
+    together = np.unique(batch * (chunk.max() + 1) + chunk[: len(batch)], return_counts=True)[1]
+    pairs = float((together * (together - 1)).sum()) / max(1, full)
+    every = np.bincount(chunk).astype(float)
+    uniform = batch_size * (batch_size - 1) * float((every * (every - 1)).sum()) / (m * (m - 1))
+    ratio = pairs / uniform if uniform else 1.0
+    return Quality(*(round(x, 12) for x in (correlation, float(np.mean(apart)), ratio)))

@@ -1,0 +1,78 @@
+"""Batches of a staged dataset: one gather where all samples lie in rows, else sample by sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..workers.gather import select as new_tensors
+
+if TYPE_CHECKING:
+    from .dataset import Staged
+    from .store.store import Store
+
+
+class Batches:
+    """Makes batches of indices, in a worker or without any.
+
+    Args:
+        staged: the dataset.
+        collate: samples to a batch.
+        select: rows of tables; a worker's puts them into a slot.
+        plain: ``collate`` is torch's ``default_collate``, so stacking is all it does.
+    """
+
+    def __init__(self, staged: Staged, collate: Callable[[Any], Any], select: Any, plain: bool) -> None:
+        self._staged, self._collate = staged, collate
+        # What is augmented as a batch lies in a slot only when that is done; what is on a device never does.
+        in_slot = staged.augment_batch is not None and not staged._is_there(select)
+        self._select = new_tensors if in_slot else select
+        self._gathers = plain and staged.is_exact
+        self._checked = False
+        staged.look_again()  # an epoch begins
+
+    def __call__(self, indices: Any) -> Any:
+        """The batch of a list of indices."""
+        batch = self._batch(indices)
+        augment = self._staged.augment_batch
+        return batch if augment is None else augment(batch)
+
+    def _batch(self, indices: Any) -> Any:
+        staged = self._staged
+        if self._gathers:
+            store = staged._current()
+            where = staged.where(store, indices) if store is not None else None
+            found = store.together(where) if store is not None and where is not None and len(where) else None
+            if found is not None:
+                return self._gathered(*found, indices)
+        return self._collate(staged._samples(indices))
+
+    def _gathered(self, store: Store, columns: list[torch.Tensor], rows: torch.Tensor, indices: Any) -> Any:
+        made = store.layout
+        assert made is not None
+        if not self._checked and not store.tried:
+            # Once both ways: a collate function that somebody has changed inside is found here.
+            batch = self._collate(self._staged._samples(indices))
+            self._gathers = store.tried = _same(batch, made.batch(new_tensors(columns, rows)))
+            if not self._gathers:
+                return batch
+        self._checked = True
+        return made.batch(self._select(columns, rows))
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equal to the bit, and of the same look."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        look = (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
+        return look and torch.equal(
+            a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8)
+        )
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(_same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return bool(a == b)

@@ -1,0 +1,182 @@
+"""Looks at the Python code that runs while a sample is made: what it names, changes, and asks of the machine."""
+
+from __future__ import annotations
+
+import datetime
+import dis
+import functools
+import itertools
+import os
+import sys
+import time
+import types
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..core.packages import PACKAGE, is_users
+from .source import NoSource, tree_of_code
+from .syntax import changes_state, is_setup, names_bound
+
+OBJECTS = 64  # that are held for each attribute
+BY_NAME = {"getattr", "vars", "__dict__", "eval", "exec", "attrgetter"}
+ENTROPY = {os.urandom: "os.urandom"}
+CLOCKS = {
+    id: "id",
+    time.time: "time.time",
+    time.time_ns: "time.time_ns",
+    time.monotonic: "time.monotonic",
+    time.monotonic_ns: "time.monotonic_ns",
+    time.perf_counter: "time.perf_counter",
+    time.perf_counter_ns: "time.perf_counter_ns",
+    time.process_time: "time.process_time",
+    time.process_time_ns: "time.process_time_ns",
+    time.thread_time: "time.thread_time",
+    time.thread_time_ns: "time.thread_time_ns",
+    time.localtime: "time.localtime",
+    time.gmtime: "time.gmtime",
+    time.strftime: "time.strftime",
+    datetime.datetime.now: "datetime.now",
+    datetime.datetime.utcnow: "datetime.utcnow",
+    datetime.datetime.today: "datetime.today",
+    datetime.date.today: "date.today",
+}
+# Opcodes that assign to, or delete, what is no local variable.
+STORE_ATTR = dis.opmap["STORE_ATTR"]
+STORES = {
+    dis.opmap[name]
+    for verb, what in itertools.product(("STORE", "DELETE"), ("ATTR", "SUBSCR", "SLICE", "GLOBAL", "NAME", "DEREF"))
+    if (name := f"{verb}_{what}") in dis.opmap
+}
+UUIDS = {uuid.uuid1.__code__: "uuid.uuid1"}  # from the clock
+
+
+class Executed:
+    """Looks at the Python code that runs for a sample.
+
+    Attributes:
+        names: attributes, globals and strings that it mentions, also in functions of the user's that no sample called.
+        variables: module and name of the global variables among them that hold values.
+        looks_up_names: user code asks for attributes by computed names.
+        changes: what the dataset's own methods assign to that outlives a call; "" where nothing.
+        stored: names of attributes that it assigns to, each with objects whose methods do; not with the dataset.
+        asks: what it asks that has another answer each time: the clock, the machine's entropy; "" where nothing.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self.names: set[str] = set()
+        self.variables: set[tuple[str, str]] = set()
+        self.changes = ""
+        self.asks = ""
+        self.stored: dict[str, list[Any]] = {}
+        self.looks_up_names = False
+        self._run: set[types.CodeType] = set()
+        self._seen: set[types.CodeType] = set()
+        self._classes: dict[type, None] = {}
+
+    def run(self, fn: Callable[[], Any]) -> Any:
+        """Runs a function and looks at each Python function that it calls."""
+        sys.setprofile(self._profile)
+        try:
+            return fn()
+        finally:
+            sys.setprofile(None)
+
+    def _profile(self, frame: types.FrameType, event: str, arg: Any) -> None:
+        code = frame.f_code
+        if event == "c_call":
+            self._note_call(code, arg)
+            return
+        if event != "call":
+            return
+        if code in UUIDS:
+            self.asks = self.asks or UUIDS[code]
+        first = code.co_varnames[0] if code.co_argcount else ""
+        if first == ".0" and code in self._run:
+            return  # a generator expression is called once an item
+        bound = frame.f_locals.get(first) if first else None
+        if bound is not None and not isinstance(bound, type):
+            self._classes[type(bound)] = None
+        if bound is not None and bound is not self._dataset and not code.co_filename.startswith(PACKAGE):
+            for name in names_stored(code):
+                objects = self.stored.setdefault(name, [])
+                if len(objects) < OBJECTS and not any(x is bound for x in objects):
+                    objects.append(bound)
+        if code in self._run or code.co_filename.startswith(PACKAGE):
+            return
+        self._run.add(code)
+        self._note(code, frame.f_globals)
+        if bound is self._dataset:
+            self._note_changes(code, first)
+
+    def _note_call(self, caller: types.CodeType, called: Any) -> None:
+        try:
+            asks = ENTROPY.get(called)
+            if asks is None and called in CLOCKS and not is_library(caller):
+                asks = CLOCKS[called]
+        except TypeError:  # a method of something that has no hash
+            return
+        self.asks = self.asks or asks or ""
+
+    def _note(self, code: types.CodeType, scope: dict[str, Any]) -> None:
+        """The names in a function, and in those of the user's that it names."""
+        waiting = [(code, scope)]
+        while waiting:
+            code, scope = waiting.pop()
+            if code in self._seen:
+                continue
+            self._seen.add(code)
+            waiting += [(c, scope) for c in code.co_consts if isinstance(c, types.CodeType)]
+            self.names.update(code.co_names)
+            self.names.update(c for c in code.co_consts if isinstance(c, str) and c.isidentifier())
+            if is_library(code):
+                continue
+            self.looks_up_names |= bool(BY_NAME & set(code.co_names))
+            for name in code.co_names:
+                value = scope.get(name, types)
+                if not isinstance(value, types.ModuleType) and not callable(value):
+                    self.variables.add((str(scope.get("__name__", "")), name))
+                waiting += [(fn.__code__, fn.__globals__) for fn in self._functions(name, value)]
+
+    def _functions(self, name: str, value: Any) -> Iterator[types.FunctionType]:
+        """Functions of the user's that a name may mean: a global one, or a method of an object seen so far."""
+        if name == "__getitem__":
+            return  # which is cut; what of it runs before the cut, has been run
+        for found in (value, *(getattr(c, name, None) for c in (type(self._dataset), *self._classes))):
+            fn = getattr(found, "__wrapped__", found)
+            if isinstance(fn, types.FunctionType) and not is_library(fn.__code__):
+                yield fn
+
+    def _note_changes(self, code: types.CodeType, first: str) -> None:
+        """A method of the dataset's: assignments in branches that no trial took count, too."""
+        if not assigns_outside(code):  # its file need not be parsed
+            return
+        try:
+            tree = tree_of_code(code).tree
+        except NoSource:
+            return
+        locals_ = names_bound(tree)
+        for statement in tree.body:
+            if not self.changes and not is_setup(statement, first):
+                self.changes = changes_state(statement, locals_)
+
+
+@functools.lru_cache(maxsize=4096)
+def names_stored(code: types.CodeType) -> frozenset[str]:
+    """Names of attributes that a function assigns to."""
+    if STORE_ATTR not in code.co_code[::2]:  # to take code apart costs 0.1 ms a function
+        return frozenset()
+    return frozenset(op.argval for op in dis.get_instructions(code) if op.opname == "STORE_ATTR")
+
+
+def assigns_outside(code: types.CodeType) -> bool:
+    """Whether a function, or one inside it, assigns to anything but its own variables."""
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return not STORES.isdisjoint(code.co_code[::2]) or any(map(assigns_outside, inner))
+
+
+def is_library(code: types.CodeType) -> bool:
+    """Whether code is no user's. What a notebook's cell or ``exec`` defines is."""
+    file = code.co_filename
+    return not is_users(file) and (not file.startswith("<") or file.startswith("<frozen "))  # "<ipython-input-1>"

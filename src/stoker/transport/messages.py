@@ -1,0 +1,238 @@
+"""Fixed-size records on pipes: the only thing that wakes anybody. No threads, no locks, no feeder.
+
+A record is one header of ``HEADER.size`` bytes and at most ``INLINE`` bytes behind it. Together they stay
+within ``PIPE_BUF``, so that a write is all or nothing (pipe(7), "PIPE_BUF"), on a non-blocking pipe as well. A payload
+that is longer is sent as several records, all but the last marked ``MORE``; only those that found no slot go that way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import fcntl
+import os
+import select
+import struct
+import threading
+from collections import deque
+from typing import NamedTuple, TypeAlias
+
+from ..core.errors import TransportError
+
+HEADER = struct.Struct("<BBHIiIqqqqqqq")
+INLINE = min(getattr(select, "PIPE_BUF", 512), 4096) - HEADER.size
+READ_BYTES = 1 << 14  # at one read: a few of the longest records, a hundred and more of the common ones
+PIPE_BYTES = 1 << 20  # what a pipe is grown to when 64 KB prove too few; Linux' default upper limit
+
+
+class Kind(enum.IntEnum):
+    """What a record says."""
+
+    TASK = 1  # parent to worker: fetch these indices
+    RESUME = 2  # parent to worker: a new epoch begins, rebuild the fetcher
+    STOP = 3  # parent to worker: leave
+    BATCH = 4  # worker to parent: here is the batch (or the error) of a task
+    END = 5  # worker to parent: this worker's iterable dataset is exhausted
+
+
+MORE = 1  # flag: the payload goes on in this sender's next record
+
+
+Times: TypeAlias = tuple[int, int, int, int]
+"""Nanoseconds that a worker spent on one task: fetch, collate, transport, CPU of all three."""
+NO_TIMES: Times = (0, 0, 0, 0)
+
+
+class Record(NamedTuple):
+    """One message.
+
+    Attributes:
+        kind: what it says.
+        worker: who it concerns.
+        epoch: epoch of the task, counted by the parent from 0; wraps at 2**32.
+        task: number of the task within its epoch.
+        slot: slot that holds the leaves, or -1.
+        used: bytes in use in that slot.
+        meta: bytes of the codec's meta block at the head of the slot's used part, 0 where it is in ``payload``.
+        times: what the task cost.
+        payload: inline bytes.
+    """
+
+    kind: int
+    worker: int
+    epoch: int
+    task: int
+    slot: int = -1
+    used: int = 0
+    meta: int = 0
+    times: Times = NO_TIMES
+    payload: bytes = b""
+
+
+def pack(
+    kind: int,
+    worker: int,
+    epoch: int,
+    task: int,
+    slot: int = -1,
+    used: int = 0,
+    meta: int = 0,
+    times: Times = NO_TIMES,
+    payload: bytes = b"",
+    flags: int = 0,
+) -> bytes:
+    """The bytes of one record; ``payload`` has to fit ``INLINE``. Its fields, and not a ``Record``: that would cost a
+    microsecond a batch on each side."""
+    return HEADER.pack(kind, flags, worker, len(payload), slot, epoch, task, used, meta, *times) + payload
+
+
+def unpack(packet: bytes) -> Record:
+    """The record that ``pack`` made."""
+    kind, _, worker, length, slot, epoch, task, used, meta, *times = HEADER.unpack_from(packet)
+    if not 1 <= kind <= 5 or len(packet) != HEADER.size + length:
+        raise TransportError(f"{len(packet)} bytes that are no record of kind {kind}")
+    payload = packet[HEADER.size :]
+    return Record(kind, worker, epoch, task, slot, used, meta, (times[0], times[1], times[2], times[3]), payload)
+
+
+def split(r: Record) -> list[bytes]:
+    """The record as the atomic writes that carry it."""
+    payload = r.payload
+    if len(payload) <= INLINE:
+        return [pack(*r)]
+    kind, worker, epoch, task, slot, used, meta, times, _ = r
+    parts = []
+    for at in range(0, len(payload), INLINE):
+        part = payload[at : at + INLINE]
+        more = MORE if at + INLINE < len(payload) else 0
+        parts.append(pack(kind, worker, epoch, task, slot, used, meta, times, part, more))
+    return parts
+
+
+class Reader:
+    """Reads records off a pipe, whole ones only.
+
+    Args:
+        fd: the read end, owned by whoever made it.
+        ready: where whole records are put; may be shared by several readers.
+    """
+
+    def __init__(self, fd: int, ready: deque[Record] | None = None) -> None:
+        self.fd = fd
+        self._rest = 0  # bytes of a record that has not come whole, at the beginning of the memory
+        self._parts: dict[int, list[bytes]] = {}
+        self._memory = bytearray(READ_BYTES)  # os.read's new 64 KB each time make malloc tidy up all that is small
+        self.ready: deque[Record] = deque() if ready is None else ready
+
+    def feed(self) -> bool:
+        """Reads what there is into ``ready``. Returns False at the end of the pipe.
+
+        Raises:
+            BlockingIOError: nothing to read, on a non-blocking pipe.
+            TransportError: bytes that are no record.
+        """
+        buf, at, head = self._memory, 0, HEADER.size
+        came = os.readv(self.fd, [memoryview(buf)[self._rest :]])
+        if not came:
+            return False
+        size = self._rest + came
+        while size - at >= head:
+            fields = HEADER.unpack_from(buf, at)
+            kind, flags, worker, length = fields[:4]
+            if not 1 <= kind <= 5 or length > INLINE:
+                raise TransportError(f"a record of kind {kind} and {length} bytes cannot be")
+            end = at + head + length
+            if end > size:
+                break
+            payload = bytes(buf[at + head : end])
+            at = end
+            if flags & MORE:
+                self._parts.setdefault(worker, []).append(payload)
+                continue
+            if worker in self._parts:
+                payload = b"".join([*self._parts.pop(worker), payload])
+            slot, epoch, task, used, meta = fields[4:9]
+            self.ready.append(Record(kind, worker, epoch, task, slot, used, meta, fields[9:], payload))
+        self._rest = size - at
+        if at and self._rest:
+            buf[: self._rest] = buf[at:size]
+        return True
+
+
+class Outbox:
+    """Writes records to one worker and never blocks: what the pipe does not take waits here.
+
+    A worker that is busy does not read. Were the parent to block on it while the worker blocks on a full
+    result pipe, both would wait for ever.
+
+    Attributes:
+        waiting: what has not been written.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.waiting: deque[bytes] = deque()
+        self._lock = threading.Lock()  # a pinning thread flushes while the consumer puts
+        os.set_blocking(fd, False)
+
+    def put(
+        self, kind: int, worker: int, epoch: int = 0, task: int = 0, slot: int = -1, used: int = 0, payload: bytes = b""
+    ) -> None:
+        """Sends a record, or keeps it for ``flush``. A worker that has gone swallows it."""
+        if len(payload) <= INLINE:
+            parts = [pack(kind, worker, epoch, task, slot, used, 0, NO_TIMES, payload)]
+        else:
+            parts = split(Record(kind, worker, epoch, task, slot, used, payload=payload))
+        with self._lock:
+            if self.waiting:
+                self.waiting.extend(parts)
+                return
+            for i, part in enumerate(parts):
+                try:
+                    os.write(self.fd, part)
+                except BlockingIOError:
+                    self._grow()
+                    self.waiting.extend(parts[i:])
+                    return
+                except BrokenPipeError:
+                    return
+
+    def flush(self) -> bool:
+        """Writes what waits. Returns True when nothing is left."""
+        if not self.waiting:
+            return True
+        with self._lock:
+            while self.waiting:
+                try:
+                    os.write(self.fd, self.waiting[0])
+                except BlockingIOError:
+                    return False
+                except BrokenPipeError:
+                    self.waiting.clear()
+                    return True
+                self.waiting.popleft()
+        return True
+
+    def _grow(self) -> None:
+        with contextlib.suppress(OSError):  # over the user's limit for pipes: the outbox holds the rest
+            fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+
+def send(
+    fd: int,
+    kind: int,
+    worker: int,
+    epoch: int,
+    task: int,
+    slot: int = -1,
+    used: int = 0,
+    meta: int = 0,
+    times: Times = NO_TIMES,
+    payload: bytes = b"",
+) -> None:
+    """Writes a record to a blocking pipe, as atomic writes."""
+    if len(payload) <= INLINE:
+        os.write(fd, pack(kind, worker, epoch, task, slot, used, meta, times, payload))
+        return
+    for part in split(Record(kind, worker, epoch, task, slot, used, meta, times, payload)):
+        os.write(fd, part)

@@ -1,0 +1,111 @@
+"""Tasks that any worker may take: one pipe that all workers read, and memory for what no packet holds.
+
+In packet mode (pipe(2), ``O_DIRECT``) each write is a packet and each read takes one, whole, whoever reads. So a worker
+that is free takes the next task without the parent, who may be busy with a model, and a slow sample holds up nobody
+else. The end of the pipe says that there will be no more tasks.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import numpy as np
+
+from ..core.errors import TransportError
+from .arena import Arena
+from .messages import HEADER, INLINE, Kind, Outbox, Record, unpack
+from .slots import SlotWriter
+
+PACKET = HEADER.size + INLINE
+
+
+@functools.cache
+def supported() -> bool:
+    """Whether the system has pipes in packet mode (Linux 3.4)."""
+    try:
+        fds = os.pipe2(os.O_DIRECT | os.O_CLOEXEC)
+    except (OSError, AttributeError):
+        return False
+    for fd in fds:
+        os.close(fd)
+    return True
+
+
+class Board:
+    """The parent's side: puts tasks up.
+
+    Attributes:
+        fd: the read end of the pipe, for workers.
+        memory: where the indices of large batches lie, for workers.
+    """
+
+    def __init__(self) -> None:
+        self.fd, write = os.pipe2(os.O_DIRECT | os.O_CLOEXEC)
+        os.set_blocking(self.fd, False)
+        self.outbox = Outbox(write)
+        self.memory = Arena()
+        self._writer = SlotWriter(self.memory)
+        self._ended = False
+        self._closed = False
+
+    def put(self, epoch: int, number: int, payload: bytes) -> None:
+        """Puts up a task. Never blocks.
+
+        Raises:
+            TransportError: no memory for the indices of a batch.
+        """
+        if len(payload) <= INLINE:
+            self.outbox.put(Kind.TASK, 0, epoch, number, payload=payload)
+            return
+        w = self._writer
+        if not w.take(len(payload)):
+            raise TransportError(f"no memory for the indices of a batch: {len(payload)} bytes pickled")
+        assert w.whole is not None
+        w.whole[: len(payload)] = np.frombuffer(payload, np.uint8)
+        slot = w.slot
+        w.sent()
+        self.outbox.put(Kind.TASK, 0, epoch, number, slot, len(payload))
+
+    def end(self) -> None:
+        """There will be no more: workers leave when they have taken what is up."""
+        self._ended = True
+        self.flush()
+
+    @property
+    def ended(self) -> bool:
+        """Its write end is closed; another pipe may have the number."""
+        return self._closed
+
+    def flush(self) -> bool:
+        """Writes what the pipe did not take. Returns True when nothing is left."""
+        done = self.outbox.flush()
+        if done and self._ended and not self._closed:
+            self._closed = True
+            os.close(self.outbox.fd)
+        return done
+
+    def close(self) -> None:
+        """Frees both ends."""
+        if not self._closed:
+            self._closed = True
+            os.close(self.outbox.fd)
+        os.close(self.fd)
+
+
+def take(fd: int, memory: Arena) -> Record | None:
+    """The worker's side: the next task, with its payload; None at the end of the pipe.
+
+    Raises:
+        BlockingIOError: no task is up.
+    """
+    packet = os.read(fd, PACKET)
+    if not packet:
+        return None
+    r = unpack(packet)
+    if r.slot < 0:
+        return r
+    offset, _ = memory.place(r.slot)
+    payload = os.pread(memory.fd, r.used, offset)
+    memory.stamps[r.slot] = 1
+    return r._replace(payload=payload)

@@ -1,0 +1,69 @@
+"""``stoker.tune``: the settings a loader should have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..core.errors import UsageError
+from ..loader import engine
+from ..loader.auto import profile
+from ..loader.variant import as_loader
+from .knobs import ALL_KNOBS, BUDGET_S, KNOBS
+from .result import TuneResult
+from .search import Search
+
+
+def tune(
+    thing: Any,
+    *,
+    knobs: Sequence[str] = KNOBS,
+    budget_s: float = BUDGET_S,
+    batch_size: int | None = None,
+    name: str | None = None,
+    progress: Callable[[str], None] | None = None,
+    save: bool = True,
+) -> TuneResult:
+    """The settings a loader should have, measured on this machine.
+
+    An empty loop runs over workers of its own with the loader's dataset and collate function; the loader itself, its
+    sampler and every random state stay as they are.
+
+    Args:
+        thing: a DataLoader (torch's own or stoker's), a Dataset, or a callable without arguments that returns one.
+        knobs: which settings may move: num_workers, worker_method, prefetch_factor, pin_memory, persistent_workers,
+            batch_size (the last only if asked).
+        budget_s: seconds it may take, at most about.
+        batch_size: samples in a batch, instead of the loader's own (32 for a dataset).
+        name: what to call it in the result.
+        progress: called with a line of text for each measurement.
+        save: keep the answer where ``num_workers="auto"`` finds it.
+
+    Returns:
+        The answer and all that led to it; in a notebook a table and a plot.
+
+    Raises:
+        UsageError: nothing there to tune, a sample that cannot be loaded, or a batch slower than the budget.
+
+    Example:
+        >>> result = stoker.tune(loader)  # doctest: +SKIP
+        >>> print(result.lines["torch"])  # doctest: +SKIP
+        DataLoader(dataset, batch_size=32, shuffle=True, num_workers=2, persistent_workers=True)
+    """
+    for knob in knobs:
+        if knob not in ALL_KNOBS:
+            raise UsageError(f"no knob {knob!r}: one of {', '.join(ALL_KNOBS)}")
+    if not budget_s > 0:
+        raise UsageError(f"budget_s={budget_s!r}: seconds, more than 0")
+    if not engine.SUPPORTED:
+        raise UsageError("tuning needs stoker's own workers, which are there on Linux only")
+    name = name or getattr(thing, "__name__", None) or type(thing).__name__
+    loader = as_loader(thing, batch_size, name)
+    result = Search(loader, name, knobs, budget_s, progress or (lambda _: None)).run()
+    if save and "num_workers" in knobs:
+        b = result.best
+        answer = {b.worker_method: max(1, b.num_workers), "rate": result.rate, "num_workers": b.num_workers}
+        path = profile.save(loader, answer)
+        result = replace(result, profile=str(path) if path else None)
+    return result

@@ -1,0 +1,183 @@
+"""torch's collate, straight into a slot.
+
+``default_collate`` stays torch's own code; only the function it calls for tensors is exchanged in the worker process
+(``default_collate_fn_map`` is torch's documented place for that), so structure, types and errors cannot differ, and a
+user's collate function that calls ``default_collate`` inside gets the slot too.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import UserDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data._utils import collate as torch_collate
+
+from ..transport.arena import ALIGN
+from ..transport.messages import INLINE
+
+_stock = torch_collate.default_collate_fn_map[torch.Tensor]
+_here = threading.local()
+
+
+class Writer(Protocol):
+    """Slots of a worker: ``ring.SlotWriter`` or ``heap.HeapWriter``."""
+
+    @property
+    def whole(self) -> Any: ...
+    def take(self, nbytes: int) -> bool: ...
+    def room(self, nbytes: int) -> int | None: ...
+    def cancel(self) -> None: ...
+
+
+def _dispatch(batch: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+    """torch's own function, but for threads that have a slot at hand: these are workers."""
+    collate = getattr(_here, "collate", None)
+    stack = _stock if collate is None else collate.stack
+    return stack(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
+
+
+def sample_size(sample: Any) -> tuple[int, int]:
+    """Bytes and leaves of one sample: what each sample adds to a batch, and how many blocks the batch will have."""
+    if isinstance(sample, torch.Tensor):
+        return sample.numel() * sample.element_size(), 1
+    if isinstance(sample, np.ndarray):
+        return sample.nbytes, 1
+    if isinstance(sample, UserDict):
+        sample = sample.data
+    # By their own classes' methods: what a subclass makes when it is read is not to be made once more.
+    if isinstance(sample, dict):
+        inner: Iterable[Any] = dict.values(sample)
+    elif isinstance(sample, list):
+        inner = list.__iter__(sample)
+    elif isinstance(sample, tuple):
+        inner = tuple.__iter__(sample)
+    elif isinstance(sample, (str, bytes, Mapping, Sequence)):
+        return 0, 0
+    else:
+        return 8, 1  # a number becomes an int64 or a float64
+    sizes = [sample_size(v) for v in inner]
+    return sum(n for n, _ in sizes), sum(k for _, k in sizes)
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Uninitialised memory for a part of the batch that is being made.
+
+    In a worker it lies where the batch will be read from, so what is written there is not copied again; anywhere else
+    it is ``torch.empty``. For collate functions and ``augment_batch``.
+
+    Args:
+        shape: of the tensor.
+        dtype: None: torch's default.
+
+    Example:
+        >>> def augment_batch(batch):
+        ...     images, labels = batch  # uint8
+        ...     return torch.div(images, 255, out=empty(images.shape)), labels
+        >>> augment_batch((torch.full((1, 2), 51, dtype=torch.uint8), torch.tensor([3])))
+        (tensor([[0.2000, 0.2000]]), tensor([3]))
+    """
+    dtype = dtype or torch.get_default_dtype()
+    collate = getattr(_here, "collate", None)
+    if collate is None:
+        return torch.empty(tuple(shape), dtype=dtype)
+    return collate.empty(tuple(shape), dtype)  # type: ignore[no-any-return]
+
+
+class SlotCollate:
+    """Calls the user's collate function with a slot at hand for what ``default_collate`` stacks.
+
+    Args:
+        collate_fn: the loader's.
+        writer: the worker's slots.
+        batched: whether the function gets a list of samples (auto-collation).
+    """
+
+    def __init__(self, collate_fn: Callable[[Any], Any], writer: Writer, batched: bool) -> None:
+        self.fn = collate_fn
+        self._writer = writer
+        self._batched = batched
+        self._exact = collate_fn is torch_collate.default_collate
+        self.expected = 0
+        self.spent_ns = 0
+
+    def __call__(self, data: Any) -> Any:
+        began = time.perf_counter_ns()
+        try:
+            if self._batched:
+                nbytes = self.expected
+                if self._exact and type(data) is list and data:
+                    if type(data[0]) is torch.Tensor and data[0].numel() * len(data) * data[0].element_size() <= INLINE:
+                        return self.stack(data)  # where default_collate would come out, too
+                    size, leaves = sample_size(data[0])
+                    nbytes = size * len(data)
+                    if nbytes > INLINE:
+                        nbytes += (leaves + 1) * ALIGN
+                if nbytes > INLINE:
+                    self._writer.take(nbytes)
+            return self.fn(data)
+        finally:
+            self.spent_ns = time.perf_counter_ns() - began
+
+    def cancel(self) -> None:
+        """What was collated is made once more, in the same slot."""
+        self._writer.cancel()
+
+    def stack(self, batch: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+        """What ``default_collate`` calls for tensors: torch.stack, into the slot where there is one.
+
+        torch's workers always stack into an ``out`` of the first sample's dtype, which makes an error of other dtypes
+        and of samples that require grad, and a batch that is contiguous whatever its samples are. Whatever is not plain
+        goes to torch's own function and fails there.
+        """
+        elem = batch[0]
+        if type(elem) is torch.Tensor and elem.is_cpu and elem.layout is torch.strided and not elem.is_nested:
+            try:
+                out = self._into_slot(batch, elem)
+                if out.dtype is elem.dtype and not out.requires_grad:
+                    return out.contiguous()
+            except Exception:
+                pass
+        return _stock(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
+
+    def select(self, tables: list[torch.Tensor], rows: torch.Tensor) -> list[torch.Tensor]:
+        """Rows of each table, in the slot where there is one."""
+        sizes = [len(rows) * t.numel() // max(1, len(t)) * t.element_size() for t in tables]
+        if sum(sizes) > INLINE:
+            self._writer.take(sum(sizes) + (len(tables) + 1) * ALIGN)
+        try:
+            return [torch.index_select(t, 0, rows, out=self._place(len(rows), t.dtype, t.shape[1:])) for t in tables]
+        except Exception:
+            self._writer.cancel()  # the loop takes a slot of its own
+            raise
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Memory for a tensor of the batch: in the slot, where there is room."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if self._writer.whole is None and nbytes > INLINE:
+            self._writer.take(max(self.expected, nbytes + 2 * ALIGN))
+        out = self._place(1, dtype, torch.Size(shape)) if self._writer.whole is not None else None
+        return torch.empty(shape, dtype=dtype) if out is None else out[0]
+
+    def _place(self, count: int, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor | None:
+        """Room for ``count`` samples in the slot; None where there is no slot, or not enough of it."""
+        numel = count * math.prod(shape)
+        at = self._writer.room(numel * dtype.itemsize) if numel else None
+        if at is None:
+            return None
+        return torch.frombuffer(self._writer.whole, dtype=dtype, count=numel, offset=at).view(count, *shape)
+
+    def _into_slot(self, batch: Sequence[torch.Tensor], elem: torch.Tensor) -> torch.Tensor:
+        out = self._place(len(batch), elem.dtype, elem.shape) if self._writer.whole is not None else None
+        return torch.stack(batch, 0, out=out)  # type: ignore[arg-type]
+
+    def install(self) -> None:
+        """Makes ``default_collate`` use ``stack`` in this thread. What somebody else has put there stays."""
+        _here.collate = self
+        if torch_collate.default_collate_fn_map[torch.Tensor] is _stock:
+            torch_collate.default_collate_fn_map[torch.Tensor] = _dispatch

@@ -1,0 +1,112 @@
+"""One gather instead of a loop, for datasets that are nothing but rows.
+
+``TensorDataset``, a tensor, a NumPy array or memory map, and a ``Subset`` of one of these, collated by
+``default_collate``: a batch is ``index_select`` by its indices. A class derived from one of them may do anything in
+``__getitem__`` and is left alone, and so is whatever turns out otherwise than the loop on the first batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Subset, TensorDataset
+from torch.utils.data._utils import collate as torch_collate
+
+Select = Callable[[list[torch.Tensor], torch.Tensor], list[torch.Tensor]]
+_OWN = (TensorDataset.__getitem__, Subset.__getitem__)
+_KNOWN = ("torch.utils.data._utils.collate", "stoker.workers.collate")
+_INT = np.dtype(np.int64)
+
+
+def select(tables: list[torch.Tensor], rows: torch.Tensor) -> list[torch.Tensor]:
+    """Rows of each table, as new tensors, where the table is."""
+    return [torch.index_select(table, 0, rows.to(table.device, non_blocking=True)) for table in tables]
+
+
+class Gather:
+    """Batches of a dataset by ``index_select``.
+
+    Args:
+        dataset: one that ``fits``.
+        loop: what torch does for a batch: indices to batch. It makes the first one, and any that cannot be gathered.
+        select: rows of tables; a worker's puts them into a slot.
+    """
+
+    def __init__(self, dataset: Any, loop: Callable[[Any], Any], select: Select = select) -> None:
+        self._subset = dataset if type(dataset) is Subset else None
+        self._data: Any = dataset.dataset if type(dataset) is Subset else dataset
+        self._loop, self._select = loop, select
+        self._source: Any = None
+        self._tables: list[torch.Tensor] | None = None
+        self._checked = False
+        self.gathered = 0
+
+    @staticmethod
+    def fits(dataset: Any, collate_fn: Any, auto_collation: bool) -> bool:
+        """Whether batches of this dataset may be gathered."""
+        if not auto_collation or collate_fn is not torch_collate.default_collate:
+            return False
+        stack = torch_collate.default_collate_fn_map[torch.Tensor]
+        if (TensorDataset.__getitem__, Subset.__getitem__) != _OWN or stack.__module__ not in _KNOWN:
+            return False  # somebody has put something else into torch's classes
+        if type(dataset) is Subset:
+            dataset = dataset.dataset
+        return type(dataset) in (TensorDataset, torch.Tensor, np.ndarray, np.memmap)
+
+    def __call__(self, indices: Any) -> Any:
+        """The batch of a list of indices."""
+        if not self._checked:
+            return self._first(indices)
+        if self._tables is not None and self._source is self._sources():
+            try:
+                rows = self._rows(indices)
+                if rows is not None:
+                    batch = self._batch(self._select(self._tables, rows))
+                    self.gathered += 1
+                    return batch
+            except Exception:  # an index from the end, out of range, or no index: the loop knows what that means
+                pass
+        return self._loop(indices)
+
+    def _sources(self) -> Any:
+        return self._data.tensors if type(self._data) is TensorDataset else self._data
+
+    def _rows(self, indices: Sequence[Any]) -> torch.Tensor | None:
+        if self._subset is not None:
+            indices = [self._subset.indices[i] for i in indices]
+        rows = np.array(indices)
+        return torch.from_numpy(rows) if rows.dtype == _INT and rows.ndim == 1 else None
+
+    def _batch(self, selected: list[torch.Tensor]) -> Any:
+        return selected if type(self._data) is TensorDataset else selected[0]
+
+    def _first(self, indices: Any) -> Any:
+        """Both ways; from now on the gather, if it cannot be told from the loop."""
+        batch = self._loop(indices)
+        self._checked = True
+        try:
+            self._source = self._sources()
+            data = self._source if type(self._source) is tuple else [self._source]
+            tables = [torch.from_numpy(t) if isinstance(t, np.ndarray) else t for t in data]
+            rows = self._rows(indices)
+            if rows is not None and all(_plain(t) and (t.is_cpu or self._select is select) for t in tables):
+                other = self._batch(select(tables, rows))
+                pairs = zip(batch, other, strict=True) if isinstance(other, list) else [(batch, other)]
+                if type(batch) is type(other) and all(_same(a, b) for a, b in pairs):
+                    self._tables = tables
+        except Exception:  # an array that torch cannot look at; the batch is made already
+            pass
+        return batch
+
+
+def _plain(t: torch.Tensor) -> bool:
+    simple = type(t) is torch.Tensor and t.is_contiguous() and not t.requires_grad and t.ndim > 0
+    return simple and not t.is_quantized  # torch ends the process that looks at its bytes
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    look = (type(a), a.dtype, a.shape, a.stride()) == (type(b), b.dtype, b.shape, b.stride())
+    return look and torch.equal(a.view(torch.uint8), b.view(torch.uint8))  # NaNs are equal, too, if their bits are

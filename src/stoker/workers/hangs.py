@@ -1,0 +1,66 @@
+"""Where a worker is that takes too long: it writes its stack when it is asked, whatever it does (faulthandler)."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+from ..core import packages
+
+ASK = signal.SIGRTMIN + 9  # a real-time signal, which nobody else is likely to use
+ANSWER_S = 1.0  # how long is waited for a stack; what sleeps in the kernel does not answer
+SETTLED_S = 0.02  # without another line
+LINES = 16  # of a stack
+_ENGINES = tuple(  # as faulthandler writes paths
+    f'  File "{path}'.encode("ascii", "backslashreplace").decode()
+    for path in (packages.PACKAGE, packages.torch_file("utils", "data", ""))
+)
+
+
+def offer() -> int:
+    """In the worker: from now on it answers. Returns its descriptor of the file to which it does."""
+    fd = os.memfd_create("stoker-stack", os.MFD_CLOEXEC)
+    faulthandler.register(ASK, file=fd, all_threads=True, chain=False)
+    return fd
+
+
+def stack(pid: int, fd: int) -> str:
+    """In the parent: where the worker is, innermost first; never empty."""
+    text = ""
+    with contextlib.suppress(OSError):
+        path = Path(f"/proc/{pid}/fd/{fd}")
+        before = path.stat().st_size
+        os.kill(pid, ASK)
+        deadline = time.monotonic() + ANSWER_S
+        size, since = before, time.monotonic()
+        while time.monotonic() < deadline and (size == before or time.monotonic() - since < SETTLED_S):
+            time.sleep(SETTLED_S / 4)
+            now = path.stat().st_size
+            if now != size:
+                size, since = now, time.monotonic()
+        text = path.read_bytes()[before:].decode(errors="replace")
+    threads = [lines for part in re.split(r"^\w.*", text, flags=re.MULTILINE) if (lines := _frames(part))]
+    fetches = next((t for t in threads if any(f.startswith(_ENGINES) for f in t)), None)
+    if threads:
+        return "\n".join(_users(fetches or threads[0]))
+    with contextlib.suppress(OSError):
+        where = Path(f"/proc/{pid}/wchan").read_text().strip("\0\n")
+        if where not in ("", "0"):
+            return f"  in the kernel, {where}"
+    return "  in the kernel, it gave no answer"
+
+
+def _frames(text: str) -> list[str]:
+    return [line.rstrip() for line in text.splitlines() if line.startswith("  File")]
+
+
+def _users(frames: list[str]) -> list[str]:
+    """The frames without those that called the user's code: from the engine's first one on that is not innermost."""
+    first = next((k for k, f in enumerate(frames) if not f.startswith(_ENGINES)), 0)
+    end = next((k for k in range(first, len(frames)) if frames[k].startswith(_ENGINES)), len(frames))
+    return frames[: max(1, min(end, LINES))]
