@@ -31,7 +31,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker
 import stoker
 from stoker.core import resources
 from stoker.core.options import AutoWorkers, Measured
-from stoker.loader.engine import state_of
+from stoker.loader.loader_state import state_of
 from stoker.tuning.result import Setting
 from stoker.tuning.statistics import paired
 

@@ -25,7 +25,7 @@ from stoker.core import numpy_state
 from stoker.core.handles import held
 from stoker.loader.auto import in_process, limits
 from stoker.loader.auto.limits import first_guess
-from stoker.loader.engine import state_of
+from stoker.loader.loader_state import state_of
 
 
 class Stream(IterableDataset):

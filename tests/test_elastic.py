@@ -22,7 +22,7 @@ from stoker.core.errors import BudgetError, UsageError, WorkerDiedError
 from stoker.core.metrics import LoaderMetrics
 from stoker.core.options import Budget, Knobs, parse_bytes
 from stoker.loader.auto.controller import BURST, LATEST_US, PER_MINUTE, Controller
-from stoker.loader.engine import state_of
+from stoker.loader.loader_state import state_of
 from stoker.loader.scheduler import Scheduler
 
 SEED = int(os.environ.get("STOKER_SEED", random.randrange(1 << 30)))

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import stoker
 from stoker.core.errors import StokerWarning, UsageError
-from stoker.loader import install
-from stoker.loader.engine import state_of
+from stoker.loader.loader_state import state_of
+from stoker.staging import install
 
 
 class Data(Dataset[torch.Tensor]):

@@ -1,9 +1,10 @@
-"""The house: who may import whom, what is public, and what importing costs."""
+"""The packages: who may import whom, what is public, and what importing costs."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,302 +12,102 @@ from pathlib import Path
 import stoker
 
 SRC = Path(stoker.__file__).parent
-BASE = {"errors"}
-# A room, and the rooms it may import when it is imported. docs/architecture.md draws the same.
-MAY: dict[str, set[str]] = {
-    "errors": set(),
-    "live": {"inside", "machine", "metrics"},
-    "paths": set(),
-    "picklable": set(),
-    "stacks": {"paths"},
-    "looks": {"paths", "stacks"},
-    "blame": {"collate", "faults", "paths", "stacks"},
-    "debug": {"cursor", "inline"},
-    "inside": {"looks", "machine", "stacks"},
-    "ambient": {"machine", "nvml"},
-    "nvml": set(),
-    "arguments": set(),
-    "metrics": set(),
-    "lifecycle": set(),
-    "machine": {"nvml"},
-    "source": set(),
-    "readahead": BASE,
-    "chunks": BASE | {"readahead", "source"},
-    "stateful": BASE,
-    "randomness": BASE,
-    "state": BASE | {"randomness", "stateful"},
-    "sampling": BASE | {"randomness", "source", "state", "stateful"},
-    "cursor": BASE | {"randomness", "sampling", "state", "stateful"},
-    "inline": {"gather", "blame", "cursor", "faults", "nesting", "seeding", "stage", "state", "stateful", "task_seeds"},
-    "task_seeds": {"generators", "seeding"},
-    "seeding": {"numpy_state"},
-    "numpy_state": set(),
-    "handles": set(),
-    "options": BASE,
-    "transport": BASE,
-    "collate": {"transport"},
-    "gather": set(),
-    "generators": {"paths"},
-    "image": BASE,
-    "files": set(),
-    "nesting": set(),
-    "cache": BASE | {"machine", "transport"},
-    "staging": BASE
-    | {"cache", "gather", "generators", "image", "lifecycle", "machine", "numpy_state", "objects", "options", "paths"}
-    | {"transport"},
-    "faults": BASE | {"lifecycle", "machine", "metrics", "nesting", "options", "stateful"},
-    "stage": {"collate", "faults", "gather", "stateful"},
-    "workers": BASE
-    | {
-        "generators",
-        "task_seeds",
-        "blame",
-        "collate",
-        "faults",
-        "lifecycle",
-        "machine",
-        "metrics",
-        "options",
-        "paths",
-        "picklable",
-        "seeding",
-        "source",
-        "stage",
-        "state",
-        "stateful",
-        "transport",
-    },
-    "scheduler": BASE | {"cursor", "metrics", "options", "source", "workers"},
-    "pin": BASE | {"blame", "lifecycle", "machine", "nesting", "options", "source", "workers"},
-    "objects": {"paths"},
-    "shared": BASE,
-    "iterators": BASE
-    | {
-        "cursor",
-        "faults",
-        "handles",
-        "metrics",
-        "nesting",
-        "objects",
-        "options",
-        "paths",
-        "picklable",
-        "pin",
-        "pressure",
-        "scheduler",
-        "source",
-        "stage",
-        "state",
-        "stateful",
-        "transport",
-        "workers",
-    },
-    "device": BASE | {"nesting"},
-    "copies": {"pin"},
-    "pressure": BASE | {"machine"},
-    "resident": {"cursor", "gather", "source", "stage", "task_seeds"},
-    "engine": BASE
-    | {
-        "cursor",
-        "faults",
-        "gather",
-        "inline",
-        "iterators",
-        "lifecycle",
-        "machine",
-        "metrics",
-        "nesting",
-        "objects",
-        "options",
-        "pin",
-        "randomness",
-        "resident",
-        "state",
-        "stateful",
-        "source",
-        "stage",
-        "workers",
-    },
-    "loader": BASE | {"chunks", "device", "engine", "faults", "machine", "options", "resident", "source", "workers"},
-    "installation": BASE | {"device", "engine", "faults", "loader", "options", "stage"},
-    "tuning": BASE
-    | {
-        "staging",
-        "__init__",
-        "arguments",
-        "engine",
-        "faults",
-        "generators",
-        "files",
-        "gather",
-        "handles",
-        "inline",
-        "lifecycle",
-        "loader",
-        "machine",
-        "options",
-        "picklable",
-        "report",
-        "seeding",
-        "source",
-        "stateful",
-        "transport",
-        "workers",
-    },
-    "ceilings": set(),
-    "session": {"ambient", "report", "watching"},
-    "watching": BASE | {"observer", "patches", "watch_fetch", "watch_iterators", "watched"},
-    "watch_iterators": {
-        "ceilings",
-        "clock",
-        "engine",
-        "live",
-        "metrics",
-        "observer",
-        "patches",
-        "watch_fetch",
-        "watched",
-    },
-    "patches": set(),
-    "clock": {"inside", "metrics", "watch_device"},
-    "observer": {"ceilings", "clock", "engine", "live", "machine", "metrics", "watch_device", "watched"},
-    "watch_device": {"metrics", "patches", "watched"},
-    "watched": {"engine", "options", "paths", "stacks"},
-    "watch_fetch": {"live", "patches", "stage"},
-    "doctor": set(),
-    "report": BASE | {"arguments", "files", "doctor", "inside", "machine"},
-    "bench": BASE | {"engine", "installation", "loader", "machine", "options", "report", "tuning", "watched"},
-    "bench_cli": BASE | {"arguments", "report"},
-    "run": BASE | {"ambient", "doctor", "live", "machine", "nvml", "report"},
-    "cli": BASE | {"__init__", "arguments", "bench_cli", "cache_cli", "report", "stats_cli", "tuning", "verify_cli"},
-    "verify": BASE | {"__init__", "engine", "faults", "loader", "machine", "options", "seeding", "stage", "tuning"},
-    "verify_cli": BASE | {"arguments", "report"},
-    "stats": BASE | {"engine", "loader", "machine", "options", "report", "seeding", "tuning"},
-    "stats_cli": BASE | {"arguments", "report"},
-    "cache_cli": BASE | {"arguments", "cache_text", "report"},
-    "cache_text": {"report"},
-    "_hook": set(),
-    "__main__": {"cli"},
-    "__init__": set(),
-}
-# Only when they are needed, and so not at import: "auto" decides, --apply measures, commands find their clients.
-LAZY = {
-    ("engine", "tuning"),
-    ("loader", "tuning"),
-    ("installation", "tuning"),
-    ("engine", "debug"),
-    ("installation", "staging"),
-    ("loader", "installation"),
-    ("watching", "debug"),
-    ("staging", "pin"),
-    ("tuning", "staging"),
-    ("watching", "tuning"),
-    ("session", "run"),
-    ("cli", "run"),
-    ("bench_cli", "bench"),
-    ("bench_cli", "tuning"),
-    ("cli", "machine"),
-    ("cli", "copies"),
-    ("cli", "files"),
-    ("cli", "pin"),
-    ("cli", "report"),
-    ("_hook", "watching"),
-    ("stats_cli", "stats"),
-    ("stats_cli", "tuning"),
-    ("cache_cli", "cache"),
-    ("cache_text", "cache"),
-    ("verify_cli", "faults"),
-    ("verify_cli", "tuning"),
-    ("verify_cli", "verify"),
-    ("cache_cli", "staging"),
-    ("cache_cli", "tuning"),
-    ("staging", "engine"),
-    ("staging", "loader"),
-}
-ROAD = {
-    "faults",
-    "source",
-    "readahead",
-    "chunks",
-    "seeding",
-    "stage",
-    "collate",
-    "transport",
-    "workers",
-    "scheduler",
-    "pin",
-    "iterators",
-    "state",
-    "sampling",
-    "cursor",
-    "inline",
-}
-CLIENTS = {"tuning", "doctor", "report", "run", "cli", "watching"}
+# Each package may import those to its left. sampling and transport do not know each other.
+LINE = "core < sampling, transport < workers < device < loader < staging < tuning < diagnosis < commands"
+LEVEL = {name: level for level, names in enumerate(LINE.split(" < ")) for name in names.split(", ")}
+TORCHLESS = (
+    "errors",
+    "files",
+    "options",
+    "terminal",
+    "progress",
+    "output",
+    "resources",
+    "gpus",
+    "monitor",
+    "processes",
+)
 
 
-def room_of(path: Path) -> str:
-    relative = path.relative_to(SRC)
-    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+def module_of(path: Path) -> str:
+    parts = ["stoker", *path.relative_to(SRC).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(path: Path) -> set[tuple[str, bool]]:
-    """Rooms that a file imports, and whether only inside a function."""
-    tree = ast.parse(path.read_text())
-    lazy = {
-        id(n) for f in ast.walk(tree) if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef)) for n in ast.walk(f)
-    }
-    typing = {
-        id(n) for i in tree.body if isinstance(i, ast.If) and "TYPE_CHECKING" in ast.dump(i.test) for n in ast.walk(i)
-    }
-    depth = len(path.relative_to(SRC).parts)
-    out: set[tuple[str, bool]] = set()
-    for node in ast.walk(tree):
-        if id(node) in typing or not isinstance(node, (ast.Import, ast.ImportFrom)):
-            continue
+MODULES = {module_of(path): path for path in SRC.rglob("*.py")}
+
+
+def package_of(module: str) -> str:
+    """``core`` of ``stoker.core.files``; empty for ``stoker`` itself and its ``__main__``."""
+    name = module.split(".")[1] if "." in module else ""
+    return name if name in LEVEL else ""
+
+
+def imports(module: str) -> dict[str, int]:
+    """The modules of stoker that a module imports, also inside functions and for types, with the line."""
+    path = MODULES[module]
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    out: dict[str, int] = {}
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            names = [a.name.split(".")[1:] for a in node.names if a.name.split(".")[0] == "stoker"]
-        elif node.level == 0:
-            parts = (node.module or "").split(".")
-            names = [[*parts[1:], a.name] for a in node.names] if parts[0] == "stoker" else []
-        elif node.level < depth:
-            names = [[room_of(path)]]
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            names = [f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base for alias in node.names]
         else:
-            names = [[node.module.split(".")[0]]] if node.module else [[a.name] for a in node.names]
-        for name in names:
-            room = name[0] if name and ((SRC / name[0]).is_dir() or (SRC / f"{name[0]}.py").is_file()) else "__init__"
-            if room != room_of(path):
-                out.add((room, id(node) in lazy))
+            continue
+        out.update({name: node.lineno for name in names if name in MODULES and name != module})
     return out
 
 
-def test_imports_point_one_way() -> None:
-    wrong = []
-    for path in SRC.rglob("*.py"):
-        room = room_of(path)
-        assert room in MAY, f"a new room {room}: say in MAY and in docs/architecture.md what it may import"
-        for other, lazy in imports(path):
-            if other not in MAY[room] and not (lazy and (room, other) in LAZY):
-                wrong.append(f"{path.relative_to(SRC)} imports {other}")
+def test_packages_stand_in_one_line() -> None:
+    """No import points to the right, not even one inside a function or for types only."""
+    wrong, arrows = [], set()
+    for module in MODULES:
+        if not package_of(module):
+            continue
+        for other, line in imports(module).items():
+            mine, theirs = package_of(module), package_of(other)
+            if other.endswith("._version"):
+                continue
+            if not theirs or (mine != theirs and LEVEL[theirs] >= LEVEL[mine]):
+                wrong.append(f"{MODULES[module].relative_to(SRC)}:{line} imports {other}")
+            elif mine != theirs:
+                arrows.add((mine, theirs))
+    print(LINE)
+    for name in LEVEL:
+        print(f"{name:>10} imports", ", ".join(b for a, b in sorted(arrows, key=lambda e: LEVEL[e[1]]) if a == name))
+    print(f"{len(LEVEL)} packages, {len(arrows)} arrows, {len(wrong)} upwards")
     assert not wrong
 
 
-def test_no_stage_knows_the_clients() -> None:
-    for room in ROAD:
-        assert not MAY[room] & CLIENTS
-        assert not any((room, client) in LAZY for client in CLIENTS)
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = {module: set(imports(module)) for module in MODULES}
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join([*path[path.index(module) :], module])
+        if module not in done:
+            for other in graph[module]:
+                visit(other, (*path, module))
+            done.add(module)
+
+    for module in graph:
+        visit(module, ())
 
 
-def test_there_is_no_circle() -> None:
-    seen: dict[str, int] = {}
+def test_the_top_level_holds_the_packages_and_little_else() -> None:
+    there = {path.name for path in SRC.iterdir() if path.name != "__pycache__"}
+    assert there == {*LEVEL, "__init__.py", "__main__.py", "_version.py", "py.typed"}
+    text = (SRC.parents[1] / "docs" / "architecture.md").read_text()
+    assert LINE in re.sub(r"\s+", " ", text)
 
-    def depth(room: str, path: tuple[str, ...] = ()) -> int:
-        assert room not in path, path
-        if room not in seen:
-            seen[room] = 1 + max((depth(r, (*path, room)) for r in MAY[room]), default=0)
-        return seen[room]
 
-    for room in MAY:
-        depth(room)
+def test_package_files_import_nothing() -> None:
+    for path in SRC.rglob("__init__.py"):
+        if path.parent != SRC and path.parent.name != "tuning":
+            assert not imports(module_of(path)), path
 
 
 def test_the_public_names() -> None:
@@ -335,7 +136,15 @@ def test_the_public_names() -> None:
     for name in ("install", "installed"):
         assert list(inspect.signature(getattr(stoker, name)).parameters) == ["defaults"]
     assert issubclass(stoker.StokerError, Exception)
-    assert (SRC / "py.typed").exists()
+    for name in stoker.__all__:
+        assert getattr(stoker, name).__name__ == name
+
+
+def test_documented_modules_are_found_by_their_short_names() -> None:
+    assert stoker.chunks.ChunkSampler is stoker.ChunkSampler
+    assert stoker.image.read
+    assert stoker.readahead.__name__ == "stoker.sampling.readahead"
+    assert stoker.bench.measure
 
 
 def test_every_file_says_what_it_is_for() -> None:
@@ -358,15 +167,15 @@ def test_importing_costs_less_than_fifty_milliseconds_more_than_torch() -> None:
 
 
 def test_the_command_line_does_not_import_torch() -> None:
-    assert (
-        run(
-            "import stoker.commands.main, stoker.core.resources, stoker.commands.run, sys; print('torch' in sys.modules)"
-        )
-        == "False\n"
-    )
+    core = ", ".join(f"stoker.core.{name}" for name in TORCHLESS if (SRC / "core" / f"{name}.py").is_file())
+    code = f"import stoker.commands.main, stoker.commands.run, {core}, sys; print('torch' in sys.modules)"
+    assert run(code) == "False\n"
 
 
 def test_heavy_and_optional_modules_are_lazy() -> None:
-    code = "import torch, sys; have = set(sys.modules); import stoker.loader.dataloader, stoker.diagnosis.watch.patch; print(*set(sys.modules) - have)"
+    code = (
+        "import torch, sys; have = set(sys.modules); import stoker.loader.dataloader, stoker.diagnosis.watch.patch;"
+        "print(*set(sys.modules) - have)"
+    )
     new = {name.split(".")[0] for name in run(code).split()}
-    assert not new & {"matplotlib", "ray", "pynvml", "psutil", "torchvision"}
+    assert not new & {"matplotlib", "ray", "pynvml", "psutil", "torchvision", "click", "jinja2", "rich"}

@@ -19,7 +19,7 @@ from stoker.core.errors import StokerWarning
 from stoker.device import pin_policy
 from stoker.device.pinned_slots import Locker
 from stoker.loader import pin_setup
-from stoker.loader.engine import state_of
+from stoker.loader.loader_state import state_of
 from stoker.transport.arena import Arena
 from stoker.transport.mapping import map_shared
 from stoker.transport.slots import SlotReader, SlotWriter

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from stoker.commands import check
-from stoker.commands.run import report_of
 from stoker.core import gpus, resources
+from stoker.diagnosis.report.build import report_of
 
 
 def tree(tmp_path: Path, lines: str, files: dict[str, str]) -> dict[str, Path]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import stoker
-from stoker.loader.engine import state_of
+from stoker.loader.loader_state import state_of
 from tests.contract import datasets as d
 
 pinned: list[Any] = []

@@ -17,7 +17,7 @@ import stoker
 from stoker.core import resources
 from stoker.core.errors import StokerWarning
 from stoker.loader import memory_pressure
-from stoker.loader.engine import state_of
+from stoker.loader.loader_state import state_of
 from tests.contract import datasets as d
 
 

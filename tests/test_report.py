@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from benchmarks import demo
-from stoker.commands.run import report_of
 from stoker.diagnosis.doctor import later
 from stoker.diagnosis.doctor.verdict import diagnose
 from stoker.diagnosis.report import applied as done
 from stoker.diagnosis.report import bars, before_after, epochs, history, text
+from stoker.diagnosis.report.build import report_of
 
 from .test_doctor import entry
 from .test_run import report as written

@@ -21,6 +21,7 @@ from stoker.core.options import Budget
 from stoker.loader import engine
 from stoker.loader.auto.remote import Remote
 from stoker.loader.auto.tasks import Tasks
+from stoker.loader.loader_state import state_of
 from stoker.transport import slots
 from stoker.transport.arena import MAX_SLOTS, Arena
 from stoker.transport.slots import SlotReader, SlotWriter
@@ -260,7 +261,7 @@ def test_a_consumer_that_forks_for_each_batch_takes_no_more_and_more_memory(monk
             assert intact(batch, i)
             if i == 55:
                 assert it._scheduler._pool.slots() < 20
-        assert not engine.state_of(loader).arenas
+        assert not state_of(loader).arenas
 
 
 class Emptied(Noise):
@@ -368,22 +369,20 @@ def test_the_ring_does_not_grow_with_epochs_left_early() -> None:
         for batch in loader:
             del batch
             break
-    assert all(r.arena.slots <= 6 for r in engine.state_of(loader).arenas)
+    assert all(r.arena.slots <= 6 for r in state_of(loader).arenas)
 
 
 def test_the_ring_does_not_grow_with_the_epoch() -> None:
     loader = stoker.DataLoader(Noise(400, 5000), batch_size=2, num_workers=2)
     for batch in loader:
         del batch
-    arenas = engine.state_of(loader).arenas
+    arenas = state_of(loader).arenas
     assert len(arenas) == 2
     assert all(r.arena.slots <= 6 for r in arenas)  # two in flight, one leased, one being filled, and a little luck
     assert all(not r.leases for r in arenas)
     for _ in loader:
         pass
-    assert all(
-        a is b for a, b in zip(sorted(arenas, key=id), sorted(engine.state_of(loader).arenas, key=id), strict=True)
-    )
+    assert all(a is b for a, b in zip(sorted(arenas, key=id), sorted(state_of(loader).arenas, key=id), strict=True))
 
 
 @pytest.mark.parametrize("method", ["thread", "inline"])

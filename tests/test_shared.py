@@ -32,7 +32,7 @@ import stoker
 from stoker.core import resources
 from stoker.core.errors import StokerWarning, UsageError
 from stoker.core.introspect import Look, big
-from stoker.loader.engine import state_of
+from stoker.loader.loader_state import state_of
 
 plain = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary())
 items = st.recursive(

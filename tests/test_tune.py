@@ -30,7 +30,7 @@ from stoker.loader.auto.bench import Window
 from stoker.loader.auto.limits import limits
 from stoker.loader.auto.model import Model
 from stoker.loader.auto.tasks import Tasks
-from stoker.loader.engine import state_of
+from stoker.loader.loader_state import state_of
 from stoker.loader.variant import as_loader, find
 from stoker.tuning.measurements import Seen
 from stoker.tuning.result import Setting

@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from ._version import __version__ as __version__
+
 __all__ = [
     "ChunkSampler",
     "DataLoader",
@@ -22,40 +23,47 @@ __all__ = [
     "watch",
     "worth",
 ]
-_MODULES = ("chunks", "image", "readahead")  # stoker.staging.image.read
-_ROOMS = {
-    "StokerError": ".errors",
-    "StokerWarning": ".errors",
-    "ChunkSampler": ".chunks",
-    "FeistelSampler": ".source",
-    "mean_std": ".stats",
-    "empty": ".collate",
-    "install": ".installation",
-    "installed": ".installation",
-    "uninstall": ".installation",
-    "Staged": ".staging.staged",
-    "share": ".shared",
+_MODULES = {
+    "bench": ".commands.bench",
+    "chunks": ".sampling.chunks",
+    "image": ".staging.image",
+    "readahead": ".sampling.readahead",
+}  # documented as stoker.image.read and so on
+_HOMES = {
+    "StokerError": ".core.errors",
+    "StokerWarning": ".core.errors",
+    "ChunkSampler": ".sampling.chunks",
+    "FeistelSampler": ".sampling.order",
+    "mean_std": ".commands.stats",
+    "empty": ".workers.collate",
+    "install": ".staging.install",
+    "installed": ".staging.install",
+    "uninstall": ".staging.install",
+    "Staged": ".staging.dataset",
+    "share": ".core.shared",
     "split": ".staging.split",
-    "to_device": ".device",
-    "tune": ".tuning.entry",
-    "watch": ".session",
-    "worth": ".staging.worth",
-}  # all else is in .loader
+    "to_device": ".device.prefetch",
+    "tune": ".tuning.api",
+    "watch": ".diagnosis.session",
+    "worth": ".staging.estimate",
+}  # DataLoader is in .loader.dataloader
 
 if TYPE_CHECKING:
+    from .commands import bench as bench
     from .commands.stats import mean_std
     from .core.errors import StokerError, StokerWarning
     from .core.shared import share
     from .device.prefetch import to_device
     from .diagnosis.session import watch
     from .loader.dataloader import DataLoader
-    from .loader.install import install, installed, uninstall
-    from .sampling import chunks, readahead
+    from .sampling import chunks as chunks
+    from .sampling import readahead as readahead
     from .sampling.chunks import ChunkSampler
     from .sampling.order import FeistelSampler
-    from .staging import image
+    from .staging import image as image
     from .staging.dataset import Staged
     from .staging.estimate import worth
+    from .staging.install import install, installed, uninstall
     from .staging.split import split
     from .tuning.api import tune
     from .workers.collate import empty
@@ -66,10 +74,10 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name in _MODULES:
-        return import_module(f".{name}", __name__)
+        return import_module(_MODULES[name], __name__)
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_ROOMS.get(name, ".loader"), __name__), name)
+    value = getattr(import_module(_HOMES.get(name, ".loader.dataloader"), __name__), name)
     globals()[name] = value
     return value
 

@@ -19,7 +19,8 @@ import stoker
 import stoker.core.errors
 from stoker.core.errors import StokerWarning
 from stoker.core.options import AutoWorkers
-from stoker.loader import engine
+from stoker.loader import engine, loader_state
+from stoker.loader.loader_state import state_of
 
 from . import datasets as d
 from .trace import canon
@@ -265,15 +266,15 @@ def test_loaders_that_are_equal_have_states_of_their_own() -> None:
     with stoker.installed():
         first, second = iter(one), iter(two)
         assert [int(next(first)), int(next(first)), int(next(second))] == [0, 1, 0]
-    assert engine.state_of(one) is not engine.state_of(two)
+    assert state_of(one) is not state_of(two)
     assert engine.state_dict(one)["next"] == 2
     assert engine.state_dict(two)["next"] == 1
 
 
 def test_the_state_of_a_loader_goes_with_it() -> None:
     loader = ByValue(MAP)
-    engine.state_of(loader)
-    known = len(engine._states)
+    state_of(loader)
+    known = len(loader_state._states)
     del loader
     gc.collect()
-    assert len(engine._states) < known
+    assert len(loader_state._states) < known

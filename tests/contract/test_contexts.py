@@ -140,7 +140,7 @@ def augmented(workers: Any, seed: int = 3, epochs: int = 2, **kw: Any) -> list[A
     loader = stoker.DataLoader(d.Map(40, "augmented"), batch_size=4, shuffle=True, num_workers="auto", **kw)
     if workers is not None:
         from stoker.core.options import AutoWorkers, Measured
-        from stoker.loader.engine import state_of
+        from stoker.loader.loader_state import state_of
 
         state_of(loader).measured = Measured(workers)
         loader.num_workers = AutoWorkers(workers)

@@ -23,7 +23,7 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, Su
 
 import stoker
 from stoker.core.errors import SampleError, StokerWarning, UsageError
-from stoker.loader.engine import state_of
+from stoker.loader.loader_state import state_of
 from stoker.workers.faults import quarantine
 from stoker.workers.faults.error_log import bound
 from stoker.workers.faults.policy import Failure

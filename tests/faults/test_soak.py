@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import Dataset
 
 import stoker
-from stoker.loader.engine import state_of
+from stoker.loader.loader_state import state_of
 from tests.helpers import left_in_shm, shm
 
 BATCH = 4

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 import stoker
 from stoker.core.errors import SampleTimeoutError, UsageError, WorkerTimeoutError
-from stoker.loader.engine import state_of
+from stoker.loader.loader_state import state_of
 from stoker.transport.arena import Arena
 from stoker.workers import hangs as stuck
 from stoker.workers.faults import quarantine

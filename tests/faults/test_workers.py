@@ -29,7 +29,7 @@ from stoker.core import resources
 from stoker.core.errors import StokerWarning, UsageError, WorkerDiedError
 from stoker.core.metrics import LoaderMetrics
 from stoker.loader import pool_iterator
-from stoker.loader.engine import state_of
+from stoker.loader.loader_state import state_of
 from stoker.sampling.order import Task
 from stoker.transport import codec
 from stoker.transport import slots as ring

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import stoker
 from stoker.loader.device_iterator import ResidentIter
-from stoker.loader.engine import state_of
+from stoker.loader.loader_state import state_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 WIDE = 1 << 14

@@ -21,8 +21,8 @@ from ..device.accelerator import accelerator
 from ..loader.dataloader import DataLoader as Own
 from ..loader.describe import count, settings_of
 from ..loader.engine import get_iterator, torch_get_iterator
-from ..loader.install import active
 from ..loader.variant import variant
+from ..staging.install import active
 from .bench_result import Bench, Rates
 
 BATCHES = 100

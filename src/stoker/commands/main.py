@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
+from .._version import __version__
 from ..core.errors import UsageError
 from . import batch_size, bench_command, cache, compare, tune, verify_command
 from .arguments import count

@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 
 from ..core import output
+from ..core.options import BATCH_SIZE
 from ..core.progress import Progress
 from ..tuning import plot
-from ..tuning.knobs import ALL_KNOBS, BATCH_SIZE, BUDGET_S, KNOBS
+from ..tuning.knobs import ALL_KNOBS, BUDGET_S, KNOBS
 from .arguments import count, seconds
 
 EXAMPLE = """examples:

@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler, Subset
 
 from ..core.errors import StokerError, StokerWarning, UsageError
-from ..loader import engine
 from ..loader.auto.tasks import keys_of
 from ..loader.dataloader import DataLoader
+from ..loader.loader_state import state_of
 from ..sampling import seeding
 from ..workers.faults import quarantine
 from ..workers.faults.policy import Failure
@@ -101,7 +101,7 @@ def verify(
             if tell is not None:
                 tell(found)
             it = iter(mine)
-            ledger = engine.state_of(mine).ledger
+            ledger = state_of(mine).ledger
             found.workers = int(mine.num_workers)
             for n in it:
                 now = time.monotonic()

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from ..core import output
 from ..core.errors import StokerError, UsageError
+from ..core.files import check_writable
 from ..core.progress import QUIET_S, Progress
 from ..core.terminal import human_seconds
-from ..diagnosis.report.schema import check_writable
 from .arguments import seconds, workers
 
 if TYPE_CHECKING:

@@ -6,6 +6,8 @@ import os
 import stat
 from pathlib import Path
 
+from .errors import UsageError
+
 
 def write(path: Path, text: str) -> None:
     """Writes a file under another name and gives it its own when it is whole.
@@ -37,3 +39,21 @@ def write(path: Path, text: str) -> None:
         os.replace(temp, path)
     finally:
         temp.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Raises before the run what would otherwise be raised after it.
+
+    Raises:
+        UsageError: no file can be written there.
+    """
+    folder = path.parent
+    if path.is_dir():
+        raise UsageError(f"the report cannot be written to {path}: it is a folder (--json FILE names another place)")
+    if not folder.is_dir():
+        raise UsageError(
+            f"the report cannot be written to {path}: there is no folder {folder} (--json FILE names another place)"
+        )
+    probe = path if path.exists() else folder
+    if not os.access(probe, os.W_OK):
+        raise UsageError(f"the report cannot be written to {path}: no write access (--json FILE names another place)")

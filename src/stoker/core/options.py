@@ -8,6 +8,8 @@ from typing import Any
 
 from .errors import UsageError
 
+BATCH_SIZE = 32  # of a dataset that comes without a loader
+
 
 class Workers(int):
     """The worker count of a ``stoker.DataLoader``: an int that says whose it is.

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..diagnosis.report.schema import check_writable
-from .files import write
+from .files import check_writable, write
 
 
 def check(json_path: Path | None) -> None:

@@ -1,2 +1,9 @@
-"""Page-locked memory: whether it pays (``policy``), what is locked (``walk``), and how: the slots themselves
-(``locked``, on ``cudart``), or a copy made by a thread, as torch does (``thread``)."""
+"""Page-locked memory, and batches on the accelerator.
+
+::
+
+    batch in host memory -> pinned_slots | a copy (pin_policy decides) -> prefetch: copied while the last step computes
+
+``cuda`` is the runtime library by ctypes; ``accelerator`` says which device there is. Page-locked memory is
+bounded by ``pin_policy`` and unlocked by the slot that owns it.
+"""

@@ -1,1 +1,8 @@
-""""""
+"""Which stage starves the accelerator: ``watch`` measures inside the script, ``doctor`` judges, ``report`` shows.
+
+::
+
+    watch: counters and stacks -> report.schema -> doctor: one finding a cause -> report: text, HTML, JSON
+
+The watched process owns its counters and sends them; the command owns the report.
+"""

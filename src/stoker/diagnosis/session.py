@@ -10,6 +10,7 @@ from typing import Any
 
 from ..core.monitor import Ambient
 from .report import html, text
+from .report.build import report_of
 from .watch import patch
 
 
@@ -35,8 +36,6 @@ class Session:
     def stop(self) -> Session:
         """Ends it. May be called twice."""
         if self.report is None:
-            from ..commands.run import report_of
-
             snapshot = json.loads(json.dumps(self._watch.snapshot(True), default=str))
             patch.end(self._watch)
             wall_s = time.monotonic() - self._began

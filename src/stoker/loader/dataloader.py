@@ -23,12 +23,13 @@ from ..sampling.order import FeistelSampler
 from ..workers.faults import validate
 from ..workers.faults.policy import QUARANTINE
 from . import engine
+from .adopt import AHEAD, follow
 from .device_iterator import settled
-from .engine import SUPPORTED, get_iterator, state_of
+from .engine import SUPPORTED, get_iterator
+from .loader_state import state_of
 
 T_co = TypeVar("T_co", covariant=True)
 SHUFFLES: dict[str, Callable[..., Sampler[int]]] = {"feistel": FeistelSampler, "chunks": ChunkSampler}
-AHEAD = 8  # tasks in flight per worker with "auto" for both; docs/notes/stragglers.md
 METHODS = ("process", "thread", "auto")
 _TORCH_HAS_IN_ORDER = "in_order" in torch_loader.DataLoader.__init__.__code__.co_varnames  # torch >= 2.6
 
@@ -97,6 +98,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         >>> [x.tolist() for (x,) in loader]
         [[0, 1, 2], [3, 4, 5]]
     """
+
+    _stoker_own: dict[str, Any]  # the arguments that torch's class does not have, with their defaults
 
     def __init__(
         self,
@@ -210,9 +213,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self.batch_sampler._stoker_default = True  # type: ignore[attr-defined]
         validate.check(self)
         self.num_workers = self.num_workers  # with all settings there are now
-        from .install import follow
-
-        follow()
+        follow(OWN)
 
     @property
     def num_workers(self) -> int:
@@ -384,3 +385,4 @@ OWN = {
     for name, p in inspect.signature(DataLoader.__init__).parameters.items()
     if name not in (*inspect.signature(torch_loader.DataLoader.__init__).parameters, "in_order")
 }
+DataLoader._stoker_own = OWN

@@ -15,7 +15,7 @@ import torch.utils.data.dataloader as torch_loader
 from ..core import packages
 from ..core.options import AutoWorkers
 from ..core.stacks import short
-from . import engine
+from .loader_state import state_of
 
 
 def settings_of(loader: Any) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def settings_of(loader: Any) -> dict[str, Any]:
         "persistent_workers": bool(get("persistent_workers")),
         "pin_memory": bool(get("pin_memory")),
         "in_order": get("in_order", True),
-        "worker_method": (engine.state_of(loader).method or (get("worker_method", "process"),))[0],
+        "worker_method": (state_of(loader).method or (get("worker_method", "process"),))[0],
         "multiprocessing_context": context.get_start_method() if hasattr(context, "get_start_method") else None,
         "iterable": get("_dataset_kind", 0) != 0,
     }

@@ -13,8 +13,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
 from ..core.errors import UsageError
-from ..core.options import AutoWorkers
-from ..tuning.knobs import BATCH_SIZE
+from ..core.options import BATCH_SIZE, AutoWorkers
 from .engine import get_iterator, torch_get_iterator
 
 ENGINES = ("torch", "stoker")

@@ -1,1 +1,11 @@
-""""""
+"""Which samples, in which order, seeded how, and where in the epoch a run is.
+
+::
+
+    sampler -> order -> (task number, indices) -> loader.scheduler
+                 |
+    cursor: which tasks were delivered -> state -> state_dict()
+    seeding, task_seeds, generators: the random state that each task starts with
+
+The training process owns the order and the cursor. Workers only receive seeds.
+"""

@@ -261,8 +261,8 @@ def _joined(items: Sequence[Failed | None]) -> tuple[int, list[Failed]]:
 
 def _loader(items: _Items, workers: int | str) -> Any:
     from ..core.options import Measured
-    from ..loader import engine
     from ..loader.dataloader import DataLoader
+    from ..loader.loader_state import state_of
 
     many: int | str = workers and "auto"  # workers that take turns
     loader: Any = DataLoader(
@@ -271,7 +271,7 @@ def _loader(items: _Items, workers: int | str) -> Any:
     if many == "auto" and workers != "auto":
         loader.resize(int(workers))
     elif many == "auto":  # not measured first: that would prepare samples for nothing, and it adapts as it goes
-        engine.state_of(loader).measured = Measured(min(resources.cores_granted(), -(-len(items) // BATCH)))
+        state_of(loader).measured = Measured(min(resources.cores_granted(), -(-len(items) // BATCH)))
     return loader
 
 

@@ -20,6 +20,7 @@ from ..core.handles import held
 from ..core.options import AutoWorkers, Measured
 from ..loader import engine
 from ..loader.auto.limits import first_guess
+from ..loader.loader_state import state_of
 from ..staging.compare import equal_bits
 from ..staging.dataset import Staged
 from ..staging.isolate import Trial
@@ -291,5 +292,5 @@ def _use(loader: Any, count: int) -> None:
     loader.num_workers = AutoWorkers(count)
     if loader.prefetch_factor is None:
         loader.prefetch_factor = 2
-    state = engine.state_of(loader)
+    state = state_of(loader)
     state.measured = state.measured or Measured(count, reason="applied")

@@ -210,7 +210,7 @@ def _child(pipe: Any, source: Source, step: Any, n: int, budget: int, seconds: f
     import resource
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it, too
-    native_threads.cap_process()  # a pool of the parent's has no threads after fork, and waiting for them would be for ever
+    native_threads.cap_process()  # after a fork the parent's thread pools have no threads left to wait for
     die_with_parent(parent)
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     with contextlib.suppress(OSError, AttributeError):  # what malloc kept of the parent's would be used without growing

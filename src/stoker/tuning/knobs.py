@@ -7,4 +7,3 @@ ALL_KNOBS = (
     "cache",
 )  # the last two for who asks: training may want another batch, memory is dear
 BUDGET_S = 12.0  # seconds that tuning may take
-BATCH_SIZE = 32  # for a dataset that comes without a loader

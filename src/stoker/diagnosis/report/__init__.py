@@ -1,1 +1,1 @@
-"""Reports: what was seen, as JSON (``schema``) and for people (``text``, ``terminal``)."""
+"""Reports: their schema, and how they are shown. ``build`` makes one from what the watched processes sent."""

@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import UsageError
 from ...core.files import write
 from ..watch import worker_record
 from . import epochs
@@ -173,24 +171,6 @@ def _faults(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
         if isinstance(a[key], (int, list)):
             out[key] = a[key] + b[key]
     return out
-
-
-def check_writable(path: Path) -> None:
-    """Raises before the run what would otherwise be raised after it.
-
-    Raises:
-        UsageError: no file can be written there.
-    """
-    folder = path.parent
-    if path.is_dir():
-        raise UsageError(f"the report cannot be written to {path}: it is a folder (--json FILE names another place)")
-    if not folder.is_dir():
-        raise UsageError(
-            f"the report cannot be written to {path}: there is no folder {folder} (--json FILE names another place)"
-        )
-    probe = path if path.exists() else folder
-    if not os.access(probe, os.W_OK):
-        raise UsageError(f"the report cannot be written to {path}: no write access (--json FILE names another place)")
 
 
 def load(path: Path) -> dict[str, Any] | None:

@@ -16,8 +16,8 @@ import torch
 
 from ...core import resources
 from ...core.metrics import LoaderMetrics
-from ...loader import engine
 from ...loader.describe import called, count, settings_of
+from ...loader.loader_state import state_of
 from .ceilings import Ceilings
 from .clock import Clock
 from .device import DeviceWatch
@@ -82,7 +82,7 @@ class Watch:
         if alive.get(id(loader)) is not loader:
             alive[id(loader)] = loader
             metrics.made, metrics.at_once = metrics.made + 1, max(metrics.at_once, len(alive))
-        state = engine.state_of(loader)
+        state = state_of(loader)
         state.metrics = metrics
         metrics.settings.update(settings_of(loader))
         return metrics

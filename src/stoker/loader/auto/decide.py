@@ -28,7 +28,7 @@ from .limits import cores_here, first_guess, per_core, workers_bound
 
 if TYPE_CHECKING:
     from ...sampling.cursor import Cursor
-    from ..engine import LoaderState
+    from ..loader_state import LoaderState
 
 logger = logging.getLogger("stoker.loader.engine")
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ... import __version__
+from ..._version import __version__
 from ...core import resources
 from ...core.files import write
 

@@ -1,0 +1,169 @@
+"""stoker's engine and settings behind loaders of torch's own class.
+
+``follow`` serves loaders that a framework has built from a ``stoker.DataLoader``; ``stoker.install`` serves all.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import IterableDataset
+from torch.utils.data import dataloader as torch_loader
+from torch.utils.data.dataloader import _DatasetKind
+
+from ..core.errors import StokerWarning, UsageError
+from ..core.options import AutoWorkers, Workers
+from ..device.prefetch import ahead, checked
+from ..workers.faults import validate
+from . import engine
+from .auto.limits import cores_here
+from .loader_state import state_of
+
+AHEAD = 8  # tasks in flight per worker with "auto" for both; docs/notes/stragglers.md
+_lock = threading.Lock()
+
+
+def behind(
+    before: Any,
+    wanted: Callable[[Any], dict[str, Any] | None],
+    own: dict[str, Any],
+    staged: Callable[[Any, str], Any] | None = None,
+) -> Any:
+    """What stands in the place of ``_get_iterator``.
+
+    Args:
+        before: what stood there.
+        wanted: of a loader, the settings it is to have; None: it is none of stoker's business.
+        own: the arguments that torch's class does not have, with their defaults.
+        staged: of a loader and a word for ``cache``, its dataset with that cache; None: as it is.
+    """
+
+    def _get_iterator(loader: Any) -> Any:
+        settings = this.wanted(loader)
+        return this.before(loader) if settings is None else _made(loader, settings, this.before, own, staged)
+
+    this: Any = _get_iterator
+    this.before, this.wanted = before, wanted
+    return this
+
+
+def _made(
+    loader: Any,
+    given: dict[str, Any],
+    before: Any,
+    own: dict[str, Any],
+    staged: Callable[[Any, str], Any] | None,
+) -> Any:
+    while hasattr(before, "wanted"):
+        before = before.before
+    # What ``stoker run`` has put there knows the engine itself.
+    make = before if getattr(before, "__module__", "").startswith("stoker.") else engine.get_iterator
+    if given:
+        _adopt(loader, given, own)
+    cache = given.get("cache")
+    with engine.with_dataset(loader, None if cache is None or staged is None else staged(loader, cache)):
+        it = make(loader)
+    if given.get("device") is None:
+        return it
+    return ahead(it, loader.device, transform=loader.transform_on_device)
+
+
+# ------------------------------------------------------------------------------- loaders built from a stoker.DataLoader
+
+
+def follow(own: dict[str, Any]) -> None:
+    """Stands behind loaders that frameworks build of torch's class from a ``stoker.DataLoader``'s attributes.
+
+    Accelerate, Ray and others copy arguments by torch's names. So ``num_workers`` carries stoker's. Loaders without it
+    are left to whatever stood here.
+
+    Args:
+        own: the arguments that torch's class does not have, with their defaults.
+    """
+    global _following
+    with _lock:
+        if _following:
+            return
+        _following = True
+        base: Any = torch_loader.DataLoader
+        base._get_iterator = behind(base._get_iterator, carried_by, own)
+        base.check_worker_number_rationality = _looking(base.check_worker_number_rationality)
+
+
+_following = False
+
+
+def carried_by(loader: Any) -> dict[str, Any] | None:
+    """The settings of the ``stoker.DataLoader`` from which this loader was built; None: there is none."""
+    workers = loader.num_workers
+    if not isinstance(workers, Workers) or hasattr(type(loader), "_stoker_own"):
+        return None
+    dataset = loader.dataset  # Accelerate puts an iterable dataset into another one
+    same = workers.dataset is dataset or workers.dataset is getattr(dataset, "dataset", None)
+    return workers.settings if same else None
+
+
+def _looking(check: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Every class of loaders calls this when a loader is made, also those that make iterators of their own."""
+
+    def check_worker_number_rationality(self: Any) -> None:
+        check(self)
+        own = type(self)._get_iterator
+        if getattr(own, "__module__", "").startswith("torchdata.") and carried_by(self) is not None:
+            self.num_workers = int(self.num_workers)  # it is asked again
+            warnings.warn(
+                f"A stoker.DataLoader was made into a {type(self).__module__.partition('.')[0]} {type(self).__name__}, "
+                "which has iterators of its own: stoker's engine and settings are lost. stoker.DataLoader has a "
+                "state_dict() itself: leave use_stateful_dataloader out, or do not prepare the loader",
+                StokerWarning,
+                stacklevel=2,
+            )
+
+    return check_worker_number_rationality
+
+
+# -------------------------------------------------------------------------------------------- settings of such a loader
+
+
+def _adopt(loader: Any, given: dict[str, Any], own: dict[str, Any]) -> None:
+    """Gives a loader of torch's the settings of a ``stoker.DataLoader``, once."""
+    held = loader.__dict__
+    if held.get("_stoker_given") is given:
+        return
+    held["_stoker_given"] = given
+    held.update({name: given.get(name, default) for name, default in own.items()})
+    held["device"] = None if loader.device is None else checked(loader.device)
+    iterable = loader._dataset_kind == _DatasetKind.Iterable
+    if "num_workers" in given and not (iterable and loader.num_workers):  # which divides its stream by their number
+        _set_workers(loader, given["num_workers"], "prefetch_factor" in given)
+    if loader.num_workers:
+        held.update({name: given[name] for name in ("prefetch_factor", "persistent_workers") if given.get(name)})
+    if "pin_memory" in given:
+        state_of(loader).pinning.auto = given["pin_memory"] == "auto"
+        held["pin_memory"] = given["pin_memory"] is True
+    if loader.worker_method == "thread" and loader.multiprocessing_context is not None:
+        held["worker_method"] = "process"
+    try:
+        validate.check(loader)
+    except UsageError as e:
+        warnings.warn(
+            f"{type(loader).__name__} of {type(loader.dataset).__name__}: {e}. Its errors stay torch's",
+            StokerWarning,
+            stacklevel=2,
+        )
+        held.update({name: own[name] for name in ("on_error", "refill", "sample_timeout", "on_worker_death")})
+
+
+def _set_workers(loader: Any, n: Any, prefetch: bool) -> None:
+    held = loader.__dict__
+    if n == "auto":
+        n = AutoWorkers(1 if isinstance(loader.dataset, IterableDataset) else cores_here())
+        held["_ahead"] = 0 if prefetch else AHEAD
+    loader.num_workers = n
+    if n:
+        held["prefetch_factor"] = held["prefetch_factor"] or 2
+    else:
+        held.update(prefetch_factor=None, persistent_workers=False, timeout=0)
