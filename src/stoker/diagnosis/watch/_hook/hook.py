@@ -81,7 +81,7 @@ def _attach(module: Any, replaced: dict[tuple[type, str], Callable[..., Any]]) -
     home = os.environ.get("STOKER_HOME", "")
     sys.path.append(home)  # last: it must not shadow anything of the script's
     try:
-        from .. import patch
+        from stoker.diagnosis.watch import patch
     except Exception as e:
         sys.stderr.write(f"stoker: not watching this process: {type(e).__name__}: {e}\n")
         return
