@@ -35,8 +35,8 @@ class Stream(IterableDataset):
 
 @pytest.fixture
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setattr(limits.machine, "cores_granted", lambda: 8)
-    monkeypatch.setattr(limits.machine, "memory_available", lambda: 16 << 30)
+    monkeypatch.setattr(limits.resources, "cores_granted", lambda: 8)
+    monkeypatch.setattr(limits.resources, "memory_available", lambda: 16 << 30)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     return monkeypatch
 
@@ -55,7 +55,7 @@ def test_ranks_of_a_node_divide_its_cores(eight_cores: pytest.MonkeyPatch, ranks
 
 
 def test_ranks_of_a_node_divide_its_memory(eight_cores: pytest.MonkeyPatch) -> None:
-    eight_cores.setattr(limits.machine, "memory_available", lambda: 8 * limits.machine.WORKER_BYTES)
+    eight_cores.setattr(limits.resources, "memory_available", lambda: 8 * limits.resources.WORKER_BYTES)
     eight_cores.setenv("LOCAL_WORLD_SIZE", "2")
     eight_cores.setattr(limits, "cores_here", lambda: 64)
     n, why = first_guess(torch.utils.data.DataLoader(range(64)))
@@ -66,7 +66,7 @@ def test_ranks_of_a_node_divide_its_memory(eight_cores: pytest.MonkeyPatch) -> N
 
 def test_no_more_workers_than_batches_or_memory_for_them(eight_cores: pytest.MonkeyPatch) -> None:
     assert first_guess(torch.utils.data.DataLoader(range(6), batch_size=2))[0] == 3
-    eight_cores.setattr(limits.machine, "memory_available", lambda: 0)
+    eight_cores.setattr(limits.resources, "memory_available", lambda: 0)
     assert first_guess(torch.utils.data.DataLoader(range(64)))[0] == 1
 
 

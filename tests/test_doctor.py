@@ -358,7 +358,7 @@ def test_the_machine_is_looked_at() -> None:
 
 def test_stalls_for_memory_from_before_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     total = 5_000_000
-    monkeypatch.setattr(monitor.machine, "memory_stalled", lambda: total)
+    monkeypatch.setattr(monitor.resources, "memory_stalled", lambda: total)
     a = monitor.Ambient()
     total += 2_000_000
     a._stall()

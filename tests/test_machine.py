@@ -108,13 +108,13 @@ def python(code: str) -> str:
 
 
 def test_affinity_bounds_the_cores() -> None:
-    code = "import os; os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1]); from stoker import machine; print(machine.read().cores)"
+    code = "import os; os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1]); from stoker.core import resources as machine; print(machine.read().cores)"
     assert python(code) == "1"
 
 
 def test_limits_of_the_process() -> None:
     code = (
-        "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (500, 500)); from stoker import machine; m = machine.read();"
+        "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (500, 500)); from stoker.core import resources as machine; m = machine.read();"
         "print(m.open_files, any('ulimit -n' in w for w in m.warnings))"
     )
     assert python(code) == "500 True"

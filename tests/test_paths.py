@@ -41,7 +41,7 @@ def test_what_is_installed_is_not_the_users() -> None:
 
 def test_packages_in_another_folder_of_the_path_are_installed(tmp_path: Path) -> None:
     """As with PYTHONPATH=/shared/packages; what lies beside the script is not, whatever else lies there."""
-    code = "import sys; from stoker import paths; print([paths.is_users(sys.argv[1]), paths.is_users(__file__)])"
+    code = "import sys; from stoker.core import packages as paths; print([paths.is_users(sys.argv[1]), paths.is_users(__file__)])"
     (tmp_path / "shared" / "thing-1.dist-info").mkdir(parents=True)
     (tmp_path / "mine" / "thing-1.dist-info").mkdir(parents=True)
     (tmp_path / "mine" / "script.py").write_text(code)

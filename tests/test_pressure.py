@@ -134,7 +134,7 @@ with open({procs!r}, "w") as file:
     file.write(str(os.getpid()))
 sys.path.insert(0, {tests!r})
 import torch, stoker
-from stoker import machine, pressure
+from stoker.core import resources as machine; from stoker.loader import memory_pressure as pressure
 pressure.LOOK_S = pressure.SETTLE_S = 0.05
 
 class Data(torch.utils.data.Dataset):

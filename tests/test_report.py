@@ -361,7 +361,7 @@ def test_the_looks_do_not_count_as_a_datasets_threads() -> None:
 def test_a_loader_that_is_watched_in_a_process_counts_its_own_looks(tmp_path: Path) -> None:
     code = """
 import json, threading, time
-from stoker import inside
+from stoker.diagnosis.watch import worker_record as inside
 account = inside.Inside(memoryview(bytearray(inside.ROW_BYTES)), None, None)
 account.looks.cpu_s = 1e6
 account.write()

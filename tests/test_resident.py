@@ -178,7 +178,7 @@ def test_no_more_is_locked_than_a_quarter_of_the_memory(standing_in: None, monke
     monkeypatch.setattr(device_tier, "_slower", lambda tables, where: "")
     staged = stoker.Staged(Source(), cache="device")
     list(stoker.DataLoader(staged, batch_size=10))
-    monkeypatch.setattr(device_tier.machine, "memory_granted", lambda: 1000)
+    monkeypatch.setattr(device_tier.resources, "memory_granted", lambda: 1000)
     with pytest.warns(StokerWarning, match="more than may be page-locked"):
         assert not isinstance(iter(stoker.DataLoader(staged, batch_size=10)), ResidentIter)
 

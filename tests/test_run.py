@@ -413,7 +413,7 @@ def test_every_child_is_watched(tmp_path: Path) -> None:
 def test_a_report_that_cannot_be_made_leaves_the_exit_code(error: str, tmp_path: Path) -> None:
     code = f"""
 import sys
-from stoker import cli
+from stoker.commands import main as cli
 from stoker.diagnosis.report import schema
 def fail(*_): raise {error}
 schema.save = fail

@@ -274,7 +274,7 @@ def test_the_result_for_people_and_machines(tmp_path: Path) -> None:
 
 
 def test_what_would_not_fit_is_never_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits_.machine, "workers_bound", lambda each: (2, f"{each} bytes each"))
+    monkeypatch.setattr(limits_.resources, "workers_bound", lambda each: (2, f"{each} bytes each"))
     r = stoker.tune(DataLoader(Waits(), batch_size=4), budget_s=4)
     assert max(t["num_workers"] for t in r.tried) <= 2
     assert r.bound is not None

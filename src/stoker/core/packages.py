@@ -21,7 +21,7 @@ def folder(path: str) -> str:
     return os.path.join(os.path.dirname(os.path.abspath(path)), "")
 
 
-PACKAGE = folder(__file__)
+PACKAGE = folder(os.path.dirname(os.path.abspath(__file__)))  # stoker's own; this file lies one folder deeper
 STDLIB = folder(os.__file__)
 
 

@@ -45,8 +45,8 @@ HELPS_S = 0.0005  # of CPU between two looks, from which on a thread is at work
 MANY = 20  # threads, of which the looks would cost more than they say
 DEEP = 200  # frames of a stack that are looked at
 # The file whose frames call the dataset. Those outside of them are the training loop's; a forked worker inherits them.
-OUTER = packages.PACKAGE + "watch_fetch.py"
-CACHE = os.path.join(packages.PACKAGE, "cache", "")
+OUTER = os.path.join(packages.PACKAGE, "diagnosis", "watch", "fetch.py")
+CACHE = os.path.join(packages.PACKAGE, "staging", "store", "")
 SLOW = 64  # samples that are kept by name
 IDLE = 5  # looks at nothing, after which there are so many times fewer of them
 UNUSED = range(getattr(signal, "SIGRTMAX", 0) - 1, getattr(signal, "SIGRTMIN", 0) + 2, -1)  # signals nobody sends
