@@ -271,7 +271,7 @@ import sys
 sys.modules["pynvml"] = None
 from torch.utils.data import DataLoader
 from stoker.loader.engine import budget
-from stoker.tuning import limits, profile
+from stoker.loader.auto import limits, profile
 loader = DataLoader([1, 2])
 for _ in range(2):
     print(profile.key_of(loader)["machine"]["gpus"])

@@ -28,9 +28,10 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import stoker
 from stoker.commands import main
-from stoker.commands.stats import ImageStats, mean_std
 from stoker.commands.stats.images import layout_of
 from stoker.commands.stats.moments import BLOCK, Moments, group_of, merged, pairwise
+from stoker.commands.stats.reading import mean_std
+from stoker.commands.stats.result import ImageStats
 from stoker.core.errors import StokerError, UsageError, WorkerDiedError
 
 from .helpers import interrupt
