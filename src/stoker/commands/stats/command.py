@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     """
     output.check(options.json)
     from ...loader.variant import find
-    from . import mean_std  # which loads torch
+    from .reading import mean_std  # which loads torch
 
     thing = find(options.target)
     progress = Progress(options.target)
