@@ -16,7 +16,7 @@ EXAMPLE = """examples:
   stoker batch-size train.py:make_loader --step train.py:step --budget 4GB --json -
 
 TARGET is a DataLoader, a Dataset, or a function that returns one: path.py:name or package.module:name.
-step(batch) does forward and backward. Without an accelerator the budget is of RAM."""
+step(batch) does forward and backward. The budget is of the accelerator's memory."""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

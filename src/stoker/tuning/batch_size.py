@@ -1,8 +1,7 @@
 """The largest batch that fits, by doubling and bisection, and what it brings in samples/s.
 
-Without an accelerator each trial is a process of its own, held to a RAM budget, so that a batch that does not fit ends
-that process and nothing else. With one, trials run here, and the device's out of memory is caught and cleaned up. The
-loader's sampler, its generators and the process' random state are not touched.
+Trials run in this process, on the accelerator; its out of memory is caught and cleaned up. The loader's sampler, its
+generators and the process' random state are not touched.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from ..core.errors import UsageError, WorkerTimeoutError
 from ..core.terminal import human_bytes, human_seconds, table
-from .batch_size_trial import Accelerator, Ram, Source, counted
+from .batch_size_trial import Accelerator, Source, counted
 
 SCHEMA = 1
 FINE = 16  # the search ends where what fits and what does not are this part apart
@@ -51,7 +50,7 @@ class BatchSizes:
         best: the largest batch size that fits.
         trials: in the order they were made.
         budget_bytes: memory of the device; trials may take it less ``margin``, a share.
-        device: "cpu", or the accelerator.
+        device: the accelerator.
         bound: which limit bound the answer, in words.
         seconds: how long it took.
         own: the loader's own batch size.
@@ -124,30 +123,32 @@ def largest(
 
     Args:
         loader: its dataset and its collate_fn make the batches; its workers and its sampler are not used.
-        step: called with each batch, for the memory of forward and backward. On an accelerator it runs in this
-            process, with the batch on the device, and a model that it trains is trained; elsewhere in processes that
-            are thrown away.
-        budget: memory that one batch with its step may take, as bytes, "4GB" or a share. By default a quarter of the
-            RAM granted and no more than half of what is free; on an accelerator, the device memory that is free.
+        step: called with each batch on the device, for the memory of forward and backward. A model that it trains is
+            trained.
+        budget: device memory that one batch with its step may take, as bytes, "4GB" or a share; by default, what is
+            free.
         most: no larger ones are tried.
         margin: share of the budget that is kept free.
         seconds: for all trials together.
-        progress: called with a line of text before each trial, and every second while one lasts.
+        progress: called with a line of text before each trial.
 
     Raises:
-        UsageError: not one sample fits, the dataset, collate_fn or step raises, or an argument is wrong.
+        UsageError: there is no accelerator, not one sample fits, the dataset, collate_fn or step raises, or an
+            argument is wrong.
         WorkerTimeoutError: the time was over before any batch was made.
 
     Example:
         >>> from torch.utils.data import TensorDataset
-        >>> largest(DataLoader(TensorDataset(torch.zeros(40, 2)), batch_size=4)).best
+        >>> largest(DataLoader(TensorDataset(torch.zeros(40, 2)), batch_size=4)).best  # doctest: +SKIP
         40
     """
     began = time.monotonic()
     source = _checked(loader, step, most, margin, seconds)
     own = int(loader.batch_size or 0)
     device = counted()
-    place = Ram(budget) if device is None else Accelerator(*device, budget)
+    if device is None:
+        raise UsageError("the largest batch is found for the memory of an accelerator, and torch sees none here")
+    place = Accelerator(*device, budget)
     allowed = int(place.budget * (1 - margin))
     limit = f"{human_bytes(allowed)} are allowed (a budget of {human_bytes(place.budget)} less {margin:.0%})"
     top = most if source.count is None else min(most, source.count)
@@ -155,44 +156,42 @@ def largest(
     trials: list[Trial] = []
     size: int | None = min(own, top)
 
-    def tick() -> None:
-        if progress is not None:
-            known = f", {low:,} fit" if low else ""
-            progress(f"trying a batch of {size:,} samples{known}")
-
     while size is not None and not late:
-        tick()
-        seen = place.trial(source, step, size, began + seconds, tick)
+        if progress is not None:
+            progress(f"trying a batch of {size:,} samples" + (f", {low:,} fit" if low else ""))
+        seen = place.trial(source, step, size, began + seconds)
         if seen.what == "failed":
             raise UsageError(f"batch size {size:,}: {seen.words}")
         if seen.what == "short":  # an iterable dataset has no more
             top = seen.samples
             if not top:
                 raise UsageError("the dataset is empty")
-        elif seen.what != "late":
+        else:
             why = seen.words or (f"it takes {human_bytes(seen.peak)}" if seen.peak > allowed else "")
             trials.append(Trial(size, not why, seen.peak, None if why else size / max(seen.seconds, 1e-9), why))
             low, high = (low, size) if why else (size, high)
         size = _next(low, high, top)
-        late = seen.what == "late" or (size is not None and time.monotonic() >= began + seconds)
+        late = size is not None and time.monotonic() >= began + seconds
+    if not low and late:
+        raise WorkerTimeoutError(f"{seconds:g} s were over before a batch was found that fits: give it more time")
     if not low:
-        if late:
-            raise WorkerTimeoutError(f"{seconds:g} s were over before a batch was found that fits: give it more time")
         last = trials[-1]
         least = "at least " if last.peak_bytes <= allowed else ""
         needs = f"it takes {least}{human_bytes(last.peak_bytes)}, and " if last.peak_bytes else ""
         raise UsageError(f"not even one sample fits: {needs}{limit}; {last.why}")
-    if late:
-        bound = f"time: {seconds:g} s were over before the search was"
-    elif high <= top:
-        why = next(t.why for t in trials if t.batch_size == high)
-        bound = f"memory: a batch of {high:,} does not fit: {why}, and {limit}"
-    elif top == most:
-        bound = f"most={most:,}: no larger ones were tried"
-    else:
-        bound = f"the dataset: it has {top:,} samples"
+    bound = f"time: {seconds:g} s were over before the search was" if late else _bound(trials, high, top, most, limit)
     spent = time.monotonic() - began
     return BatchSizes(low, tuple(trials), place.budget, place.name, bound, spent, own, margin)
+
+
+def _bound(trials: list[Trial], high: int, top: int, most: int, limit: str) -> str:
+    """Which limit ended the search, in words."""
+    if high <= top:
+        why = next(t.why for t in trials if t.batch_size == high)
+        return f"memory: a batch of {high:,} does not fit: {why}, and {limit}"
+    if top == most:
+        return f"most={most:,}: no larger ones were tried"
+    return f"the dataset: it has {top:,} samples"
 
 
 def _next(low: int, high: int, top: int) -> int | None:
