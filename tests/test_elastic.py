@@ -17,11 +17,10 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 import stoker
-import stoker.loader.scheduler as scheduling
 from stoker.core.errors import BudgetError, UsageError, WorkerDiedError
 from stoker.core.metrics import LoaderMetrics
 from stoker.core.options import Budget, Knobs, parse_bytes
-from stoker.loader.auto.controller import BURST, LATEST_US, PER_MINUTE, Controller
+from stoker.loader.auto.controller import BURST, PER_MINUTE, Controller
 from stoker.loader.loader_state import state_of
 from stoker.loader.scheduler import Scheduler
 
@@ -554,67 +553,19 @@ def test_credits_follow_the_count() -> None:
     assert len(pool.tasks) == 2
 
 
-class Late(Still):
-    """One that has nothing before it has been waited for, and then four."""
-
-    there = 0
-
-    def receive(self, timeout: Any, worker: Any = None) -> Any:
-        if not self.there and timeout == 0.0:
-            return None
-        self.there = self.there - 1 if self.there else 3
-        return super().receive(timeout, worker)
-
-
-def test_batches_gather_while_enough_are_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, slept = Late(10), []
-    monkeypatch.setattr(scheduling.time, "sleep", lambda s: slept.append((s, len(pool.tasks))))
-    s = scheduler(pool, Budget(0), num_workers=2, prefetch_factor=4)
-    s.tuner = lambda waited_ns: None
-    assert [s.next() for _ in range(8)] == list(range(8))
-    assert not slept
-    s.coalesce(300)
-    assert rest(s) == list(range(8, 100))
-    assert len(slept) == 22  # once for four, and not for the last, for which workers would run dry
-    assert {seconds for seconds, _ in slept} == {300e-6}
-    assert min(flying for _, flying in slept) > 4
-    del slept[:]
-    pool = Late(10)
-    s = scheduler(pool, Budget(0), num_workers=2, prefetch_factor=2)
-    s.tuner = lambda waited_ns: None
-    s.coalesce(300)
-    assert rest(s) == list(range(100))
-    assert not slept
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_batches_that_gathered_are_the_same(method: str) -> None:
-    def run(us: int) -> torch.Tensor:
-        loader = auto(Drawn(2000), 2, batch_size=4, shuffle=True, worker_method=method, prefetch_factor=8)
-        torch.manual_seed(5)
-        it = iter(loader)
-        it.tune(lambda waited_ns: None, us)
-        return torch.cat([batch.clone() for batch in it])
-
-    assert torch.equal(run(0), run(500))
-
-
 # ------------------------------------------------------------------------------------------------------- controller
 
 
 class World:
     """A consumer and workers in made-up time."""
 
-    def __init__(self, batch_s: float, step_s: float, cores: int, shallow: float = 1.0, woken: float = 1.0) -> None:
+    def __init__(self, batch_s: float, step_s: float, cores: int) -> None:
         self.batch_s, self.step_s, self.cores, self.now, self.waited = batch_s, step_s, cores, 0.0, 0.0
-        self.shallow = shallow  # how much longer a batch takes where too few are in flight
-        self.woken = woken  # and where the consumer wakes for each
         self.decisions: list[Any] = []
 
     def run(self, c: Controller, batches: int, noise: random.Random | None = None) -> None:
         for _ in range(batches):
-            make = self.batch_s / min(c.workers, self.cores) * (self.shallow if c.prefetch < 2 else 1.0)
-            make *= 1.0 if c.coalesce else self.woken
+            make = self.batch_s / min(c.workers, self.cores)
             if noise is not None:
                 make *= self.mood
             self.now += max(make, self.step_s)
@@ -662,7 +613,7 @@ def test_a_pause_of_the_consumer_is_no_change_of_the_load() -> None:
     settled = len(world.decisions)
     for _ in range(20):
         world.now += 5.0  # an evaluation, in which all that may be in flight is made
-        for _ in range(c.workers * c.prefetch):
+        for _ in range(c.workers * 8):
             assert c.step(int(world.waited * 1e9)) is None
         world.run(c, 60)
     # A trial or two of what did not pay before, with longer and longer rests; not one after each pause.
@@ -684,40 +635,11 @@ def test_far_away_is_reached_in_few_steps() -> None:
     c = controller(world, 1, most=32)
     world.run(c, 600)
     assert 20 <= c.workers <= 32
-    assert len([d for d in world.decisions if d.value > 1]) < 10
+    assert len([d for d in world.decisions if d.workers > 1]) < 10
     near = World(batch_s=0.1, step_s=0.0001, cores=5)
     c = controller(near, 1, most=32)
     near.run(c, 2000)
     assert c.workers == 5  # eight made as much
-
-
-def test_one_knob_at_a_time_and_the_depth_only_where_it_pays() -> None:
-    for shallow, depth in ((1.3, 2), (1.0, 1)):
-        world = World(batch_s=0.040, step_s=0.0001, cores=2, shallow=shallow)
-        c = controller(world, 1, prefetch=1)
-        world.run(c, 4000)
-        assert (c.workers, c.prefetch) == (2, depth)
-        assert {d.knob for d in world.decisions} == {"num_workers", "prefetch_factor"}
-        assert all("waits" in d.reason or "before" in d.reason for d in world.decisions)
-
-
-@pytest.mark.parametrize(("batch_s", "woken", "pays"), [(0.0004, 1.1, True), (0.0004, 1.0, False), (0.04, 1.1, False)])
-def test_short_batches_are_waited_for_together_where_that_pays(batch_s: float, woken: float, pays: bool) -> None:
-    world = World(batch_s=batch_s, step_s=0.00001, cores=2, woken=woken)
-    c = controller(world, 1, prefetch=2)
-    seen = []
-    for _ in range(100):
-        world.run(c, round(0.3 / batch_s))
-        seen.append(c.coalesce > 0)
-    assert seen[-1] and sum(seen) > 50 if pays else sum(seen) < 10  # a trial now and then
-    assert any(d.knob == "coalesce_us" for d in world.decisions) == (batch_s < 0.001)
-    for d in world.decisions:
-        assert d.knob != "coalesce_us" or d.value <= LATEST_US
-    if pays:
-        world.batch_s = 0.04  # none is to come later than it must
-        world.run(c, 400)
-        assert not c.coalesce
-        assert "take longer now" in [d for d in world.decisions if d.knob == "coalesce_us"][-1].reason
 
 
 def test_a_restless_machine_moves_nothing_to_and_fro() -> None:
@@ -725,7 +647,7 @@ def test_a_restless_machine_moves_nothing_to_and_fro() -> None:
     print(f"STOKER_SEED={SEED}")
     r = random.Random(SEED)
     world = World(batch_s=0.020, step_s=0.0001, cores=2)
-    c = controller(world, 1, most=16, prefetch=1)
+    c = controller(world, 1, most=16)
     times: list[int] = []
     while world.now < 600:
         world.mood = r.uniform(0.6, 1.8)

@@ -263,7 +263,7 @@ def _iterator(loader: Any, cursor: Cursor) -> Any:
     )
     state.iterators.add(it)
     if auto and loader._dataset_kind == _DatasetKind.Map and not state.hold:
-        it.tune(tuned.tuner(loader, state), state.controller.coalesce)
+        it.tune(tuned.tuner(loader, state))
     return it
 
 

@@ -288,10 +288,9 @@ class PoolIter(_BaseDataLoaderIter):
         except OSError as e:
             return str(e)
 
-    def tune(self, tuner: Callable[[int], tuple[str, int] | None], coalesce: int) -> None:
-        """Asks ``tuner`` at each delivery, and begins where it is. See ``Scheduler``."""
+    def tune(self, tuner: Callable[[int], tuple[str, int] | None]) -> None:
+        """Asks ``tuner`` at each delivery. See ``Scheduler``."""
         self._scheduler.tuner = tuner
-        self._scheduler.coalesce(coalesce)
 
     def resize(self, n: int) -> None:
         """Another number of workers, in the middle of the epoch. See ``Scheduler.resize``."""

@@ -80,7 +80,6 @@ class Scheduler:
         self._exhausted = False
         self._stopped = False
         self._waited_ns = 0
-        self._coalesce_s = 0.0
         self._trouble: Exception | None = None  # what came while nobody asked for a batch
         self._cursor: Cursor | None = None
         self._counted = False  # what each worker delivered
@@ -207,18 +206,10 @@ class Scheduler:
     def prefetch(self, factor: int, ahead: int | None = None) -> None:
         """Another number of tasks in flight for each worker, from the next task on. See ``Knobs``."""
         with self._lock:
-            self._prefetch(factor, ahead)
-
-    def _prefetch(self, factor: int, ahead: int | None = None) -> None:
-        far = self._knobs.ahead if ahead is None else ahead
-        before, self._knobs = self._window, replace(self._knobs, prefetch_factor=factor, ahead=far)
-        self._credits += self._window - before
-        self._fill()
-
-    def coalesce(self, us: int) -> None:
-        """So many microseconds the consumer sleeps where it has to wait and batches are tiny. To be woken for each
-        costs it its caches, and the worker that it shares a core with its turn."""
-        self._coalesce_s = us / 1e6
+            far = self._knobs.ahead if ahead is None else ahead
+            before, self._knobs = self._window, replace(self._knobs, prefetch_factor=factor, ahead=far)
+            self._credits += self._window - before
+            self._fill()
 
     def next(self) -> Any:
         """The next batch, or the ``ExceptionWrapper`` that came in its place.
@@ -331,9 +322,7 @@ class Scheduler:
                 result = self._pool.receive(timeout if timeout > 0 else None, due)
             else:
                 began = time.perf_counter_ns()
-                result = self._gathered(due)
-                if result is None:
-                    result = self._pool.receive(timeout if timeout > 0 else None, due)
+                result = self._pool.receive(timeout if timeout > 0 else None, due)
                 self._waited_ns += time.perf_counter_ns() - began
         except WorkerDiedError as e:
             if self._restarts is None:
@@ -359,15 +348,6 @@ class Scheduler:
             self._credits += 1
             self._fill()
             return None
-        return result
-
-    def _gathered(self, due: int | None) -> Result | None:
-        """What is there; where nothing is, and enough is in flight for every worker, batches may gather meanwhile."""
-        if not self._coalesce_s or self._flying <= 2 * self._knobs.num_workers:
-            return None
-        result = self._pool.receive(0.0, due)
-        if result is None:
-            time.sleep(self._coalesce_s)
         return result
 
     def _is_known(self, task: int) -> bool:
@@ -433,12 +413,8 @@ class Scheduler:
             knob, value = change
             if knob == "here":
                 self.here(leave=bool(value))
-            elif knob == "num_workers":
-                self._resize(value)
-            elif knob == "prefetch_factor":
-                self._prefetch(value)
             else:
-                self.coalesce(value)
+                self._resize(value)
         if self._wish is not None:
             self._grant()
         self._fill()

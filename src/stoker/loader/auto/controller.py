@@ -1,37 +1,36 @@
-"""The number of workers, and how far ahead they work, while an epoch runs: more while the consumer waits and it pays,
-fewer while it does not wait. And where batches are so short that to be woken for each costs a part of it, how many are
-waited for together (interrupt coalescing: Mogul and Ramakrishnan, "Eliminating receive livelock in an interrupt-driven
-kernel", USENIX 1996).
+"""The number of workers while an epoch runs: more while the consumer waits and it pays, fewer while it does not wait.
 
-One knob at a time, each change kept only if the next window shows that it paid, and none repeated before the load has
-changed; and decisions are rationed (a token bucket), so that a restless machine moves nothing to and fro. The
-scheduler carries a decision out between two tasks; no batch changes by it.
+Hill climbing with one knob. Each change is a trial: it is kept only if the next window shows that it paid, and not
+repeated before the load has changed. Decisions are rationed by a token bucket, so that a noisy machine moves nothing to
+and fro. The scheduler carries a decision out between two tasks; no batch changes by it.
+
+::
+
+             a window of batches is over                the trial paid, or was undone
+    SETTLING ------------------------> MEASURING -> decide -> SETTLING
+       ^                                                |
+       +------------- a change was made, a pause -------+
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from enum import Enum
 from typing import NamedTuple
 
-WINDOW_NS = 400_000_000  # one look; long enough that a scheduler tick of a busy machine is noise
+WINDOW_NS = 400_000_000  # one measurement; long enough that a scheduler tick of a busy machine is noise
 SETTLE_NS = 150_000_000  # after a change, and until what was in flight then has come
 TASKS = 4  # and at least so many batches for each worker
 PAUSE_NS = 500_000_000  # the consumer did something else: an evaluation, a checkpoint
 PAUSE = 8  # if it was also so many times a batch's time
-WAITS = 0.1  # share of the time that the consumer waits, above which more is tried
-FLOWS = 0.01  # and below which less is, after
+WAITS = 0.1  # share of the time that the consumer waits, above which more workers are tried
+FLOWS = 0.01  # and below which fewer are, after
 CALM = 4  # windows of that
 PAYS = 1.05  # more workers have to bring 5 %
-PAYS_DEEPER = 1.02  # more in flight, which cost memory that has a budget, and no core
 UNSURE = 0.05  # so near to that, a window as long again decides
-SHORT_NS = 500_000  # batches that come so close together may be waited for together
-COALESCE = 3  # then a third of those in flight are: nobody runs dry meanwhile
-LATEST_US = 1000  # and none comes later than by this
 LINEAR = 0.8  # what doubling brought of what it could have, for the next step to double again
 CHANGED = 1.3  # the load is another one when the rate has moved by so much
-DEEPEST = 8  # prefetch_factor
-USUAL = 2  # torch's; with less a worker stands still until its batch is fetched, so that is tried first
 PATIENCE = 4  # windows between two changes of the load; doubled when there was nothing to be had
 RETRY = 12  # windows at rest until what did not pay is tried once more, for one window may have been a bad one; doubled
 LONGEST = 128
@@ -39,31 +38,26 @@ BURST = 16  # decisions that may follow each other
 PER_MINUTE = 4  # and what they are refilled by: the bound on a machine that never comes to rest
 
 
-# What a knob is called here, and in a decision.
-_KNOBS = {
-    "num_workers": ("workers", "workers"),
-    "prefetch_factor": ("prefetch", "in flight for each worker"),
-    "coalesce_us": ("coalesce", "us in which batches gather before the consumer wakes"),
-}
-
-
-def _pays(knob: str) -> float:
-    return PAYS if knob == "num_workers" else PAYS_DEEPER
-
-
 class Decision(NamedTuple):
-    """What is to be done with a knob, and why."""
+    """How many workers there are to be, and why."""
 
-    knob: str
-    value: int
+    workers: int
     reason: str
 
 
-class _Trial(NamedTuple):
-    knob: str
-    before: int
+class Trial(NamedTuple):
+    """What there was before a change that is being tried: workers, batches/s, the share of time that was waited."""
+
+    workers: int
     rate: float
     wait: float
+
+
+class State(Enum):
+    """SETTLING: what arrives is still from before a change. MEASURING: a window is being counted."""
+
+    SETTLING = 1
+    MEASURING = 2
 
 
 class Controller:
@@ -77,8 +71,7 @@ class Controller:
         clock: nanoseconds.
 
     Attributes:
-        workers, prefetch: as they are to be now.
-        coalesce: microseconds that the consumer sleeps when it has to wait, before it looks at what has come.
+        workers: as many as there are to be now.
     """
 
     def __init__(
@@ -86,34 +79,41 @@ class Controller:
         workers: int,
         most: Callable[[], int],
         measured: bool = False,
-        prefetch: int = DEEPEST,
+        prefetch: int = 8,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self.workers, self.prefetch, self.coalesce = workers, prefetch, 0
-        self._most, self._clock = most, clock
-        self._trial: _Trial | None = None
-        self._more = not measured  # worth trying
-        self._deeper = self._fewer = self._together = True
-        self._down = False  # whether fewer make as much, though the consumer waits
-        self._stride = workers
-        self._calm = 0
-        self._settled = 0.0
-        self._since, self._patience, self._moved = 0, PATIENCE, True
-        self._longer = False
-        self._rest, self._retry = 0, RETRY
-        self._last, self._typical = clock(), 0.0
-        self._ration, self._refilled = float(BURST), clock()
+        self.workers = workers
+        self._prefetch, self._most, self._clock = prefetch, most, clock
+        self._trial: Trial | None = None
+        self._more_may_pay = not measured
+        self._fewer_may_do = True
+        self._past_knee = False  # the last step up brought less than it could: fewer may make as much
+        self._stride = workers  # of the next step up
+        self._calm_windows = 0
+        self._settled_rate = 0.0  # batches/s when it came to rest
+        self._windows_since_wake = 0
+        self._patience = PATIENCE
+        self._moved = True  # since the load changed, something was changed for good
+        self._twice_as_long = False  # the window goes on, because its answer was too close
+        self._windows_at_rest = 0
+        self._retry = RETRY
+        self._last = clock()  # delivery
+        self._typical_ns = 0.0  # between two deliveries
+        self._tokens = float(BURST)
+        self._refilled = clock()
         self.begin(0)
 
     def begin(self, waited_ns: int) -> None:
         """An epoch begins, or a change was made: what is in flight still comes from before."""
-        self._settling = True
+        self._state = State.SETTLING
         self._window(waited_ns)
-        self._look = self.workers * (self.prefetch + 1)
+        self._enough = self.workers * (self._prefetch + 1)
 
     def _window(self, waited_ns: int) -> None:
-        self._began, self._waited = self._clock(), waited_ns
-        self._batches, self._look = 0, TASKS * self.workers
+        self._began = self._clock()
+        self._waited = waited_ns
+        self._batches = 0
+        self._enough = TASKS * self.workers
 
     def step(self, waited_ns: int) -> Decision | None:
         """A batch was delivered.
@@ -124,129 +124,114 @@ class Controller:
         now = self._clock()
         gap, self._last = now - self._last, now
         self._batches += 1
-        if gap > PAUSE_NS and gap > PAUSE * self._typical > 0:
+        if gap > PAUSE_NS and gap > PAUSE * self._typical_ns > 0:
             self.begin(waited_ns)  # what was made meanwhile comes at once, and would pass for a faster loader
             return None
-        if self._batches < self._look:
+        if self._batches < self._enough:
             return None
         took = now - self._began
-        if self._settling:
+        if self._state is State.SETTLING:
             if took >= SETTLE_NS:
-                self._settling = False
+                self._state = State.MEASURING
                 self._window(waited_ns)
             return None
-        if took < WINDOW_NS * (1 + self._longer):
-            self._look = self._batches + self.workers
+        if took < WINDOW_NS * (1 + self._twice_as_long):
+            self._enough = self._batches + self.workers
             return None
-        self._typical = took / self._batches
+        self._typical_ns = took / self._batches
         rate, wait = self._batches / took * 1e9, (waited_ns - self._waited) / took
-        if self._is_unsure(rate) and not self._longer:
-            self._longer = True
-            self._look = 2 * self._batches
+        if self._is_unsure(rate) and not self._twice_as_long:
+            self._twice_as_long = True
+            self._enough = 2 * self._batches
             return None
-        self._longer = False
+        self._twice_as_long = False
         decision = self._decide(rate, wait)
         (self._window if decision is None else self.begin)(waited_ns)
         return decision
 
     def _is_unsure(self, rate: float) -> bool:
         t = self._trial
-        return t is not None and t.before < self._value(t.knob) and abs(rate / t.rate / _pays(t.knob) - 1) < UNSURE
-
-    def _value(self, knob: str) -> int:
-        return int(getattr(self, _KNOBS[knob][0]))
+        return t is not None and t.workers < self.workers and abs(rate / t.rate / PAYS - 1) < UNSURE
 
     def _decide(self, rate: float, wait: float) -> Decision | None:
-        self._since += 1
+        self._windows_since_wake += 1
         trial, self._trial = self._trial, None
         if trial is not None:
             undone = self._judge(trial, rate, wait)
             if undone is not None:
                 return undone
-        elif self._settled and not 1 / CHANGED < rate / self._settled < CHANGED:
+        elif self._settled_rate and not 1 / CHANGED < rate / self._settled_rate < CHANGED:
             self._wake()
-        self._settled = self._settled or rate
-        self._calm = self._calm + 1 if wait < FLOWS else 0
-        now = self._clock()
-        self._ration = min(BURST, self._ration + (now - self._refilled) / 60e9 * PER_MINUTE)
-        self._refilled = now
-        if self._ration < 2:  # a trial, and its undoing
+        self._settled_rate = self._settled_rate or rate
+        self._calm_windows = self._calm_windows + 1 if wait < FLOWS else 0
+        if not self._may_try():
             return None
-        if self.coalesce and self._typical > SHORT_NS:
-            return self._set("coalesce_us", 0, "batches take longer now")
-        most = self._most()
-        if wait > WAITS and self._deeper and self.prefetch < USUAL:
-            return self._try("prefetch_factor", USUAL, rate, wait)
-        if wait > WAITS and self._more and self.workers < most:
-            return self._try("num_workers", min(most, self.workers + max(1, self._stride)), rate, wait)
-        if wait > WAITS and self._deeper and self.prefetch < DEEPEST:
-            return self._try("prefetch_factor", min(DEEPEST, 2 * self.prefetch), rate, wait)
-        if wait > WAITS and self._together and self._typical <= SHORT_NS:
-            us = min(LATEST_US, int(self._typical / 1e3 * self.workers * self.prefetch / COALESCE))
-            if us > 1.5 * self.coalesce:
-                return self._try("coalesce_us", us, rate, wait)
-        if wait > WAITS and self._down and self.workers > 1:
-            return self._try("num_workers", self.workers - max(1, self.workers // 4), rate, wait)
-        if self._calm >= CALM and self._fewer and self.workers > 1:
-            return self._try("num_workers", self.workers - 1, rate, wait)
-        self._rest += 1
-        if wait > WAITS and self._rest >= self._retry:
-            self._rest, self._retry = 0, min(LONGEST, 2 * self._retry)
-            self._more = self._deeper = self._together = True
-            self._stride = max(1, self.workers // 4)
+        n, most = self.workers, self._most()
+        if wait > WAITS and self._more_may_pay and n < most:
+            return self._try(min(most, n + max(1, self._stride)), rate, wait)
+        if wait > WAITS and self._past_knee and n > 1:
+            return self._try(n - max(1, n // 4), rate, wait)
+        if self._calm_windows >= CALM and self._fewer_may_do and n > 1:
+            return self._try(n - 1, rate, wait)
+        self._windows_at_rest += 1
+        if wait > WAITS and self._windows_at_rest >= self._retry:
+            self._windows_at_rest, self._retry = 0, min(LONGEST, 2 * self._retry)
+            self._more_may_pay = True
+            self._stride = max(1, n // 4)
         return None
 
-    def _judge(self, trial: _Trial, rate: float, wait: float) -> Decision | None:
+    def _may_try(self) -> bool:
+        """Whether there are tokens for a trial and its undoing."""
+        now = self._clock()
+        self._tokens = min(BURST, self._tokens + (now - self._refilled) / 60e9 * PER_MINUTE)
+        self._refilled = now
+        return self._tokens >= 2
+
+    def _judge(self, trial: Trial, rate: float, wait: float) -> Decision | None:
         """Keeps what a trial changed, or undoes it."""
-        now = self._value(trial.knob)
+        now, before = self.workers, trial.workers
         words = f"{now} made {rate:.3g} batches/s, {trial.rate:.3g} before"
-        if now > trial.before:
-            if rate < _pays(trial.knob) * trial.rate:
-                self._stride //= 2
-                if trial.knob == "prefetch_factor":
-                    self._deeper = False
-                elif trial.knob == "coalesce_us":
-                    self._together = False
-                elif not self._stride or now - trial.before == 1:
-                    self._more = False
-                return self._set(trial.knob, trial.before, words)
-            if trial.knob == "num_workers":
-                could = now / trial.before
-                linear = rate / trial.rate >= LINEAR * could
-                self._stride = now if linear else max(1, now // 4)
-                self._down = self._down or not linear  # it may have gone past the knee
-                self._deeper = self._together = True
-            self._moved, self._retry = True, RETRY
-        elif (wait > trial.wait + FLOWS and trial.wait < WAITS) or rate * PAYS < trial.rate:
-            self._fewer = self._down = False
-            if trial.wait < WAITS:
-                words = f"with {now} the consumer waited {wait:.0%} of its time"
-            return self._set(trial.knob, trial.before, words)
+        if now < before:
+            slower = rate * PAYS < trial.rate
+            if slower or (wait > trial.wait + FLOWS and trial.wait < WAITS):
+                self._fewer_may_do = self._past_knee = False
+                if trial.wait < WAITS:
+                    words = f"with {now} the consumer waited {wait:.0%} of its time"
+                return self._set(before, words)
+        elif rate < PAYS * trial.rate:
+            self._stride //= 2
+            if not self._stride or now - before == 1:
+                self._more_may_pay = False
+            return self._set(before, words)
         else:
-            self._moved = True
-        self._settled = rate
+            linear = rate / trial.rate >= LINEAR * now / before
+            self._stride = now if linear else max(1, now // 4)
+            self._past_knee = self._past_knee or not linear
+            self._retry = RETRY
+        self._moved = True
+        self._settled_rate = rate
         return None
 
     def _wake(self) -> None:
         """The load is another one. The more often that led nowhere, the longer until it is believed again."""
-        if self._since < self._patience:
+        if self._windows_since_wake < self._patience:
             return
         self._patience = PATIENCE if self._moved else min(LONGEST, 2 * self._patience)
-        self._since, self._moved = 0, False
-        self._more = self._deeper = self._together = self._fewer = self._down = True
+        self._windows_since_wake = 0
+        self._moved = False
+        self._more_may_pay = self._fewer_may_do = self._past_knee = True
         self._stride = max(1, self.workers // 4)
-        self._rest, self._retry = 0, RETRY
-        self._settled = 0.0
+        self._windows_at_rest = 0
+        self._retry = RETRY
+        self._settled_rate = 0.0
 
-    def _try(self, knob: str, value: int, rate: float, wait: float) -> Decision:
-        self._trial = _Trial(knob, self._value(knob), rate, wait)
+    def _try(self, workers: int, rate: float, wait: float) -> Decision:
+        self._trial = Trial(self.workers, rate, wait)
         share = f"{wait:.1%}" if wait < FLOWS else f"{wait:.0%}"
-        return self._set(knob, value, f"the consumer waits {share} of its time")
+        return self._set(workers, f"the consumer waits {share} of its time")
 
-    def _set(self, knob: str, value: int, reason: str) -> Decision:
-        before = self._value(knob)
-        attribute, words = _KNOBS[knob]
-        self._calm = self._rest = 0
-        self._ration -= 1
-        setattr(self, attribute, value)
-        return Decision(knob, value, f"{before} -> {value} {words}: {reason}")
+    def _set(self, workers: int, reason: str) -> Decision:
+        before, self.workers = self.workers, workers
+        self._calm_windows = self._windows_at_rest = 0
+        self._tokens -= 1
+        return Decision(workers, f"{before} -> {workers} workers: {reason}")

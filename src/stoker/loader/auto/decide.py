@@ -97,7 +97,7 @@ def maker(loader: Any, state: LoaderState, cursor: Cursor) -> Callable[[int, Any
 
 
 def tuner(loader: Any, state: LoaderState) -> Callable[[int], tuple[str, int] | None]:
-    """What changes the count, how far ahead workers work, and whether there are any, while an epoch runs."""
+    """What changes the number of workers, and whether there are any, while an epoch runs."""
     place, m = state.place, state.metrics
     controller = state.controller
     if controller is None:
@@ -125,11 +125,8 @@ def tuner(loader: Any, state: LoaderState) -> Callable[[int], tuple[str, int] | 
         if decision is None:
             return None
         _tell(state, decision.reason)
-        if decision.knob == "num_workers":
-            loader.num_workers = AutoWorkers(decision.value)
-        elif decision.knob == "prefetch_factor":
-            loader.prefetch_factor = decision.value
-        return decision.knob, decision.value
+        loader.num_workers = AutoWorkers(decision.workers)
+        return "num_workers", decision.workers
 
     return step
 
