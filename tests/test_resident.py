@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import pytest
@@ -100,94 +99,16 @@ def test_a_device_that_is_too_small_is_said(standing_in: None, monkeypatch: pyte
     assert ResidentIter not in kinds
 
 
-class Runtime:
-    """Counts what is locked; fails as it is told."""
-
-    def __init__(self, fails: str = "") -> None:
-        self.fails, self.locked, self.most = fails, dict[int, int](), 0
-
-    def register(self, address: int, nbytes: int) -> str:
-        if not self.fails:
-            self.locked[address] = nbytes
-            self.most = max(self.most, sum(self.locked.values()))
-        return self.fails
-
-    def unregister(self, address: int) -> None:
-        del self.locked[address]
-
-    def fence(self) -> None:
-        return None
-
-
-@pytest.mark.parametrize("free", [0, 2 * 400, 2 * (8 * N + 48 * 20), 2 * (8 * N + 48 * N - 1)])
-@pytest.mark.parametrize("strided", [False, True])
-def test_what_does_not_fit_is_page_locked_and_no_batch_changes(
-    standing_in: None, monkeypatch: pytest.MonkeyPatch, free: int, strided: bool
-) -> None:
-    """The first rows of a column on the device, the others not; labels before pixels."""
-    found = Runtime()
-    monkeypatch.setattr(device_tier, "free_bytes", lambda _: free)
-    monkeypatch.setattr(device_tier, "runtime", lambda: found)
-    monkeypatch.setattr(device_tier, "_slower", lambda tables, where: "")
-    source: Any = Turned() if strided else Source()
-    want, _ = epochs(source)
-    staged = stoker.Staged(source, cache="device")
-    got, kinds = epochs(staged, num_workers=2)
-    assert kinds[-1] is ResidentIter
-    assert all(map(same, want, got))
-    there = staged._there
-    assert there is not None
-    near = min(free // 2, 8 * N) // 8 * 8
-    assert there.locked == (8 * N - near) + (48 * N - min(N, max(0, free // 2 - near) // 48) * 48)
-    assert f"{there.locked:,} bytes of the samples lie in page-locked memory" in staged.report
-    assert there.locked <= sum(found.locked.values()) <= 8 * N + 48 * N + 8192
-    del staged, there
-    gc.collect()
-    assert not found.locked
-    assert found.most
-
-
 class Turned(Source):
     def __getitem__(self, i: int) -> Any:
         return torch.arange(12, dtype=torch.float32).view(4, 3).t() + i, i
 
 
-@pytest.mark.parametrize(
-    ("runtime", "slower", "words"),
-    [
-        (None, "", "half of what is free on cpu is 50"),
-        (Runtime("error 2"), "", "the rest cannot be page-locked: error 2"),
-        (Runtime(), "and 48 bytes of a sample take longer", "take longer"),
-    ],
-)
-def test_what_cannot_be_locked_or_does_not_pay_is_said(
-    standing_in: None, monkeypatch: pytest.MonkeyPatch, runtime: Any, slower: str, words: str
-) -> None:
-    monkeypatch.setattr(device_tier, "free_bytes", lambda _: 100)
-    monkeypatch.setattr(device_tier, "runtime", lambda: runtime)
-    monkeypatch.setattr(device_tier, "_slower", lambda tables, where: slower)
-    staged = stoker.Staged(Source(), cache="device")
-    with pytest.warns(StokerWarning, match=words):
-        _, kinds = epochs(staged)
-    assert ResidentIter not in kinds
-
-
-def test_no_more_is_locked_than_a_quarter_of_the_memory(standing_in: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_tier, "free_bytes", lambda _: 0)
-    monkeypatch.setattr(device_tier, "runtime", Runtime)
-    monkeypatch.setattr(device_tier, "_slower", lambda tables, where: "")
-    staged = stoker.Staged(Source(), cache="device")
-    list(stoker.DataLoader(staged, batch_size=10))
-    monkeypatch.setattr(device_tier.resources, "memory_granted", lambda: 1000)
-    with pytest.warns(StokerWarning, match="more than may be page-locked"):
-        assert not isinstance(iter(stoker.DataLoader(staged, batch_size=10)), ResidentIter)
-
-
-def test_which_way_is_faster_is_measured() -> None:
-    """Samples of a few bytes are gathered first, on any machine."""
-    words = device_tier._slower([torch.zeros(1000, 4)], torch.device("cpu"))
-    assert "16 bytes of a sample take" in words
-    assert "gathered first" in words
+def test_strided_samples_keep_their_strides(standing_in: None) -> None:
+    want, _ = epochs(Turned())
+    got, kinds = epochs(stoker.Staged(Turned(), cache="device"), num_workers=2)
+    assert kinds[-1] is ResidentIter
+    assert all(map(same, want, got))
 
 
 def test_ragged_samples_stay_in_memory(standing_in: None) -> None:

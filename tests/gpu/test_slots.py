@@ -111,20 +111,6 @@ def test_a_full_cache_on_the_device() -> None:
     assert x.is_cuda
 
 
-def test_what_does_not_fit_on_the_device_comes_from_page_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stoker.staging import device_tier
-
-    monkeypatch.setattr(device_tier, "free_bytes", lambda _: 1 << 20)
-    monkeypatch.setattr(device_tier, "_slower", lambda tables, where: "")
-    staged = stoker.Staged(Marked(256), cache="device")
-    loader = stoker.DataLoader(staged, batch_size=8, num_workers=2, shuffle=True)
-    for _ in range(3):
-        for x, i in loader:
-            assert torch.equal(x[:, 0].cpu(), i.cpu())
-    assert x.is_cuda
-    assert "page-locked" in staged.report
-
-
 def test_a_failed_call_leaves_no_error_behind() -> None:
     from stoker.device.cuda import Cuda
 

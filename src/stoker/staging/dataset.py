@@ -118,7 +118,7 @@ class Staged(Dataset[Any]):
         self.stands_for: Any = None  # the dataset that a script's workers are told they have
         self._keyed = cache_key, cache_content
         self._store: Tiers | None = None
-        self._there: device_tier.Columns | None = None
+        self._there: device_tier.DeviceTier | None = None
         if cache == "device" and device_tier.accelerator() is None:
             warnings.warn('cache="device": there is no accelerator, so it is "ram".', StokerWarning, stacklevel=2)
         self._ready()
@@ -544,7 +544,17 @@ class Staged(Dataset[Any]):
 
     def _on_device(self, plain: bool) -> Select | None:
         """What makes batches on the accelerator, once everything is in; asked when an epoch begins, in the parent."""
-        return device_tier.select(self, plain) if self.cache == "device" else None
+        store, device = self._store, device_tier.accelerator() if self.cache == "device" else None
+        if device is None or store is None or not store.usable or store.account.filled < self.samples:
+            return None
+        if self._there is None or self._there.device != device:
+            why = "" if plain else "collate_fn is not torch's default_collate"
+            if not self.is_exact:
+                why = "augment= is called sample by sample; augment_batch= is not"
+            self._there = device_tier.DeviceTier(store, device, why)
+            if self._there.why:
+                warnings.warn(f'cache="device" stays in RAM: {self._there.why}.', StokerWarning, stacklevel=5)
+        return None if self._there.why else self._there.select
 
     def _is_there(self, select: Select) -> bool:
         """Whether this is what makes batches on the accelerator."""
