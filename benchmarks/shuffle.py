@@ -26,9 +26,9 @@ import numpy as np
 import torch
 
 import stoker
-from stoker.sampling.chunks import quality
 
 from .command import Line, in_turns, main
+from .quality import quality
 
 SAMPLES, CHUNK, BATCH, EPOCHS, BUFFER = 1_000_000, 4096, 64, 5, 16
 CLASSES = 10  # of a file that is sorted by class

@@ -8,8 +8,8 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sized
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sized
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,8 +30,8 @@ class ChunkSampler(RandomSampler):
 
     Chunks come in a random order. Each stays for ``resident`` steps, then the next one takes its place. Its samples
     fall into these steps at random, each for itself, and a step's samples are shuffled. So a step replaces one chunk,
-    and ``resident`` are open: with the one that is read ahead and the one that just left, storage holds two more. The
-    first and the last step take what would have fallen before and after the epoch. Each index comes once.
+    and ``resident`` are open; one more is read ahead. The first and the last step take what would have fallen before
+    and after the epoch. Each index comes once.
 
     Two-level shuffles: Xu et al., "In-Database Machine Learning with CorgiPile: Stochastic Gradient Descent without
     Full Data Shuffle", SIGMOD 2022, whose window is replaced as a whole. ``docs/notes/chunks.md`` has what is lost
@@ -98,7 +98,6 @@ class ChunkSampler(RandomSampler):
         steps: deque[list[Any]] = deque([] for _ in range(resident))  # what falls into this step and those after it
         ahead = Readahead.of(self.data_source)
         try:
-            gone = left = None
             following: Range | None = next(coming)
             for step in range(last + 1):
                 for c in range(step + resident - 1 if step else 0, step + resident):
@@ -112,7 +111,7 @@ class ChunkSampler(RandomSampler):
                 count = sum(map(len, due))
                 skipped = 0 < skip >= count  # nothing of this step is wanted, so nothing is read for it
                 if ahead is not None and not skipped:
-                    ahead.turn(self._upcoming, gone)
+                    ahead.turn(self._upcoming)
                 if due:
                     indices = np.concatenate(due)
                     del due
@@ -120,9 +119,7 @@ class ChunkSampler(RandomSampler):
                     for at in range(skip, count, CHUNK):
                         yield indices[at : at + CHUNK].tolist()
                 skip = max(0, skip - count)
-                gone, left = left, window.popleft()  # a step later: what was drawn last may still be on its way
-                if skipped:
-                    gone = left = None
+                window.popleft()
         finally:
             if ahead is not None:
                 ahead.close()
@@ -158,63 +155,3 @@ def _size(dataset: Any) -> int:
     if mapped(rows):
         size = max(1, min(size, LARGEST_BYTES // max(1, rows.nbytes // len(rows))))
     return size
-
-
-# -- quality
-
-
-class Quality(NamedTuple):
-    """How far an order is from a uniform shuffle, which has about 0, 0 and 1.
-
-    Attributes:
-        rank_correlation: Spearman's, of place and index ("The Proof and Measurement of Association between Two Things",
-            1904). Over ``n`` samples a uniform shuffle has a standard deviation of 1/sqrt(n).
-        distance: for each tenth of the data the Kolmogorov-Smirnov distance between where in the epoch its samples
-            stand and everywhere alike; the mean of the ten. A uniform shuffle has 0.82/sqrt(n/10) (the mean of
-            Kolmogorov's distribution, for a tenth drawn without replacement), no shuffle 0.7.
-        neighbours: pairs of samples in a batch that come from the same chunk, on average over full batches, as a
-            multiple of what a uniform shuffle has.
-    """
-
-    rank_correlation: float
-    distance: float
-    neighbours: float
-
-
-def quality(order: Iterable[int], n: int, chunk_size: int | None = None, batch_size: int = 64) -> Quality:
-    """Measures one epoch's order.
-
-    Args:
-        order: the indices of an epoch, at least 10, each at most once.
-        n: length of the dataset.
-        chunk_size: samples in a chunk, for ``neighbours``; None: ``ChunkSampler``'s for this length.
-        batch_size: at least 2.
-
-    Example:
-        >>> quality(range(1000), 1000, chunk_size=100, batch_size=10)
-        Quality(rank_correlation=1.0, distance=0.7, neighbours=10.090909090909)
-    """
-    indices = np.asarray(order if isinstance(order, np.ndarray) else list(order), np.int64)
-    m = len(indices)
-    rank = np.empty(m)
-    rank[np.argsort(indices)] = np.arange(m)
-    correlation = float(np.corrcoef(np.arange(m), rank)[0, 1])
-
-    apart = []
-    tenth = indices * 10 // n
-    for d in range(10):
-        at = np.flatnonzero(tenth == d)
-        if len(at):
-            seen = np.arange(len(at))
-            above, below = (seen + 1) / len(at) - (at + 1) / m, at / m - seen / len(at)
-            apart.append(max(abs(above).max(), abs(below).max()))
-
-    chunk = indices // (chunk_size or _size(range(n)))
-    full = m // batch_size
-    batch = np.arange(full * batch_size) // batch_size
-    together = np.unique(batch * (chunk.max() + 1) + chunk[: len(batch)], return_counts=True)[1]
-    pairs = float((together * (together - 1)).sum()) / max(1, full)
-    every = np.bincount(chunk).astype(float)
-    uniform = batch_size * (batch_size - 1) * float((every * (every - 1)).sum()) / (m * (m - 1))
-    ratio = pairs / uniform if uniform else 1.0
-    return Quality(*(round(x, 12) for x in (correlation, float(np.mean(apart)), ratio)))
