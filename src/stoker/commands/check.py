@@ -2,14 +2,55 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from importlib import metadata
-from typing import TextIO
+from pathlib import Path
+from typing import Any, TextIO
 
+from ..core import output, resources
 from ..core.resources import Machine
 from ..core.terminal import colour_wanted, human_bytes, style, width
 
 LABEL = 16  # columns
+
+
+def run(json_path: Path | None) -> int:
+    """Runs the command. Returns its exit code.
+
+    Raises:
+        UsageError: no file can be written there.
+    """
+    output.check(json_path)
+    grant = resources.read()
+    why, copies = "pin_memory=False: there is no accelerator", None
+    if grant.gpus:
+        from ..device.pin_policy import decide, facts
+
+        why, copies = str(decide(facts())), _copies()
+
+    def show() -> None:
+        print(render(grant, sys.stdout, why))
+        if copies is not None:
+            print(f"\n{copies}")
+
+    more = {"versions": versions(), "pin_memory": why, "copies": copies and copies.as_dict()}
+    output.give({**grant.as_dict(), **more}, json_path, show)
+    return 0
+
+
+def _copies() -> Any:
+    """How fast copies to the device are; None where CUDA does not reach one."""
+    import torch
+
+    from ..device.cuda import Cuda
+    from . import copy_rates
+
+    try:
+        return copy_rates.measure(torch, Cuda())
+    except (RuntimeError, AssertionError) as e:
+        sys.stderr.write(f"stoker: copies to the device are not measured: {str(e).splitlines()[0]}\n")
+        return None
 
 
 def versions() -> dict[str, str | None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 from .._version import __version__
 from ..core.errors import UsageError
@@ -69,7 +68,6 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--json", type=Path, nargs="?", const=Path("-"), metavar="FILE", help="one JSON object (default: on stdout)"
     )
-    check.add_argument("--plot", type=Path, metavar="F.svg", help="draw how fast copies to the device are, by size")
     batch_size.add(commands)
     bench_command.add(commands)
     compare.add(commands)
@@ -103,7 +101,9 @@ def main(argv: list[str] | None = None) -> int:
         if options.command == "tune":
             return tune.run(options)
         if options.command == "check":
-            return _check(options.json, options.plot)
+            from . import check
+
+            return check.run(options.json)
         if options.command == "batch-size":
             return batch_size.run(options)
         if options.command == "bench":
@@ -127,55 +127,3 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     parser.print_help(sys.stderr)
     return 2
-
-
-def _check(json_path: Path | None, plot: Path | None) -> int:
-    from ..core import files, output, resources, terminal
-    from . import check
-
-    output.check(json_path)
-    grant = resources.read()
-    pinning, found = None, None
-    if grant.gpus:
-        from ..device.pin_policy import decide, facts
-        from . import copy_rates
-
-        pinning = decide(facts())
-        found = _copies(grant)
-    if plot is not None and found is None:
-        raise UsageError("--plot draws copies to a device, and there is none that CUDA reaches here")
-    if plot is not None and found is not None:
-        files.write(plot, copy_rates.svg(found))
-    why = str(pinning) if pinning is not None else "pin_memory=False: there is no accelerator"
-
-    def show() -> None:
-        print(check.render(grant, sys.stdout, why))
-        if found is not None:
-            print(f"\n{copy_rates.text(found, terminal.width(sys.stdout))}")
-
-    more = {"versions": check.versions(), "pin_memory": why, "copies": found and found.as_dict()}
-    output.give({**grant.as_dict(), **more}, json_path, show)
-    return 0
-
-
-def _copies(grant: Any) -> Any:
-    """What copies to the device cost, measured; None where CUDA does not reach one."""
-    from . import copy_rates
-
-    try:
-        bench = copy_rates.CudaBench()
-    except (RuntimeError, AssertionError) as e:
-        sys.stderr.write(f"stoker: copies to the device are not measured: {str(e).splitlines()[0]}\n")
-        return None
-    show = sys.stderr.isatty()
-
-    def tell(words: str) -> None:
-        if show:
-            sys.stderr.write(f"\r\x1b[Kmeasuring copies: {words}")
-            sys.stderr.flush()
-
-    try:
-        return copy_rates.measure(bench, grant.memory_available, tell)
-    finally:
-        if show:
-            sys.stderr.write("\r\x1b[K")
