@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from ..workers.gather import select as new_tensors
+from .store.tiers import Tiers
 
-if TYPE_CHECKING:
-    from .dataset import Staged
-    from .store.store import Store
+
+class PreparedSamples(Protocol):
+    """What batches are made of: ``dataset.Staged``."""
+
+    augment_batch: Callable[[Any], Any] | None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether what is kept is the whole sample."""
+        ...
+
+    def look_again(self) -> None:
+        """An epoch begins: changes of the dataset are looked for."""
+        ...
+
+    def current(self, indices: Sequence[Any] = ()) -> Tiers | None:
+        """The store, unless the dataset has changed."""
+        ...
+
+    def where(self, store: Tiers, indices: Sequence[Any]) -> np.ndarray[Any, Any] | None:
+        """Where samples lie in the store; None where one is not in it."""
+        ...
+
+    def make(self, indices: Sequence[Any]) -> list[Any]:
+        """Samples, from the store or made."""
+        ...
+
+    def is_on_device(self, select: Any) -> bool:
+        """Whether ``select`` makes batches on the accelerator."""
+        ...
 
 
 class Batches:
@@ -24,10 +53,10 @@ class Batches:
         plain: ``collate`` is torch's ``default_collate``, so stacking is all it does.
     """
 
-    def __init__(self, staged: Staged, collate: Callable[[Any], Any], select: Any, plain: bool) -> None:
+    def __init__(self, staged: PreparedSamples, collate: Callable[[Any], Any], select: Any, plain: bool) -> None:
         self._staged, self._collate = staged, collate
         # What is augmented as a batch lies in a slot only when that is done; what is on a device never does.
-        in_slot = staged.augment_batch is not None and not staged._is_there(select)
+        in_slot = staged.augment_batch is not None and not staged.is_on_device(select)
         self._select = new_tensors if in_slot else select
         self._gathers = plain and staged.is_exact
         self._checked = False
@@ -42,19 +71,19 @@ class Batches:
     def _batch(self, indices: Any) -> Any:
         staged = self._staged
         if self._gathers:
-            store = staged._current()
+            store = staged.current()
             where = staged.where(store, indices) if store is not None else None
             found = store.together(where) if store is not None and where is not None and len(where) else None
             if found is not None:
                 return self._gathered(*found, indices)
-        return self._collate(staged._samples(indices))
+        return self._collate(staged.make(indices))
 
-    def _gathered(self, store: Store, columns: list[torch.Tensor], rows: torch.Tensor, indices: Any) -> Any:
+    def _gathered(self, store: Any, columns: list[torch.Tensor], rows: torch.Tensor, indices: Any) -> Any:
         made = store.layout
         assert made is not None
         if not self._checked and not store.tried:
             # Once both ways: a collate function that somebody has changed inside is found here.
-            batch = self._collate(self._staged._samples(indices))
+            batch = self._collate(self._staged.make(indices))
             self._gathers = store.tried = _same(batch, made.batch(new_tensors(columns, rows)))
             if not self._gathers:
                 return batch

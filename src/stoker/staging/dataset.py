@@ -20,9 +20,10 @@ from ..core.introspect import Look
 from ..sampling.generators import find_generators
 from ..workers.gather import Select
 from . import device_tier
+from .cache_key import name_of
 from .compare import equal_bits
 from .memoize import Memo, Table, table_for
-from .open_store import budgets, new_store
+from .open_store import CachePlan, budgets, new_store
 from .plan import Unplanned
 from .random_state import RandomStates
 from .split import REMEDY, Split, map_style
@@ -134,7 +135,24 @@ class Staged(Dataset[Any]):
             raise UsageError(f"only calls can be kept, and these in memory only: {'; '.join(memo.root.all_shown())}")
         self._table = None if memo is None else table_for(self.samples, memo.sites, *self._memories[1:])
         self._bind()
-        self._store, self._there = new_store(self), None
+        self._store, self._there = self._open_store(), None
+
+    def _open_store(self) -> Tiers | None:
+        memories, self._memories = self._memories[:1], ()  # a dataset that was changed has its own
+        return new_store(
+            CachePlan(
+                cache=self.cache,
+                samples=self.samples,
+                slots=self.slots,
+                budgets=self._budgets,
+                folder=self._disk,
+                memories=memories,
+                name=name_of(self.dataset),
+                key=self._key,
+                prepare=lambda i: self._prepare(i),
+                dense=self._augment is None,
+            )
+        )
 
     def _bind(self) -> None:
         """The two parts, and what a process keeps for itself."""
@@ -194,12 +212,12 @@ class Staged(Dataset[Any]):
     def __getitem__(self, index: Any) -> Any:
         if self.augment_batch is not None and torch.utils.data.get_worker_info() is not None:
             self._no_batch()
-        return self._samples([index])[0]
+        return self.make([index])[0]
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
         if self.augment_batch is not None:
             self._no_batch()
-        return self._samples(indices)
+        return self.make(indices)
 
     def _no_batch(self) -> None:
         raise UsageError(
@@ -237,7 +255,7 @@ class Staged(Dataset[Any]):
         if self.split is not None and self.split.memo is not None and self._table is None:
             self._table = table_for(self.samples, self.split.memo.sites)
         self._bind()
-        self._store = store if store is not None else new_store(self)
+        self._store = store if store is not None else self._open_store()
 
     # -- what people ask it
 
@@ -312,7 +330,7 @@ class Staged(Dataset[Any]):
             return again
         return False
 
-    def _current(self, indices: Sequence[Any] = ()) -> Tiers | None:
+    def current(self, indices: Sequence[Any] = ()) -> Tiers | None:
         """The store, if it may be used here and now."""
         store = self._store
         if store is None or not store.usable:
@@ -328,9 +346,9 @@ class Staged(Dataset[Any]):
             self._next_look = now + max(CHECK_S, CHECK_SHARE * (now - began))
         return store if self._fits else None  # else not what it was filled with; the next epoch begins a new one
 
-    def _samples(self, indices: Sequence[Any]) -> list[Any]:
+    def make(self, indices: Sequence[Any]) -> list[Any]:
         """Samples, the random part included."""
-        store = self._current(indices)
+        store = self.current(indices)
         if store is not None and self._table is not None:
             return [self._with_kept_calls(store, i) for i in indices]
         where = self.where(store, indices) if store is not None else None
@@ -556,7 +574,7 @@ class Staged(Dataset[Any]):
                 warnings.warn(f'cache="device" stays in RAM: {self._there.why}.', StokerWarning, stacklevel=5)
         return None if self._there.why else self._there.select
 
-    def _is_there(self, select: Select) -> bool:
+    def is_on_device(self, select: Select) -> bool:
         """Whether this is what makes batches on the accelerator."""
         return self._there is not None and select == self._there.select
 

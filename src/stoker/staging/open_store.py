@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import shutil
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..core import resources
 from ..core.errors import StokerWarning, UsageError
 from ..core.options import parse_bytes
-from .cache_key import name_of
 from .isolate import run_isolated
 from .store.encode import CacheError, take
 from .store.folder import Folder, discard, open_for
@@ -20,50 +20,74 @@ from .store.memory import Memory
 from .store.store import Store, size_of
 from .store.tiers import Tiers
 
-if TYPE_CHECKING:
-    from .dataset import Staged
-
 RAM_SHARE = 0.5  # of the memory that is free, where no budget is given
 DISK_SHARE = 0.5  # of the disk
 
 
-def new_store(staged: Staged) -> Tiers | None:
+class CachePlan(NamedTuple):
+    """What a staged dataset wants of its cache.
+
+    Attributes:
+        cache: "ram", "compressed", "disk", "auto" or "device"; None: no cache.
+        samples: how many there are.
+        slots: entries that are kept; with kept calls there are others than samples.
+        budgets: bytes of memory, and of disk.
+        folder: where caches on disk lie.
+        memories: memory that the ranks of a node share.
+        name: of the cache on disk.
+        key: what the samples depend on, and their source files.
+        prepare: makes the kept part of a sample anew.
+        dense: nothing runs after the kept part, so samples may lie in rows.
+    """
+
+    cache: str | None
+    samples: int
+    slots: int
+    budgets: tuple[int, int]
+    folder: Path | None
+    memories: Sequence[Memory]
+    name: str
+    key: Callable[[], tuple[dict[str, Any], list[list[Any]]]]
+    prepare: Callable[[int], Any]
+    dense: bool
+
+
+def new_store(plan: CachePlan) -> Tiers | None:
     """What a dataset's cache lies in, opened or made; None where there can be none, which is said."""
-    if staged.cache is None or not staged.samples:
+    if plan.cache is None or not plan.samples:
         return None
     stores: list[Store] = []
-    ram, disk = staged._budgets
-    if staged.slots != staged.samples:
+    ram, disk = plan.budgets
+    if plan.slots != plan.samples:
         ram, disk = ram or disk, 0  # answers of calls are kept in memory only
     try:
         if ram:
-            squeeze = {"auto": None, "compressed": True}.get(str(staged.cache), False)
-            shared, staged._memories = staged._memories[:1], ()  # a dataset that was changed has its own
-            memory = shared[0] if shared else Memory(size_of(staged.slots, ram))
-            stores.append(Store(memory, staged.slots, ram, squeeze))
-            if shared:
+            squeeze = {"auto": None, "compressed": True}.get(str(plan.cache), False)
+            memory = plan.memories[0] if plan.memories else Memory(size_of(plan.slots, ram))
+            stores.append(Store(memory, plan.slots, ram, squeeze))
+            if plan.memories:
                 stores[0].join()
         if disk:
-            stores.append(_on_disk(staged, disk))
+            stores.append(_on_disk(plan, disk))
     except (OSError, CacheError) as e:
         words = (e.strerror or e) if isinstance(e, OSError) else e
-        where = staged._disk if len(stores) == bool(ram) and disk else "memory"
-        warnings.warn(f"There is no cache in {where}: {words}.", StokerWarning, stacklevel=4)
+        where = plan.folder if len(stores) == bool(ram) and disk else "memory"
+        warnings.warn(f"There is no cache in {where}: {words}.", StokerWarning, stacklevel=5)
     return Tiers(stores) if stores else None
 
 
-def _on_disk(staged: Staged, budget: int) -> Store:
-    assert staged._disk is not None
-    key, sources = staged._key()
+def _on_disk(plan: CachePlan, budget: int) -> Store:
+    assert plan.folder is not None
+    key, sources = plan.key()
     why = ""
     for attempt in (1, 2):
-        folder, words = open_for(staged._disk, name_of(staged.dataset), key, sources)
+        folder, words = open_for(plan.folder, plan.name, key, sources)
         try:
-            store = Store(folder, staged.samples, budget)
+            store = Store(folder, plan.samples, budget)
             store.ready()
             if store.account.reason and store.account.budget < budget and not store.complete:
                 raise CacheError(f"{folder.path} was full with {store.account.budget:,} bytes")
-            _compare(staged, store, folder)
+            _compare(plan, store, folder)
             break
         except CacheError as e:
             if attempt == 2 or not folder.writable:
@@ -73,11 +97,11 @@ def _on_disk(staged: Staged, budget: int) -> Store:
     store.again()
     words = why or words
     if words:
-        warnings.warn(f"{words}.", StokerWarning, stacklevel=5)
+        warnings.warn(f"{words}.", StokerWarning, stacklevel=6)
     return store
 
 
-def _compare(staged: Staged, store: Store, folder: Folder) -> None:
+def _compare(plan: CachePlan, store: Store, folder: Folder) -> None:
     """One sample made anew: what changed without anybody's knowing is found before it is served."""
     there = np.flatnonzero(store.place)
     if not len(there):
@@ -88,14 +112,14 @@ def _compare(staged: Staged, store: Store, folder: Folder) -> None:
         return  # damaged; whoever asks for it makes it anew
 
     def bits(sample: Any) -> Any:
-        words, leaves = take(sample, dense=staged._augment is None)
+        words, leaves = take(sample, dense=plan.dense)
         return words, [x.tobytes() for x in leaves]
 
     kept = bits(store.read(at))
 
     def again() -> bool:
         try:
-            return bool(bits(staged._prepare(i)) == kept)
+            return bool(bits(plan.prepare(i)) == kept)
         except Exception:
             return True  # whoever asks for it hears why
 

@@ -213,7 +213,7 @@ class _Items(Dataset[Any]):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", StokerWarning)  # the store has the reason, and the parent tells it
             staged = self._staged
-            store = staged._current()
+            store = staged.current()
             refused = self._refused() if store is None else store.account.reason
             if store is None or refused:
                 return [Failed(None, refused)] * len(indices)

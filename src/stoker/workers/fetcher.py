@@ -189,7 +189,7 @@ def _staged_one(dataset: Any, index: Any) -> Any:
     """A sample of a staged dataset, its own random part included."""
     while type(dataset) is Subset:
         dataset, index = dataset.dataset, dataset.indices[index]
-    return dataset._samples([index])[0]
+    return dataset.make([index])[0]
 
 
 def alone(dataset: Any) -> None:
