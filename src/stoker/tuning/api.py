@@ -13,6 +13,7 @@ from ..loader.variant import as_loader
 from .knobs import ALL_KNOBS, BUDGET_S, KNOBS
 from .result import TuneResult
 from .search import Search
+from .summary import summarize
 
 
 def tune(
@@ -60,7 +61,7 @@ def tune(
         raise UsageError("tuning needs stoker's own workers, which are there on Linux only")
     name = name or getattr(thing, "__name__", None) or type(thing).__name__
     loader = as_loader(thing, batch_size, name)
-    result = Search(loader, name, knobs, budget_s, progress or (lambda _: None)).run()
+    result = Search(loader, name, knobs, budget_s, progress or (lambda _: None)).run(summarize)
     if save and "num_workers" in knobs:
         b = result.best
         answer = {b.worker_method: max(1, b.num_workers), "rate": result.rate, "num_workers": b.num_workers}

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..core.errors import UsageError
-from ..core.files import write
-
-if TYPE_CHECKING:
-    from .result import TuneResult
+from .curve import Curve
 
 KINDS = (".png", ".svg", ".html")
 ANSWER, OTHERS = "#c2410c", "#6b7280"
@@ -28,58 +25,43 @@ def check(path: Path) -> None:
         raise UsageError("drawing a plot needs matplotlib: pip install 'stoker[plot]'") from None
 
 
-def draw(result: TuneResult, path: Path) -> None:
-    """Writes the picture, or a page with it.
-
-    Raises:
-        UsageError: no such kind of picture or folder, or matplotlib is not there.
-    """
-    check(path)
-    if path.suffix == ".html":
-        page = f'<!doctype html><meta charset="utf-8"><title>stoker tune</title>{result._repr_html_()}'
-        write(path, page + f"<pre>{_escaped(str(result))}</pre>\n")
-        return
-    _figure(result).savefig(path, dpi=150)
+def draw(curve: Curve, path: Path) -> None:
+    """Writes the picture, .png or .svg."""
+    _figure(curve).savefig(path, dpi=150)
 
 
-def svg(result: TuneResult) -> str:
+def svg(curve: Curve) -> str:
     """The picture as SVG, to stand in a page.
 
     Raises:
         ImportError: matplotlib is not there.
     """
     out = io.StringIO()
-    _figure(result).savefig(out, format="svg")
+    _figure(curve).savefig(out, format="svg")
     text = out.getvalue()
     return text[text.index("<svg") :]
 
 
-def _escaped(text: str) -> str:
-    import html
-
-    return html.escape(text)
-
-
-def _figure(result: TuneResult) -> Any:
+def _figure(curve: Curve) -> Any:
     from matplotlib.figure import Figure  # without pyplot: no window, no state of somebody else's
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     ax = figure.add_subplot()
-    measured = [p for p in result.curve if p.rate is not None]
+    measured = [p for p in curve.points if p.rate is not None]
     x, y = [p.workers for p in measured], [float(p.rate or 0) for p in measured]
     low = [max(0.0, v - float(p.low or v)) for p, v in zip(measured, y, strict=True)]
     high = [max(0.0, float(p.high or v) - v) for p, v in zip(measured, y, strict=True)]
-    model = [(p.workers, p.predicted) for p in result.curve if p.predicted is not None]
+    model = [(p.workers, p.predicted) for p in curve.points if p.predicted is not None]
     if model:
         ax.plot(*zip(*model, strict=True), "--", color=OTHERS, label="model, from one worker's times")
     ax.errorbar(x, y, yerr=[low, high], fmt="o-", color="#1d4ed8", capsize=3, label="measured, 95 %")
-    best = result.best.num_workers
+    best = curve.best
     ax.axvline(best, color=ANSWER, alpha=0.25, linewidth=8)
-    most = max(p.workers for p in result.curve)
+    most = max(p.workers for p in curve.points)
     left = best > most / 2
     ax.annotate(
         f"the knee: {best}",
-        (best, result.rate),
+        (best, curve.rate),
         xytext=(-12 if left else 12, 12),
         textcoords="offset points",
         ha="right" if left else "left",
@@ -87,7 +69,7 @@ def _figure(result: TuneResult) -> Any:
         weight="bold",
     )
     names: dict[int, list[str]] = {}
-    for g in result.guesses:
+    for g in curve.guesses:
         if g.guess.workers is not None and g.guess.workers <= most:
             names.setdefault(g.guess.workers, []).append(g.guess.name)
     for workers, guessed in names.items():  # on the floor, where no curve is
@@ -101,9 +83,9 @@ def _figure(result: TuneResult) -> Any:
             fontsize=7,
             color=OTHERS,
         )
-    ax.set(xlabel="num_workers", ylabel="samples/s", title=result.name)
-    ax.set_xticks([p.workers for p in result.curve])
-    ax.set_ylim(0, 1.15 * max([*y, result.high]))
+    ax.set(xlabel="num_workers", ylabel="samples/s", title=curve.name)
+    ax.set_xticks([p.workers for p in curve.points])
+    ax.set_ylim(0, 1.15 * max([*y, curve.high]))
     ax.grid(alpha=0.2)
     ax.legend(loc="best", fontsize=8)
     return figure

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ..core import terminal
+from ..core.files import write
 from ..loader.auto.limits import Limit
-from .rules_of_thumb import Guess
+from . import plot
+from .curve import Curve, Guessed, Point
 
 SCHEMA = 1
 BARS = " ▏▎▍▌▋▊▉█"
@@ -37,43 +39,6 @@ class Setting:
     persistent_workers: bool = False
     batch_size: int | None = None
     cache: str | None = None
-
-
-@dataclass(frozen=True)
-class Point:
-    """One count of workers on the curve, in samples per second.
-
-    Attributes:
-        workers: how many; 0 is no worker at all.
-        rate: measured, the median; None where only the model speaks.
-        low, high: 95 %.
-        predicted: the model's.
-        windows: how often it was measured.
-    """
-
-    workers: int
-    rate: float | None
-    low: float | None
-    high: float | None
-    predicted: float | None
-    windows: int
-
-
-@dataclass(frozen=True)
-class Guessed:
-    """A formula's guess, and what it would have cost.
-
-    Attributes:
-        guess: the formula and its number.
-        rate: samples per second with it; None where it was not tried.
-        share: of the answer's rate.
-        how: "measured", "model", or why it was not tried.
-    """
-
-    guess: Guess
-    rate: float | None
-    share: float | None
-    how: str
 
 
 @dataclass(frozen=True)
@@ -129,9 +94,16 @@ class TuneResult:
 
     def plot(self, path: str | Path) -> None:
         """Draws the curve, its intervals and the knee: .png, .svg or .html. Needs ``stoker[plot]``."""
-        from .plot import draw
+        path = Path(path)
+        plot.check(path)
+        if path.suffix == ".html":
+            page = f'<!doctype html><meta charset="utf-8"><title>stoker tune</title>{self._repr_html_()}'
+            write(path, page + f"<pre>{html.escape(str(self))}</pre>\n")
+        else:
+            plot.draw(self._curve(), path)
 
-        draw(self, Path(path))
+    def _curve(self) -> Curve:
+        return Curve(self.name, self.curve, self.best.num_workers, self.rate, self.high, self.guesses)
 
     def __str__(self) -> str:
         return self.text(80, colour=False)
@@ -198,9 +170,7 @@ class TuneResult:
 
     def _picture(self) -> str:
         try:
-            from .plot import svg
-
-            return svg(self)
+            return plot.svg(self._curve())
         except ImportError:
             return ""
 

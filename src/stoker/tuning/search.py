@@ -25,7 +25,6 @@ from ..loader.auto.model import KNEE, Model
 from ..sampling import seeding
 from .measurements import RESERVE, Contest, words_of
 from .result import Setting, TuneResult, figure
-from .summary import answer
 
 ROUNDS = 3  # through all knobs, at most
 STRIDE = 4  # the next count to try is so many times this one, while the model proves right
@@ -76,8 +75,8 @@ class Search(Contest):
         self._no_threads: str | None = None
         self._torchs = type(loader).__module__.startswith("torch.")
 
-    def run(self) -> TuneResult:
-        """All of it.
+    def run(self, summarize: Callable[[Search, Setting], TuneResult]) -> TuneResult:
+        """All of it; ``summarize`` makes the result while workers are still there to be measured.
 
         Raises:
             UsageError: a sample cannot be loaded, or not one batch comes within the budget.
@@ -85,13 +84,13 @@ class Search(Contest):
         s = Setting(1, batch_size=self.loader.batch_size)
         try:
             with seeding.unchanged():
-                return self._run()
+                return summarize(self, self._run())
         except BadSample as e:
             raise UsageError(f"{self.name}: {self._why(e, s)}") from e
         finally:
             self.close()
 
-    def _run(self) -> TuneResult:
+    def _run(self) -> Setting:
         s = Setting(1, batch_size=self.loader.batch_size)
         s = self._first(s)
         fixed = Setting(
@@ -118,7 +117,7 @@ class Search(Contest):
             s = self._final(s) if "num_workers" in self.knobs else s
         except TooSlow as e:
             self.notes.append(f"the time was over in the middle of a measurement: {e}")
-        return answer(self, s)
+        return s
 
     def _first(self, s: Setting) -> Setting:
         try:

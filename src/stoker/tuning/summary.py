@@ -17,8 +17,9 @@ from ..loader import engine
 from ..loader.auto.bench import TooSlow
 from ..loader.auto.limits import Limit
 from ..loader.auto.model import KNEE
+from .curve import Guessed, Point
 from .measurements import RESERVE, TASKS, Seen
-from .result import Guessed, Point, Setting, TuneResult
+from .result import Setting, TuneResult
 from .rules_of_thumb import guesses
 from .statistics import interval
 
@@ -34,7 +35,7 @@ CACHE_LEAST_S = 20e-6  # saved for each sample; of less, looking at single sampl
 CACHE_EPOCHS = 10  # in so many epochs at most
 
 
-def answer(t: Search, s: Setting) -> TuneResult:
+def summarize(t: Search, s: Setting) -> TuneResult:
     t.reserve = RESERVE
     warm, cold = _cold(t, s)
     s = _cached(t, _persistent(t, _pinned(t, s)))
