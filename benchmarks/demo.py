@@ -1,17 +1,21 @@
-"""The transcript at the top of the README: ``python -m benchmarks.demo run|render``.
+"""The run at the top of the README: ``python -m benchmarks.demo run|diff``.
 
-``run`` trains on the demo's photographs, plain under ``stoker run`` and then with ``--apply``, and keeps what both
-printed and what the report says in ``demo.json``; ``render`` writes the README's lines from that file, as ``run`` does
-at its end. The lines are this version's: a test renders them again and compares.
+``run`` trains on the demo's photographs, plain under ``stoker run`` and then with ``--apply``, keeps what both
+printed and what the report says in ``results/demo.json``, and draws the pages anew (``benchmarks.pages``). ``diff``
+prints the diff of that report.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import os
+import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +23,7 @@ from stoker.core.files import write
 from stoker.diagnosis.report import text
 
 ROOT = Path(__file__).parent.parent
-README, KEPT = ROOT / "README.md", ROOT / "benchmarks" / "results" / "demo.json"
-BEGIN, END = "<!-- transcript: python -m benchmarks.demo run -->\n", "<!-- end -->\n"
+KEPT = ROOT / "benchmarks" / "results" / "demo.json"
 SCRIPT = "examples/train_lazy.py"
 COLUMNS = 100
 SHOWN = ("command", "exit_code", "wall_s", "partial", "bypassing", "verdict", "findings", "applied", "diff")
@@ -44,37 +47,67 @@ def measured() -> dict[str, Any]:
     return out
 
 
-class _Page(io.StringIO):
+class _Terminal(io.StringIO):
     encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+@contextmanager
+def _in_colour() -> Iterator[None]:
+    """The picture has colours whatever the terminal is that draws it."""
+    before = dict(os.environ)
+    os.environ.update(TERM="xterm-256color")
+    os.environ.pop("NO_COLOR", None)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def transcript(kept: dict[str, Any]) -> str:
-    """The README's lines.
+    """What ``stoker run --apply`` printed, with its colours, up to the diff.
 
     Args:
         kept: see ``measured``.
     """
-    said = text.render(kept["report"], None, _Page(), COLUMNS)
-    lines = [f"$ stoker run --apply {SCRIPT}", *kept["applied"].splitlines(), *said.splitlines()]
-    return BEGIN + "```console\n" + "\n".join(line.rstrip() for line in lines) + "\n```\n" + END
+    with _in_colour():
+        said = text.render({**kept["report"], "diff": ""}, None, _Terminal(), COLUMNS)
+    return "\n".join([f"$ stoker run --apply {SCRIPT}", *kept["applied"].splitlines(), *said.splitlines()]) + "\n"
 
 
-def parts(readme: str) -> tuple[str, str, str]:
-    """What stands before the transcript, the transcript, and what stands behind it."""
-    before, _, rest = readme.partition(BEGIN)
-    own, _, behind = rest.partition(END)
-    return before, BEGIN + own + END, behind
+def picture(kept: dict[str, Any], dark: bool) -> str:
+    """The transcript as SVG.
+
+    Args:
+        kept: see ``measured``.
+        dark: for a page with a dark background.
+    """
+    from rich.console import Console
+    from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME
+    from rich.text import Text
+
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="standard")
+    console.print(Text.from_ansi(transcript(kept)), end="")
+    theme = SVG_EXPORT_THEME if dark else DEFAULT_TERMINAL_THEME
+    drawn = console.export_svg(title=f"stoker run --apply {SCRIPT}", theme=theme, unique_id="stoker")
+    drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)  # rich's would be fetched from elsewhere
+    return "\n".join(line.rstrip() for line in drawn.splitlines()) + "\n"
 
 
 def main(words: list[str]) -> int:
-    if words not in (["run"], ["render"]):
-        print(__doc__, file=sys.stderr)
-        return 2
     if words == ["run"]:
+        from . import pages
+
         write(KEPT, json.dumps(measured(), indent=1).replace(f"{ROOT}/", "") + "\n")
-    before, _, behind = parts(README.read_text())
-    README.write_text(before + transcript(json.loads(KEPT.read_text())) + behind)
-    return 0
+        return pages.main()
+    if words == ["diff"]:
+        print(f"```diff\n{json.loads(KEPT.read_text())['report']['diff'].rstrip()}\n```")
+        return 0
+    print(__doc__, file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -50,9 +50,7 @@ def report(**changes: Any) -> dict[str, Any]:
         "verdict": "input-bound",
         "findings": [finding],
         "applied": {
-            "settings": {
-                NASTY: {"from": {"num_workers": 0}, "to": {"num_workers": 2}, "reason": NASTY, "rates": {"2": 9.0}}
-            },
+            "settings": {NASTY: {"from": {"num_workers": 0}, "to": {"num_workers": 2}, "reason": NASTY}},
             "before": None,
             "compared": {
                 "estimated": False,
@@ -113,9 +111,7 @@ def test_what_a_script_is_called_is_no_markup() -> None:
         "machine",
         "pace0",
     }
-    assert "alert(1)" not in re.sub(
-        r"&lt;script&gt;alert\(1\)|\\u003c.?script>alert\(1\)|lt;script&gt;alert\(1\)", "", text
-    )
+    assert "alert(1)" not in re.sub(r"&lt;script&gt;alert\(1\)|\\u0026lt;script\\u0026gt;alert\(1\)", "", text)
 
 
 def test_nothing_is_fetched() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks import demo
 from stoker.diagnosis.doctor import later
 from stoker.diagnosis.doctor.verdict import diagnose
 from stoker.diagnosis.report import applied as done
@@ -369,13 +368,3 @@ print(json.dumps(inside.read(account._row)["kernel"]["cpu_ns"]))
 """
     p = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(p.stdout) < 0
-
-
-def test_the_readme_begins_with_a_transcript_of_this_version() -> None:
-    readme = demo.README.read_text()
-    _, own, _ = demo.parts(readme)
-    kept = json.loads(demo.KEPT.read_text())
-    assert own == demo.transcript(kept), "python -m benchmarks.demo render (or run) writes it anew"
-    assert readme.index(demo.BEGIN) < 700  # on the first screen
-    assert kept["report"]["command"] == ["examples/train_lazy.py"]
-    assert str(demo.ROOT) not in demo.KEPT.read_text() + own

@@ -41,19 +41,22 @@ def write(path: Path, text: str) -> None:
         temp.unlink(missing_ok=True)
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, option: str = "--json") -> None:
     """Raises before the run what would otherwise be raised after it.
+
+    Args:
+        path: where the report is to be written.
+        option: of the command line, which names another place.
 
     Raises:
         UsageError: no file can be written there.
     """
-    folder = path.parent
+    why = ""
     if path.is_dir():
-        raise UsageError(f"the report cannot be written to {path}: it is a folder (--json FILE names another place)")
-    if not folder.is_dir():
-        raise UsageError(
-            f"the report cannot be written to {path}: there is no folder {folder} (--json FILE names another place)"
-        )
-    probe = path if path.exists() else folder
-    if not os.access(probe, os.W_OK):
-        raise UsageError(f"the report cannot be written to {path}: no write access (--json FILE names another place)")
+        why = "it is a folder"
+    elif not path.parent.is_dir():
+        why = f"there is no folder {path.parent}"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        why = "no write access"
+    if why:
+        raise UsageError(f"the report cannot be written to {path}: {why} ({option} FILE names another place)")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from . import Case
 
-# What workers cost that were not there before: torch's own, two cores, benchmarks/results/2026-11-21-two-cores.jsonl.
+# What workers cost that were not there before: torch's own, two cores (python -m benchmarks run).
 HANDOVER_S = 0.4e-3  # CPU a batch: 0.58 ms for 64 scalars, of which making them is 0.18
 START_S = 10e-3  # a worker and an epoch, under fork
 

@@ -2,73 +2,103 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...core import terminal
 
 EVERY_S = 1.0
 SELDOM = 10  # ticks between two lines where there is no terminal
+Look = Callable[[], dict[str, dict[str, Any]]]
 
 
-class Ticker:
-    """A thread that says how the busiest loader is doing.
+class Every:
+    """A thread that calls ``tick`` once a second.
 
     Args:
         look: all loaders as they are now, by name: the report's ``metrics`` fields, sums since the beginning.
+        name: of the thread.
     """
 
-    def __init__(self, look: Callable[[], dict[str, dict[str, Any]]]) -> None:
+    def __init__(self, look: Look, name: str) -> None:
         self._look = look
         self._before: dict[str, dict[str, Any]] = {}
-        self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="stoker_live", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        ticks = 0
         while not self._stop.wait(EVERY_S):
-            ticks += 1
-            if not self._live and ticks % SELDOM:
-                continue
-            line = self.line(self._look())
-            if line:
-                end = "" if self._live else "\n"
-                start = "\r\033[K" if self._live else ""
-                sys.stderr.write(start + line[: terminal.width(sys.stderr) - 1] + end)
-                sys.stderr.flush()
+            self.tick()
 
-    def line(self, now: dict[str, dict[str, Any]]) -> str:
-        """What happened since the last time; empty where nothing did.
+    def tick(self) -> None:
+        raise NotImplementedError
 
-        Args:
-            now: see ``look``.
-        """
-        before, self._before = self._before, now
-        moved = []
-        for name, m in now.items():
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stop.set()
+        self._thread.join()
+
+    def moved(self) -> Iterator[tuple[str, dict[str, Any], dict[str, float]]]:
+        """Loaders that delivered since the last call: name, fields as they are now, and what was added to the sums."""
+        before, self._before = self._before, self._look()
+        for name, now in self._before.items():
             old = before.get(name, {})
-            wait, step, batches, samples = (m[k] - old.get(k, 0) for k in ("wait_s", "step_s", "batches", "samples"))
-            if batches > 0 and wait + step > 0:
-                moved.append((wait + step, name, wait, samples, m))
-        if not moved:
+            added = {key: now[key] - old.get(key, 0) for key in ("wait_s", "step_s", "batches", "samples")}
+            added["took_s"] = added["wait_s"] + added["step_s"]
+            if added["batches"] > 0 and added["took_s"] > 0:
+                yield name, now, added
+
+
+class Ticker(Every):
+    """Says how the busiest loader is doing.
+
+    Args:
+        look: see ``Every``.
+    """
+
+    def __init__(self, look: Look) -> None:
+        from rich.console import Console
+
+        self._console = Console(stderr=True)
+        self._live = sys.stderr.isatty() and not self._console.is_dumb_terminal
+        self._ticks = 0
+        super().__init__(look, "stoker_live")
+
+    def tick(self) -> None:
+        self._ticks += 1
+        if not self._live and self._ticks % SELDOM:
+            return
+        line = self.line()
+        if line:
+            from rich.text import Text
+
+            self._clear()
+            text = Text(line, no_wrap=True, overflow="ellipsis")
+            self._console.print(text, end="" if self._live else "\n", soft_wrap=not self._live)
+
+    def line(self) -> str:
+        """What happened since the last time; empty where nothing did."""
+        moved = max(self.moved(), key=lambda loader: loader[2]["took_s"], default=None)
+        if moved is None:
             return ""
-        took, name, wait, samples, m = max(moved, key=lambda x: x[0])
-        weight = sum(m.get("worker_pss", {}).values())
+        name, now, added = moved
+        weight = sum(now.get("worker_pss", {}).values())
         memory = f", {terminal.human_bytes(weight)}" if weight else ""
-        workers = m.get("settings", {}).get("num_workers", "?")
-        short = name.replace("\\", "/").rsplit("/", 1)[-1]
-        share = wait / took
-        return f"stoker: {short}: {samples / took:,.0f} samples/s, waits {share:.0%}, {workers} workers{memory}"
+        workers = now.get("settings", {}).get("num_workers", "?")
+        rate, share = added["samples"] / added["took_s"], added["wait_s"] / added["took_s"]
+        return f"stoker: {terminal.short(name)}: {rate:,.0f} samples/s, waits {share:.0%}, {workers} workers{memory}"
 
     def stop(self) -> None:
         """Takes the line away."""
-        self._stop.set()
-        self._thread.join()
+        super().stop()
+        self._clear()
+
+    def _clear(self) -> None:
+        from rich.control import Control
+        from rich.segment import ControlType
+
         if self._live:
-            sys.stderr.write("\r\033[K")
-            sys.stderr.flush()
+            self._console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))

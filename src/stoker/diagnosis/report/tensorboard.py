@@ -3,60 +3,41 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import UsageError
+from .live import Every, Look
 
-EVERY_S = 1.0
 
-
-class Scalars:
-    """A thread that writes.
+class Scalars(Every):
+    """Writes the figures of each loader.
 
     Args:
         folder: TensorBoard's; made if it is not there.
-        look: all loaders as they are now, by name; see ``ticker.Ticker``.
+        look: see ``ticker.Every``.
     """
 
-    def __init__(self, folder: Path, look: Callable[[], dict[str, dict[str, Any]]]) -> None:
-        self._look = look
-        self._before: dict[str, dict[str, Any]] = {}
+    def __init__(self, folder: Path, look: Look) -> None:
         self._writer = _module().SummaryWriter(str(folder), filename_suffix=".stoker")
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="stoker_scalars", daemon=True)
-        self._thread.start()
+        super().__init__(look, "stoker_scalars")
 
-    def _run(self) -> None:
-        while not self._stop.wait(EVERY_S):
-            self._write()
-
-    def _write(self) -> None:
-        now = self._look()
-        for name, m in now.items():
-            old = self._before.get(name, {})
-            wait, step, batches, samples = (m[k] - old.get(k, 0) for k in ("wait_s", "step_s", "batches", "samples"))
-            took = wait + step
-            if batches <= 0 or took <= 0:
-                continue
+    def tick(self) -> None:
+        for name, now, added in self.moved():
             figures = {
-                "samples_per_s": samples / took,
-                "wait_share": wait / took,
-                "num_workers": m.get("settings", {}).get("num_workers", 0),
-                "workers_memory_bytes": sum(m.get("worker_pss", {}).values()),
+                "samples_per_s": added["samples"] / added["took_s"],
+                "wait_share": added["wait_s"] / added["took_s"],
+                "num_workers": now.get("settings", {}).get("num_workers", 0),
+                "workers_memory_bytes": sum(now.get("worker_pss", {}).values()),
             }
             for what, value in figures.items():
-                self._writer.add_scalar(f"stoker/{name}/{what}", value, int(m["batches"]))
-        self._before = now
+                self._writer.add_scalar(f"stoker/{name}/{what}", value, int(now["batches"]))
 
     def stop(self) -> None:
         """Writes what is left, and ends."""
-        self._stop.set()
-        self._thread.join()
-        self._write()
+        super().stop()
+        self.tick()
         self._writer.close()
 
 

@@ -1,0 +1,81 @@
+"""README.md and benchmarks/README.md: what they show of results is what the stored results say."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import demo, pages
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+ANEW = "python -m benchmarks.pages writes it anew"
+
+
+def test_the_readme_is_short_and_begins_with_a_picture() -> None:
+    assert len(README.split()) <= 700
+    assert README.index("docs/demo-light.svg") < 700  # on the first screen
+
+
+@pytest.mark.parametrize("shade", ["light", "dark"])
+def test_the_terminal_shows_the_stored_run(shade: str) -> None:
+    kept = json.loads(demo.KEPT.read_text())
+    drawn = (ROOT / "docs" / f"demo-{shade}.svg").read_text()
+    assert drawn == demo.picture(kept, shade == "dark"), ANEW
+    assert f"docs/demo-{shade}.svg" in README
+    assert "http" not in re.sub(r'xmlns="[^"]*"|<!--.*?-->', "", drawn)  # nothing is fetched
+    assert kept["report"]["command"] == [demo.SCRIPT]
+    script = kept["report"]["applied"]["compared"]["script"]
+    assert f"took {script['before']:.1f} s before and {script['after']:.1f} s after" in README
+
+
+@pytest.mark.parametrize("shade", ["light", "dark"])
+def test_the_picture_of_gains_shows_the_stored_runs(shade: str) -> None:
+    drawn = (ROOT / "docs" / f"gains-{shade}.svg").read_text()
+    assert f"docs/gains-{shade}.svg" in README
+    for scripts in pages.gains().values():
+        for plain, applied, ratio in scripts.values():
+            assert f">{plain:.1f} s<" in drawn, ANEW
+            assert f">{applied:.1f} s, {ratio:.1f}x<" in drawn, ANEW
+        ratios = [ratio for _, _, ratio in scripts.values()]
+        assert f"{min(ratios):.1f} to {max(ratios):.1f} times less" in README
+
+
+@pytest.mark.slow
+def test_tables_are_what_their_commands_print() -> None:
+    for page in pages.PAGES:
+        assert page.read_text() == pages.filled(page.read_text()), ANEW
+
+
+def test_the_picture_of_gains_is_drawn_the_same_each_time() -> None:
+    pytest.importorskip("matplotlib")
+    assert pages.gains_picture(True) == pages.gains_picture(True)
+
+
+def test_results_are_of_no_machine_of_ours() -> None:
+    for path in (*pages.PAGES, demo.KEPT, *(ROOT / "docs").glob("*.svg")):
+        assert str(ROOT) not in path.read_text()
+
+
+def test_links_lead_somewhere() -> None:
+    pages_there = [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "benchmarks").glob("*.md"),
+    ]
+    for page in pages_there:
+        for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)|(?:src|srcset)=\"([^\"]+)\"", page.read_text()):
+            target = next(filter(None, link))
+            assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_commands_are_there() -> None:
+    p = subprocess.run([sys.executable, "-m", "stoker", "--help"], capture_output=True, text=True, check=True)
+    for command in re.findall(r"(?m)(?:^ {4}|`)stoker ([a-z][a-z-]*)", README):
+        assert command in p.stdout
