@@ -20,13 +20,14 @@ from torch.utils.data import Dataset, Subset
 
 from stoker.core import monitor, stacks
 from stoker.core.metrics import LoaderMetrics
-from stoker.diagnosis.doctor import Case, gil_bound, worker_startup
+from stoker.diagnosis.doctor import gil_bound, worker_startup
+from stoker.diagnosis.doctor.loader_stats import LoaderStats
 from stoker.diagnosis.doctor.verdict import CAUSES, diagnose
 from stoker.diagnosis.report import schema
 from stoker.diagnosis.watch import stack_sampler as looks_module
 from stoker.diagnosis.watch import worker_record
 from stoker.diagnosis.watch.shared_counters import Stages
-from stoker.diagnosis.watch.stack_sampler import SWITCH_S, UNUSED, Looks
+from stoker.diagnosis.watch.stack_sampler import SWITCH_S, UNUSED, StackSampler
 from tests.helpers import Compose
 
 
@@ -72,10 +73,10 @@ class Data(Dataset):
         return self.transform(x)
 
 
-def looked_at(dataset: Any, collate: Any = None, work: Callable[[Any], None] | None = None) -> Looks:
+def looked_at(dataset: Any, collate: Any = None, work: Callable[[Any], None] | None = None) -> StackSampler:
     """The looks at this thread while it asks the dataset for samples, until there are thirty of them."""
     work(dataset) if work else dataset[7]  # what takes long the first time is over
-    looks = Looks(threading.get_ident(), threading.get_native_id())
+    looks = StackSampler(threading.get_ident(), threading.get_native_id())
     looks.transforms, looks.getters = stacks.known_transforms(dataset), stacks.known_getters(dataset)
     looks.collate = getattr(collate, "__code__", None)
     looks.slow_s = 0.0
@@ -100,7 +101,7 @@ def _switch() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def parts(looks: Looks) -> dict[tuple[str, str], float]:
+def parts(looks: StackSampler) -> dict[tuple[str, str], float]:
     out: dict[tuple[str, str], float] = {}
     total = sum(map(sum, looks.counts.values()))
     for (kind, name, _), count in looks.counts.items():
@@ -108,7 +109,7 @@ def parts(looks: Looks) -> dict[tuple[str, str], float]:
     return out
 
 
-def most(looks: Looks) -> tuple[str, str]:
+def most(looks: StackSampler) -> tuple[str, str]:
     """What most of the time goes into."""
     found = parts(looks)
     return max(found, key=lambda part: found[part])
@@ -140,7 +141,7 @@ def test_looks_rest_and_leave_the_switch_interval_as_it_was(
     monkeypatch.setattr(looks_module, "ENOUGH", 3)
     monkeypatch.setattr(looks_module, "REST_S", (0.05, 0.05))
     sys.setswitchinterval(usual + 5e-7)
-    looks = Looks(threading.get_ident(), threading.get_native_id(), alone=True)
+    looks = StackSampler(threading.get_ident(), threading.get_native_id(), alone=True)
     looks.began = time.monotonic()
     seen: set[float] = set()
     end = time.monotonic() + 60
@@ -157,10 +158,10 @@ def test_looks_rest_and_leave_the_switch_interval_as_it_was(
 
 
 def test_another_thread_is_not_looked_at() -> None:
-    found: list[Looks] = []
+    found: list[StackSampler] = []
 
     def run() -> None:
-        looks = Looks(threading.get_ident(), threading.get_native_id())
+        looks = StackSampler(threading.get_ident(), threading.get_native_id())
         looks.began = time.monotonic()
         spin(1.0)
         found.append(looks)
@@ -206,7 +207,7 @@ def test_looks_take_nothing_from_the_code_they_look_at(monkeypatch: pytest.Monke
     print("seed", seed)
     rng = random.Random(seed)
     monkeypatch.setattr("stoker.diagnosis.watch.stack_sampler.INTERVAL_S", 1e-4)
-    looks = Looks(threading.get_ident(), threading.get_native_id())
+    looks = StackSampler(threading.get_ident(), threading.get_native_id())
     looks.began = time.monotonic()
     looks.slow_s = 0.0
     before = signal.signal(signal.SIGALRM, ring)
@@ -230,7 +231,7 @@ def test_looks_take_nothing_from_the_code_they_look_at(monkeypatch: pytest.Monke
 
 
 def test_a_signal_that_somebody_else_takes_is_left_to_them() -> None:
-    looks = Looks(threading.get_ident(), threading.get_native_id())
+    looks = StackSampler(threading.get_ident(), threading.get_native_id())
     number = next(n for n in UNUSED if signal.getsignal(n) not in (signal.SIG_DFL, signal.SIG_IGN))
     got: list[int] = []
     before = signal.signal(number, lambda n, _: got.append(n))
@@ -286,7 +287,7 @@ def test_the_sample_at_work_in_a_slow_task_is_named() -> None:
 def test_an_account_is_read_whole_or_not_at_all() -> None:
     row = memoryview(bytearray(worker_record.ROW_BYTES))
     assert worker_record.read(row) is None
-    account = worker_record.Inside(row, Data(), None)
+    account = worker_record.WorkerRecord(row, Data(), None)
     for _ in range(40):
         account.done([0.01])
     found = worker_record.read(row)
@@ -346,7 +347,7 @@ def test_accounts_add_up() -> None:
 
 
 def test_the_machine_is_looked_at() -> None:
-    a = monitor.Ambient()
+    a = monitor.SystemMonitor()
     end = time.monotonic() + 20
     while not a._line and time.monotonic() < end:
         a._look()
@@ -359,7 +360,7 @@ def test_the_machine_is_looked_at() -> None:
 def test_stalls_for_memory_from_before_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     total = 5_000_000
     monkeypatch.setattr(monitor.resources, "memory_stalled", lambda: total)
-    a = monitor.Ambient()
+    a = monitor.SystemMonitor()
     total += 2_000_000
     a._stall()
     assert a.stop()["memory_stalled_max"] == pytest.approx(0.2, abs=0.01)  # two of ten seconds
@@ -548,7 +549,7 @@ def test_workers_stay_as_long_as_their_loader(made: int, at_once: int, persisten
         "stages": {"startup": {"wait_s": 1.9}},
     }
     settings = {**entry()["settings"], "persistent_workers": persistent}
-    found = worker_startup.check(Case(entry(**starts, settings=settings), 2))
+    found = worker_startup.check(LoaderStats(entry(**starts, settings=settings), 2))
     assert (found and found.change) == change
     if found is not None:
         assert ("make the loader once, not 10 times" in found.fix) == (change == {})
@@ -560,11 +561,13 @@ def test_an_iterator_for_each_step(persistent: bool) -> None:
     seen = entry(
         **asked, stages={"startup": {"wait_s": 1.9}}, settings={**entry()["settings"], "persistent_workers": persistent}
     )
-    found = worker_startup.check(Case(seen, 2))
+    found = worker_startup.check(LoaderStats(seen, 2))
     assert found is not None
     assert (found.change, "49 are left after a batch; keep one iterator" in found.fix) == ({}, True)
     assert 1.5 < (found.predicted_speedup or 0) < 3.0  # the steps in between stay
-    assert "keep one" not in str(worker_startup.check(Case({**seen, "batches": 2500}, 2)))  # epochs of fifty steps
+    assert "keep one" not in str(
+        worker_startup.check(LoaderStats({**seen, "batches": 2500}, 2))
+    )  # epochs of fifty steps
 
 
 def test_a_wait_counts_against_the_time_that_the_worker_had_a_core() -> None:
@@ -615,5 +618,5 @@ def test_a_report_of_an_earlier_version_is_no_error() -> None:
         k: v for k, v in entry().items() if k not in ("steps", "waits", "tasks", "by_epoch", "where", "looks", "kernel")
     }
     old["memory"] = {"worker_pss": [], "batch_bytes": 0}
-    assert Case(old, 2).share < 0.1
+    assert LoaderStats(old, 2).share < 0.1
     assert diagnose([old], 2, False)[0] == "healthy"

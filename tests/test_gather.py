@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import stoker
-from stoker.workers.gather import Gather
+from stoker.workers.gather import RowGather
 
 from .contract.trace import canon, end
 
@@ -124,7 +124,7 @@ def test_what_is_gathered_and_what_is_not() -> None:
         (TensorDataset(x), collate, True, False),
         (TensorDataset(x), default, False, False),
     ):
-        assert Gather.fits(dataset, collate_fn, auto) is expected
+        assert RowGather.fits(dataset, collate_fn, auto) is expected
 
 
 def test_it_gathers() -> None:
@@ -135,7 +135,7 @@ def test_it_gathers() -> None:
 
     x = torch.arange(20.0).reshape(10, 2)
     data = TensorDataset(x, torch.arange(10))
-    gather = Gather(data, lambda indices: torch.utils.data.default_collate([data[i] for i in indices]))
+    gather = RowGather(data, lambda indices: torch.utils.data.default_collate([data[i] for i in indices]))
     gather([1])
     gather._loop = never
     a, b = gather([3, 0, 9])

@@ -24,7 +24,7 @@ from stoker.loader.device_iterator import ResidentIter
 from stoker.loader.pin_thread import PinnedPool
 from stoker.staging import device_tier
 from stoker.workers import process_pool
-from stoker.workers.protocol import Told
+from stoker.workers.protocol import WorkerReply
 from tests import test_device
 from tests.test_state import draw
 
@@ -356,7 +356,7 @@ def test_what_a_worker_says_is_still_there_behind_the_thread_that_pins(monkeypat
         ended, times = False, (0, 0, 0, 0)
 
         def take(self) -> Any:
-            return Told("batch", 4, b"state", False)
+            return WorkerReply("batch", 4, b"state", False)
 
     monkeypatch.setattr("stoker.loader.pin_thread.pin", fails)
     pool = PinnedPool.__new__(PinnedPool)

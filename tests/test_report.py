@@ -361,7 +361,7 @@ def test_a_loader_that_is_watched_in_a_process_counts_its_own_looks(tmp_path: Pa
     code = """
 import json, threading, time
 from stoker.diagnosis.watch import worker_record as inside
-account = inside.Inside(memoryview(bytearray(inside.ROW_BYTES)), None, None)
+account = inside.WorkerRecord(memoryview(bytearray(inside.ROW_BYTES)), None, None)
 account.looks.cpu_s = 1e6
 account.write()
 print(json.dumps(inside.read(account._row)["kernel"]["cpu_ns"]))

@@ -165,7 +165,7 @@ def test_what_the_session_replaced_is_torchs_again() -> None:
 
     fetchers = torch.utils.data._utils.fetch
     places: list[Any] = [DataLoader, Own, torch_loader._SingleProcessDataLoaderIter]
-    places += [torch_loader._BaseDataLoaderIter, fetchers._MapDatasetFetcher, fetcher.Stages]
+    places += [torch_loader._BaseDataLoaderIter, fetchers._MapDatasetFetcher, fetcher.BatchFetcher]
     before = [dict(vars(place)) for place in places]
     for _ in range(2):
         with stoker.watch() as w:

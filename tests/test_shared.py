@@ -31,7 +31,7 @@ from torch.utils.data import Dataset
 import stoker
 from stoker.core import resources
 from stoker.core.errors import StokerWarning, UsageError
-from stoker.core.introspect import Look, big
+from stoker.core.introspect import Fingerprint, big
 from stoker.loader.loader_state import state_of
 
 plain = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary())
@@ -319,7 +319,7 @@ def test_a_circle_ends() -> None:
     a, b = Rows([]), Rows([])
     a.other, b.other = b, a  # type: ignore[attr-defined]
     assert big(a, 1) == []
-    assert Look(a).changed(a) == []
+    assert Fingerprint(a).changed(a) == []
 
 
 # ------------------------------------------------------------------------------------------------------------- changes
@@ -438,7 +438,7 @@ def test_what_the_parent_made_for_itself_is_no_change() -> None:
     """Opened, or worked out, where it was first asked for."""
     dataset: Any = Epochs()
     dataset.random, dataset.lock = random.Random(0), threading.Lock()
-    look = Look(dataset)
+    look = Fingerprint(dataset)
     dataset.random.gauss(0, 1)
     with open(__file__) as dataset.file:
         dataset._size, dataset._more = 5, {"a": 1}
@@ -469,7 +469,7 @@ def test_threads_see_every_change() -> None:
 def test_what_workers_share_with_the_parent_is_no_change() -> None:
     dataset = Epochs()
     dataset.mask.share_memory_()
-    look, whole = Look(dataset, shared=False), Look(dataset)
+    look, whole = Fingerprint(dataset, shared=False), Fingerprint(dataset)
     dataset.mask.fill_(1)
     assert look.changed(dataset) == []
     assert whole.changed(dataset) == ["dataset.mask"]

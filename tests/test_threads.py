@@ -353,7 +353,7 @@ def test_nobody_is_blamed_for_what_the_consumer_drew() -> None:
         assert len(out) == 2
         assert who is not None
         assert certain is sure
-    noticed = rng_watch.Noticed()
+    noticed = rng_watch.GlobalRngUse()
     assert [noticed.run(0, lambda: torch.rand(1) is None) for _ in range(20)] == [False] * 20
     assert noticed.who is None
     assert noticed.suspect is not None

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from stoker.core import terminal
 from stoker.core.errors import StokerError, TransportError, UsageError, WorkerDiedError, WorkerTimeoutError
 from stoker.core.options import AutoWorkers, Budget, Knobs
-from stoker.diagnosis.doctor import Case
+from stoker.diagnosis.doctor.loader_stats import LoaderStats
 from stoker.diagnosis.doctor.model import speedup
 from stoker.diagnosis.doctor.verdict import diagnose
 from stoker.diagnosis.report import schema, text
@@ -244,8 +244,8 @@ def test_verdicts() -> None:
 
 
 def test_a_prediction_never_promises_less_than_now() -> None:
-    assert speedup(Case(entry(0.1, 0.1, 2, service=9.0, cpu=9.0), 1), 1) == 1.0
-    assert speedup(Case(entry(0.1, 0.1), 1), 1) is None
+    assert speedup(LoaderStats(entry(0.1, 0.1, 2, service=9.0, cpu=9.0), 1), 1) == 1.0
+    assert speedup(LoaderStats(entry(0.1, 0.1), 1), 1) is None
 
 
 def snapshot(pid: int, **kw: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.core.metrics import LoaderMetrics
-from stoker.diagnosis.doctor import Case
+from stoker.diagnosis.doctor.loader_stats import LoaderStats
 from stoker.diagnosis.report import schema
 from stoker.diagnosis.watch import device as watch_device
 from stoker.diagnosis.watch.device import PAIRS, Crossings, Gaps
@@ -222,9 +222,9 @@ def test_page_locked_memory_that_leaves_none() -> None:
 
 def test_a_wait_that_does_not_starve_the_device() -> None:
     waits = {"wait_s": 0.5, "step_s": 0.5}
-    assert Case(entry(**waits), 2).starved
-    assert not Case(entry(**waits, device=device(gaps=50, starved=0.02)), 2).starved
-    assert Case(entry(**waits, device=device(gaps=3, starved=0.02)), 2).starved  # too few to tell
+    assert LoaderStats(entry(**waits), 2).starved
+    assert not LoaderStats(entry(**waits, device=device(gaps=50, starved=0.02)), 2).starved
+    assert LoaderStats(entry(**waits, device=device(gaps=3, starved=0.02)), 2).starved  # too few to tell
 
 
 def test_what_processes_saw_adds_up() -> None:

@@ -27,7 +27,7 @@ from typing import Any
 
 from ..core import output
 from ..core.errors import UsageError
-from ..core.monitor import Ambient
+from ..core.monitor import SystemMonitor
 from ..diagnosis.report import history, html, schema, tensorboard, text
 from ..diagnosis.report.build import report_of
 from ..diagnosis.report.live import Ticker
@@ -272,7 +272,7 @@ def _execute(
         raise UsageError(f"cannot run {line[0]}: {e.strerror}") from e
     listener.start()
     threading.Thread(target=_forward, args=(process, shared_group), name="stoker_signals", daemon=True).start()
-    ambient = Ambient()
+    ambient = SystemMonitor()
     told: list[Ticker | tensorboard.Scalars] = [Ticker(listener.now)] if live else []
     if scalars_path is not None:
         told.append(tensorboard.Scalars(scalars_path, listener.now))

@@ -215,7 +215,7 @@ def _weight(obj: Any, deep: int = 0) -> int:
     return size
 
 
-class Look:
+class Fingerprint:
     """What a dataset looked like, to say later what changed: plain values, tensors, arrays, containers, code.
 
     It is a look and no proof: tensors over 64 kB are known by where they lie, arrays over 64 kB and containers of more
@@ -292,9 +292,11 @@ class Look:
             obj: the same dataset, later.
             added: whether that counts, too, unless it is an object under a private name.
         """
-        return self.changed_since(Look(obj, self._path, self._names, skip=self._skip, shared=self._shared), added)
+        return self.changed_since(
+            Fingerprint(obj, self._path, self._names, skip=self._skip, shared=self._shared), added
+        )
 
-    def changed_since(self, later: Look, added: bool = False) -> list[str]:
+    def changed_since(self, later: Fingerprint, added: bool = False) -> list[str]:
         """What is otherwise in a later look at the same."""
         now, out = later._values, []
         for path, new in now.items():

@@ -18,7 +18,7 @@ POINTS = 240  # of the time line; after that every other one is dropped
 SPAN_S = 10.0  # over which stalls for memory are seen together
 
 
-class Ambient:
+class SystemMonitor:
     """Looks until it is told to stop.
 
     Example:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..core.monitor import Ambient
+from ..core.monitor import SystemMonitor
 from .report import html, text
 from .report.build import report_of
 from .watch import patch
@@ -24,7 +24,7 @@ class Session:
     def __init__(self) -> None:
         self.report: dict[str, Any] | None = None
         self._watch = patch.begin()
-        self._ambient = Ambient()
+        self._ambient = SystemMonitor()
         self._began = time.monotonic()
 
     def __enter__(self) -> Session:

@@ -18,7 +18,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from ..sampling.task_seeds import ObjectSeeds, run_here
 from ..workers.fetcher import batches, staged_in
-from ..workers.gather import Gather
+from ..workers.gather import RowGather
 
 if TYPE_CHECKING:
     from ..sampling.cursor import Cursor
@@ -75,7 +75,7 @@ class ResidentIter(_BaseDataLoaderIter):
         cursor = self._cursor
         indices, number = cursor.take(self._sampler_iter), cursor.next
         cursor.next += 1
-        if not cursor.task_seeds or isinstance(self._batch, Gather):  # which draws nothing
+        if not cursor.task_seeds or isinstance(self._batch, RowGather):  # which draws nothing
             return self._batch(indices)
         if self._own is None:
             self._own = ObjectSeeds(self._dataset, self._collate_fn)
@@ -99,7 +99,7 @@ def resident(loader: Any) -> Batch | None:
     if staged is not None:
         select = staged._on_device(collate is torch_collate.default_collate)
         return batches(dataset, collate, select, collate) if select is not None else None
-    if not Gather.fits(dataset, collate, True) or not any(map(off_host, _tensors(dataset))):
+    if not RowGather.fits(dataset, collate, True) or not any(map(off_host, _tensors(dataset))):
         return None
     inner: Any = dataset
     many = getattr(inner, "__getitems__", None)
@@ -107,7 +107,7 @@ def resident(loader: Any) -> Batch | None:
     def loop(indices: Any) -> Any:
         return collate(many(indices) if many else [inner[i] for i in indices])
 
-    return Gather(dataset, loop)
+    return RowGather(dataset, loop)
 
 
 def settled(loader: Any) -> Any:

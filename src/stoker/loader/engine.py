@@ -35,7 +35,7 @@ SUPPORTED = sys.platform == "linux"
 if SUPPORTED:
     from .pool_iterator import PoolIter
 if TYPE_CHECKING:
-    from ..sampling.rng import Shadow
+    from ..sampling.rng import SavedGlobalRng
     from ..sampling.state import State
 
 torch_get_iterator = torch_loader.DataLoader._get_iterator
@@ -97,13 +97,13 @@ def _resumed(loader: Any, state: LoaderState, saved: State) -> Any:
         return _made(loader, state)
 
 
-def _go_on_from(loader: Any, state: LoaderState, saved: State) -> Shadow:
+def _go_on_from(loader: Any, state: LoaderState, saved: State) -> SavedGlobalRng:
     """What later epochs are drawn from, as the saved run had it."""
-    from ..sampling.rng import Shadow, restore
+    from ..sampling.rng import SavedGlobalRng, restore
 
     if saved.finished and saved.generator is not None and loader.generator is not None:
         restore(loader.generator, saved.generator)
-    shadow = state.shadow = Shadow(saved.torch_rng)
+    shadow = state.shadow = SavedGlobalRng(saved.torch_rng)
     shadow.mark()
     if state.cursor is not None:
         state.cursor.shadow = shadow
@@ -240,9 +240,9 @@ def _iterator(loader: Any, cursor: Cursor) -> Any:
         state.advised = True
         _advise(loader.dataset)
     if method == "thread" and state.noticed is None:
-        from ..workers.rng_watch import Noticed
+        from ..workers.rng_watch import GlobalRngUse
 
-        state.noticed = Noticed()
+        state.noticed = GlobalRngUse()
     threads = state.noticed if method == "thread" else None
     locker = state.pinning.locker
     if loader.pin_memory:

@@ -17,11 +17,11 @@ from ..workers.exceptions import note
 from ..workers.faults.guard import Guard
 from ..workers.faults.policy import NOTHING, OnError, Partial
 from ..workers.fetcher import batches, is_plain, parts, put_back, skip, state_of
-from ..workers.gather import Gather, select
+from ..workers.gather import RowGather, select
 
 if TYPE_CHECKING:
     from ..sampling.state import Part, State
-    from ..workers.faults.error_log import Ledger
+    from ..workers.faults.error_log import ErrorLog
 
 
 class InlineIter(_SingleProcessDataLoaderIter):
@@ -116,7 +116,7 @@ def here(
 
     def make(number: int, indices: Any) -> Any:
         nonlocal own
-        if isinstance(fetch, Gather):  # which draws nothing
+        if isinstance(fetch, RowGather):  # which draws nothing
             return fetch(indices)
         if own is None:
             own = ObjectSeeds(dataset, collate_fn)
@@ -127,8 +127,8 @@ def here(
 
 def gathered(dataset: Any, auto_collation: bool, collate_fn: Any, fetch: Any) -> Callable[[Any], Any] | None:
     """What makes whole batches of a dataset that can be asked for them; else None."""
-    if Gather.fits(dataset, collate_fn, auto_collation):
-        return Gather(dataset, fetch)
+    if RowGather.fits(dataset, collate_fn, auto_collation):
+        return RowGather(dataset, fetch)
     return batches(dataset, collate_fn, select, collate_fn) if auto_collation else None
 
 
@@ -142,7 +142,7 @@ class GuardedIter(InlineIter):
         ledger: the account of what failed.
     """
 
-    def __init__(self, loader: Any, cursor: Cursor, policy: OnError, ledger: Ledger) -> None:
+    def __init__(self, loader: Any, cursor: Cursor, policy: OnError, ledger: ErrorLog) -> None:
         super().__init__(loader, cursor)
         fetcher = self._dataset_fetcher
         # Whatever stands behind ``fetch`` when it is called: a gather, or somebody who takes times.

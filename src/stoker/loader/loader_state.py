@@ -12,7 +12,7 @@ from ..sampling.cursor import Cursor
 from .pin_setup import Pinning
 
 if TYPE_CHECKING:
-    from ..sampling.rng import Shadow
+    from ..sampling.rng import SavedGlobalRng
     from ..sampling.state import State
     from .auto.in_process import Place
 
@@ -85,7 +85,7 @@ class LoaderState:
     def begin_run(self) -> None:
         """Nothing is gone on with any more."""
         self.cursor = self.pending = self.given = self.first = None
-        self.shadow: Shadow | None = None
+        self.shadow: SavedGlobalRng | None = None
         self.shards, self.task_seeds = 0, False
 
 

@@ -20,7 +20,7 @@ from ..core.processes import LEAVE_S
 from ..sampling.order import Task
 from ..workers import native_threads
 from ..workers.exceptions import Caught
-from ..workers.protocol import Pool, Result, Told
+from ..workers.protocol import Pool, Result, WorkerReply
 
 POLL_S = 0.1  # how late the thread may notice that it is to end
 
@@ -118,13 +118,13 @@ class PinnedPool:
             told = result.take()
         except Exception:
             return _Pinned(result, self._error())
-        data = told.data if type(told) is Told else told
+        data = told.data if type(told) is WorkerReply else told
         try:
             if not isinstance(data, ExceptionWrapper) and not self.off:
                 data = pin(data, self._device)
         except Exception:
             data = self._error()
-        return _Pinned(result, told._replace(data=data) if type(told) is Told else data)
+        return _Pinned(result, told._replace(data=data) if type(told) is WorkerReply else data)
 
     def _error(self) -> Caught:
         return Caught(f"in pin memory thread for device {self._index}")

@@ -23,7 +23,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _shar
 from ..core import packages
 from ..core.errors import StokerWarning
 from ..core.handles import opened
-from ..core.introspect import Look
+from ..core.introspect import Fingerprint
 from ..core.metrics import LoaderMetrics
 from ..core.nested import pin
 from ..core.options import AutoWorkers, Budget, Knobs
@@ -34,7 +34,7 @@ from ..transport.task_queue import supported
 from ..workers.faults.policy import NOTHING, Failure, OnError, Partial
 from ..workers.fetcher import state_of
 from ..workers.process_pool import ProcessPool, start
-from ..workers.protocol import Pool, Told, WorkerSpec
+from ..workers.protocol import Pool, WorkerReply, WorkerSpec
 from ..workers.restart import Restarts  # not later: the workers would compete for the cores with its import
 from .memory_pressure import Pressure
 from .pin_thread import PinnedPool
@@ -43,8 +43,8 @@ from .scheduler import Scheduler
 if TYPE_CHECKING:
     from ..sampling.cursor import Cursor
     from ..sampling.state import Part
-    from ..workers.faults.error_log import Ledger
-    from ..workers.rng_watch import Noticed
+    from ..workers.faults.error_log import ErrorLog
+    from ..workers.rng_watch import GlobalRngUse
     from ..workers.thread_pool import ThreadPool
 
 PICKLE_HINT = (
@@ -85,9 +85,9 @@ class PoolIter(_BaseDataLoaderIter):
         metrics: LoaderMetrics,
         cursor: Cursor,
         shards: int = 0,
-        threads: Noticed | None = None,
+        threads: GlobalRngUse | None = None,
         locker: Locker | None = None,
-        faults: tuple[OnError, Ledger] | None = None,
+        faults: tuple[OnError, ErrorLog] | None = None,
         known: dict[Any, Failure] | None = None,
         make: Callable[[int, Any], Any] | None = None,
         later: tuple[int, int] | None = None,
@@ -185,7 +185,7 @@ class PoolIter(_BaseDataLoaderIter):
             self._scheduler.here(leave=False)
         self._pressure = Pressure(_steps(self._scheduler, workers, pool, locker), metrics.decisions.append)
         stays = knobs.persistent and not one_dataset
-        self._look = Look(self._dataset, shared=False) if stays else None  # what is shared, workers see
+        self._look = Fingerprint(self._dataset, shared=False) if stays else None  # what is shared, workers see
         self._reset(loader, first_iter=True)
 
     def _knobs_of(self, loader: Any, n: int, prefetch: int, threads: bool) -> Knobs:
@@ -252,7 +252,7 @@ class PoolIter(_BaseDataLoaderIter):
         self._scheduler.begin(functools.partial(next, self._sampler_iter), self._shared_seed, cursor)
         cursor.epoch = self._first_epoch + self._scheduler.epoch
 
-    def _tell_changes(self, look: Look) -> None:
+    def _tell_changes(self, look: Fingerprint) -> None:
         """Says once that persistent workers have the dataset as it was when they started."""
         changes = look.changed(self._dataset)
         if changes:
@@ -310,7 +310,7 @@ class PoolIter(_BaseDataLoaderIter):
                 if not self._persistent_workers:
                     self._shutdown_workers()
                 raise
-            if type(data) is Told:
+            if type(data) is WorkerReply:
                 data = self._heard(data)
             if isinstance(data, ExceptionWrapper):
                 data.reraise()
@@ -323,7 +323,7 @@ class PoolIter(_BaseDataLoaderIter):
             return data  # over its budget a batch that is not locked stays so: a copy would be locked, too
         return pin(data, self._pin_memory_device)
 
-    def _heard(self, told: Told) -> Any:
+    def _heard(self, told: WorkerReply) -> Any:
         self._cursor.tell(self._scheduler.worker, told.at, told.state)
         if told.moved and not self._look_worn:
             self._look_worn = True

@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from ..core.errors import StateError
 from .replay import END, Sampling, over
-from .rng import Shadow, packed
+from .rng import SavedGlobalRng, packed
 from .stateful import alike, noted, put, read
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Cursor(Sampling):
         index_sampler: Any,
         generator: torch.Generator | None,
         saved: State | None = None,
-        shadow: Shadow | None = None,
+        shadow: SavedGlobalRng | None = None,
     ) -> None:
         super().__init__(index_sampler, generator, saved, shadow)
         self.one_dataset = False

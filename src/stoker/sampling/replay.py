@@ -23,7 +23,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ..core.errors import StateError
 from .order import _KNOWN, order
-from .rng import Draws, Shadow, restore, set_random, still
+from .rng import Draws, SavedGlobalRng, restore, set_random, still
 from .stateful import is_stateful, noted, put, read
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Sampling:
         index_sampler: Any,
         generator: torch.Generator | None,
         saved: State | None = None,
-        shadow: Shadow | None = None,
+        shadow: SavedGlobalRng | None = None,
     ) -> None:
         self._index_sampler, self._generator = index_sampler, generator
         self._batched = type(index_sampler) is BatchSampler and BatchSampler.__iter__ is _KNOWN[BatchSampler]
@@ -63,7 +63,7 @@ class Sampling:
         self._endless = isinstance(self._sampler, _InfiniteConstantSampler)
         self._known = not self._endless and order(index_sampler) is not None
         self.saved = saved
-        self.shadow = Shadow() if shadow is None else shadow
+        self.shadow = SavedGlobalRng() if shadow is None else shadow
         self.kind, self.workers, self.task_seeds = "map", 0, False
         self.live: Callable[[], Any] | None = None
         self.next = 0

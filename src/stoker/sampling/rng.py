@@ -161,7 +161,7 @@ def set_random(texts: dict[str, str], generator: torch.Generator | None) -> None
             raise StateError("the state dict has random state for the sampler's generator, and the sampler has none")
 
 
-class Shadow:
+class SavedGlobalRng:
     """torch's global generator as a resumed run had it, for who has not put it back.
 
     As long as nobody has moved the global generator since, epochs are begun from the shadow, and come as they would

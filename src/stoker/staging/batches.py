@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..workers.gather import select as new_tensors
-from .store.tiers import Tiers
+from .store.tiers import TieredStore
 
 
 class PreparedSamples(Protocol):
@@ -26,11 +26,11 @@ class PreparedSamples(Protocol):
         """An epoch begins: changes of the dataset are looked for."""
         ...
 
-    def current(self, indices: Sequence[Any] = ()) -> Tiers | None:
+    def current(self, indices: Sequence[Any] = ()) -> TieredStore | None:
         """The store, unless the dataset has changed."""
         ...
 
-    def where(self, store: Tiers, indices: Sequence[Any]) -> np.ndarray[Any, Any] | None:
+    def where(self, store: TieredStore, indices: Sequence[Any]) -> np.ndarray[Any, Any] | None:
         """Where samples lie in the store; None where one is not in it."""
         ...
 

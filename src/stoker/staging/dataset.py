@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Dataset
 
 from ..core.errors import StokerWarning, UsageError
-from ..core.introspect import Look
+from ..core.introspect import Fingerprint
 from ..sampling.generators import find_generators
 from ..workers.gather import Select
 from . import device_tier
@@ -31,8 +31,8 @@ from .store.decode import stored_copy
 from .store.encode import CacheError, foreign, take
 from .store.folder import root
 from .store.memory import Memory
-from .store.store import Account
-from .store.tiers import Tiers
+from .store.store import StoreStats
+from .store.tiers import TieredStore
 
 TIERS = ("auto", "ram", "compressed", "disk", "device", None)
 CHECK_S = 1.0  # between two looks, at least, at whether the dataset or prepare were changed
@@ -118,7 +118,7 @@ class Staged(Dataset[Any]):
         self._is_told = False  # by stoker's loader, when an epoch begins
         self.stands_for: Any = None  # the dataset that a script's workers are told they have
         self._keyed = cache_key, cache_content
-        self._store: Tiers | None = None
+        self._store: TieredStore | None = None
         self._there: device_tier.DeviceTier | None = None
         if cache == "device" and device_tier.accelerator() is None:
             warnings.warn('cache="device": there is no accelerator, so it is "ram".', StokerWarning, stacklevel=2)
@@ -137,7 +137,7 @@ class Staged(Dataset[Any]):
         self._bind()
         self._store, self._there = self._open_store(), None
 
-    def _open_store(self) -> Tiers | None:
+    def _open_store(self) -> TieredStore | None:
         memories, self._memories = self._memories[:1], ()  # a dataset that was changed has its own
         return new_store(
             CachePlan(
@@ -172,14 +172,14 @@ class Staged(Dataset[Any]):
         self._made, self._drawing = 0, set[int]()
         self._draws = split is not None and split.plan is not None and bool(split.plan.moves)
 
-    def _look_now(self) -> Look:
+    def _look_now(self) -> Fingerprint:
         """What the first part depends on."""
         split = self.split
         if split is None:
             # Not augment: it is run each time. Nor shared memory: loading may write there, and who reads is unknown.
-            return Look((self.dataset, self._said[0]), shared=False)
+            return Fingerprint((self.dataset, self._said[0]), shared=False)
         skip = () if split.plan is None else split.plan.scratch
-        return Look((self.dataset, split.globals_now()), names=split.reads, skip=skip)
+        return Fingerprint((self.dataset, split.globals_now()), names=split.reads, skip=skip)
 
     @property
     def slots(self) -> int:
@@ -260,10 +260,10 @@ class Staged(Dataset[Any]):
     # -- what people ask it
 
     @property
-    def account(self) -> Account:
+    def account(self) -> StoreStats:
         """What is kept, in numbers."""
         if self._store is None:
-            return Account(self.samples, 0, 0, 0, 0, 0.0, 0.0, "no cache")
+            return StoreStats(self.samples, 0, 0, 0, 0, 0.0, 0.0, "no cache")
         return self._store.account._replace(samples=self.samples)
 
     @property
@@ -330,7 +330,7 @@ class Staged(Dataset[Any]):
             return again
         return False
 
-    def current(self, indices: Sequence[Any] = ()) -> Tiers | None:
+    def current(self, indices: Sequence[Any] = ()) -> TieredStore | None:
         """The store, if it may be used here and now."""
         store = self._store
         if store is None or not store.usable:
@@ -371,7 +371,7 @@ class Staged(Dataset[Any]):
                 out.append(prepared if augment is None else augment(prepared))
         return out
 
-    def _with_kept_calls(self, store: Tiers, index: Any) -> Any:
+    def _with_kept_calls(self, store: TieredStore, index: Any) -> Any:
         """A sample, some calls of which are answered from memory."""
         assert self.split is not None
         assert self.split.memo is not None
@@ -386,7 +386,7 @@ class Staged(Dataset[Any]):
             )
         return self.split.memo.root.run(self._memo, self.dataset.__getitem__, (index,), {})
 
-    def where(self, store: Tiers, indices: Sequence[Any]) -> np.ndarray[Any, Any] | None:
+    def where(self, store: TieredStore, indices: Sequence[Any]) -> np.ndarray[Any, Any] | None:
         """Where the samples of a batch lie in the store; None for indices that are no numbers."""
         try:
             numbers = np.array(indices)
@@ -412,7 +412,7 @@ class Staged(Dataset[Any]):
         return prepared if self._augment is None else self._augment(prepared)
 
     def _fresh(
-        self, store: Tiers, indices: Sequence[Any], where: np.ndarray[Any, Any]
+        self, store: TieredStore, indices: Sequence[Any], where: np.ndarray[Any, Any]
     ) -> dict[int, tuple[bool, Any]] | None:
         """Makes what is not in the cache, and lets it in. By position: whether it is the whole sample, and the sample
         or its first part. None when the cache was given up: the batch is made without it."""
@@ -479,7 +479,7 @@ class Staged(Dataset[Any]):
         many = getattr(self.dataset, "__getitems__", None) if self.split is not None and self._augment is None else None
         return many if callable(many) else None
 
-    def fill(self, store: Tiers, indices: Sequence[int], where: np.ndarray[Any, Any]) -> None:
+    def fill(self, store: TieredStore, indices: Sequence[int], where: np.ndarray[Any, Any]) -> None:
         """Lets samples in. One that fails raises what the dataset raises."""
         fresh = self._fresh(store, indices, where) or {}
         for k, (_, prepared) in fresh.items():
@@ -508,7 +508,7 @@ class Staged(Dataset[Any]):
             return None
         return (prepared,)
 
-    def _keep(self, store: Tiers, kept: dict[int, Any], i: int, prepared: Any) -> int:
+    def _keep(self, store: TieredStore, kept: dict[int, Any], i: int, prepared: Any) -> int:
         """Takes a first part to pieces, for the store. Returns their bytes."""
         try:
             words, leaves = take(prepared, dense=self._augment is None)
@@ -523,7 +523,7 @@ class Staged(Dataset[Any]):
             return 0
         return sum(x.nbytes for x in leaves)
 
-    def _gives_up(self, store: Tiers) -> bool:
+    def _gives_up(self, store: TieredStore) -> bool:
         """Whether so many samples draw in their first part that caching only costs. Says so, once."""
         if self._made < SEEN or len(self._drawing) * DRAWN < self._made:
             return False
@@ -531,7 +531,7 @@ class Staged(Dataset[Any]):
         self._tell(store, f"{share} draw random numbers, or take another way, before the cut")
         return True
 
-    def _compare_one(self, store: Tiers, indices: Sequence[Any], at: list[int]) -> None:
+    def _compare_one(self, store: TieredStore, indices: Sequence[Any], at: list[int]) -> None:
         """Now and then: makes a sample again that is about to be served, and compares. What differs ends the cache."""
         began = time.monotonic()
         if began < self._next_compare or not _watched():
@@ -551,7 +551,7 @@ class Staged(Dataset[Any]):
         if not same:
             self._tell(store, f"sample {int(indices[k])} is another than when it was cached: files or code changed")
 
-    def _tell(self, store: Tiers, reason: str) -> None:
+    def _tell(self, store: TieredStore, reason: str) -> None:
         if store.shut(reason):
             warnings.warn(f"Cache discarded: {reason}.", StokerWarning, stacklevel=6)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..core import resources
-from .store.tiers import Tiers
+from .store.tiers import TieredStore
 
 SHARE = 0.5  # of the device's free memory: the model wants the rest
 
@@ -44,12 +44,12 @@ class DeviceTier:
         why: why they are not there; "" where they are.
     """
 
-    def __init__(self, store: Tiers, device: torch.device, why: str = "") -> None:
+    def __init__(self, store: TieredStore, device: torch.device, why: str = "") -> None:
         self.device = device
         self._columns: list[torch.Tensor] = []
         self.why = why or self._copy(store)
 
-    def _copy(self, store: Tiers) -> str:
+    def _copy(self, store: TieredStore) -> str:
         first = store.stores[0]
         if len(store.stores) > 1 or first.layout is None or not first.columns:
             return "samples are not all of one shape and kind"

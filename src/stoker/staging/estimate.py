@@ -19,7 +19,7 @@ SAMPLES = 32  # that are timed, at most
 SHARE = 0.5  # of the free memory, as ``Staged`` takes
 
 
-class Worth(NamedTuple):
+class CacheEstimate(NamedTuple):
     """What keeping the deterministic part of a dataset brings. Seconds are one worker's.
 
     Attributes:
@@ -74,15 +74,15 @@ class Worth(NamedTuple):
         )
 
 
-def _of_calls(parts: Split, memo: MemoPlan) -> Worth:
+def _of_calls(parts: Split, memo: MemoPlan) -> CacheEstimate:
     """What the trial measured, where calls are kept; as many of them as there are samples."""
     n = len(parts.dataset)
     made_s = max(0.0, parts.sample_s - memo.served_s)
     free = resources.memory_available()
-    return Worth(n, memo.nbytes, memo.nbytes * n, free, made_s, memo.served_s, 0.0, 0.0, str(parts))
+    return CacheEstimate(n, memo.nbytes, memo.nbytes * n, free, made_s, memo.served_s, 0.0, 0.0, str(parts))
 
 
-def worth(dataset: Any, seconds: float = 1.0) -> Worth:
+def worth(dataset: Any, seconds: float = 1.0) -> CacheEstimate:
     """Measures what keeping a dataset's deterministic part would cost and bring.
 
     Args:
@@ -134,4 +134,4 @@ def worth(dataset: Any, seconds: float = 1.0) -> Worth:
     prepare_s = statistics.fmean(row[0] for row in spent)  # some samples take longer, and that counts
     keep_s, read_s, augment_s = (statistics.median(row[k] for row in spent) for k in (1, 2, 3))
     each = nbytes / len(spent)
-    return Worth(n, each, each * n, resources.memory_available(), prepare_s, augment_s, keep_s, read_s, stages)
+    return CacheEstimate(n, each, each * n, resources.memory_available(), prepare_s, augment_s, keep_s, read_s, stages)

@@ -169,7 +169,7 @@ class Memo:
 
     Args:
         dataset: whose methods are called.
-        store: by number of key; ``cache.tiers.Tiers``.
+        store: by number of key; ``cache.tiers.TieredStore``.
         table: numbers of keys.
         save_random: saves the random states; what it returns has ``moved`` and ``restore``.
         tell: told why nothing is answered from memory any more.

@@ -18,7 +18,7 @@ from .store.encode import CacheError, take
 from .store.folder import Folder, discard, open_for
 from .store.memory import Memory
 from .store.store import Store, size_of
-from .store.tiers import Tiers
+from .store.tiers import TieredStore
 
 RAM_SHARE = 0.5  # of the memory that is free, where no budget is given
 DISK_SHARE = 0.5  # of the disk
@@ -52,7 +52,7 @@ class CachePlan(NamedTuple):
     dense: bool
 
 
-def new_store(plan: CachePlan) -> Tiers | None:
+def new_store(plan: CachePlan) -> TieredStore | None:
     """What a dataset's cache lies in, opened or made; None where there can be none, which is said."""
     if plan.cache is None or not plan.samples:
         return None
@@ -73,7 +73,7 @@ def new_store(plan: CachePlan) -> Tiers | None:
         words = (e.strerror or e) if isinstance(e, OSError) else e
         where = plan.folder if len(stores) == bool(ram) and disk else "memory"
         warnings.warn(f"There is no cache in {where}: {words}.", StokerWarning, stacklevel=5)
-    return Tiers(stores) if stores else None
+    return TieredStore(stores) if stores else None
 
 
 def _on_disk(plan: CachePlan, budget: int) -> Store:

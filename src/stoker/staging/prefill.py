@@ -21,7 +21,7 @@ from .dataset import Staged
 from .store.folder import PART, discard
 from .store.manage import nbytes_of
 from .store.store import ENOUGH
-from .store.tiers import Tiers
+from .store.tiers import TieredStore
 
 BATCH = 16  # samples in a worker's task
 LOST_S = 0.05  # of preparing that an interrupt may cost a worker: so long samples are let in together, which is cheaper
@@ -226,14 +226,14 @@ class _Items(Dataset[Any]):
                 self._together = max(1, self._together // 2) if slow else min(BATCH, self._together * 2)
             return out
 
-    def _several(self, store: Tiers, indices: list[int]) -> list[Failed | None]:
+    def _several(self, store: TieredStore, indices: list[int]) -> list[Failed | None]:
         try:
             self._let_in(store, indices)
         except Exception:  # of one of them: which, and the others go on
             return [self._alone(store, i) for i in indices]
         return [None] * len(indices)
 
-    def _alone(self, store: Tiers, i: int) -> Failed | None:
+    def _alone(self, store: TieredStore, i: int) -> Failed | None:
         try:
             self._let_in(store, [i])
         except Exception as e:
@@ -241,7 +241,7 @@ class _Items(Dataset[Any]):
             return Failed(i, words if len(words) <= WORDS else words[:WORDS] + "...")
         return None
 
-    def _let_in(self, store: Tiers, indices: list[int]) -> None:
+    def _let_in(self, store: TieredStore, indices: list[int]) -> None:
         where = self._staged.where(store, indices)
         assert where is not None
         self._staged.fill(store, indices, where)

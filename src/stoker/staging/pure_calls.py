@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.introspect import Look
+from ..core.introspect import Fingerprint
 from .compare import equal_bits
 from .isolate import output_size
 from .memoize import Memo, MemoNode, Table, call_key, is_small, names_of, shares_memory
@@ -288,7 +288,7 @@ class _Checker:
 
     def answer(self, key: Any, call: Callable[[], Any]) -> Any:
         survey = self._survey
-        before, look = survey._save(), Look(survey._dataset)
+        before, look = survey._save(), Fingerprint(survey._dataset)
         outs: list[Any] = []
         printed, self._code.asks = (positions(survey._dataset), output_size()), ""
         self._code.run(lambda: outs.append(call()))

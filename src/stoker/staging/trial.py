@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..core.introspect import Look
+from ..core.introspect import Fingerprint
 from ..core.packages import PACKAGE, in_stdlib, libraries
 from .compare import equal_bits
 from .executed_code import Executed
@@ -185,7 +185,7 @@ class Finder(Verifier):
         """Says whether a generator was moved since, or, on request, something that outlives a call was changed."""
         if not self.watches:
             return lambda: bool(states.moved())
-        look = Look(self.looked())
+        look = Fingerprint(self.looked())
         return lambda: bool(states.moved()) or bool(look.changed(self.looked()))
 
     # -- finding
@@ -306,7 +306,7 @@ class Finder(Verifier):
         kept = 0
         for k, item in enumerate(items):
             try:
-                look = Look(self.looked()) if self.watches else None
+                look = Fingerprint(self.looked()) if self.watches else None
                 outs = [self._run_items(called, attribute, [item], values, seed)[0] for seed in (2, 3)]
                 same = equal_bits(*outs) and not self._draws(called, attribute, item, values)
                 same = same and not (look is not None and look.changed(self.looked()))

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from ..core.introspect import Look
+from ..core.introspect import Fingerprint
 from ..sampling.generators import find_generators
 from .compare import equal_bits
 from .executed_code import Executed
@@ -121,7 +121,7 @@ class Verifier:
         """
         self._next()
         self.generators = find_generators(self.dataset)  # some are made when they are first needed
-        before = Look(self.dataset)
+        before = Fingerprint(self.dataset)
         try:
             self._next()
         except CacheError:
@@ -281,7 +281,7 @@ class Verifier:
         whole.run(lambda: self.dataset[i])
         self.seeded()
         expected = stored_copy(plan.head(self.dataset, i))
-        places = Look(self.looked()).places
+        places = Fingerprint(self.looked()).places
         out: set[str] = set()
         stored = {
             name: [(x, x.__dict__[name]) for x in objects if id(x) in places and name in _own(x)]
@@ -340,7 +340,7 @@ class Verifier:
         self._variables |= code.variables
         looked = self.looked()
         before, written, printed = (
-            Look(looked, skip=plan.scratch),
+            Fingerprint(looked, skip=plan.scratch),
             positions(looked),
             output_size(),
         )  # a position wants a flush
@@ -355,7 +355,7 @@ class Verifier:
             raise CacheError("what comes before the cut prints or logs something")
         if positions(looked) != written:
             raise CacheError("what comes before the cut writes to a file")
-        before = Look(self.looked())
+        before = Fingerprint(self.looked())
         self._verify_sample(plan, fresh, code, (made,))
         self.changes += before.changed(self.looked())
 

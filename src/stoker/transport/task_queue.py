@@ -32,7 +32,7 @@ def supported() -> bool:
     return True
 
 
-class Board:
+class TaskQueue:
     """The parent's side: puts tasks up.
 
     Attributes:

@@ -43,7 +43,7 @@ class Seen:
         return statistics.median(self.rates)
 
 
-class Contest:
+class Measurements:
     """What was measured, and what measures it.
 
     Args:

@@ -23,7 +23,7 @@ from ..loader.auto.decide import unsafe
 from ..loader.auto.limits import Limit, limits
 from ..loader.auto.model import KNEE, Model
 from ..sampling import seeding
-from .measurements import RESERVE, Contest, words_of
+from .measurements import RESERVE, Measurements, words_of
 from .result import Setting, TuneResult, figure
 
 ROUNDS = 3  # through all knobs, at most
@@ -43,7 +43,7 @@ READS = 1 << 14  # bytes a batch, below which it is the messages that were read
 WORKER_BYTES = 64 << 20  # a worker that has not weighed itself yet
 
 
-class Search(Contest):
+class Search(Measurements):
     """One run of the tuner.
 
     Args:

@@ -15,10 +15,10 @@ from ..sampling.stateful import is_stateful, put
 from .collate import SlotCollate
 from .faults.guard import Guard, Mark, Parts
 from .faults.policy import Failure, OnError
-from .gather import Gather
+from .gather import RowGather
 
 
-class Stages:
+class BatchFetcher:
     """fetch, then collate, for one worker and one epoch.
 
     Args:
@@ -124,7 +124,7 @@ def is_plain(collate_fn: Any) -> bool:
 
 
 def skip(fetcher: Any, size: int | None, plain: bool) -> bool:
-    """See ``Stages.skip``."""
+    """See ``BatchFetcher.skip``."""
     try:
         if not plain:
             fetcher.fetch([None] * (size or 1))
@@ -156,7 +156,7 @@ def _map(dataset: Any, auto_collation: bool, collate: SlotCollate) -> Callable[[
             samples.append(dataset[index])
         return collate(samples)
 
-    return Gather(dataset, loop, collate.select) if Gather.fits(dataset, collate.fn, auto_collation) else loop
+    return RowGather(dataset, loop, collate.select) if RowGather.fits(dataset, collate.fn, auto_collation) else loop
 
 
 def staged_in(dataset: Any) -> Any:
@@ -181,7 +181,7 @@ def parts(dataset: Any, auto_collation: bool, collate: Callable[[Any], Any], run
     inner, fn = dataset, collate.fn if isinstance(collate, SlotCollate) else collate
     while type(inner) is Subset:
         inner = inner.dataset
-    many = hasattr(inner, "__getitems__") or Gather.fits(dataset, fn, auto_collation)
+    many = hasattr(inner, "__getitems__") or RowGather.fits(dataset, fn, auto_collation)
     return Parts(dataset, True, run if many else None, dataset.__getitem__, collate)
 
 

@@ -89,7 +89,7 @@ class Pickled:
             os.close(fd.fd)
 
 
-class Zygote:
+class ForkServer:
     """The parent's side.
 
     Args:
@@ -115,7 +115,7 @@ class Zygote:
         finally:
             theirs.close()
 
-    def start(self, place: int, worker: int, ends: list[int], shared: bool, interruptible: bool) -> Sibling:
+    def start(self, place: int, worker: int, ends: list[int], shared: bool, interruptible: bool) -> RemoteProcess:
         """Starts a worker. Returns at once; the process comes when the interpreter is ready."""
         number = self._started
         self._started += 1
@@ -128,7 +128,7 @@ class Zygote:
                 socket.send_fds(self._socket, [words], [*ends, theirs])
         finally:
             os.close(theirs)
-        return Sibling(self, number, worker, sentinel)
+        return RemoteProcess(self, number, worker, sentinel)
 
     def ask(self, number: int, what: str, timeout: float | None) -> int | None:
         """What is known of a worker, waiting for it: its "pid", its "exitcode"."""
@@ -186,12 +186,12 @@ class Zygote:
             self.process.join()
 
 
-class Sibling:
+class RemoteProcess:
     """A worker process that is not this process' own child; looks like ``multiprocessing.Process``."""
 
     daemon = True
 
-    def __init__(self, zygote: Zygote, number: int, worker: int, sentinel: int) -> None:
+    def __init__(self, zygote: ForkServer, number: int, worker: int, sentinel: int) -> None:
         self._zygote, self._number = zygote, number
         self.name = f"stoker_worker_{worker}"
         self.sentinel = sentinel

@@ -26,7 +26,7 @@ def select(tables: list[torch.Tensor], rows: torch.Tensor) -> list[torch.Tensor]
     return [torch.index_select(table, 0, rows.to(table.device, non_blocking=True)) for table in tables]
 
 
-class Gather:
+class RowGather:
     """Batches of a dataset by ``index_select``.
 
     Args:

@@ -32,8 +32,8 @@ from . import hangs, native_threads, signals
 from .collate import SlotCollate
 from .exceptions import Caught
 from .idle import Idle
-from .protocol import PROBED, PROBING, Again, Told, WorkerSpec
-from .task_runner import Body
+from .protocol import PROBED, PROBING, RetryTask, WorkerReply, WorkerSpec
+from .task_runner import TaskRunner
 
 if TYPE_CHECKING:
     from .shards import Shards
@@ -142,7 +142,7 @@ class _Worker:
         if spec.timed:
             self.arena.stack = hangs.offer()
         self.keep_ns = 0 if spec.keeps else 1 << 62
-        self.body: Body | Shards
+        self.body: TaskRunner | Shards
         if spec.shards:
             from .shards import Shards
 
@@ -154,8 +154,10 @@ class _Worker:
         self.cpu = 0
         self.look_ns = time.perf_counter_ns() + FIRST_LOOK_NS
 
-    def _shard(self, worker: int, dataset: Any) -> Body:
-        return Body(self.spec, worker, dataset, self.collate, "process", seeding.seed_task, self.mark, seeding.look)
+    def _shard(self, worker: int, dataset: Any) -> TaskRunner:
+        return TaskRunner(
+            self.spec, worker, dataset, self.collate, "process", seeding.seed_task, self.mark, seeding.look
+        )
 
     def run(self) -> None:
         self._introduce()
@@ -184,7 +186,7 @@ class _Worker:
                 seeding.snapshot()
 
     def _introduce(self) -> None:
-        if isinstance(self.body, Body):
+        if isinstance(self.body, TaskRunner):
             introduce(self.id, self.workers, self.seed, self.body.dataset)
 
     def _serve_own(self) -> None:
@@ -264,8 +266,8 @@ class _Worker:
         indices = pickle.loads(r.payload)
         if not self.body.wants(indices):
             return
-        if type(indices) is Again:
-            assert isinstance(self.body, Body)  # of a map-style dataset
+        if type(indices) is RetryTask:
+            assert isinstance(self.body, TaskRunner)  # of a map-style dataset
             self.arena.at = 0, 0
             if indices.probe:
                 self.phase = PROBING
@@ -288,7 +290,7 @@ class _Worker:
             self.writer.cancel()
             send(self.results, Kind.END, self.place, r.epoch, r.task)
             return
-        if type(data) is Caught or (type(data) is Told and type(data.data) is Caught):
+        if type(data) is Caught or (type(data) is WorkerReply and type(data.data) is Caught):
             self.writer.cancel()
         began = time.perf_counter_ns()
         try:

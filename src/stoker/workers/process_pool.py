@@ -34,16 +34,16 @@ from ..sampling.order import Task
 from ..transport.arena import Arena
 from ..transport.messages import Kind, Outbox, Reader, Record
 from ..transport.slots import Locker, SlotReader, own_fork
-from ..transport.task_queue import Board
+from ..transport.task_queue import TaskQueue
 from . import hangs, native_threads, signals
 from .faults import exit_reason
 from .fork_lock_detector import Watchdog, may_start_anew
 from .process_main import Fd, main
-from .protocol import Again, Life, WorkerSpec, look_s
-from .worker_handle import Member, Received
+from .protocol import Life, RetryTask, WorkerSpec, look_s
+from .worker_handle import Received, WorkerHandle
 
 if TYPE_CHECKING:
-    from .fork_server import Zygote
+    from .fork_server import ForkServer
 
 logger = logging.getLogger(__name__)
 SHORT = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # processes, descriptors, memory
@@ -139,10 +139,10 @@ class ProcessPool:
         self.budget, self.locker = budget, locker
         self.processes: list[Any] = []
         self._spec, self._context, self._arenas = spec, context, arenas
-        self._members: list[Member] = []  # by their place, which records carry; a place is used again when one is gone
+        self._members: list[WorkerHandle] = []  # by place, which records carry; a place is used again
         self._readers: list[SlotReader] = []
         self._spare: list[SlotReader] = []
-        self._by_inbox: dict[int, Member] = {}
+        self._by_inbox: dict[int, WorkerHandle] = {}
         self._owner = os.getpid()
         self._ready: deque[Record] = deque()
         self._poll = select.poll()  # results, and the death of a worker
@@ -155,10 +155,10 @@ class ProcessPool:
         self._watched = False
         self._private = False  # some worker has tasks in its own pipe, beside the board
         self._epoch = 0
-        self._zygote: Zygote | None = None
+        self._zygote: ForkServer | None = None
         native_threads.look()  # once here, not in each fork
         self._watchdog = Watchdog() if processes.method_of(context) == "fork" else None
-        self._board = Board() if spec.shared else None
+        self._board = TaskQueue() if spec.shared else None
         try:
             # Both before the first fork: what is touched after it is copied, page by page.
             if spec.restart:
@@ -238,7 +238,7 @@ class ProcessPool:
         places = [m.place for m in self._members if m.gone and m.place not in held]
         self._enter(id_, places[0] if places else len(self._members), reader)
 
-    def _enter(self, id_: int, place: int, reader: SlotReader) -> Member:
+    def _enter(self, id_: int, place: int, reader: SlotReader) -> WorkerHandle:
         reader.arena.workers, reader.arena.epoch = self._count, self._epoch
         tasks, outbox = os.pipe()
         try:
@@ -248,7 +248,7 @@ class ProcessPool:
             os.close(outbox)
             raise
         os.set_blocking(inbox, False)
-        member = Member(place, id_, reader, Outbox(outbox), Reader(inbox, self._ready))
+        member = WorkerHandle(place, id_, reader, Outbox(outbox), Reader(inbox, self._ready))
         self._members[place : place + 1] = [member]
         self._by_inbox[inbox] = member
         try:
@@ -307,14 +307,14 @@ class ProcessPool:
             member = self._enter(old.id, place, old.reader)
             self._private = self._private or self._board is not None
             for epoch, task in tasks:
-                again = task.indices if type(task.indices) is Again else None
+                again = task.indices if type(task.indices) is RetryTask else None
                 member.given += again is None or not again.replay
                 payload = pickle.dumps(task.indices, protocol=5)
                 member.outbox.put(Kind.TASK, place, epoch, task.number, payload=payload)
             if self._finishing and self._board is None:
                 member.outbox.put(Kind.STOP, place, 0, 0)
 
-    def _forget(self, m: Member) -> None:
+    def _forget(self, m: WorkerHandle) -> None:
         """Lets go of a process that is gone."""
         m.gone = True
         m.process.join(KILLED_S if m.hung else None)
@@ -333,7 +333,7 @@ class ProcessPool:
         self._readers.append(reader)
         return reader
 
-    def _start(self, member: Member, tasks: int, results: int) -> Any:
+    def _start(self, member: WorkerHandle, tasks: int, results: int) -> Any:
         # A thread may end before the workers do, and PR_SET_PDEATHSIG speaks of the thread that forked.
         method = processes.method_of(self._context)
         known = method != "forkserver" and threading.current_thread() is threading.main_thread()
@@ -350,11 +350,11 @@ class ProcessPool:
             if why:
                 raise WorkerDiedError(f"No worker can be started: {why}.", [], [])
             if self._zygote is None or self._zygote.killed:
-                from .fork_server import Zygote
+                from .fork_server import ForkServer
 
                 if self._zygote is not None:
                     self._zygote.close(0.0)
-                self._zygote = Zygote(self._context, self._spec, parent)
+                self._zygote = ForkServer(self._context, self._spec, parent)
             fds = [tasks, results, member.reader.arena.fd]
             fds += [board.fd, board.memory.fd] if board is not None else []
             return self._zygote.start(member.place, member.id, fds, board is not None, interruptible)
@@ -529,7 +529,7 @@ class ProcessPool:
             if anew:
                 os.kill(pid, signal.SIGKILL)  # and another takes its place
 
-    def _may_leave(self, m: Member) -> bool:
+    def _may_leave(self, m: WorkerHandle) -> bool:
         """Whether one that has ended was to end, and owes nothing."""
         if self._board is not None:  # one that was killed may have taken a task in that very instant
             return (m.leaving or self._finishing) and m.reader.arena.hand is None and not m.process.exitcode
@@ -542,7 +542,7 @@ class ProcessPool:
                 self._ignore(m.process.sentinel)
                 self._bury(m)
 
-    def _bury(self, m: Member) -> None:
+    def _bury(self, m: WorkerHandle) -> None:
         """Frees what a worker that was told to leave, and did, no longer needs. Its memory stays, warm."""
         if self._board is None or not m.leaving:
             return  # until the pool is closed

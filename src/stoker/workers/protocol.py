@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from ..sampling.state import Part
 
 # Where a worker is in a task that is watched (``Arena.at``): 0 unknown, 1 in the batch as a whole, 2 and more a sample,
-# by its position; and one of these, where the task is an ``Again`` that is to be probed.
+# by its position; and one of these, where the task is an ``RetryTask`` that is to be probed.
 PROBING = 1 << 32  # samples are loaded alone
 PROBED = 1 << 33  # they could be
 
 
-class Again(NamedTuple):
+class RetryTask(NamedTuple):
     """Indices of a task whose worker died, or of one with samples that are known to be bad. Goes where indices go.
 
     Attributes:
@@ -98,7 +98,7 @@ class WorkerSpec:
         return self.restart and not self.task_seeds
 
 
-class Told(NamedTuple):
+class WorkerReply(NamedTuple):
     """A batch, and what its worker says beside it.
 
     Attributes:

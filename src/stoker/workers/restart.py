@@ -26,7 +26,7 @@ from .faults import exit_reason
 from .faults.policy import Failure, plain
 from .faults.sample_name import called, file_of
 from .process_pool import ProcessPool
-from .protocol import PROBED, Again, Life, WorkerSpec
+from .protocol import PROBED, Life, RetryTask, WorkerSpec
 
 logger = logging.getLogger(__name__)
 TOKENS = 10.0  # deaths in a row that are borne
@@ -86,7 +86,7 @@ class Restarts:
     def mark(self, indices: Any) -> Any:
         """A task's indices, with samples that are known to kill marked as such."""
         bad = self._bad(indices)
-        return Again(indices, bad) if bad else indices
+        return RetryTask(indices, bad) if bad else indices
 
     def _bad(self, indices: Any) -> dict[int, Failure]:
         if not self.known or not self._goes_on:
@@ -152,8 +152,8 @@ class Restarts:
         out: list[tuple[int, Task]] = []
         if self._keeps:
             for epoch, (number, indices) in list(given)[self._since(life.id, life.kept) : done]:
-                bad = indices.bad if type(indices) is Again else {}
-                out.append((epoch, Task(number, Again(_plain(indices), bad, replay=True))))
+                bad = indices.bad if type(indices) is RetryTask else {}
+                out.append((epoch, Task(number, RetryTask(_plain(indices), bad, replay=True))))
         rest = list(given)[done:]
         if rest and life.hand == (rest[0][0], rest[0][1].number):
             epoch, (number, indices) = rest.pop(0)
@@ -176,7 +176,7 @@ class Restarts:
         if at is None:
             return
         epoch, (number, indices) = given[at]
-        bad = dict(indices.bad) if type(indices) is Again else {}
+        bad = dict(indices.bad) if type(indices) is RetryTask else {}
         case = self._in_vain.setdefault((epoch, number), _Case(bad))
         case.deaths += 1
         keys, k = self._keys(indices), (life.at[0] & 0xFFFFFFFF) - 2
@@ -186,7 +186,7 @@ class Restarts:
             return
         if known and (life.hung or case.seen[k] > 1):
             bad[k] = Failure(plain(keys[k]), "", "could be loaded once, and not again")
-            given[at] = epoch, Task(number, Again(_plain(indices), bad))
+            given[at] = epoch, Task(number, RetryTask(_plain(indices), bad))
         elif life.hung or case.deaths > SURE:
             del given[at]
             self._done[life.id] -= 1
@@ -219,7 +219,7 @@ class Restarts:
             return []
         return [(epoch, Task(number, again))]
 
-    def _judged(self, life: Life, epoch: int, number: int, indices: Any) -> Again | StokerError:
+    def _judged(self, life: Life, epoch: int, number: int, indices: Any) -> RetryTask | StokerError:
         """How a task that was in a dead worker's hand is tried again; or why it is not."""
         keys = self._keys(indices)
         case = self._cases.setdefault((epoch, number), _Case(self._bad(indices)))
@@ -245,9 +245,9 @@ class Restarts:
                     [life.id],
                     [number],
                 )
-        return Again(_plain(indices), case.bad, probe=case.deaths > 1, others=case.late)
+        return RetryTask(_plain(indices), case.bad, probe=case.deaths > 1, others=case.late)
 
-    def _late(self, life: Life, case: _Case, epoch: int, number: int, indices: Any) -> Again | StokerError:
+    def _late(self, life: Life, case: _Case, epoch: int, number: int, indices: Any) -> RetryTask | StokerError:
         """Of a worker that was killed because a sample took too long: that one is known, and not tried again."""
         self._tokens += 1
         keys, k = self._keys(indices), (life.at[0] & 0xFFFFFFFF) - 2
@@ -256,7 +256,7 @@ class Restarts:
             case.late += 1
             if case.late <= SURE:
                 # A batch that is made at once: which of them is it? Or it was another one, drawn in a bad one's place.
-                return Again(_plain(indices), case.bad, probe=True, others=case.late)
+                return RetryTask(_plain(indices), case.bad, probe=True, others=case.late)
             which, file, index = f"one of {str(keys)[:200]}, or what was to replace it,", "", None
         else:
             index = keys[k]
@@ -270,9 +270,9 @@ class Restarts:
             )
         case.bad[k] = Failure(plain(index), file, f"SampleTimeout: not loaded within {limit:g} s", "timeout")
         logger.warning(f"{which}: not loaded within {limit:g} s; its worker was here:\n{life.hung}")
-        return Again(_plain(indices), dict(case.bad), others=case.late)
+        return RetryTask(_plain(indices), dict(case.bad), others=case.late)
 
-    def _blamed(self, case: _Case, epoch: int, number: int, indices: Any, k: int) -> Again | StokerError:
+    def _blamed(self, case: _Case, epoch: int, number: int, indices: Any, k: int) -> RetryTask | StokerError:
         index = self._keys(indices)[k]
         file = file_of(self._spec.dataset, index)
         if plain(index) not in self.known:
@@ -287,7 +287,7 @@ class Restarts:
             )
         failure = Failure(plain(index), file, f"WorkerDied: the worker that loads it {case.words}", "death")
         self.known[plain(index)] = failure
-        return Again(_plain(indices), {**case.bad, k: failure})
+        return RetryTask(_plain(indices), {**case.bad, k: failure})
 
     def _keys(self, indices: Any) -> list[Any]:
         indices = _plain(indices)
@@ -348,7 +348,7 @@ class Restarts:
 
 
 def _plain(indices: Any) -> Any:
-    return indices.indices if type(indices) is Again else indices
+    return indices.indices if type(indices) is RetryTask else indices
 
 
 def _pids(pids: list[int | None]) -> str:

@@ -55,7 +55,7 @@ REMEDY = (
 )
 
 
-class Noticed:
+class GlobalRngUse:
     """What is known of one loader's code, from one epoch to the next.
 
     Attributes:

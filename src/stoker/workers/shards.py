@@ -19,7 +19,7 @@ from ..core.errors import StateError, WorkerDiedError
 from ..sampling.order import Task
 from ..transport.messages import Times
 from .protocol import Pool, Result, WorkerSpec
-from .task_runner import Body
+from .task_runner import TaskRunner
 
 
 class OfShard(NamedTuple):
@@ -30,7 +30,7 @@ class OfShard(NamedTuple):
 
 
 class Shards:
-    """The inside of a worker with any number of parts. See ``Body``.
+    """The inside of a worker with any number of parts. See ``TaskRunner``.
 
     Args:
         spec: what to do; ``spec.shards`` parts over ``spec.num_workers`` workers.
@@ -49,7 +49,7 @@ class Shards:
         spec: WorkerSpec,
         worker: int,
         dataset: Any,
-        make: Callable[[int, Any], Body],
+        make: Callable[[int, Any], TaskRunner],
         introduce: Callable[[int, int, int, Any], None],
         seed: Callable[[int, int], int],
         own_random: bool = False,
@@ -69,9 +69,9 @@ class Shards:
             self._seeds[shard] = seed(spec.base_seed, shard)
             self._random[shard] = None if own_random else _get_random()
             self._bodies[shard] = make(shard, own)
-        self._last: Body | None = None
+        self._last: TaskRunner | None = None
 
-    def _enter(self, shard: int) -> Body:
+    def _enter(self, shard: int) -> TaskRunner:
         body = self._bodies[shard]
         if body is not self._last:
             if not self._own_random:
@@ -83,33 +83,33 @@ class Shards:
         return body
 
     def start(self) -> None:
-        """See ``Body.start``."""
+        """See ``TaskRunner.start``."""
         for shard in self._bodies:
             self._enter(shard).start()
 
     def resume(self, shared_seed: int | None) -> None:
-        """See ``Body.resume``."""
+        """See ``TaskRunner.resume``."""
         for shard in self._bodies:
             self._enter(shard).resume(shared_seed)
 
     def wants(self, indices: OfShard) -> bool:
-        """See ``Body.wants``."""
+        """See ``TaskRunner.wants``."""
         return self._bodies[indices.shard].wants(indices.indices)
 
     def run(self, epoch: int, number: int, indices: OfShard) -> Any:
-        """See ``Body.run``."""
+        """See ``TaskRunner.run``."""
         body = self._enter(indices.shard)
         data = body.run(epoch, number, indices.indices)
         self.exhausted = body.exhausted
         return data
 
     def error(self) -> Any:
-        """See ``Body.error``."""
+        """See ``TaskRunner.error``."""
         assert self._last is not None
         return self._last.error()
 
     def times(self, transport_ns: int, cpu_ns: int) -> Times:
-        """See ``Body.times``."""
+        """See ``TaskRunner.times``."""
         return (0, 0, transport_ns, cpu_ns) if self._last is None else self._last.times(transport_ns, cpu_ns)
 
     @property

@@ -19,8 +19,8 @@ from ..transport.messages import Times
 from .collate import SlotCollate
 from .exceptions import Caught
 from .faults.guard import Guard, Mark
-from .fetcher import Stages, put_back, state_of
-from .protocol import Again, Told, WorkerSpec
+from .fetcher import BatchFetcher, put_back, state_of
+from .protocol import RetryTask, WorkerReply, WorkerSpec
 
 FORKED = "Cannot re-initialize CUDA in forked subprocess"  # torch.cuda._lazy_init
 REMEDY = (
@@ -31,7 +31,7 @@ REMEDY = (
 )
 
 
-class Body:
+class TaskRunner:
     """The inside of one worker.
 
     Args:
@@ -65,7 +65,7 @@ class Body:
         self._iterable = spec.kind == _DatasetKind.Iterable
         self._made = 0  # batches of this epoch
         self._tells = False
-        self._stages: Stages | None = None
+        self._stages: BatchFetcher | None = None
         self._failed: Caught | None = None
         self._shared = shared
         self._own: ObjectSeeds | None = None
@@ -105,7 +105,7 @@ class Body:
 
     def _begin(self) -> None:
         spec = self.spec
-        self._stages = Stages(
+        self._stages = BatchFetcher(
             spec.kind,
             self.dataset,
             spec.auto_collation,
@@ -160,8 +160,10 @@ class Body:
         return not self.exhausted
 
     def run(self, epoch: int, number: int, indices: Any) -> Any:
-        """The batch of a task, or the error in its place; ``Told`` with it what is due. Sets ``exhausted`` when an
-        iterable dataset has ended."""
+        """The batch of a task, or the error in its place; in a ``WorkerReply`` where there is more to say.
+
+        Sets ``exhausted`` when an iterable dataset has ended.
+        """
         look, self._look = self._look, None
         before = look() if look is not None else None
         data = self._run(epoch, number, indices)
@@ -175,7 +177,7 @@ class Body:
         state = None
         if self._tells and (not self._iterable or (self.spec.tell and self._made % self.spec.tell == 0)):
             state = noted(lambda: state_of(self.dataset, self._stages.fetcher if self._stages else None))
-        return Told(data, self._made, state, look is not None and look() != before)
+        return WorkerReply(data, self._made, state, look is not None and look() != before)
 
     def _run(self, epoch: int, number: int, indices: Any) -> Any:
         if self._failed is not None:
@@ -188,7 +190,7 @@ class Body:
                 # The reason was told with the first task. torch stumbles over a local it never set, and scripts
                 # see that type.
                 raise UnboundLocalError("no 'fetcher': this worker failed while it was starting")
-            if type(indices) is Again:
+            if type(indices) is RetryTask:
                 guard = self._stages.watched(self._mark)
                 self._tell(guard, epoch, number, indices.others)
                 return self._stages.again(guard, indices.indices, indices.bad)
@@ -201,7 +203,7 @@ class Body:
                 return None
             return self.error()
 
-    def probe(self, task: Again) -> None:
+    def probe(self, task: RetryTask) -> None:
         """Loads each sample of a task alone. The random state is as it was before."""
         if self._stages is not None:
             before = seeding.snapshot()

@@ -33,9 +33,9 @@ from . import native_threads, rng_watch
 from .collate import SlotCollate, sample_size
 from .exceptions import Caught
 from .faults.sample_name import called, file_of
-from .protocol import Made, Told, WorkerSpec, look_s
-from .rng_watch import Noticed
-from .task_runner import Body
+from .protocol import Made, WorkerReply, WorkerSpec, look_s
+from .rng_watch import GlobalRngUse
+from .task_runner import TaskRunner
 
 if TYPE_CHECKING:
     from .shards import Shards
@@ -130,7 +130,7 @@ class _Worker(threading.Thread):
         rng = seeding.Generators(spec.base_seed, self.id)
         collate = SlotCollate(spec.collate_fn, self.writer, spec.auto_collation)
         collate.install()
-        body: Body | Shards
+        body: TaskRunner | Shards
         if spec.shards:
             from .shards import Shards
 
@@ -140,9 +140,9 @@ class _Worker(threading.Thread):
                 generators[shard] = seeding.Generators(base_seed, shard)
                 return base_seed + shard
 
-            def shard_of(shard: int, dataset: Any) -> Body:
+            def shard_of(shard: int, dataset: Any) -> TaskRunner:
                 own = generators[shard]
-                return Body(spec, shard, dataset, collate, "thread", own.seed_task, self.mark, own.look)
+                return TaskRunner(spec, shard, dataset, collate, "thread", own.seed_task, self.mark, own.look)
 
             def introduce(shard: int, shards: int, seed: int, dataset: Any) -> None:
                 _introduce(shard, shards, seed, dataset, generators[shard])
@@ -150,7 +150,9 @@ class _Worker(threading.Thread):
             body = Shards(spec, self.id, self._dataset, shard_of, introduce, seeded, own_random=True)
         else:
             shared = pool.held
-            body = Body(spec, self.id, self._dataset, collate, "thread", rng.seed_task, self.mark, rng.look, shared)
+            body = TaskRunner(
+                spec, self.id, self._dataset, collate, "thread", rng.seed_task, self.mark, rng.look, shared
+            )
             pool.own_generators(body)
             _introduce(self.id, pool.count, seed, body.dataset, rng)
         body.start()
@@ -166,7 +168,7 @@ class _Worker(threading.Thread):
             at, what, is_task = item
             if not is_task or (spec.shared and at != epoch):
                 epoch = at
-                if isinstance(body, Body) and pool.own_generators(body):
+                if isinstance(body, TaskRunner) and pool.own_generators(body):
                     body.find_generators()
                     _introduce(self.id, workers, seed, body.dataset, rng)
                 body.resume(None if is_task else what)
@@ -195,13 +197,13 @@ class _Worker(threading.Thread):
                 else:
                     lane.changed.wait()
 
-    def _task(self, body: Body | Shards, epoch: int, task: Task) -> None:
+    def _task(self, body: TaskRunner | Shards, epoch: int, task: Task) -> None:
         self._hand, self.task = (epoch, task.number), task
         pool = self._pool
         data = pool.noticed.run(self.id, lambda: body.run(epoch, task.number, task.indices))
         self.at = (-1, 0.0)  # no sample is being loaded any more
         writer = self.writer
-        if type(data) is Caught or (type(data) is Told and type(data.data) is Caught):
+        if type(data) is Caught or (type(data) is WorkerReply and type(data.data) is Caught):
             writer.cancel()
         nbytes = writer.used if writer.whole is not None else 0
         body.collate.expected = max(nbytes, body.collate.expected - body.collate.expected // 16)
@@ -211,7 +213,7 @@ class _Worker(threading.Thread):
         self._cpu = cpu
         # What lies in no slot is weighed: each batch where one too large is an error, else now and then.
         if not nbytes and (pool.strict or task.number % WEIGHED == 0):
-            nbytes = _weigh(data.data if type(data) is Told else data)
+            nbytes = _weigh(data.data if type(data) is WorkerReply else data)
         pool.out.put(Made(self.id, epoch, task.number, body.exhausted, times, nbytes or 1, data))
         self._hand = None
 
@@ -232,7 +234,12 @@ class ThreadPool:
     """
 
     def __init__(
-        self, spec: WorkerSpec, budget: Budget, noticed: Noticed, heaps: list[HeapWriter], locker: Locker | None = None
+        self,
+        spec: WorkerSpec,
+        budget: Budget,
+        noticed: GlobalRngUse,
+        heaps: list[HeapWriter],
+        locker: Locker | None = None,
     ) -> None:
         refuse(spec.dataset)
         _teach_torch()
@@ -261,7 +268,7 @@ class ThreadPool:
         self.noticed.held = find_generators(self.spec.dataset, self.spec.collate_fn, thread_local=False)
         return self.noticed.held
 
-    def own_generators(self, body: Body) -> bool:
+    def own_generators(self, body: TaskRunner) -> bool:
         """With task seeds, gives a worker its own copy of what leads to generators in objects, as it is now. What
         cannot be copied stays shared, and is named when workers draw from it. Returns whether there is a copy."""
         spec = self.spec

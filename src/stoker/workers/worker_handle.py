@@ -37,7 +37,7 @@ class Received:
             self._reader.release(self._record.slot)
 
 
-class Member:
+class WorkerHandle:
     """A worker as its parent sees it: ALIVE --retire--> LEAVING --its process ends--> GONE; or ALIVE --its process
     ends--> DEAD --another takes its place--> GONE."""
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from . import Case, Finding, sync_transfer
+from . import sync_transfer
+from .loader_stats import Finding, LoaderStats
 
 IDLE = 0.3  # of the time, with its data there
 BUSY = 0.8  # of a core, which the consumer's own thread uses
 SHORT_S = 0.05  # longer steps hold more than launches
 
 
-def check(case: Case) -> Finding | None:
+def check(case: LoaderStats) -> Finding | None:
     idle = case.idle
     if idle is None or idle < IDLE or sync_transfer.check(case) is not None:
         return None

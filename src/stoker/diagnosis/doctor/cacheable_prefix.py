@@ -6,14 +6,14 @@ predicted: what is told is how much of the loop is spent on making samples again
 
 from __future__ import annotations
 
-from . import Case, Finding
+from .loader_stats import Finding, LoaderStats
 from .model import without
 
 LEAST = 1.1  # of speed-up from the second epoch on, if all of a sample's making were saved
 FEW = 5  # batches of an epoch; a shorter one is not gone through again for its samples
 
 
-def check(case: Case) -> Finding | None:
+def check(case: LoaderStats) -> Finding | None:
     epochs, settings = int(case.loader["epochs"]), case.loader["settings"]
     tried = settings.get("applied")  # in this run: what came of it stands among what was applied
     if not case.starved or epochs < 2 or settings.get("iterable") or tried or case.batches < FEW * epochs:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from . import RARE, Case, Finding
+from .loader_stats import RARE, Finding, LoaderStats
 
 LEAST = 0.15  # of the loop
 FEW = 2
 
 
-def check(case: Case) -> Finding | None:
+def check(case: LoaderStats) -> Finding | None:
     steps = case.loader.get("steps", {})
     if steps.get("slow_count", 0) < FEW or steps["slow_count"] > steps["count"] * RARE:
         return None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from . import Case, Finding
 from .later import FEW
+from .loader_stats import Finding, LoaderStats
 
 SLOWER = 2.0
 LEAST = 0.1  # of the loop
@@ -11,7 +11,7 @@ SLEPT = 0.25  # of what the first epoch lost, in the workers; what else it lost,
 BYTES = 16 << 20  # read from storage, at least
 
 
-def check(case: Case) -> Finding | None:
+def check(case: LoaderStats) -> Finding | None:
     epochs = [e for e in case.loader.get("by_epoch", []) if e[0] >= FEW]
     stored = int((case.loader.get("kernel") or {}).get("stored", 0))
     if len(epochs) < 2 or stored < BYTES or (case.loader.get("cache") or {}).get("filled"):
@@ -34,7 +34,7 @@ def check(case: Case) -> Finding | None:
     )
 
 
-def _slept(case: Case) -> float:
+def _slept(case: LoaderStats) -> float:
     """Seconds of their tasks in which the workers neither computed nor wanted a core."""
     worker = case.loader["stages"].get("worker", {})
     took = (case.service or 0.0) * int(worker.get("tasks", 0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import Case, Finding
+from .loader_stats import Finding, LoaderStats
 from .model import period
 
 ONE = 1.2  # cores that the threads use together
@@ -11,11 +11,11 @@ WANT = 1.8  # threads at work, or wanting to be, at once
 HELD = 0.35  # of the looks, at which the lock did not come back at once
 
 
-def check(case: Case) -> Finding | None:
+def check(case: LoaderStats) -> Finding | None:
     return _workers(case) or _helpers(case)
 
 
-def _workers(case: Case) -> Finding | None:
+def _workers(case: LoaderStats) -> Finding | None:
     service, busy = case.service, case.busy
     if case.loader["settings"].get("worker_method") != "thread" or not case.starved or service is None or busy is None:
         return None
@@ -35,7 +35,7 @@ def _workers(case: Case) -> Finding | None:
     )
 
 
-def _helpers(case: Case) -> Finding | None:
+def _helpers(case: LoaderStats) -> Finding | None:
     service, used = case.service, case.used
     if not case.bottleneck or service is None or not case.pooled or used > ONE:
         return None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from . import Case, Finding, gil_bound
+from . import gil_bound
+from .loader_stats import Finding, LoaderStats
 from .model import speedup
 
 WORTH = 1.05
 
 
-def check(case: Case) -> Finding | None:
+def check(case: LoaderStats) -> Finding | None:
     chosen = case.loader["settings"].get("auto")  # by num_workers="auto", which has tried workers
     if not case.starved or case.workers or chosen or gil_bound.check(case):
         return None

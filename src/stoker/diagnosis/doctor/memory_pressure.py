@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from . import Case, Finding
+from .loader_stats import Finding, LoaderStats
 
 STALLED = 0.1  # of the worst ten seconds
 SWAPPED = 256 << 20
 
 
-def stalled(case: Case) -> float:
+def stalled(case: LoaderStats) -> float:
     """The part of the worst ten seconds in which something waited for memory: what it reads again and again, too."""
     return min(1.0, float(case.around.get("memory_stalled_max", 0.0)))
 
 
-def check(case: Case) -> Finding | None:
+def check(case: LoaderStats) -> Finding | None:
     share = stalled(case)
     swapped = int(case.around.get("swapped", 0))
     if share < STALLED and swapped < SWAPPED:

@@ -7,14 +7,14 @@ operational analysis of queueing network models", ACM Computing Surveys 10(3), 1
 
 from __future__ import annotations
 
-from . import Case
+from .loader_stats import LoaderStats
 
 # What workers cost that were not there before: torch's own, two cores (python -m benchmarks run).
 HANDOVER_S = 0.4e-3  # CPU a batch: 0.58 ms for 64 scalars, of which making them is 0.18
 START_S = 10e-3  # a worker and an epoch, under fork
 
 
-def period(case: Case, workers: int) -> float | None:
+def period(case: LoaderStats, workers: int) -> float | None:
     """Seconds per batch with ``workers`` workers; None where the workers' time is not known."""
     service = case.service
     if service is None:
@@ -26,7 +26,7 @@ def period(case: Case, workers: int) -> float | None:
     return start + max(case.step, service / workers, (case.cpu + case.step_cpu + handover) / case.cores)
 
 
-def without(case: Case, part: float) -> float | None:
+def without(case: LoaderStats, part: float) -> float | None:
     """Speed-up of the loop if this part of a worker's time on a task were not there; the same workers otherwise."""
     service = case.service
     if service is None:
@@ -39,7 +39,7 @@ def without(case: Case, part: float) -> float | None:
     return max(1.0, (case.wait + case.step) / then) if then else None
 
 
-def speedup(case: Case, workers: int) -> float | None:
+def speedup(case: LoaderStats, workers: int) -> float | None:
     """Loop time now over loop time with ``workers`` workers, at least 1."""
     then = period(case, workers)
     if not then:

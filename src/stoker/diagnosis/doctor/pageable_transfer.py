@@ -3,13 +3,13 @@ and the call waits for it (CUDA C++ Best Practices Guide, "Pinned Memory")."""
 
 from __future__ import annotations
 
-from . import Case, Finding
+from .loader_stats import Finding, LoaderStats
 
 LEAST = 0.05  # of the loop
 BUS = 12e9  # bytes/s, of page-locked memory over PCIe 3.0 x16; what remains of a copy is guessed with it
 
 
-def check(case: Case) -> Finding | None:
+def check(case: LoaderStats) -> Finding | None:
     found, part = case.crossings("pageable")
     if found is None or part < LEAST:
         return None

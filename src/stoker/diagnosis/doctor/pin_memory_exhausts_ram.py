@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from . import Case, Finding
+from .loader_stats import Finding, LoaderStats
 
 SHARE = 0.3  # of the memory that is granted
 LEFT = 0.1  # of it, when it was scarcest
 
 
-def check(case: Case) -> Finding | None:
+def check(case: LoaderStats) -> Finding | None:
     pinned = int((case.loader.get("device") or {}).get("pinned_bytes", 0))
     available = case.around.get("memory_available_min")
     if not case.loader["settings"].get("pin_memory") or not case.memory or available is None:

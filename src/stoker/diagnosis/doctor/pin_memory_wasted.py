@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from . import Case, Finding
+from .loader_stats import Finding, LoaderStats
 
 
-def check(case: Case) -> Finding | None:
+def check(case: LoaderStats) -> Finding | None:
     if not case.loader["settings"].get("pin_memory") or case.cuda or case.gpus:
         return None
     return Finding(

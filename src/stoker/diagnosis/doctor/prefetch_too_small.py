@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import RARE, Case, Finding
+from .loader_stats import RARE, Finding, LoaderStats
 
 DEEP = 4  # from here on it is not the depth
 IDLE = 0.8
@@ -10,7 +10,7 @@ DELAYED = 0.3  # of its tasks' time, a worker without a core
 UNEVEN = 2.0  # 95th percentile over median
 
 
-def check(case: Case) -> Finding | None:
+def check(case: LoaderStats) -> Finding | None:
     depth, busy, service = case.loader["settings"].get("prefetch_factor"), case.busy, case.service
     if not case.starved or not case.workers or busy is None or service is None or busy > IDLE:
         return None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from . import Case, Finding
+from .loader_stats import Finding, LoaderStats
 
 LEAST = 32 << 20
 
 
-def check(case: Case) -> Finding | None:
+def check(case: LoaderStats) -> Finding | None:
     free = case.around.get("shm_free_min")
     if free is None or free >= LEAST or not case.workers or case.loader["settings"].get("engine") != "torch":
         return None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from . import Case, Finding, slow_transport
+from . import slow_transport
+from .loader_stats import Finding, LoaderStats
 from .model import without
 
 LEAST = 0.35
 
 
-def check(case: Case) -> Finding | None:
+def check(case: LoaderStats) -> Finding | None:
     part = case.part("collate")
     if not case.bottleneck or part < LEAST or slow_transport.hands_out(case):
         return None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from . import Case, Finding
+from .loader_stats import Finding, LoaderStats
 from .model import without
 
 LEAST = 0.3
 
 
-def check(case: Case) -> Finding | None:
+def check(case: LoaderStats) -> Finding | None:
     if not case.bottleneck:
         return None
     parts = case.looks("decode", waited=False)

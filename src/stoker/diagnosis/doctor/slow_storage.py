@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from . import Case, Finding, memory_pressure
+from . import memory_pressure
+from .loader_stats import Finding, LoaderStats
 from .model import without
 
 LEAST = 0.3  # of the time in which the worker had a core, or wanted none
@@ -10,7 +11,7 @@ BARE = 0.5  # no less than this part of a task's time counts as such: the little
 COMPUTES = 0.5  # cores
 
 
-def check(case: Case) -> Finding | None:
+def check(case: LoaderStats) -> Finding | None:
     if not case.bottleneck or case.loader["settings"].get("worker_method") == "thread":
         return None  # a thread that waits may wait for the interpreter lock
     if case.pooled and case.used >= COMPUTES:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import Case, Finding
+from .loader_stats import Finding, LoaderStats
 
 LEAST = 0.25  # of the loop
 IDLE = 0.7  # workers busier than this cannot make batches faster
@@ -10,7 +10,7 @@ KERNEL = 0.35  # of the workers' CPU time, in which the kernel clears pages
 COLLATE = 0.35  # of a task's time
 
 
-def check(case: Case) -> Finding | None:
+def check(case: LoaderStats) -> Finding | None:
     service, busy = case.service, case.busy
     if not case.starved or not case.workers or service is None or busy is None:
         return None
@@ -38,12 +38,12 @@ def check(case: Case) -> Finding | None:
     )
 
 
-def kernel_share(case: Case) -> float:
+def kernel_share(case: LoaderStats) -> float:
     kernel = case.loader.get("kernel") or {}
     return float(kernel.get("system_ns", 0)) / max(1.0, float(kernel.get("cpu_ns", 0)))
 
 
-def hands_out(case: Case) -> bool:
+def hands_out(case: LoaderStats) -> bool:
     """Whether torch's own collate, in torch's workers, spends its time in the kernel: it asks for new shared memory for
     each batch."""
     if case.loader["settings"].get("engine") != "torch" or not case.workers or case.part("collate") < COLLATE:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import Case, Finding
+from .loader_stats import Finding, LoaderStats
 
 LEAST = 0.1  # of the tasks' time
 WAITS = 0.4  # of the waiting, which comes in a few long waits then
@@ -11,7 +11,7 @@ RARE = 0.2  # of the tasks; if more of them are slow, the loader is
 DELAYED = 0.4
 
 
-def check(case: Case) -> Finding | None:
+def check(case: LoaderStats) -> Finding | None:
     tasks, waits = case.loader.get("tasks", {}), case.loader.get("waits", {})
     if (case.loader.get("cache") or {}).get("filled") and not case.loader.get("filled_epochs"):
         return None  # tasks that filled a cache took longer than those it served, and stand among them

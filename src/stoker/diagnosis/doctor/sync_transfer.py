@@ -3,13 +3,13 @@ nothing to do then until the host has asked for more."""
 
 from __future__ import annotations
 
-from . import Case, Finding
+from .loader_stats import Finding, LoaderStats
 
 LEAST = 0.05  # of the loop, in which the device is idle and its data is there
 EACH = 0.5  # of the steps
 
 
-def check(case: Case) -> Finding | None:
+def check(case: LoaderStats) -> Finding | None:
     idle = case.idle
     if idle is None or idle < LEAST:
         return None

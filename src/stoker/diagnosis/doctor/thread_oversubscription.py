@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import Case, Finding
+from .loader_stats import Finding, LoaderStats
 
 MORE = 1.4  # CPU of a worker's process over that of its own thread
 EXCESS = 0.2  # of a task's time, CPU of other threads
@@ -11,7 +11,7 @@ COMPUTES = 0.3  # of the tasks' time, in which their own thread computes or want
 AT_WORK = 0.5  # of a worker's life, in tasks
 
 
-def check(case: Case) -> Finding | None:
+def check(case: LoaderStats) -> Finding | None:
     kernel, tasks = case.loader.get("kernel") or {}, int(case.loader["stages"].get("worker", {}).get("tasks", 0))
     if not case.starved or case.workers < 2 or not tasks or not kernel:
         return None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from . import Case, Finding
+from .loader_stats import Finding, LoaderStats
 
 FULL = 0.8  # of the cores, that the loop and its workers use, or wait for
 
 
-def check(case: Case) -> Finding | None:
+def check(case: LoaderStats) -> Finding | None:
     """For a loader that is starved and of which no other rule has said why."""
     made = float(case.loader["stages"].get("worker", {}).get("cpu_s", 0.0))
     kernel = case.loader.get("kernel") or {}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from . import Case, Finding, gil_bound
+from . import gil_bound
+from .loader_stats import Finding, LoaderStats
 from .model import speedup
 
 BUSY = 0.7  # of the loop's time; below that it is not the workers that cannot keep up
 
 
-def check(case: Case) -> Finding | None:
+def check(case: LoaderStats) -> Finding | None:
     workers, service = case.workers, case.service
     if not case.starved or not workers or service is None or workers >= case.cores:
         return None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from . import Case, Finding
+from .loader_stats import Finding, LoaderStats
 
 PER_CORE = 3  # from here on
 DELAYED = 0.4  # of a worker's time, in which it could run and has no core
 
 
-def check(case: Case) -> Finding | None:
+def check(case: LoaderStats) -> Finding | None:
     if case.workers < PER_CORE * case.cores or case.delayed < DELAYED or case.waits > DELAYED:
         return None
     extra = 1 - case.cores / case.workers

@@ -7,9 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from . import (
-    STARVED,
-    Case,
-    Finding,
     batch_too_small,
     cacheable_prefix,
     checkpoint_or_logging,
@@ -37,8 +34,9 @@ from . import (
     worker_startup,
 )
 from .later import filled, later
+from .loader_stats import STARVED, Finding, LoaderStats
 
-RULES: tuple[Callable[[Case], Finding | None], ...] = (
+RULES: tuple[Callable[[LoaderStats], Finding | None], ...] = (
     main_process_loading.check,
     too_few_workers.check,
     too_many_workers.check,
@@ -95,7 +93,7 @@ def diagnose(
     waited = 0.0
     for entry in seen:
         weight = weights[entry["name"]] = (float(entry["wait_s"]) + float(entry["step_s"])) / total if total else 0.0
-        case = Case(entry, cores, cuda, around or {}, weight, gpus, memory)
+        case = LoaderStats(entry, cores, cuda, around or {}, weight, gpus, memory)
         if filled(entry):  # while a cache was filled is not how it goes on
             case = replace(case, loader=later(entry))
         waited += case.share * weight

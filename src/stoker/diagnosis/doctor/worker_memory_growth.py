@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from . import Case, Finding
+from .loader_stats import Finding, LoaderStats
 
 POINTS = 4  # of one worker's life, without the first, which finds it just started
 FACTOR = 1.3
@@ -12,7 +12,7 @@ LEAST = 64 << 20  # bytes, of all workers together
 STEADY = 0.7  # of the steps between two looks go up
 
 
-def check(case: Case) -> Finding | None:
+def check(case: LoaderStats) -> Finding | None:
     lives = [line[1:] for line in case.loader.get("memory", {}).get("own", []) if len(line) > POINTS]
     growing = [line for line in lives if _grows(line)]
     if not case.workers or not growing:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from . import Case, Finding
+from .loader_stats import Finding, LoaderStats
 
 LEAST = 0.15  # of the loop
 FEW = 5  # epochs, that one of them might be a look at a batch
 STAY = "persistent_workers=True"
 
 
-def check(case: Case) -> Finding | None:
+def check(case: LoaderStats) -> Finding | None:
     epochs = int(case.loader["epochs"])
     if epochs < 2 or not case.workers or case.total <= 0:
         return None
@@ -27,7 +27,7 @@ def check(case: Case) -> Finding | None:
     return None
 
 
-def _ways(case: Case, epochs: int) -> Iterator[tuple[int, float, str, dict[str, Any]]]:
+def _ways(case: LoaderStats, epochs: int) -> Iterator[tuple[int, float, str, dict[str, Any]]]:
     """What would help: how many starts it saves, of how many seconds, in words, and as a setting."""
     loader = case.loader
     made, at_once = int(loader.get("made", 1)), int(loader.get("at_once", 1))

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from ...core.terminal import human_bytes
-from ..doctor import Finding
+from ..doctor.loader_stats import Finding
 from . import before_after
 
 ENGINE = {"engine": "stoker"}  # in the user's own code: stoker.DataLoader

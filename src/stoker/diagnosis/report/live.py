@@ -11,7 +11,7 @@ from ...core import terminal
 
 EVERY_S = 1.0
 SELDOM = 10  # ticks between two lines where there is no terminal
-Look = Callable[[], dict[str, dict[str, Any]]]
+Fingerprint = Callable[[], dict[str, dict[str, Any]]]
 
 
 class Every:
@@ -22,7 +22,7 @@ class Every:
         name: of the thread.
     """
 
-    def __init__(self, look: Look, name: str) -> None:
+    def __init__(self, look: Fingerprint, name: str) -> None:
         self._look = look
         self._before: dict[str, dict[str, Any]] = {}
         self._stop = threading.Event()
@@ -59,7 +59,7 @@ class Ticker(Every):
         look: see ``Every``.
     """
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, look: Fingerprint) -> None:
         from rich.console import Console
 
         self._console = Console(stderr=True)

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable
 from typing import Any
 
-from ..doctor import Case
+from ..doctor.loader_stats import LoaderStats
 from ..doctor.model import period
 
 KINDS = {
@@ -135,7 +135,7 @@ def _pace(before: list[float], after: list[float], estimated: bool) -> Figure:
 
 def _curve(e: dict[str, Any], cores: int) -> Figure | None:
     """Samples/s against workers, as the model has it; None where it has nothing."""
-    case = Case(e, cores)
+    case = LoaderStats(e, cores)
     size = int(e["samples"]) / case.batches
     counts = sorted({*range(1, 2 * cores + 1), max(1, case.workers)})
     points = [(n, size / p) for n in counts if (p := period(case, n))]

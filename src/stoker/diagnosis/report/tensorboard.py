@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import UsageError
-from .live import Every, Look
+from .live import Every, Fingerprint
 
 
 class Scalars(Every):
@@ -19,7 +19,7 @@ class Scalars(Every):
         look: see ``ticker.Every``.
     """
 
-    def __init__(self, folder: Path, look: Look) -> None:
+    def __init__(self, folder: Path, look: Fingerprint) -> None:
         self._writer = _module().SummaryWriter(str(folder), filename_suffix=".stoker")
         super().__init__(look, "stoker_scalars")
 

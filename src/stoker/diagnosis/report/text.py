@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ...core.terminal import colour_wanted, human_seconds, short, style, table, width
-from ..doctor import Case
+from ..doctor.loader_stats import LoaderStats
 from .before_after_text import applied_lines
 from .patch import MENDED
 
@@ -210,7 +210,7 @@ def _faults(faults: dict[str, Any]) -> list[str]:
 def waited(report: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """The loader in whose loop most of the time went by, and how much of that was waiting."""
     main = max(report["loaders"], key=lambda e: float(e["wait_s"] + e["step_s"]))
-    case = Case(main, int(report["machine"].get("cores", 1)))
+    case = LoaderStats(main, int(report["machine"].get("cores", 1)))
     said = f"the loop waits for data {case.share:.0%} of its time"
     begins = case.startup / case.total if case.total else 0.0
     if begins >= BEGINS:
@@ -224,7 +224,7 @@ def _why(report: dict[str, Any]) -> str:
     verdict = report["verdict"]
     main, waits = waited(report)
     if verdict == "healthy":
-        case = Case(main, int(report["machine"].get("cores", 1)))
+        case = LoaderStats(main, int(report["machine"].get("cores", 1)))
         slow = case.total and case.startup / case.total >= SLOW_START
         return f": {waits}" if slow else f": your loader is fine, {waits}"
     if verdict == "unknown":

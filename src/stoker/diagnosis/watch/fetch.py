@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import _utils as torch_utils
 
 from ...core.patches import Patches
-from ...workers import fetcher as stage
+from ...workers.fetcher import BatchFetcher
 from .shared_counters import Stages
 
 SHORT_S = 1e-3
@@ -32,7 +32,7 @@ def attach(patches: Patches) -> None:
     fetch_module = torch_utils.fetch
     for cls in (fetch_module._MapDatasetFetcher, fetch_module._IterableDatasetFetcher):
         patches.put(cls, "fetch", _watched)
-    patches.put(stage.Stages, "run", _watched_stages)
+    patches.put(BatchFetcher, "run", _watched_stages)
 
 
 def _watched_stages(run: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -173,7 +173,7 @@ def _watched(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def gathered(gather: Any, stages: Stages) -> Callable[[Any], Any]:
-    """Times stoker's ``Gather`` inline. What it leaves to torch's fetcher is timed there."""
+    """Times stoker's ``RowGather`` inline. What it leaves to torch's fetcher is timed there."""
 
     def fetch(index: Any) -> Any:
         before, began, cpu = gather.gathered, _ns(), _cpu_ns()

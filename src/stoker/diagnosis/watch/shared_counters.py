@@ -12,7 +12,7 @@ from typing import Any
 from ...core import resources
 from ...core.metrics import LoaderMetrics
 from . import worker_record
-from .worker_record import Inside
+from .worker_record import WorkerRecord
 
 LIVE = ("wait_s", "first_wait_s", "step_s", "batches", "samples", "epochs")
 ROWS = 256  # loaders of one process
@@ -63,18 +63,18 @@ class Stages:
         self._writes = memoryview(mmap.mmap(-1, MAX_WORKERS))  # which of the texts have a writer
         self._records: dict[int, dict[str, Any]] = {}
         self._before: dict[int, dict[str, Any]] = {}  # what they were at ``restart``
-        self._inside: tuple[int, Inside] | None = None
+        self._inside: tuple[int, WorkerRecord] | None = None
         self._seen = [0] * (COLUMNS - 1)
         self._metrics = metrics
         self._weighed = 0
         self.held: Callable[[], None] | None = None  # hands over what this process' own fetcher still holds
 
-    def inside(self, worker: int | None, dataset: Any, collate: Any) -> Inside:
+    def inside(self, worker: int | None, dataset: Any, collate: Any) -> WorkerRecord:
         """This process' account of its tasks."""
         if self._inside is None or self._inside[0] != os.getpid():
             number = min(worker or 0, MAX_WORKERS - 1)
             self._writes[number] = 1
-            self._inside = os.getpid(), Inside(self._text(number), dataset, collate)
+            self._inside = os.getpid(), WorkerRecord(self._text(number), dataset, collate)
         return self._inside[1]
 
     def end(self) -> None:

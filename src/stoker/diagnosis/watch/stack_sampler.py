@@ -52,7 +52,7 @@ IDLE = 5  # looks at nothing, after which there are so many times fewer of them
 UNUSED = range(getattr(signal, "SIGRTMAX", 0) - 1, getattr(signal, "SIGRTMIN", 0) + 2, -1)  # signals nobody sends
 
 
-class Looks:
+class StackSampler:
     """The looks at one thread.
 
     Args:
@@ -244,10 +244,10 @@ class _Handler:
 
     pid = 0
     number: int | None = None
-    looks: ClassVar[list[Looks]] = []
+    looks: ClassVar[list[StackSampler]] = []
 
     @classmethod
-    def install(cls, looks: Looks) -> bool:
+    def install(cls, looks: StackSampler) -> bool:
         """Whether the main thread, which must be the calling one, can be asked."""
         if threading.current_thread() is not threading.main_thread():
             return False

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...core import resources
 from ...core.stacks import known_getters, known_transforms
-from .stack_sampler import Looks
+from .stack_sampler import StackSampler
 
 ROW_BYTES = 8192
 KEYS = {"pid", "bins", "stacks", "helpers", "slow", "kernel", "seconds", "own"}
@@ -54,7 +54,7 @@ def seconds_of(bin_: int) -> float:
     return float(2 ** (bin_ / BINS_PER_OCTAVE)) * 1e-6
 
 
-class Inside:
+class WorkerRecord:
     """One fetching thread's own account.
 
     Args:
@@ -74,7 +74,7 @@ class Inside:
         worker = multiprocessing.parent_process() is not None
         self._own: list[list[float]] = []
         self._weighed = 0.0 if worker else math.inf
-        self.looks = Looks(threading.get_ident(), threading.get_native_id(), alone=worker)
+        self.looks = StackSampler(threading.get_ident(), threading.get_native_id(), alone=worker)
         if not worker:
             self.looks.least_s, self._write_s = SHORT_S, MAIN_WRITE_S
         self.looks.collate = getattr(collate, "__code__", None)

@@ -24,7 +24,7 @@ from ...sampling.order import Task
 from ...workers.faults import validate
 from ...workers.process_pool import ProcessPool
 from ...workers.protocol import WorkerSpec
-from ...workers.rng_watch import Noticed
+from ...workers.rng_watch import GlobalRngUse
 from ...workers.thread_pool import ThreadPool
 from .tasks import SEED, Tasks
 
@@ -119,7 +119,7 @@ class PoolBench:
         self.deadline = deadline
         self._streams = loader._dataset_kind == _DatasetKind.Iterable
         self._pool: ProcessPool | ThreadPool | None = None
-        self._noticed = Noticed()
+        self._noticed = GlobalRngUse()
         self._noticed.said = True  # whoever asked for the measurement says it
         self._workers = self._number = self._at = 0
         self._order: deque[tuple[int, int]] = deque()  # task and its worker, oldest first

@@ -15,7 +15,7 @@ from torch.utils.data.dataloader import _DatasetKind
 from ...core.options import Budget
 from ...core.processes import starts_processes
 from ...transport.slots import own_fork
-from ...workers.gather import Gather
+from ...workers.gather import RowGather
 from ...workers.process_main import die_with_parent
 from .bench import BadSample, PoolBench, TooSlow, Window
 from .tasks import Tasks
@@ -33,8 +33,8 @@ class InlineBench:
         fetch = _DatasetKind.create_fetcher(
             loader._dataset_kind, loader.dataset, loader._auto_collation, loader.collate_fn, loader.drop_last
         ).fetch
-        if Gather.fits(loader.dataset, loader.collate_fn, loader._auto_collation):
-            return Gather(loader.dataset, fetch)
+        if RowGather.fits(loader.dataset, loader.collate_fn, loader._auto_collation):
+            return RowGather(loader.dataset, fetch)
         return fetch  # type: ignore[no-any-return]
 
     def window(self, n: int, prefetch: int, seconds: float, least: int) -> Window:

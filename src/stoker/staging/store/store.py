@@ -57,7 +57,7 @@ class Medium(Protocol):
     def seal(self) -> None: ...
 
 
-class Account(NamedTuple):
+class StoreStats(NamedTuple):
     """A store in numbers.
 
     Attributes:
@@ -140,9 +140,9 @@ class Store:
         return bool(self._head[STATE] != SHUT)
 
     @property
-    def account(self) -> Account:
+    def account(self) -> StoreStats:
         h = self._head
-        return Account(
+        return StoreStats(
             self.samples,
             int(h[FILLED]),
             int(h[USED]),
@@ -513,7 +513,7 @@ def _tensors(made: Layout, columns: list[np.ndarray[Any, Any]]) -> list[torch.Te
     return out
 
 
-def describe(account: Account) -> str:
+def describe(account: StoreStats) -> str:
     """An account in words, on one line."""
     share = account.filled / max(1, account.samples)
     words = f"{account.filled:,} of {account.samples:,} samples ({share:.0%}) in {account.nbytes / 1e6:,.1f} MB"

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from .encode import Leaf
-from .store import Account, Store, describe
+from .store import Store, StoreStats, describe
 
 TIER = 1 << 56  # above it a place says which store it is in
 
 
-class Tiers:
+class TieredStore:
     """Stores that look like one. A sample is let into the first that has room, and stays there.
 
     Args:
@@ -71,7 +71,7 @@ class Tiers:
                 prepare_ns = keep_ns = 0
 
     @property
-    def account(self) -> Account:
+    def account(self) -> StoreStats:
         """All of them in one."""
         each = [s.account for s in self.stores]
         last = each[-1]

@@ -34,7 +34,7 @@ def bound(max_errors: int | float | None, samples: int | None) -> int:
     return max(LEAST, most) if max_errors is None else most
 
 
-class Ledger:
+class ErrorLog:
     """What failed of one loader, from its first epoch to its last. A sample counts once, however often it fails.
 
     Counting happens where batches leave in the sampler's order, so the batch at which the bound is passed does not

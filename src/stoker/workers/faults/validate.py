@@ -16,7 +16,7 @@ from . import policy
 from .policy import OnError
 
 if TYPE_CHECKING:
-    from .error_log import Ledger
+    from .error_log import ErrorLog
 
 DEATH = (None, "restart", "raise")
 LINUX = sys.platform == "linux"
@@ -161,9 +161,9 @@ def ignored(loader: Any, *names: str) -> str:
     return ", ".join(name for name in names if getattr(loader, name, None) not in (None, 0, "raise"))
 
 
-def faults_of(loader: Any, state: Any) -> tuple[OnError, Ledger]:
+def faults_of(loader: Any, state: Any) -> tuple[OnError, ErrorLog]:
     """The policy of a loader that has one, and its account, which is kept from epoch to epoch in ``state``."""
-    from .error_log import Ledger  # and the list that it writes
+    from .error_log import ErrorLog  # and the list that it writes
 
     check(loader)
     on_error = policy.on_error_of(loader)
@@ -173,6 +173,6 @@ def faults_of(loader: Any, state: Any) -> tuple[OnError, Ledger]:
         except TypeError:
             samples = None
         path = None if loader.quarantine is None else os.fspath(loader.quarantine)
-        state.ledger = Ledger(samples, loader.max_errors, path, type(loader.dataset).__name__)
+        state.ledger = ErrorLog(samples, loader.max_errors, path, type(loader.dataset).__name__)
     state.ledger.metrics = state.metrics
     return on_error, state.ledger
