@@ -40,7 +40,7 @@ def files() -> list[tuple[Path, int]]:
 def pixels(path: Path, scaled: bool = False) -> torch.Tensor:
     """A photograph as uint8, CHW."""
     if scaled:
-        picture = stoker.staging.image.read(path, SIZE)
+        picture = stoker.image.read(path, SIZE)
     else:
         from PIL import Image
 
@@ -175,9 +175,7 @@ def tight(kind: str) -> None:
 def psnr() -> None:
     """What decoding small changes."""
     for gap in (1.0, 2.0):
-        print(
-            f"reducing_gap={gap}: {stoker.staging.image.compare([p for p, _ in files()[:200]], SIZE, reducing_gap=gap)}"
-        )
+        print(f"reducing_gap={gap}: {stoker.image.compare([p for p, _ in files()[:200]], SIZE, reducing_gap=gap)}")
 
 
 PAIRED = ("torch, 1 worker", "staged, 1 worker", "stoker, 1 worker")

@@ -54,7 +54,7 @@ def look(data: bytes, size: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            found = stoker.staging.image.read(data, size)
+            found = stoker.image.read(data, size)
         except ImageError as e:
             assert isinstance(e, OSError)  # noqa: PT017
             assert "no picture, or a broken one" in str(e)  # noqa: PT017
@@ -85,14 +85,14 @@ def test_damaged_pictures(kind: str, changes: list[tuple[int, int]], cut: int, s
 
 def test_what_is_wrong_with_the_file_and_not_the_picture_stays(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        stoker.staging.image.read(tmp_path / "none.jpg")
+        stoker.image.read(tmp_path / "none.jpg")
     with pytest.raises(IsADirectoryError):
-        stoker.staging.image.read(tmp_path)
+        stoker.image.read(tmp_path)
     (tmp_path / "a.jpg").write_bytes(b"no picture")
     with pytest.raises(ImageError, match=r"a\.jpg \(UnidentifiedImageError"):
-        stoker.staging.image.read(tmp_path / "a.jpg")
+        stoker.image.read(tmp_path / "a.jpg")
     with pytest.raises(stoker.core.errors.UsageError, match="mode='XYZ'"):
-        stoker.staging.image.read(PICTURES["png"], mode="XYZ")
+        stoker.image.read(PICTURES["png"], mode="XYZ")
 
 
 # -- caches

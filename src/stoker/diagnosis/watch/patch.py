@@ -18,6 +18,7 @@ import torch.utils.data.dataloader as torch_loader
 
 from ...core.errors import UsageError
 from ...core.patches import Patches, subclasses
+from ...loader import engine  # noqa: F401  defines stoker's iterators: classes that exist are watched
 from ...loader.describe import named
 from . import fetch
 from .iterators import Through, opened, through, watch_iterators
