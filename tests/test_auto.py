@@ -164,6 +164,7 @@ def test_nothing_is_loaded_but_the_batches(own: bool) -> None:
 
 @pytest.mark.usefixtures("restless")
 @pytest.mark.parametrize("own", [False, True])
+@pytest.mark.few(1)
 def test_bits_and_order_stay_when_it_moves_to_and_fro(own: bool) -> None:
     kw: dict[str, Any] = {"sampler": Own(), "shuffle": None} if own else {}
     fixed = auto(Where(), **kw)

@@ -94,6 +94,7 @@ def consistent(found: BatchSizes) -> None:
             assert t.peak_bytes <= found.budget_bytes * (1 - found.margin)
 
 
+@pytest.mark.slow
 def test_the_answer_fills_the_budget_less_its_margin(device: Device) -> None:
     """57.6 of 64 MiB are allowed, and a sample takes one."""
     state, python, numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[union-attr, index]
@@ -120,6 +121,7 @@ def test_the_answer_fills_the_budget_less_its_margin(device: Device) -> None:
     assert 8 <= largest(loader(Small()), step, budget="10MiB").best <= 9
 
 
+@pytest.mark.slow
 def test_out_of_memory_is_told_apart_from_errors(device: Device) -> None:
     def hidden(batch: Any) -> None:
         try:
@@ -148,6 +150,7 @@ def test_not_even_one_sample(device: Device) -> None:
     ("n", "most", "best", "bound"),
     [(40, 65536, 40, "dataset: it has 40"), (40, 17, 17, "most=17"), (3, 100, 3, "dataset")],
 )
+@pytest.mark.few(1)
 def test_bounds_other_than_memory(device: Device, n: int, most: int, best: int, bound: str) -> None:
     found = largest(loader(Small(n)), most=most)
     consistent(found)
@@ -173,6 +176,7 @@ def test_stokers_loader_and_a_collate_fn_of_its_own(device: Device) -> None:
     assert largest(stoker.DataLoader(Small(9), batch_size=2, collate_fn=collate), step).best == 9
 
 
+@pytest.mark.slow
 def test_an_iterable_dataset(device: Device) -> None:
     found = largest(loader(Stream(50)))
     consistent(found)
@@ -283,6 +287,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     sys.modules.pop(name, None)
 
 
+@pytest.mark.slow
 def test_the_command(device: Device, target: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def run(*args: str) -> int:
         return main.main(["batch-size", *args])

@@ -389,6 +389,7 @@ def test_the_command(target: str, tmp_path: Path, capfd: pytest.CaptureFixture[s
             run(f"{target}:data", *bad)
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_a_batch_does_not_come(target: str) -> None:
     line = [sys.executable, "-m", "stoker", "bench", f"{target}:stuck"]
     p = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)

@@ -159,7 +159,7 @@ def test_a_run_that_is_killed_while_it_fills_leaves_nothing_wrong(
     assert check(open_cache(files, where, fn)) == 0
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_many_runs_fill_one_cache(files: list[Path], tmp_path: Path, fn: Any) -> None:
     where = tmp_path / "cache"
     runs = [child(files, where, fn, workers=w) for w in (0, 1, 2)]
@@ -216,6 +216,7 @@ def test_what_changed_without_a_trace_is_found_by_a_sample(files: list[Path], tm
 
 
 @pytest.mark.parametrize("seed", range(12))
+@pytest.mark.few(13)
 def test_a_flipped_byte_is_never_served(files: list[Path], tmp_path: Path, fn: Any, seed: int) -> None:
     """Anywhere in the cache."""
     where = tmp_path / "cache"
@@ -301,7 +302,7 @@ for size in {sizes}:
 SIZES = ("8k", "40k", "180k", "200k", "240k", "400k")
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.skipif(not namespace(), reason="no file system of one's own to be had (unshare(1))")
 def test_a_full_disk_is_said(files: list[Path], tmp_path: Path, fn: Any) -> None:
     where = tmp_path / "cache"
@@ -527,6 +528,7 @@ NAMED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("how", NAMED)
+@pytest.mark.few(5)
 def test_source_files_are_found_however_they_are_named(how: str, tmp_path: Path) -> None:
     here = tmp_path / "files"
     here.mkdir()

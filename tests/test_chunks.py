@@ -67,6 +67,7 @@ def readers() -> list[threading.Thread]:
     resident=st.integers(1, 20) | st.integers(1, 1000),
     seed=st.integers(0, 1 << 32),
 )
+@pytest.mark.slow
 def test_an_epoch_has_each_index_once_and_a_window(n: int, size: int | None, resident: int, seed: int) -> None:
     sampler = ChunkSampler(range(n), size, resident, seeded(seed))
     order = list(sampler)
@@ -304,6 +305,7 @@ def test_what_comes_next_can_be_asked() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("left", ["end", "break", "error"])
+@pytest.mark.few(2)
 def test_no_thread_is_left(workers: int, left: str) -> None:
     data = Told(2000)
     loader = stoker.DataLoader(data, 10, sampler=ChunkSampler(data, 50, 4), num_workers=workers)

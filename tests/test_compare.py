@@ -76,6 +76,7 @@ def command(folder: Path, a: Any, b: Any, *args: str) -> int:
     return cli.main(["compare", str(folder / "a.json"), str(folder / "b.json"), *args])
 
 
+@pytest.mark.slow
 def test_two_runs_of_a_script(
     real: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -346,6 +347,7 @@ def places(data: Any) -> list[tuple[Any, Any]]:
 
 @given(st.data())
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.slow
 def test_a_real_report_with_anything_in_it(real: tuple[dict[str, Any], dict[str, Any]], data: st.DataObject) -> None:
     a, b = copy.deepcopy(real)
     for broken in data.draw(st.sampled_from([[b], [a], [a, b]])):

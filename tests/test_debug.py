@@ -90,6 +90,7 @@ def test_a_stream_is_read_once() -> None:
     assert len(list(stoker.DataLoader(Stream(), num_workers=2, debug=True))) == 6
 
 
+@pytest.mark.slow
 def test_a_script_that_nobody_edited(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         textwrap.dedent("""

@@ -492,6 +492,7 @@ def rests(end: threading.Event) -> None:
 
 
 @pytest.mark.parametrize("target", [computes, rests])
+@pytest.mark.few(1)
 def test_helpers_that_take_turns_at_the_lock(
     target: Callable[[threading.Event], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ def epoch(loader: Any, changes: dict[int, int] | None = None) -> torch.Tensor:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.few(3)
 def test_resizing_changes_no_bit(method: str, persistent: bool) -> None:
     print(f"STOKER_SEED={SEED}")
     r = random.Random(SEED)
@@ -75,6 +76,7 @@ def test_resizing_changes_no_bit(method: str, persistent: bool) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.few(1)
 def test_any_thread_may_resize(method: str) -> None:
     """As often as it likes, while the consumer takes batches: none is lost, none changes."""
     print(f"STOKER_SEED={SEED}")
@@ -185,6 +187,7 @@ def test_resizing_under_spawn() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.few(1)
 def test_workers_come_and_go(method: str) -> None:
     loader = auto(Drawn(16000), 1, batch_size=2, worker_method=method)
     it = iter(loader)
@@ -687,6 +690,7 @@ class Moody(Dataset):
         return i
 
 
+@pytest.mark.slow
 def test_a_load_that_changes_in_mid_run_is_followed() -> None:
     """A disk gets 80 times slower in the middle of an epoch: workers come, and no batch changes."""
     dataset = Moody()

@@ -129,6 +129,7 @@ def test_photos_interrupted_leave_nothing(number: int, code: int, tmp_path: Path
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.slow
 def test_photos_killed_are_cleared_away_by_the_next_run(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / "make_photos.py"), "--out", str(tmp_path / "data"), "--count", "100000"]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
@@ -145,6 +146,7 @@ def test_photos_killed_are_cleared_away_by_the_next_run(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
+@pytest.mark.slow
 def test_train_lazy(photos: Path) -> None:
     done = run("train_lazy.py", "--data", photos, "--epochs", 1)
     assert done.returncode == 0, done.stderr
@@ -187,6 +189,7 @@ def test_auto_workers_says_a_count_and_one_more_core_changes_no_batch() -> None:
     assert batches[0] == batches[1]
 
 
+@pytest.mark.slow
 def test_installed() -> None:
     done = run("installed.py")
     assert done.returncode == 0, done.stderr
@@ -196,7 +199,7 @@ def test_installed() -> None:
     assert "the same weights: True" in done.stdout
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="stoker's own workers are on Linux")
 @pytest.mark.parametrize(
     ("name", "word"), [("resize.py", "batches "), ("threads.py", "sum "), ("share_list.py", "labels 900000")]

@@ -87,6 +87,7 @@ WITH_LIGHTNING = (
 
 
 @pytest.mark.parametrize("flags", [[], ["--apply"]])
+@pytest.mark.few(1)
 def test_init_is_wrapped_while_the_first_loader_is_made(tmp_path: Path, flags: list[str]) -> None:
     env = library(tmp_path, "lightning_like", LIGHTNING)
     p = stoker(tmp_path, *flags, script(tmp_path, WITH_LIGHTNING), env=env)

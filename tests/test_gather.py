@@ -78,7 +78,7 @@ def seen(cls: Any, dataset: Any, **kw: Any) -> list[Any]:
     return out
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 @pytest.mark.parametrize(
     ("kind", "workers"),

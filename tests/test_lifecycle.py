@@ -128,7 +128,7 @@ def first_line(process: subprocess.Popen[str]) -> list[int]:
     return [int(w) for w in process.stdout.readline().split()]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_is_left_when_a_script_ends(tmp_path: Path, way: str) -> None:
     before = shm()
@@ -232,6 +232,7 @@ def test_descriptors_do_not_pile_up() -> None:
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
+@pytest.mark.slow
 def test_keeping_batches_costs_no_descriptors() -> None:
     script = """
         import resource, torch, stoker
@@ -274,6 +275,7 @@ print(sum(b.sum().item() for b in stoker.DataLoader(range(100), num_workers=2)))
 
 
 @pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.few(1)
 def test_ctrl_c_in_the_instant_of_a_fork_is_heard(workers: int) -> None:
     """What a handler raises in somebody's hook of a fork is printed and forgotten."""
     code = HOOKED.format(workers=workers)
@@ -293,6 +295,7 @@ def test_a_child_is_ended_unless_somebody_else_has_reaped_it(monkeypatch: pytest
     gone.wait()
 
 
+@pytest.mark.slow
 def test_a_script_that_lets_the_kernel_reap_its_children_is_split_and_staged(tmp_path: Path) -> None:
     code = (
         PRELUDE

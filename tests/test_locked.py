@@ -115,6 +115,7 @@ def let_go(rng: random.Random, device: FakeDevice, locker: Locker, held: list[An
 
 
 @pytest.mark.parametrize("seed", range(8))
+@pytest.mark.few(5)
 def test_no_slot_is_written_before_the_device_has_read_it(seed: int) -> None:
     rng = random.Random(seed)
     print("seed", seed)

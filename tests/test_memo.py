@@ -90,6 +90,7 @@ def batches(data: Any, epochs: int = 3, workers: int = 0, change: Any = None) ->
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [Mosaic, Pair, Path, InPlace])
+@pytest.mark.few(1)
 def test_no_bit_changes_and_what_was_loaded_is_not_loaded_again(kind: Any, workers: int) -> None:
     staged = stoker.Staged(kind())
     assert staged.split is not None
@@ -101,6 +102,7 @@ def test_no_bit_changes_and_what_was_loaded_is_not_loaded_again(kind: Any, worke
     assert account.prepared <= SIZE + 8  # two workers may load the same one at a time
 
 
+@pytest.mark.slow
 def test_a_branch_that_no_trial_took_is_served_from_what_another_loaded() -> None:
     data = Mosaic()
     staged = stoker.Staged(data)
@@ -119,6 +121,7 @@ def test_a_branch_that_no_trial_took_is_served_from_what_another_loaded() -> Non
     assert equal_bits(batches(plain, 3, change=close_plain), kept)
 
 
+@pytest.mark.slow
 def test_an_attribute_that_the_call_reads_begins_a_new_cache() -> None:
     data, plain = Pair(), Pair()
     staged = stoker.Staged(data)
@@ -166,6 +169,7 @@ class Clock(Pair):
 
 
 @pytest.mark.parametrize("kind", [Counts, Same])
+@pytest.mark.few(1)
 def test_of_a_call_that_is_not_pure_only_the_pure_calls_inside_are_kept(kind: Any) -> None:
     staged = stoker.Staged(kind())
     assert staged.split is not None

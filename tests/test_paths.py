@@ -82,6 +82,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("how", ["raises", "hangs", "queue", "threads"])
+@pytest.mark.few(1)
 def test_the_frames_of_a_script_in_folders_called_stoker_and_multiprocessing(how: str, tmp_path: Path) -> None:
     script = tmp_path / "stoker" / "multiprocessing" / "script.py"
     script.parent.mkdir(parents=True)

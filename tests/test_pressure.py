@@ -155,6 +155,7 @@ print("batches", n + 1, "ballast", len(ballast) * 16)
 """
 
 
+@pytest.mark.slow
 def test_a_cgroup_that_fills_up_is_survived(tmp_path: Path) -> None:
     """The script fills its memory itself, beside a loader that had 100 MB of batches under way."""
     with cgroup(1 << 30) as group:

@@ -155,6 +155,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Rank]]:
     assert not [n for rank in ranks for n in rank.names if n.strip("\0") in bound]  # whatever ended them
 
 
+@pytest.mark.slow
 def test_two_ranks_fill_and_read_one_cache(start: Callable[..., Rank]) -> None:
     ranks = [start(0), start(1)]
     assert [r.kind for r in ranks] == ["_Owner", "_Member"]
@@ -186,6 +187,7 @@ def test_calls_that_one_rank_made_are_answered_to_the_other(start: Callable[...,
     assert made["prepared"] == again["prepared"] == 128
 
 
+@pytest.mark.slow
 def test_ranks_with_different_datasets_keep_to_themselves(start: Callable[..., Rank]) -> None:
     ranks = [start(0, SEED="1"), start(1, SEED="2")]
     assert [r.kind for r in ranks] == ["_Owner", "_Owner"]
@@ -197,6 +199,7 @@ def test_ranks_with_different_datasets_keep_to_themselves(start: Callable[..., R
 
 
 @pytest.mark.parametrize(("more", "env"), [("", {"SCALE": "3"}), (" + self.rank", {})])
+@pytest.mark.few(1)
 def test_what_the_deterministic_part_reads_is_compared(start: Callable[..., Rank], more: str, env: Any) -> None:
     """A global variable that is another in each rank, or the rank itself."""
     ranks = [start(0, more), start(1, more, **env)]
@@ -207,6 +210,7 @@ def test_what_the_deterministic_part_reads_is_compared(start: Callable[..., Rank
         assert rank.serve(0, 64)["right"]
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_while_it_fills_hurts_nobody(start: Callable[..., Rank]) -> None:
     owner, member = start(0), start(1)
     file = owner.hear()["file"]
@@ -231,6 +235,7 @@ def test_a_rank_that_is_killed_while_it_fills_hurts_nobody(start: Callable[..., 
         os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_in_its_trial_leaves_it_to_another(start: Callable[..., Rank], tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -317,6 +322,7 @@ for size in (160, 128):
 """
 
 
+@pytest.mark.slow
 def test_the_digest_is_the_same_in_each_process_and_differs_with_the_content(tmp_path: Path) -> None:
     path = tmp_path / "digests.py"
     path.write_text(DIGEST)

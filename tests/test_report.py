@@ -86,6 +86,7 @@ def shown(report: dict[str, Any]) -> str:
 # ---------------------------------------------------------------------------------------------------------- wall clock
 
 
+@pytest.mark.slow
 def test_epochs_are_timed_from_their_begin_to_their_end(tmp_path: Path) -> None:
     path = script(tmp_path, nap=0.002, step=0.005, extra="if epoch and i >= 9: break").read_text()
     path = path.replace("for x, y in loader:", "for i, (x, y) in enumerate(loader):").replace("range(2)", "range(3)")
@@ -105,6 +106,7 @@ def test_epochs_are_timed_from_their_begin_to_their_end(tmp_path: Path) -> None:
     assert "wall clock: the script took" in p.stderr
 
 
+@pytest.mark.slow
 def test_an_iterator_that_waits_to_be_asked_is_in_no_loop(tmp_path: Path) -> None:
     path = script(
         tmp_path,
@@ -189,6 +191,7 @@ def test_later_epochs_are_those_after_the_cache_was_filled() -> None:
     assert later.filled(loader()) == 0
 
 
+@pytest.mark.slow
 def test_a_stream_is_compared_too(tmp_path: Path) -> None:
     """Nothing is set for it, and stoker's engine is behind it all the same."""
     path = script(
@@ -221,6 +224,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_run_is_found_again_whatever_its_report_is_called(here: Path) -> None:
     path = script(here)
     assert stoker(here, "--json", "a.json", path, "x").returncode == 0
@@ -271,6 +275,7 @@ def test_what_is_no_remembered_run_is_none(here: Path, content: bytes) -> None:
     assert history.load(["train.py"]) is not None
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_written_nothing_is_remembered(here: Path) -> None:
     (here / "cache").write_text("a file")
     assert stoker(here, script(here)).returncode == 0

@@ -84,6 +84,7 @@ def test_an_untouched_script_is_observed(tmp_path: Path) -> None:
     assert "input-bound" in p.stderr
 
 
+@pytest.mark.slow
 def test_a_loop_that_does_not_wait_is_healthy(tmp_path: Path) -> None:
     p = stoker(tmp_path, script(tmp_path, step=0.06))
     assert p.returncode == 0
@@ -93,6 +94,7 @@ def test_a_loop_that_does_not_wait_is_healthy(tmp_path: Path) -> None:
     assert "healthy" in p.stderr
 
 
+@pytest.mark.slow
 def test_loading_in_the_main_process_is_named(tmp_path: Path) -> None:
     stoker(tmp_path, script(tmp_path, workers=0, nap=0.002, step=0.005))
     r = report(tmp_path)
@@ -152,6 +154,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.few(1)
 def test_what_is_served_from_the_cache_is_not_put_down_to_the_training_loop(tmp_path: Path, workers: int) -> None:
     """A worker's stack goes on with the frames of the loop that forked it."""
     path = script(tmp_path, OBJECTS.replace("WORKERS", str(workers)))
@@ -162,6 +165,7 @@ def test_what_is_served_from_the_cache_is_not_put_down_to_the_training_loop(tmp_
     assert "cache" in {x["kind"] for x in loader["where"]}, p.stderr
 
 
+@pytest.mark.slow
 def test_apply_does_not_break_what_cannot_be_loaded_in_a_worker(tmp_path: Path) -> None:
     path = script(
         tmp_path,
@@ -185,6 +189,7 @@ def test_apply_does_not_break_what_cannot_be_loaded_in_a_worker(tmp_path: Path) 
     assert "kept 0" in change["reason"]
 
 
+@pytest.mark.slow
 def test_loaders_of_one_line_are_applied_to_by_their_own_settings(tmp_path: Path) -> None:
     """And may be made anew from their attributes, as frameworks do that skip batches."""
     path = script(
@@ -269,6 +274,7 @@ def test_a_script_ended_by_a_signal(tmp_path: Path, sig: signal.Signals) -> None
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("group", [True, False])
+@pytest.mark.few(1)
 def test_a_signal_to_stoker_reaches_the_script_once(tmp_path: Path, sig: signal.Signals, group: bool) -> None:
     path = script(
         tmp_path,
@@ -342,6 +348,7 @@ def test_killing_stoker_kills_the_script(tmp_path: Path) -> None:
     assert not alive
 
 
+@pytest.mark.slow
 def test_the_report_on_stdout(tmp_path: Path) -> None:
     p = stoker(tmp_path, "--json", "-", script(tmp_path))
     assert p.returncode == 0
@@ -352,6 +359,7 @@ def test_the_report_on_stdout(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
+@pytest.mark.slow
 def test_max_steps(tmp_path: Path) -> None:
     p = stoker(tmp_path, "--max-steps", "7", script(tmp_path))
     assert p.returncode == 0
@@ -392,6 +400,7 @@ def test_commands_that_start_python_themselves(tmp_path: Path) -> None:
         assert report(tmp_path)["loaders"][0]["batches"] == 40
 
 
+@pytest.mark.slow
 def test_every_child_is_watched(tmp_path: Path) -> None:
     script(tmp_path)
     path = script(
@@ -425,6 +434,7 @@ sys.exit(cli.main(["run", {str(script(tmp_path, "raise SystemExit(7)"))!r}]))
     assert "cpu_ns" in p.stderr or "No space left" in p.stderr
 
 
+@pytest.mark.slow
 def test_processes_that_nobody_looked_into(tmp_path: Path) -> None:
     path = script(
         tmp_path,
@@ -501,6 +511,7 @@ def test_memory_of_a_container_that_only_the_script_is_in(tmp_path: Path) -> Non
     assert 0 < r["around"]["memory_available_min"] < 800 << 20
 
 
+@pytest.mark.slow
 def test_cores_that_only_the_script_lacks(tmp_path: Path) -> None:
     path = script(tmp_path)
     text = path.read_text()
@@ -517,6 +528,7 @@ def test_a_sitecustomize_of_the_users_still_runs(tmp_path: Path) -> None:
     assert p.stdout == "5 []\n", p.stderr
 
 
+@pytest.mark.slow
 def test_several_loaders_nested_and_left_early(tmp_path: Path) -> None:
     path = script(
         tmp_path,
@@ -586,6 +598,7 @@ def test_ceilings_of_epochs_that_are_too_short(tmp_path: Path) -> None:
     assert "epoch 1" in p.stdout
 
 
+@pytest.mark.slow
 def test_a_line_while_it_runs(tmp_path: Path) -> None:
     path = script(tmp_path, nap=0.01, step=0.02)
     ours, theirs = pty.openpty()

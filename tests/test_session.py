@@ -34,6 +34,7 @@ def epoch(loader: DataLoader) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_what_is_iterated_in_between_is_seen(tmp_path: Path) -> None:
     before = DataLoader(Slow(), batch_size=8)
     with stoker.watch() as w:
@@ -60,6 +61,7 @@ def test_what_is_iterated_in_between_is_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cls", [DataLoader, stoker.DataLoader])
+@pytest.mark.few(1)
 def test_loaders_of_one_line_are_counted(cls: Any) -> None:
     def made() -> Any:
         return cls(Slow(), batch_size=80, num_workers=1)
@@ -76,6 +78,7 @@ def test_loaders_of_one_line_are_counted(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.few(1)
 def test_epochs_that_were_left_and_what_came_between(workers: int) -> None:
     loader = stoker.DataLoader(Slow(), batch_size=8, num_workers=workers)
     spent = 0.0
@@ -96,6 +99,7 @@ def test_epochs_that_were_left_and_what_came_between(workers: int) -> None:
     assert spent <= seen["between_s"] <= spent + seen["wait_s"]
 
 
+@pytest.mark.slow
 def test_no_thread_of_it_stays() -> None:
     """A notebook watches again and again."""
     others = [t for t in threading.enumerate() if t.name == "stoker_looks"]
@@ -123,6 +127,7 @@ def test_one_at_a_time() -> None:
     assert "no DataLoader" in str(w)
 
 
+@pytest.mark.slow
 def test_nested_abandoned_and_in_threads() -> None:
     import threading
 

@@ -527,6 +527,7 @@ for context in ("fork", "spawn"):
 """
 
 
+@pytest.mark.slow
 def test_workers_start_where_proc_is_not_mounted(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(f"if __name__ == '__main__':\n{indent(BARE, '    ')}")
     words = [
@@ -552,6 +553,7 @@ def _refuse() -> None:
     raise ValueError("not here")
 
 
+@pytest.mark.slow
 def test_a_dataset_that_cannot_be_unpickled_ends_the_epoch() -> None:
     it = iter(stoker.DataLoader(Unloadable(), num_workers=2, multiprocessing_context="spawn"))
     with pytest.raises(RuntimeError, match="exited unexpectedly"):

@@ -324,6 +324,7 @@ def same_bits(data: Any, epochs: int = 3, **settings: Any) -> stoker.Staged:
 
 
 @pytest.mark.parametrize(("name", "transform", "n"), PIPELINES, ids=[p[0] for p in PIPELINES])
+@pytest.mark.few(11)
 def test_no_random_transform_is_ever_frozen(name: str, transform: Any, n: int) -> None:
     found = stoker.split(Pictures(transform))
     whole = found.exact
@@ -478,6 +479,7 @@ KEYWORD = KeywordCompose(
     ],
     ids=["image and target", "by keyword", "two views", "in a helper", "Subset", "ConcatDataset", "of two kinds"],
 )
+@pytest.mark.few(6)
 def test_conventions(data: Any, n: int | None) -> None:
     found = stoker.split(data)
     assert n is None or len(kept(found)) == n, str(found)

@@ -104,6 +104,7 @@ def settings_with(*, fast: bool, threads: bool = True) -> list[Any]:
 
 @pytest.mark.parametrize("settings", settings_with(fast=False))
 @pytest.mark.parametrize("kind", ["tensor", "strides", "dict", "odd"])
+@pytest.mark.few(5)
 def test_a_cached_epoch_is_the_uncached_one_to_the_bit(settings: dict[str, Any], kind: str) -> None:
     collate = {"collate_fn": stay} if kind == "odd" else {}
     plain = epochs(Source(kind=kind), **settings, **collate)
@@ -269,6 +270,7 @@ def test_a_dataset_that_is_changed_between_epochs_begins_a_new_cache(settings: d
 
 @pytest.mark.parametrize("workers", [{}, {"persistent_workers": True}], ids=["new", "stay"])
 @pytest.mark.parametrize("kind", ["tensor", "array", "value"])
+@pytest.mark.few(3)
 def test_what_is_changed_in_shared_memory_is_never_served_stale(kind: str, workers: dict[str, Any]) -> None:
     class Levels(Source):
         def __init__(self) -> None:
@@ -378,6 +380,7 @@ LABELS = [
 @pytest.mark.parametrize("within", [lambda d: d, lambda d: Subset(d, range(1000))], ids=["", "Subset"])
 @pytest.mark.parametrize("kind", [Scaled, ScaledModule])
 @pytest.mark.parametrize("chain", [lambda t: t, InTurn], ids=["alone", "Compose"])
+@pytest.mark.few(5)
 def test_an_argument_of_a_transform_that_is_changed(chain: Any, kind: Any, within: Any, workers: int) -> None:
     """Progressive resizing, for one."""
     step = kind(2)
@@ -411,6 +414,7 @@ def test_what_hangs_on_a_sample_is_kept_with_it(kind: str) -> None:
 
 
 @pytest.mark.parametrize("labels", LABELS, ids=lambda x: type(x).__name__)
+@pytest.mark.few(5)
 def test_a_label_among_many_that_is_changed(labels: Any) -> None:
     data = Through(Scaled(2), copy.copy(labels) if not isinstance(labels, torch.Tensor) else labels.clone())
     loader = stoker.DataLoader(stoker.Staged(data, cache="ram", cache_budget="1MB"), 1000)
@@ -640,6 +644,7 @@ def dear(sample: Any) -> Any:
     ],
     ids=["pays", "does not shrink", "costs nothing", "not asked for", "asked for"],
 )
+@pytest.mark.few(1)
 def test_samples_are_compressed_where_the_set_does_not_fit_and_that_pays(
     well: bool, prepare: Any, cache: str, compressed: bool
 ) -> None:

@@ -158,7 +158,7 @@ OTHER = [(2, "process"), (2, "thread")]
 DATASETS = {"map": Augmented, "iterable": Stream, "stateful": StatefulStream}
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", ["process", pytest.param("thread", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("workers", "before"), EACH)
 @pytest.mark.parametrize("name", DATASETS)
@@ -187,7 +187,7 @@ def test_task_seeds_come_with_the_state() -> None:
     )
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("n", "m"), [(3, 2), (2, 3), (0, 2), (1, 3)])
 def test_an_iterable_dataset_keeps_its_parts(n: int, m: int) -> None:
     """Also where torch seeds by worker: each part has the random state of its own worker."""
@@ -197,6 +197,7 @@ def test_an_iterable_dataset_keeps_its_parts(n: int, m: int) -> None:
 
 @settings(max_examples=12, deadline=None)
 @given(st.data())
+@pytest.mark.slow
 def test_whatever_is_drawn(data: st.DataObject) -> None:
     draw_ = data.draw
     n = draw_(st.integers(1, 23), label="n")
@@ -319,7 +320,7 @@ SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("persistent", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_samplers(name: str, persistent: bool) -> None:
@@ -334,7 +335,7 @@ def test_samplers(name: str, persistent: bool) -> None:
         check_everywhere(lambda: build(2), lambda: build(0), step=3)
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", [*SAMPLERS, "iterable", "stateful"])
 def test_killed_again_and_again(name: str) -> None:
     """Each time after a batch, and once before any."""
@@ -603,6 +604,7 @@ class Memory(Augmented):
 
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize(("workers", "method"), [(0, "process"), (2, "process"), (2, "thread")])
+@pytest.mark.few(2)
 def test_a_stateful_map_dataset(workers: int, method: str, persistent: bool) -> None:
     def build() -> Any:
         many = workers if method == "process" else 1
@@ -684,6 +686,7 @@ def test_states_that_differ_cannot_be_divided() -> None:
 
 
 @pytest.mark.parametrize("every", [0, 1, 2, 5, None])
+@pytest.mark.few(3)
 def test_states_now_and_then(every: int | None) -> None:
     check_everywhere(
         lambda: loader_of(StatefulStream(), 3, task_seeds=True, snapshot_every_n_steps=every),

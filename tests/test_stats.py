@@ -532,6 +532,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     sys.modules.pop(name, None)
 
 
+@pytest.mark.slow
 def test_the_command(target: str) -> None:
     line = [sys.executable, "-m", "stoker", "stats", f"{target}:data", "--json", "-"]
     p = subprocess.run(line, capture_output=True, text=True, timeout=60)

@@ -230,7 +230,7 @@ class Refused(Info):
         raise KeyError("no such sample")
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", ["end", "break", "del", "error"])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_no_thread_is_left(how: str, persistent: bool) -> None:
@@ -495,6 +495,7 @@ class Noisy(Dataset):
 
 @pytest.mark.parametrize("floats", [10, 40_000])
 @pytest.mark.timeout(120)
+@pytest.mark.few(1)
 def test_batches_are_intact_whatever_is_kept_and_dropped(floats: int) -> None:
     print(f"STOKER_SEED={SEED}")
     r = random.Random(SEED)

@@ -107,6 +107,7 @@ def children() -> set[int]:
 # ---------------------------------------------------------------------------------------------------------- the answer
 
 
+@pytest.mark.slow
 def test_what_waits_gets_many_workers_and_says_what_bound_them() -> None:
     before = children()
     r = stoker.tune(DataLoader(Waits(), batch_size=4, shuffle=True), budget_s=5, knobs=("num_workers",))
@@ -200,6 +201,7 @@ def test_every_knob_but_those_asked_for_stays() -> None:
     assert {t["num_workers"] for t in r.tried if t["worker_method"] == "thread"} <= {2}
 
 
+@pytest.mark.slow
 def test_batch_size_moves_only_if_asked() -> None:
     r = stoker.tune(DataLoader(Rows(5000), batch_size=2, num_workers=1), budget_s=8, knobs=("batch_size",))
     assert r.best.batch_size is not None
@@ -207,6 +209,7 @@ def test_batch_size_moves_only_if_asked() -> None:
     assert "training may want another" in r.reasons["batch_size"]
 
 
+@pytest.mark.slow
 def test_the_loader_and_all_random_state_stay_as_they_are() -> None:
     dataset = Rows()
     generator = torch.Generator().manual_seed(3)
@@ -221,7 +224,7 @@ def test_the_loader_and_all_random_state_stay_as_they_are() -> None:
     assert loader.num_workers == 0
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [50, None], ids=["short", "endless"])
 def test_iterable_datasets(n: int | None) -> None:
     before = children()
@@ -231,7 +234,7 @@ def test_iterable_datasets(n: int | None) -> None:
     assert children() <= before
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "make",
     [
@@ -253,6 +256,7 @@ def test_all_kinds_of_loaders(make: Any) -> None:
     assert r.lines["stoker"].startswith("stoker.DataLoader(dataset")
 
 
+@pytest.mark.slow
 def test_the_result_for_people_and_machines(tmp_path: Path) -> None:
     r = stoker.tune(Rows(), budget_s=1.5)
     assert "to paste" in str(r)
@@ -273,6 +277,7 @@ def test_the_result_for_people_and_machines(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------ limits
 
 
+@pytest.mark.slow
 def test_what_would_not_fit_is_never_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits_.resources, "workers_bound", lambda each: (2, f"{each} bytes each"))
     r = stoker.tune(DataLoader(Waits(), batch_size=4), budget_s=4)
@@ -395,6 +400,7 @@ def test_a_profile_that_is_none_of_ours_is_not_trusted(tmp_path: Path) -> None:
         assert words == "" or "cannot be read" in words
 
 
+@pytest.mark.slow
 def test_tune_keeps_what_auto_then_uses() -> None:
     r = stoker.tune(DataLoader(Waits(), batch_size=4), budget_s=3, knobs=("num_workers",))
     assert r.profile is not None
@@ -447,7 +453,7 @@ class Chance(Waits):
         return super().__getitem__(i) + torch.rand(())
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("dataset", "cache", "words"),
     [
@@ -481,6 +487,7 @@ class Sleeps(Rows):
         return torch.tensor(0.0)
 
 
+@pytest.mark.slow
 def test_a_batch_slower_than_the_budget() -> None:
     before = children()
     began = time.monotonic()
@@ -526,6 +533,7 @@ def run(folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     p = run(tmp_path, "train.py:make", "--budget-s", "2", "--json", "t.json", "--plot", "t.svg")
@@ -593,6 +601,7 @@ def test_an_interrupted_command_leaves_nobody(tmp_path: Path, how: signal.Signal
 
 
 @pytest.mark.parametrize("knobs", [("pin_memory",), ("persistent_workers",), ("prefetch_factor",)])
+@pytest.mark.few(2)
 def test_single_knobs(knobs: tuple[str, ...]) -> None:
     r = stoker.tune(DataLoader(Rows(), batch_size=4, num_workers=2, prefetch_factor=4), budget_s=1.5, knobs=knobs)
     assert r.best.num_workers == 2

@@ -64,6 +64,7 @@ def run(path: Path, report: Path, *more: str) -> tuple[str, dict[str, Any]]:
     return p.stdout + p.stderr, json.loads(report.read_text())
 
 
+@pytest.mark.slow
 def test_an_observed_run_does_not_call_the_dataset(tmp_path: Path) -> None:
     """Each sample is asked for once an epoch, in the script's own workers, and by nobody else."""
     path, report = tmp_path / "train.py", tmp_path / "report.json"

@@ -73,6 +73,7 @@ class Deadly(d.Map):
 @pytest.mark.parametrize("at", [0, 7, 39], ids=["first", "middle", "last"])
 @pytest.mark.parametrize("how", [0, 3, "SIGKILL", "SIGSEGV"])
 @pytest.mark.parametrize("kw", [{}, {"in_order": False}, {"persistent_workers": True}], ids=str)
+@pytest.mark.few(19)
 def test_a_dead_worker_is_an_error_and_no_hang(how: str | int, at: int, kw: dict[str, Any]) -> None:
     """When the last sample kills, the workers have been told already that no more will come."""
     loader = stoker.DataLoader(Deadly(how, at), batch_size=2, num_workers=2, **kw)
@@ -105,6 +106,7 @@ class Slow(d.Map):
         return super().__getitem__(i)
 
 
+@pytest.mark.slow
 def test_the_timeout_is_torchs() -> None:
     loader = stoker.DataLoader(Slow(8, "tensor"), batch_size=2, num_workers=2, timeout=0.5)
     it = iter(loader)
@@ -127,6 +129,7 @@ def test_install_is_for_torchs_own_class() -> None:
 
 
 @pytest.mark.parametrize("i", range(30))
+@pytest.mark.few(13)
 def test_the_same_when_installed(i: int) -> None:
     """The drawn comparison again, torch's class against itself with stoker behind it."""
     build, plan, words = draw(random.Random(f"installed/{i}"))
@@ -226,6 +229,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("name", ["processthread", "spawn"])
+@pytest.mark.few(1)
 def test_a_context_whose_workers_are_no_processes_gets_torchs_own_iterator(name: str) -> None:
     """A worker of stoker's ends its process and sets its signals, which would be the script's."""
     out = subprocess.run([sys.executable, "-c", THREADS.format(name=name)], capture_output=True, text=True, timeout=120)

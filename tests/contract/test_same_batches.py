@@ -119,7 +119,7 @@ def draw(rng: random.Random) -> tuple[Any, dict[str, Any], str]:
     )
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "part",
     [pytest.param(k, marks=pytest.mark.slow if k * PER_TEST >= FAST else ()) for k in range(CONFIGS // PER_TEST)],

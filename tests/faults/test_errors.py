@@ -274,6 +274,7 @@ def test_the_loader_goes_on_after_an_error() -> None:
 
 
 @pytest.mark.parametrize("settings", ["num_workers=4", "num_workers=4, worker_method='thread'"])
+@pytest.mark.few(1)
 def test_many_workers_that_fail_are_one_trace(tmp_path: Path, settings: str) -> None:
     (tmp_path / "train.py").write_text(
         textwrap.dedent(f"""

@@ -51,7 +51,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     thread.join()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, "auto"])
 def test_workers_are_started_anew(held: None, workers: Any) -> None:
     loader = stoker.DataLoader(Locks(), batch_size=4, num_workers=workers, multiprocessing_context="fork")

@@ -158,6 +158,7 @@ def hurt(path: Path, rng: random.Random) -> str:
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + 40))
+@pytest.mark.few(26)
 def test_files_of_a_cache(whole: tuple[str, Path], tmp_path: Path, seed: int) -> None:
     kind, source = whole
     where = tmp_path / "cache"
@@ -241,6 +242,7 @@ def loader(workers: int = 0) -> Any:
 
 @relaxed
 @given(st.data())
+@pytest.mark.slow
 def test_states_with_parts_exchanged(data: st.DataObject) -> None:
     """A good one in which some values are others."""
     one = loader()

@@ -372,6 +372,7 @@ def test_a_list_that_cannot_be_written_is_said_and_costs_nothing(tmp_path: Path,
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.slow
 def test_lines_of_many_processes_do_not_mix(tmp_path: Path) -> None:
     path = tmp_path / "list"
     code = (

@@ -111,6 +111,7 @@ def test_the_policy_decides(mode: str, dataset: Any, tmp_path: Path) -> None:
     assert not {9, 10} & set(found)
 
 
+@pytest.mark.slow
 def test_what_does_not_answer_is_killed_as_well() -> None:
     it = iter(loader_of(Deaf(1), MODES["two"]))
     with pytest.raises(SampleTimeoutError, match=r"sample 1 \(1.jpg\).*\n  in the kernel"):
@@ -118,6 +119,7 @@ def test_what_does_not_answer_is_killed_as_well() -> None:
     assert next(it)[:, 0].tolist() == [4, 5, 6, 7]
 
 
+@pytest.mark.slow
 def test_a_single_sample() -> None:
     loader = loader_of(Hanging(2, n=5), MODES["two"], batch_size=None, on_error="skip")
     assert [int(x[0]) for x in loader] == [0, 1, 3, 4]
@@ -193,6 +195,7 @@ def test_workers_taken_away_later_are_missed() -> None:
         iter(loader)
 
 
+@pytest.mark.slow
 def test_the_kind_of_workers_is_not_measured_where_only_one_will_do() -> None:
     loader = stoker.DataLoader(Hanging(9), 4, num_workers=2, worker_method="auto", sample_timeout=1, on_error="skip")
     assert len(list(loader)) == 10
@@ -223,6 +226,7 @@ def wait_for(path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["two", "auto"])
 @pytest.mark.parametrize("when", ["asked", "killed"])
+@pytest.mark.few(1)
 def test_a_sample_that_is_only_a_little_late_blames_nobody(
     mode: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +273,7 @@ class Uneven(Dataset):
         return indices
 
 
+@pytest.mark.slow
 def test_a_thread_that_waits_for_work_is_not_late() -> None:
     batches = [[0], list(range(1, 1000))]
     stays = {"num_workers": 2, "worker_method": "thread", "persistent_workers": True}

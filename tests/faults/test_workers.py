@@ -153,6 +153,7 @@ def test_samples_that_kill_once_change_no_bit(mode: str, how: int) -> None:
 @pytest.mark.parametrize("keep_ns", [0, 1 << 61], ids=["before each task", "before the first task only"])
 @pytest.mark.parametrize("dataset", [Drawn, Batched])
 @pytest.mark.parametrize("mode", ["two", "persistent"])
+@pytest.mark.few(4)
 def test_random_state_goes_on_from_wherever_it_was_noted(
     mode: str, dataset: Any, keep_ns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -421,6 +422,7 @@ threading.Thread(target=reap, daemon=True).start()"""
 @pytest.mark.parametrize(
     "setup", ["signal.signal(signal.SIGCHLD, signal.SIG_IGN)", REAPER], ids=["ignored", "waited for"]
 )
+@pytest.mark.few(1)
 def test_a_worker_dies_and_somebody_else_reaps_it(setup: str) -> None:
     """``multiprocessing`` then believes for ever that it runs."""
     said = told("stoker.DataLoader", at=100, once="open('once', 'w').close()", setup=setup)
@@ -440,6 +442,7 @@ def test_an_epoch_that_is_left_early_and_a_worker_that_dies_in_between() -> None
     assert torch.equal(*results)
 
 
+@pytest.mark.slow
 def test_behind_a_thread_that_pins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the pinning thread hears of the death, and the consumer replaces the worker."""
     from stoker.loader import pin_thread
@@ -541,7 +544,7 @@ def test_the_sample_that_kills_is_named_and_the_others_come(mode: str, dataset: 
     assert list(itertools.chain(*rows)) == [float(i) for i in range(200) if not 48 <= i < 52]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dataset", [Drawn, Batched])
 @pytest.mark.parametrize("mode", ["two", "auto", "persistent"])
 def test_the_policy_for_samples_decides(mode: str, dataset: Any, tmp_path: Path) -> None:
@@ -762,7 +765,7 @@ def test_a_death_is_a_warning_and_in_the_report() -> None:
     assert "1 workers died and were replaced" in str(w)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 77, 199])
 def test_raise_is_torchs_way(at: int) -> None:
     found = told("stoker.DataLoader", at, kw="{'on_worker_death': 'raise'}")
@@ -789,6 +792,7 @@ def test_warnings_may_be_errors_to_somebody(mode: str) -> None:
     assert told >= 3  # of two that die at once, one is said
 
 
+@pytest.mark.slow
 def test_code_that_asked_for_nothing_gets_torchs_error() -> None:
     assert re.search(DEAD, told("torch.utils.data.DataLoader", 77, setup="stoker.install()"))
 
