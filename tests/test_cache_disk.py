@@ -577,3 +577,55 @@ def test_what_a_dataset_holds_is_a_key(held: Any, tmp_path: Path) -> None:
     other[517] = 9
     with pytest.warns(StokerWarning, match="what the dataset holds changed"):
         assert float(stoker.Staged(Labels(other), cache="disk", cache_dir=tmp_path)[517]) == 9
+
+
+PRINTED = """
+import functools, sys, threading, torch
+from pathlib import Path
+
+SIZE, UNUSED = {size}, {unused}
+
+@functools.lru_cache
+def helper(x):
+    return x * {factor}
+
+class Data:
+    scale = {scale}
+
+    def __init__(self):
+        self.name, self.lock, self.path, self.me = "torch", threading.Lock(), Path("a"), self
+        self.events = iter([1, 2])
+
+    def __getitem__(self, i):
+        return torch.full((SIZE,), self.make(i))
+
+    def make(self, i):
+        return helper(i) + self.scale
+
+    def describe(self):
+        return {words!r}
+
+def show():
+    from stoker.staging.digest import fingerprint
+    found = fingerprint(Data())
+    print(found.content, found.code, "torch" in found.packages)
+
+if __name__ == "__main__":
+    show()
+"""
+
+
+def test_a_fingerprint_goes_into_the_code_that_makes_a_sample(tmp_path: Path) -> None:
+    path = tmp_path / "printed.py"
+
+    def show(main: bool = True, **values: Any) -> list[str]:
+        path.write_text(PRINTED.format(**{"size": 3, "unused": 1, "factor": 2, "scale": 1, "words": "a"} | values))
+        command = [str(path)] if main else ["-c", "import printed; printed.show()"]
+        p = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True, cwd=tmp_path)
+        return p.stdout.split()
+
+    content, code, _ = first = show()
+    assert first == show(main=False) == show(unused=2) == show(words="b") == [content, code, "True"]
+    assert [x == y for x, y in zip(first, show(factor=3), strict=True)] == [True, False, True]
+    for change in ({"size": 4}, {"scale": 2}):
+        assert [x == y for x, y in zip(first, show(**change), strict=True)] == [False, True, True]

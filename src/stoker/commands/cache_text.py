@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..staging.store.manage import Cache, Info, Pruned, Verified
     from ..staging.store.sources import Sources
 
-SHOWN = 10  # samples, files or arguments that are named
+SHOWN = 10  # samples or files that are named
 LABEL = 12  # columns
 SHORT = 6  # characters of a cache's key, at least; more where two would be called the same
 
@@ -123,10 +123,7 @@ def _key(key: dict[str, Any]) -> list[tuple[str, str]]:
     for field, value in key.items():
         if field in ("samples", "sources") or value in ("", {}):
             continue
-        if isinstance(value, dict) and field == "arguments":
-            rows += [("arguments", f"{k} = {v}") for k, v in list(value.items())[:SHOWN]]
-            rows += [("arguments", words.strip()) for words in _more(len(value))]
-        elif isinstance(value, dict):
+        if isinstance(value, dict):
             rows.append((field, ", ".join(f"{k} {v}" for k, v in value.items())))
         else:
             rows.append((field, str(value)))

@@ -23,6 +23,7 @@ from . import packages
 
 DEPTH = 8  # a Subset of a Subset of a dataset with a Compose of transforms with arguments
 NODES = 20_000  # that one look takes in
+FEWER = 2_000  # objects that are looked through for one of a kind
 WHOLE = 10_000  # plain items of a container that are compared as a whole
 WIDTH = 200  # attributes or items of one object that are looked at
 SAMPLES = (64, 16, 8, 4)  # items of a container by which it is estimated, by how deep it lies
@@ -40,8 +41,7 @@ VALUES = (
     decimal.Decimal,
 )
 MANY = (list, tuple, dict, set, frozenset, deque)
-
-
+CODE = (types.FunctionType, types.MethodType, functools.partial)  # what these hold has no name that other code mentions
 RECORDS = ("argparse", "types")  # of Python's modules; what others hold is how they work: locks, loggers, generators
 
 
@@ -97,7 +97,7 @@ def _inside(obj: Any) -> Iterator[tuple[str, Any]]:
             with contextlib.suppress(ValueError):  # nothing in it yet
                 yield f".{name}", cell.cell_contents
     elif not isinstance(obj, (type, types.ModuleType, torch.Tensor)) and _told(_of(type(obj))):
-        own = _attributes(obj)
+        own = dict(itertools.islice(attributes(obj).items(), WIDTH))
         for c in reversed(type(obj).__mro__):
             if _of(c) != "torch" and not _pythons(_of(c)):
                 for k, v in list(vars(c).items())[:WIDTH]:
@@ -107,15 +107,39 @@ def _inside(obj: Any) -> Iterator[tuple[str, Any]]:
             yield f".{k}", v
 
 
-def _attributes(obj: Any) -> dict[str, Any]:
+def reached(obj: Any, names: set[str] | None = None) -> Iterator[tuple[str, Any]]:
+    """Objects that can be reached by attributes and items, each with its path; no values, arrays or tensors.
+
+    Args:
+        obj: to begin at.
+        names: attributes that are followed; None: all.
+    """
+    waiting: list[tuple[str, Any, int]] = [("dataset", obj, DEPTH)]
+    seen: set[int] = set()
+    while waiting and len(seen) < FEWER:
+        path, x, depth = waiting.pop()
+        if id(x) not in seen and not isinstance(x, (*PLAIN, *VALUES, np.ndarray, torch.Tensor)):
+            seen.add(id(x))
+            yield path, x
+            if depth:
+                waiting += [(path + step, v, depth - 1) for step, v in _inside(x) if _is_read(x, step, names)]
+
+
+def _is_read(obj: Any, step: str, names: set[str] | None) -> bool:
+    """Whether a step from an object leads to what code reads that mentions some names; None: any."""
+    return names is None or step[0] != "." or step[1:] in names or isinstance(obj, CODE)
+
+
+def attributes(obj: Any) -> dict[str, Any]:
+    """What an object holds in its ``__dict__`` and its slots. No code of its class runs."""
     out: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # somebody's proxy
-        out.update(list(getattr(obj, "__dict__", {}).items())[:WIDTH])
+        out.update(getattr(obj, "__dict__", {}))
     for c in type(obj).__mro__:
-        slots = vars(c).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else tuple(slots)[:WIDTH]:
-            with contextlib.suppress(AttributeError):
-                out.setdefault(name, object.__getattribute__(obj, name))
+        for name, slot in vars(c).items() if "__slots__" in vars(c) else ():
+            if type(slot) is types.MemberDescriptorType:
+                with contextlib.suppress(AttributeError):  # nothing in it yet
+                    out.setdefault(name, slot.__get__(obj))
     return out
 
 
@@ -210,7 +234,7 @@ def _weight(obj: Any, deep: int = 0) -> int:
             return new  # the same few, again and again: labels, None
         return size + int(new / len(some) * (obj.size if isinstance(obj, np.ndarray) else len(obj)))
     if type(obj).__module__ != "builtins" and not isinstance(obj, (type, types.ModuleType)):
-        own = _attributes(obj)
+        own = attributes(obj)
         size += sum(_weight(v, deep + 1) for v in own.values()) + (100 if own else 0)
     return size
 
@@ -276,9 +300,7 @@ class Fingerprint:
         elif type(obj).__module__ != "builtins":
             self._values[path] = _Seen(f"a {type(obj).__name__}", type(obj), callable(obj))
         for step, inner in _inside(obj):
-            if self._names is not None and step[0] == "." and step[1:] not in self._names:
-                continue
-            if path + step in self._skip:
+            if path + step in self._skip or not _is_read(obj, step, self._names):
                 continue
             if not isinstance(getattr(type(obj), step[1:], None), functools.cached_property):
                 self._walk(inner, path + step, depth - 1, seen)

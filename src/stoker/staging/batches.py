@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..workers.gather import select as new_tensors
+from .compare import equal_bits
 from .store.tiers import TieredStore
 
 
@@ -84,24 +85,8 @@ class Batches:
         if not self._checked and not store.tried:
             # Once both ways: a collate function that somebody has changed inside is found here.
             batch = self._collate(self._staged.make(indices))
-            self._gathers = store.tried = _same(batch, made.batch(new_tensors(columns, rows)))
+            self._gathers = store.tried = equal_bits(batch, made.batch(new_tensors(columns, rows)))
             if not self._gathers:
                 return batch
         self._checked = True
         return made.batch(self._select(columns, rows))
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Equal to the bit, and of the same look."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, torch.Tensor):
-        look = (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
-        return look and torch.equal(
-            a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8)
-        )
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(_same(a[k], b[k]) for k in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(_same, a, b))
-    return bool(a == b)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
 import hashlib
-import importlib
+import importlib.util
 import json
 import os
 import platform
 import re
 import stat
+import sys
 import types
 from collections import deque
 from collections.abc import Iterator
@@ -20,9 +20,11 @@ import numpy as np
 import torch
 
 from ..core.errors import UsageError
-from .dependencies import DEPTH, PLAIN, dependencies_of
+from ..core.introspect import attributes
+from ..core.packages import is_users
+from .digest import fingerprint
 
-LIBRARIES = ("torch", "numpy", "PIL", "torchvision", "cv2", "albumentations", "monai", "timm", "skimage", "scipy")
+DEPTH = 8  # of objects in objects, in which file names are looked for
 CONTENT_BYTES = 1 << 20  # read at once
 TABLES = ("pandas", "polars")
 NO_PATHS = (bool, int, float, complex, type(None), type, torch.Tensor, types.ModuleType)
@@ -128,40 +130,7 @@ def _inside(x: Any) -> Iterator[Any]:
     elif type(x).__module__.partition(".")[0] in TABLES and hasattr(x, "to_numpy"):
         yield x.to_numpy()
     else:
-        yield from getattr(x, "__dict__", {}).values()
-        for kind in type(x).__mro__:
-            slots = vars(kind).get("__slots__", ())
-            for name in (slots,) if isinstance(slots, str) else slots:
-                if not name.startswith("_") and hasattr(x, name):  # with it what is only made when it is asked for
-                    yield getattr(x, name)
-
-
-def _all(x: Any, depth: int, seen: dict[int, Any], h: Any) -> None:
-    """Everything plain that a dataset holds, whole: numbers, words, arrays."""
-    if isinstance(x, PLAIN):
-        h.update(repr(x).encode("utf-8", "surrogatepass") + b";")
-        return
-    if id(x) in seen or not depth or isinstance(x, (type, types.ModuleType, types.FunctionType)):
-        return
-    if isinstance(x, os.PathLike):
-        h.update(repr(os.fspath(x)).encode("utf-8", "surrogatepass") + b";")
-        return
-    seen[id(x)] = x
-    if isinstance(x, torch.Tensor) and x.is_cpu and x.layout is torch.strided and not x.is_quantized:
-        h.update(repr((x.dtype, tuple(x.shape))).encode())
-        x = x.detach().contiguous().view(-1).view(torch.uint8).numpy() if x.numel() else np.zeros(0)
-    if isinstance(x, (bytearray, array.array)):
-        x = np.frombuffer(x, np.uint8) if len(x) else np.zeros(0)
-    if isinstance(x, np.ndarray) and not x.dtype.hasobject:
-        h.update(repr((x.dtype, x.shape)).encode())
-        h.update(np.ascontiguousarray(x).reshape(-1).view(np.uint8) if x.size else b"")
-    elif isinstance(x, (set, frozenset)):
-        h.update(repr(sorted(map(repr, x))).encode())
-    else:
-        h.update(b"(")
-        for v in _inside(x):
-            _all(v, depth - 1, seen, h)
-        h.update(b")")
+        yield from attributes(x).values()
 
 
 def key_of(
@@ -178,40 +147,28 @@ def key_of(
         cut: which part of the code the samples come from.
     """
     sources = Sources(dataset, content)
-    held = hashlib.blake2b(digest_size=8)
-    _all(dataset, DEPTH, {}, held)
-    code, values = hashlib.sha256(cut.encode()), {}
-    packages = {"torch", "numpy"}
-    for n, thing in enumerate(walked):
-        found = dependencies_of(thing)
-        packages |= found.packages
-        for path in sorted(found.code):
-            code.update(f"{path}:{found.code[path]};".encode())
-        values.update({k + "'" * n: v for k, v in found.values.items() if not k.startswith(("Sources", "_here"))})
-    arguments = {k: _words(v) for k, v in sorted(values.items())}
-    libraries = {"python": ".".join(platform.python_version_tuple()[:2])}
-    for name in LIBRARIES:
-        if name in packages:  # not what happens to be imported: another script would have another key
-            with contextlib.suppress(ImportError):
-                libraries[name] = str(getattr(importlib.import_module(name), "__version__", "?"))
+    found = list(map(fingerprint, walked))
+    packages = {"torch", "numpy"}.union(*(f.packages for f in found))
     return {
         "samples": samples,
         "sources": sources.digest,
-        "what the dataset holds": held.hexdigest(),
-        "the code": code.hexdigest()[:16],
-        "arguments": arguments if len(arguments) <= 200 else _hashed(arguments),
-        "libraries": libraries,
+        "what the dataset holds": found[0].content,
+        "what prepare uses": "".join(f.content for f in found[1:]),
+        "the code": hashlib.sha256("".join((cut, *(f.code for f in found))).encode()).hexdigest()[:16],
+        "libraries": _versions(packages),
         "extra": extra,
     }, sources.files
 
 
-def _words(value: Any) -> str:
-    words = repr(value)
-    return words if len(words) <= 60 else words[:40] + _hashed(words)
-
-
-def _hashed(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+def _versions(packages: set[str]) -> dict[str, str]:
+    """Versions of Python, and of libraries that are none of Python's own nor the user's."""
+    out = {"python": ".".join(platform.python_version_tuple()[:2])}
+    for name in sorted(packages - sys.stdlib_module_names):
+        with contextlib.suppress(ImportError, ValueError):
+            spec = importlib.util.find_spec(name)
+            if spec is not None and spec.origin and not is_users(spec.origin):
+                out[name] = str(getattr(importlib.import_module(name), "__version__", "?"))
+    return out
 
 
 def name_of(dataset: Any) -> str:

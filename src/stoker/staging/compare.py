@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..core.introspect import attributes
+
 IDENTICAL = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
 
@@ -79,10 +81,9 @@ def _equal_arrays(a: Any, b: Any, seen: set[tuple[int, int]]) -> bool:
 
 
 def _equal_objects(a: Any, b: Any, seen: set[tuple[int, int]]) -> bool:
-    slots = [s for c in type(a).__mro__ for s in getattr(c, "__slots__", ()) if s not in ("__dict__", "__weakref__")]
-    if hasattr(a, "__dict__") or slots:
-        x, y = ({**getattr(o, "__dict__", {}), **{s: getattr(o, s, None) for s in slots}} for o in (a, b))
-        return _equal(x, y, seen)
+    held = attributes(a)
+    if held or hasattr(a, "__dict__"):
+        return _equal(held, attributes(b), seen)
     try:
         return pickle.dumps(a) == pickle.dumps(b)
     except Exception:

@@ -1,24 +1,34 @@
-"""A digest of a dataset's content that is the same in every process of a run."""
+"""Digests of what a dataset holds: for the ranks of a node, and for the key of a cache on disk."""
 
 from __future__ import annotations
 
 import copyreg
+import dis
+import functools
 import hashlib
 import io
+import os
 import pickle
 import random
+import sys
 import threading
 import types
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+
+from ..core.packages import is_users
+from .executed_code import is_library
+from .store.encode import CacheError
 
 # Attributes that tell one rank from another. They may differ where the deterministic part does not read them.
 OF_RANK = frozenset({"rank", "local_rank", "global_rank", "node_rank", "process_index", "local_process_index", "gpu"})
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, torch.Generator)
 PLAIN = frozenset({str, int, float, bool, bytes, type(None), list, dict, tuple})
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
+ENTRIES = ("__call__", "forward", "__getitem__", "__getitems__")  # where a call begins
 
 
 def digest(value: Any) -> tuple[str, set[str]]:
@@ -35,18 +45,46 @@ def digest(value: Any) -> tuple[str, set[str]]:
         >>> digest({"paths": ["a.jpg"]}) == digest({"paths": ["a.jpg"]}), digest(1) == digest(1.0)
         (True, False)
     """
-    writer = _Writer()
-    pickler = _Pickler(writer, 5)
+    pickler = _Pickler(_Hash())
     pickler.dump(value)
-    return writer.hash.hexdigest(), pickler.left_out
+    return pickler.file.hexdigest(), pickler.left_out
 
 
-class _Writer:
+class Fingerprint(NamedTuple):
+    """What a dataset or a function depends on.
+
+    Attributes:
+        content: a digest of everything that it holds, and of the global variables that its code reads.
+        code: a digest of the user's functions that may run for a sample.
+        packages: libraries that it uses.
+    """
+
+    content: str
+    code: str
+    packages: set[str]
+
+
+def fingerprint(value: Any) -> Fingerprint:
+    """What a value depends on, equal in each run that has the same. What has no content that could be compared is known
+    by its type.
+
+    Raises:
+        CacheError: it cannot be taken apart.
+    """
+    pickler = _Whole(_Hash())
+    try:
+        pickler.dump(value)
+    except Exception as e:
+        raise CacheError(f"what the dataset holds cannot be compared: {type(e).__name__}: {e}") from e
+    return Fingerprint(pickler.file.hexdigest(), pickler.code.hexdigest(), pickler.packages)
+
+
+class _Hash:
+    """A file that only counts what is written to it."""
+
     def __init__(self) -> None:
-        self.hash = hashlib.blake2b(digest_size=16)
-
-    def write(self, data: Any) -> None:
-        self.hash.update(data)
+        self._hash = hashlib.blake2b(digest_size=16)
+        self.write, self.hexdigest = self._hash.update, self._hash.hexdigest
 
 
 def _bytes_of(array: np.ndarray[Any, Any]) -> bytes:
@@ -57,12 +95,39 @@ def _bytes_of(array: np.ndarray[Any, Any]) -> bytes:
 class _Pickler(pickle.Pickler):
     """A pickler for what is compared and never read again."""
 
-    def __init__(self, file: Any, protocol: int) -> None:
-        super().__init__(file, protocol)
+    def __init__(self, file: _Hash) -> None:
+        super().__init__(file, 5)
+        self.file = file
         self.left_out: set[str] = set()
 
     def persistent_id(self, x: Any) -> Any:
-        return None if type(x) in PLAIN else _known(x)
+        return None if type(x) in PLAIN else self.known(x)
+
+    def known(self, x: Any) -> Any:
+        """What stands for a value that pickle refuses, would copy, or writes differently in each process; else None."""
+        if type(x) in (set, frozenset):
+            return "set", type(x), sorted(map(repr, x))
+        if isinstance(x, types.FunctionType):
+            return "function", x.__module__, x.__qualname__, x.__code__, *_bound_in(x)
+        if isinstance(x, types.CodeType):
+            return "code", x.co_filename, x.co_firstlineno, x.co_code, x.co_names, x.co_consts
+        if isinstance(x, type):
+            return "class", x.__module__, x.__qualname__
+        if isinstance(x, types.ModuleType):
+            return "module", x.__name__
+        if isinstance(x, (*GENERATORS, *LOCKS)):
+            return "state", type(x)
+        if isinstance(x, io.IOBase) and isinstance(getattr(x, "name", None), str):
+            return "file", type(x), getattr(x, "name", "")
+        if isinstance(x, np.ndarray) and not x.dtype.hasobject:
+            return "array", type(x), repr(x.dtype), x.shape, _bytes_of(x)
+        if isinstance(x, torch.Tensor) and x.is_cpu and x.layout is torch.strided and not x.is_quantized:
+            plain = x.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
+            numbers = _bytes_of(plain.reshape(-1).contiguous().view(torch.uint8).numpy()) if x.numel() else b""
+            return "tensor", type(x), repr(x.dtype), tuple(x.shape), vars(x), numbers
+        if isinstance(x, torch.Tensor):
+            raise pickle.PicklingError("a tensor that is not in memory, or not laid out plainly")
+        return None
 
     def reducer_override(self, x: Any) -> Any:
         kind = type(x)
@@ -77,29 +142,147 @@ class _Pickler(pickle.Pickler):
         return made, args, state, *rest
 
 
-def _known(x: Any) -> Any:
-    """What stands for a value that pickle refuses, would copy, or writes differently in each process; else None."""
-    if type(x) in (set, frozenset):
-        return "set", type(x), sorted(map(repr, x))
-    if isinstance(x, types.FunctionType):
-        cells = [c.cell_contents for c in x.__closure__ or ()]
-        return "function", x.__module__, x.__qualname__, x.__code__, x.__defaults__, x.__kwdefaults__, cells
-    if isinstance(x, types.CodeType):
-        return "code", x.co_filename, x.co_firstlineno, x.co_code, x.co_names, x.co_consts
-    if isinstance(x, type):
-        return "class", x.__module__, x.__qualname__
-    if isinstance(x, types.ModuleType):
-        return "module", x.__name__
-    if isinstance(x, (*GENERATORS, *LOCKS)):
-        return "state", type(x)
-    if isinstance(x, io.IOBase) and isinstance(getattr(x, "name", None), str):
-        return "file", type(x), getattr(x, "name", "")
-    if isinstance(x, np.ndarray) and not x.dtype.hasobject:
-        return "array", type(x), repr(x.dtype), x.shape, _bytes_of(x)
-    if isinstance(x, torch.Tensor) and x.is_cpu and x.layout is torch.strided and not x.is_quantized:
-        plain = x.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
-        numbers = _bytes_of(plain.reshape(-1).contiguous().view(torch.uint8).numpy()) if x.numel() else b""
-        return "tensor", type(x), repr(x.dtype), tuple(x.shape), vars(x), numbers
-    if isinstance(x, torch.Tensor):
-        raise pickle.PicklingError("a tensor that is not in memory, or not laid out plainly")
-    return None
+class _Whole(_Pickler):
+    """Goes into the user's functions and classes, too; what lies in a library is known by its name."""
+
+    def __init__(self, file: _Hash) -> None:
+        super().__init__(file)
+        self.code = _Hash()
+        self.packages: set[str] = set()
+        self._seen: dict[int, tuple[int, Any]] = {}  # held: an object that goes would give its id to another
+        self._texts: dict[str, str] = {}
+
+    def persistent_id(self, x: Any) -> Any:
+        if type(x) is str:
+            return self._texts.setdefault(x, x)  # whether equal texts are one object differs from run to run
+        return super().persistent_id(x)
+
+    def known(self, x: Any) -> Any:
+        if isinstance(x, (types.FunctionType, type)):
+            if id(x) in self._seen:
+                return "again", self._seen[id(x)][0]
+            self._seen[id(x)] = len(self._seen), x
+            return self._function(x) if isinstance(x, types.FunctionType) else self._class(x)
+        if isinstance(x, types.ModuleType):
+            return self._named(x.__name__, x.__name__)
+        if isinstance(x, types.MethodType):
+            return "method", x.__self__, x.__func__
+        if isinstance(x, functools._lru_cache_wrapper):
+            return "cached", x.__wrapped__
+        if isinstance(x, os.PathLike):
+            return "path", os.fspath(x)  # not what it remembers of itself
+        if hasattr(type(x), "__next__") or x is os.environ:
+            return "state", type(x).__qualname__
+        if isinstance(x, torch.Tensor) and not x.is_cpu:
+            return "tensor", repr(x.dtype), tuple(x.shape), repr(x.device)
+        return super().known(x)
+
+    def reducer_override(self, x: Any) -> Any:
+        own: Any = copyreg.dispatch_table.get(type(x))
+        try:
+            made = x.__reduce_ex__(5) if own is None else own(x)
+        except Exception:  # a connection, a handle of C code
+            made = type(x).__qualname__
+        return (str, (made,)) if isinstance(made, str) else made
+
+    def _named(self, module: str, name: str) -> Any:
+        """What a library calls something."""
+        self.packages.add(module.partition(".")[0])
+        return "library", name
+
+    def _function(self, fn: types.FunctionType) -> Any:
+        if is_library(fn.__code__):
+            return self._named(fn.__module__ or "", f"{fn.__module__}.{fn.__qualname__}")
+        self.code.write(_instructions(fn.__code__))
+        names = {name for code in _codes(fn.__code__) for name in code.co_names}
+        self.packages |= {name.partition(".")[0] for name in _arguments(fn.__code__, "IMPORT_NAME")}
+        used: dict[str, Any] = {}
+        for name in sorted(_arguments(fn.__code__, "LOAD_GLOBAL", "LOAD_NAME")):
+            value = used[name] = fn.__globals__.get(name)
+            if isinstance(value, types.ModuleType) and _is_users_module(value):
+                used |= {f"{name}.{k}": v for k, v in vars(value).items() if k in names}
+        return "function", fn.__qualname__, used, *_bound_in(fn)
+
+    def _class(self, cls: type) -> Any:
+        bases = [base for base in cls.__mro__ if _is_users_module(sys.modules.get(base.__module__))]
+        self.packages |= {base.__module__.partition(".")[0] for base in cls.__mro__}
+        if cls not in bases:
+            return self._named(cls.__module__, f"{cls.__module__}.{cls.__qualname__}")
+        called = _called(bases)
+        held: dict[str, Any] = {}
+        for base in bases:
+            for k, v in vars(base).items():
+                fn = _function_in(v)
+                if fn is None and not callable(v) and not k.startswith("__"):
+                    held[f"{base.__qualname__}.{k}"] = v
+                elif fn is not None and k in called:
+                    held[f"{base.__qualname__}.{k}"] = fn
+        return "class", cls.__qualname__, held
+
+
+def _bound_in(fn: types.FunctionType) -> tuple[Any, ...]:
+    """The values that a function has with it: of variables around it, and of parameters."""
+    cells = []
+    for cell in fn.__closure__ or ():
+        try:
+            cells.append(cell.cell_contents)
+        except ValueError:  # nothing in it yet
+            cells.append(None)
+    return fn.__defaults__, fn.__kwdefaults__, cells
+
+
+def _is_users_module(module: Any) -> bool:
+    file = getattr(module, "__file__", None) or "<frozen builtin>"
+    return getattr(module, "__name__", "") == "__main__" or is_users(file)
+
+
+def _function_in(member: Any) -> types.FunctionType | None:
+    """The function behind what a class holds under a name."""
+    fn = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+    fn = getattr(fn, "__wrapped__", fn)
+    return fn if isinstance(fn, types.FunctionType) else None
+
+
+def _called(bases: list[type]) -> set[str]:
+    """Methods that a call, or a look at an item, may come to: by the names in the code of those before."""
+    methods: dict[str, list[types.FunctionType]] = {}
+    for base in bases:
+        for k, v in vars(base).items():
+            fn = _function_in(v)
+            if fn is not None:
+                methods.setdefault(k, []).append(fn)
+    found: set[str] = set()
+    todo = [k for k in ENTRIES if k in methods]
+    while todo:
+        k = todo.pop()
+        if k not in found:
+            found.add(k)
+            names = {name for fn in methods[k] for code in _codes(fn.__code__) for name in code.co_names}
+            todo += [name for name in (methods if "getattr" in names else names) if name in methods]
+    return found
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code, and that of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+def _arguments(code: types.CodeType, *names: str) -> set[str]:
+    """What some instructions of a function are about: the variables that it loads, the modules that it imports."""
+    return {str(op.argval) for c in _codes(code) for op in dis.get_instructions(c) if op.opname in names}
+
+
+def _instructions(code: types.CodeType) -> bytes:
+    """What runs, without where it is written."""
+    parts = []
+    for c in _codes(code):
+        constants = [
+            sorted(map(repr, v)) if isinstance(v, frozenset) else v
+            for v in c.co_consts
+            if not isinstance(v, types.CodeType)
+        ]
+        parts.append((c.co_code, c.co_names, c.co_varnames, constants))
+    return repr(parts).encode()

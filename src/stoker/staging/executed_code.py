@@ -23,24 +23,12 @@ BY_NAME = {"getattr", "vars", "__dict__", "eval", "exec", "attrgetter"}
 ENTROPY = {os.urandom: "os.urandom"}
 CLOCKS = {
     id: "id",
-    time.time: "time.time",
-    time.time_ns: "time.time_ns",
-    time.monotonic: "time.monotonic",
-    time.monotonic_ns: "time.monotonic_ns",
-    time.perf_counter: "time.perf_counter",
-    time.perf_counter_ns: "time.perf_counter_ns",
-    time.process_time: "time.process_time",
-    time.process_time_ns: "time.process_time_ns",
-    time.thread_time: "time.thread_time",
-    time.thread_time_ns: "time.thread_time_ns",
-    time.localtime: "time.localtime",
-    time.gmtime: "time.gmtime",
-    time.strftime: "time.strftime",
-    datetime.datetime.now: "datetime.now",
-    datetime.datetime.utcnow: "datetime.utcnow",
-    datetime.datetime.today: "datetime.today",
+    **{fn: fn.__qualname__ for fn in (datetime.datetime.now, datetime.datetime.utcnow, datetime.datetime.today)},
     datetime.date.today: "date.today",
+    **{getattr(time, name): f"time.{name}" for name in ("localtime", "gmtime", "strftime")},
 }
+for clock in ("time", "monotonic", "perf_counter", "process_time", "thread_time"):
+    CLOCKS |= {getattr(time, name): f"time.{name}" for name in (clock, f"{clock}_ns")}
 # Opcodes that assign to, or delete, what is no local variable.
 STORE_ATTR = dis.opmap["STORE_ATTR"]
 STORES = {

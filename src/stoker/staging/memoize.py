@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
 from .compare import equal_bits
-from .plan import Callee, callee_of, key_of
+from .plan import Callee, Compiled, callee_of, key_of
 from .recompile import rebound
 from .rewrite_calls import memoised
 from .store.decode import stored_copy
@@ -41,7 +40,7 @@ def is_small(value: Any) -> bool:
 
 
 @dataclass
-class MemoNode:
+class MemoNode(Compiled[types.FunctionType]):
     """A function some of whose calls are answered from memory.
 
     Attributes:
@@ -56,30 +55,17 @@ class MemoNode:
     entered: dict[tuple[int, str], MemoNode] = field(default_factory=dict)
     shown: list[str] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self._made: dict[tuple[str, types.CodeType], types.FunctionType] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"kept": self.kept, "by_args": self.by_args, "entered": self.entered, "shown": self.shown}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._made = {}
-
     def run(self, memo: Memo, called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a function with calls of it answered from memory."""
         callee = callee_of(called)
         assert callee is not None
-        key = callee.fn.__code__.co_filename, callee.fn.__code__
-        fn = self._made.get(key)
-        if fn is None:
+
+        def make() -> types.FunctionType:
             entered = {n for n, _ in self.entered}
-            fn = memoised(callee.fn, callee.is_method, self.kept, self.by_args, entered)
-        elif fn.__globals__ is not callee.fn.__globals__ or callee.fn.__closure__:
-            fn = rebound(fn, callee.fn, True)  # made by the same statement, with other variables around it
-        self._made[key] = fn
-        bound = (callee.bound,) if callee.is_method else ()
-        return fn(*bound, *args, _stoker=_Helper(self, memo, callee), **kwargs)
+            return memoised(callee.fn, callee.is_method, self.kept, self.by_args, entered)
+
+        fn = self.compile(callee, make, lambda known: rebound(known, callee.fn, True))
+        return fn(*callee.first, *args, _stoker=_Helper(self, memo, callee), **kwargs)
 
     def all_shown(self) -> list[str]:
         """What is kept, here and in the functions that are called."""
@@ -264,19 +250,6 @@ def names_of(dataset: Any) -> dict[int, str]:
             if isinstance(v, (list, tuple)) and len(v) <= 64:
                 waiting += [(f"{path}.{k}[{n}]", item) for n, item in enumerate(v)]
     return out
-
-
-def shares_memory(a: Any, b: Any) -> bool:
-    """Whether two results of the same call are, or lie in, the same memory: then a copy would not do."""
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.layout is torch.strided:
-        return bool(a.numel()) and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return bool(np.shares_memory(a, b)) if a.size else False
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a is b or any(shares_memory(a[k], b.get(k)) for k in a)
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return (a is b and isinstance(a, list)) or any(map(shares_memory, a, b))
-    return a is b and not isinstance(a, (*SMALL, type, types.FunctionType, types.ModuleType))
 
 
 def table_for(samples: int, sites: int, memory: Memory | None = None) -> Table:

@@ -15,15 +15,16 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
 from .recompile import rebound
 from .rewrite_cut import Cut, Parts, cut
 
+Made = TypeVar("Made")
 PART, DONE = 0, 1  # the first item of a state: there is a second part; the function returned before the cut
 
 
@@ -32,6 +33,13 @@ class Unplanned(BaseException):
 
     Not an ``Exception``: the user's ``except Exception`` must not catch it.
     """
+
+
+def only(items: Any) -> Any:
+    """The item of a list of one: see ``unroll``."""
+    if not isinstance(items, (list, tuple)) or len(items) != 1:
+        raise Unplanned
+    return items[0]
 
 
 class Callee(NamedTuple):
@@ -48,6 +56,11 @@ class Callee(NamedTuple):
     @property
     def is_method(self) -> bool:
         return self.bound is not None
+
+    @property
+    def first(self) -> tuple[Any, ...]:
+        """The argument that a method is given by being one."""
+        return (self.bound,) if self.is_method else ()
 
 
 def callee_of(called: Any) -> Callee | None:
@@ -93,8 +106,33 @@ class WholeNode:
         return state
 
 
+class Compiled(Generic[Made]):
+    """A node that compiles what it makes of functions when a process first calls them.
+
+    Attributes:
+        made: by file and code, for code of another file may be equal: the function, and what was made of it.
+    """
+
+    made: dict[tuple[str, types.CodeType], tuple[Any, Made]]
+
+    def __post_init__(self) -> None:
+        self.made = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "made": {}}
+
+    def compile(self, callee: Callee, make: Callable[[], Made], again: Callable[[Made], Made]) -> Made:
+        """What is made of a function; ``again``: for one made by the same statement, with other variables around it."""
+        fn: Any = callee.fn
+        key = fn.__code__.co_filename, fn.__code__
+        known = self.made.get(key)
+        if known is None or known[0] is not fn:
+            known = self.made[key] = fn, make() if known is None else again(known[1])
+        return known[1]
+
+
 @dataclass
-class CutNode:
+class CutNode(Compiled[Parts]):
     """A function in two parts.
 
     Attributes:
@@ -105,39 +143,19 @@ class CutNode:
     where: Cut
     inner: dict[str, Node] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self._parts: dict[tuple[str, types.CodeType], tuple[types.FunctionType, Parts]] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"where": self.where, "inner": self.inner}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._parts = {}
-
     @property
     def compiled(self) -> dict[types.CodeType, Parts]:
         """The functions that were cut in this process so far, by their code."""
-        return {code: parts for (_, code), (_, parts) in self._parts.items()}
-
-    def forget(self) -> None:
-        """The cut was changed: it is compiled anew."""
-        self._parts = {}
+        return {code: parts for (_, code), (_, parts) in self.made.items()}
 
     def parts(self, callee: Callee) -> Parts:
         """The two functions."""
-        fn: Any = callee.fn
-        key = fn.__code__.co_filename, fn.__code__  # code of another file may be equal
-        made, found = self._parts.get(key) or (None, None)
-        if found is None:
-            found = cut(fn, callee.is_method, self.where)
-        elif made is not fn:  # made by the same statement, with other variables around it
-            head, tail = found[:2]
-            found = found._replace(head=rebound(head, fn, True), tail=rebound(tail, fn, False))
-        else:
-            return found
-        self._parts[key] = fn, found
-        return found
+
+        def again(found: Parts) -> Parts:
+            head, tail, *_ = found
+            return found._replace(head=rebound(head, callee.fn, True), tail=rebound(tail, callee.fn, False))
+
+        return self.compile(callee, lambda: cut(callee.fn, callee.is_method, self.where), again)
 
     def head(self, called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs what comes before the cut.
@@ -149,8 +167,7 @@ class CutNode:
         if callee is None:
             raise Unplanned
         parts = self.parts(callee)
-        bound = (callee.bound,) if callee.is_method else ()
-        return parts.head(*bound, *args, _stoker=_Helper(self, parts), **kwargs)
+        return parts.head(*callee.first, *args, _stoker=_Helper(self, parts), **kwargs)
 
     def tail(self, called: Any, again: tuple[Any, ...], state: Any) -> Any:
         """Runs the rest. ``again``: arguments of the call that the caller passed again."""
@@ -159,11 +176,10 @@ class CutNode:
         callee = callee_of(called)
         assert callee is not None
         parts = self.parts(callee)
-        bound = (callee.bound,) if callee.is_method else ()
         given = again if self.where.given else ()
         inner, missing, *values = state[1:]
         helper = _Helper(self, parts)
-        return parts.tail(*bound, *given, *values, _stoker=helper, _stoker_state=inner, _stoker_missing=missing)
+        return parts.tail(*callee.first, *given, *values, _stoker=helper, _stoker_state=inner, _stoker_missing=missing)
 
 
 class _Helper:
@@ -178,19 +194,15 @@ class _Helper:
 
     def pack(self, variables: dict[str, Any], inner: Any) -> Any:
         """The state: the variables that the second part needs."""
-        parts = self._parts
-        missing = [name for name in parts.unsure if name not in variables] if parts.unsure else []
-        return (PART, inner, missing, *[variables.get(name) for name in parts.stored])
+        stored = self._parts.stored
+        missing = [name for name in stored if name not in variables]
+        return (PART, inner, missing, *[variables.get(name) for name in stored])
 
     def done(self, value: Any) -> Any:
         """The state of a function that returned before the cut."""
         return DONE, value
 
-    def only(self, items: Any) -> Any:
-        """The item of a list of one: see ``unroll``."""
-        if not isinstance(items, (list, tuple)) or len(items) != 1:
-            raise Unplanned
-        return items[0]
+    only = staticmethod(only)
 
     def unplanned(self) -> None:
         """Another branch than the one with the cut."""
@@ -323,7 +335,7 @@ Node = WholeNode | CutNode | SliceNode
 Caller = Callable[..., Any]
 
 
-def globals_now(names: list[tuple[str, str]]) -> dict[str, Any]:
+def globals_now(names: Iterable[tuple[str, str]]) -> dict[str, Any]:
     """The values of global variables, given as module and name."""
     modules = ((module, name, sys.modules.get(module)) for module, name in names)
     return {f"{module}.{name}": getattr(found, name, None) for module, name, found in modules}

@@ -12,14 +12,14 @@ from typing import Any
 from ..core.introspect import Fingerprint
 from .compare import equal_bits
 from .isolate import output_size
-from .memoize import Memo, MemoNode, Table, call_key, is_small, names_of, shares_memory
+from .memoize import Memo, MemoNode, Table, call_key, is_small, names_of
 from .plan import Callee, callee_of, key_of
 from .random_state import RandomStates
 from .rewrite_calls import calls_around, surveyed
 from .source import NoSource
 from .store.decode import Layout
 from .store.encode import CacheError, take
-from .verify import positions
+from .verify import positions, shares_memory
 
 WORTH_S = 100e-6  # a call that is kept takes at least so long
 WORTH_SHARE = 0.02  # and such a part of a sample
@@ -119,8 +119,7 @@ class Survey:
     def _call(self, function: _Function, called: Any, args: Any, kwargs: Any, depth: int) -> Any:
         callee = function.callee
         copied = surveyed(callee.fn, callee.is_method)
-        bound = (callee.bound,) if callee.is_method else ()
-        return copied(*bound, *args, _stoker=_Visitor(self, function, depth), **kwargs)
+        return copied(*callee.first, *args, _stoker=_Visitor(self, function, depth), **kwargs)
 
     def visit(self, function: _Function, number: int, run: Callable[[], Any], values: tuple[Any, ...]) -> Any:
         """A call is made: what it costs, and whether it could be kept."""

@@ -26,7 +26,6 @@ from .syntax import (
     places_of_operands,
     read_before_bound,
     root_of,
-    targets_of,
 )
 from .unroll import tree_for
 
@@ -66,7 +65,6 @@ class Parts(NamedTuple):
         tail: takes ``self`` if the function is a method, ``given``, then ``stored``; ``_stoker_state`` of the call in
             which the cut continues; and ``_stoker_missing``, names of variables that are unbound.
         stored: names of the variables that are kept between the two.
-        unsure: those of them that may be unbound.
         again: positions among the arguments of the call in which the cut continues, or their names, that the caller
             can pass again.
         line: of the first statement that runs every time.
@@ -75,7 +73,6 @@ class Parts(NamedTuple):
     head: types.FunctionType
     tail: types.FunctionType
     stored: tuple[str, ...]
-    unsure: tuple[str, ...]
     again: tuple[int | str, ...]
     line: int
 
@@ -139,7 +136,6 @@ def cut(fn: types.FunctionType, bound: bool, where: Cut) -> Parts:
     made_again = names_in(again, ast.Store)
     assigned = {*params, *names_in(head, ast.Store)}
     stored = tuple(sorted((assigned & needed) - context - made_again))
-    unsure = tuple(name for name in stored if name not in {*params, *builder.surely_bound(head)})
     head_tree = _head_tree(tree, head)
     tail_tree = ast.copy_location(copy.copy(tree), tree)
     tail_tree.args = ast.arguments(
@@ -149,10 +145,10 @@ def cut(fn: types.FunctionType, bound: bool, where: Cut) -> Parts:
         kw_defaults=[None, None, None],
         defaults=[],
     )
-    unbound = [ast.copy_location(_unbind(name), (rest or tree.body)[0]) for name in unsure]
+    unbound = [ast.copy_location(_unbind(name), (rest or tree.body)[0]) for name in stored if name not in params]
     tail_tree.body = [*unbound, *again, *rest] or [ast.Pass()]
     head_fn, tail_fn = compiled_like(fn, function, [(head_tree, True), (tail_tree, False)])
-    return Parts(head_fn, tail_fn, stored, unsure, tuple(builder.again), line)
+    return Parts(head_fn, tail_fn, stored, tuple(builder.again), line)
 
 
 def _unbind(name: str) -> ast.stmt:
@@ -197,19 +193,6 @@ class _Cutter:
         self._alive: list[ast.stmt] = []
         self._entered: dict[int, str] = {}  # statements that the cut lies in, by id, and in which block of theirs
         self.again: list[int | str] = []
-
-    def surely_bound(self, head: list[ast.stmt]) -> set[str]:
-        """Variables that are bound whenever the cut is reached."""
-        found: set[str] = set()
-        for statement in head:
-            if id(statement) in self._entered:
-                found |= self.surely_bound(getattr(statement, self._entered[id(statement)]))
-                if isinstance(statement, ast.With):
-                    found |= names_in(statement.items, ast.Store)
-            elif not isinstance(statement, (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match)):
-                found |= {x.id for x in targets_of(statement)}
-                found |= names_in([statement], ast.Store) if isinstance(statement, _BINDS) else set()
-        return found - names_in(head, ast.Del)
 
     def block(self, block: list[ast.stmt], position: Position) -> tuple[list[ast.stmt], list[ast.stmt]]:
         """The two parts of a block."""
@@ -356,6 +339,3 @@ def _passes_unplanned(statement: ast.stmt) -> ast.ExceptHandler:
     """``except _stoker.Unplanned: raise``: the user's own bare ``except`` must not see it."""
     kind = ast.Attribute(ast.Name(HELPER, ast.Load()), "Unplanned", ast.Load())
     return ast.copy_location(ast.ExceptHandler(kind, None, [ast.copy_location(ast.Raise(), statement)]), statement)
-
-
-_BINDS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)

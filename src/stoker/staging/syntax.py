@@ -193,17 +193,6 @@ def first_param(tree: ast.FunctionDef, bound: bool) -> str:
     return named[0].arg if bound and named else ""
 
 
-def targets_of(statement: ast.stmt) -> Iterator[ast.Name]:
-    """Variables that a simple statement assigns to."""
-    targets: list[ast.expr] = []
-    if isinstance(statement, ast.Assign):
-        targets = statement.targets
-    elif isinstance(statement, ast.AugAssign) or (isinstance(statement, ast.AnnAssign) and statement.value):
-        targets = [statement.target]
-    for target in targets:
-        yield from (x for x in ast.walk(target) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store))
-
-
 def own_nodes(tree: ast.AST) -> Iterator[ast.AST]:
     """Nodes of a function without those of functions inside it."""
     for child in ast.iter_child_nodes(tree):

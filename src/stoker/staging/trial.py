@@ -34,6 +34,7 @@ from .plan import (
     callee_of,
     container_items,
     key_of,
+    only,
     with_items,
 )
 from .pure_calls import MemoPlan, Survey
@@ -130,11 +131,7 @@ class _Recorder:
         if self.first is None and self._moved():
             self.first = self.last, None
 
-    def only(self, items: Any) -> Any:
-        """The item of a list of one."""
-        if not isinstance(items, (list, tuple)) or len(items) != 1:
-            raise Unplanned
-        return items[0]
+    only = staticmethod(only)
 
     def context(self, position: Position, value: Any) -> Any:
         """A ``with`` statement enters a value."""
@@ -215,9 +212,9 @@ class Finder(Verifier):
     ) -> Node | None:
         callee = callee_of(called)
         assert callee is not None
-        fn, bound = callee.fn, (callee.bound,) if callee.is_method else ()
+        fn = callee.fn
         copied = probed(fn, callee.is_method, unrolled)
-        seen = self._probe(copied, bound, args, kwargs, None)
+        seen = self._probe(copied, callee.first, args, kwargs, None)
         changed = ""
         if seen.first is None:
             end = Cut((len(tree_for(fn, unrolled).tree.body),), unrolled=unrolled)
@@ -263,7 +260,7 @@ class Finder(Verifier):
             return  # verifying says why
         if names:
             node.where = node.where._replace(again=frozenset(names))
-            node.forget()
+            node.made = {}
 
     def _probe(self, copied: Any, bound: Any, args: Any, kwargs: Any, stop_at: Any) -> _Recorder:
         states = self.seeded_as(1)
@@ -279,9 +276,8 @@ class Finder(Verifier):
         callee = callee_of(called)
         assert callee is not None
         where = out.where
-        bound = (callee.bound,) if callee.is_method else ()
         try:
-            self._probe(copied, bound, args, kwargs, (where.position, where.call))
+            self._probe(copied, callee.first, args, kwargs, (where.position, where.call))
         except _Reached as reached:
             inner_called, inner_args, inner_kwargs = reached.call
         else:

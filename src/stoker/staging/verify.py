@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import datetime
 import enum
@@ -10,22 +9,20 @@ import io
 import itertools
 import pathlib
 import re
-import sys
 import time
 import types
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from ..core.introspect import Fingerprint
+from ..core.introspect import Fingerprint, reached
 from ..sampling.generators import find_generators
-from .compare import equal_bits
+from .compare import IDENTICAL, equal_bits
 from .executed_code import Executed
 from .isolate import output_size
-from .plan import Plan, Unplanned, callee_of
+from .plan import Plan, Unplanned, callee_of, globals_now
 from .random_state import RandomStates, seed_all
 from .store.decode import Layout, stored_copy
 from .store.encode import CacheError, take
@@ -381,12 +378,6 @@ def _own(x: Any) -> dict[str, Any]:
     return getattr(x, "__dict__", None) or {}
 
 
-def globals_now(variables: Any) -> dict[str, Any]:
-    """The values of global variables, by module and name."""
-    modules = ((module, name, sys.modules.get(module)) for module, name in variables)
-    return {f"{module}.{name}": getattr(found, name, None) for module, name, found in modules}
-
-
 def plainly(change: str) -> str:
     """A change that a look found, without the looked-at tuple's own index."""
     return change.removeprefix("dataset[0]").removeprefix("dataset[1]").removeprefix(".")
@@ -407,43 +398,10 @@ def of_dataset(path: str) -> str:
     return found[1] if found else ""
 
 
-def _inside(roots: Any, names: set[str] | None = None) -> Iterator[tuple[str, Any]]:
-    """Objects that can be reached by attributes and items, each with its path.
-
-    Args:
-        roots: to begin at.
-        names: attributes that are followed; None: all.
-    """
-    waiting: list[tuple[str, Any, int]] = [("dataset", roots, 6)]
-    seen: set[int] = set()
-    while waiting and len(seen) < 2000:
-        path, x, depth = waiting.pop()
-        if id(x) in seen or isinstance(x, (*IMMUTABLE, np.ndarray, torch.Tensor)):
-            continue
-        seen.add(id(x))
-        yield path, x
-        if not depth:
-            continue
-        if isinstance(x, dict):
-            waiting += [(f"{path}[{k!r}]", v, depth - 1) for k, v in list(x.items())[:100]]
-        elif isinstance(x, (list, tuple)):
-            waiting += [(f"{path}[{k}]", v, depth - 1) for k, v in enumerate(x[:100])]
-        elif isinstance(x, (types.FunctionType, types.MethodType)):
-            waiting.append((path, getattr(x, "__self__", None), depth))
-            fn: Any = getattr(x, "__func__", x)
-            free = getattr(getattr(fn, "__code__", None), "co_freevars", ())  # a bound method may be of native code
-            for name, cell in zip(free, getattr(fn, "__closure__", None) or (), strict=False):
-                with contextlib.suppress(ValueError):  # nothing in it yet
-                    waiting.append((f"{path}.{name}", cell.cell_contents, depth - 1))
-        else:
-            held = getattr(x, "__dict__", {}).items()
-            waiting += [(f"{path}.{k}", v, depth - 1) for k, v in held if names is None or k in names]
-
-
 def positions(roots: Any) -> list[int]:
     """Where each file stands that is open to be written to."""
     out = []
-    for _, x in _inside(roots):
+    for _, x in reached(roots):
         if isinstance(x, io.IOBase) and not x.closed and x.writable() and x.seekable():
             out.append(x.tell())
     return out
@@ -452,7 +410,7 @@ def positions(roots: Any) -> list[int]:
 def iterator_of(dataset: Any, code: Executed) -> str:
     """The path of an iterator that code may read, which gives something else each time; "" where there is none."""
     looked = dataset, globals_now(code.variables)
-    for path, x in _inside(looked, None if code.looks_up_names else code.names):
+    for path, x in reached(looked, None if code.looks_up_names else code.names):
         if hasattr(type(x), "__next__") and type(x).__module__ in ("builtins", "itertools"):
             return plainly(path)
     return ""
@@ -467,7 +425,7 @@ def shares_memory(a: Any, b: Any) -> bool:
         return a is b or any(shares_memory(a[k], b.get(k)) for k in a)
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return (a is b and isinstance(a, list)) or any(map(shares_memory, a, b))
-    return a is b and not isinstance(a, IMMUTABLE) and not callable(a)
+    return a is b and not isinstance(a, (*IMMUTABLE, *IDENTICAL))
 
 
 def refuse_aliases(state: Any) -> None:
