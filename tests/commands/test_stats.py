@@ -33,8 +33,7 @@ from stoker.commands.stats.moments import BLOCK, Moments, group_of, merged, pair
 from stoker.commands.stats.reading import mean_std
 from stoker.commands.stats.result import ImageStats
 from stoker.core.errors import StokerError, UsageError, WorkerDiedError
-
-from .helpers import interrupt
+from tests.helpers import interrupt
 
 REL = 1e-9
 

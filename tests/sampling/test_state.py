@@ -889,7 +889,7 @@ def test_distributed_checkpoint(tmp_path: Path) -> None:
 
 def test_the_page_s_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parent.parent / "docs" / "resume.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "resume.md").read_text()
     names: dict[str, Any] = {}
     blocks = page.split("```python\n")[1:]
     assert len(blocks) == 2

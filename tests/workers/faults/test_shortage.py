@@ -80,7 +80,7 @@ SCRIPT = """
 import os, resource, sys, warnings
 sys.path.insert(0, {root!r})
 import torch, stoker
-from tests.faults.test_shortage import BATCH, Numbers, right
+from tests.workers.faults.test_shortage import BATCH, Numbers, right
 warnings.simplefilter("always")
 warnings.simplefilter("ignore", ResourceWarning)
 list(stoker.DataLoader(Numbers(), batch_size=BATCH, num_workers=1))
@@ -108,7 +108,7 @@ print("right")
     ],
 )
 def test_real_limits(what: str, room: int) -> None:
-    code = SCRIPT.format(root=str(Path(__file__).parents[2]), what=what, room=room)
+    code = SCRIPT.format(root=str(Path(__file__).parents[3]), what=what, room=room)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout == "right\n", done.stderr[-2000:]
     if what == "files":

@@ -44,7 +44,7 @@ def test_what_is_iterated_in_between_is_seen(tmp_path: Path) -> None:
     assert w.report is not None
     early, late = w.report["loaders"]
     # It is named by its line if this process was watched before.
-    assert early["name"].startswith(("DataLoader of Slow", "tests/test_session.py:"))
+    assert early["name"].startswith(("DataLoader of Slow", "tests/diagnosis/test_session.py:"))
     assert early["batches"] == late["batches"] == 20
     assert late["settings"]["engine"] == "stoker"
     assert w.report["verdict"] == "input-bound"

@@ -609,7 +609,7 @@ def test_few_batches_decide_nothing() -> None:
 def test_every_cause_has_a_line_in_the_docs() -> None:
     from pathlib import Path
 
-    text = (Path(__file__).parent.parent / "docs" / "doctor.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
     for cause in CAUSES:
         assert f"`{cause}`" in text
 

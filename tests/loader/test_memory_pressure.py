@@ -161,7 +161,7 @@ def test_a_cgroup_that_fills_up_is_survived(tmp_path: Path) -> None:
     with cgroup(1 << 30) as group:
         if group is None:
             pytest.skip("no cgroup of one's own to be had")
-        code = FILLS.format(procs=str(group / "cgroup.procs"), tests=str(Path(__file__).parents[1]))
+        code = FILLS.format(procs=str(group / "cgroup.procs"), tests=str(Path(__file__).parents[2]))
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr[-2000:]
         assert done.stdout.startswith("batches 300 ballast")

@@ -16,8 +16,7 @@ import torch
 import stoker
 from stoker import worth
 from stoker.diagnosis.doctor.verdict import diagnose
-
-from .test_doctor import entry
+from tests.diagnosis.test_doctor import entry
 
 SCRIPT = """
 import time, torch

@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import stoker
 from stoker.workers.gather import RowGather
-
-from .contract.trace import canon, end
+from tests.contract.trace import canon, end
 
 SEED = int(os.environ.get("STOKER_SEED", "0"))
 N = 60

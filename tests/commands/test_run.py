@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from .diagnosis.__main__ import NOT_HERE
+from tests.diagnosis.__main__ import NOT_HERE
 
 TRAIN = """
     import sys, os, time, random
@@ -501,7 +501,7 @@ def test_memory_of_a_container_that_only_the_script_is_in(tmp_path: Path) -> Non
                     pass
         """,
     )
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent / "diagnosis" / "cases")}
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "diagnosis" / "cases")}
     p = stoker(tmp_path, path, env=env)
     if p.returncode == NOT_HERE:
         pytest.skip("no memory cgroup can be made")

@@ -24,8 +24,7 @@ from torch.utils.data import Dataset
 import stoker
 from stoker.core.errors import StokerWarning
 from stoker.staging.store import folder
-
-from .helpers import flip
+from tests.helpers import flip
 
 N = 40
 
@@ -127,7 +126,7 @@ print("filled", data.account.filled, flush=True)
 
 def child(files: list[Path], where: Path, fn: Any, workers: int = 2, epochs: int = 1) -> subprocess.Popen[str]:
     code = SCRIPT.format(
-        root=str(Path(__file__).parent.parent),
+        root=str(Path(__file__).parents[2]),
         source=str(files[0].parent),
         where=str(where),
         fn=fn.__name__,
@@ -276,7 +275,7 @@ import subprocess, sys, warnings
 from pathlib import Path
 sys.path.insert(0, {root!r})
 import torch, stoker
-from tests.test_cache_disk import prepare, rows
+from tests.staging.test_disk_cache import prepare, rows
 
 fn = {fn}
 files = sorted(map(str, Path({source!r}).iterdir()))
@@ -309,7 +308,7 @@ def test_a_full_disk_is_said(files: list[Path], tmp_path: Path, fn: Any) -> None
     where.mkdir()
     script = tmp_path / "script.py"
     source = str(files[0].parent)
-    root = str(Path(__file__).parent.parent)
+    root = str(Path(__file__).parents[2])
     script.write_text(FULL.format(root=root, fn=fn.__name__, source=source, where=str(where), sizes=SIZES))
     done = subprocess.run(["unshare", "-rm", sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -343,7 +342,7 @@ def test_a_folder_that_can_only_be_read(files: list[Path], tmp_path: Path, fn: A
     where = tmp_path / "cache"
     check(open_cache(files, where, fn))
     code = SCRIPT.format(
-        root=str(Path(__file__).parent.parent),
+        root=str(Path(__file__).parents[2]),
         source=str(files[0].parent),
         where=str(where),
         fn=fn.__name__,

@@ -26,8 +26,7 @@ from stoker.sampling.generators import find_generators
 from stoker.staging import trial
 from stoker.staging.compare import equal_bits
 from stoker.staging.random_state import RandomStates
-
-from .drawn import source_of
+from tests.staging.drawn import source_of
 
 EPOCHS = 3
 _numbers = itertools.count()

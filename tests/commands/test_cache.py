@@ -24,8 +24,7 @@ from stoker.commands import cache_text, main
 from stoker.staging.store import folder, manage
 from stoker.staging.store.encode import take
 from stoker.staging.store.store import REASON_LEN
-
-from .helpers import flip, interrupt
+from tests.helpers import flip, interrupt
 
 N = 40
 COMPARED = 2  # samples made anew where a cache is opened: once by the target itself, and once by the command

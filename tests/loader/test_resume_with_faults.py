@@ -25,13 +25,13 @@ from stoker.loader.pin_thread import PinnedPool
 from stoker.staging import device_tier
 from stoker.workers import process_pool
 from stoker.workers.protocol import WorkerReply
-from tests import test_device
-from tests.test_state import draw
+from tests.device import test_prefetch
+from tests.sampling.test_state import draw
 
 EPOCHS = 2
 
 
-class Late(test_device.Late):
+class Late(test_prefetch.Late):
     """Of batches of any form."""
 
     def send(self, batch: Any) -> tuple[Any, Any]:

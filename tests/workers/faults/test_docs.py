@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "faults.md"
+PAGE = Path(__file__).parents[3] / "docs" / "faults.md"
 
 
 def test_the_examples_of_the_page_run(tmp_path: Path) -> None:

@@ -17,10 +17,9 @@ from stoker.diagnosis.doctor.verdict import diagnose
 from stoker.diagnosis.report import applied as done
 from stoker.diagnosis.report import bars, before_after, epochs, history, text
 from stoker.diagnosis.report.build import report_of
-
-from .test_doctor import entry
-from .test_run import report as written
-from .test_run import script, stoker
+from tests.commands.test_run import report as written
+from tests.commands.test_run import script, stoker
+from tests.diagnosis.test_doctor import entry
 
 ROWS = [
     [10, 4.0, 1.0, 0.1, 5.0, 80],
