@@ -19,7 +19,8 @@ from torch.utils.data import IterableDataset
 from ..core.handles import held
 from ..core.options import AutoWorkers, Measured
 from ..loader import engine
-from ..loader.auto.limits import first_guess
+from ..loader.auto.limits import cores_here, first_guess
+from ..loader.emulated_workers import EmulatedWorkersIter
 from ..loader.loader_state import state_of
 from ..staging.compare import equal_bits
 from ..staging.dataset import Staged
@@ -27,6 +28,7 @@ from ..staging.isolate import Trial
 from ..staging.node_cache import start_trial
 from ..staging.split import Split
 from ..staging.trial import Found
+from .cached_epochs import CachedEpochs, Maker, why_not
 
 if TYPE_CHECKING:
     from ..staging.store.memory import Memory
@@ -39,6 +41,7 @@ PAYS_S = 50e-6  # and by so much
 SHARE = 0.05  # of a dataset that has to fit into the cache, for it to be worth anything
 TINY_SAMPLE_S = 100e-6  # samples that take no longer are mostly views of memory: a worker would copy them
 TINY_S = 0.002  # a batch that takes no longer in the script's own process stays there
+BY_SCRIPT = "; batches from the cache are made without them, in the script's own process, where that is faster"
 MOST = 8  # datasets that are remembered
 
 _datasets: list[Dataset] = []
@@ -54,6 +57,7 @@ class Dataset:
         found: what it found; None before, and where it failed.
         reason: why nothing is kept; "" while it is not known, or something is.
         staged: the dataset with its cache; None where nothing is kept.
+        by_script: batches were made in the script's own process, once they came from the cache.
         start_s, waited_s: seconds that the script waited while the trial was started, and for its end.
     """
 
@@ -63,6 +67,7 @@ class Dataset:
         self.found: Found | None = None
         self.reason = ""
         self.staged: Staged | None = None
+        self.by_script = False
         self.start_s = self.waited_s = 0.0
         if hasattr(type(dataset), "_stoker_batches"):
             self.reason = "the dataset is staged already"
@@ -129,6 +134,29 @@ class Dataset:
             self.dataset = dataset
             self.staged.replace_dataset(dataset)
 
+    def is_made_by_script(self, loader: Any) -> bool:
+        """Whether the epoch that begins is made in the script's own process. ``loader.dataset`` is the staged one."""
+        staged, found = self.staged, self.found
+        if staged is None or found is None or found.changes or not staged.usable:
+            return False
+        epochs = loader.__dict__.get("_stoker_epochs")
+        if epochs is None:
+            plan, memo = found.plan, found.memo
+            sample_s = plan.read_s + plan.tail_s if plan is not None else 0.0 if memo is None else memo.served_s
+            epochs = loader.__dict__["_stoker_epochs"] = CachedEpochs(sample_s, int(loader.num_workers), cores_here())
+        rows = state_of(loader).metrics.by_epoch
+        filled = epochs.is_filled(staged.account.filled, staged.slots)
+        if filled and "_stoker_in_workers" not in loader.__dict__:
+            with engine.with_dataset(loader, self.dataset):
+                loader.__dict__["_stoker_in_workers"] = why_not(loader)
+        maker = epochs.choose(rows, filled and not loader.__dict__["_stoker_in_workers"])
+        if maker is not Maker.SCRIPT:
+            return False
+        staged._begin()
+        made = staged.usable and staged.account.filled > 0
+        self.by_script = self.by_script or made
+        return made
+
     def entry(self) -> dict[str, Any]:
         """What a report says of the cache."""
         out: dict[str, Any] = {
@@ -176,6 +204,9 @@ def attach(module: Any, applied: dict[str, Any]) -> None:
             sys.stderr.write(f"stoker: {held.get('_stoker_name', '?')}: left as it is: {type(e).__name__}: {e}\n")
             known = None
         with engine.with_dataset(loader, None if known is None else known.staged):
+            if known is not None and known.is_made_by_script(loader):
+                loader.check_worker_number_rationality()
+                return EmulatedWorkersIter(loader)
             return engine.get_iterator(loader)
 
     module.DataLoader._get_iterator = _get_iterator
@@ -213,6 +244,8 @@ def refresh() -> None:
     """Brings the entries of all loaders up to date."""
     for entry, known in _entries:
         entry["cache"] = known.entry()
+        if known.by_script and BY_SCRIPT not in entry["reason"]:
+            entry["reason"] += BY_SCRIPT
 
 
 def _fits(loader: Any) -> bool:
