@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_worker_info
 
+import stoker
 from stoker.loader.emulated_workers import EmulatedWorkersIter
 from stoker.workers.native_threads import OneThread
 from tests.contract.trace import canon
@@ -36,6 +37,23 @@ class Draws(Dataset[Any]):
         assert info is not None
         drawn = random.gauss(0, 1), np.random.randn(), torch.randn(())
         return {"x": torch.full((3,), float(i)), "drawn": drawn, "worker": (info.id, info.num_workers, info.seed)}
+
+
+class OwnGenerators(Draws):
+    """Draws from generators of its own, of which each forked worker has a copy."""
+
+    def __init__(self, n: int = 41) -> None:
+        super().__init__(n)
+        self.rng = np.random.default_rng(5)
+        self.flip = {"flip": random.Random(6)}
+
+    def __getitem__(self, i: int) -> Any:
+        return {**super().__getitem__(i), "own": (self.rng.random(), self.flip["flip"].random())}
+
+
+class Uncopied(dict[str, Any]):
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise TypeError("not to be copied")
 
 
 class Here(DataLoader[Any]):
@@ -91,10 +109,37 @@ def epochs(cls: type[DataLoader[Any]], dataset: Any, **settings: Any) -> list[An
     ],
     ids=str,
 )
-def test_the_same_as_with_workers(settings: dict[str, Any]) -> None:
-    ours, theirs = epochs(Here, Draws(), **settings), epochs(DataLoader, Draws(), **settings)
+@pytest.mark.parametrize("make", [Draws, OwnGenerators])
+def test_the_same_as_with_workers(make: type[Draws], settings: dict[str, Any]) -> None:
+    ours, theirs = epochs(Here, make(), **settings), epochs(DataLoader, make(), **settings)
     assert len(ours) > 10
     assert ours == theirs
+
+
+class Photos(OwnGenerators):
+    """A deterministic part, and a random one."""
+
+    def __getitem__(self, i: int) -> Any:
+        x = torch.full((64, 64), float(i)).exp().log()
+        return x * self.rng.random() + random.random(), self.flip["flip"].random()
+
+
+def test_the_same_from_a_cache() -> None:
+    settings = {"num_workers": 2, "batch_size": 4, "shuffle": True}
+    staged = stoker.Staged(Photos())
+    for _ in stoker.DataLoader(staged, **settings):
+        pass
+    assert staged.account.filled == len(staged)
+    assert epochs(Here, staged, **settings) == epochs(DataLoader, Photos(), **settings)
+
+
+def test_what_cannot_be_copied_draws_nothing() -> None:
+    dataset = OwnGenerators()
+    dataset.flip = Uncopied(dataset.flip)
+    before = torch.get_rng_state()
+    with pytest.raises(TypeError, match="not to be copied"):
+        iter(Here(dataset, batch_size=4, num_workers=2))
+    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_the_script_s_generators_are_left_alone() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -70,7 +69,6 @@ class Samples:
 @pytest.mark.parametrize(
     ("dataset", "settings"),
     [
-        (Samples(rng=random.Random(1)), {}),
         (Samples(file=open(__file__)), {}),
         (Samples(state_dict=dict, load_state_dict=id), {}),
         (Samples(), {"persistent_workers": True}),

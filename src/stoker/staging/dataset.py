@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import time
 import warnings
@@ -284,6 +285,15 @@ class Staged(Dataset[Any]):
         if self.split is not None:
             self.split.dataset = dataset
         self._owned, self._memo = (0, []), None
+
+    def for_worker(self, dataset: Any) -> Staged:
+        """Another object over the same cache, whose random part is that of a copy of the dataset."""
+        other = object.__new__(Staged)
+        other.__dict__.update(self.__dict__)
+        other.split = copy.copy(self.split)
+        other.replace_dataset(dataset)
+        other._bind()
+        return other
 
     # -- serving
 

@@ -11,7 +11,7 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
@@ -134,11 +134,14 @@ class Dataset:
             self.dataset = dataset
             self.staged.replace_dataset(dataset)
 
-    def is_made_by_script(self, loader: Any) -> bool:
-        """Whether the epoch that begins is made in the script's own process. ``loader.dataset`` is the staged one."""
+    def in_script(self, loader: Any) -> Any:
+        """An iterator over the epoch that begins, if it is to be made in the script's own process.
+
+        ``loader.dataset`` is the staged one.
+        """
         staged, found = self.staged, self.found
         if staged is None or found is None or found.changes or not staged.usable:
-            return False
+            return None
         epochs = loader.__dict__.get("_stoker_epochs")
         if epochs is None:
             plan, memo = found.plan, found.memo
@@ -151,11 +154,19 @@ class Dataset:
                 loader.__dict__["_stoker_in_workers"] = why_not(loader)
         maker = epochs.choose(rows, filled and not loader.__dict__["_stoker_in_workers"])
         if maker is not Maker.SCRIPT:
-            return False
+            return None
         staged._begin()
-        made = staged.usable and staged.account.filled > 0
-        self.by_script = self.by_script or made
-        return made
+        if not (staged.usable and staged.account.filled):
+            return None
+        it: Any = None
+        if isinstance(loader.num_workers, AutoWorkers):
+            with _without_workers(loader):
+                it = engine.get_iterator(loader)
+        else:
+            with contextlib.suppress(Exception):  # generators that cannot be copied; nothing is drawn yet
+                it = EmulatedWorkersIter(loader)
+        self.by_script = self.by_script or it is not None
+        return it
 
     def entry(self) -> dict[str, Any]:
         """What a report says of the cache."""
@@ -187,6 +198,17 @@ class Dataset:
         return out
 
 
+@contextlib.contextmanager
+def _without_workers(loader: Any) -> Iterator[None]:
+    """While an iterator is made: a loader whose tasks are seeded, without workers."""
+    count, prefetch = loader.num_workers, loader.prefetch_factor
+    loader.num_workers, loader.prefetch_factor = AutoWorkers(0), None
+    try:
+        yield
+    finally:
+        loader.num_workers, loader.prefetch_factor = count, prefetch
+
+
 def attach(module: Any, applied: dict[str, Any]) -> None:
     """Puts stoker's engine behind ``module.DataLoader``.
 
@@ -204,10 +226,11 @@ def attach(module: Any, applied: dict[str, Any]) -> None:
             sys.stderr.write(f"stoker: {held.get('_stoker_name', '?')}: left as it is: {type(e).__name__}: {e}\n")
             known = None
         with engine.with_dataset(loader, None if known is None else known.staged):
-            if known is not None and known.is_made_by_script(loader):
-                loader.check_worker_number_rationality()
-                return EmulatedWorkersIter(loader)
-            return engine.get_iterator(loader)
+            it = None if known is None else known.in_script(loader)
+            if it is None:
+                return engine.get_iterator(loader)
+            loader.check_worker_number_rationality()  # as torch does
+            return it
 
     module.DataLoader._get_iterator = _get_iterator
 

@@ -1,8 +1,9 @@
 """Where ``stoker run --apply`` has the batches of an epoch made once all samples lie in a cache.
 
 What is left of a sample is then often so little that starting workers, and moving batches between processes, costs
-more. ``loader/emulated_workers.py`` makes the same batches in the script's own process. Both ways are timed, an epoch
-each, and the faster one stays::
+more. ``loader/emulated_workers.py`` makes the same batches in the script's own process. Where ``--apply`` changed the
+number of workers, random state is set for each task, and an iterator without workers makes them. Both ways are timed,
+an epoch each, and the faster one stays::
 
     epoch 1        workers fill the cache
     epoch 2        in the script's process, where an estimate says that this may pay
@@ -19,9 +20,7 @@ from typing import NamedTuple
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from ..core.handles import held
-from ..core.options import AutoWorkers
 from ..core.types import LoaderLike
-from ..sampling.generators import find_generators
 from ..sampling.stateful import is_stateful
 
 FILLED = 0.9  # of the samples: an epoch that drops its last batch leaves some out
@@ -123,18 +122,16 @@ class CachedEpochs:
 def why_not(loader: LoaderLike) -> str:
     """Why a loader's batches have to be made in workers; "" where they need not.
 
-    ``worker_init_fn`` may do anything to a worker's process. Generators in objects, open files and what loading a
-    sample changes belong to each worker's own copy of the dataset.
+    ``worker_init_fn`` may do anything to a worker's process, and open files belong to each worker's own copy of the
+    dataset.
     """
     dataset = loader.dataset
-    if int(loader.num_workers) == 0 or isinstance(loader.num_workers, AutoWorkers):
-        return "there are no workers of the script's own choice"
+    if int(loader.num_workers) == 0:
+        return "there are no workers"
     if loader.persistent_workers or loader.worker_init_fn is not None or loader.timeout:
         return "persistent_workers, worker_init_fn or timeout is set"
     if loader.multiprocessing_context is not None or hasattr(loader, "state_dict"):
         return "the loader has a multiprocessing context, or a state"
     if is_stateful(dataset) or isinstance(dataset, (IterDataPipe, MapDataPipe)):
         return "the dataset has a state"
-    return held(dataset) or (
-        "the dataset holds random generators" if find_generators(dataset, loader.collate_fn) else ""
-    )
+    return held(dataset)
