@@ -1,8 +1,9 @@
-"""What tests of several commands do alike."""
+"""What tests of several packages share."""
 
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
+from torch.utils.data import get_worker_info
 
 
 class Compose:
@@ -23,6 +26,14 @@ class Compose:
         for t in self.transforms:
             x = t(x)
         return x
+
+
+def draw() -> tuple[float, float]:
+    """Random numbers as an augmentation draws them: from the worker's generators."""
+    info = get_worker_info()
+    rng = getattr(info, "rng", None) if info is not None and getattr(info, "worker_method", "") == "thread" else None
+    python, cpu = (random, None) if rng is None else (rng.random_generator, rng.torch_generator)
+    return python.random(), float(torch.rand((), generator=cpu))
 
 
 def shm() -> set[str]:

@@ -17,9 +17,9 @@ from stoker.diagnosis.doctor.verdict import diagnose
 from stoker.diagnosis.report import applied as done
 from stoker.diagnosis.report import bars, before_after, epochs, history, text
 from stoker.diagnosis.report.build import report_of
-from tests.commands.test_run import report as written
-from tests.commands.test_run import script, stoker
-from tests.diagnosis.test_doctor import entry
+from tests.commands.helpers import report as written
+from tests.commands.helpers import script, stoker
+from tests.diagnosis.helpers import entry
 
 ROWS = [
     [10, 4.0, 1.0, 0.1, 5.0, 80],

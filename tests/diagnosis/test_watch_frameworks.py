@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.test_run import report, script, stoker
+from tests.commands.helpers import report, script, stoker
 
 DATA = """
     import copy, functools, pickle, threading
