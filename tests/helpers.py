@@ -15,6 +15,8 @@ import psutil
 import torch
 from torch.utils.data import get_worker_info
 
+LIMIT_S = 60  # fails on a hang, not on a busy machine
+
 
 class Compose:
     """Transforms in a row, as everybody writes it."""
@@ -44,7 +46,7 @@ def shm() -> set[str]:
 def left_in_shm(before: set[str]) -> set[str]:
     """What has come to stay in /dev/shm. Other processes' semaphores have names there for a moment."""
     left = shm() - before
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + LIMIT_S
     while left and time.monotonic() < deadline:
         time.sleep(0.05)
         left &= shm()
@@ -80,10 +82,10 @@ def interrupt(*args: str, env: dict[str, str] | None = None) -> tuple[str, list[
         children = psutil.Process(p.pid).children(recursive=True)
         assert children
         os.killpg(p.pid, signal.SIGINT)  # as a terminal does
-        out, err = p.communicate(timeout=30)
+        out, err = p.communicate(timeout=LIMIT_S)
         assert p.returncode == 130
         assert err.splitlines()[-1] == "stoker: interrupted"
-        _, alive = psutil.wait_procs(children, timeout=10)
+        _, alive = psutil.wait_procs(children, timeout=LIMIT_S)
         assert not alive
     finally:
         p.kill()

@@ -64,6 +64,7 @@ def test_loading_in_the_main_process_is_named(tmp_path: Path) -> None:
     assert 0 < found["share"] <= 1
 
 
+@pytest.mark.slow
 def test_apply_and_compare(tmp_path: Path) -> None:
     # It draws, so that it cannot be staged and workers are what pays.
     path = script(tmp_path, nap="0.005 + 1e-9 * random.random()", workers=1, extra="print(y.tolist())")
@@ -113,6 +114,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.few(1)
 def test_what_is_served_from_the_cache_is_not_put_down_to_the_training_loop(tmp_path: Path, workers: int) -> None:
@@ -176,6 +178,7 @@ def test_loaders_of_one_line_are_applied_to_by_their_own_settings(tmp_path: Path
     assert p.stdout == "10 10 False\n10 10 True\n10 10 False\n"
 
 
+@pytest.mark.slow
 def test_the_exit_code_and_traceback_are_the_scripts(tmp_path: Path) -> None:
     path = script(tmp_path, extra="if epoch: raise KeyError('mine')")
     plain = subprocess.run([sys.executable, path], capture_output=True, text=True, cwd=tmp_path)
@@ -189,7 +192,10 @@ def test_the_exit_code_and_traceback_are_the_scripts(tmp_path: Path) -> None:
     assert r["loaders"][0]["batches"] == 21
 
 
-@pytest.mark.parametrize(("body", "code"), [("import sys; sys.exit(7)", 7), ("this is no python", 1), ("", 0)])
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [("import sys; sys.exit(7)", 7), ("this is no python", 1), ("def f(): raise KeyError('mine')\nf()", 1), ("", 0)],
+)
 def test_other_ends(tmp_path: Path, body: str, code: int) -> None:
     path = script(tmp_path, body)
     plain = subprocess.run([sys.executable, path], capture_output=True, text=True, cwd=tmp_path)
@@ -289,7 +295,8 @@ def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
     assert os.WTERMSIG(status) == signal.SIGINT
     assert out.count(b"KeyboardInterrupt") == 1, out
     assert report(tmp_path)["loaders"][0]["batches"] == 1
-    assert not any(c.is_running() and c.status() != psutil.STATUS_ZOMBIE for c in children)
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert not alive
 
 
 @pytest.mark.slow
@@ -304,7 +311,7 @@ def test_killing_stoker_kills_the_script(tmp_path: Path) -> None:
     assert len(children) >= 2
     p.kill()
     p.communicate()
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive
 
 
@@ -434,9 +441,7 @@ def test_the_rank_that_starves_the_others_is_named(tmp_path: Path) -> None:
         dist.destroy_process_group()
         """,
     )
-    p = stoker(
-        tmp_path, sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29518", path
-    )
+    p = stoker(tmp_path, sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", path)
     assert p.returncode == 0, p.stderr
     (loader,) = report(tmp_path)["loaders"]
     assert loader["batches"] == 2 * 25
@@ -447,6 +452,7 @@ def test_the_rank_that_starves_the_others_is_named(tmp_path: Path) -> None:
     assert "rank 1 starves the others" in p.stderr
 
 
+@pytest.mark.slow
 def test_memory_of_a_container_that_only_the_script_is_in(tmp_path: Path) -> None:
     path = script(
         tmp_path,

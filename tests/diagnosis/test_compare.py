@@ -106,6 +106,7 @@ def test_two_runs_of_a_script(
     assert "main_process_loading" in found["vanished"]
 
 
+@pytest.mark.slow
 def test_a_report_with_itself(real: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path) -> None:
     for r in real:
         found = compared(r, r, 0.0)

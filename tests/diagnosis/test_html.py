@@ -125,6 +125,7 @@ def test_a_run_without_loaders() -> None:
     assert "no DataLoader was iterated" in text
 
 
+@pytest.mark.slow
 def test_the_command_writes_it(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

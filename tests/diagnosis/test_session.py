@@ -114,7 +114,7 @@ def test_no_thread_of_it_stays() -> None:
         epoch(loader)
         next(it)
         for thread in looking:
-            thread.join(10)
+            thread.join(60)
         assert not [t for t in threading.enumerate() if t.name == "stoker_looks" and t not in others]
         assert not any(t.is_alive() for t in looking)
 

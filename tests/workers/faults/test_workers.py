@@ -135,7 +135,7 @@ def kill(it: Any, r: random.Random, how: int) -> None:
     "how",
     [
         signal.SIGKILL,
-        signal.SIGSEGV,
+        pytest.param(signal.SIGSEGV, marks=pytest.mark.slow),
         pytest.param(-1, marks=pytest.mark.slow),
         pytest.param(-4, marks=pytest.mark.slow),
     ],
@@ -153,7 +153,7 @@ def test_samples_that_kill_once_change_no_bit(mode: str, how: int) -> None:
 @pytest.mark.parametrize("keep_ns", [0, 1 << 61], ids=["before each task", "before the first task only"])
 @pytest.mark.parametrize("dataset", [Drawn, Batched])
 @pytest.mark.parametrize("mode", ["two", "persistent"])
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 def test_random_state_goes_on_from_wherever_it_was_noted(
     mode: str, dataset: Any, keep_ns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,9 +220,14 @@ def test_random_state_is_noted_seldom_and_what_nobody_needs_is_let_go(monkeypatc
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.slow)], ids=str)
-@pytest.mark.parametrize("floats", [0, 20_000], ids=["small", "in slots"])
 @pytest.mark.parametrize(
-    "mode", ["three", "auto", *(pytest.param(m, marks=pytest.mark.slow) for m in ("persistent", "auto, persistent"))]
+    ("mode", "floats"),
+    [
+        ("three", 20_000),  # in slots
+        ("auto", 0),
+        *(pytest.param(m, f, marks=pytest.mark.slow) for m, f in (("three", 0), ("auto", 20_000))),
+        *(pytest.param(m, f, marks=pytest.mark.slow) for m in ("persistent", "auto, persistent") for f in (0, 20_000)),
+    ],
 )
 def test_any_worker_killed_at_any_moment_changes_no_bit(
     mode: str, floats: int, how: int, monkeypatch: pytest.MonkeyPatch
@@ -310,6 +315,7 @@ def test_task_seeds_without_a_board(monkeypatch: pytest.MonkeyPatch) -> None:
     assert deaths(loader) == 4
 
 
+@pytest.mark.slow
 def test_torch_ends_the_run() -> None:
     """What all this is for."""
     once = "open('once', 'w').close()"
@@ -396,6 +402,7 @@ def test_the_interpreter_that_workers_are_forked_from_is_killed(method: str) -> 
     assert deaths(loader) >= 2  # they do not hear of it at once, and go on meanwhile
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kw", ["{}", pytest.param("{'on_worker_death': 'raise'}", marks=pytest.mark.slow)])
 def test_a_script_that_starts_its_loader_when_it_is_imported(kw: str) -> None:
     """Under spawn the script is imported by what workers are forked from, which then starts a loader, and so on."""
