@@ -143,6 +143,7 @@ def test_nested_abandoned_and_in_threads() -> None:
     assert sum(e["batches"] for e in w.report["loaders"]) == 4 + 4 + 4
 
 
+@pytest.mark.slow
 def test_under_stoker_run_the_whole_script_is_reported(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         textwrap.dedent("""
