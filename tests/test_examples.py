@@ -166,6 +166,7 @@ def test_train_lazy_is_no_stoker_script() -> None:
     assert "torchvision" not in text
 
 
+@pytest.mark.slow
 def test_dataloader() -> None:
     done = run("dataloader.py")
     assert done.returncode == 0, done.stderr

@@ -330,7 +330,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow), "thread"])
+@pytest.mark.parametrize("how", ["fork", "spawn", "forkserver", "thread"])
+@pytest.mark.few(1)
 def test_all_that_is_opened_is_closed(how: str, tmp_path: Path) -> None:
     """Python says of what is not, where it is asked to: each worker's socket."""
     path = tmp_path / "script.py"

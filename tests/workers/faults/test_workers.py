@@ -36,7 +36,7 @@ from stoker.transport import slots as ring
 from stoker.workers import process_main, restart
 from stoker.workers.faults import exit_reason
 
-SEED = int(os.environ.get("STOKER_SEED", random.randrange(1 << 30)))
+SEED = int(os.environ.get("STOKER_SEED", "0"))
 LIMIT_S = 90  # for what takes a second or two
 MODES: dict[str, dict[str, Any]] = {
     "two": {"num_workers": 2},
@@ -551,7 +551,7 @@ def test_the_sample_that_kills_is_named_and_the_others_come(mode: str, dataset: 
     assert list(itertools.chain(*rows)) == [float(i) for i in range(200) if not 48 <= i < 52]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dataset", [Drawn, Batched])
 @pytest.mark.parametrize("mode", ["two", "auto", "persistent"])
 def test_the_policy_for_samples_decides(mode: str, dataset: Any, tmp_path: Path) -> None:
