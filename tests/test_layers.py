@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import stoker
@@ -38,6 +38,11 @@ def module_of(path: Path) -> str:
 MODULES = {module_of(path): path for path in SRC.rglob("*.py")}
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def package_of(module: str) -> str:
     """``core`` of ``stoker.core.files``; empty for ``stoker`` itself and its ``__main__``."""
     name = module.split(".")[1] if "." in module else ""
@@ -49,7 +54,7 @@ def imports(module: str) -> dict[str, int]:
     path = MODULES[module]
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     out: dict[str, int] = {}
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -159,7 +164,7 @@ def test_documented_modules_are_found_by_their_short_names() -> None:
 
 def test_every_file_says_what_it_is_for() -> None:
     for path in SRC.rglob("*.py"):
-        assert ast.get_docstring(ast.parse(path.read_text())), path
+        assert ast.get_docstring(parsed(path)), path
 
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -200,11 +205,14 @@ COMPLEX = {
 }
 
 
-def functions() -> Iterator[tuple[str, Function]]:
-    for path in MODULES.values():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, Function):
-                yield f"{path.relative_to(SRC)}:{node.name}", node
+@functools.cache
+def functions() -> list[tuple[str, Function]]:
+    return [
+        (f"{path.relative_to(SRC)}:{node.name}", node)
+        for path in MODULES.values()
+        for node in ast.walk(parsed(path))
+        if isinstance(node, Function)
+    ]
 
 
 def complexity(function: Function) -> int:
@@ -222,7 +230,7 @@ def complexity(function: Function) -> int:
 
 def test_no_function_is_long() -> None:
     long = {name: n for name, node in functions() if (n := node.end_lineno - node.lineno + 1) > LINES}  # type: ignore[operator]
-    print(len(list(functions())), "functions; over", LINES, "lines:", long)
+    print(len(functions()), "functions; over", LINES, "lines:", long)
     assert set(long) == LONG, "shorten a new one; strike from LONG what is short now"
 
 

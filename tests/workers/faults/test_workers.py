@@ -237,7 +237,7 @@ def test_any_worker_killed_at_any_moment_changes_no_bit(
     print(f"STOKER_SEED={SEED}")
     r = random.Random(SEED)
     kw = {"batch_size": 2}
-    calm = bits(loader_of(Drawn(300, floats=floats), MODES[mode], **kw), epochs=3)
+    calm = bits(loader_of(Drawn(300, floats=floats), MODES[mode], **kw), epochs=2)
     loader = loader_of(Drawn(300, floats=floats), MODES[mode], **kw)
     torch.manual_seed(7)
     for want in calm:
