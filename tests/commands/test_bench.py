@@ -400,5 +400,5 @@ def test_ctrl_c_while_a_batch_does_not_come(target: str) -> None:
     os.killpg(p.pid, signal.SIGINT)  # as a terminal does: to all of them
     out, err = p.communicate(timeout=60)
     assert (p.returncode, out, err) == (130, "", "stoker: interrupted\n")
-    _, alive = psutil.wait_procs(workers, timeout=10)
+    _, alive = psutil.wait_procs(workers, timeout=60)
     assert not alive

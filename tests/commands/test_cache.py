@@ -190,6 +190,7 @@ def only(place: Place) -> Path:
 # -- build
 
 
+@pytest.mark.slow
 def test_a_run_finds_what_was_built(place: Place) -> None:
     before = place.made
     p = place.run(python=(str(place.script),))

@@ -147,6 +147,7 @@ def test_wrong_usage_is_exit_code_2(target: str, tmp_path: Path, capfd: pytest.C
         run(f"{target}:whole", "--workers", "few")
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_nobody(target: str) -> None:
     interrupt("verify", f"{target}:stuck", "--workers", "2")
 

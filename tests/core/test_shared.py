@@ -499,6 +499,7 @@ class Tally(Dataset):
         return os.getppid()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_the_dataset_is_pickled_once_for_all_workers(context: str) -> None:
     dataset = Tally()

@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from stoker.diagnosis.report.patch import MENDED
+from tests.diagnosis.helpers import NOT_HERE
 
 HERE = Path(__file__).parent
 TRUTH: dict[str, list[str]] = json.loads((HERE / "truth.json").read_text())
 TOOL = f"{shlex.quote(sys.executable)} -m stoker run --json {{json}} {{script}}"
 REMEDY = "cacheable_prefix"
 LIMIT_S = 120
-NOT_HERE = 77  # the exit code of a script that cannot plant its cause on this machine
 BUSY = "import os\nwhile os.getppid() > 1: sum(range(100000))"
 
 

@@ -106,6 +106,7 @@ def test_two_runs_of_a_script(
     assert "main_process_loading" in found["vanished"]
 
 
+@pytest.mark.slow
 def test_a_report_with_itself(real: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path) -> None:
     for r in real:
         found = compared(r, r, 0.0)
@@ -346,7 +347,9 @@ def places(data: Any) -> list[tuple[Any, Any]]:
 
 
 @given(st.data())
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @pytest.mark.slow
 def test_a_real_report_with_anything_in_it(real: tuple[dict[str, Any], dict[str, Any]], data: st.DataObject) -> None:
     a, b = copy.deepcopy(real)

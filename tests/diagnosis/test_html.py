@@ -15,7 +15,7 @@ import pytest
 
 from stoker.commands import main
 from stoker.diagnosis.report import html
-from tests.diagnosis.test_doctor import entry
+from tests.diagnosis.helpers import entry
 
 NASTY = "<script>alert(1)</script>/<b>\"'&amp;</title>"
 BROWSER = next((b for b in ("chromium", "chromium-browser", "google-chrome") if shutil.which(b)), None)
@@ -125,6 +125,7 @@ def test_a_run_without_loaders() -> None:
     assert "no DataLoader was iterated" in text
 
 
+@pytest.mark.slow
 def test_the_command_writes_it(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

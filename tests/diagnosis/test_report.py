@@ -17,9 +17,9 @@ from stoker.diagnosis.doctor.verdict import diagnose
 from stoker.diagnosis.report import applied as done
 from stoker.diagnosis.report import bars, before_after, epochs, history, text
 from stoker.diagnosis.report.build import report_of
-from tests.commands.test_run import report as written
-from tests.commands.test_run import script, stoker
-from tests.diagnosis.test_doctor import entry
+from tests.commands.helpers import report as written
+from tests.commands.helpers import script, stoker
+from tests.diagnosis.helpers import entry
 
 ROWS = [
     [10, 4.0, 1.0, 0.1, 5.0, 80],
@@ -245,7 +245,7 @@ def test_a_run_is_found_again_whatever_its_report_is_called(here: Path) -> None:
 
 
 def test_nothing_of_a_run_can_be_read_from_its_name(here: Path) -> None:
-    assert stoker(here, script(here), "--token", "secret").returncode == 0
+    history.save({**full(), "command": ["train.py", "--token", "secret"]})
     (file,) = history.folder().iterdir()
     assert "secret" not in file.name + file.read_text()
     assert file.stat().st_mode & 0o77 == 0

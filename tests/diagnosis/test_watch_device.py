@@ -14,7 +14,7 @@ from stoker.diagnosis.doctor.loader_stats import LoaderStats
 from stoker.diagnosis.report import schema
 from stoker.diagnosis.watch import device as watch_device
 from stoker.diagnosis.watch.device import PAIRS, Crossings, Gaps
-from tests.diagnosis.test_doctor import causes, entry
+from tests.diagnosis.helpers import causes, entry
 
 
 class Device:

@@ -660,6 +660,7 @@ def test_samples_are_compressed_where_the_set_does_not_fit_and_that_pays(
     assert (account.filled == 400) if compressed else (100 < account.filled < 140)
 
 
+@pytest.mark.slow
 def test_what_fits_is_not_compressed() -> None:
     staged = stoker.Staged(Flat(True), prepare=dear, cache_budget="10MB")
     list(stoker.DataLoader(staged, 50))

@@ -16,7 +16,7 @@ import torch
 import stoker
 from stoker import worth
 from stoker.diagnosis.doctor.verdict import diagnose
-from tests.diagnosis.test_doctor import entry
+from tests.diagnosis.helpers import entry
 
 SCRIPT = """
 import time, torch

@@ -182,6 +182,7 @@ def test_what_is_pure_nowhere_says_why() -> None:
         stoker.split(Clock())
 
 
+@pytest.mark.slow
 def test_a_call_that_draws_for_some_arguments_is_kept_for_the_others() -> None:
     try:
         staged = stoker.Staged(Draws())

@@ -386,6 +386,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_from_the_second_epoch_on_every_rank_of_torchrun_reads_what_any_rank_made(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     report = tmp_path / "report.json"
