@@ -8,14 +8,16 @@ import importlib.util
 import os
 import sys
 from types import MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
 from ..core.errors import UsageError
 from ..core.options import BATCH_SIZE, AutoWorkers
+from ..core.types import LoaderLike
 from .engine import get_iterator, torch_get_iterator
 
+Loader = TypeVar("Loader", bound=LoaderLike)
 ENGINES = ("torch", "stoker")
 FORM = "TARGET is path.py:name or package.module:name, as in train.py:make_loader"
 
@@ -107,8 +109,8 @@ def as_loader(thing: Any, batch_size: int | None = None, name: str = "TARGET") -
 
 
 def variant(
-    loader: DataLoader[Any], num_workers: int | None = None, batch_size: int | None = None, engine: str | None = None
-) -> DataLoader[Any]:
+    loader: Loader, num_workers: int | None = None, batch_size: int | None = None, engine: str | None = None
+) -> Loader:
     """A copy of ``loader``, of its own class and with its own settings, but for those given.
 
     Args:

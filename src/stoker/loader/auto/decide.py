@@ -37,9 +37,10 @@ def method(loader: Any, state: LoaderState) -> str:
     """The kind of workers for ``worker_method="auto"``: processes, for any code is safe there, unless ``stoker tune``
     found threads to be faster."""
     if state.method is None:
-        found = "thread" in (_profile(loader, state) or {})
-        why = validate.only_processes(loader) or (unsafe(loader) if found else "")
-        if found and not why:
+        found = _profile(loader, state)
+        threads = found is not None and found.worker_method == "thread"
+        why = validate.only_processes(loader) or (unsafe(loader) if threads else "")
+        if threads and not why:
             state.method = "thread", "stoker tune found threads to be faster"
         else:
             state.method = "process", why or "threads are taken where stoker tune found them to be faster"
@@ -131,7 +132,7 @@ def tuner(loader: Any, state: LoaderState) -> Callable[[int], tuple[str, int] | 
     return step
 
 
-def _profile(loader: Any, state: LoaderState) -> dict[str, Any] | None:
+def _profile(loader: Any, state: LoaderState) -> profile.Tuned | None:
     """What ``stoker tune`` kept of a loader; read once."""
     if state.profile is None:
         state.profile = profile.find(loader)
@@ -144,12 +145,12 @@ def _profile(loader: Any, state: LoaderState) -> dict[str, Any] | None:
 
 def _first(loader: Any, state: LoaderState, kind: str) -> Measured:
     found = _profile(loader, state)
-    if found is None or not isinstance(found.get(kind), int):
+    if found is None or found.worker_method != kind:
         return Measured(*first_guess(loader))
     words = state.profile[1] if state.profile is not None else ""
-    if found.get("num_workers") == 0 and not (_only_workers(loader, kind) or held(loader.dataset)):
+    if found.num_workers == 0 and not (_only_workers(loader, kind) or held(loader.dataset)):
         return Measured(0, f"no workers: {words}", known=True)
-    n = max(1, min(found[kind] // resources.ranks(), workers_bound(resources.WORKER_BYTES)[0]))
+    n = max(1, min(found.num_workers // resources.ranks(), workers_bound(resources.WORKER_BYTES)[0]))
     return Measured(n, f"{n} workers: {words}", known=True)
 
 

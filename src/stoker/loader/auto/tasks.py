@@ -62,12 +62,12 @@ class Tasks:
         return self._total / self._count if self._count else 1.0
 
     @property
-    def enough(self) -> bool:
+    def has_enough(self) -> bool:
         """Whether there are tasks to draw again."""
         return len(self._kept) >= FEW
 
     def __call__(self) -> Any:
-        if not self.fresh and self._kept and self.enough:
+        if not self.fresh and self._kept and self.has_enough:
             return self._kept[self._rng.randrange(len(self._kept))]
         task = self._next()
         if len(self._kept) < KEPT:
