@@ -21,7 +21,7 @@ from .result import Setting, figure
 WINDOW_S = 0.25  # one measurement; long enough that a scheduler tick of a busy machine is noise
 WINDOWS_IN_BUDGET = 60  # shorter windows where the budget would not hold so many
 BATCHES = 3  # of each worker in a window, at least
-RESERVE = 0.15  # share of the budget that is kept for what the result says beside the setting
+RESERVE = 0.15  # share of the budget that the search leaves for what the result says beside the setting
 
 
 class Measurements:
@@ -55,9 +55,9 @@ class Measurements:
         self._running: Bench | None = None
         self._loaders: dict[int | None, tuple[LoaderLike, Tasks]] = {loader.batch_size: (loader, self.tasks)}
 
-    def is_over(self) -> bool:
-        """Whether there is no time for another window."""
-        return self.deadline - time.monotonic() < RESERVE * self.budget_s
+    def is_over(self, reserve: float = RESERVE) -> bool:
+        """Whether there is no time for another window, but for the reserve, a share of the budget."""
+        return self.deadline - time.monotonic() < reserve * self.budget_s
 
     def bench(self, s: Setting) -> Bench:
         """The bench for a setting; the one that ran before rests from now on."""

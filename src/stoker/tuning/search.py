@@ -27,8 +27,8 @@ from .measurements import Measurements
 from .result import Setting, figure
 
 FEW, MANY = 3, 8  # windows of each finalist: at least where there is time, and at most
-FINALISTS = 5
-NEAR = 0.8  # of the fastest: which settings are measured again
+FINALISTS = 4
+NEAR = 0.6  # of the fastest single window, which may have been a lucky one: which settings are measured again
 GAIN = 1 / KNEE  # a larger setting has to be faster by this
 THREADS_GAIN = 1.05  # threads by this: in processes more code is safe
 PREFETCH = (2, 4, 8)  # 1 leaves no slack for a consumer that is late, which an empty loop cannot see
@@ -298,8 +298,8 @@ class Search:
         thread = max((k for k in workers if k.worker_method == "thread"), key=rate, default=None)
         if thread is not None and process is not None:
             self.reasons["worker_method"] = (
-                f"{best.worker_method}: {thread.words} make {figure(rate(thread))} samples/s, "
-                f"{process.words} {figure(rate(process))}"
+                f"{best.worker_method}: {thread.num_workers} threads make {figure(rate(thread))} samples/s, "
+                f"{process.num_workers} processes {figure(rate(process))}"
             )
         if "prefetch_factor" in self.knobs:
             self.reasons["prefetch_factor"] = self._why_prefetch(best)

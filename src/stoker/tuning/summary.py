@@ -27,6 +27,7 @@ CACHE_GAIN = 1.2  # and a cache, in a worker's time for a sample
 CACHE_LEAST_S = 20e-6  # saved for each sample; looking at single samples cannot tell less
 CACHE_EPOCHS = 10  # after which it has to have paid for itself
 GPU_COPY = 64 << 20  # bytes, to measure a GPU's throughput with
+GUESSES_RESERVE = 0.05  # of the budget, in which no more rules of thumb are measured
 RANDOM_SAMPLERS = ("RandomSampler", "Feistel", "Chunk")
 
 
@@ -88,16 +89,13 @@ def _workers_stay(search: Search, s: Setting) -> bool:
         reason = "False: how long an epoch of a stream is, is not known"
     elif s.worker_method == "thread":
         reason = "False: threads start at once"
-    elif not search.measured.is_over():
+    elif not search.measured.is_over(reserve=0):
         with contextlib.suppress(TooSlow):
             restart = search.measured.restart_s(s)
             epoch = samples / search.measured.rate(s)
             share = restart / (restart + epoch)
             stay = share > RESTART_SHARE
-            reason = (
-                f"{stay}: starting workers anew takes {restart * 1e3:,.3g} ms, {share:.1%} of an epoch of "
-                f"{epoch:,.3g} s"
-            )
+            reason = f"{stay}: starting workers anew takes {restart:.2g} s, {share:.1%} of an epoch of {epoch:,.3g} s"
     search.reasons["persistent_workers"] = reason
     return stay
 
@@ -183,7 +181,7 @@ def _guessed_rate(search: Search, s: Setting) -> tuple[float | None, str]:
     bound = next((b for b in search.limits if b.most < s.num_workers and b.name != "cores"), None)
     if bound is not None:
         return None, f"not tried: {bound.words}"
-    if s not in measured.rates and s.num_workers <= 2 * search.limits[0].most and not measured.is_over():
+    if s not in measured.rates and s.num_workers <= 2 * search.limits[0].most and not measured.is_over(GUESSES_RESERVE):
         with contextlib.suppress(TooSlow):
             measured.measure(s)
     if s in measured.rates:

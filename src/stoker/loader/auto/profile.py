@@ -26,36 +26,13 @@ from ...core.types import LoaderLike
 
 SCHEMA = 2  # is in the name of the file, so files of other versions are not found
 ENTRIES = 8  # in one file
+SOURCE = "code source"
 DEPTH = 4  # of objects in objects whose source is read
 MANY = 100  # items of a list that are looked through; a longer one holds data
 LIBRARIES = ("torch", "builtins", "stoker")  # their versions are in the key, not their source
 
 
-class Key(msgspec.Struct, frozen=True):
-    """What a result depends on."""
-
-    machine_cores: int
-    machine_cores_host: int
-    machine_memory_gb: int
-    machine_cpu: str
-    machine_gpus: list[str]
-    dataset_type: str
-    dataset_samples: int | None
-    dataset_batch_size: int | None
-    code_source: str
-    code_python: str
-    code_torch: str
-    code_stoker: str
-
-    def changes(self, new: Key) -> list[str]:
-        """How ``new`` differs, in words."""
-        out = []
-        for name in self.__struct_fields__:
-            before, now = getattr(self, name), getattr(new, name)
-            if before != now:
-                words = f"{name.replace('_', ' ')} was {before}, is {now}"
-                out.append("the code has changed" if name == "code_source" else words)
-        return out
+Key = dict[str, str | int | None]  # what a result depends on
 
 
 class Tuned(msgspec.Struct, frozen=True):
@@ -87,20 +64,27 @@ def key_of(loader: LoaderLike) -> Key:
         samples: int | None = len(loader.dataset)
     except TypeError:
         samples = None
-    return Key(
-        machine_cores=machine.cores,
-        machine_cores_host=machine.cores_host,
-        machine_memory_gb=round(machine.memory / 1e9),
-        machine_cpu=_cpu(),
-        machine_gpus=list(resources.gpu_names()),
-        dataset_type=type(loader.dataset).__qualname__,
-        dataset_samples=samples,
-        dataset_batch_size=getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size,
-        code_source=_code(loader),
-        code_python=".".join(map(str, sys.version_info[:2])),
-        code_torch=str(torch.__version__),
-        code_stoker=__version__,
-    )
+    return {
+        "machine cores": machine.cores,
+        "machine cores_host": machine.cores_host,
+        "machine memory_gb": round(machine.memory / 1e9),
+        "machine cpu": _cpu(),
+        "machine gpus": ", ".join(resources.gpu_names()),
+        "dataset type": type(loader.dataset).__qualname__,
+        "dataset samples": samples,
+        "dataset batch_size": getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size,
+        SOURCE: _code(loader),
+        "code python": ".".join(map(str, sys.version_info[:2])),
+        "code torch": str(torch.__version__),
+        "code stoker": __version__,
+    }
+
+
+def _changes(old: Key, new: Key) -> list[str]:
+    names = [name for name in new if old.get(name) != new[name]]
+    return [
+        "the code has changed" if name == SOURCE else f"{name} was {old.get(name)}, is {new[name]}" for name in names
+    ]
 
 
 def _cpu() -> str:
@@ -177,8 +161,8 @@ def find(loader: LoaderLike) -> tuple[Tuned | None, str]:
         for e in reversed(entries):
             if e.key == key:
                 return e.tuned, f"stoker tune, {e.at}"
-        near = min(reversed(entries), key=lambda e: len(e.key.changes(key)))
-        changes = "; ".join(near.key.changes(key)[:3])
+        near = min(reversed(entries), key=lambda e: len(_changes(e.key, key)))
+        changes = "; ".join(_changes(near.key, key)[:3])
         return None, f"the profile of {near.at} is not used: {changes}. stoker tune makes a new one"
     except Exception as e:  # a user's dataset may raise, too
         return None, f"the profile cannot be read ({type(e).__name__}: {e})"
