@@ -35,6 +35,7 @@ from .tasks import SEED, Tasks
 
 REPEATS = 6  # measurements, at most, until one comes in which no worker allocated memory for batches
 CULPRIT_S = 5.0  # for one sample
+DIED = "a worker died of it: {}"
 LATE = 3  # a window that takes this many times its length ends without the least number of batches
 
 
@@ -203,7 +204,7 @@ class PoolBench(Bench):
             self.next()
             return
         except WorkerDiedError as e:
-            raise BadSample(f"a worker died of it: {e}") from e
+            raise BadSample(DIED.format(e)) from e
         except WorkerTimeoutError as e:
             raise TooSlow(str(e)) from e
         if isinstance(data, ExceptionWrapper):
@@ -309,9 +310,12 @@ class _CountingPool:
 
     def take_in(self) -> int:
         """How many batches have arrived in all. Keeps those that are there for ``receive``."""
-        while (result := self.inner.receive(0.0, None)) is not None:
-            self._arrived += not result.ended
-            self._early.append(result)
+        try:
+            while (result := self.inner.receive(0.0, None)) is not None:
+                self._arrived += not result.ended
+                self._early.append(result)
+        except WorkerDiedError as e:
+            raise BadSample(DIED.format(e)) from e
         return self._arrived
 
 
