@@ -292,7 +292,7 @@ class PoolBench(Bench):
 
 
 class _CountingPool:
-    """A pool that knows how many batches have arrived, and can take in those that nobody has asked for yet."""
+    """A pool that knows how many batches have arrived, and can take in those that are not asked for yet."""
 
     def __init__(self, inner: ProcessPool | ThreadPool) -> None:
         self.inner = inner

@@ -38,8 +38,8 @@ logger = logging.getLogger("stoker.loader.engine")
 
 
 def method(loader: LoaderLike, state: LoaderState) -> str:
-    """The kind of workers for ``worker_method="auto"``: processes, for any code is safe there, unless ``stoker tune``
-    found threads to be faster."""
+    """The kind of workers for ``worker_method="auto"``: processes, where any code is safe, unless ``stoker tune`` found
+    threads to be faster."""
     if state.method is None:
         found = _profile(loader, state)
         threads = found is not None and found.worker_method == "thread"
@@ -53,8 +53,8 @@ def method(loader: LoaderLike, state: LoaderState) -> str:
 
 
 def unsafe(loader: LoaderLike) -> str | None:
-    """Why threads are not even tried: the dataset says so, or it holds what pickle refuses (files, connections, locks),
-    which several threads would use at once, or random generators, which each worker process has for itself."""
+    """Why threads are not tried; None where they may be. Threads share what each worker process has for itself: files,
+    connections, locks (which pickle refuses) and random generators. A dataset may also refuse them itself."""
     try:
         refuse(loader.dataset)
     except UsageError as e:
@@ -67,7 +67,7 @@ def unsafe(loader: LoaderLike) -> str | None:
 
 
 def begin(loader: LoaderLike, state: LoaderState, kind: str) -> None:
-    """Sets ``num_workers`` of a loader, of which an iterator is about to be made.
+    """Sets ``num_workers`` of a loader before an iterator of it is made.
 
     Args:
         loader: with ``num_workers="auto"``.
@@ -100,7 +100,7 @@ def maker(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> MakeBatch |
 
 
 def tuner(loader: LoaderLike, state: LoaderState) -> Callable[[int], tuple[str, int] | None]:
-    """What changes the number of workers, and whether there are any, while an epoch runs."""
+    """The function that the scheduler calls at each delivery. It returns a setting and its new value, or None."""
     place, controller = state.place, state.controller
     if controller is None:
         ahead = max(loader.prefetch_factor or 1, getattr(loader, "_ahead", 0))
@@ -138,7 +138,7 @@ def _worked(state: LoaderState) -> Worked:
 
 
 def _profile(loader: LoaderLike, state: LoaderState) -> profile.Tuned | None:
-    """What ``stoker tune`` kept of a loader; read once."""
+    """What ``stoker tune`` found for a loader; its file is read once."""
     if state.profile is None:
         state.profile = profile.find(loader)
         found, words = state.profile
@@ -160,8 +160,8 @@ def _first(loader: LoaderLike, state: LoaderState, kind: str) -> Measured:
 
 
 def _only_workers(loader: LoaderLike, kind: str) -> bool:
-    """Whether no batch may be made in the script's own process: a worker is another place for what the loader's user
-    wrote, or was asked for in so many words."""
+    """Whether all batches have to be made in workers: what the user wrote may behave differently in the script's own
+    process, or the loader has settings about workers."""
     return bool(
         kind != "process"
         or loader._dataset_kind != _DatasetKind.Map
