@@ -24,8 +24,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 import stoker
 from stoker.commands import bench, main
 from stoker.commands.bench import measure
-from stoker.core.nested import tensors
 from stoker.core.errors import StokerError, UsageError
+from stoker.core.nested import tensors
 from stoker.loader.variant import ENGINES, variant
 
 Both = collections.namedtuple("Both", "x y")
@@ -385,7 +385,14 @@ def test_the_command(target: str, tmp_path: Path, capfd: pytest.CaptureFixture[s
         assert err.count("\n") == 1
     assert run(f"{target}:bad") == 1
     assert "before the first batch: ValueError: broken\n" in capfd.readouterr().err
-    for bad in (["-n", "0"], ["--step", "-1"], ["--num-workers", "x"], ["--engine", "none"], ["--budget-s", "0"], ["--time-limit", "x"]):
+    for bad in (
+        ["-n", "0"],
+        ["--step", "-1"],
+        ["--num-workers", "x"],
+        ["--engine", "none"],
+        ["--budget-s", "0"],
+        ["--time-limit", "x"],
+    ):
         assert run(f"{target}:data", *bad) == 2
         assert capfd.readouterr().err.count("\n") == 1
 

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import time
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
-import torch
-from torch.utils.data import Dataset, IterableDataset, Sampler, Subset
+from torch.utils.data import IterableDataset, Subset
 
 from ..core import output
-from ..core.errors import StokerError, StokerWarning, UsageError
+from ..core.errors import StokerError, UsageError
 from ..core.files import check_writable
 from ..core.progress import Progress
 from ..core.terminal import printable
 from ..core.types import Index, JsonObject, LoaderLike
 from ..loader.auto.tasks import keys_of
-from ..loader.dataloader import DataLoader
-from ..loader.loader_state import state_of
 from ..loader.variant import as_loader, find
-from ..sampling import seeding
 from ..workers.faults import quarantine
 from ..workers.faults.policy import Failure
 from ..workers.fetcher import staged_in
 from . import arguments
+from .sweep import Sweep
 
 TASK_SAMPLES = 8  # in a worker's task
-PROGRESS_S = 0.1  # between two calls of on_progress
 SHOWN = 20  # samples in the text; --json and --quarantine have all
 
 
@@ -151,90 +145,33 @@ def verify(
     found = Verified(len(keys))
     if not found.samples:
         return found
-    began = reported = time.monotonic()
-    reader = _reader(loader, keys, workers, sample_timeout)
-    iterator = None
-    try:
-        with warnings.catch_warnings(), seeding.unchanged():
-            warnings.simplefilter("ignore", StokerWarning)  # the result lists what failed
-            if on_progress is not None:
-                on_progress(found)
-            iterator = iter(reader)
-            error_log = state_of(reader).ledger
-            found.workers = int(reader.num_workers)
-            for n in iterator:
-                now = time.monotonic()
-                found.read += n
-                found.seconds = now - began
-                if on_progress is not None and now - reported > PROGRESS_S:
-                    reported = now
-                    found.failed = list(error_log.failed.values())
-                    on_progress(found)
-    finally:
-        if iterator is not None and reader.num_workers:
-            iterator._shutdown_workers()
-    found.failed = sorted(error_log.failed.values(), key=lambda f: (type(f.index) is str, f.index))
+    sweep = Sweep(loader, keys, _read, len, workers, TASK_SAMPLES, sample_timeout=sample_timeout)
+
+    def take(n: int) -> None:
+        found.read += n
+
+    def report() -> None:
+        found.failed, found.seconds, found.workers = sweep.failed, sweep.seconds, sweep.workers
+        if on_progress is not None:
+            on_progress(found)
+
+    sweep.run(take, report)
+    found.failed, found.seconds, found.workers = sweep.failed, sweep.seconds, sweep.workers
     found.read += len(found.failed)
-    found.seconds = time.monotonic() - began
     if found.read != found.samples:
         raise StokerError(f"only {found.read:,} of {found.samples:,} samples were read, for an unknown reason")
     return found
 
 
-class _Samples(Dataset[int]):
-    """Loads samples and keeps none; of a staged dataset the source is read, not its cache."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-        self._staged = staged_in(dataset)
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: Index) -> int:
-        if self._staged is None:
-            self.dataset[index]
-            return 1
-        dataset: Any = self.dataset
-        while type(dataset) is Subset:
-            dataset, index = dataset.dataset, dataset.indices[index]
-        dataset._whole(index)
+def _read(dataset: Any, key: Index) -> int:
+    """Loads a sample and drops it; of a staged dataset the source is read, not its cache."""
+    if staged_in(dataset) is None:
+        dataset[key]
         return 1
-
-
-class _Keys(Sampler[Index]):
-    """Yields given keys in order."""
-
-    def __init__(self, keys: Sequence[Index]) -> None:
-        self._keys = keys
-
-    def __iter__(self) -> Iterator[Index]:
-        return iter(self._keys)
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-
-def _reader(loader: LoaderLike, keys: Sequence[Index], workers: int | str, sample_timeout: float | None) -> Any:
-    """A loader of stoker's over the same samples, which skips those that fail."""
-    count: int | str = "auto" if workers else 0  # any free worker takes the next task
-    reader: DataLoader[int] = DataLoader(
-        _Samples(loader.dataset),
-        TASK_SAMPLES,
-        sampler=_Keys(keys),
-        num_workers=count,
-        collate_fn=len,
-        worker_init_fn=loader.worker_init_fn if count else None,
-        multiprocessing_context=loader.multiprocessing_context if count else None,
-        generator=torch.Generator().manual_seed(0),
-        on_error="skip",
-        max_errors=max(1, len(keys)),
-        quarantine=None,
-        sample_timeout=sample_timeout,
-    )
-    if count == "auto" and workers != "auto":
-        reader.resize(int(workers))
-    return reader
+    while type(dataset) is Subset:
+        dataset, key = dataset.dataset, dataset.indices[key]
+    dataset._whole(key)
+    return 1
 
 
 def _listed(path: Path, samples: int) -> list[Index]:

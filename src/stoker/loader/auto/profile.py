@@ -21,7 +21,7 @@ import torch
 
 from ..._version import __version__
 from ...core import resources
-from ...core.files import write
+from ...core.files import cache_folder, write
 
 KEPT = 8  # keys in one file
 MOST = 1 << 16  # workers
@@ -34,8 +34,7 @@ def folder() -> Path:
     named = os.environ.get("STOKER_PROFILES")
     if named:
         return Path(named)
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "stoker" / "profiles"
+    return cache_folder("profiles")
 
 
 def key_of(loader: Any) -> dict[str, dict[str, Any]]:
