@@ -353,8 +353,8 @@ def test_accounts_add_up() -> None:
 def test_the_machine_is_looked_at() -> None:
     a = monitor.SystemMonitor()
     end = time.monotonic() + 20
-    while not a._line and time.monotonic() < end:
-        a._look()
+    while not a._points and time.monotonic() < end:
+        a._sample()
     seen = a.stop()
     assert seen["memory_available_min"] > 0
     assert all(0 <= b <= 1 for b in seen["cores_busy"])
@@ -366,7 +366,7 @@ def test_stalls_for_memory_from_before_are_not_counted(monkeypatch: pytest.Monke
     monkeypatch.setattr(monitor.resources, "memory_stalled", lambda: total)
     a = monitor.SystemMonitor()
     total += 2_000_000
-    a._stall()
+    a._sample_stalls()
     assert a.stop()["memory_stalled_max"] == pytest.approx(0.2, abs=0.01)  # two of ten seconds
 
 

@@ -97,7 +97,7 @@ def _visible(grant: dict[str, Any], around: dict[str, Any], snapshots: list[dict
     if not wanted or wanted == {os.environ.get("CUDA_VISIBLE_DEVICES")}:
         return
     here = grant["gpus"]
-    stay = {i for value in wanted for i in gpus.chosen([(g["index"], g["uuid"]) for g in here], value)}
+    stay = {i for value in wanted for i in gpus.visible_gpus([(g["index"], g["uuid"]) for g in here], value)}
     grant["gpus"] = [gpu for i, gpu in enumerate(here) if i in stay]
     busy = around.get("gpu_busy") or []
     around["gpu_busy"] = [share for i, share in enumerate(busy) if i in stay] if len(busy) == len(here) else []

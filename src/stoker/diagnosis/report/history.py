@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...core.files import write
+from ...core.files import cache_folder, write
 
 VERSION = 1
 MOST = 256  # runs
@@ -25,8 +25,7 @@ LOADER = ("name", "batches", "samples", "epochs", "wait_s", "step_s", "loop_s", 
 
 def folder() -> Path:
     """Where runs are kept (XDG Base Directory Specification)."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "stoker" / "runs"
+    return cache_folder("runs")
 
 
 def save(report: dict[str, Any]) -> None:

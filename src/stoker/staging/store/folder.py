@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...core.files import cache_folder
 from . import npy
 from .encode import CacheError
 from .memory import Lock
@@ -45,7 +46,7 @@ def root() -> Path:
     named = os.environ.get("STOKER_CACHE")
     if named:
         return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stoker" / "staged"
+    return cache_folder("staged")
 
 
 def digest(key: dict[str, Any]) -> str:
