@@ -524,6 +524,15 @@ class Methods(Pictures):
         return os.urandom(int(time.time()))
 
 
+transform = 3  # as a script's loop variable may have the name of an attribute
+
+
+def test_a_global_variable_with_the_name_of_an_attribute_is_not_read() -> None:
+    plan = stoker.split(Pictures(Compose([scale, noise]))).plan
+    assert plan is not None
+    assert not any(name == "transform" for _, name in plan.globals)
+
+
 def test_only_what_a_sample_goes_through_is_looked_at() -> None:
     assert kept(stoker.split(Methods())) == ["double"]
 

@@ -123,7 +123,7 @@ class Executed:
             self.looks_up_names |= bool(BY_NAME & set(code.co_names))
             for name in code.co_names:
                 value = scope.get(name, types)
-                if not isinstance(value, types.ModuleType) and not callable(value):
+                if not isinstance(value, types.ModuleType) and not callable(value) and name in globals_read(code):
                     self.variables.add((str(scope.get("__name__", "")), name))
                 waiting += [(fn.__code__, fn.__globals__) for fn in self._functions(name, value)]
 
@@ -156,6 +156,13 @@ def names_stored(code: types.CodeType) -> frozenset[str]:
     if STORE_ATTR not in code.co_code[::2]:  # to take code apart costs 0.1 ms a function
         return frozenset()
     return frozenset(op.argval for op in dis.get_instructions(code) if op.opname == "STORE_ATTR")
+
+
+@functools.lru_cache(maxsize=4096)
+def globals_read(code: types.CodeType) -> frozenset[str]:
+    """Names of global variables that a function reads. ``co_names`` has its attributes as well: ``self.images`` must
+    not stand for a variable ``images`` of the script."""
+    return frozenset(op.argval for op in dis.get_instructions(code) if op.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
 
 
 def assigns_outside(code: types.CodeType) -> bool:
