@@ -9,6 +9,7 @@ import random
 import secrets
 import time
 import uuid
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -522,6 +523,30 @@ class Methods(Pictures):
 
     def download(self) -> bytes:
         return os.urandom(int(time.time()))
+
+
+class ByEpoch(Pictures):
+    """Draws from a generator that is made of the epoch and the index."""
+
+    epoch = 0
+
+    def __getitem__(self, i: int) -> Any:
+        x = torch.full(SHAPE, float(i)).exp().log()
+        rng = np.random.default_rng((self.epoch, i))
+        return x + rng.random()
+
+
+def test_what_the_script_changes_in_each_epoch_is_left_to_the_second_part() -> None:
+    data = ByEpoch()
+    staged = stoker.Staged(data, cache_budget="1MB")
+    loader = stoker.DataLoader(staged, 4)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for data.epoch in range(5):
+            assert equal_bits(torch.cat(list(loader)), torch.stack([data[i] for i in range(len(data))]))
+    assert ["epoch was" in str(w.message) for w in said] == [True, True]
+    assert staged.account.filled == len(data)
+    assert not staged.is_exact
 
 
 transform = 3  # as a script's loop variable may have the name of an attribute
