@@ -22,6 +22,7 @@ from ..sampling.generators import find_generators
 from ..workers.gather import Select
 from . import device_tier
 from .cache_key import name_of
+from .callee import Call
 from .compare import equal_bits
 from .memoize import Memo, Table, table_for
 from .open_store import CachePlan, budgets, new_store
@@ -34,6 +35,7 @@ from .store.folder import root
 from .store.memory import Memory
 from .store.store import StoreStats
 from .store.tiers import TieredStore
+from .verify import changed_name
 
 TIERS = ("auto", "ram", "compressed", "disk", "device", None)
 CHECK_S = 1.0  # between two looks, at least, at whether the dataset or prepare were changed
@@ -116,6 +118,8 @@ class Staged(Dataset[Any]):
         self._table: Table | None = None
         self._owned: tuple[int, list[Any]] = (0, [])
         self._discarded = 0
+        self._changed: set[str] = set()  # names of what changed before the last epoch
+        self._changing: set[str] = set()  # of what changed before two epochs, one after the other
         self._is_told = False  # by stoker's loader, when an epoch begins
         self.stands_for: Any = None  # the dataset that a script's workers are told they have
         self._keyed = cache_key, cache_content
@@ -129,7 +133,7 @@ class Staged(Dataset[Any]):
         """Looks at the dataset as it is now; nothing is kept yet."""
         prepare, augment = self._said
         if prepare is None and augment is None and (self.split is None or self.split.dataset is not self.dataset):
-            self.split = Split(self.dataset)
+            self.split = Split(self.dataset, changing=self._changing)
         self.samples = len(self.dataset)
         memo = None if self.split is None else self.split.memo
         if memo is not None and self.cache == "disk":
@@ -305,7 +309,11 @@ class Staged(Dataset[Any]):
         changes = self._changes()
         if not changes and len(self.dataset) == self.samples:
             self._discarded = 0
+            self._changed.clear()
             return
+        changed = set(map(changed_name, changes))
+        self._changing |= changed & self._changed
+        self._changed = changed
         words = _plainly(changes) or "its length changed"
         self.split, nothing = None, ""
         self._discarded += 1
@@ -394,7 +402,7 @@ class Staged(Dataset[Any]):
                 lambda: RandomStates(self._generators()),
                 lambda reason: self._tell(store, reason),
             )
-        return self.split.memo.root.run(self._memo, self.dataset.__getitem__, (index,), {})
+        return self.split.memo.root.run(self._memo, Call(self.dataset.__getitem__, (index,), {}))
 
     def where(self, store: TieredStore, indices: Sequence[Any]) -> np.ndarray[Any, Any] | None:
         """Where the samples of a batch lie in the store; None for indices that are no numbers."""
