@@ -22,7 +22,6 @@ TELL_S = 0.1  # between two words of progress
 EXAMPLE = """examples:
   stoker cache build train.py:train_set --workers 8    before the job that has the GPU
   stoker cache ls
-  stoker cache info ImageFolder-3f
   stoker cache verify && python train.py
   stoker cache prune --older-than 30 --dry-run
 
@@ -38,8 +37,6 @@ cache with stoker.Staged(dataset, cache="disk"). Samples that cannot be read are
 in stays in, and the next build goes on from there. Exit code 1: not all samples are in."""
 LS_EXAMPLE = """example:
   stoker cache ls --json - | jq '.caches[] | select(.state != "complete").path'"""
-INFO_EXAMPLE = """example:
-  stoker cache info ImageFolder-3f"""
 VERIFY_EXAMPLE = """examples:
   stoker cache verify
   stoker cache verify ImageFolder-3f --json verify.json
@@ -74,8 +71,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     p.add_argument("--budget", metavar="SIZE", help="what samples may take on the disk, as 200GB (default: half of "
                    "what is free)")  # fmt: skip
     action("ls", "all caches", LS_EXAMPLE)
-    p = action("info", "one cache in full, and which of its source files changed", INFO_EXAMPLE)
-    p.add_argument("name", metavar="NAME")
     p = action("verify", "read all samples and find those that are damaged", VERIFY_EXAMPLE)
     p.add_argument("names", nargs="*", metavar="NAME", help="default: all")
     p = action("prune", "remove caches", PRUNE_EXAMPLE)
@@ -96,7 +91,6 @@ def run(options: argparse.Namespace) -> int:
     actions: dict[str, Callable[[argparse.Namespace], int]] = {
         "build": _build,
         "ls": _ls,
-        "info": _info,
         "verify": _verify,
         "prune": _prune,
     }
@@ -168,7 +162,7 @@ class _Progress(Progress):
             _say(f"{self._doing} {self._name}: {words}")
 
 
-# -- ls, info
+# -- ls
 
 
 def _ls(options: argparse.Namespace) -> int:
@@ -177,14 +171,6 @@ def _ls(options: argparse.Namespace) -> int:
     base = _base(options)
     caches = listed(base)
     _give(options, {"dir": str(base), "caches": [c.as_dict() for c in caches]}, cache_text.listed(base, caches))
-    return 0
-
-
-def _info(options: argparse.Namespace) -> int:
-    from ..staging.store import manage
-
-    found = manage.info(manage.find(_base(options), options.name))
-    _give(options, found.as_dict(), cache_text.in_full(found))
     return 0
 
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
-import textwrap
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..core.terminal import colour_wanted, human_bytes, human_seconds, style, table, width
+from ..core.terminal import human_bytes, human_seconds, table, width
 
 if TYPE_CHECKING:
     from ..staging.prefill import Build
-    from ..staging.store.manage import Cache, Info, Pruned, Verified
-    from ..staging.store.sources import Sources
+    from ..staging.store.manage import Cache, Pruned, Verified
 
 SHOWN = 10  # samples or files that are named
-LABEL = 12  # columns
 SHORT = 6  # characters of a cache's key, at least; more where two would be called the same
 
 
@@ -84,63 +79,6 @@ def _short(names: list[str]) -> list[str]:
             n += 1
         out.append(name[:n])
     return out
-
-
-def in_full(i: Info) -> str:
-    """One cache."""
-    c = i.cache
-    used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(c.used))
-    rows = [
-        ("cache", c.name),
-        ("in", str(c.path)),
-        ("state", f"{c.state}: {c.reason}" if c.reason else c.state),
-        ("samples", f"{c.filled:,} of {c.samples:,} ({int(100 * c.share)}%)"),
-        ("on disk", f"{human_bytes(c.nbytes)} in {_count(len(i.files), 'file')}; a budget of {human_bytes(c.budget)}"),
-        ("made", f"{c.made}, last used {used}"),
-    ]
-    if i.make:
-        rows.append(("a sample", i.make))
-        rows.append(("lie in", f"rows, {i.rows:,} of them fit" + f"; others take {human_bytes(i.heap)}" * bool(i.heap)))
-    elif c.filled and c.state != "refused":
-        rows.append(("lie in", f"one heap, {human_bytes(i.heap)}: their makes or sizes differ"))
-    rows += _key(i.key)
-    rows += _sources(i.sources)
-    colour, columns = colour_wanted(sys.stdout), width(sys.stdout)
-    lines, before = [], ""
-    for label, words in rows:
-        wrapped = textwrap.wrap(
-            _plain(words), max(20, columns - LABEL), break_long_words=False, break_on_hyphens=False
-        ) or [""]
-        lines.append(style(f"{label if label != before else '':<{LABEL}}", "bold", colour) + wrapped[0])
-        lines += [" " * LABEL + line for line in wrapped[1:]]
-        before = label
-    return "\n".join(lines)
-
-
-def _key(key: dict[str, Any]) -> list[tuple[str, str]]:
-    """What a cache depends on, in words."""
-    rows = []
-    for field, value in key.items():
-        if field in ("samples", "sources") or value in ("", {}):
-            continue
-        if isinstance(value, dict):
-            rows.append((field, ", ".join(f"{k} {v}" for k, v in value.items())))
-        else:
-            rows.append((field, str(value)))
-    return rows
-
-
-def _sources(s: Sources | None) -> list[tuple[str, str]]:
-    if s is None:
-        return [("sources", "it does not say which files it was made from")]
-    same = s.files - len(s.changed) - len(s.gone) - s.unknown
-    counts = ((same, "as they were"), (len(s.changed), "changed"), (len(s.gone), "gone"), (s.unknown, "not to be told"))
-    words = ", ".join(f"{n:,} {what}" for n, what in counts if n)
-    rows = [("sources", f"{_count(s.files, 'file')}: {words}" if s.files else "no files")]
-    for paths, what in ((s.changed, "changed"), (s.gone, "gone")):
-        rows += [("sources", f"{what}: {shlex.quote(p)}") for p in paths[:SHOWN]]
-        rows += [("sources", words.strip()) for words in _more(len(paths))]
-    return rows
 
 
 def verified(v: Verified) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.introspect import Fingerprint
+from ..core.fingerprint import Fingerprint
 from .compare import equal_bits
 from .isolate import output_size
 from .memoize import Memo, MemoNode, Table, call_key, is_small, names_of

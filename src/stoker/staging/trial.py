@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..core.introspect import Fingerprint
+from ..core.fingerprint import Fingerprint
 from ..core.packages import PACKAGE, in_stdlib, libraries
 from .compare import equal_bits
 from .executed_code import Executed

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from ..core.introspect import Fingerprint, reached
+from ..core.dataset_tree import walk
+from ..core.fingerprint import Fingerprint
 from ..sampling.generators import find_generators
 from .compare import IDENTICAL, equal_bits
 from .executed_code import Executed
@@ -401,7 +402,7 @@ def of_dataset(path: str) -> str:
 def positions(roots: Any) -> list[int]:
     """Where each file stands that is open to be written to."""
     out = []
-    for _, x in reached(roots):
+    for _, x in walk(roots):
         if isinstance(x, io.IOBase) and not x.closed and x.writable() and x.seekable():
             out.append(x.tell())
     return out
@@ -410,7 +411,7 @@ def positions(roots: Any) -> list[int]:
 def iterator_of(dataset: Any, code: Executed) -> str:
     """The path of an iterator that code may read, which gives something else each time; "" where there is none."""
     looked = dataset, globals_now(code.variables)
-    for path, x in reached(looked, None if code.looks_up_names else code.names):
+    for path, x in walk(looked, None if code.looks_up_names else code.names):
         if hasattr(type(x), "__next__") and type(x).__module__ in ("builtins", "itertools"):
             return plainly(path)
     return ""
