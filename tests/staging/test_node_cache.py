@@ -22,7 +22,8 @@ from stoker.staging.digest import digest
 from stoker.staging.isolate import Trial
 from stoker.staging.store.encode import take
 from stoker.staging.store.memory import Memory
-from stoker.staging.store.store import BLOCK, Store, size_of
+from stoker.staging.store.store import Store, size_of
+from stoker.staging.store.tables import BLOCK
 
 RANK = """
 import json, os, signal, sys

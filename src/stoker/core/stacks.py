@@ -10,6 +10,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from . import packages
+from .dataset_tree import inner_datasets
 
 DECODERS = re.compile(  # files of installed packages and of the standard library that decode
     r"(PIL|cv2|imageio|tifffile|skimage/io|torchvision/io|decord|av|soundfile|librosa|pydicom|rawpy|torchcodec|"
@@ -48,20 +49,12 @@ def known_transforms(dataset: object) -> dict[CodeType, str]:
             if code is not None and not _is_module_call(code):
                 out[code] = name
 
-    def walk(d: object) -> None:
-        if d is None or id(d) in seen:
-            return
-        seen.add(id(d))
-        for attribute in ("transform", "target_transform", "transforms"):
-            thing = getattr(d, attribute, None)
-            for t in thing if isinstance(thing, (list, tuple)) else [thing]:
-                add(t)
-        walk(getattr(d, "dataset", None))
-        for inner in getattr(d, "datasets", None) or ():
-            walk(inner)
-
     with contextlib.suppress(Exception):  # a dataset's attributes may be properties that do anything
-        walk(dataset)
+        for d in inner_datasets(dataset):
+            for attribute in ("transform", "target_transform", "transforms"):
+                thing = getattr(d, attribute, None)
+                for t in thing if isinstance(thing, (list, tuple)) else [thing]:
+                    add(t)
     return out
 
 
@@ -72,12 +65,10 @@ def vars_of(cls: type, name: str) -> Any:
 
 def known_getters(dataset: object) -> set[CodeType | None]:
     """Code objects of ``__getitem__`` of a dataset and of those inside it."""
-    out: set[CodeType | None] = set()
-    for _ in range(16):
-        if dataset is None:
-            break
-        out.add(getattr(vars_of(type(dataset), "__getitem__"), "__code__", None))
-        dataset = getattr(dataset, "dataset", None)
+    out: set[Any] = set()
+    with contextlib.suppress(Exception):  # as above
+        for d in inner_datasets(dataset):
+            out.add(getattr(vars_of(type(d), "__getitem__"), "__code__", None))
     return out - {None}
 
 

@@ -17,7 +17,8 @@ import torch
 from torch.utils.data import Dataset
 
 from ..core.errors import StokerWarning, UsageError
-from ..core.introspect import Fingerprint
+from ..core.fingerprint import Fingerprint
+from ..core.types import JsonObject
 from ..sampling.generators import find_generators
 from ..workers.gather import Select
 from . import device_tier
@@ -31,7 +32,7 @@ from .random_state import RandomStates
 from .split import REMEDY, Split, map_style
 from .store.decode import stored_copy
 from .store.encode import CacheError, foreign, take
-from .store.folder import root
+from .store.folder import SourceFile, root
 from .store.memory import Memory
 from .store.store import StoreStats
 from .store.tiers import TieredStore
@@ -196,7 +197,7 @@ class Staged(Dataset[Any]):
         """What is kept of a sample is the sample."""
         return self._augment is None and self._table is None
 
-    def _key(self) -> tuple[dict[str, Any], list[list[Any]]]:
+    def _key(self) -> tuple[JsonObject, list[SourceFile]]:
         """What the samples depend on, and the files they are made from."""
         from .cache_key import key_of
 
@@ -239,7 +240,7 @@ class Staged(Dataset[Any]):
     def __repr__(self) -> str:
         return f"<Staged {type(self.dataset).__name__}: {self.report}>"
 
-    def _looked(self) -> Iterator[tuple[str, Any]]:
+    def _stoker_children(self) -> Iterator[tuple[str, Any]]:
         """What a look at it takes in. See ``objects``."""
         yield from zip((".dataset", ".prepare", ".augment"), (self.dataset, *self._said), strict=True)
         yield ".augment_batch", self.augment_batch

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.introspect import Fingerprint
+from ..core.fingerprint import Fingerprint
 from ..core.packages import libraries
 from .aliases import share_memory
 from .callee import Call, Callee, callee_of, key_of

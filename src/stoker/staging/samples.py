@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch.utils.data import Subset
 
-from ..core.introspect import Fingerprint
+from ..core.fingerprint import Fingerprint
 from ..core.types import Attributes, Index, MapDataset, Sample
 from ..sampling.generators import find_generators
 from .compare import equal_bits

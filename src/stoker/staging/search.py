@@ -11,7 +11,7 @@ import contextlib
 import types
 from collections.abc import Callable, Iterator
 
-from ..core.introspect import Fingerprint
+from ..core.fingerprint import Fingerprint
 from .callee import Call, Callee, callee_of, key_of
 from .compare import equal_bits
 from .containers import Items, Transform, items_of, with_items

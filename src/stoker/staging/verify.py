@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.introspect import Fingerprint, reached
+from ..core.dataset_tree import walk
+from ..core.fingerprint import Fingerprint
 from ..core.types import Attributes
 from .aliases import refuse_aliases, share_memory
 from .callee import callee_of
@@ -326,14 +327,14 @@ def attribute_of_dataset(path: str) -> str:
 
 def file_positions(roots: object) -> list[int]:
     """The position of each file that is open to be written to."""
-    files = (x for _, x in reached(roots) if isinstance(x, io.IOBase))
+    files = (x for _, x in walk(roots) if isinstance(x, io.IOBase))
     return [x.tell() for x in files if not x.closed and x.writable() and x.seekable()]
 
 
 def _iterator_read(samples: TrialSamples, code: Executed) -> str:
     """The path of an iterator that code may read, which gives something else each time; "" where there is none."""
     roots = samples.dataset, globals_now(code.variables)
-    for path, x in reached(roots, None if code.looks_up_names else code.names):
+    for path, x in walk(roots, None if code.looks_up_names else code.names):
         if hasattr(type(x), "__next__") and type(x).__module__ in ("builtins", "itertools"):
             return readable_change(path)
     return ""
