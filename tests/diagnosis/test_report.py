@@ -62,7 +62,7 @@ def run(applied: dict[str, Any] | None = None, *, before: RememberedRun | None =
     one = loader(**changes)
     verdict, findings = diagnose([one], 2, False)
     out = RunReport(["train.py"], 0, 10.0, [one], verdict, findings)
-    out.machine.cores = 2
+    out.machine = {"cores": 2}
     if applied is not None:
         settings = msgspec.convert(applied, dict[str, AppliedSettings])
         out.applied = Applied(settings, before_after.compare(10.0, [one], settings, before, ""), before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -14,7 +15,7 @@ from ..doctor.verdict import diagnose
 from . import applied as applied_findings
 from . import before_after, history, patch
 from .merge import Snapshot, merged, snapshots
-from .schema import Applied, AppliedSettings, Around, Bypassing, Ceilings, LoaderReport, Machine, RunReport
+from .schema import Applied, AppliedSettings, Around, Bypassing, Ceilings, LoaderReport, RunReport
 
 
 def report_of(
@@ -36,9 +37,8 @@ def report_of(
         apply: whether stoker's engine and settings were behind its loaders.
     """
     processes = snapshots(sent)
-    machine = msgspec.convert(resources.read().as_dict(), Machine)
     meanwhile = msgspec.convert(around, Around)
-    _as_the_script_saw(machine, meanwhile, processes)
+    machine = _as_the_script_saw(resources.read(), meanwhile, processes)
     loaders = merged(processes)
     settings = {name: changed for process in processes for name, changed in process.applied.items()}
     for loader in loaders:
@@ -57,7 +57,7 @@ def report_of(
         loaders=loaders,
         verdict=verdict,
         findings=findings,
-        machine=machine,
+        machine=machine.as_dict(),
         around=meanwhile,
         applied=applied,
         ranks=ranks.compare(processes),
@@ -89,20 +89,24 @@ def _bypassing(processes: Sequence[Snapshot], loaders: Sequence[LoaderReport]) -
     return [msgspec.structs.replace(loader, seen=name in seen) for name, loader in found.items()]
 
 
-def _as_the_script_saw(machine: Machine, around: Around, processes: Sequence[Snapshot]) -> None:
+def _as_the_script_saw(machine: resources.Machine, around: Around, processes: Sequence[Snapshot]) -> resources.Machine:
     """A script may be put into a smaller container, on fewer cores, or on fewer GPUs than this process: what its
     processes were granted counts."""
-    machine.cores = max((p.cores for p in processes if p.cores), default=machine.cores)
-    machine.memory = min([machine.memory, *(p.memory for p in processes if p.memory is not None)])
-    left = [around.memory_available_min, *(p.memory_available_min for p in processes)]
-    around.memory_available_min = min((n for n in left if n is not None), default=None)
-    shm = [around.shm_free_min, *(p.shm_free_min for p in processes)]
-    around.shm_free_min = min((n for n in shm if n is not None), default=None)
+    around.memory_available_min = _least(around.memory_available_min, *(p.memory_available_min for p in processes))
+    around.shm_free_min = _least(around.shm_free_min, *(p.shm_free_min for p in processes))
     visible = {p.cuda_visible for p in processes if p.cuda_visible is not None}
-    if not visible or visible == {os.environ.get("CUDA_VISIBLE_DEVICES")}:
-        return
-    every = machine.gpus
-    chosen = {i for value in visible for i in gpus.chosen([(g.index, g.uuid) for g in every], value)}
-    machine.gpus = [gpu for i, gpu in enumerate(every) if i in chosen]
-    complete = len(around.gpu_busy) == len(every)
-    around.gpu_busy = [share for i, share in enumerate(around.gpu_busy) if i in chosen] if complete else []
+    if visible and visible != {os.environ.get("CUDA_VISIBLE_DEVICES")}:
+        every = [(g.index, g.uuid) for g in machine.gpus]
+        chosen = {i for value in visible for i in gpus.chosen(every, value)}
+        machine = replace(machine, gpus=[gpu for i, gpu in enumerate(machine.gpus) if i in chosen])
+        complete = len(around.gpu_busy) == len(every)
+        around.gpu_busy = [share for i, share in enumerate(around.gpu_busy) if i in chosen] if complete else []
+    return replace(
+        machine,
+        cores=max((p.cores for p in processes if p.cores), default=machine.cores),
+        memory=min([machine.memory, *(p.memory for p in processes if p.memory is not None)]),
+    )
+
+
+def _least(*numbers: int | None) -> int | None:
+    return min((n for n in numbers if n is not None), default=None)

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from ...core.errors import UsageError
-from .schema import SCHEMA, Finding, Gpu, LoaderReport
+from .schema import SCHEMA, Finding, LoaderReport
 
 MAX_BYTES = 64 << 20  # of a file; a report has some kilobytes
 MAX_NUMBER = 1e15  # no clock, memory or count gets there, and sums of such numbers are still numbers
@@ -31,10 +31,14 @@ class _Loader(LoaderReport):
     settings: Settings = msgspec.field(default_factory=dict)  # type: ignore[assignment]
 
 
+class _Gpu(Struct):
+    name: str
+
+
 class _Machine(Struct):
     cores: int | None = None
     memory: int | None = None
-    gpus: list[Gpu] | None = None
+    gpus: list[_Gpu] | None = None
     python: str | None = None
     platform: str | None = None
 

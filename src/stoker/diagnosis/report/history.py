@@ -17,10 +17,11 @@ from pathlib import Path
 import msgspec
 
 from ...core.files import write
-from .schema import RememberedFinding, RememberedLoader, RememberedRun, RunReport
+from .schema import Finding, LoaderReport, RememberedRun, RunReport
 
 VERSION = 1
 MAX_RUNS = 256
+LOADER = ("name", "batches", "samples", "epochs", "wait_s", "step_s", "loop_s", "samples_per_s", "settings", "epoch_s")
 MAX_BYTES = 256 << 10  # of one
 
 
@@ -41,12 +42,12 @@ def save(report: RunReport) -> None:
         version=VERSION,
         at=time.time(),
         script=digest(report.command),
-        cores=report.machine.cores,
+        cores=report.machine["cores"],
         complete=report.exit_code == 0 and not report.partial,
         wall_s=report.wall_s,
         verdict=report.verdict,
-        loaders=[msgspec.convert(loader, RememberedLoader, from_attributes=True) for loader in report.loaders],
-        findings=[msgspec.convert(finding, RememberedFinding, from_attributes=True) for finding in report.findings],
+        loaders=[LoaderReport(**{key: getattr(loader, key) for key in LOADER}) for loader in report.loaders],
+        findings=[Finding(f.cause, f.share, {}, "", f.predicted_speedup, f.change, f.loader) for f in report.findings],
     )
     text = json.dumps(msgspec.to_builtins(run, enc_hook=str), default=str)
     with contextlib.suppress(OSError, RuntimeError):  # no home folder, a full or read-only disk

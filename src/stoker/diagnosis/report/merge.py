@@ -19,7 +19,6 @@ from .schema import (
     Bypassing,
     Ceilings,
     CodeLine,
-    ConsumerTime,
     Crossing,
     Device,
     EpochRow,
@@ -30,11 +29,9 @@ from .schema import (
     LoaderSettings,
     Memory,
     Spread,
+    Stage,
     Stages,
-    StageTime,
-    StartupTime,
     TaskSpread,
-    WorkerTime,
 )
 
 HANDOVER_S = 2e-4  # what handing over a batch takes; a shorter wait is none
@@ -113,12 +110,12 @@ def _entry(each: Sequence[LoaderMetrics], threads: int) -> LoaderReport:
         samples_per_s=m.samples / loop_s * len(each) if loop_s else 0.0,
         settings=settings,
         stages=Stages(
-            fetch=StageTime(m.fetch_ns / 1e9),
-            collate=StageTime(m.collate_ns / 1e9),
-            transport=StageTime(m.transport_ns / 1e9),
-            worker=WorkerTime(m.cpu_ns / 1e9, m.tasks),
-            consumer=ConsumerTime(m.step_cpu_s),
-            startup=StartupTime(m.first_wait_s),
+            fetch=Stage(self_s=m.fetch_ns / 1e9),
+            collate=Stage(self_s=m.collate_ns / 1e9),
+            transport=Stage(self_s=m.transport_ns / 1e9),
+            worker=Stage(cpu_s=m.cpu_ns / 1e9, tasks=m.tasks),
+            consumer=Stage(cpu_s=m.step_cpu_s),
+            startup=Stage(wait_s=m.first_wait_s),
         ),
         memory=Memory(
             worker_pss=[pss for one in each for pss in one.worker_pss.values()],

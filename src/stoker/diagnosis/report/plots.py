@@ -37,7 +37,7 @@ def figures(report: RunReport) -> dict[str, Figure]:
             out[f"epochs{i}"] = _epochs(loader.by_epoch)
         if len(loader.memory.over_time) > 1:
             out[f"memory{i}"] = _memory(loader.memory.over_time)
-        curve = _curve(loader, report.machine.cores)
+        curve = _curve(loader, report.machine.get("cores", 1))
         if curve:
             out[f"curve{i}"] = curve
     if report.applied is not None:

@@ -34,32 +34,24 @@ class TaskSpread(Spread):
     slow_samples: dict[str, int] = {}
 
 
-class StageTime(Struct):
+class Stage(Struct, frozen=True, omit_defaults=True):
+    """``self_s`` is wall time, ``cpu_s`` CPU time, ``wait_s`` waiting of the loop; a stage has some of them."""
+
     self_s: float = 0.0
-
-
-class WorkerTime(Struct):
     cpu_s: float = 0.0
+    wait_s: float = 0.0
     tasks: int = 0
 
 
-class ConsumerTime(Struct):
-    cpu_s: float = 0.0
+class Stages(Struct, frozen=True):
+    """Seconds inside tasks, summed over workers, and of the consumer. Nothing was seen where ``worker.tasks`` is 0."""
 
-
-class StartupTime(Struct):
-    wait_s: float = 0.0
-
-
-class Stages(Struct):
-    """Seconds inside tasks, summed over workers, and of the consumer. All zero where ``worker.tasks`` is 0."""
-
-    fetch: StageTime = field(default_factory=StageTime)
-    collate: StageTime = field(default_factory=StageTime)
-    transport: StageTime = field(default_factory=StageTime)
-    worker: WorkerTime = field(default_factory=WorkerTime)
-    consumer: ConsumerTime = field(default_factory=ConsumerTime)
-    startup: StartupTime = field(default_factory=StartupTime)
+    fetch: Stage = Stage()
+    collate: Stage = Stage()
+    transport: Stage = Stage()
+    worker: Stage = Stage()
+    consumer: Stage = Stage()
+    startup: Stage = Stage()
 
     @property
     def made_s(self) -> float:
@@ -217,7 +209,7 @@ class LoaderReport(Struct):
     loop_s: float = 0.0
     samples_per_s: float = 0.0
     settings: LoaderSettings = field(default_factory=LoaderSettings)
-    stages: Stages = field(default_factory=Stages)
+    stages: Stages = Stages()
     memory: Memory = field(default_factory=Memory)
     decisions: list[str] = []
     steps: Spread = field(default_factory=Spread)
@@ -252,38 +244,6 @@ class Around(Struct):
     shm_free_min: int | None = None
     over_time: list[list[float]] = []
     gpu_busy: list[float] = []
-
-
-class Gpu(Struct):
-    name: str = ""
-    memory: int | None = None
-    memory_free: int | None = None
-    utilisation: float | None = None
-    index: int = 0
-    uuid: str = ""
-
-
-class Machine(Struct):
-    """What ``stoker check --json`` prints of the machine."""
-
-    cores: int = 1
-    cores_host: int = 0
-    cores_affinity: int = 0
-    cpu_quota: float | None = None
-    memory: int = 0
-    memory_host: int = 0
-    memory_limit: int | None = None
-    memory_available: int = 0
-    swap_used: int = 0
-    shm: int | None = None
-    shm_free: int | None = None
-    memlock: int | None = None
-    open_files: int | None = None
-    pressure: dict[str, float] = {}
-    gpus: list[Gpu] = []
-    python: str = ""
-    platform: str = ""
-    warnings: list[str] = []
 
 
 class Finding(Struct):
@@ -427,30 +387,8 @@ class Compared(Struct):
     cost: Cost = field(default_factory=Cost)
 
 
-class RememberedLoader(Struct):
-    """What is remembered of a loader of an observed run."""
-
-    name: str
-    batches: int
-    samples: int
-    epochs: int
-    wait_s: float
-    step_s: float
-    loop_s: float
-    samples_per_s: float
-    settings: LoaderSettings
-    epoch_s: EpochTimes
-
-
-class RememberedFinding(Struct):
-    cause: str
-    loader: str
-    predicted_speedup: float | None
-    change: JsonObject
-
-
 class RememberedRun(Struct):
-    """An observed run, as ``history`` remembers it.
+    """An observed run, as ``history`` remembers it: of its loaders and findings what the comparison shows.
 
     Attributes:
         at: seconds since 1970.
@@ -465,8 +403,8 @@ class RememberedRun(Struct):
     complete: bool
     wall_s: float
     verdict: str
-    loaders: list[RememberedLoader]
-    findings: list[RememberedFinding]
+    loaders: list[LoaderReport]
+    findings: list[Finding]
 
 
 class Applied(Struct):
@@ -487,7 +425,7 @@ class RunReport(Struct):
     loaders: list[LoaderReport]
     verdict: str
     findings: list[Finding] = []
-    machine: Machine = field(default_factory=Machine)
+    machine: JsonObject = {}  # what ``stoker check --json`` prints
     around: Around = field(default_factory=Around)
     applied: Applied | None = None
     ranks: Ranks | None = None
