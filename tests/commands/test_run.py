@@ -420,7 +420,7 @@ def test_processes_that_nobody_looked_into(tmp_path: Path) -> None:
     assert p.returncode == 0, p.stderr
     (loader,) = report(tmp_path)["loaders"]
     assert loader["batches"] == 800
-    assert loader["kernel"] == {}
+    assert loader["kernel"]["seconds"] == 0
 
 
 @pytest.mark.slow

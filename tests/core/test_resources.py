@@ -222,8 +222,8 @@ def test_gpus_that_a_script_hides_from_itself(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     seen = {"pid": 1, "loaders": [], "final": True, "cuda_visible": "2"}
     report = report_of(["x.py"], 0, [seen], {"gpu_busy": [0.0, 0.1, 0.2, 0.9]}, 1.0)
-    assert [gpu["index"] for gpu in report["machine"]["gpus"]] == [2]
-    assert report["around"]["gpu_busy"] == [0.2]
+    assert [gpu["index"] for gpu in report.machine["gpus"]] == [2]
+    assert report.around.gpu_busy == [0.2]
 
 
 @pytest.mark.parametrize("columns", ["40", "80", "200"])

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from stoker.diagnosis.doctor.verdict import diagnose
+from stoker.diagnosis.report.schema import Around, LoaderReport
 
 NOT_HERE = 77  # the exit code of a script that cannot plant its cause on this machine
 
 
-def entry(**changes: Any) -> dict[str, Any]:
+def fields(**changes: Any) -> dict[str, Any]:
     """A loader that is fine: two workers, busy a third of the time, 100 batches of 10 ms."""
     spread = {"count": 100, "median_s": 0.006, "p95_s": 0.007, "slow_share": 0.0, "slow_count": 0}
     out: dict[str, Any] = {
@@ -54,13 +57,24 @@ def entry(**changes: Any) -> dict[str, Any]:
         "decisions": [],
         "where": [],
         "looks": 0,
-        "helpers": {},
         "device": {},
-        "kernel": {"delay_ns": 0, "stored": 0, "read": 0, "faults": 0, "system_ns": 0, "cpu_ns": 6e8, "seconds": 2.0},
+        "kernel": {
+            "delay_ns": 0,
+            "stored": 0,
+            "read": 0,
+            "faults": 0,
+            "system_ns": 0,
+            "cpu_ns": 600_000_000,
+            "seconds": 2.0,
+        },
     }
     for key, value in changes.items():
         out[key] = {**out[key], **value} if isinstance(out[key], dict) else value
     return out
+
+
+def entry(**changes: Any) -> LoaderReport:
+    return msgspec.convert(fields(**changes), LoaderReport)
 
 
 def causes(
@@ -72,4 +86,9 @@ def causes(
     memory_granted: int = 0,
     **changes: Any,
 ) -> list[str]:
-    return [f.cause for f in diagnose([entry(**changes)], cores, cuda, around, gpus, memory_granted)[1]]
+    return [
+        f.cause
+        for f in diagnose([entry(**changes)], cores, cuda, msgspec.convert(around or {}, Around), gpus, memory_granted)[
+            1
+        ]
+    ]

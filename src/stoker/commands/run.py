@@ -262,15 +262,15 @@ def run(options: Options) -> int:
     return code
 
 
-def _write(report: JsonObject, json_path: Path, html_path: Path | None) -> None:
+def _write(report: schema.RunReport, json_path: Path, html_path: Path | None) -> None:
     """Writes the report and prints it. A command that failed before its first batch leaves an earlier report alone."""
-    empty = bool(report["exit_code"]) and not report["loaders"] and not report["bypassing"]
+    empty = bool(report.exit_code) and not report.loaders and not report.bypassing
     if empty and json_path.is_file():
         sys.stderr.write(text.render(report, None, sys.stderr) + f"the report of an earlier run is kept: {json_path}\n")
         return
     printed = str(json_path) == "-"
     if printed:
-        print(json.dumps(report, indent=2, default=str), flush=True)
+        print(schema.encode(report), end="", flush=True)
     else:
         schema.save(report, json_path)
     if html_path is not None:

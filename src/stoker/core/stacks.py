@@ -63,13 +63,15 @@ def vars_of(cls: type, name: str) -> Any:
     return next((vars(c)[name] for c in cls.__mro__ if name in vars(c)), None)
 
 
-def known_getters(dataset: object) -> set[CodeType | None]:
+def known_getters(dataset: object) -> set[CodeType]:
     """Code objects of ``__getitem__`` of a dataset and of those inside it."""
-    out: set[Any] = set()
+    out: set[CodeType] = set()
     with contextlib.suppress(Exception):  # as above
         for d in inner_datasets(dataset):
-            out.add(getattr(vars_of(type(d), "__getitem__"), "__code__", None))
-    return out - {None}
+            code = getattr(vars_of(type(d), "__getitem__"), "__code__", None)
+            if code is not None:
+                out.add(code)
+    return out
 
 
 def transform_of(stack: list[CodeType], known: dict[CodeType, str], listed: str = "") -> str:
