@@ -589,6 +589,7 @@ def test_the_command_says_what_is_wrong(
     assert "Traceback" not in said.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_an_interrupted_command_leaves_nobody(tmp_path: Path, how: signal.Signals) -> None:
     import psutil
@@ -603,11 +604,11 @@ def test_an_interrupted_command_leaves_nobody(tmp_path: Path, how: signal.Signal
     assert len(found) >= 3
     found = psutil.Process(p.pid).children(recursive=True)
     p.send_signal(how)
-    out, err = p.communicate(timeout=30)
+    out, err = p.communicate(timeout=60)
     assert p.returncode == (130 if how == signal.SIGINT else -how)
     assert "Traceback" not in err
     assert not out
-    _, alive = psutil.wait_procs(found, timeout=10)
+    _, alive = psutil.wait_procs(found, timeout=60)
     assert not alive
 
 

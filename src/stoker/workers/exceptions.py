@@ -18,9 +18,10 @@ from typing import Any
 from torch._utils import ExceptionWrapper
 
 from ..core import packages
+from ..core.dataset_tree import file_of, listed_file
 from ..core.stacks import known_getters, known_transforms, transform_of
 from .collate import SlotCollate
-from .faults.sample_name import called, file_of, listed
+from .faults.sample_name import called
 
 MOST_STATE = 1 << 16  # bytes of an exception's attributes that go along with it
 PLAIN = (list, tuple)  # what the indices of a batch are
@@ -238,7 +239,7 @@ def _loading(frames: list[FrameType], ours: int, dataset: Any) -> str:
             index, found = inner, True
             file = file_of(dataset, index) if k < ours or f.f_locals.get("self") is dataset else ""
         if k >= ours:
-            file = listed(f.f_locals.get("self"), inner) or file
+            file = listed_file(f.f_locals.get("self"), inner) or file
     if found:
         return f"while loading {called(index, file)}"
     many = next((f.f_locals.get("indices") for f in frames[:ours][::-1] if "indices" in f.f_locals), None)

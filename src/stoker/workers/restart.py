@@ -19,12 +19,13 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from ..core.dataset_tree import file_of
 from ..core.errors import SampleTimeoutError, StokerError, StokerWarning, WorkerDiedError
 from ..core.metrics import LoaderMetrics
 from ..sampling.order import Task
 from .faults import exit_reason
 from .faults.policy import Failure, plain
-from .faults.sample_name import called, file_of
+from .faults.sample_name import called
 from .process_pool import ProcessPool
 from .protocol import PROBED, Life, RetryTask, WorkerSpec
 

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import platformdirs
 import torch
 
 from ..._version import __version__
 from ...core import resources
-from ...core.files import write
+from ...core.files import cache_folder, write
 from ...core.types import LoaderLike
 
 SCHEMA = 2  # is in the name of the file, so files of other versions are not found
@@ -54,7 +53,7 @@ class Entry(msgspec.Struct, frozen=True):
 def folder() -> Path:
     """``$STOKER_PROFILES``, else ``stoker/profiles`` where the system keeps caches."""
     named = os.environ.get("STOKER_PROFILES")
-    return Path(named) if named else platformdirs.user_cache_path("stoker") / "profiles"
+    return Path(named) if named else cache_folder("profiles")
 
 
 def key_of(loader: LoaderLike) -> Key:

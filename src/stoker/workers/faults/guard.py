@@ -7,9 +7,10 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from ...core.dataset_tree import file_of
 from ...core.errors import SampleError, StokerError
 from .policy import NOTHING, Failure, OnError, Partial, plain, words_of
-from .sample_name import called, file_of
+from .sample_name import called
 
 Mark: TypeAlias = Callable[[int, int], None]
 TRIES = 32  # samples that are tried in the place of one
