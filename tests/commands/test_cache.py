@@ -16,13 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from stoker.commands import cache_text, main
+from stoker.commands import cache as cache_command
+from stoker.commands import main
+from stoker.core.terminal import human_bytes
 from stoker.staging.store import folder, manage
-from stoker.staging.store.encode import take
 from stoker.staging.store.store import REASON_LEN
 from tests.helpers import flip, interrupt
 
@@ -133,7 +131,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Place:
     line = ("cache", "build", place.target("staged"), "--workers", "2", "--budget", "1MB")
     out, said = interrupt(*line, env=place.env)
     assert out == ""
-    assert "and stay; the next build goes on from there" in said[-2]
+    assert "rerun to continue" in said[-2]
     (place.path / "stuck").unlink()
     return place
 
@@ -204,7 +202,7 @@ def test_what_a_target_may_be(place: Place, stoker_cache: Any, tmp_path: Path) -
         code, out, err = stoker_cache("build", place.target(name), "--workers", "0", *where)
         count = 3 if name == "some" else samples  # one of them is named twice
         assert code == 0, err
-        assert out.startswith(f"{count} of {count} samples in, "), out
+        assert out.startswith(f"{count} of {count} samples cached, "), out
         base = tmp_path / str(k) if where else place.path / "mine"
         (cache,) = manage.listed(base)
         assert out.endswith(f": {cache.path}\n")
@@ -228,14 +226,14 @@ def test_samples_that_raise_are_listed_and_the_others_go_on(place: Place, stoker
         lines = out.splitlines()
         assert lines[0] == "2 samples failed"
         assert lines[1:3] == [f"  {i}: OSError: [Errno 5] bad disk: '/data/{i}.jpg'" for i in (3, 17)]
-        assert lines[3].startswith("38 of 40 samples in")
+        assert lines[3].startswith("38 of 40 samples cached")
 
 
 def test_what_is_not_kept_is_said(place: Place, stoker_cache: Any) -> None:
     code, out, err = stoker_cache("build", place.target("random_"), "--workers", "0")
     assert code == 1
     assert "draw random numbers" in err
-    assert out.startswith("0 of 40 samples in")
+    assert out.startswith("0 of 40 samples cached")
     assert "refused" in stoker_cache("ls")[1]
     code, out, _ = stoker_cache("verify", "paths")  # which is two
     assert code == 2
@@ -263,14 +261,13 @@ def test_wrong_targets(place: Place, stoker_cache: Any) -> None:
         assert words in err
         assert err.count("\n") == 1
     for args in (("build",), ("build", "x", "--workers", "few"), ("prune", "--older-than", "-1"), ()):
-        with pytest.raises(SystemExit, match="2"):
-            stoker_cache(*args)
+        assert stoker_cache(*args)[0] == 2
 
 
-# -- ls, info
+# -- ls
 
 
-def test_ls_and_info(place: Place, stoker_cache: Any, tmp_path: Path) -> None:
+def test_ls(place: Place, stoker_cache: Any, tmp_path: Path) -> None:
     cache = only(place)
     code, out, _ = stoker_cache("ls")
     head, row, _, total = out.splitlines()
@@ -287,31 +284,12 @@ def test_ls_and_info(place: Place, stoker_cache: Any, tmp_path: Path) -> None:
     used = sum(p.stat().st_blocks * 512 for p in cache.iterdir())
     assert found["caches"][0] | {"name": cache.name, "path": str(cache), "nbytes": used} == found["caches"][0]
 
-    (place.path / "source" / "07.txt").write_text("700")
-    (place.path / "source" / "08.txt").rename(place.path / "source" / "away")
-    try:
-        code, out, _ = stoker_cache("info", cache.name[:9])
-        assert code == 0
-        assert "Pair(int16 tensor 3x16x16, int)" in out
-        assert "extra       mine" in out
-        assert "40 files: 38 as they were, 1 changed, 1 gone" in out
-        assert f"changed: {place.path / 'source' / '07.txt'}" in " ".join(out.split())
-        found = json.loads(stoker_cache("info", cache.name, "--json", "-")[1])
-        assert found["sources"]["gone"] == [str(place.path / "source" / "08.txt")]
-        assert found["key"]["samples"] == N
-    finally:
-        (place.path / "source" / "away").rename(place.path / "source" / "08.txt")
-        time_then = json.loads((cache / "sources.json").read_text())[7][2]
-        (place.path / "source" / "07.txt").write_text("7")
-        os.utime(place.path / "source" / "07.txt", ns=(time_then, time_then))
-    assert "files: 40 as they were" in stoker_cache("info", cache.name)[1]
-
 
 def test_looking_is_no_use(place: Place, stoker_cache: Any) -> None:
     head = only(place) / "head.npy"
     os.utime(head, (1e9, 1e9))
     before = {p: p.stat().st_mtime_ns for p in [place.cache, only(place), *only(place).iterdir()]}
-    assert stoker_cache("ls")[0] == stoker_cache("info", only(place).name)[0] == 0
+    assert stoker_cache("ls")[0] == 0
     assert head.stat().st_atime == 1e9
     assert {p: p.stat().st_mtime_ns for p in [place.cache, only(place), *only(place).iterdir()]} == before
 
@@ -328,7 +306,7 @@ def test_names(place: Place, stoker_cache: Any) -> None:
     cache = only(place)
     for word in ("0" * 16, "f" * 16):
         shutil.copytree(cache, place.cache / f"Other-{word}")
-    for command in ("info", "verify", "prune"):
+    for command in ("verify", "prune"):
         code, out, err = stoker_cache(command, "Nobody")
         assert (code, out) == (2, "")
         assert f"there is no cache 'Nobody' in {place.cache}; it has Other-{'0' * 16}, Other-{'f' * 16} or " in err
@@ -337,7 +315,7 @@ def test_names(place: Place, stoker_cache: Any) -> None:
         assert err == f"stoker: 'Other' may be Other-{'0' * 16} or Other-{'f' * 16}\n"
         assert stoker_cache(command, "")[0] == 2
     assert len(manage.listed(place.cache)) == 3
-    assert stoker_cache("verify", "Other-0", f"Other-{'0' * 16}")[1].count("all whole") == 1
+    assert stoker_cache("verify", "Other-0", f"Other-{'0' * 16}")[1].count("all intact") == 1
 
 
 class Trap:
@@ -375,9 +353,7 @@ def test_what_else_lies_there(place: Place, stoker_cache: Any, tmp_path: Path) -
     code, out, _ = stoker_cache("ls")
     assert code == 0
     assert [line.split()[-1] for line in out.splitlines()[1:4]].count("damaged") == 2
-    for name in ("Evil", "Nested"):
-        code, out, _ = stoker_cache("info", name)
-        assert (code, "damaged" in out, "\x1b" in out) == (0, True, False)
+    assert "\x1b" not in out
     assert stoker_cache("verify")[0] == 1
     assert not trap.exists()
     assert sorted(p.name for p in place.cache.iterdir()) == held
@@ -396,10 +372,11 @@ def test_a_reason_is_shown(place: Place, stoker_cache: Any, kept: str) -> None:
     if kept == "shut":
         head[0] = 3
     del words, head
-    code, out, _ = stoker_cache("info", path.name)
+    code, out, _ = stoker_cache("ls")
     assert code == 0
-    assert f"{'refused' if kept == 'shut' else 'full'}: the ?[31mbudget is full" in out
-    assert "39/40" in stoker_cache("ls")[1]
+    assert ("refused" if kept == "shut" else "full") in out
+    assert ": the ?[31mbudget is full" in out
+    assert "39/40" in out
     assert stoker_cache("verify")[0] == 0
 
 
@@ -414,33 +391,12 @@ def test_a_table_fits_eighty_columns(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     for name in ("ImageFolder", "A" * 40):
         names = [f"{name}-{'0' * k}{'1' * (16 - k)}" for k in range(9)]
-        text = cache_text.listed(tmp_path, [cache(n, 640_583 * (1 + k % 2) + k % 2) for k, n in enumerate(names)])
+        text = cache_command._listed(tmp_path, [cache(n, 640_583 * (1 + k % 2) + k % 2) for k, n in enumerate(names)])
         assert max(map(len, text.splitlines()[:-1])) <= 80
         shown = [word for word in text.split() if word.startswith(f"{name}-")]
         assert [[n for n in names if n.startswith(s)] for s in shown] == [[n] for n in names]
         assert "640,583/1,281,167" in text
         assert "99%" not in text
-
-
-@given(st.recursive(st.none() | st.integers() | st.text(max_size=3), lambda x: st.lists(x, max_size=4), max_leaves=12))
-def test_words_of_any_make(tree: Any) -> None:
-    assert isinstance(manage.in_words(json.dumps(tree)), str)
-
-
-def test_makes_in_words() -> None:
-    sample = [
-        torch.zeros(2, 3),
-        {"a": np.zeros(3, np.float32), "b": (1, 2.0, True, None)},
-        "x",
-        b"y",
-        np.int32(3),
-        (1,),
-    ]
-    want = (
-        "[float32 tensor 2x3, {'a': float32 array 3, 'b': (int, float, bool, None)}, str, bytes, NumPy int32, (int,)]"
-    )
-    assert manage.in_words(take(sample)[0]) == want
-    assert manage.in_words(take(torch.tensor(1))[0]) == "int64 tensor"
 
 
 # -- verify
@@ -454,12 +410,12 @@ def test_a_flipped_byte_is_found_and_mended(place: Place, stoker_cache: Any) -> 
     (found,) = json.loads(p.stdout)["caches"]
     assert (found["checked"], found["damaged"], found["error"], found["mended"]) == (N, [17], "", True)
     assert stoker_cache("ls")[1].splitlines()[1].split()[1] == "39/40"
-    assert stoker_cache("verify")[:2] == (0, f"{only(place).name}: 39 samples, all whole\n")
+    assert stoker_cache("verify")[:2] == (0, f"{only(place).name}: 39 samples, all intact\n")
     before = place.made
     code, out, _ = stoker_cache("build", place.target("staged"), "--workers", "0")
-    assert (code, out.startswith("40 of 40 samples in")) == (0, True)
+    assert (code, out.startswith("40 of 40 samples cached")) == (0, True)
     assert place.made - before <= 1 + COMPARED
-    assert "40 samples, all whole" in stoker_cache("verify", only(place).name)[1]
+    assert "40 samples, all intact" in stoker_cache("verify", only(place).name)[1]
 
 
 def test_text_names_the_first_that_are_damaged(place: Place, stoker_cache: Any) -> None:
@@ -468,7 +424,7 @@ def test_text_names_the_first_that_are_damaged(place: Place, stoker_cache: Any) 
     code, out, _ = stoker_cache("verify")
     which = "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ..."
     assert code == 1
-    assert out == f"{only(place).name}: 12 of 40 samples damaged: {which}: let go, and the next run makes them anew\n"
+    assert out == f"{only(place).name}: 12 of 40 samples damaged: {which}: removed, the next run makes them anew\n"
 
 
 @pytest.mark.parametrize("name", ["column-0.npy", "place.npy", "head.npy", "crc.npy", "words.npy", "manifest.json"])
@@ -482,7 +438,6 @@ def test_a_truncated_file_is_said(place: Place, stoker_cache: Any, name: str) ->
     assert ("is truncated" in out) == name.endswith(".npy")
     code, out, _ = stoker_cache("ls")
     assert (code, out.splitlines()[1].split()[-1]) == (0, "damaged")
-    assert "damaged" in stoker_cache("info", only(place).name)[1]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -492,7 +447,7 @@ def test_a_flipped_byte_anywhere_ends_no_command(place: Place, stoker_cache: Any
     for _ in range(4):
         path = rng.choice(sorted(p for p in only(place).iterdir() if p.stat().st_size))
         flip(path, int(rng.integers(min(path.stat().st_size, 4000))))
-        for args in (("ls",), ("info", only(place).name), ("verify",)):
+        for args in (("ls",), ("verify",)):
             assert stoker_cache(*args)[0] in (0, 1)
 
 
@@ -511,7 +466,7 @@ def test_prune(place: Place, stoker_cache: Any) -> None:
     assert len(manage.listed(place.cache)) == 5
     code, out, _ = stoker_cache("prune", "Other0", "Other1")
     assert code == 0
-    assert out.splitlines()[-1] == f"{cache_text.human_bytes(found['nbytes'])} freed"
+    assert out.splitlines()[-1] == f"{human_bytes(found['nbytes'])} freed"
     assert len(manage.listed(place.cache)) == 3
 
     old = time.time() - 10 * 86_400
@@ -525,7 +480,6 @@ def test_prune(place: Place, stoker_cache: Any) -> None:
     sources[3][0] = "relative/to/nobody/knows.txt"
     (cache / "sources.json").write_text(json.dumps(sources))
     assert "nothing to remove" in stoker_cache("prune", "--unused")[1]
-    assert "1 not to be told" in stoker_cache("info", cache.name)[1]
     sources[4][2] += 1
     (cache / "sources.json").write_text(json.dumps(sources))
     assert "nothing to remove" in stoker_cache("prune", "--unused", "--older-than", "1")[1]  # both
@@ -549,6 +503,6 @@ def test_source_files_known_by_their_content(place: Place, stoker_cache: Any, tm
     entries = Sources([str(file)], content=True).files
     (only(place) / "sources.json").write_text(json.dumps(entries))
     file.touch()
-    assert "1 file: 1 as they were" in stoker_cache("info", only(place).name)[1]
+    assert "nothing to remove" in stoker_cache("prune", "--unused", "--dry-run")[1]
     file.write_text("b")
-    assert "1 file: 1 changed" in stoker_cache("info", only(place).name)[1]
+    assert only(place).name in stoker_cache("prune", "--unused", "--dry-run")[1]

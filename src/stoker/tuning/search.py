@@ -125,7 +125,7 @@ class Search(Measurements):
         except TooSlow:
             raise UsageError(
                 f"{self.name}: one batch takes longer than the {self.budget_s:g} s there are for tuning: a larger "
-                "--budget-s, or a smaller batch"
+                "--time-limit, or a smaller batch"
             ) from None
         assert w is not None
         self.reads = w.read > READS * w.batches

@@ -104,7 +104,7 @@ def mean_std(
     def report() -> None:
         done = record.samples + len(sweep.failed)
         if progress is not None:
-            progress(samples_done(done, samples if of is None else len(keys), sweep.seconds))
+            progress(samples_done(done, samples if of is None else len(keys), sweep.seconds, len(sweep.failed)))
 
     try:
         sweep.run(take, report)

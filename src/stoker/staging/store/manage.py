@@ -21,11 +21,10 @@ from ...core.errors import UsageError
 from . import npy
 from . import store as words_of
 from .decode import Layout
-from .describe import in_words
 from .encode import CacheError
 from .folder import GONE, MANIFEST, PART, Folder, discard, manifest_of
 from .layout import WORDS
-from .sources import Sources, sources_of
+from .sources import sources_of
 from .store import Store
 
 NAME = re.compile(r"[A-Za-z0-9_-]+-[0-9a-f]{16}(?:\.part)?")  # what folder.open_for calls a cache
@@ -73,33 +72,6 @@ class Cache(NamedTuple):
         """For JSON."""
         used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.used))
         return {**self._asdict(), "name": self.name, "path": str(self.path), "share": self.share, "used": used}
-
-
-class Info(NamedTuple):
-    """One cache in full.
-
-    Attributes:
-        cache: what ``look`` says.
-        key: what it depends on, from its manifest.
-        make: how samples in rows are made, in words; "" where there are no rows.
-        rows: samples that fit in rows.
-        heap: bytes that samples of other makes take.
-        files: bytes on the disk of each file.
-        sources: its source files; None where it does not say which.
-    """
-
-    cache: Cache
-    key: dict[str, Any]
-    make: str
-    rows: int
-    heap: int
-    files: dict[str, int]
-    sources: Sources | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        sources = None if self.sources is None else self.sources._asdict()
-        return {**self._asdict(), "cache": self.cache.as_dict(), "sources": sources}
 
 
 class Verified(NamedTuple):
@@ -207,20 +179,6 @@ def look(path: Path) -> Cache:
         state, reason = DAMAGED, reason or str(e)
     filled = min(max(0, head[words_of.FILLED]), samples)
     return Cache(path, samples, filled, nbytes_of(path), head[words_of.BUDGET], made, used, state, reason)
-
-
-def info(path: Path) -> Info:
-    """One cache in full. Source files that are known by their content are read whole."""
-    cache = look(path)
-    key: dict[str, Any] = {}
-    make, head = "", [0] * words_of.HEAD
-    if cache.state != DAMAGED:
-        key = manifest_of(path)["key"]
-        head = _head(path)
-        if head[words_of.STATE] == words_of.ROWED:
-            make = in_words(_words(path, 0, head[words_of.WORDS_LEN]))
-    files = {name: n for name, n in sorted(_files(path).items()) if not name.startswith(".")}
-    return Info(cache, key, make, head[words_of.ROWS], head[words_of.HEAP], files, sources_of(path))
 
 
 def nbytes_of(path: Path) -> int:
