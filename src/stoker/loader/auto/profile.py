@@ -14,6 +14,7 @@ import os
 import platform
 import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 
 from ..._version import __version__
 from ...core import resources
+from ...core.dataset_tree import walk
 from ...core.files import write
 
 KEPT = 8  # keys in one file
@@ -79,27 +81,23 @@ def _cpu() -> str:
 def _code(loader: Any) -> str:
     """A hash of the source of what runs for a sample: the dataset's classes, what they hold that can be called, and
     the collate function."""
-    seen: dict[str, None] = {}
-
-    def add(thing: Any, depth: int = 0) -> None:
-        kind = thing if inspect.isfunction(thing) or inspect.isclass(thing) else type(thing)
-        for cls in inspect.getmro(kind) if inspect.isclass(kind) else (kind,):
+    sources: dict[str, None] = {}
+    seen: set[type | types.FunctionType] = set()
+    for _, thing in walk((loader.dataset, loader.collate_fn)):
+        if not callable(thing) and not hasattr(thing, "__getitem__"):
+            continue
+        kind = thing if isinstance(thing, (types.FunctionType, type)) else type(thing)
+        if kind in seen:
+            continue
+        seen.add(kind)
+        for cls in inspect.getmro(kind) if isinstance(kind, type) else (kind,):
             if cls.__module__.split(".")[0] in _OWN:
                 continue
             try:
-                seen.setdefault(inspect.getsource(cls))
+                sources.setdefault(inspect.getsource(cls))
             except (OSError, TypeError):
-                seen.setdefault(f"{cls.__module__}.{cls.__qualname__}")
-        held = getattr(thing, "__dict__", {})
-        if depth < 4 and isinstance(held, dict) and not inspect.isclass(thing):
-            for value in held.values():
-                for part in value if isinstance(value, (list, tuple)) and len(value) < 100 else (value,):
-                    if callable(part) or (hasattr(part, "__getitem__") and hasattr(part, "__dict__")):
-                        add(part, depth + 1)
-
-    add(loader.dataset)
-    add(loader.collate_fn)
-    return hashlib.sha256("\n".join(seen).encode()).hexdigest()[:16]
+                sources.setdefault(f"{cls.__module__}.{cls.__qualname__}")
+    return hashlib.sha256("\n".join(sources).encode()).hexdigest()[:16]
 
 
 def path_of(loader: Any) -> Path:
