@@ -13,10 +13,10 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler, Subset
 
 from ..core.errors import StokerError, StokerWarning, UsageError
+from ..core.random_state import preserved
 from ..loader.auto.tasks import keys_of
 from ..loader.dataloader import DataLoader
 from ..loader.loader_state import state_of
-from ..sampling import seeding
 from ..workers.faults import quarantine
 from ..workers.faults.policy import Failure
 from ..workers.fetcher import staged_in
@@ -96,12 +96,13 @@ def verify(
     mine = _loader(loader, keys, workers, sample_timeout)
     it = None
     try:
-        with warnings.catch_warnings(), seeding.unchanged():
+        with warnings.catch_warnings(), preserved():
             warnings.simplefilter("ignore", StokerWarning)  # what failed is in the result
             if tell is not None:
                 tell(found)
             it = iter(mine)
             ledger = state_of(mine).ledger
+            assert ledger is not None  # of a loader with on_error=
             found.workers = int(mine.num_workers)
             for n in it:
                 now = time.monotonic()

@@ -18,10 +18,10 @@ from torch.utils.data import IterableDataset
 from ..core import nested, resources
 from ..core.errors import UsageError
 from ..core.options import parse_bytes
+from ..core.random_state import preserved
 from ..core.terminal import human_bytes
 from ..device.accelerator import accelerator
 from ..loader.auto.tasks import SEED, keys_of
-from ..sampling import seeding
 
 REPEATS = 3  # batches in a trial, of other samples each; the first also pays for what is imported or read only once
 PATIENCE = 8  # no further repeat in a trial that has taken this part of the time left
@@ -174,7 +174,7 @@ class Accelerator:
             return Seen("out", f"making the batch would take more than {human_bytes(self._host)} of RAM")
         self._module.reset_peak_memory_stats()
         random_state = self._module.get_rng_state()
-        with seeding.unchanged():
+        with preserved():
             seen = _seen(source, step, n, deadline, lambda batch: self._move(batch, n))
         with contextlib.suppress(RuntimeError):  # short of memory still
             self._module.set_rng_state(random_state)

@@ -17,12 +17,12 @@ import torch
 
 from ..core import resources
 from ..core.errors import UsageError
+from ..core.random_state import preserved
 from ..device.accelerator import accelerator
 from ..loader.auto.bench import BadSample, PoolBench, TooSlow, Window
 from ..loader.auto.decide import unsafe
 from ..loader.auto.limits import Limit, limits
 from ..loader.auto.model import KNEE, Model
-from ..sampling import seeding
 from .measurements import RESERVE, Measurements, words_of
 from .result import Setting, TuneResult, figure
 
@@ -83,7 +83,7 @@ class Search(Measurements):
         """
         s = Setting(1, batch_size=self.loader.batch_size)
         try:
-            with seeding.unchanged():
+            with preserved():
                 return summarize(self, self._run())
         except BadSample as e:
             raise UsageError(f"{self.name}: {self._why(e, s)}") from e

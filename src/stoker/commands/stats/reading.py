@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import IterableDataset, IterDataPipe, RandomSampler, SequentialSampler, SubsetRandomSampler
 
 from ...core.errors import StokerError, UsageError, WorkerDiedError
+from ...core.random_state import preserved
 from ...core.terminal import human_seconds
 from ...loader.auto.tasks import keys_of
 from ...loader.dataloader import DataLoader
@@ -173,7 +174,7 @@ def _read(loader: DataLoader[Any], seed: int, total: int | None, progress: Calla
     began = told = time.monotonic()
     parts: list[Record] = []
     it, done, bad = None, 0, 0
-    with seeding.unchanged():
+    with preserved():
         seeding.seed_worker(seed, 0)  # for 0 workers
         try:
             progress(_so_far(0, 0, total, 0.0))

@@ -112,7 +112,7 @@ def tuner(loader: Any, state: LoaderState) -> Callable[[int], tuple[str, int] | 
 
     def step(waited_ns: int) -> tuple[str, int] | None:
         loader = ref()
-        if loader is None or state.hold:
+        if loader is None or state.manual_workers:
             return None
         if place is not None:
             worked = m.tasks, m.fetch_ns + m.collate_ns, m.cpu_ns
@@ -175,7 +175,7 @@ def _asks(loader: Any, state: LoaderState) -> Callable[[], str]:
 
     def why_not() -> str:
         loader = ref()
-        why = "samples kill workers" if state.known else held(getattr(loader, "dataset", None))
+        why = "samples kill workers" if state.fatal_samples else held(getattr(loader, "dataset", None))
         if why:
             return why
         for it in list(state.iterators):
@@ -220,6 +220,7 @@ def _move(loader: Any, state: LoaderState, todo: str, waited_ns: int) -> tuple[s
     if int(loader.num_workers) == 0:
         _tell(state, f"0 -> {place.workers} workers: {place.reason}")
         loader.num_workers, loader.prefetch_factor = AutoWorkers(place.workers), place.prefetch
+    assert controller is not None
     controller.workers = place.workers
     controller.begin(waited_ns)
     return "num_workers", place.workers
