@@ -1,4 +1,4 @@
-"""Warnings that name the user's line, whatever calls of stoker's and torch's lie between."""
+"""Warnings that point at the user's line, however many frames of stoker and torch lie between."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from . import packages
 from .errors import StokerWarning
 
 
-def warn(message: str) -> None:
-    """A ``StokerWarning`` at the innermost line of code that is neither stoker's nor torch's."""
-    level, frame = 2, sys._getframe(1).f_back
-    ours = (packages.PACKAGE, packages.torch())
-    while frame is not None and frame.f_code.co_filename.startswith(ours):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, StokerWarning, stacklevel=level + 1)
+def warn_user(message: str, category: type[Warning] = StokerWarning) -> None:
+    """Warns at the innermost frame that is neither stoker's nor torch's."""
+    libraries = (packages.PACKAGE, packages.torch())
+    level = 2
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(libraries):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, category, stacklevel=level)

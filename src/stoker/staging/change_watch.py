@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from ..core.fingerprint import Fingerprint
-from ..core.warn import warn
+from ..core.warn import warn_user
 
 CHECK_S = 1.0  # between two checks, at least
 CHECK_SHARE = 500  # of this many parts of the time, one is spent on checking
@@ -45,7 +45,7 @@ class ChangeWatch:
         changes = self.changes()
         if changes and self.is_current:
             message = "The dataset changed since it was cached, so nothing is served from the cache"
-            warn(f"{message}: {shortly(changes)}.")
+            warn_user(f"{message}: {shortly(changes)}.")
         self.is_current = not changes
         ended = time.monotonic()
         self._next_check = ended + max(CHECK_S, CHECK_SHARE * (ended - began))

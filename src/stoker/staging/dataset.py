@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from ..core.errors import StokerWarning, UsageError
 from ..core.fingerprint import Fingerprint
 from ..core.types import Batch, Index, JsonObject, MapDataset, Sample
-from ..core.warn import warn
+from ..core.warn import warn_user
 from ..workers.gather import Select
 from . import device_tier
 from .batches import Batches
@@ -362,7 +362,7 @@ class Staged(Dataset[Sample]):
             self.samples = len(self.dataset)
             self._table = self.split = self._store = self._device = None
             self._bind()
-        warn(f"Cache discarded, the dataset changed: {reason}.{consequence}")
+        warn_user(f"Cache discarded, the dataset changed: {reason}.{consequence}")
 
     def look_again(self) -> None:
         """An epoch begins, in a worker that stays: it checks for changes in memory that it shares with the parent."""
@@ -395,7 +395,7 @@ class Staged(Dataset[Sample]):
 
     def _disable(self, reason: str) -> None:
         if self._store is not None and self._store.shut(reason):
-            warn(f"Cache discarded: {reason}.")
+            warn_user(f"Cache discarded: {reason}.")
 
     # -- samples
 
@@ -477,7 +477,7 @@ class Staged(Dataset[Sample]):
         if self._device is None or self._device.device != device:
             self._device = device_tier.DeviceTier(self._store, device, plain, self.is_exact)
             if self._device.why:
-                warn(f'cache="device" stays in RAM: {self._device.why}.')
+                warn_user(f'cache="device" stays in RAM: {self._device.why}.')
         return None if self._device.why else self._device.select
 
     def is_on_device(self, select: Select) -> bool:

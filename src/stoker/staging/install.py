@@ -13,7 +13,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from ..core.errors import StokerError, UsageError
 from ..core.types import Attributes, LoaderLike
-from ..core.warn import warn
+from ..core.warn import warn_user
 from ..loader import engine
 from ..loader.adopt import behind, carried_by
 from ..loader.dataloader import OWN, DataLoader
@@ -127,7 +127,7 @@ def _staged(loader: LoaderLike, cache: str) -> Staged | None:
     try:
         staged = Staged(dataset, cache=cache)
     except StokerError as e:
-        warn(f"{type(dataset).__name__}: nothing is kept: {e}")
+        warn_user(f"{type(dataset).__name__}: nothing is kept: {e}")
     while len(_caches) >= MAX_CACHES:
         del _caches[next(iter(_caches))]
     _caches[id(dataset)] = dataset, staged

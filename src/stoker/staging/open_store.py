@@ -14,7 +14,7 @@ from ..core import resources
 from ..core.errors import UsageError
 from ..core.options import parse_bytes
 from ..core.types import JsonObject, Sample
-from ..core.warn import warn
+from ..core.warn import warn_user
 from .isolate import run_isolated
 from .store.encode import CacheError, take
 from .store.folder import Folder, SourceFile, discard, open_for, root
@@ -74,7 +74,7 @@ def new_store(plan: CachePlan) -> TieredStore | None:
             stores.append(_on_disk(plan, disk))
     except (OSError, CacheError) as e:
         reason = (e.strerror or e) if isinstance(e, OSError) else e
-        warn(f"There is no cache in {where}: {reason}.")
+        warn_user(f"There is no cache in {where}: {reason}.")
     return TieredStore(stores) if stores else None
 
 
@@ -100,7 +100,7 @@ def _on_disk(plan: CachePlan, budget: int) -> Store:
             discard(folder.path)
     store.clear_full()
     if why or note:
-        warn(f"{why or note}.")
+        warn_user(f"{why or note}.")
     return store
 
 

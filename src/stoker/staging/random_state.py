@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core import numpy_state
-from ..sampling.generators import get_state, seed_generator, set_state
+from ..core.random_state import RandomState
+from ..sampling.generators import seed_generator
 
 Generators = Sequence[tuple[str, Any]]  # of Python, NumPy or torch, each with a path
 
@@ -23,41 +23,21 @@ class RandomStates:
     """
 
     def __init__(self, others: Generators = ()) -> None:
-        self._others = [(path, g, get_state(g)) for path, g in others]
-        self.python = random.getstate()
-        self.numpy = numpy_state.save()
-        self.torch = torch.get_rng_state()
+        import numpy.random  # noqa: F401  each state has NumPy's
+
+        self._state = RandomState(others)
 
     def moved(self) -> list[str]:
-        """Generators whose state is another one now: "torch", "random", "numpy", or a path."""
-        out = [] if torch.equal(torch.get_rng_state(), self.torch) else ["torch"]
-        if random.getstate() != self.python:
-            out.append("random")
-        if _comparable(numpy_state.save()) != _comparable(self.numpy):
-            out.append("numpy")
-        return out + [path for path, g, state in self._others if get_state(g) != state]
+        """Which generators are in another state now: "torch", "random", "numpy", or a path."""
+        return ["random" if name == "python" else name for name in self._state.moved()]
 
-    def values(self) -> object:
-        """All of them, for comparison."""
-        return (
-            self.python,
-            _comparable(self.numpy),
-            self.torch.numpy().tobytes(),
-            [state for _, _, state in self._others],
-        )
+    def values(self) -> Any:
+        """All of them, comparable."""
+        return self._state.values
 
     def restore(self) -> None:
         """Sets all of them back."""
-        for _, generator, state in self._others:
-            set_state(generator, state)
-        random.setstate(self.python)
-        numpy_state.restore(self.numpy)
-        torch.set_rng_state(self.torch)
-
-
-def _comparable(state: Any) -> object:
-    """What ``numpy_state.save`` returned, for comparison."""
-    return state if type(state) is bytes else [x.tobytes() if isinstance(x, np.ndarray) else x for x in state]
+        self._state.restore()
 
 
 def seed_all(seed: int, others: Generators = ()) -> None:
