@@ -96,7 +96,7 @@ def build_command(
             build = Build(dataset, None if folder is None else folder.absolute(), budget)
             for note in build.notes:
                 _print_error(note)
-            build.run(num_workers, lambda b: progress.samples(b.done, b.samples, f"{len(b.failed):,} failed", b.before))
+            build.run(num_workers, lambda b: progress.samples(b.done, b.samples, len(b.failed), b.before))
     except KeyboardInterrupt:
         if build is not None:
             _print_error(_unfinished(build))
