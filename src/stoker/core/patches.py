@@ -29,10 +29,10 @@ class Patches:
     """
 
     def __init__(self) -> None:
-        self.late: dict[tuple[object, str], Any] = {}
-        self._put: dict[tuple[object, str], tuple[object, object]] = {}  # the old and the new attribute
+        self.late: dict[tuple[Any, str], Any] = {}
+        self._put: dict[tuple[Any, str], tuple[object, object]] = {}  # the old and the new attribute
 
-    def put(self, owner: object, name: str, make: Callable[[Any], Any]) -> None:
+    def put(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """Replaces ``owner.name`` by ``make(owner.name)``, once."""
         key = owner, name
         if key in self._put:
