@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.core.picklable import MAX_ITEMS, culprit, refused
@@ -88,6 +88,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a machine that is busy
 def test_it_says_what_pickle_says(value: Any) -> None:
     for dumps, to_start in ((pickle.dumps, False), (ForkingPickler.dumps, True)):
         try:

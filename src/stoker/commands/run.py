@@ -284,10 +284,10 @@ def _environment(address: str, options: Options) -> dict[str, str]:
     env["PYTHONPATH"] = f"{HOOK}{os.pathsep}{path}" if path else str(HOOK)
     env.update(STOKER_RUN=address, STOKER_HOME=str(SOURCE))
     switches = {
-        "STOKER_APPLY": options.apply and "1",
-        "STOKER_CEILINGS": options.ceilings and "1",
-        "STOKER_DEBUG": options.debug and "1",
-        "STOKER_MAX_STEPS": options.max_steps and str(options.max_steps),
+        "STOKER_APPLY": "1" if options.apply else "",
+        "STOKER_CEILINGS": "1" if options.ceilings else "",
+        "STOKER_DEBUG": "1" if options.debug else "",
+        "STOKER_MAX_STEPS": str(options.max_steps or ""),
     }
     for name, value in switches.items():
         env.pop(name, None)
