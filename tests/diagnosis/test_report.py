@@ -266,7 +266,22 @@ def test_a_run_that_failed_does_not_take_the_place_of_one_that_did_not(here: Pat
     assert before_after.compare(1.0, good.loaders, {}, other, "").script == Change(None, 1.0)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": 1}', b'{"version": 1, "loaders": [{}]}', b"\xff"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"version": 1}',
+        b'{"version": 1, "loaders": [{}]}',
+        b"\xff",
+        b"[" * 10**5,
+        b'{"version": NaN}',
+        b'{"version": 1e999}',
+        b'{"version": ' + b"9" * 500 + b"}",
+    ],
+    ids=range(10),
+)
 def test_what_is_no_remembered_run_is_none(here: Path, content: bytes) -> None:
     history.save(run())
     (file,) = history.folder().iterdir()

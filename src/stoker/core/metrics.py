@@ -1,6 +1,6 @@
 """What a loader did, in numbers. Nothing here costs a microsecond.
 
-``report/schema.py`` says how these numbers look in a report.
+``diagnosis/report/merge.py`` makes a report of these numbers.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class LoaderMetrics:
         batch_bytes: the largest batch, as it crossed.
         worker_pss: memory of each worker, bytes, as it was measured last (its proportional set size).
         decisions: what ``num_workers="auto"`` changed while running, and why.
-        inside: what the fetching processes say of their tasks, as ``inside.merge`` has it.
+        inside: what the fetching processes say of their tasks, as ``worker_record.merge`` has it.
         step_bins, wait_bins: histograms of single steps and waits, the first wait of an epoch left out; by
-            ``inside.bin_of``.
+            ``core.histogram.bin_of``.
         filled_epochs: epochs in which ``--apply`` filled a cache. Tasks, what is inside them, and the histograms are
             those of the epochs after them.
         loop_s: from each epoch's begin to its last batch or its end, all that stoker did in it included.
@@ -49,7 +49,7 @@ class LoaderMetrics:
         gaps: waits of which both ends were seen on the device; ``gap_wait_s`` of waiting, ``gap_s`` of which the device
             had nothing to do.
         crossings: calls that copy between host and device or wait for it, in ``crossing_steps`` steps of ``crossing_s``
-            seconds together: by kind and line, ``[calls, seconds, bytes]`` (``watch_device.Crossings``).
+            seconds together: by kind and line, ``[calls, seconds, bytes]`` (``watch.device.Crossings``).
         pinned_bytes: the most page-locked memory that torch held.
         faults: what failed, as docs/report.md has it; empty where nothing did.
     """

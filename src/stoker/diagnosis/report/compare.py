@@ -137,8 +137,8 @@ class Comparison:
 
     @property
     def notes(self) -> list[str]:
-        """What stands between the two reports and a fair comparison, in sentences."""
-        out = [f"{letter} {words}" for letter, report in (("A", self.a), ("B", self.b)) for words in _caveats(report)]
+        """What makes the comparison less fair, in sentences."""
+        out = [f"A {caveat}" for caveat in _caveats(self.a)] + [f"B {caveat}" for caveat in _caveats(self.b)]
         differs = _machines(self.a.machine, self.b.machine)
         if differs:
             out.append("not the same machine: " + ", ".join(f"{name} {a} and {b}" for name, a, b in differs))
@@ -184,8 +184,8 @@ class Comparison:
             head, _, rows = table([short(pair.b.name), "A", "B", "B/A"], _rows(pair), columns).partition("\n")
             out += ["", style(head, "bold", colour), rows]
             if pair.changed:
-                words = ", ".join(f"{name} {a} -> {b}" for name, (a, b) in pair.changed.items())
-                out.append(_wrapped(f"settings: {words}", columns))
+                changed = ", ".join(f"{name} {a} -> {b}" for name, (a, b) in pair.changed.items())
+                out.append(_wrapped(f"settings: {changed}", columns))
         out.append("")
         if self.a.verdict and self.b.verdict:
             same = self.a.verdict == self.b.verdict
@@ -195,7 +195,7 @@ class Comparison:
         for word, found in (("new", self.appeared), ("gone", self.vanished)):
             what = "costs" if word == "new" else "cost"
             out += [_wrapped(f"{word}: {c}, which {what} {s:.0%} of the loop", columns) for c, s in found.items()]
-        out += [style(_wrapped(f"note: {words}", columns), "yellow", colour) for words in self.notes]
+        out += [style(_wrapped(f"note: {note}", columns), "yellow", colour) for note in self.notes]
         return "\n".join(out).rstrip("\n")
 
 
@@ -284,13 +284,13 @@ def _over(b: float | None, a: float | None) -> float | None:
 
 def _rows(pair: Pair) -> list[list[str]]:
     out = []
-    for name, label, words in _FIGURES:
+    for name, label, text in _FIGURES:
         a, b = pair.a.figures.get(name), pair.b.figures.get(name)
         if a is None and b is None:
             continue
         ratio = _over(b, a)
         shown = f"{ratio:.2f}x" if ratio is not None and ratio < 1e4 else "" if ratio is None else f"{ratio:.1e}x"
-        out.append([label, *("-" if x is None else words(x) for x in (a, b)), shown])
+        out.append([label, *("-" if x is None else text(x) for x in (a, b)), shown])
     return out
 
 

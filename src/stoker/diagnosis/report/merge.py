@@ -67,8 +67,9 @@ class Snapshot(Struct):
 
 
 def snapshots(sent: Iterable[JsonObject]) -> list[Snapshot]:
-    """The snapshots as types; keys of another version of stoker are ignored."""
-    return [msgspec.convert(s, Snapshot, str_keys=True) for s in sent]
+    """The snapshots as types. Keys of another version of stoker are ignored; a number may be text, as ``json.dumps`` of
+    a NumPy scalar writes it with ``default=str``."""
+    return [msgspec.convert(s, Snapshot, str_keys=True, strict=False) for s in sent]
 
 
 def merged(processes: Iterable[Snapshot]) -> list[LoaderReport]:
@@ -88,7 +89,7 @@ def _entry(each: Sequence[LoaderMetrics], threads: int) -> LoaderReport:
     m = replace(each[0], **{key: sum(getattr(one, key) for one in each) for key in SUMS})
     # Of a process that was killed only the last batches' waits and steps are known, from shared memory.
     loop_s = max(m.loop_s, m.wait_s + m.step_s)
-    settings = msgspec.convert(m.settings, LoaderSettings)
+    settings = msgspec.convert(m.settings, LoaderSettings, strict=False)
     settings.threads, settings.processes = threads, len(each)
     steps, waits = (_added(getattr(one, key) for one in each) for key in ("step_bins", "wait_bins"))
     records = [one.inside for one in each if one.inside]

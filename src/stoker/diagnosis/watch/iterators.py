@@ -1,7 +1,15 @@
-"""Iterators as the watch sees them: what makes one is timed, and each of its batches.
+"""Watches iterators, wherever they are made: how long making one takes, and each of its batches.
 
-An iterator is seen wherever it is made: by torch's ``DataLoader.__iter__``, by a class that overrides that, or by code
-that calls torch's iterator classes itself.
+::
+
+    1. loader.__iter__()           ``watched_iterator``: this loader is being opened (``_opening.stack``)
+    2.   torch's iterator is made    ``_making``: notes it for the loader that is being opened. Without one, a framework
+                                     has called torch's class itself: then ``_making`` opens the loader
+    3. ``_put_clock``              puts a ``Clock`` into the iterator that the consumer reads
+    4. next(it)                    ``_timed``: reads the clock before and after
+
+A subclass may have an ``__iter__`` of its own (``watched_iter_method``). If that is a generator, the consumer reads the
+generator, so that one gets the clock (``GeneratorIterator``).
 """
 
 from __future__ import annotations
@@ -47,11 +55,11 @@ class Enough(SystemExit):
 
 
 class _Opening(threading.local):
-    """What this thread makes iterators of.
+    """The loaders whose iterators this thread is making.
 
     Attributes:
-        stack: loaders, the innermost last, each with torch's iterators that were made for it.
-        count: of those that were begun.
+        stack: loaders, the innermost last, each with torch's iterators that were made for it so far.
+        count: how many were ever opened.
     """
 
     def __init__(self) -> None:
@@ -62,20 +70,20 @@ class _Opening(threading.local):
 _opening = _Opening()
 
 
-class Through:
-    """Batches of a loader whose own ``__iter__`` is a generator."""
+class GeneratorIterator:
+    """The batches of a loader whose own ``__iter__`` is a generator; unlike a generator it can hold a clock."""
 
     def __init__(self, it: Iterator[Batch]) -> None:
         self._it = it
 
-    def __iter__(self) -> Through:
+    def __iter__(self) -> GeneratorIterator:
         return self
 
     def __next__(self) -> Batch:
         return next(self._it)
 
 
-def opened(watch: Watch, patches: Patches, loader: Any, make: Callable[[], Any]) -> Any:
+def watched_iterator(watch: Watch, patches: Patches, loader: Any, make: Callable[[], Any]) -> Any:
     """The iterator of a loader that ``make`` makes, with a clock in it."""
     if not watch.on or any(of is loader for of, _ in _opening.stack):
         return make()
@@ -87,7 +95,7 @@ def opened(watch: Watch, patches: Patches, loader: Any, make: Callable[[], Any])
     _opening.stack.append((loader, made))
     _opening.count += 1
     # Where the consumer reads a generator, that has the clock: what is behind it may be read by another thread.
-    clocked = not _is_read_through(loader)
+    clocked = not _is_generator(loader)
     try:
         with watch.around(loader):
             it = make()
@@ -95,23 +103,23 @@ def opened(watch: Watch, patches: Patches, loader: Any, make: Callable[[], Any])
         WorkerTimes.current = before
         _opening.stack.pop()
     inner = made[-1] if made and not isinstance(it, torch_loader._BaseDataLoaderIter) else it
-    _note(loader, metrics, inner)
+    _note_settings(loader, metrics, inner)
     ours = type(inner).__module__.startswith("stoker.") or isinstance(inner, torch_loader._BaseDataLoaderIter)
     if ours or metrics.name not in watch.bypassed:  # else a user's own, around one of torch's of an earlier epoch
         watch.bypassed[metrics.name] = type(loader).__qualname__, bypass(loader, inner)
     fetcher = _time_fetcher(getattr(inner, "_dataset_fetcher", None), times)
     if clocked:
         # The loader may be its own iterator, and is copied and pickled.
-        on = it if it is not loader and _is_watchable(it) else inner
-        _clock(watch, patches, metrics, on, fetcher, _now() - began, began)
+        on = it if it is not loader and _can_hold_clock(it) else inner
+        _put_clock(watch, patches, metrics, on, fetcher, _now() - began, began)
     return it
 
 
-def _clock(
+def _put_clock(
     watch: Watch, patches: Patches, metrics: LoaderMetrics, it: Any, fetcher: Any, spent: float, began: float
 ) -> None:
     """Puts a clock on an iterator, if it can have one."""
-    if not _is_watchable(it):
+    if not _can_hold_clock(it):
         return
     for cls in type(it).__mro__:
         if "__next__" in vars(cls):
@@ -125,16 +133,16 @@ def _clock(
     clock.started(spent, began)
 
 
-def _is_watchable(it: Any) -> bool:
+def _can_hold_clock(it: Any) -> bool:
     return hasattr(it, "__dict__") and isinstance(getattr(type(it), "__next__", None), types.FunctionType)
 
 
-def _is_read_through(loader: Any) -> bool:
+def _is_generator(loader: Any) -> bool:
     own = getattr(type(loader), "__iter__", None)
-    return hasattr(own, "_stoker_generator") or "_stoker_through" in loader.__dict__
+    return hasattr(own, "_stoker_generator") or "_stoker_is_generator" in loader.__dict__
 
 
-def _note(loader: LoaderLike, metrics: LoaderMetrics, inner: Any) -> None:
+def _note_settings(loader: LoaderLike, metrics: LoaderMetrics, inner: Any) -> None:
     """The loader's settings, and whose engine its iterator is."""
     metrics.settings.update(settings_of(loader))
     ours = type(inner).__module__.startswith("stoker.")
@@ -154,7 +162,7 @@ def _time_fetcher(fetcher: Fetcher | None, times: WorkerTimes) -> Fetcher | None
     return fetcher
 
 
-def through(watch: Watch, patches: Patches, start: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def watched_iter_method(watch: Watch, patches: Patches, start: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """For the ``__iter__`` of a subclass: what it returns is watched, unless the iterators that it uses are."""
 
     @functools.wraps(start)
@@ -166,26 +174,26 @@ def through(watch: Watch, patches: Patches, start: Callable[[Any], Any]) -> Call
         if _opening.count > before:
             return it
         if isinstance(it, types.GeneratorType):
-            self.__dict__["_stoker_through"] = True
-            return _read(watch, patches, self, it)
-        return opened(watch, patches, self, lambda: it)
+            self.__dict__["_stoker_is_generator"] = True
+            return _read_generator(watch, patches, self, it)
+        return watched_iterator(watch, patches, self, lambda: it)
 
     if inspect.isgeneratorfunction(start):
         __iter__._stoker_generator = True  # type: ignore[attr-defined]
     return __iter__
 
 
-def _read(
+def _read_generator(
     watch: Watch, patches: Patches, loader: Any, it: Generator[Batch, None, None]
 ) -> Generator[Batch, None, None]:
     """The same batches, in a generator that knows when they were asked for."""
     try:
-        outer = Through(it)
+        outer = GeneratorIterator(it)
         if watch.on:
             metrics = watch.metrics_of(loader)
-            _note(loader, metrics, it)
+            _note_settings(loader, metrics, it)
             watch.bypassed.setdefault(metrics.name, (type(loader).__qualname__, bypass(loader, it)))
-            _clock(watch, patches, metrics, outer, None, 0.0, _now())
+            _put_clock(watch, patches, metrics, outer, None, 0.0, _now())
         yield from outer
     finally:
         it.close()
@@ -220,7 +228,7 @@ def _making(watch: Watch, patches: Patches, original: Callable[..., None]) -> Ca
             original(self, loader, *args, **kwargs)
             return self
 
-        opened(watch, patches, loader, make)
+        watched_iterator(watch, patches, loader, make)
         return None
 
     return method

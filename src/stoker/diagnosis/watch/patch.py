@@ -25,7 +25,7 @@ from ...core.patches import Patches, subclasses
 from ...loader import engine  # noqa: F401  defines stoker's iterators: classes that exist are watched
 from ...loader.describe import named
 from . import fetch
-from .iterators import Through, opened, through, watch_iterators
+from .iterators import GeneratorIterator, watch_iterators, watched_iter_method, watched_iterator
 from .watch import Watch
 
 _own: Watch | None = None  # the watch on this process, once there is one
@@ -103,7 +103,7 @@ def _patch(module: ModuleType, watch: Watch) -> None:
     for cls in subclasses(base):
         _watch_class(cls, watch)
     _patches.put(base, "__init_subclass__", lambda original: _defining(base, original, watch))
-    for cls in (iterators, *subclasses(iterators), Through):
+    for cls in (iterators, *subclasses(iterators), GeneratorIterator):
         watch_iterators(cls, watch, _patches)
     fetch.attach(_patches)
 
@@ -121,7 +121,7 @@ def _naming(init: Callable[..., None]) -> Callable[..., None]:
 def _starting(start: Callable[[Any], Any], watch: Watch) -> Callable[[Any], Any]:
     @functools.wraps(start)
     def __iter__(self: Any) -> Any:
-        return opened(watch, _patches, self, lambda: start(self))
+        return watched_iterator(watch, _patches, self, lambda: start(self))
 
     return __iter__
 
@@ -145,4 +145,4 @@ def _watch_class(cls: type, watch: Watch) -> None:
     if cls.__module__.startswith("torchdata."):  # StatefulDataLoader does not call torch's
         _patches.put(cls, "__init__", _naming)
     if isinstance(vars(cls).get("__iter__"), types.FunctionType):
-        _patches.put(cls, "__iter__", lambda start: through(watch, _patches, start))
+        _patches.put(cls, "__iter__", lambda start: watched_iter_method(watch, _patches, start))

@@ -31,7 +31,8 @@ KEYS = {"pid", "bins", "stacks", "slow", "kernel", "seconds", "own"}
 MEMORY_S = 2.0  # between two readings of a worker's own memory, which take milliseconds each
 MAX_POINTS = 24  # of them; after that every other one is dropped
 SERIES = 8  # workers whose memory is kept, those that grew most
-WRITE_S, MAIN_WRITE_S = 0.2, 1.0  # between two writes; a worker may end at any moment
+WRITE_S = 0.2  # between two writes of a worker, which may end at any moment
+MAIN_WRITE_S = 1.0  # the same in the main process
 SHORT_S = 1e-3  # a task in the main process that is not sampled: that would cost the script more than it says
 TOP = 16  # lines of code that are kept
 ENOUGH = 16  # tasks before one is called slow
@@ -48,19 +49,19 @@ class WorkerRecord:
     """
 
     def __init__(self, row: memoryview, dataset: object, collate: object) -> None:
+        in_worker = multiprocessing.parent_process() is not None
         self._row = row
         self._times = Histogram()
-        self._took: list[float] = []
-        self._began = time.monotonic()
+        self._took: list[float] = []  # not in the histogram yet
         self._tasks = 0
+        self._began = time.monotonic()
         self._start = kernel()
-        self._written, self._write_s = 0.0, WRITE_S
-        worker = multiprocessing.parent_process() is not None
-        self._own: list[list[float]] = []
-        self._noted = 0.0 if worker else math.inf
-        self.sampler = StackSampler(threading.get_ident(), threading.get_native_id(), alone=worker)
-        if not worker:
-            self.sampler.min_task_s, self._write_s = SHORT_S, MAIN_WRITE_S
+        self._written = 0.0
+        self._write_s = WRITE_S if in_worker else MAIN_WRITE_S
+        self._own: list[list[float]] = []  # seconds and bytes of private memory
+        self._noted = 0.0 if in_worker else math.inf
+        self.sampler = StackSampler(threading.get_ident(), threading.get_native_id(), alone=in_worker)
+        self.sampler.min_task_s = 0.0 if in_worker else SHORT_S
         self.sampler.collate = getattr(collate, "__code__", None)
         self.sampler.transforms = known_transforms(dataset)
         self.sampler.getters = known_getters(dataset)
