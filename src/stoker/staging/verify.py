@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from ..core.dataset_tree import walk
 from ..core.fingerprint import Fingerprint
+from ..core.object_tree import walk
 from ..sampling.generators import find_generators
 from .compare import IDENTICAL, equal_bits
 from .executed_code import Executed

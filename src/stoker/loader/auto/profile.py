@@ -22,8 +22,8 @@ import torch
 
 from ..._version import __version__
 from ...core import resources
-from ...core.dataset_tree import walk
 from ...core.files import write
+from ...core.object_tree import walk
 
 KEPT = 8  # keys in one file
 MOST = 1 << 16  # workers
