@@ -241,7 +241,7 @@ def test_the_budget_holds_and_what_is_in_stays(kind: str) -> None:
 def test_a_sample_larger_than_the_budget_is_said() -> None:
     staged = stoker.Staged(Source(), prepare=keep, cache_budget=10)
     list(stoker.DataLoader(staged, 8))
-    assert "more than the budget of 10" in staged.account.reason
+    assert "exceeds the budget of 10" in staged.account.reason
     assert staged.account.filled == 0
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from .dataset_tree import CONTAINERS, DEPTH, PLAIN, WIDTH, attributes, children, package_of
+from .object_tree import CONTAINERS, DEPTH, PLAIN, WIDTH, attributes, children, package_of
 
 NODES = 20_000  # objects that are looked at
 SAMPLES = (64, 16, 8, 4)  # items of a container by which its size is estimated, by depth

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .dataset_tree import CONTAINERS, DEPTH, PLAIN, VALUES, WIDTH, children, is_read
+from .object_tree import CONTAINERS, DEPTH, PLAIN, VALUES, WIDTH, children, is_read
 
 NODES = 20_000  # objects that are looked at
 WHOLE = 10_000  # items of a container that are compared as a whole

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.dataset_tree import attributes, walk
 from ..core.errors import UsageError
+from ..core.object_tree import attributes, walk
 from ..core.packages import is_users
 from ..core.shared import SharedDict, SharedList
 from ..core.types import JsonObject

@@ -246,7 +246,7 @@ class Staged(Dataset[Sample]):
         return f"<Staged {type(self.dataset).__name__}: {self.report}>"
 
     def _stoker_children(self) -> Iterator[tuple[str, object]]:
-        """What the user gave it. See ``core.dataset_tree.children``."""
+        """What the user gave it. See ``core.object_tree.children``."""
         yield from zip((".dataset", ".prepare", ".augment"), (self.dataset, *self._said), strict=True)
         yield ".augment_batch", self.augment_batch
 

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.dataset_tree import walk
 from ..core.fingerprint import Fingerprint
+from ..core.object_tree import walk
 from ..core.types import Attributes
 from .aliases import refuse_aliases, share_memory
 from .callee import callee_of

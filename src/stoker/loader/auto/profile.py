@@ -21,8 +21,8 @@ import torch
 
 from ..._version import __version__
 from ...core import resources
-from ...core.dataset_tree import walk
 from ...core.files import cache_folder, write
+from ...core.object_tree import walk
 from ...core.types import LoaderLike
 
 SCHEMA = 2  # is in the name of the file, so files of other versions are not found

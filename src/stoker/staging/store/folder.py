@@ -23,6 +23,7 @@ import os
 import shutil
 import tempfile
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -188,9 +189,11 @@ def _read_header(file: io.BufferedReader) -> tuple[int, int]:
     try:
         if np.lib.format.read_magic(file) != (1, 0):
             raise ValueError("another version")
-        shape, _, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=MAX_HEADER)
-    except (MemoryError, RecursionError, SyntaxError, TypeError) as e:  # what a hostile literal may lead to
-        raise ValueError(str(e)) from e
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of headers that Python 2 wrote
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=MAX_HEADER)
+    except Exception as e:  # NumPy parses and tokenizes a Python literal: a damaged one may raise anything
+        raise ValueError(f"not a header: {type(e).__name__}") from e
     if len(shape) != 1 or shape[0] < 0 or dtype.kind not in "iu":
         raise ValueError("no integers in one dimension")
     return dtype.itemsize, shape[0]
