@@ -549,6 +549,19 @@ def test_what_the_script_changes_in_each_epoch_is_left_to_the_second_part() -> N
     assert not staged.is_exact
 
 
+def recursive(x: torch.Tensor, depth: int = 2) -> torch.Tensor:
+    x = (x.exp() + recursive.shift).log()
+    return recursive(x, depth - 1) if depth else x + torch.rand(())
+
+
+recursive.shift = 1.0  # type: ignore[attr-defined]
+
+
+def test_a_function_that_names_itself_is_cut() -> None:
+    same_bits(Pictures(recursive))
+    assert any(row.name == "recursive" and row.cached for row in stoker.split(Pictures(recursive)).rows)
+
+
 transform = 3  # as a script's loop variable may have the name of an attribute
 
 
