@@ -549,6 +549,56 @@ def test_what_the_script_changes_in_each_epoch_is_left_to_the_second_part() -> N
     assert not staged.is_exact
 
 
+def recursive(x: torch.Tensor, depth: int = 2) -> torch.Tensor:
+    x = (x.exp() + recursive.shift).log()
+    return recursive(x, depth - 1) if depth else x + torch.rand(())
+
+
+recursive.shift = 1.0  # type: ignore[attr-defined]
+
+
+def test_a_function_that_names_itself_is_cut() -> None:
+    same_bits(Pictures(recursive))
+    assert any(row.name == "recursive" and row.cached for row in stoker.split(Pictures(recursive)).rows)
+
+
+class Config:
+    gain = 1.0
+    unused = 0
+
+
+class Gain:
+    """Is called, and holds a value."""
+
+    gain = 1.0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.gain
+
+
+GAIN = Gain()
+
+
+def amplified(x: torch.Tensor) -> torch.Tensor:
+    return GAIN(x) * Config.gain * amplified.gain
+
+
+amplified.gain = 1.0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("holder", [Config, GAIN, amplified], ids=["a class", "an object that is called", "a function"])
+def test_a_value_that_a_global_variable_holds_begins_a_new_cache(holder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Pictures(amplified)
+    staged = stoker.Staged(data, cache_budget="1MB")
+    loader = stoker.DataLoader(staged, 4)
+    plain = torch.cat([x for x, _ in loader])
+    monkeypatch.setattr(Config, "unused", 1)
+    assert equal_bits(torch.cat([x for x, _ in loader]), plain)
+    monkeypatch.setattr(holder, "gain", 2.0)
+    with pytest.warns(stoker.StokerWarning, match=r"gain('\])? was 1.0 and is 2.0"):
+        assert equal_bits(torch.cat([x for x, _ in loader]), plain * 2)
+
+
 transform = 3  # as a script's loop variable may have the name of an attribute
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import dis
 import functools
+import inspect
 import itertools
 import os
 import sys
@@ -14,6 +15,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+import numpy as np
+
 from ..core.packages import PACKAGE, in_stdlib, is_users
 from ..core.types import Attributes
 from .source import NoSource, tree_of_code
@@ -21,6 +24,7 @@ from .syntax import changes_state, is_setup, local_variables
 
 Result = TypeVar("Result")
 CLOSED = {"torch", "numpy"}  # packages whose functions draw as a whole
+NATIVE_FUNCTIONS = (types.BuiltinFunctionType, types.MethodType, type(len), np.ufunc)
 OBJECTS = 64  # that are held for each attribute
 BY_NAME = {"getattr", "vars", "__dict__", "eval", "exec", "attrgetter"}
 ENTROPY = {os.urandom: "os.urandom"}
@@ -129,8 +133,8 @@ class Executed:
             self.looks_up_names |= bool(BY_NAME & set(code.co_names))
             for name in code.co_names:
                 value = scope.get(name, types)
-                if not isinstance(value, types.ModuleType) and not callable(value) and name in globals_read(code):
-                    self.variables.add((str(scope.get("__name__", "")), name))
+                module = str(scope.get("__name__", ""))
+                self.variables.update((module, path) for path in _values_named(code, name, value))
                 waiting += [(fn.__code__, fn.__globals__) for fn in self._functions(name, value)]
 
     def _functions(self, name: str, value: object) -> Iterator[types.FunctionType]:
@@ -169,6 +173,21 @@ def globals_read(code: types.CodeType) -> frozenset[str]:
     """Names of global variables that a function reads. ``co_names`` has its attributes as well: ``self.images`` must
     not stand for a variable ``images`` of the script."""
     return frozenset(op.argval for op in dis.get_instructions(code) if op.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+
+
+def _values_named(code: types.CodeType, name: str, value: object) -> list[str]:
+    """What code reads of a global variable: the variable; or, of a class, function or module of the user's, those of
+    its attributes that the code names and that are no functions: ``CONFIG.size``."""
+    if isinstance(value, NATIVE_FUNCTIONS) or value is types or name not in globals_read(code):
+        return []
+    if not isinstance(value, (type, types.FunctionType, types.ModuleType)):
+        return [name]
+    module = value if isinstance(value, types.ModuleType) else sys.modules.get(value.__module__)
+    file = getattr(module, "__file__", None)
+    if module is None or module.__name__ in sys.builtin_module_names or (file and not is_users(file)):
+        return []
+    found = ((attribute, inspect.getattr_static(value, attribute, None)) for attribute in code.co_names)
+    return [f"{name}.{a}" for a, held in found if held is not None and not hasattr(type(held), "__get__")]
 
 
 def assigns_outside(code: types.CodeType) -> bool:

@@ -13,6 +13,7 @@ from the functions and containers that it meets then.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -229,9 +230,12 @@ def nodes_in(root: Node) -> Iterator[Node]:
 
 
 def globals_now(names: Iterable[tuple[str, str]]) -> Attributes:
-    """The values of global variables, given as module and name."""
-    modules = ((module, name, sys.modules.get(module)) for module, name in names)
-    return {f"{module}.{name}": getattr(found, name, None) for module, name, found in modules}
+    """The values of global variables, given as module and name; "CONFIG.size" is an attribute of one."""
+    return {
+        f"{module}.{name}": functools.reduce(lambda x, part: getattr(x, part, None), name.split("."), found)
+        for module, name in names
+        for found in [sys.modules.get(module)]
+    }
 
 
 @dataclass

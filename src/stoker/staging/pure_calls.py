@@ -67,18 +67,21 @@ class _SurveyedFunction:
 
     Attributes:
         callee: the function.
-        seconds: by number of a call: how long it took, each time.
-        not_by_values: numbers of calls that mention local variables that are no small values.
-        not_by_args: numbers of calls whose arguments are no small values.
-        struck: numbers of calls that draw, or must not be kept for another reason.
+        seconds: by number of a call: how long it took each time, without its arguments.
+        seconds_with_args: the same, with what was evaluated for its arguments.
+        not_by_args: numbers of calls that draw, or whose arguments are no small values.
+        not_by_values: numbers of calls that draw, or for whose arguments something draws, or that mention local
+            variables that are no small values.
+        struck: numbers of calls that must not be kept.
         inner: what was seen of the functions that it calls, by number and ``key_of``.
     """
 
     def __init__(self, callee: Callee) -> None:
         self.callee = callee
         self.seconds: dict[int, list[float]] = {}
-        self.not_by_values: set[int] = set()
+        self.seconds_with_args: dict[int, list[float]] = {}
         self.not_by_args: set[int] = set()
+        self.not_by_values: set[int] = set()
         self.struck: set[int] = set()
         self.inner: dict[tuple[int, str], _SurveyedFunction] = {}
 
@@ -99,7 +102,7 @@ class Survey:
 
     def __init__(self, samples: TrialSamples, changing: Collection[str] = ()) -> None:
         self.samples = samples
-        self._changing = changing
+        self.changing = set(changing)
         self.reasons: list[str] = []
         self._names = names_of(samples.dataset)
         self._visits = 0
@@ -151,17 +154,23 @@ class Survey:
         before = self.samples.states()
         began = time.perf_counter()
         out = run()
-        function.seconds.setdefault(number, []).append(time.perf_counter() - began)
-        if values is None or not is_small(values):
+        function.seconds_with_args.setdefault(number, []).append(time.perf_counter() - began)
+        if values is None or not is_small(values) or before.moved():
             function.not_by_values.add(number)
-        if before.moved():
-            function.struck.add(number)
         return out
 
     def call(self, function: _SurveyedFunction, number: int, call: Call, depth: int) -> Any:
-        """The call itself; inside a Python function, its calls are looked at, too."""
-        if call_key(call, self._names) is None:
+        """The call itself, its arguments being evaluated."""
+        before = self.samples.states()
+        began = time.perf_counter()
+        out = self._run(function, number, call, depth)
+        function.seconds.setdefault(number, []).append(time.perf_counter() - began)
+        if call_key(call, self._names) is None or before.moved():
             function.not_by_args.add(number)
+        return out
+
+    def _run(self, function: _SurveyedFunction, number: int, call: Call, depth: int) -> Any:
+        """Makes a call. If it is one of a Python function, the calls in there are surveyed, too."""
         callee = callee_of(call.function)
         if callee is None or depth <= 1 or self._visits > VISITS or is_closed(callee.fn, libraries()):
             return call.run()
@@ -180,9 +189,8 @@ class Survey:
         node = MemoNode()
         sites = sites_of(function.callee.fn)
         file = os.path.basename(function.callee.fn.__code__.co_filename)
-        slow = {n for n, spent in function.seconds.items() if sorted(spent)[len(spent) // 2] > self._least_s}
-        by_args = slow - function.struck - function.not_by_args
-        fit = by_args | (slow - function.struck - function.not_by_values)
+        by_args = self._slow(function.seconds) - function.struck - function.not_by_args
+        fit = by_args | (self._slow(function.seconds_with_args) - function.struck - function.not_by_values)
         for n in sorted(fit):
             site = sites[n]
             if not site.around & fit:
@@ -198,6 +206,10 @@ class Survey:
                     node.entered[n, key] = found
         return node if kept or node.entered else None
 
+    def _slow(self, seconds: dict[int, list[float]]) -> set[int]:
+        """Numbers of calls that take long enough to be kept."""
+        return {n for n, spent in seconds.items() if sorted(spent)[len(spent) // 2] > self._least_s}
+
     def _select_in_other_branches(self, node: MemoNode, function: _SurveyedFunction) -> None:
         """Calls of the same methods in branches that no sample took are kept, too."""
         for n, site in sites_of(function.callee.fn).items():
@@ -212,8 +224,7 @@ class Survey:
     def _check(self, plan: MemoPlan, indices: list[int]) -> bool:
         """Whether each selected call is pure. One that is not is struck out, for the next selection."""
         samples = self.samples
-        code = Executed(samples.dataset)
-        checker = _Checker(self, code)
+        checker = _Checker(self)
         for i in indices:
             samples.seed(CHECK_SEED)
             try:
@@ -223,16 +234,9 @@ class Survey:
                 return False
         if checker.struck:
             return False
-        if code.changes:
-            self.reasons.append(f"a call changes {code.changes}")
-            return False
-        changing = sorted(code.names.intersection(self._changing))
-        if changing:
-            self.reasons.append(f"the script changes in each epoch what a call reads: {changing[0]}")
-            return False
         plan.nbytes = checker.nbytes / max(1, checker.checked)
-        plan.reads = None if code.looks_up_names else code.names
-        plan.globals = sorted(code.variables)
+        plan.reads = None if checker.looks_up_names else checker.names_read
+        plan.globals = sorted(checker.variables)
         return True
 
     def _compare(self, plan: MemoPlan, indices: list[int]) -> bool:
@@ -316,29 +320,36 @@ class _Checker:
         struck: a call must not be kept.
         checked: calls so far.
         nbytes: of what they returned.
+        names_read: as ``Executed.names``, of all calls.
+        variables: as ``Executed.variables``.
+        looks_up_names: as ``Executed.looks_up_names``.
     """
 
-    def __init__(self, survey: Survey, code: Executed) -> None:
+    def __init__(self, survey: Survey) -> None:
         self.names = names_of(survey.samples.dataset)
         self.struck = False
         self.checked = 0
         self.nbytes = 0.0
+        self.names_read: set[str] = set()
+        self.variables: set[tuple[str, str]] = set()
+        self.looks_up_names = False
         self._survey = survey
-        self._code = code
 
     def answer(self, key: Key, call: Callable[[], Any]) -> Any:
-        samples, code = self._survey.samples, self._code
+        samples, code = self._survey.samples, Executed(self._survey.samples.dataset)
         states = samples.states()
         fingerprint = Fingerprint(samples.dataset)
         written = file_positions(samples.dataset), output_size()
-        code.asks = ""
         first = code.run(call)
         states_after = samples.states()
         samples.seed(SECOND_CALL_SEED + self.checked)
         second = call()
         states.restore()
         self.checked += 1
-        why = self._why_not(states, states_after, fingerprint, first, second)
+        self.names_read |= code.names
+        self.variables |= code.variables
+        self.looks_up_names |= code.looks_up_names
+        why = self._why_not(code, states, states_after, fingerprint, first, second)
         if not why and (file_positions(samples.dataset), output_size()) != written:
             why = "it prints, logs or writes to a file"
         if not why:
@@ -354,15 +365,23 @@ class _Checker:
         return copy.deepcopy(second)
 
     def _why_not(
-        self, before: RandomStates, after: RandomStates, fingerprint: Fingerprint, first: object, second: object
+        self,
+        code: Executed,
+        before: RandomStates,
+        after: RandomStates,
+        fingerprint: Fingerprint,
+        first: object,
+        second: object,
     ) -> str:
-        changes = fingerprint.changed(self._survey.samples.dataset)
+        changes = code.changes or next(iter(fingerprint.changed(self._survey.samples.dataset)), "")
         if after.values() != before.values():
             return "it draws random numbers"
         if changes:
-            return f"it changes {changes[0]}"
-        if self._code.asks:
-            return f"it asks {self._code.asks}"
+            return f"it changes {changes}"
+        if code.asks:
+            return f"it asks {code.asks}"
+        for name in sorted(code.names & self._survey.changing):
+            return f"it reads {name}, which the script changes in each epoch"
         if share_memory(first, second):
             return "its results are one and the same object"
         return "" if equal_bits(first, second) else "it gives other bits on a repeat"

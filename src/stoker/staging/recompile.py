@@ -50,8 +50,9 @@ def compiled_like(
     free = [name for name in fn.__code__.co_freevars if name != "__class__"]
     if function.owner:
         bodies = [ast.ClassDef(function.owner, [], [], bodies, [])]
-        if function.owner not in free:  # methods that mention their class mean the global name
-            bodies.insert(0, ast.Global([function.owner]))
+    outside = function.owner or function.tree.name
+    if outside not in free:  # methods that mention their class, and functions themselves, mean the global name
+        bodies.insert(0, ast.Global([outside]))
     outer = ast.FunctionDef(
         "_stoker_scope",
         ast.arguments(posonlyargs=[], args=[ast.arg(n) for n in free], kwonlyargs=[], kw_defaults=[], defaults=[]),

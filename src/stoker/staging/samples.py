@@ -45,7 +45,7 @@ class TrialSamples:
         fresh: indices of samples that were not.
         changes: attributes of the dataset that loading a sample changes, each time or for each sample once.
         draws: loading a sample moved a generator.
-        sample_s: seconds that a sample takes.
+        sample_s: seconds that a sample takes, the shortest of all.
         variables: module and name of the global variables that its code reads, as far as that is known.
     """
 
@@ -118,9 +118,7 @@ class TrialSamples:
                 break
             i = self.fresh.pop(0)
             try:
-                began = time.perf_counter()
                 self._wholes[i] = self.load(i)
-                self.sample_s = min(self.sample_s, time.perf_counter() - began)
                 self.loaded.append(i)
                 return
             except Exception as e:
@@ -130,7 +128,9 @@ class TrialSamples:
     def load(self, i: Index) -> Whole:
         """Makes a sample as a whole."""
         before = self.seed_as_wholes()
+        began = time.perf_counter()
         value = self.dataset[i]
+        self.sample_s = min(self.sample_s, time.perf_counter() - began)
         self.draws |= bool(before.moved())
         states = self.states().values()
         try:
