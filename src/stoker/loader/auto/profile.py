@@ -13,6 +13,7 @@ import platform
 import sys
 import time
 from pathlib import Path
+from types import FunctionType
 from typing import Annotated
 
 import msgspec
@@ -20,14 +21,13 @@ import torch
 
 from ..._version import __version__
 from ...core import resources
+from ...core.dataset_tree import walk
 from ...core.files import cache_folder, write
 from ...core.types import LoaderLike
 
 SCHEMA = 2  # is in the name of the file, so files of other versions are not found
 ENTRIES = 8  # in one file
 SOURCE = "code source"
-DEPTH = 4  # of objects in objects whose source is read
-MANY = 100  # items of a list that are looked through; a longer one holds data
 LIBRARIES = ("torch", "builtins", "stoker")  # their versions are in the key, not their source
 
 
@@ -95,28 +95,21 @@ def _cpu() -> str:
 
 
 def _code(loader: LoaderLike) -> str:
-    """A hash of the source of what runs for a sample: the dataset's classes, the callables that it holds, and the
-    collate function."""
-    sources: dict[str, None] = {}
-
-    def add(thing: object, depth: int = 0) -> None:
-        kind = thing if inspect.isfunction(thing) or inspect.isclass(thing) else type(thing)
-        for code in inspect.getmro(kind) if inspect.isclass(kind) else (kind,):
-            if code.__module__.split(".")[0] not in LIBRARIES:
-                try:
-                    sources.setdefault(inspect.getsource(code))
-                except (OSError, TypeError):
-                    sources.setdefault(f"{code.__module__}.{code.__qualname__}")
-        held = getattr(thing, "__dict__", {})
-        if depth < DEPTH and isinstance(held, dict) and not inspect.isclass(thing):
-            for value in held.values():
-                for part in value if isinstance(value, (list, tuple)) and len(value) < MANY else (value,):
-                    if callable(part) or (hasattr(part, "__getitem__") and hasattr(part, "__dict__")):
-                        add(part, depth + 1)
-
-    add(loader.dataset)
-    add(loader.collate_fn)
-    return hashlib.sha256("\n".join(sources).encode()).hexdigest()[:16]
+    """A hash of the source of what runs for a sample: the classes and functions of all objects that the dataset and the
+    collate function hold."""
+    kinds: set[type | FunctionType] = set()
+    for root in (loader.dataset, loader.collate_fn):
+        for _, part in walk(root):
+            cls = part if isinstance(part, type) else type(part)
+            kinds.update([part] if isinstance(part, FunctionType) else cls.__mro__)
+    sources = set()
+    for kind in kinds:
+        if kind.__module__.split(".")[0] not in LIBRARIES:
+            try:
+                sources.add(inspect.getsource(kind))
+            except (OSError, TypeError):
+                sources.add(f"{kind.__module__}.{kind.__qualname__}")
+    return hashlib.sha256("\n".join(sorted(sources)).encode()).hexdigest()[:16]
 
 
 def path_of(loader: LoaderLike) -> Path:
