@@ -468,7 +468,7 @@ class Chance(Waits):
 @pytest.mark.parametrize(
     ("dataset", "cache", "words"),
     [
-        (Waits(), "auto", "auto: a sample takes 2"),
+        (Waits(), "auto", "auto: a sample takes "),
         (Rows(), None, "None: a sample takes"),
         (Chance(), "auto", "auto: "),
         (Stream(400), None, "None: the samples of a stream"),

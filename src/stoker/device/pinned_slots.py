@@ -104,11 +104,6 @@ class Locker:
                     found(slot)
         return len(self._dropped) + sum(len(some) for _, some in self._behind)
 
-    def stop(self) -> None:
-        """Locks no more; what is locked stays so until it is unmapped."""
-        self._budget = 0
-        self.over += 1
-
     def _unlock(self, address: int) -> None:
         if os.getpid() != self._owner:
             return  # a forked child: no call of CUDA's may be made there

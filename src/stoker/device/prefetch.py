@@ -167,11 +167,11 @@ class DeviceIter:
         shown, place.shown = place.shown, None
         try:
             self._here.append(next(self._it))
-            self._marks.append(place.mark())
+            self._marks.append(place.copy_position())
         except StopIteration:
             raise
         except Exception:
-            self._marks.append(place.mark())
+            self._marks.append(place.copy_position())
             raise
         finally:
             place.shown = shown

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..core.errors import UsageError
+from ..core.random_state import preserved
 from ..loader import engine
 from ..loader.auto import profile
 from ..loader.variant import as_loader
-from ..sampling import seeding
 from .knobs import ALL_KNOBS, BUDGET_S, KNOBS
 from .measurements import Measurements
 from .result import TuneResult
@@ -66,7 +66,7 @@ def tune(
     measured = Measurements(loader, budget_s, progress or (lambda _: None))
     search = Search(measured, name, knobs)
     try:
-        with seeding.unchanged():
+        with preserved():
             result = summarize(search, search.run())
     finally:
         measured.close()

@@ -130,7 +130,7 @@ class Search:
         except TooSlow:
             raise UsageError(
                 f"{self.name}: one batch takes longer than the {self.measured.budget_s:g} s there are for tuning: a "
-                "larger --budget-s, or a smaller batch"
+                "larger --time-limit, or a smaller batch"
             ) from None
         window = self.measured.windows[s]
         if self._reuse_tasks(window) and window.read > READS * window.batches and not self.measured.is_over():

@@ -11,7 +11,7 @@ from torch.utils.data import Subset
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data.dataloader import _DatasetKind
 
-from ..sampling.stateful import is_stateful, put
+from ..sampling.stateful import is_stateful, load_into
 from .collate import SlotCollate
 from .faults.guard import Guard, Mark, Parts
 from .faults.policy import Failure, OnError
@@ -110,11 +110,11 @@ def state_of(dataset: Any, fetcher: Any) -> dict[str, Any]:
 
 def put_back(fetcher: Any, state: dict[str, Any]) -> None:
     """Goes on with an iterable dataset that has its state already, and was started."""
-    put(fetcher.dataset_iter, state["iterator"], "dataset's iterator")
+    load_into(fetcher.dataset_iter, state["iterator"], "dataset's iterator")
     if state["ended"]:
         if next(fetcher.dataset_iter, _END) is not _END:
-            put(fetcher.dataset, state["dataset"], "dataset")
-            put(fetcher.dataset_iter, state["iterator"], "dataset's iterator")
+            load_into(fetcher.dataset, state["dataset"], "dataset")
+            load_into(fetcher.dataset_iter, state["iterator"], "dataset's iterator")
         fetcher.ended = True
 
 

@@ -22,6 +22,7 @@ from torch.utils.data._utils import signal_handling
 from torch.utils.data._utils import worker as torch_worker
 
 from ..core import resources
+from ..core.random_state import RandomState
 from ..sampling import seeding
 from ..transport.arena import ALIGN, Arena
 from ..transport.codec import Encoded
@@ -156,14 +157,14 @@ class _Worker:
 
     def _shard(self, worker: int, dataset: Any) -> TaskRunner:
         return TaskRunner(
-            self.spec, worker, dataset, self.collate, "process", seeding.seed_task, self.mark, seeding.look
+            self.spec, worker, dataset, self.collate, "process", seeding.seed_task, self.mark, RandomState
         )
 
     def run(self) -> None:
         self._introduce()
         self.body.start()
         if self.keep_ns == 0 and self.arena.state:
-            seeding.restore(self.arena.state)
+            RandomState.from_bytes(self.arena.state).restore()
         os.set_blocking(self.reader.fd, False)
         self._warm()
         self.cpu = time.thread_time_ns()
@@ -183,7 +184,7 @@ class _Worker:
             blob = Encoded(torch.stack(rows)).lay().blob()
             pack(Kind.BATCH, self.place, 0, 0, -1, 0, 0, self.body.times(0, 0), blob)
             if not self.keep_ns:
-                seeding.snapshot()
+                RandomState().to_bytes()
 
     def _introduce(self) -> None:
         if isinstance(self.body, TaskRunner):
@@ -280,7 +281,7 @@ class _Worker:
                 return
         now = time.perf_counter_ns()
         if now > self.keep_ns:
-            self.arena.keep(r.epoch, r.task, seeding.snapshot())
+            self.arena.keep(r.epoch, r.task, RandomState().to_bytes())
             self.keep_ns = now + KEEP_NS
         data = self.body.run(r.epoch, r.task, indices)
         if self.marked:  # no sample is being loaded any more

@@ -30,6 +30,7 @@ from torch.utils.data.dataloader import _DatasetKind
 from ..core import processes
 from ..core.errors import BudgetError, StokerWarning, UsageError, WorkerDiedError
 from ..core.options import Budget
+from ..core.warn import warn_user
 from ..sampling.order import Task
 from ..transport.arena import Arena
 from ..transport.messages import Kind, Outbox, Reader, Record
@@ -94,11 +95,7 @@ def start(
             if spec.task_seeds or parts
             else " Random augmentation depends on the number, and is another than with all."
         )
-        warnings.warn(
-            f"{spec.num_workers} workers instead of {wanted}, for there can be no more: {why}.{same}",
-            StokerWarning,
-            stacklevel=8,
-        )
+        warn_user(f"{spec.num_workers} workers instead of {wanted}, for there can be no more: {why}.{same}")
     return pool, spec
 
 
@@ -571,11 +568,6 @@ class ProcessPool:
         """Gives back the memory of slots that are free."""
         for reader in self._readers:
             reader.shrink()
-
-    def unlock(self) -> None:
-        """Page-locks no more, and unlocks what nobody holds."""
-        for reader in self._readers:
-            reader.forget()
 
     def slots(self) -> int:
         """How many there are now, of all workers."""

@@ -19,7 +19,8 @@ import torch
 
 from ..core import packages
 from ..core.errors import StokerWarning
-from ..sampling.generators import Found, get_state, in_words
+from ..core.random_state import get_state
+from ..sampling.generators import Found, in_words
 
 try:
     import numpy as np

@@ -11,9 +11,9 @@ import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data.dataloader import _DatasetKind
 
-from ..sampling import seeding
+from ..core.random_state import RandomState
 from ..sampling.generators import Found
-from ..sampling.stateful import is_stateful, noted, put
+from ..sampling.stateful import is_stateful, load_into, pickled_state
 from ..sampling.task_seeds import ObjectSeeds
 from ..transport.messages import Times
 from .collate import SlotCollate
@@ -121,7 +121,7 @@ class TaskRunner:
         """Begins in the middle of an epoch: the dataset's state, its iterator's, and what was made since then."""
         part = self.spec.parts[self.id]
         state = part.state or {"dataset": None, "iterator": None, "ended": False}
-        put(self.dataset, state["dataset"], "dataset")
+        load_into(self.dataset, state["dataset"], "dataset")
         self._begin()
         if not self._iterable:
             return
@@ -176,7 +176,7 @@ class TaskRunner:
             return data
         state = None
         if self._tells and (not self._iterable or (self.spec.tell and self._made % self.spec.tell == 0)):
-            state = noted(lambda: state_of(self.dataset, self._stages.fetcher if self._stages else None))
+            state = pickled_state(lambda: state_of(self.dataset, self._stages.fetcher if self._stages else None))
         return WorkerReply(data, self._made, state, look is not None and look() != before)
 
     def _run(self, epoch: int, number: int, indices: Any) -> Any:
@@ -206,9 +206,9 @@ class TaskRunner:
     def probe(self, task: RetryTask) -> None:
         """Loads each sample of a task alone. The random state is as it was before."""
         if self._stages is not None:
-            before = seeding.snapshot()
+            before = RandomState()
             self._stages.watched(self._mark).probe(task.indices, task.bad)
-            seeding.restore(before)
+            before.restore()
 
     def _tell(self, guard: Guard, epoch: int, number: int, others: int = 0) -> None:
         spec = self.spec

@@ -143,7 +143,7 @@ class _Worker(threading.Thread):
 
             def shard_of(shard: int, dataset: Any) -> TaskRunner:
                 own = generators[shard]
-                return TaskRunner(spec, shard, dataset, collate, "thread", own.seed_task, self.mark, own.look)
+                return TaskRunner(spec, shard, dataset, collate, "thread", own.seed_task, self.mark, own.state)
 
             def introduce(shard: int, shards: int, seed: int, dataset: Any) -> None:
                 _introduce(shard, shards, seed, dataset, generators[shard])
@@ -152,7 +152,7 @@ class _Worker(threading.Thread):
         else:
             shared = pool.held
             body = TaskRunner(
-                spec, self.id, self._dataset, collate, "thread", rng.seed_task, self.mark, rng.look, shared
+                spec, self.id, self._dataset, collate, "thread", rng.seed_task, self.mark, rng.state, shared
             )
             pool.own_generators(body)
             _introduce(self.id, pool.count, seed, body.dataset, rng)
