@@ -189,7 +189,6 @@ LONG = {
     "loader/engine.py:_iterator",
     "loader/pool_iterator.py:__init__",
     "staging/store/store.py:admit",
-    "tuning/batch_size.py:largest",
 }
 COMPLEX = {
     "core/introspect.py:_inside",
@@ -200,7 +199,6 @@ COMPLEX = {
     "staging/compare.py:_equal",
     "staging/store/encode.py:_take",
     "staging/store/store.py:admit",
-    "tuning/batch_size.py:largest",
     "workers/process_pool.py:_check_alive",
 }
 

@@ -156,7 +156,7 @@ def _first(loader: LoaderLike, state: LoaderState, kind: str) -> Measured:
     if found.num_workers == 0 and not (_only_workers(loader, kind) or held(loader.dataset)):
         return Measured(0, f"no workers: {words}", known=True)
     n = max(1, min(found.num_workers // resources.ranks(), workers_bound(resources.WORKER_BYTES)[0]))
-    return Measured(n, f"{n} workers: {words}", known=True)
+    return Measured(n, f"{n} worker{'s' if n > 1 else ''}: {words}", known=True)
 
 
 def _only_workers(loader: LoaderLike, kind: str) -> bool:

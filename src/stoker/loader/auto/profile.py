@@ -12,8 +12,8 @@ import os
 import platform
 import sys
 import time
-import types
 from pathlib import Path
+from types import FunctionType
 from typing import Annotated
 
 import msgspec
@@ -95,25 +95,21 @@ def _cpu() -> str:
 
 
 def _code(loader: LoaderLike) -> str:
-    """A hash of the source of what runs for a sample: the dataset's classes, what they hold that can be called, and
-    the collate function."""
-    sources: dict[str, None] = {}
-    seen: set[type | types.FunctionType] = set()
-    for _, thing in walk((loader.dataset, loader.collate_fn)):
-        if not callable(thing) and not hasattr(thing, "__getitem__"):
-            continue
-        kind = thing if isinstance(thing, (types.FunctionType, type)) else type(thing)
-        if kind in seen:
-            continue
-        seen.add(kind)
-        for cls in inspect.getmro(kind) if isinstance(kind, type) else (kind,):
-            if cls.__module__.split(".")[0] in LIBRARIES:
-                continue
+    """A hash of the source of what runs for a sample: the classes and functions of all objects that the dataset and the
+    collate function hold."""
+    kinds: set[type | FunctionType] = set()
+    for root in (loader.dataset, loader.collate_fn):
+        for _, part in walk(root):
+            cls = part if isinstance(part, type) else type(part)
+            kinds.update([part] if isinstance(part, FunctionType) else cls.__mro__)
+    sources = set()
+    for kind in kinds:
+        if kind.__module__.split(".")[0] not in LIBRARIES:
             try:
-                sources.setdefault(inspect.getsource(cls))
+                sources.add(inspect.getsource(kind))
             except (OSError, TypeError):
-                sources.setdefault(f"{cls.__module__}.{cls.__qualname__}")
-    return hashlib.sha256("\n".join(sources).encode()).hexdigest()[:16]
+                sources.add(f"{kind.__module__}.{kind.__qualname__}")
+    return hashlib.sha256("\n".join(sorted(sources)).encode()).hexdigest()[:16]
 
 
 def path_of(loader: LoaderLike) -> Path:
