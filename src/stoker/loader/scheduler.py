@@ -51,8 +51,9 @@ class _NotYet(Exception):
 class Scheduler:
     """One epoch after another over one pool.
 
-    Prefetch is a count of credits: drawing a task spends one, delivering a batch gives one back, and ``resize`` adds or
-    takes some at any moment. Credits are not spent while the batches in flight fill their share of the budget.
+    Prefetch is a count of credits, the window: drawing a task spends one, delivering a batch gives one back, and
+    ``resize`` changes the window at any moment. Credits are not spent while the batches in flight fill their share of
+    the budget.
 
     Args:
         pool: the workers.
@@ -85,7 +86,7 @@ class Scheduler:
         self._here = False  # tasks are kept for this process
         self.epoch = -1
         self._next_indices: NextIndices = iter(()).__next__
-        self._credits = 0
+        self._spent = 0  # credits: tasks drawn, less batches delivered
         self._tasks = Tasks()
         self._active: list[bool] = []  # by worker: it is alive, and its dataset not exhausted
         self._load: list[int] = []  # by worker: tasks in flight, where workers do not share tasks
@@ -150,7 +151,7 @@ class Scheduler:
         self._active = [True] * n
         self._load = [0] * n
         self._exhausted = False
-        self._credits = self._window
+        self._spent = 0
         self._fill()
 
     @property
@@ -163,9 +164,7 @@ class Scheduler:
         Args:
             leave: workers are not needed any more. Nothing is in flight then.
         """
-        before = self._window
         self._here = True
-        self._credits += self._window - before
         if leave:
             self._pool.resize(0)
 
@@ -198,21 +197,17 @@ class Scheduler:
             self._resize(n)
 
     def _resize(self, n: int) -> None:
-        before = self._window
-        self._knobs = replace(self._knobs, num_workers=n)
-        self._here = False
         if self._stopped:
             return
+        self._knobs = replace(self._knobs, num_workers=n)
+        self._here = False
         self._pool.resize(n)
-        self._credits += self._window - before
         self._fill()
 
     def make_one_ahead(self) -> None:
         """From the next task on, one task in flight for each worker."""
         with self._lock:
-            before = self._window
             self._knobs = replace(self._knobs, prefetch_factor=1, ahead=0)
-            self._credits += self._window - before
 
     def next(self) -> Batch:
         """The next batch, or the ``ExceptionWrapper`` that came in its place.
@@ -326,7 +321,7 @@ class Scheduler:
             if not self._knobs.persistent:
                 self._pool.retire(result.worker)
             self._tasks.remove(result.task)
-            self._credits += 1
+            self._spent -= 1
             self._fill()
             return None
         return result
@@ -372,7 +367,7 @@ class Scheduler:
         self._move_cursor(result)
         if not self._knobs.shared:
             self._load[result.worker] -= 1
-        self._credits += 1
+        self._spent -= 1
         change = None if self.tuner is None else self.tuner(self._waited_ns)
         if change is not None:
             knob, value = change
@@ -400,8 +395,8 @@ class Scheduler:
 
     def _fill(self) -> None:
         """Spends credits while there are any, and room for one batch more."""
-        while self._credits > 0 and self._room():
-            self._credits -= 1
+        while self._spent < self._window and self._room():
+            self._spent += 1
             self._submit()
 
     def _room(self) -> bool:
