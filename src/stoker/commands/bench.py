@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from ..core import resources
 from ..core.errors import StokerError, UsageError
-from ..device.accelerator import accelerator
+from ..device.accelerator import accelerator, synchronize
 from ..loader.dataloader import DataLoader as Own
 from ..loader.describe import count, settings_of
 from ..loader.engine import get_iterator, torch_get_iterator
@@ -189,7 +189,7 @@ def _loop(
 
     if device is not None:
         torch.zeros(1).to(device)  # starts the device's context, which is no loader's time
-        _synchronize()
+        synchronize()
     if progress is not None:
         progress(f"{words}the first batch")
     with _Batches(loader, name) as batches:
@@ -202,7 +202,7 @@ def _loop(
         first_s = clock() - called
         consume(batch)
         if device is not None:
-            _synchronize()
+            synchronize()
         samples, nbytes, stepped = 0, 0, 0.0
         began = said = asked = clock()
         ended = ""
@@ -222,7 +222,7 @@ def _loop(
                 said = asked
                 progress(f"{words}batch {len(waits):,} of {n:,}, {len(waits) / (asked - began):,.1f} a second")
         if device is not None:
-            _synchronize()
+            synchronize()
             asked = clock()
         del batch, moved
     ranked = sorted(waits)
@@ -248,10 +248,6 @@ def _nbytes(t: torch.Tensor) -> int:
         return t.nbytes
     except RuntimeError:  # sparse: its values
         return int(t._nnz()) * t.element_size()
-
-
-def _synchronize() -> None:
-    (torch.accelerator if hasattr(torch, "accelerator") else torch.cuda).synchronize()
 
 
 def _engine(loader: DataLoader[Any]) -> str:

@@ -333,7 +333,7 @@ class Scheduler:
         if result is None:
             raise WorkerTimeoutError(f"DataLoader timed out after {timeout} seconds")
         if self._restarts is not None and not self._knobs.shared:
-            self._restarts.came(result.worker)
+            self._restarts.task_answered(result.worker)
         self._metrics.task(result.times)
         if result.nbytes > self._metrics.batch_bytes:
             self._metrics.batch_bytes = result.nbytes
@@ -358,13 +358,13 @@ class Scheduler:
         """Others take the place of the dead."""
         asked = {k: v for k, v in self._asked.items() if k not in self._waiting and k not in self._own}
         try:
-            lost = restarts.heal(e, self.epoch, asked)
+            lost = restarts.replace_dead(e, self.epoch, asked)
         except WorkerDiedError as worse:
             self._bury(worse)
             raise
         for task, error in lost.items():  # told when its turn comes
             self._waiting[task] = Lost(self._owner.get(task, 0), self.epoch, task, error)
-        restarts.tell()
+        restarts.emit_warnings()
 
     def _bury(self, e: WorkerDiedError) -> None:
         """What died with workers is lost, and so is skipped; the others go on."""
@@ -452,7 +452,7 @@ class Scheduler:
                 self._pool.finish()  # the workers' end, a few milliseconds, falls into the last batches
             return
         if self._restarts is not None and self._restarts.known:
-            indices = self._restarts.mark(indices)
+            indices = self._restarts.mark_known(indices)
         worker = None
         if self._knobs.shared:
             self._asked[self._sent] = indices
@@ -464,7 +464,7 @@ class Scheduler:
             self._load[worker] += 1
         task = Task(self._sent, indices)
         if self._restarts is not None and worker is not None:
-            self._restarts.gave(worker, self.epoch, task)
+            self._restarts.task_given(worker, self.epoch, task)
         if self._here:
             self._own.add(self._sent)
         else:

@@ -120,7 +120,7 @@ class PoolBench:
         self._streams = loader._dataset_kind == _DatasetKind.Iterable
         self._pool: ProcessPool | ThreadPool | None = None
         self._noticed = GlobalRngUse()
-        self._noticed.said = True  # whoever asked for the measurement says it
+        self._noticed.reported = True  # whoever asked for the measurement says it
         self._workers = self._number = self._at = 0
         self._order: deque[tuple[int, int]] = deque()  # task and its worker, oldest first
         self._came: dict[int, Any] = {}

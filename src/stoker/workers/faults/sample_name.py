@@ -1,17 +1,19 @@
-"""What a sample is called by people: its index, and its file where the dataset has a list of them."""
+"""Names a sample for people: by its index, and its file if the dataset has a list of them."""
 
 from __future__ import annotations
 
 import bisect
 from typing import Any
 
+from ...core.types import Index
+
 FILES = ("samples", "imgs", "images", "files", "paths", "filenames")
-LONGEST = 200  # characters of an index that is an object
-DEPTH = 16  # datasets inside each other, at most
+MAX_INDEX = 200  # characters of an index that is an object
+MAX_DEPTH = 16  # datasets inside each other, at most
 
 
-def listed(dataset: Any, index: Any) -> str:
-    """The file of a sample, from a list that the dataset itself has; "" where it has none."""
+def listed(dataset: object, index: Index) -> str:
+    """The file of a sample, from a list that is an attribute of the dataset; "" if there is none."""
     for name in FILES:
         files = getattr(dataset, name, None)
         if isinstance(files, (list, tuple)) and isinstance(index, int) and -len(files) <= index < len(files):
@@ -22,8 +24,8 @@ def listed(dataset: Any, index: Any) -> str:
     return ""
 
 
-def file_of(dataset: Any, index: Any) -> str:
-    """The file of a sample; through subsets, concatenations and wrappers of as many samples. "" where nobody says.
+def file_of(dataset: Any, index: Index) -> str:
+    """The file of a sample; through subsets, concatenations and wrappers with as many samples. "" if none is known.
 
     Example:
         >>> from torch.utils.data import Subset
@@ -33,7 +35,7 @@ def file_of(dataset: Any, index: Any) -> str:
         'b.jpg'
     """
     try:
-        for _ in range(DEPTH):
+        for _ in range(MAX_DEPTH):
             if isinstance(dataset, (list, tuple)) and isinstance(index, int) and type(dataset[index]) is str:
                 return str(dataset[index])  # a staged list of paths
             found = listed(dataset, index)
@@ -55,13 +57,13 @@ def file_of(dataset: Any, index: Any) -> str:
     return ""
 
 
-def called(index: Any, file: str) -> str:
-    """A sample in a sentence.
+def called(index: Index, file: str) -> str:
+    """The name of a sample in messages.
 
     Example:
         >>> called(17, "a.jpg"), called("k", "")
         ('sample 17 (a.jpg)', "sample 'k'")
     """
-    words = repr(index)
-    words = words if len(words) <= LONGEST else words[:LONGEST] + "..."
-    return f"sample {words}" + (f" ({file})" if file else "")
+    text = repr(index)
+    text = text if len(text) <= MAX_INDEX else text[:MAX_INDEX] + "..."
+    return f"sample {text}" + (f" ({file})" if file else "")
