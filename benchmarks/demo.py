@@ -19,8 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from stoker.core.files import write
 from stoker.diagnosis.report import text
+from stoker.diagnosis.report.schema import RunReport
 
 ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "benchmarks" / "results" / "demo.json"
@@ -74,7 +77,7 @@ def transcript(kept: dict[str, Any]) -> str:
         kept: see ``measured``.
     """
     with _in_colour():
-        said = text.render({**kept["report"], "diff": ""}, None, _Terminal(), COLUMNS)
+        said = text.render(msgspec.convert({**kept["report"], "diff": ""}, RunReport), None, _Terminal(), COLUMNS)
     return "\n".join([f"$ stoker run --apply {SCRIPT}", *kept["applied"].splitlines(), *said.splitlines()]) + "\n"
 
 

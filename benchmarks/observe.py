@@ -67,13 +67,12 @@ class Listed(Python):
 
 def turn(frame: Any, on: bool) -> None:
     """Runs in the worker: its fetcher is watched from the next batch on, and its thread looked at, or neither."""
-    while "_stoker_fetching" not in getattr(frame.f_locals.get("self"), "__dict__", {}):
+    while "_stoker_task_timer" not in getattr(frame.f_locals.get("self"), "__dict__", {}):
         frame = frame.f_back
-    fetcher = frame.f_locals["self"]
-    fetching = fetcher._stoker_fetching
+    timer = frame.f_locals["self"]._stoker_task_timer
     if not isinstance(stack_sampler.time, Clock):
-        stack_sampler.time = Clock(fetching.looks._usual_s)  # type: ignore[assignment]
-    (fetching.wake if on else fetching.rest)(fetcher)
+        stack_sampler.time = Clock(timer.sampler._usual_s)  # type: ignore[assignment]
+    timer.paused = not on
     (stack_sampler.time.on.set if on else stack_sampler.time.on.clear)()
 
 
@@ -107,7 +106,7 @@ def unwatched(loader: DataLoader[Any]) -> Any:
     it = iter(loader)
     it.__dict__.pop("_stoker_clock")
     if hasattr(it, "_dataset_fetcher"):
-        it._dataset_fetcher.__dict__.pop("_stoker_stages", None)
+        it._dataset_fetcher.__dict__.pop("_stoker_times", None)
     return it
 
 

@@ -1,19 +1,33 @@
-"""What makes tests quick. The library is compiled once: where bytecode is not kept, each process they start would."""
+"""What makes tests quick, and the same in each run: ``STOKER_SEED=n`` tries other examples, moments and data.
+
+The library is compiled once: where bytecode is not kept, each process they start would compile it.
+"""
 
 from __future__ import annotations
 
 import compileall
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import stoker
 
 compileall.compile_dir(Path(stoker.__file__).parent, quiet=2)
 # A job in the background is started with SIGINT ignored, and so would be the scripts that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# No example depends on the clock, nor on the run, unless others are asked for.
+settings.register_profile(
+    "stoker",
+    deadline=None,
+    derandomize="STOKER_SEED" not in os.environ,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("stoker")
 
 
 @pytest.fixture(scope="session", autouse=True)

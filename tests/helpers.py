@@ -1,8 +1,9 @@
-"""What tests of several commands do alike."""
+"""What tests of several packages share."""
 
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -11,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
+from torch.utils.data import get_worker_info
+
+LIMIT_S = 60  # fails on a hang, not on a busy machine
 
 
 class Compose:
@@ -25,6 +30,14 @@ class Compose:
         return x
 
 
+def draw() -> tuple[float, float]:
+    """Random numbers as an augmentation draws them: from the worker's generators."""
+    info = get_worker_info()
+    rng = getattr(info, "rng", None) if info is not None and getattr(info, "worker_method", "") == "thread" else None
+    python, cpu = (random, None) if rng is None else (rng.random_generator, rng.torch_generator)
+    return python.random(), float(torch.rand((), generator=cpu))
+
+
 def shm() -> set[str]:
     """What lies in /dev/shm, where other processes' files lie, too."""
     return set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
@@ -33,7 +46,7 @@ def shm() -> set[str]:
 def left_in_shm(before: set[str]) -> set[str]:
     """What has come to stay in /dev/shm. Other processes' semaphores have names there for a moment."""
     left = shm() - before
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + LIMIT_S
     while left and time.monotonic() < deadline:
         time.sleep(0.05)
         left &= shm()
@@ -69,10 +82,10 @@ def interrupt(*args: str, env: dict[str, str] | None = None) -> tuple[str, list[
         children = psutil.Process(p.pid).children(recursive=True)
         assert children
         os.killpg(p.pid, signal.SIGINT)  # as a terminal does
-        out, err = p.communicate(timeout=30)
+        out, err = p.communicate(timeout=LIMIT_S)
         assert p.returncode == 130
         assert err.splitlines()[-1] == "stoker: interrupted"
-        _, alive = psutil.wait_procs(children, timeout=10)
+        _, alive = psutil.wait_procs(children, timeout=LIMIT_S)
         assert not alive
     finally:
         p.kill()

@@ -125,7 +125,7 @@ def test_photos_interrupted_leave_nothing(number: int, code: int, tmp_path: Path
     assert process.returncode == code
     assert "Traceback" not in errors
     assert list(tmp_path.iterdir()) == []
-    assert psutil.wait_procs(pool, timeout=10)[1] == []
+    assert psutil.wait_procs(pool, timeout=LIMIT_S)[1] == []
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
@@ -141,7 +141,7 @@ def test_photos_killed_are_cleared_away_by_the_next_run(tmp_path: Path) -> None:
     pool = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.wait()
-    assert psutil.wait_procs(pool, timeout=10)[1] == []
+    assert psutil.wait_procs(pool, timeout=LIMIT_S)[1] == []
     assert run("make_photos.py", "--out", tmp_path / "data", "--count", 3).returncode == 0
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
@@ -166,6 +166,7 @@ def test_train_lazy_is_no_stoker_script() -> None:
     assert "torchvision" not in text
 
 
+@pytest.mark.slow
 def test_dataloader() -> None:
     done = run("dataloader.py")
     assert done.returncode == 0, done.stderr

@@ -19,6 +19,7 @@ import pytest
 from stoker.core import processes
 from tests.helpers import left_in_shm, shm
 
+LIMIT_S = 60  # fails on a hang; all of this takes a second or two
 PRELUDE = """
 import os, sys, time, threading
 import torch, stoker
@@ -133,11 +134,11 @@ def first_line(process: subprocess.Popen[str]) -> list[int]:
 def test_nothing_is_left_when_a_script_ends(tmp_path: Path, way: str) -> None:
     before = shm()
     process = start(tmp_path, WAYS[way])
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=LIMIT_S)
     pids = [int(w) for w in out.split()]
     assert process.returncode == CODES.get(way, 0), err
     assert len(pids) >= 2
-    assert wait_until(lambda: gone(pids), 5), err
+    assert wait_until(lambda: gone(pids), LIMIT_S), err
     assert not left_in_shm(before)
     assert not [f for f in os.listdir(tmp_path / "tmp") if not f.startswith("torch")], os.listdir(tmp_path / "tmp")
     if way != "exception":
@@ -154,8 +155,8 @@ def test_nothing_is_left_when_the_parent_is_killed(tmp_path: Path, nap: float, p
     pids = first_line(process)
     assert len(pids) == 3
     process.kill()
-    process.wait(10)
-    assert wait_until(lambda: gone(pids), 5)
+    process.wait(LIMIT_S)
+    assert wait_until(lambda: gone(pids), LIMIT_S)
     assert not left_in_shm(before)
     assert not os.listdir(tmp_path / "tmp")
     process.communicate()
@@ -174,11 +175,11 @@ def test_ctrl_c_is_one_clean_traceback(tmp_path: Path, nap: float, group: bool) 
         os.killpg(process.pid, signal.SIGINT)
     else:
         process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode in (-signal.SIGINT, 130, 1)
     assert err.count("Traceback (most recent call last)") == 1, err
     assert err.rstrip().endswith("KeyboardInterrupt"), err
-    assert wait_until(lambda: gone(pids), 5)
+    assert wait_until(lambda: gone(pids), LIMIT_S)
     assert not left_in_shm(before)
 
 
@@ -192,7 +193,7 @@ def test_a_loader_that_is_dropped_takes_its_workers_along() -> None:
     workers = it._workers
     threads = threading.active_count()
     del it
-    assert wait_until(lambda: all(not w.is_alive() for w in workers), 5)
+    assert wait_until(lambda: all(not w.is_alive() for w in workers), LIMIT_S)
     assert [w.exitcode for w in workers] == [0, 0]
     assert threading.active_count() == threads
 
@@ -329,7 +330,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow), "thread"])
+@pytest.mark.parametrize("how", ["fork", "spawn", "forkserver", "thread"])
+@pytest.mark.few(1)
 def test_all_that_is_opened_is_closed(how: str, tmp_path: Path) -> None:
     """Python says of what is not, where it is asked to: each worker's socket."""
     path = tmp_path / "script.py"

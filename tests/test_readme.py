@@ -52,6 +52,7 @@ def test_tables_are_what_their_commands_print() -> None:
         assert page.read_text() == pages.filled(page.read_text()), ANEW
 
 
+@pytest.mark.slow
 def test_the_picture_of_gains_is_drawn_the_same_each_time() -> None:
     pytest.importorskip("matplotlib")
     assert pages.gains_picture(True) == pages.gains_picture(True)

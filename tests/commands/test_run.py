@@ -10,52 +10,12 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from tests.diagnosis.__main__ import NOT_HERE
-
-TRAIN = """
-    import sys, os, time, random
-    import torch
-    from torch.utils.data import DataLoader, Dataset
-
-    class Data(Dataset):
-        def __len__(self):
-            return 80
-        def __getitem__(self, i):
-            time.sleep({nap})
-            return torch.full((4,), float(i)), i
-
-    if __name__ == "__main__":
-        torch.manual_seed(0)
-        loader = DataLoader(Data(), batch_size=4, shuffle=True, num_workers={workers})   # LINE
-        for epoch in range(2):
-            for x, y in loader:
-                time.sleep({step})
-                {extra}
-            print("epoch", epoch, y.tolist(), sys.argv[1:])
-"""
-
-
-def script(tmp_path: Path, body: str = TRAIN, name: str = "train.py", **kw: Any) -> Path:
-    path = tmp_path / name
-    settings = {"nap": 0.0, "workers": 1, "step": 0.0, "extra": "pass", **kw}
-    text = textwrap.dedent(body)
-    path.write_text(text.format(**settings) if body is TRAIN else text)
-    return path
-
-
-def stoker(tmp_path: Path, *args: str | Path, **kw: Any) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "stoker", "run", *map(str, args)]
-    kw = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **kw}
-    return subprocess.run(line, cwd=tmp_path, text=True, timeout=120, **kw)
-
-
-def report(tmp_path: Path, name: str = "stoker-report.json") -> dict[str, Any]:
-    return json.loads((tmp_path / name).read_text())  # type: ignore[no-any-return]
+from tests.commands.helpers import report, script, stoker
+from tests.diagnosis.helpers import NOT_HERE
 
 
 def test_an_untouched_script_is_observed(tmp_path: Path) -> None:
@@ -104,6 +64,7 @@ def test_loading_in_the_main_process_is_named(tmp_path: Path) -> None:
     assert 0 < found["share"] <= 1
 
 
+@pytest.mark.slow
 def test_apply_and_compare(tmp_path: Path) -> None:
     # It draws, so that it cannot be staged and workers are what pays.
     path = script(tmp_path, nap="0.005 + 1e-9 * random.random()", workers=1, extra="print(y.tolist())")
@@ -153,6 +114,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.few(1)
 def test_what_is_served_from_the_cache_is_not_put_down_to_the_training_loop(tmp_path: Path, workers: int) -> None:
@@ -216,6 +178,7 @@ def test_loaders_of_one_line_are_applied_to_by_their_own_settings(tmp_path: Path
     assert p.stdout == "10 10 False\n10 10 True\n10 10 False\n"
 
 
+@pytest.mark.slow
 def test_the_exit_code_and_traceback_are_the_scripts(tmp_path: Path) -> None:
     path = script(tmp_path, extra="if epoch: raise KeyError('mine')")
     plain = subprocess.run([sys.executable, path], capture_output=True, text=True, cwd=tmp_path)
@@ -229,7 +192,10 @@ def test_the_exit_code_and_traceback_are_the_scripts(tmp_path: Path) -> None:
     assert r["loaders"][0]["batches"] == 21
 
 
-@pytest.mark.parametrize(("body", "code"), [("import sys; sys.exit(7)", 7), ("this is no python", 1), ("", 0)])
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [("import sys; sys.exit(7)", 7), ("this is no python", 1), ("def f(): raise KeyError('mine')\nf()", 1), ("", 0)],
+)
 def test_other_ends(tmp_path: Path, body: str, code: int) -> None:
     path = script(tmp_path, body)
     plain = subprocess.run([sys.executable, path], capture_output=True, text=True, cwd=tmp_path)
@@ -329,7 +295,8 @@ def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
     assert os.WTERMSIG(status) == signal.SIGINT
     assert out.count(b"KeyboardInterrupt") == 1, out
     assert report(tmp_path)["loaders"][0]["batches"] == 1
-    assert not any(c.is_running() and c.status() != psutil.STATUS_ZOMBIE for c in children)
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert not alive
 
 
 @pytest.mark.slow
@@ -344,7 +311,7 @@ def test_killing_stoker_kills_the_script(tmp_path: Path) -> None:
     assert len(children) >= 2
     p.kill()
     p.communicate()
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive
 
 
@@ -453,7 +420,7 @@ def test_processes_that_nobody_looked_into(tmp_path: Path) -> None:
     assert p.returncode == 0, p.stderr
     (loader,) = report(tmp_path)["loaders"]
     assert loader["batches"] == 800
-    assert loader["kernel"] == {}
+    assert loader["kernel"]["seconds"] == 0
 
 
 @pytest.mark.slow
@@ -474,9 +441,7 @@ def test_the_rank_that_starves_the_others_is_named(tmp_path: Path) -> None:
         dist.destroy_process_group()
         """,
     )
-    p = stoker(
-        tmp_path, sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29518", path
-    )
+    p = stoker(tmp_path, sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", path)
     assert p.returncode == 0, p.stderr
     (loader,) = report(tmp_path)["loaders"]
     assert loader["batches"] == 2 * 25
@@ -487,6 +452,7 @@ def test_the_rank_that_starves_the_others_is_named(tmp_path: Path) -> None:
     assert "rank 1 starves the others" in p.stderr
 
 
+@pytest.mark.slow
 def test_memory_of_a_container_that_only_the_script_is_in(tmp_path: Path) -> None:
     path = script(
         tmp_path,

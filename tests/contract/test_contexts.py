@@ -228,6 +228,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["processthread", "spawn"])
 @pytest.mark.few(1)
 def test_a_context_whose_workers_are_no_processes_gets_torchs_own_iterator(name: str) -> None:

@@ -36,6 +36,7 @@ def test_says_which_end_in_another_way(tmp_path: Path) -> None:
     assert said == {"tests": 2, "other": {"test_some.test_whose": ends}, "worse": ["test_some.test_whose"]}
 
 
+@pytest.mark.slow
 def test_says_that_nothing_ran(tmp_path: Path) -> None:
     (tmp_path / "test_none.py").write_text("")
     assert run(str(tmp_path / "test_none.py")).returncode == 2

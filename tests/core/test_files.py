@@ -49,5 +49,5 @@ def test_a_link_is_followed_and_a_pipe_is_written_to(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: got.append(pipe.read_text()))
     reader.start()
     write(pipe, "through")
-    reader.join(10)
+    reader.join(60)
     assert got == ["through"]

@@ -8,6 +8,7 @@ import queue
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from PIL import Image
 import stoker
 from stoker.core import packages
 from stoker.core.stacks import decoder
-from stoker.staging.trial import _is_closed
+from stoker.staging.executed_code import is_closed
 
 NAMES = ["stoker", "multiprocessing", "torch/utils/data", "site-packages", "dist-packages", "PIL", "av", "lib/python3"]
 
@@ -125,4 +126,4 @@ def test_this_suite_passes_in_a_folder_called_stoker(tmp_path: Path) -> None:
 def test_a_folder_whose_name_begins_alike_is_another(folder: str) -> None:
     beside = folder.rstrip(os.sep) + "-mine" + os.sep + "script.py"
     assert packages.is_users(beside)
-    assert not _is_closed(compile("1", beside, "eval"), "script")
+    assert not is_closed(types.FunctionType(compile("1", beside, "eval"), {"__name__": "script"}))

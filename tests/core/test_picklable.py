@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.core.picklable import MANY, culprit, refused
+from stoker.core.picklable import MAX_ITEMS, culprit, refused
 from stoker.loader.auto.decide import unsafe
 from stoker.workers.fork_lock_detector import can_start_elsewhere
 from stoker.workers.handover import Pickled
@@ -61,13 +61,13 @@ def test_arrays_on_disk_are_not_read(tmp_path: Path) -> None:
     "hidden",
     [
         lambda lock: {"last": lock},
-        lambda lock: {"items": [lock] * (MANY + 1)},
-        lambda lock: {"items": {i: {"deep": (1, lock)} for i in range(MANY + 1)}},
-        lambda lock: {"items": np.array([lock] * (MANY + 1), object)},
+        lambda lock: {"items": [lock] * (MAX_ITEMS + 1)},
+        lambda lock: {"items": {i: {"deep": (1, lock)} for i in range(MAX_ITEMS + 1)}},
+        lambda lock: {"items": np.array([lock] * (MAX_ITEMS + 1), object)},
     ],
 )
 def test_what_lies_behind_long_containers_is_found(hidden: Any) -> None:
-    data = Data(rows=[{"i": i} for i in range(10 * MANY)], **hidden(threading.Lock()))
+    data = Data(rows=[{"i": i} for i in range(10 * MAX_ITEMS)], **hidden(threading.Lock()))
     assert "cannot be shared for sure (TypeError: cannot pickle '_thread.lock' object)" in str(
         unsafe(torch.utils.data.DataLoader(data))
     )

@@ -30,8 +30,9 @@ from torch.utils.data import Dataset
 
 import stoker
 from stoker.core import resources
+from stoker.core.big_objects import big
 from stoker.core.errors import StokerWarning, UsageError
-from stoker.core.introspect import Fingerprint, big
+from stoker.core.fingerprint import Fingerprint
 from stoker.loader.loader_state import state_of
 
 plain = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary())
@@ -499,6 +500,7 @@ class Tally(Dataset):
         return os.getppid()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_the_dataset_is_pickled_once_for_all_workers(context: str) -> None:
     dataset = Tally()

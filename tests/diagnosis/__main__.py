@@ -26,14 +26,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stoker.diagnosis.report.patch import MENDED
+from stoker.diagnosis.report.patch import FIXED_BY_APPLY
+from tests.diagnosis.helpers import NOT_HERE
 
 HERE = Path(__file__).parent
 TRUTH: dict[str, list[str]] = json.loads((HERE / "truth.json").read_text())
 TOOL = f"{shlex.quote(sys.executable)} -m stoker run --json {{json}} {{script}}"
 REMEDY = "cacheable_prefix"
 LIMIT_S = 120
-NOT_HERE = 77  # the exit code of a script that cannot plant its cause on this machine
 BUSY = "import os\nwhile os.getppid() > 1: sum(range(100000))"
 
 
@@ -78,7 +78,7 @@ def applied(name: str) -> tuple[float, float] | None:
             subprocess.run(line, cwd=folder, env=env, capture_output=True, timeout=LIMIT_S, check=True)
             found = json.loads((Path(folder) / "r.json").read_text())
         before, measured = found["applied"]["before"], list(found["applied"]["speedup"].values())
-        predicted = [f["predicted_speedup"] for f in before["findings"] if f["cause"] in MENDED]
+        predicted = [f["predicted_speedup"] for f in before["findings"] if f["cause"] in FIXED_BY_APPLY]
         predicted = [p for p in predicted if p]  # of what is kept nothing is predicted
         return (predicted[0], measured[0]) if predicted and measured else None
 
@@ -132,7 +132,7 @@ def loaded(n: int) -> Iterator[None]:
 
 def run(a: argparse.Namespace) -> int:
     if a.apply:
-        return compare(a.names or [n for n, causes in TRUTH.items() if set(causes) & set(MENDED)], a.rounds)
+        return compare(a.names or [n for n, causes in TRUTH.items() if set(causes) & set(FIXED_BY_APPLY)], a.rounds)
     wrong = 0
     for round_ in range(a.rounds):
         for name in a.names or TRUTH:

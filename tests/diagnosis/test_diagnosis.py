@@ -20,6 +20,7 @@ def found(name: str) -> list[str]:
         pytest.skip("cannot be planted on this machine")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_what_was_planted_is_found(name: str) -> None:
     causes = found(name)

@@ -11,18 +11,20 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stoker.commands import main
 from stoker.diagnosis.report import html
-from tests.diagnosis.test_doctor import entry
+from stoker.diagnosis.report.schema import RunReport
+from tests.diagnosis.helpers import fields
 
 NASTY = "<script>alert(1)</script>/<b>\"'&amp;</title>"
 BROWSER = next((b for b in ("chromium", "chromium-browser", "google-chrome") if shutil.which(b)), None)
 
 
-def report(**changes: Any) -> dict[str, Any]:
-    loader = entry(
+def report(**changes: Any) -> RunReport:
+    loader = fields(
         name=f"{NASTY}:3",
         looks=100,
         where=[{"kind": "transform", "name": NASTY, "line": f"{NASTY}:7", "ran": 0.9, "waited": 0.1}],
@@ -39,8 +41,8 @@ def report(**changes: Any) -> dict[str, Any]:
         "fix": NASTY,
         "predicted_speedup": 2.0,
     }
-    return {
-        "schema": 1,
+    found = {
+        "schema": 2,
         "command": ["train.py", NASTY],
         "exit_code": 1,
         "machine": {"cores": 2, "memory": 1 << 34},
@@ -70,10 +72,11 @@ def report(**changes: Any) -> dict[str, Any]:
         },
         "partial": True,
         "wall_s": 6.0,
-        "bypassing": [{"name": NASTY, "kind": NASTY, "reason": NASTY}],
+        "bypassing": [{"name": NASTY, "class": NASTY, "reason": NASTY}],
         "diff": f"--- a/{NASTY}\n+++ b/x",
         **changes,
     }
+    return msgspec.convert(found, RunReport)
 
 
 class Elements(HTMLParser):
@@ -125,6 +128,7 @@ def test_a_run_without_loaders() -> None:
     assert "no DataLoader was iterated" in text
 
 
+@pytest.mark.slow
 def test_the_command_writes_it(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

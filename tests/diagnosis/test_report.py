@@ -10,16 +10,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from stoker.diagnosis.doctor import later
+from stoker.diagnosis.doctor import once
 from stoker.diagnosis.doctor.verdict import diagnose
 from stoker.diagnosis.report import applied as done
-from stoker.diagnosis.report import bars, before_after, epochs, history, text
+from stoker.diagnosis.report import before_after, before_after_text, history, text
 from stoker.diagnosis.report.build import report_of
-from tests.commands.test_run import report as written
-from tests.commands.test_run import script, stoker
-from tests.diagnosis.test_doctor import entry
+from stoker.diagnosis.report.merge import epoch_times
+from stoker.diagnosis.report.schema import Applied, AppliedSettings, Change, LoaderReport, RememberedRun, RunReport
+from tests.commands.helpers import report as written
+from tests.commands.helpers import script, stoker
+from tests.diagnosis.helpers import entry, fields
 
 ROWS = [
     [10, 4.0, 1.0, 0.1, 5.0, 80],
@@ -48,38 +51,36 @@ SETTINGS = {
 NAME = "train.py:3"
 
 
-def loader(**changes: Any) -> dict[str, Any]:
-    changes = {"by_epoch": ROWS, "epochs": 4, "loop_s": 7.5, **changes}
-    return entry(**{"epoch_s": epochs.epochs(changes["by_epoch"]), **changes})
+def loader(**changes: Any) -> LoaderReport:
+    found = entry(**{"by_epoch": ROWS, "epochs": 4, "loop_s": 7.5, **changes})
+    found.epoch_s = epoch_times(found.by_epoch)
+    return found
 
 
-def full(
-    applied: dict[str, Any] | None = None, *, before: dict[str, Any] | None = None, **changes: Any
-) -> dict[str, Any]:
+def run(applied: dict[str, Any] | None = None, *, before: RememberedRun | None = None, **changes: Any) -> RunReport:
     """A report of one loader."""
     one = loader(**changes)
-    verdict, found = diagnose([one], 2, False)
-    out: dict[str, Any] = {
-        "command": ["train.py"],
-        "exit_code": 0,
-        "wall_s": 10.0,
-        "machine": {"cores": 2},
-        "partial": False,
-        "loaders": [one],
-        "bypassing": [],
-        "verdict": verdict,
-        "findings": [f.as_dict() for f in found],
-        "applied": None,
-    }
+    verdict, findings = diagnose([one], 2, False)
+    out = RunReport(["train.py"], 0, 10.0, [one], verdict, findings)
+    out.machine = {"cores": 2}
     if applied is not None:
-        compared = before_after.of(10.0, [one], applied, before, "")
-        out["applied"] = {"settings": applied, "before": before, "compared": compared, "speedup": {}}
-        out["findings"] = done.findings(out["applied"]) + out["findings"]
+        settings = msgspec.convert(applied, dict[str, AppliedSettings])
+        out.applied = Applied(settings, before_after.compare(10.0, [one], settings, before, ""), before)
+        out.findings = done.findings(out.applied) + findings
     return out
 
 
+def full(applied: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """The same as JSON has it."""
+    return run(applied, **changes).as_dict()
+
+
+def typed(report: dict[str, Any]) -> RunReport:
+    return msgspec.convert(report, RunReport)
+
+
 def shown(report: dict[str, Any]) -> str:
-    return " ".join(text.render(report, None, io.StringIO()).split())
+    return " ".join(text.render(typed(report), None, io.StringIO()).split())
 
 
 # ---------------------------------------------------------------------------------------------------------- wall clock
@@ -151,7 +152,7 @@ def test_nothing_is_estimated_where_nothing_was_kept() -> None:
     said = shown(r)
     assert "estimate" not in said
     assert "no observed run of this command is known" in said
-    assert "nothing is kept: its __getitem__ draws before it reads" in said
+    assert "nothing is cached: its __getitem__ draws before it reads" in said
     assert r["findings"][0]["cause"] == "too_few_workers"
     assert r["findings"][0]["change"] == {"num_workers": 4, "engine": "stoker"}
 
@@ -169,7 +170,7 @@ def test_keys_that_are_missing_are_no_error() -> None:
 def test_what_was_applied_stands_first_and_its_first_epoch_is_nobodys_fault() -> None:
     slow = {"count": 40, "median_s": 0.001, "p95_s": 0.5, "slow_share": 0.9, "slow_count": 8, "slow_samples": {}}
     mixed = {"cache": CACHE, "tasks": slow, "waits": slow, "wait_s": 4.3, "step_s": 3.0, "batches": 33}
-    stages = {**entry()["stages"], "fetch": {"self_s": 4.0}}
+    stages = {**fields()["stages"], "fetch": {"self_s": 4.0}}
     r = full({NAME: SETTINGS}, **mixed, stages=stages)
     assert [(f["cause"], f["applied"]) for f in r["findings"]] == [("cacheable_prefix", True)]
     assert r["findings"][0]["measured_speedup"] == pytest.approx(4.3 / 1.1)
@@ -178,16 +179,17 @@ def test_what_was_applied_stands_first_and_its_first_epoch_is_nobodys_fault() ->
     assert "stragglers" in [f.cause for f in diagnose([without], 2, False)[1]]
     said = shown(r)
     assert (
-        "cacheable_prefix, applied: stoker keeps PIL's decoding and Resize, up to train.py:31: 80 of 80 samples" in said
+        "cacheable_prefix, applied: stoker caches PIL's decoding and Resize, up to train.py:31: 80 of 80 samples"
+        in said
     )
 
 
 def test_later_epochs_are_those_after_the_cache_was_filled() -> None:
     e = loader(cache=CACHE, filled_epochs=2)
-    assert later.filled(e) == 2
-    assert later.later(e)["wait_s"] == pytest.approx(0.005)  # of epochs that waited for their first batches only
-    assert later.filled(loader(cache=CACHE, by_epoch=ROWS[:1])) == 0
-    assert later.filled(loader()) == 0
+    assert once.filling_epochs(e) == 2
+    assert once.later_epochs(e).wait_s == pytest.approx(0.005)  # of epochs that waited for their first batches only
+    assert once.filling_epochs(loader(cache=CACHE, by_epoch=ROWS[:1])) == 0
+    assert once.filling_epochs(loader()) == 0
 
 
 @pytest.mark.slow
@@ -241,36 +243,36 @@ def test_a_run_is_found_again_whatever_its_report_is_called(here: Path) -> None:
     assert "estimated" not in stoker(here, "--max-steps", "3", path, "x").stderr
     known = history.load([str(path), "x"])
     assert known is not None
-    assert known["wall_s"] == first["wall_s"]  # a run that was cut short is not remembered
+    assert known.wall_s == first["wall_s"]  # a run that was cut short is not remembered
 
 
 def test_nothing_of_a_run_can_be_read_from_its_name(here: Path) -> None:
-    assert stoker(here, script(here), "--token", "secret").returncode == 0
+    history.save({**full(), "command": ["train.py", "--token", "secret"]})
     (file,) = history.folder().iterdir()
     assert "secret" not in file.name + file.read_text()
     assert file.stat().st_mode & 0o77 == 0
 
 
 def test_a_run_that_failed_does_not_take_the_place_of_one_that_did_not(here: Path) -> None:
-    good = full()
+    good = run()
     history.save(good)
-    history.save({**good, "exit_code": 1, "wall_s": 1.0})
-    found = history.load(good["command"])
+    history.save(msgspec.structs.replace(good, exit_code=1, wall_s=1.0))
+    found = history.load(good.command)
     assert found is not None
-    assert (found["complete"], found["wall_s"]) == (True, 10.0)
-    history.save({**good, "command": ["other.py"], "partial": True})
+    assert (found.complete, found.wall_s) == (True, 10.0)
+    history.save(msgspec.structs.replace(good, command=["other.py"], partial=True))
     other = history.load(["other.py"])
     assert other is not None
-    assert before_after.of(1.0, good["loaders"], {}, other, "")["script"] == {"before": None, "after": 1.0}
+    assert before_after.compare(1.0, good.loaders, {}, other, "").script == Change(None, 1.0)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": 1}', b'{"version": 1, "loaders": [{}]}', b"\xff"])
 def test_what_is_no_remembered_run_is_none(here: Path, content: bytes) -> None:
-    history.save(full())
+    history.save(run())
     (file,) = history.folder().iterdir()
     file.write_bytes(content)
     assert history.load(["train.py"]) is None
-    history.save(full())
+    history.save(run())
     assert history.load(["train.py"]) is not None
 
 
@@ -282,14 +284,14 @@ def test_where_nothing_can_be_written_nothing_is_remembered(here: Path) -> None:
 
 
 def test_runs_do_not_add_up_without_end(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "MOST", 3)
+    monkeypatch.setattr(history, "MAX_RUNS", 3)
     for i in range(6):
-        history.save({**full(), "command": [f"{i}.py"]})
+        history.save(msgspec.structs.replace(run(), command=[f"{i}.py"]))
         os.utime(history._path([f"{i}.py"]), (i, i))
     assert len(list(history.folder().iterdir())) == 3
     assert history.load(["5.py"]) is not None
-    monkeypatch.setattr(history, "MOST_BYTES", 10)
-    history.save({**full(), "command": ["long.py"]})
+    monkeypatch.setattr(history, "MAX_BYTES", 10)
+    history.save(msgspec.structs.replace(run(), command=["long.py"]))
     assert history.load(["long.py"]) is None
 
 
@@ -300,19 +302,19 @@ def test_bars_fit_and_have_one_scale() -> None:
     class Plain(io.StringIO):
         encoding = "ascii"
 
-    lines = bars.draw([8.0, 8.0], [8.0, 1.0, 1.0], 60, False, Plain())
+    lines = before_after_text.bars([8.0, 8.0], [8.0, 1.0, 1.0], 60, False, Plain())
     assert all(len(line) <= 60 for line in lines)
     drawn = [line.count("#") for line in lines]
     assert drawn == [32, 32, 32, 4, 4]
     assert lines[1].startswith(" " * 9 + "after")
-    assert len(bars.draw([1.0] * 40, [1.0] * 40, 60, False, Plain())) == 2 * bars.MOST
-    assert bars.draw([], [], 60, False, Plain()) == []
+    assert len(before_after_text.bars([1.0] * 40, [1.0] * 40, 60, False, Plain())) == 2 * before_after_text.EPOCHS
+    assert before_after_text.bars([], [], 60, False, Plain()) == []
 
 
 def test_what_could_not_be_reached_is_said_by_name() -> None:
-    missed = {"name": "train.py:9", "kind": "torchdata StatefulDataLoader", "reason": "it has its own iterators"}
+    missed = {"name": "train.py:9", "class": "torchdata StatefulDataLoader", "reason": "it has its own iterators"}
     snapshot = {"pid": 1, "final": True, "loaders": [], "applied": {}, "bypassing": [missed, missed]}
-    r = report_of(["train.py"], 0, [snapshot], {"gpu_busy": []}, 1.0)
+    r = report_of(["train.py"], 0, [snapshot], {"gpu_busy": []}, 1.0).as_dict()
     assert [b["name"] for b in r["bypassing"]] == ["train.py:9"]
     said = shown(r)
     assert "train.py:9: stoker's engine does not reach this loader" in said
@@ -322,7 +324,7 @@ def test_what_could_not_be_reached_is_said_by_name() -> None:
 
 @pytest.mark.parametrize(("startup", "fine"), [(0.01, True), (0.9, False)])
 def test_a_loader_whose_start_takes_half_of_the_loop_is_not_called_fine(startup: float, fine: bool) -> None:
-    r = full(stages={**entry()["stages"], "startup": {"wait_s": startup}}, wait_s=startup + 0.01, epochs=1)
+    r = full(stages={**fields()["stages"], "startup": {"wait_s": startup}}, wait_s=startup + 0.01, epochs=1)
     assert r["verdict"] == "healthy"
     assert ("your loader is fine" in shown(r)) == fine
     assert ("the first batch takes 47% of the loop's time" in shown(r)) != fine
@@ -331,18 +333,25 @@ def test_a_loader_whose_start_takes_half_of_the_loop_is_not_called_fine(startup:
 def test_apply_is_advised_where_it_does_something() -> None:
     starved: dict[str, Any] = {"wait_s": 4.0, "settings": {"num_workers": 0}, "by_epoch": [], "epochs": 1}
     for iterable in (False, True):
-        r = full(**{**starved, "settings": {**entry()["settings"], "num_workers": 0, "iterable": iterable}})
+        r = full(**{**starved, "settings": {**fields()["settings"], "num_workers": 0, "iterable": iterable}})
         assert r["findings"][0]["cause"] == "main_process_loading"
         stream = io.StringIO()
-        stream.write(text.render(r, Path("a.json"), stream))
+        stream.write(text.render(typed(r), Path("a.json"), stream))
         assert ("try: stoker run --apply" in stream.getvalue()) != iterable
 
 
 def test_a_loop_that_takes_all_cores_is_told_so() -> None:
-    stages = {**entry()["stages"], "worker": {"cpu_s": 3.7, "tasks": 100}, "fetch": {"self_s": 3.9}}
-    busy = {"wait_s": 1.0, "step_s": 1.0, "stages": stages, "kernel": {"cpu_ns": 3.7e9}, "by_epoch": [], "epochs": 1}
+    stages = {**fields()["stages"], "worker": {"cpu_s": 3.7, "tasks": 100}, "fetch": {"self_s": 3.9}}
+    busy = {
+        "wait_s": 1.0,
+        "step_s": 1.0,
+        "stages": stages,
+        "kernel": {"cpu_ns": 3_700_000_000},
+        "by_epoch": [],
+        "epochs": 1,
+    }
     assert [f["cause"] for f in full(**busy)["findings"]] == ["too_few_cores"]
-    idle = {**busy, "stages": {**stages, "worker": {"cpu_s": 0.7, "tasks": 100}}, "kernel": {"cpu_ns": 7e8}}
+    idle = {**busy, "stages": {**stages, "worker": {"cpu_s": 0.7, "tasks": 100}}, "kernel": {"cpu_ns": 700_000_000}}
     assert full(**idle)["findings"] == []
 
 
@@ -350,14 +359,14 @@ def test_the_looks_do_not_count_as_a_datasets_threads() -> None:
     """On a busy machine they took more CPU than tasks that sleep, which was blamed on native threads."""
     sleeps = {
         "wait_s": 9.0,
-        "stages": {**entry()["stages"], "worker": {"cpu_s": 0.3, "tasks": 100}, "fetch": {"self_s": 17.0}},
-        "kernel": {"cpu_ns": 5e9, "delay_ns": 4e9, "seconds": 18.0},
+        "stages": {**fields()["stages"], "worker": {"cpu_s": 0.3, "tasks": 100}, "fetch": {"self_s": 17.0}},
+        "kernel": {"cpu_ns": 5_000_000_000, "delay_ns": 4_000_000_000, "seconds": 18.0},
         "settings": {"num_workers": 2},
         "epochs": 1,
     }
     assert "thread_oversubscription" not in [f["cause"] for f in full(**sleeps, by_epoch=[])["findings"]]
     fights = {**sleeps, "stages": {**sleeps["stages"], "worker": {"cpu_s": 6.0, "tasks": 100}}}  # type: ignore[dict-item]
-    fights["kernel"] = {"cpu_ns": 14e9, "delay_ns": 8e9, "seconds": 18.0}
+    fights["kernel"] = {"cpu_ns": 14_000_000_000, "delay_ns": 8_000_000_000, "seconds": 18.0}
     assert "thread_oversubscription" in [f["cause"] for f in full(**fights, by_epoch=[])["findings"]]
 
 
@@ -365,10 +374,10 @@ def test_a_loader_that_is_watched_in_a_process_counts_its_own_looks(tmp_path: Pa
     code = """
 import json, threading, time
 from stoker.diagnosis.watch import worker_record as inside
-account = inside.WorkerRecord(memoryview(bytearray(inside.ROW_BYTES)), None, None)
-account.looks.cpu_s = 1e6
-account.write()
-print(json.dumps(inside.read(account._row)["kernel"]["cpu_ns"]))
+record = inside.WorkerRecord(memoryview(bytearray(inside.ROW_BYTES)), None, None)
+record.sampler.cpu_s = 1e6
+record.write()
+print(json.dumps(inside.read(record._row)["kernel"]["cpu_ns"]))
 """
     p = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(p.stdout) < 0

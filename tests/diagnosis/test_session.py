@@ -114,7 +114,7 @@ def test_no_thread_of_it_stays() -> None:
         epoch(loader)
         next(it)
         for thread in looking:
-            thread.join(10)
+            thread.join(60)
         assert not [t for t in threading.enumerate() if t.name == "stoker_looks" and t not in others]
         assert not any(t.is_alive() for t in looking)
 
@@ -143,6 +143,7 @@ def test_nested_abandoned_and_in_threads() -> None:
     assert sum(e["batches"] for e in w.report["loaders"]) == 4 + 4 + 4
 
 
+@pytest.mark.slow
 def test_under_stoker_run_the_whole_script_is_reported(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         textwrap.dedent("""

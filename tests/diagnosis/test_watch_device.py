@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from stoker.core.metrics import LoaderMetrics
 from stoker.diagnosis.doctor.loader_stats import LoaderStats
-from stoker.diagnosis.report import schema
+from stoker.diagnosis.report import merge
+from stoker.diagnosis.report.schema import Crossing
 from stoker.diagnosis.watch import device as watch_device
 from stoker.diagnosis.watch.device import PAIRS, Crossings, Gaps
-from tests.diagnosis.test_doctor import causes, entry
+from tests.diagnosis.helpers import causes, entry, fields
 
 
 class Device:
@@ -206,7 +207,7 @@ def test_a_step_that_waits_for_the_device() -> None:
 
 
 def test_launches_that_rule() -> None:
-    launches = {**entry()["stages"], "consumer": {"cpu_s": 0.95}}
+    launches = {**fields()["stages"], "consumer": {"cpu_s": 0.95}}
     assert found(0.3, stages=launches, device=device()) == ["batch_too_small"]
     assert found(0.3, device=device()) == []  # the host does not compute, so it waits for something else
     assert found(0.9, stages=launches, device=device()) == []
@@ -232,9 +233,7 @@ def test_what_processes_saw_adds_up() -> None:
         m.crossings = {"pageable train.py:9": [8, 0.02, 100]}
         return {"pid": pid, "threads": 1, "loaders": [vars(m)]}
 
-    (both,) = schema.merged([process(1), process(2)])
-    assert both["device"]["gaps"] == 10
-    assert both["device"]["starved_share_of_wait"] == pytest.approx(0.5)
-    assert both["device"]["crossings"] == [
-        {"kind": "pageable", "line": "train.py:9", "calls": 16, "seconds": 0.04, "bytes": 200}
-    ]
+    (both,) = merge.merged(merge.snapshots([process(1), process(2)]))
+    assert both.device.gaps == 10
+    assert both.device.starved_share_of_wait == pytest.approx(0.5)
+    assert both.device.crossings == [Crossing("pageable", "train.py:9", 16, 0.04, 200)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.test_run import report, script, stoker
+from tests.commands.helpers import report, script, stoker
 
 DATA = """
     import copy, functools, pickle, threading
@@ -321,6 +321,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["--apply"]])
 def test_loaders_of_every_shape_are_seen(tmp_path: Path, flags: list[str]) -> None:
     path = script(tmp_path, SHAPES)
@@ -376,6 +377,7 @@ ALONE = (
 )
 
 
+@pytest.mark.slow
 def test_a_class_with_iterators_of_its_own_gets_the_cache(tmp_path: Path) -> None:
     """As torchdata's ``StatefulDataLoader``: workers and states are the class's, and samples are loaded once."""
     path = script(tmp_path, ALONE)

@@ -219,7 +219,8 @@ def test_what_costs_nothing_to_make_ends_without_workers() -> None:
     assert not multiprocessing.active_children()
 
 
-def test_a_small_epoch_is_made_here_the_next_time() -> None:
+def test_a_small_epoch_is_made_here_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_process, "SMALL_NS", 10_000_000_000)  # however busy the machine is
     data = Where(6)
     loader = auto(data)
     assert not any(epoch(loader)[1])

@@ -25,13 +25,13 @@ from stoker.loader.pin_thread import PinnedPool
 from stoker.staging import device_tier
 from stoker.workers import launch
 from stoker.workers.protocol import WorkerReply
-from tests.device import test_prefetch
-from tests.sampling.test_state import draw
+from tests.device.helpers import LateCopies
+from tests.helpers import draw
 
 EPOCHS = 2
 
 
-class Late(test_prefetch.Late):
+class Late(LateCopies):
     """Of batches of any form."""
 
     def send(self, batch: Any) -> tuple[Any, Any]:

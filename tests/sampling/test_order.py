@@ -20,7 +20,7 @@ from stoker.sampling.order import SMALL, FeistelSampler, Permutation, order
 SEED = int(os.environ.get("STOKER_SEED", "0"))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     n=st.integers(1, 40) | st.integers(4090, 9000),
     samples=st.integers(1, 100) | st.none(),

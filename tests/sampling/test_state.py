@@ -32,20 +32,13 @@ from torch.utils.data import (
 
 import stoker
 from stoker.core.errors import StateError, StokerError, StokerWarning
+from tests.helpers import draw
 
 EPOCHS = 3
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:This run of an iterable dataset"),
 ]
-
-
-def draw() -> tuple[float, float]:
-    """Random numbers as an augmentation draws them: from the worker's generators."""
-    info = get_worker_info()
-    rng = getattr(info, "rng", None) if info is not None and getattr(info, "worker_method", "") == "thread" else None
-    python, cpu = (random, None) if rng is None else (rng.random_generator, rng.torch_generator)
-    return python.random(), float(torch.rand((), generator=cpu))
 
 
 class Augmented(Dataset[Any]):

@@ -195,7 +195,7 @@ def make(kind: str) -> tuple[Any, dict[str, Any]]:
     }[kind](), {}
 
 
-@pytest.mark.parametrize("kind", ["objects", "collate_fn", "lazy", "reseeds", "by torch", "per worker", "global"])
+@pytest.mark.parametrize("kind", ["collate_fn", "objects", "lazy", "reseeds", "by torch", "per worker", "global"])
 @pytest.mark.few(1)
 def test_the_same_bits_from_any_number_of_workers(kind: str) -> None:
     dataset, kw = make(kind)

@@ -12,25 +12,23 @@ from .harness import HERE, three_ways
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="stoker's own workers are on Linux"),
     pytest.mark.timeout(600),
+    pytest.mark.slow,
 ]
 
-# Scripts of one file that want nothing said. The first of them are quick, and of the kinds most often met.
+# Scripts of one file that want nothing said. Each takes ten seconds and more, so none of them is in the fast suite.
 ALONE = sorted(path.name for path in (HERE / "cases").glob("*.py") if path.name != "ranks.py")
-FAST = {"pil_compose.py", "lazy_torch.py", "inplace_loop.py", "progressive.py", "open_file.py"}
 
 
-@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in ALONE])
+@pytest.mark.parametrize("name", ALONE)
 def test_script(name: str, tmp_path: Path, data: Path) -> None:
     three_ways(f"cases/{name}", tmp_path, data)
 
 
-@pytest.mark.slow
 def test_two_ranks(tmp_path: Path, data: Path) -> None:
     line = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(HERE / "cases/ranks.py")]
     three_ways(line, tmp_path, data)
 
 
-@pytest.mark.slow
 def test_a_package_with_arguments(tmp_path: Path, data: Path) -> None:
     line = ["-m", "trainer", "--data-path", str(data), "--epochs", "3", "-j", "1"]
     three_ways(line, tmp_path, data, path=HERE / "cases/project")

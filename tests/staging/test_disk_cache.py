@@ -112,7 +112,7 @@ def test_a_begun_cache_is_gone_on_with(files: list[Path], tmp_path: Path, fn: An
 SCRIPT = """
 import sys, pathlib
 sys.path.insert(0, {root!r})
-import stoker, tests.test_cache_disk as t
+import stoker, tests.staging.test_disk_cache as t
 files = sorted(pathlib.Path({source!r}).iterdir())
 data = t.open_cache(files, pathlib.Path({where!r}), getattr(t, {fn!r}))
 print("open", flush=True)
@@ -614,6 +614,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_fingerprint_goes_into_the_code_that_makes_a_sample(tmp_path: Path) -> None:
     path = tmp_path / "printed.py"
 

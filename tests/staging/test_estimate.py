@@ -16,7 +16,7 @@ import torch
 import stoker
 from stoker import worth
 from stoker.diagnosis.doctor.verdict import diagnose
-from tests.diagnosis.test_doctor import entry
+from tests.diagnosis.helpers import entry, fields
 
 SCRIPT = """
 import time, torch
@@ -90,7 +90,7 @@ def test_an_observed_run_does_not_call_the_dataset(tmp_path: Path) -> None:
     ids=["starved", "one epoch", "nobody waits", "a stream", "tried in this run"],
 )
 def test_the_rule(changes: dict[str, Any], said: bool) -> None:
-    loader = entry(**{"stages": {**entry()["stages"], "fetch": {"self_s": 18.0}}, **changes})
+    loader = entry(**{"stages": {**fields()["stages"], "fetch": {"self_s": 18.0}}, **changes})
     _, findings = diagnose([loader], 2, False)
     mine = [f for f in findings if f.cause == "cacheable_prefix"]
     assert bool(mine) == said

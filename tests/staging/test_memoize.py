@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset
 
 import stoker
+from stoker.staging.callee import Call
 from stoker.staging.compare import equal_bits
 from stoker.staging.memoize import Table, call_key, is_small, names_of
 
@@ -75,6 +76,33 @@ class InPlace(Mosaic):
         return image
 
 
+class Frames(Samples):
+    """A chain of calls in a comprehension, known by the comprehension's variable, too."""
+
+    def __getitem__(self, i: int) -> Any:
+        first = random.randrange(4)
+        return np.stack([slow_array(self.numbers[i]).repeat(1 + k, axis=0)[:8] * k for k in range(first, first + 3)])
+
+
+class Wrapped(Samples):
+    """Its samples are asked for by subscripts, in a comprehension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = {"one": Mosaic(), "two": Pair()}
+
+    def __getitem__(self, i: int) -> Any:
+        return {name: part[i] for name, part in self.parts.items()}
+
+
+class Inherits(Pair):
+    """A class between draws first."""
+
+    def __getitem__(self, i: int) -> Any:
+        shift = random.random()
+        return super().__getitem__(i)[0] + shift
+
+
 def batches(data: Any, epochs: int = 3, workers: int = 0, change: Any = None) -> list[Any]:
     torch.manual_seed(1)
     random.seed(1)
@@ -100,6 +128,26 @@ def test_no_bit_changes_and_what_was_loaded_is_not_loaded_again(kind: Any, worke
     account = staged.account
     assert SIZE // 2 <= account.filled <= SIZE
     assert account.prepared <= SIZE + 8  # two workers may load the same one at a time
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Frames,
+        Wrapped,
+        Inherits,
+        lambda: Subset(Pair(), range(2, SIZE)),
+        lambda: ConcatDataset([Pair(), Pair()]),
+        lambda: Subset(StackDataset(one=Pair(), two=Mosaic()), range(SIZE)),
+    ],
+    ids=["comprehension", "items", "super", "Subset", "ConcatDataset", "StackDataset"],
+)
+@pytest.mark.few(2)
+def test_calls_inside_other_datasets_and_comprehensions_are_kept(make: Any) -> None:
+    staged = stoker.Staged(make())
+    assert staged.split is not None
+    assert staged.split.memo is not None, staged.split
+    assert equal_bits(batches(make()), batches(staged))
 
 
 @pytest.mark.slow
@@ -182,6 +230,7 @@ def test_what_is_pure_nowhere_says_why() -> None:
         stoker.split(Clock())
 
 
+@pytest.mark.slow
 def test_a_call_that_draws_for_some_arguments_is_kept_for_the_others() -> None:
     try:
         staged = stoker.Staged(Draws())
@@ -193,11 +242,11 @@ def test_a_call_that_draws_for_some_arguments_is_kept_for_the_others() -> None:
 def test_keys() -> None:
     data = Samples()
     names = names_of(data)
-    key = call_key(data.load_image, (3,), {}, names)
-    assert key == call_key(data.load_image, (3,), {}, names)
-    assert key != call_key(data.load_image, (True,), {}, names) or repr(3) != repr(True)
-    assert call_key(data.load_image, (torch.zeros(2),), {}, names) is None
-    assert call_key(Samples().load_image, (3,), {}, names) is None
+    key = call_key(Call(data.load_image, (3,), {}), names)
+    assert key == call_key(Call(data.load_image, (3,), {}), names)
+    assert key != call_key(Call(data.load_image, (True,), {}), names) or repr(3) != repr(True)
+    assert call_key(Call(data.load_image, (torch.zeros(2),), {}), names) is None
+    assert call_key(Call(Samples().load_image, (3,), {}), names) is None
     assert not is_small(("x" * 2000,))
 
 

@@ -22,7 +22,8 @@ from stoker.staging.digest import digest
 from stoker.staging.isolate import Trial
 from stoker.staging.store.encode import take
 from stoker.staging.store.memory import Memory
-from stoker.staging.store.store import BLOCK, Store, size_of
+from stoker.staging.store.store import Store, size_of
+from stoker.staging.store.tables import BLOCK
 
 RANK = """
 import json, os, signal, sys
@@ -386,6 +387,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_from_the_second_epoch_on_every_rank_of_torchrun_reads_what_any_rank_made(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     report = tmp_path / "report.json"

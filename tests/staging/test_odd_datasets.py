@@ -567,7 +567,7 @@ class Alike(Base):
 
 
 def test_functions_of_the_same_code_keep_their_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.staging.trial.WORTH_S", 0.0)
+    monkeypatch.setattr("stoker.staging.search.WORTH_S", 0.0)
     same_epochs(Alike)
 
 

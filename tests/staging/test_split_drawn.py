@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 import stoker
 from stoker.core.errors import UsageError
 from stoker.sampling.generators import find_generators
-from stoker.staging import trial
+from stoker.staging import search
 from stoker.staging.compare import equal_bits
 from stoker.staging.random_state import RandomStates
 from tests.staging.drawn import source_of
@@ -102,7 +102,7 @@ def check(text: str, folder: str, workers: tuple[int, ...] = (0, 2)) -> str:
 
 def drawn(rng: random.Random, deep: bool, workers: bool) -> None:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setattr(trial, "WORTH_S", 0.0 if deep else trial.WORTH_S)
+        patch.setattr(search, "WORTH_S", 0.0 if deep else search.WORTH_S)
         check(source_of(rng), folder, (0, 2) if workers else (0,))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
 import random
 import signal
@@ -12,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,10 @@ from stoker.loader.auto.model import Model
 from stoker.loader.auto.tasks import Tasks
 from stoker.loader.loader_state import state_of
 from stoker.loader.variant import as_loader, find
-from stoker.tuning.measurements import Seen
+from stoker.tuning.measurements import Measurements
 from stoker.tuning.result import Setting
 from stoker.tuning.rules_of_thumb import guesses
 from stoker.tuning.search import Search
-from stoker.tuning.statistics import gain, interval
 
 
 @pytest.fixture(autouse=True)
@@ -123,73 +122,67 @@ def test_what_waits_gets_many_workers_and_says_what_bound_them() -> None:
     assert children() <= before
 
 
-def test_the_way_to_a_goal_between_two_counts_ends() -> None:
-    search = Search(DataLoader(Waits(), batch_size=4), "Waits", ("num_workers",), 5, lambda _: None)
-    search.model = Model(work_s=0.01, cpu_s=0.01 * 2 / 7.2, own_s=1e-6, cores=2)
-    search.limits = [limits_.Limit("cores", 16, "")]
-    assert search.model.knee(16) == 7
-    try:
-        assert search._begin(
-            lambda i: Setting(search.counts()[i], batch_size=4), search.counts()
-        ) <= search.counts().index(6)
-        assert len(search.tried) <= 3
-    finally:
-        search.close()
-
-
 def test_no_more_workers_than_help() -> None:
     r = stoker.tune(DataLoader(Burns(), batch_size=8), budget_s=4)
     assert r.best.num_workers <= r.limits[0].most
-    assert {g.guess.name for g in r.guesses} >= {"as many as cores", "four per GPU", "batch / GPUs", "batch / CPUs"}
+    assert {g.name for g in r.guesses} >= {"as many as cores", "four per GPU", "batch / GPUs", "batch / CPUs"}
     assert all(g.how for g in r.guesses)
     assert r.seconds < 30
     assert set(r.reasons) >= {"num_workers", "pin_memory"}
 
 
-@pytest.mark.parametrize(("gain", "method"), [(1.08, "thread"), (1.0, "process")])
-def test_threads_that_are_nearly_as_fast_are_tried_with_twice_as_many(
-    gain: float, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def measure(self: Search, s: Setting) -> Seen:
-        many = gain if s.worker_method == "thread" and s.num_workers >= 4 else 0.99
-        rate = 100.0 * max(0.5, min(s.num_workers, 2)) * (many if s.worker_method == "thread" else 1.0)
-        seen = self.seen.setdefault(s, Seen())
-        seen.rates.append(rate)
-        seen.window = window
-        self._last = [*self._last[-1:], s]
-        self.tried.append({"num_workers": s.num_workers, "worker_method": s.worker_method})
-        return seen
+Rate = Callable[[Setting], float]
 
-    window = Window(rate=100.0, batches=10, work_s=0.01, cpu_s=0.01, own_s=1e-6, nbytes=64, read=0, stored=0)
-    monkeypatch.setattr(Search, "measure", measure)
-    search = Search(DataLoader(Waits(), batch_size=4), "Waits", ("num_workers", "worker_method"), 30, lambda _: None)
-    search.cores, search.model = 2, Model(work_s=0.01, cpu_s=0.01, own_s=1e-6, cores=2)
-    search.limits, search._torchs = [limits_.Limit("cores", 16, "")], False
-    s = search._worker_method(search._num_workers(Setting(1, batch_size=4)))
-    assert (s.num_workers, s.worker_method) == (2, "process")
-    best = search._final(s)
-    assert best.worker_method == method
-    assert any(t["worker_method"] == "thread" and t["num_workers"] == 4 for t in search.tried)
-    assert (best.num_workers == 4) == (method == "thread")
+
+def searched(
+    monkeypatch: pytest.MonkeyPatch, rate: Rate, knobs: tuple[str, ...] = ("num_workers",), most: int = 16
+) -> tuple[Search, Setting]:
+    """A search in which each window says what ``rate`` does."""
+
+    def measure(self: Measurements, s: Setting) -> float:
+        self.rates.setdefault(s, []).append(rate(s))
+        self.windows[s] = Window(rate=100.0, batches=10, work_s=0.01, cpu_s=0.01, own_s=1e-6, nbytes=64)
+        self.tried.append({"num_workers": s.num_workers, "worker_method": s.worker_method})
+        return self.rates[s][-1]
+
+    monkeypatch.setattr(Measurements, "measure", measure)
+    monkeypatch.setattr("stoker.tuning.search.limits", lambda **_: [limits_.Limit("cores", most, "")])
+    measured = Measurements(DataLoader(Waits(), batch_size=4), 30, lambda _: None)
+    search = Search(measured, "Waits", knobs)
+    try:
+        return search, search.run()
+    finally:
+        measured.close()
+
+
+@pytest.mark.parametrize("knee", [1, 2, 3, 6, 16])
+def test_the_knee_is_found(knee: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    search, best = searched(monkeypatch, lambda s: 100.0 * max(0.4, min(s.num_workers, knee)))
+    assert best.num_workers == knee
+    assert len(search.measured.rates[best]) >= 3
+    assert search.reasons["num_workers"] == f"{knee} is the smallest within 3 % of the best"
+
+
+@pytest.mark.parametrize(("gain", "method"), [(1.08, "thread"), (1.0, "process")])
+def test_threads_are_tried_with_twice_as_many(gain: float, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rate(s: Setting) -> float:
+        many = gain if s.num_workers >= 4 else 0.99
+        return 100.0 * max(0.5, min(s.num_workers, 2)) * (many if s.worker_method == "thread" else 1.0)
+
+    search, best = searched(monkeypatch, rate, ("num_workers", "worker_method"))
+    assert (best.num_workers, best.worker_method) == ((4, "thread") if method == "thread" else (2, "process"))
+    assert any(t["worker_method"] == "thread" and t["num_workers"] == 4 for t in search.measured.tried)
     assert search.reasons["worker_method"].startswith(method)
 
 
-@pytest.mark.parametrize(("first", "second", "wins"), [(1.05, 0.90, 4), (0.97, 0.98, 2)])
-def test_the_smaller_one_wins_a_race_only_where_that_is_sure(
-    first: float, second: float, wins: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    turns = itertools.cycle([first, second])
+def test_one_window_that_was_too_good_does_not_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    lucky = iter([300.0])
 
-    def measure(self: Search, s: Setting) -> Seen:
-        seen = self.seen.setdefault(s, Seen())
-        seen.rates.append(100.0 * (next(turns) if s.num_workers == 2 else 1.0))
-        return seen
+    def rate(s: Setting) -> float:
+        return next(lucky, 150.0) if s.num_workers == 4 else 100.0 * max(0.5, min(s.num_workers, 2))
 
-    monkeypatch.setattr(Search, "measure", measure)
-    search = Search(DataLoader(Waits(), batch_size=4), "Waits", ("num_workers",), 30, lambda _: None)
-    best = search.race([Setting(2), Setting(4)], time.monotonic() + 30, lambda s: s.num_workers)
-    assert best is not None
-    assert best.num_workers == wins
+    _, best = searched(monkeypatch, rate)
+    assert best.num_workers == 2
 
 
 def test_every_knob_but_those_asked_for_stays() -> None:
@@ -331,29 +324,13 @@ def test_guesses_by_name() -> None:
     assert g["entry x batch x workers = GPUs x GPU throughput"] == round(2 * 25e9 / (64 << 20))
 
 
-@given(st.lists(st.floats(1, 1e6), min_size=1, max_size=8))
-def test_intervals_hold_the_mean(rates: list[float]) -> None:
-    low, high = interval(rates)
-    mean = math.exp(sum(map(math.log, rates)) / len(rates))
-    assert low <= mean * 1.001
-    assert high >= mean * 0.999
-
-
-def test_noise_is_no_difference_and_a_difference_is_seen() -> None:
-    rng = random.Random(5)
-    alike = [[100 * math.exp(rng.gauss(0, 0.04)) for _ in range(12)] for _ in range(400)]
-    spans = [gain(r[:6], r[6:])[1:] for r in alike]
-    assert sum(low < 1 < high for low, high in spans) > 0.92 * len(spans)
-    assert all(gain(r[:6], [1.3 * x for x in r[6:]])[1] > 1.1 for r in alike)
-
-
 def test_tasks_are_drawn_again_only_when_there_are_enough() -> None:
     tasks = Tasks(DataLoader(Rows(1000), batch_size=10, shuffle=True))
     fresh = [tuple(tasks()) for _ in range(15)]
     tasks.fresh = False
-    assert not tasks.enough
+    assert not tasks.has_enough
     fresh.append(tuple(tasks()))
-    assert tasks.enough
+    assert tasks.has_enough
     assert {tuple(tasks()) for _ in range(50)} <= set(fresh)
     assert tasks.samples == 10
     runs = Tasks(DataLoader(Rows(25), batch_size=10))
@@ -366,7 +343,7 @@ def test_tasks_are_drawn_again_only_when_there_are_enough() -> None:
 def test_auto_finds_the_profile_and_a_changed_key_is_told(caplog: pytest.LogCaptureFixture) -> None:
     loader = stoker.DataLoader(Waits(), batch_size=4, num_workers="auto")
     assert profile.find(loader) == (None, "")
-    path = profile.save(loader, {"process": 3, "rate": 100.0, "num_workers": 3})
+    path = profile.save(loader, profile.Tuned("process", 3, 100.0))
     assert path is not None
     next(iter(loader))
     assert int(loader.num_workers) == 3
@@ -382,7 +359,7 @@ def test_auto_finds_the_profile_and_a_changed_key_is_told(caplog: pytest.LogCapt
 
 def test_a_profile_depends_on_code_and_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = DataLoader(Waits(), batch_size=4, collate_fn=list)
-    profile.save(loader, {"process": 3, "rate": 1.0, "num_workers": 3})
+    profile.save(loader, profile.Tuned("process", 3, 1.0))
     assert profile.find(loader)[0] is not None
     monkeypatch.setattr(profile, "_code", lambda _: "other")
     assert "the code has changed" in profile.find(loader)[1]
@@ -393,11 +370,17 @@ def test_a_profile_that_is_none_of_ours_is_not_trusted(tmp_path: Path) -> None:
     loader = DataLoader(Waits(), batch_size=4)
     path = profile.path_of(loader)
     path.parent.mkdir(parents=True, exist_ok=True)
-    for text in ("{", "[]", '{"schema": 1, "entries": [{}]}', '{"schema": 99}'):
+    profile.save(loader, profile.Tuned("process", 3, 1.0))
+    good = path.read_text()
+    for text in ("{", "{}", "[{}]", '{"schema": 1, "entries": []}', good.replace(": 3,", ": -3,"), good[:-40], "\0"):
         path.write_text(text)
         found, words = profile.find(loader)
         assert found is None
-        assert words == "" or "cannot be read" in words
+        assert words.startswith("the profile cannot be read")
+    path.write_text("[]")
+    assert profile.find(loader) == (None, "")
+    profile.save(loader, profile.Tuned("process", 3, 1.0))
+    assert profile.find(loader)[0] == profile.Tuned("process", 3, 1.0)
 
 
 @pytest.mark.slow
@@ -578,6 +561,7 @@ def test_the_command_says_what_is_wrong(
     assert "Traceback" not in said.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_an_interrupted_command_leaves_nobody(tmp_path: Path, how: signal.Signals) -> None:
     import psutil
@@ -592,11 +576,11 @@ def test_an_interrupted_command_leaves_nobody(tmp_path: Path, how: signal.Signal
     assert len(found) >= 3
     found = psutil.Process(p.pid).children(recursive=True)
     p.send_signal(how)
-    out, err = p.communicate(timeout=30)
+    out, err = p.communicate(timeout=60)
     assert p.returncode == (130 if how == signal.SIGINT else -how)
     assert "Traceback" not in err
     assert not out
-    _, alive = psutil.wait_procs(found, timeout=10)
+    _, alive = psutil.wait_procs(found, timeout=60)
     assert not alive
 
 

@@ -1,63 +1,74 @@
-"""Types for argparse: what is wrong is said with the value, and with exit code 2."""
+"""Options that several commands share. click names a wrong value in one sentence, and the exit code is 2."""
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
 
+import click
 
-def count(text: str) -> int:
-    """A positive whole number."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
-    return int(text)
+from ..core import output
+from ..core.errors import UsageError
 
+F = TypeVar("F", bound=Callable[..., object])
 
-def whole(text: str) -> int:
-    """A whole number of 0 or more."""
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 0 or more")
-    return int(text)
+FILE = click.Path(path_type=Path)
+COUNT = click.IntRange(min=1)
+SECONDS = click.FloatRange(min=0, max=1e6, min_open=True)
+# Names of earlier versions, which still work and which --help does not show.
+OLD_NAMES = {"budget-s": "time-limit", "workers": "num-workers"}
 
 
 def workers(text: str) -> int | str:
-    """So many, or "auto"."""
-    return text if text == "auto" else whole(text)
+    """A number of worker processes, or "auto"."""
+    if text == "auto":
+        return text
+    if not text.isdecimal():
+        raise click.BadParameter(f"{text!r} is not a number of workers: 0, 1, ... or auto")
+    return int(text)
 
 
-def seconds(text: str) -> float:
-    """More than 0."""
-    value = _number(text)
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
-    return value
+def _check_json(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+    output.check(path)
+    return path
 
 
-def share(text: str) -> float:
-    """From 0 to less than 1."""
-    value = _number(text)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share, as 0.1")
-    return value
+def current_name(option: str) -> str:
+    """The name of an option, also where an earlier version called it otherwise."""
+    return OLD_NAMES.get(option, option)
 
 
-def days(text: str) -> float:
-    """From 0 on."""
-    value = _number(text)
-    if not 0 <= value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of days")
-    return value
+def target(command: F) -> F:
+    """The argument TARGET, which ``loader.variant.find`` imports."""
+    return click.argument("target", metavar="TARGET")(command)
 
 
-def milliseconds(text: str) -> float:
-    """From 0 on; as seconds."""
-    value = _number(text)
-    if not 0 <= value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of milliseconds")
-    return value / 1e3
+def json_file(command: F) -> F:
+    """``--json FILE``; that the file can be written is checked before the command begins."""
+    help_text = "Write the result as JSON; - is stdout, in place of the text."
+    return click.option("--json", "json_path", type=FILE, metavar="FILE", callback=_check_json, help=help_text)(command)
 
 
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return -1.0
+def time_limit(default: float) -> Callable[[F], F]:
+    """``--time-limit SECONDS``."""
+    help_text = "End after that many seconds with what is known by then."
+    return click.option(
+        "--time-limit", type=SECONDS, default=default, show_default=True, metavar="SECONDS", help=help_text
+    )
+
+
+def num_workers(command: F) -> F:
+    """``--num-workers N|auto`` of a command that reads a whole dataset."""
+    help_text = "Worker processes; 0 reads in the command's own process."
+    return click.option(
+        "--num-workers", type=workers, default="auto", show_default=True, metavar="N|auto", help=help_text
+    )(command)
+
+
+def fail(error: Exception) -> int:
+    """Prints why a command failed. Returns its exit code, 1; wrong usage is raised again, for exit code 2."""
+    if isinstance(error, UsageError):
+        raise error
+    click.echo(f"stoker: {error}", err=True)
+    return 1

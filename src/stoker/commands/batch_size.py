@@ -1,63 +1,60 @@
-"""``stoker batch-size``: what the command line does with ``batch_size.largest``."""
+"""``stoker batch-size``: the command around ``tuning.batch_size.largest``."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 from pathlib import Path
 
+import click
+
 from ..core import output
-from ..core.errors import StokerError, UsageError
+from ..core.errors import StokerError
 from ..core.progress import Progress
-from .arguments import count, seconds, share
-
-EXAMPLE = """examples:
-  stoker batch-size train.py:make_loader
-  stoker batch-size train.py:make_loader --step train.py:step --budget 4GB --json -
-
-TARGET is a DataLoader, a Dataset, or a function that returns one: path.py:name or package.module:name.
-step(batch) does forward and backward. The budget is of the accelerator's memory."""
+from . import arguments
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The command's arguments."""
-    p = commands.add_parser(
-        "batch-size",
-        help="the largest batch that fits the device",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    p.add_argument("target", metavar="TARGET", help="path.py:name or package.module:name")
-    p.add_argument("--step", metavar="PATH.PY:NAME", help="a function called with each batch")
-    p.add_argument("--budget", metavar="4GB", help="memory for one batch with its step (default: what is granted)")
-    p.add_argument("--most", type=count, default=65536, metavar="N", help="try no larger ones (default: 65536)")
-    p.add_argument("--margin", type=share, default=0.1, metavar="SHARE", help="of the budget, kept free (0.1)")
-    p.add_argument("--budget-s", type=seconds, default=60.0, metavar="S", help="seconds for all trials (default: 60)")
-    p.add_argument("--json", type=Path, metavar="FILE", help="the result as JSON; - for stdout")
+@click.command("batch-size")
+@arguments.target
+@click.option("--step", metavar="PATH.PY:NAME", help="A function that is called with each batch: forward and backward.")
+@click.option("--budget", metavar="4GB", help="Memory for one batch with its step.  [default: what is granted]")
+@click.option(
+    "--most", type=arguments.COUNT, metavar="N", default=65536, show_default=True, help="Try no larger batches."
+)
+@click.option(
+    "--margin",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.1,
+    show_default=True,
+    help="Part of the budget to keep free.",
+)
+@arguments.time_limit(60.0)
+@arguments.json_file
+def command(
+    target: str,
+    step: str | None,
+    budget: str | None,
+    most: int,
+    margin: float,
+    time_limit: float,
+    json_path: Path | None,
+) -> int:
+    """Find the largest batch that fits the accelerator.
 
+    TARGET is a DataLoader, a Dataset, or a function that returns one: path.py:name or package.module:name.
 
-def run(options: argparse.Namespace) -> int:
-    """Runs the command. Returns its exit code.
-
-    Raises:
-        UsageError: wrong arguments, or not one sample fits.
+    \b
+    Examples:
+      stoker batch-size train.py:make_loader
+      stoker batch-size train.py:make_loader --step train.py:step --budget 4GB --json -
     """
-    output.check(options.json)
     from ..loader.variant import as_loader, find
     from ..tuning.batch_size import largest  # which loads torch
 
-    loader = as_loader(find(options.target), name=options.target)
-    step = None if options.step is None else find(options.step)
-    progress = Progress(options.target, options.budget_s)
+    loader = as_loader(find(target), name=target)
+    step_function = None if step is None else find(step)
     try:
-        found = largest(loader, step, options.budget, options.most, options.margin, options.budget_s, progress)
-    except UsageError:
-        raise
+        with Progress(target, time_limit) as progress:
+            found = largest(loader, step_function, budget, most, margin, time_limit, progress)
     except StokerError as e:
-        progress.end()
-        print(f"stoker: {e}", file=sys.stderr)
-        return 1
-    finally:
-        progress.end()
-    output.give(found.as_dict(), options.json, lambda: print(found))
+        return arguments.fail(e)
+    output.give(found.as_dict(), json_path, lambda: print(found))
     return 0

@@ -1,42 +1,108 @@
-"""How fast a loader is as it stands: an empty loop over its batches, without and with the copy to the accelerator.
+"""``stoker bench`` and ``stoker.bench.measure``: how fast a loader is as it stands.
 
-The loader that is handed in is not iterated, a copy of it is. Random state moves as iterating moves it, and no further.
+An empty loop runs over its batches; with an accelerator a second loop copies each batch to it. A copy of the loader is
+iterated, not the loader itself. Random state moves as iterating moves it, and no further.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
+import signal
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
+import click
 import torch
 from torch.utils.data import DataLoader
 
-from ..core import resources
+from ..core import output, processes, resources
 from ..core.errors import StokerError, UsageError
+from ..core.nested import tensors
+from ..core.progress import Progress
+from ..core.types import Batch, LoaderLike
 from ..device.accelerator import accelerator, synchronize
-from ..loader.dataloader import DataLoader as Own
+from ..loader.dataloader import DataLoader as StokerDataLoader
 from ..loader.describe import count, settings_of
 from ..loader.engine import get_iterator, torch_get_iterator
-from ..loader.variant import variant
+from ..loader.variant import ENGINES, as_loader, find, variant
 from ..staging.install import active
+from . import arguments
 from .bench_result import Bench, Rates
 
 BATCHES = 100
-BUDGET_S = 60.0
-SAY_S = 0.25  # between two words of progress
-FLATTERED = 4  # what lay ready when the clock began is a quarter of what was measured: worth a note
-WORDS = 300  # of an error that is not ours
+TIME_LIMIT_S = 60.0
+PROGRESS_S = 0.25  # between two texts of progress
+READY_SHARE = 0.25  # a note says so if more than this part of the batches may have been ready before the clock began
+MAX_ERROR = 300  # characters of an error
+WORKER_DIED = ("exited unexpectedly", "killed by signal")  # torch's texts
+
+
+@click.command("bench")
+@arguments.target
+@click.option(
+    "-n",
+    "batches",
+    type=arguments.COUNT,
+    metavar="N",
+    default=BATCHES,
+    show_default=True,
+    help="Batches after the first to measure.",
+)
+@click.option(
+    "--step",
+    "step_ms",
+    type=click.FloatRange(0, 1e6),
+    default=0.0,
+    metavar="MS",
+    help="Sleep after each batch, in place of a model.",
+)
+@click.option("--engine", type=click.Choice(ENGINES), help="In place of the loader's own.")
+@click.option("--num-workers", type=click.IntRange(min=0), metavar="N", help="In place of the loader's own.")
+@click.option("--batch-size", type=arguments.COUNT, metavar="N", help="In place of the loader's own; 32 for a dataset.")
+@arguments.time_limit(TIME_LIMIT_S)
+@arguments.json_file
+def command(
+    target: str,
+    batches: int,
+    step_ms: float,
+    engine: str | None,
+    num_workers: int | None,
+    batch_size: int | None,
+    time_limit: float,
+    json_path: Path | None,
+) -> int:
+    """Measure how fast a data loader is, without a model.
+
+    TARGET is a DataLoader, a Dataset, or a function that returns one: path.py:name or package.module:name. A Dataset
+    gets stoker's loader, shuffled, without workers.
+
+    \b
+    Examples:
+      stoker bench train.py:make_loader
+      stoker bench train.py:make_loader --engine torch --num-workers 4 -n 500
+      stoker bench train.py:make_loader --step 20 --json bench.json
+    """
+    loader = variant(as_loader(find(target), name=target), num_workers, batch_size, engine)
+    try:
+        with Progress(target, time_limit) as progress:
+            found = measure(loader, batches, step_ms / 1e3, time_limit, target, progress)
+    except StokerError as e:
+        return arguments.fail(e)
+    output.give(found.as_dict(), json_path, lambda: print(found))
+    return 0
 
 
 def measure(
-    loader: DataLoader[Any],
+    loader: DataLoader[Batch],
     batches: int = BATCHES,
     step_s: float = 0.0,
-    budget_s: float = BUDGET_S,
+    budget_s: float = TIME_LIMIT_S,
     name: str = "the loader",
     progress: Callable[[str], None] | None = None,
 ) -> Bench:
@@ -44,9 +110,9 @@ def measure(
 
     Args:
         loader: torch's or stoker's, with its own engine and settings.
-        batches: how many are measured, beside the first; epoch after epoch where one is shorter.
+        batches: how many are measured after the first one; epoch after epoch if an epoch is shorter.
         step_s: seconds to wait after each batch, in place of a model.
-        budget_s: seconds after which no further batch is asked for; with an accelerator, for both runs together.
+        budget_s: seconds after which no further batch is requested; with an accelerator, for both runs together.
         name: what errors and the result call it.
         progress: called with a line of text, at most every quarter second, between two batches.
 
@@ -65,177 +131,226 @@ def measure(
         raise UsageError(f"step_s={step_s}, budget_s={budget_s}: seconds")
     device = accelerator()
     devices = [None] if device is None else [None, device]
-    runs = []
+    rates: list[Rates] = []
     notes: list[str] = []
-    for place in devices:
-        twin = variant(loader)
-        words = f"copying to {place}: " if place is not None else ""
-        runs.append(_loop(twin, batches, step_s, budget_s / len(devices), name, place, progress, words))
-        for note in _notes(twin, runs[-1], batches):
-            if words + note not in notes:
-                notes.append(words + note)
+    for destination in devices:
+        copy = variant(loader)
+        prefix = f"copying to {destination}: " if destination is not None else ""
+        plan = _Plan(name, batches, step_s, budget_s / len(devices), destination, progress or (lambda _: None), prefix)
+        rates.append(_run(copy, plan))
+        for note in _notes(copy, rates[-1], batches):
+            if prefix + note not in notes:
+                notes.append(prefix + note)
     return Bench(
         name,
-        {**settings_of(twin), "engine": _engine(twin)},
+        {**settings_of(copy), "engine": _engine(copy)},
         step_s,
-        runs[0],
-        runs[1] if device is not None else None,
+        rates[0],
+        rates[1] if device is not None else None,
         None if device is None else str(device),
         tuple(notes),
         resources.read().as_dict(),
     )
 
 
-def tensors(batch: Any) -> Iterator[torch.Tensor]:
-    """All tensors of a batch: in mappings, sequences and dataclasses, however deep."""
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from tensors(value)
-    elif isinstance(batch, Sequence) and not isinstance(batch, (str, bytes, bytearray, range)):
-        for value in batch:
-            yield from tensors(value)
-    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        for f in dataclasses.fields(batch):
-            yield from tensors(getattr(batch, f.name))
+@dataclass(frozen=True)
+class _Plan:
+    """One run over a loader: see the arguments of ``measure``.
+
+    Attributes:
+        device: where batches are copied; None if they are not.
+        prefix: of each text of progress.
+    """
+
+    name: str
+    batches: int
+    step_s: float
+    time_limit_s: float
+    device: torch.device | None
+    progress: Callable[[str], None]
+    prefix: str
+
+
+def _run(loader: DataLoader[Batch], plan: _Plan) -> Rates:
+    """Runs the loop. Each failure of the loader becomes one sentence.
+
+    torch notices the death of a worker in a handler of SIGCHLD, which may raise between any two instructions until the
+    iterator has been shut down; hence errors are translated here, after that.
+    """
+    batches = _Batches(loader)
+    try:
+        with batches:
+            return _loop(batches, loader, plan)
+    except StopIteration:
+        reason = ": drop_last leaves out a batch that is not full" if loader.drop_last else ""
+        raise UsageError(f"{plan.name} is empty, it gave no batch{reason}") from None
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as e:
+        after = f"after {batches.delivered:,} batches" if batches.delivered else "before the first batch"
+        raise StokerError(f"{plan.name} failed {after}: {_reason(e, batches)}") from e
 
 
 class _Batches:
-    """A loader's batches, one epoch after the other. Leaving the ``with`` ends its workers."""
+    """A loader's batches, one epoch after the other. Leaving the ``with`` ends its workers.
 
-    def __init__(self, loader: DataLoader[Any], name: str) -> None:
-        self._loader, self._name = loader, name
+    Attributes:
+        epochs: how many had a batch.
+        delivered: batches so far.
+    """
+
+    def __init__(self, loader: DataLoader[Batch]) -> None:
+        self._loader: Any = loader
         self._iterator: Any = None
-        self.epochs = self.delivered = 0
+        self.epochs = 0
+        self.delivered = 0
+        self._workers: list[BaseProcess] = []
 
     def __enter__(self) -> _Batches:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for end in ("_shutdown_workers", "close"):  # a subclass may iterate with a generator
-            if hasattr(self._iterator, end):
-                getattr(self._iterator, end)()
+        iterator = self._iterator
+        self._workers = [w for w in getattr(iterator, "_workers", ()) if isinstance(w, BaseProcess)]
+        with ExitStack() as stack:  # from the last to the first; each step is taken, whatever the others raise
+            stack.callback(self._forget)
+            stack.callback(processes.join, self._workers)
+            for method in ("close", "_shutdown_workers"):  # a subclass may iterate with a generator
+                if hasattr(iterator, method):
+                    stack.callback(getattr(iterator, method))
+
+    def _forget(self) -> None:
         self._iterator = self._loader._iterator = None
 
-    def next(self) -> Any:
-        """The next batch, of the next epoch where this one is over.
+    @property
+    def has_workers(self) -> bool:
+        """Whether worker processes were used; known after the ``with``."""
+        return bool(self._workers)
+
+    @property
+    def exit_codes(self) -> list[int]:
+        """Those of workers that ended on their own account, other than 0; known after the ``with``."""
+        return [w.exitcode for w in self._workers if w.exitcode and w.exitcode != -signal.SIGTERM]
+
+    def next(self) -> Batch:
+        """The next batch; that of the next epoch if this one is over.
 
         Raises:
             StopIteration: an epoch without a batch.
         """
-        try:
-            return self._next()
-        except (StopIteration, UsageError):
-            raise
-        except (Exception, SystemExit) as e:
-            after = f"after {self.delivered:,} batches" if self.delivered else "before the first batch"
-            raise StokerError(f"{self._name} failed {after}: {_said(e)}") from e
-
-    def _next(self) -> Any:
-        fresh = self._iterator is None
+        new_epoch = self._iterator is None
         while True:
-            if fresh:
+            if new_epoch:
                 self._iterator = iter(self._loader)
             try:
                 batch = next(self._iterator)
             except StopIteration:
-                if fresh:
+                if new_epoch:
                     raise
-                fresh = True
+                new_epoch = True
                 continue
-            self.epochs += fresh
+            self.epochs += new_epoch
             self.delivered += 1
             return batch
 
 
-def _said(e: BaseException) -> str:
-    """An error in one line; of one that came from a worker, its own last line instead of two tracebacks."""
-    if isinstance(e, (EOFError, ConnectionResetError)):  # what torch's queue says of a pipe without another end
-        return f"a worker exited unexpectedly ({type(e).__name__})"
-    text = str(e).strip()
-    words = text.splitlines()[-1] if "Traceback (most recent call last)" in text else f"{type(e).__name__}: {text}"
-    return " ".join(words.split())[:WORDS]
+def _reason(error: BaseException, batches: _Batches) -> str:
+    """An error in one line.
+
+    An error that came from a worker has two tracebacks in its text; its last line says what happened. When a worker
+    dies, what torch's queue raises is accidental: ``EOFError``, ``ConnectionResetError`` and others, with or without
+    the error that names the death.
+    """
+    text = str(error).strip()
+    if "Traceback (most recent call last)" in text:
+        text = text.splitlines()[-1]
+    else:
+        text = f"{type(error).__name__}: {text}"
+        cause: BaseException | None = error
+        while cause is not None and not any(words in str(cause) for words in WORKER_DIED):
+            cause = cause.__cause__ or cause.__context__
+        if cause is not None:
+            text = f"{type(cause).__name__}: {cause}"
+        elif batches.exit_codes or (batches.has_workers and isinstance(error, (EOFError, ConnectionError))):
+            codes = "".join(f"exit code {code}, " for code in batches.exit_codes[:1])
+            text = f"a worker exited unexpectedly ({codes}{text})"
+    return " ".join(text.split())[:MAX_ERROR]
 
 
-def _loop(
-    loader: DataLoader[Any],
-    n: int,
-    step_s: float,
-    budget_s: float,
-    name: str,
-    device: Any,
-    progress: Callable[[str], None] | None,
-    words: str,
-) -> Rates:
-    clock = time.perf_counter
-    size = loader.batch_size or 1
-    waits = array("d")
-    samples = nbytes = 0
-    stepped = 0.0
-    moved: list[torch.Tensor] = []  # kept until the next batch is there, as a model keeps it
+class _Consumer:
+    """Takes the place of a training loop: counts each batch, copies it to the device, and sleeps for the step."""
 
-    def consume(batch: Any) -> None:
-        nonlocal samples, nbytes, stepped, moved
+    def __init__(self, batch_size: int, plan: _Plan) -> None:
+        self._batch_size = batch_size
+        self._plan = plan
+        self._moved: list[torch.Tensor] = []  # lives until the next batch is there, as in a training loop
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets what was counted."""
+        self.samples = 0
+        self.nbytes = 0
+        self.step_s = 0.0
+
+    def __call__(self, batch: Batch) -> None:
         found = list(tensors(batch))
-        samples += count(batch, size)
-        nbytes += sum(_nbytes(t) for t in found)
-        if device is not None:
-            moved = [t.to(device, non_blocking=True) for t in found]
-        if step_s:
-            began = clock()
-            time.sleep(step_s)  # a model's step, to the loader: the process does nothing
-            stepped += clock() - began
+        self.samples += count(batch, self._batch_size)
+        self.nbytes += sum(_nbytes(t) for t in found)
+        if self._plan.device is not None:
+            self._moved = [t.to(self._plan.device, non_blocking=True) for t in found]
+        if self._plan.step_s:
+            began = time.perf_counter()
+            time.sleep(self._plan.step_s)  # like a step on the accelerator: the process does nothing
+            self.step_s += time.perf_counter() - began
 
-    if device is not None:
-        torch.zeros(1).to(device)  # starts the device's context, which is no loader's time
+
+def _loop(batches: _Batches, loader: LoaderLike, plan: _Plan) -> Rates:
+    clock = time.perf_counter
+    consume = _Consumer(loader.batch_size or 1, plan)
+    waits = array("d")
+    if plan.device is not None:
+        torch.zeros(1).to(plan.device)  # starts the device's context, which is not the loader's time
         synchronize()
-    if progress is not None:
-        progress(f"{words}the first batch")
-    with _Batches(loader, name) as batches:
-        called = clock()
+    plan.progress(f"{plan.prefix}the first batch")
+    called = clock()
+    batch = batches.next()
+    first_s = clock() - called
+    consume(batch)
+    if plan.device is not None:
+        synchronize()
+    consume.reset()
+    began = reported = asked = clock()
+    ended = ""
+    while len(waits) < plan.batches:
+        if asked - called >= plan.time_limit_s:
+            ended = f"{plan.time_limit_s:g} s were over (--time-limit)"
+            break
         try:
             batch = batches.next()
         except StopIteration:
-            why = ": drop_last leaves a batch out that is not full" if loader.drop_last else ""
-            raise UsageError(f"{name} is empty, it gave no batch{why}") from None
-        first_s = clock() - called
+            ended = "another epoch gave no batch"
+            break
+        waits.append(clock() - asked)
         consume(batch)
-        if device is not None:
-            synchronize()
-        samples, nbytes, stepped = 0, 0, 0.0
-        began = said = asked = clock()
-        ended = ""
-        while len(waits) < n:
-            if asked - called >= budget_s:
-                ended = f"{budget_s:g} s were over (--budget-s)"
-                break
-            try:
-                batch = batches.next()
-            except StopIteration:
-                ended = "another epoch gave no batch"
-                break
-            waits.append(clock() - asked)
-            consume(batch)
-            asked = clock()
-            if progress is not None and asked - said >= SAY_S:
-                said = asked
-                progress(f"{words}batch {len(waits):,} of {n:,}, {len(waits) / (asked - began):,.1f} a second")
-        if device is not None:
-            synchronize()
-            asked = clock()
-        del batch, moved
+        asked = clock()
+        if asked - reported >= PROGRESS_S:
+            reported = asked
+            rate = len(waits) / (asked - began)
+            plan.progress(f"{plan.prefix}batch {len(waits):,} of {plan.batches:,}, {rate:,.1f} batches/s")
+    if plan.device is not None:
+        synchronize()
+        asked = clock()
     ranked = sorted(waits)
     p50, p95, p99 = (ranked[math.ceil(p * len(ranked)) - 1] if ranked else None for p in (0.5, 0.95, 0.99))
     return Rates(
         first_batch_s=first_s,
         batches=len(waits),
-        samples=samples,
-        nbytes=nbytes,
+        samples=consume.samples,
+        nbytes=consume.nbytes,
         seconds=asked - began,
         epochs=batches.epochs,
         wait_s=sum(waits),
-        step_s=stepped,
+        step_s=consume.step_s,
         p50_s=p50,
         p95_s=p95,
         p99_s=p99,
@@ -250,24 +365,23 @@ def _nbytes(t: torch.Tensor) -> int:
         return int(t._nnz()) * t.element_size()
 
 
-def _engine(loader: DataLoader[Any]) -> str:
-    behind = getattr(loader._get_iterator, "__func__", None)
-    if behind is torch_get_iterator:
+def _engine(loader: DataLoader[Batch]) -> str:
+    get = getattr(loader._get_iterator, "__func__", None)
+    if get is torch_get_iterator:
         return "torch"
-    own = isinstance(loader, Own) or active()
-    return "stoker" if own or behind is get_iterator else "torch"
+    return "stoker" if isinstance(loader, StokerDataLoader) or active() or get is get_iterator else "torch"
 
 
-def _notes(loader: DataLoader[Any], seen: Rates, n: int) -> Iterator[str]:
-    """What somebody who reads the numbers should know of them."""
-    if seen.ended:
-        yield f"{seen.batches:,} of {n:,} batches were measured: {seen.ended}"
-    if seen.epochs > 1:
-        yield f"an epoch is shorter than that: {seen.epochs:,} were begun, and the waits between them count"
-    ahead = int(loader.num_workers) * (loader.prefetch_factor or 0)
-    if seen.batches and ahead * FLATTERED > seen.batches:
-        yield f"up to {ahead:,} of these {seen.batches:,} batches lay ready when the clock began: a larger -n says more"
-    if not seen.nbytes and seen.batches:
+def _notes(loader: DataLoader[Batch], rates: Rates, wanted: int) -> Iterator[str]:
+    """What a reader of the numbers should know about them."""
+    if rates.ended:
+        yield f"{rates.batches:,} of {wanted:,} batches were measured: {rates.ended}"
+    if rates.epochs > 1:
+        yield f"an epoch is shorter than that: {rates.epochs:,} were begun, and the waits between them count"
+    ready = int(loader.num_workers) * (loader.prefetch_factor or 0)
+    if rates.batches and ready > READY_SHARE * rates.batches:
+        yield f"up to {ready:,} of these {rates.batches:,} batches were ready when the clock began: use a larger -n"
+    if not rates.nbytes and rates.batches:
         yield "there is no tensor in the batches, so no bytes to count"
     if _engine(loader) == "torch" and getattr(loader, "worker_method", "process") != "process":
         yield "torch's workers are processes: worker_method is stoker's"

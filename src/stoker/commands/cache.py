@@ -1,243 +1,263 @@
-"""``stoker cache``: what the command line does with caches on disk; ``staging.build`` and ``cache.manage`` do it."""
+"""``stoker cache``: fills, lists, checks and removes caches on disk; the work is done in ``staging``."""
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
-from ..core import output
+import click
+
+from ..core import output, terminal
 from ..core.errors import StokerError, UsageError
-from ..core.progress import QUIET_S, Progress
-from ..core.terminal import human_seconds
-from . import cache_text
-from .arguments import days, workers
+from ..core.progress import Progress
+from ..core.terminal import counted, human_bytes, printable
+from ..core.types import JsonObject
+from . import arguments
+
+if TYPE_CHECKING:
+    from ..staging.prefill import Build
+    from ..staging.store.manage import Cache, Pruned, Verified
+
+F = TypeVar("F", bound=Callable[..., object])
 
 SCHEMA = 1
 DAY_S = 86_400.0
-TELL_S = 0.1  # between two words of progress
-EXAMPLE = """examples:
-  stoker cache build train.py:train_set --workers 8    before the job that has the GPU
-  stoker cache ls
-  stoker cache info ImageFolder-3f
-  stoker cache verify && python train.py
-  stoker cache prune --older-than 30 --dry-run
-
-Caches lie in $STOKER_CACHE, else in stoker/staged among the user's caches; --dir names another folder.
-NAME is a cache's name as ls shows it, or how it begins."""
-BUILD_EXAMPLE = """examples:
-  stoker cache build train.py:train_set
-  stoker cache build train.py:make_loader --workers 8 --budget 200GB --dir /scratch/me
-
-TARGET is a stoker.Staged, a Dataset, a DataLoader, or a function that returns one: path.py:name or
-package.module:name. Where it is no Staged it becomes one, and its border is found: python train.py then finds the
-cache with stoker.Staged(dataset, cache="disk"). Samples that cannot be read are listed, and the others go on; what is
-in stays in, and the next build goes on from there. Exit code 1: not all samples are in."""
-LS_EXAMPLE = """example:
-  stoker cache ls --json - | jq '.caches[] | select(.state != "complete").path'"""
-INFO_EXAMPLE = """example:
-  stoker cache info ImageFolder-3f"""
-VERIFY_EXAMPLE = """examples:
-  stoker cache verify
-  stoker cache verify ImageFolder-3f --json verify.json
-
-Reads all samples and compares their checksums. Exit code 1: something was damaged; the next run makes it anew."""
-PRUNE_EXAMPLE = """examples:
-  stoker cache prune ImageFolder-3f
-  stoker cache prune --unused --dry-run
-  stoker cache prune --older-than 30 --unused     those that are both
-
-A run that has a cache open goes on with it."""
+SHOWN = 10  # samples that are named
+SHORT_KEY = 6  # characters of a cache's key, at least; more where two names would be the same
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The command's arguments."""
-    raw = argparse.RawDescriptionHelpFormatter
-    cache = commands.add_parser(
-        "cache", help="caches on disk: fill one, list, check and remove them", epilog=EXAMPLE, formatter_class=raw
-    )
-    actions = cache.add_subparsers(dest="action", metavar="ACTION", required=True)
+@click.group("cache", no_args_is_help=False)
+def command() -> None:
+    """Fill, list, check and remove caches on disk.
 
-    def action(name: str, words: str, epilog: str) -> argparse.ArgumentParser:
-        p = actions.add_parser(name, help=words, epilog=epilog, formatter_class=raw)
-        p.add_argument("--dir", type=Path, metavar="DIR", help="where caches lie")
-        p.add_argument("--json", type=Path, metavar="FILE", help="the result as JSON; - is stdout, instead of the text")
-        return p
+    Caches are in $STOKER_CACHE, else in stoker/staged in the user's cache folder; --dir names another folder. NAME is a
+    cache's name as ls shows it, or its beginning.
 
-    p = action("build", "prepare all samples of a dataset, once", BUILD_EXAMPLE)
-    p.add_argument("target", metavar="TARGET", help="path.py:name or package.module:name")
-    p.add_argument("--workers", type=workers, default="auto", metavar="N|auto", help="worker processes; 0 works in "
-                   "the command's own (default: auto)")  # fmt: skip
-    p.add_argument("--budget", metavar="SIZE", help="what samples may take on the disk, as 200GB (default: half of "
-                   "what is free)")  # fmt: skip
-    action("ls", "all caches", LS_EXAMPLE)
-    p = action("info", "one cache in full, and which of its source files changed", INFO_EXAMPLE)
-    p.add_argument("name", metavar="NAME")
-    p = action("verify", "read all samples and find those that are damaged", VERIFY_EXAMPLE)
-    p.add_argument("names", nargs="*", metavar="NAME", help="default: all")
-    p = action("prune", "remove caches", PRUNE_EXAMPLE)
-    p.add_argument("names", nargs="*", metavar="NAME")
-    p.add_argument("--older-than", type=days, metavar="DAYS", help="those that no run has opened for so long")
-    p.add_argument("--unused", action="store_true", help="those whose source files are gone or changed")
-    p.add_argument("--all", action="store_true", help="all of them")
-    p.add_argument("--dry-run", action="store_true", help="only say what would be removed")
-
-
-def run(options: argparse.Namespace) -> int:
-    """Runs the command. Returns its exit code.
-
-    Raises:
-        UsageError: wrong arguments, or a name that is none.
+    \b
+    Examples:
+      stoker cache build train.py:train_set --num-workers 8    before the job that has the GPU
+      stoker cache ls
+      stoker cache verify && python train.py
+      stoker cache prune --older-than 30 --dry-run
     """
-    output.check(options.json)
-    actions: dict[str, Callable[[argparse.Namespace], int]] = {
-        "build": _build,
-        "ls": _ls,
-        "info": _info,
-        "verify": _verify,
-        "prune": _prune,
-    }
-    return actions[options.action](options)
 
 
-def _base(options: argparse.Namespace) -> Path:
+def _folder(subcommand: F) -> F:
+    return click.option("--dir", "folder", type=arguments.FILE, metavar="DIR", help="Folder of the caches.")(subcommand)
+
+
+def _base(folder: Path | None) -> Path:
     from ..staging.store.folder import root  # which loads torch
 
-    return Path(options.dir or root()).absolute()
+    return Path(folder or root()).absolute()
 
 
-def _give(options: argparse.Namespace, found: dict[str, Any], text: str) -> None:
-    """The result, as JSON where that is asked for."""
-    output.give({"schema": SCHEMA, **found}, options.json, lambda: print(text))
+def _print_error(text: str) -> None:
+    print(f"stoker: {text}", file=sys.stderr)
 
 
-def _say(words: str) -> None:
-    print(f"stoker: {words}", file=sys.stderr)
+def _give(json_path: Path | None, result: JsonObject, text: str) -> None:
+    output.give({"schema": SCHEMA, **result}, json_path, lambda: print(text))
 
 
-# -- build
+@command.command("build")
+@arguments.target
+@arguments.num_workers
+@click.option(
+    "--budget", metavar="SIZE", help="Space on the disk for samples, as 200GB.  [default: half of what is free]"
+)
+@_folder
+@arguments.json_file
+def build_command(
+    target: str, num_workers: int | str, budget: str | None, folder: Path | None, json_path: Path | None
+) -> int:
+    """Prepare all samples of a dataset, once.
 
+    TARGET is a stoker.Staged, a Dataset, a DataLoader, or a function that returns one: path.py:name or
+    package.module:name. A dataset that is not staged is split by itself: the script then finds the cache with
+    stoker.Staged(dataset, cache="disk"). Samples that cannot be read are listed. An interrupted build continues where
+    it was. Exit code 1: not all samples are cached.
 
-def _build(options: argparse.Namespace) -> int:
+    \b
+    Examples:
+      stoker cache build train.py:train_set
+      stoker cache build train.py:make_loader --num-workers 8 --budget 200GB --dir /scratch/me
+    """
     from ..loader.variant import as_loader, find  # which loads torch
 
-    thing = as_loader(find(options.target), name=options.target)
+    dataset = as_loader(find(target), name=target).dataset
     from ..staging.prefill import Build
 
-    progress, build = _Progress("filling", options.target), None
+    build = None
     try:
-        where = None if options.dir is None else options.dir.absolute()
-        build = Build(thing.dataset, where, options.budget)
-        for note in build.notes:
-            _say(note)
-        build.run(options.workers, lambda b: progress(cache_text.so_far(b)))
+        with Progress(target, doing="filling") as progress:
+            build = Build(dataset, None if folder is None else folder.absolute(), budget)
+            for note in build.notes:
+                _print_error(note)
+            build.run(num_workers, lambda b: progress.samples(b.done, b.samples, f"{len(b.failed):,} failed", b.before))
     except KeyboardInterrupt:
-        progress.end()
         if build is not None:
-            _say(cache_text.stays(build))
-        raise
-    except UsageError:
+            _print_error(_unfinished(build))
         raise
     except StokerError as e:
-        progress.end()
-        _say(str(e) if build is None else f"{e}; {cache_text.stays(build)}")
-        return 1
-    finally:
-        progress.end()
-    _give(options, build.as_dict(), cache_text.built(build))
+        if build is not None and not isinstance(e, UsageError):
+            _print_error(f"{e}; {_unfinished(build)}")
+            return 1
+        return arguments.fail(e)
+    _give(json_path, build.as_dict(), _built(build))
     if build.problem:
-        _say(build.problem)
+        _print_error(build.problem)
     return 0 if build.filled == build.samples and not build.problem else 1
 
 
-class _Progress(Progress):
-    """Says what is done where that is no measuring."""
-
-    def __init__(self, doing: str, name: str) -> None:
-        super().__init__(name)
-        self._doing = doing
-
-    def __call__(self, words: str) -> None:
-        if self._live:
-            super().__call__(words)
-        elif not self._said and time.monotonic() - self._began > QUIET_S:
-            self._said = True
-            _say(f"{self._doing} {self._name}: {words}")
+def _unfinished(build: Build) -> str:
+    return f"{build.filled:,} of {build.samples:,} samples cached in {build.path}; rerun to continue"
 
 
-# -- ls, info
+def _built(build: Build) -> str:
+    from ..staging.store.manage import nbytes_of
+
+    lines = []
+    if build.failed:
+        lines.append(f"{counted(len(build.failed), 'sample')} failed")
+        lines += [f"  {f.sample}: {printable(f.error)}" for f in build.failed[:SHOWN]]
+    if len(build.failed) > SHOWN:
+        lines.append(f"  ... and {len(build.failed) - SHOWN:,} more")
+    if build.filled > build.before:
+        rate = f", {build.rate:,.0f} samples/s"
+    else:
+        rate = ", nothing to do" if build.filled == build.samples else ""
+    size = human_bytes(nbytes_of(build.path))
+    lines.append(f"{build.filled:,} of {build.samples:,} samples cached, {size}{rate}: {build.path}")
+    return "\n".join(lines)
 
 
-def _ls(options: argparse.Namespace) -> int:
+@command.command("ls")
+@_folder
+@arguments.json_file
+def ls_command(folder: Path | None, json_path: Path | None) -> int:
+    """List all caches. What a cache depends on is in its manifest.json.
+
+    \b
+    Example:
+      stoker cache ls --json - | jq '.caches[] | select(.state != "complete").path'
+    """
     from ..staging.store.manage import listed
 
-    base = _base(options)
+    base = _base(folder)
     caches = listed(base)
-    _give(options, {"dir": str(base), "caches": [c.as_dict() for c in caches]}, cache_text.listed(base, caches))
+    _give(json_path, {"dir": str(base), "caches": [c.as_dict() for c in caches]}, _listed(base, caches))
     return 0
 
 
-def _info(options: argparse.Namespace) -> int:
+def _listed(base: Path, caches: Sequence[Cache]) -> str:
+    if not caches:
+        return f"no caches in {base}"
+    rows = []
+    for name, c in zip(_short_names([c.path.name for c in caches]), caches, strict=True):
+        samples = f"{c.samples:,}" if c.state == "complete" else f"{c.filled:,}/{c.samples:,}"
+        rows.append((name, samples, f"{int(100 * c.share)}%", human_bytes(c.nbytes), printable(c.made)[:10], c.state))
+    table = terminal.table(("cache", "samples", "in", "on disk", "made", "state"), rows, terminal.width(sys.stdout))
+    total = human_bytes(sum(c.nbytes for c in caches))
+    return f"{table}\n\n{counted(len(caches), 'cache')}, {total}, in {base}"
+
+
+def _short_names(names: Sequence[str]) -> list[str]:
+    """Each name as short as it is still unique."""
+    out = []
+    for name in names:
+        n = name.rindex("-") + 1 + SHORT_KEY
+        while n < len(name) and sum(other.startswith(name[:n]) for other in names) > 1:
+            n += 1
+        out.append(name[:n])
+    return out
+
+
+@command.command("verify")
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@_folder
+@arguments.json_file
+def verify_command(names: tuple[str, ...], folder: Path | None, json_path: Path | None) -> int:
+    """Read all samples of the named caches, or of all, and compare their checksums.
+
+    Exit code 1: something was damaged; the next run makes it anew.
+
+    \b
+    Examples:
+      stoker cache verify
+      stoker cache verify ImageFolder-3f --json verify.json
+    """
     from ..staging.store import manage
 
-    found = manage.info(manage.find(_base(options), options.name))
-    _give(options, found.as_dict(), cache_text.in_full(found))
-    return 0
-
-
-# -- verify, prune
-
-
-def _verify(options: argparse.Namespace) -> int:
-    from ..staging.store import manage
-
-    base = _base(options)
-    paths = [manage.find(base, name) for name in options.names] or [c.path for c in manage.listed(base)]
+    base = _base(folder)
+    paths = [manage.find(base, name) for name in names] or [c.path for c in manage.listed(base)]
     found = []
     for path in dict.fromkeys(paths):
-        progress = _Progress("checking", path.name)
-        try:
-            found.append(manage.verify(path, _Telling(progress, path.name)))
-        finally:
-            progress.end()
-    text = "\n".join(map(cache_text.verified, found)) or f"no caches in {base}"
-    _give(options, {"dir": str(base), "caches": [v.as_dict() for v in found]}, text)
+        with Progress(path.name, doing="checking") as progress:
+            found.append(manage.verify(path, progress.samples))
+    text = "\n".join(map(_verified, found)) or f"no caches in {base}"
+    _give(json_path, {"dir": str(base), "caches": [v.as_dict() for v in found]}, text)
     return int(any(v.damaged or v.error for v in found))
 
 
-class _Telling:
-    """Progress of a check, seldom enough to cost nothing."""
-
-    def __init__(self, progress: Progress, name: str) -> None:
-        self._progress, self._name = progress, name
-        self._began = self._told = time.monotonic()
-
-    def __call__(self, done: int, of: int) -> None:
-        now = time.monotonic()
-        if now - self._told > TELL_S:
-            self._told = now
-            left = human_seconds((now - self._began) / done * (of - done))
-            self._progress(f"{self._name}: {done:,} of {of:,} samples, about {left} left")
+def _verified(v: Verified) -> str:
+    name = v.cache.name
+    if v.error:
+        return f"{name}: damaged: {printable(v.error)}" + ": the next run makes it anew" * v.mended
+    if not v.damaged:
+        if v.cache.state == "refused":
+            return f"{name}: nothing in it is used: {printable(v.cache.reason)}"
+        return f"{name}: {counted(v.checked, 'sample')}, all intact"
+    which = ", ".join(map(str, v.damaged[:SHOWN])) + ", ..." * (len(v.damaged) > SHOWN)
+    then = "removed, the next run makes them anew" if v.mended else "not served; the folder is read-only"
+    return f"{name}: {len(v.damaged):,} of {counted(v.checked, 'sample')} damaged: {which}: {then}"
 
 
-def _prune(options: argparse.Namespace) -> int:
-    if not (options.names or options.older_than is not None or options.unused or options.all):
-        raise UsageError("prune wants to be told what to remove: NAME, --older-than DAYS, --unused or --all")
-    if options.names and options.all:
+@command.command("prune")
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.option(
+    "--older-than", type=click.FloatRange(0, 1e6), metavar="DAYS", help="Those that no run has opened for DAYS."
+)
+@click.option("--unused", is_flag=True, help="Those whose source files are gone or changed.")
+@click.option("--all", "everything", is_flag=True, help="All of them.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
+@_folder
+@arguments.json_file
+def prune_command(
+    names: tuple[str, ...],
+    older_than: float | None,
+    unused: bool,
+    everything: bool,
+    dry_run: bool,
+    folder: Path | None,
+    json_path: Path | None,
+) -> int:
+    """Remove caches: those for which all given conditions hold. A run that has a cache open continues with it.
+
+    \b
+    Examples:
+      stoker cache prune ImageFolder-3f
+      stoker cache prune --unused --dry-run
+      stoker cache prune --older-than 30 --unused     those that are both
+    """
+    if not (names or older_than is not None or unused or everything):
+        raise UsageError("say what to remove: NAME, --older-than DAYS, --unused or --all")
+    if names and everything:
         raise UsageError("NAME or --all, not both")
     from ..staging.store import manage
 
-    base = _base(options)
-    older_s = None if options.older_than is None else options.older_than * DAY_S
-    found = manage.prune(base, options.names, older_s, options.unused, options.dry_run)
-    _give(
-        options,
-        {"dir": str(base), "dry_run": options.dry_run, **found.as_dict()},
-        cache_text.pruned(found, base, options.dry_run),
-    )
+    base = _base(folder)
+    found = manage.prune(base, names, None if older_than is None else older_than * DAY_S, unused, dry_run)
+    _give(json_path, {"dir": str(base), "dry_run": dry_run, **found.as_dict()}, _pruned(found, base, dry_run))
     for cache in found.left:
-        _say(f"{cache.path} cannot be removed: is {base} yours to write to?")
+        _print_error(f"{cache.path} cannot be removed: check that you may write to {base}")
     return int(bool(found.left))
+
+
+def _pruned(found: Pruned, base: Path, dry_run: bool) -> str:
+    if not found.removed and not found.nbytes:
+        return f"nothing to remove in {base}"
+    lines = [f"{c.name}: {human_bytes(c.nbytes)}, {c.state}" for c in found.removed]
+    return "\n".join([*lines, f"{human_bytes(found.nbytes)} {'would be freed' if dry_run else 'freed'}"])

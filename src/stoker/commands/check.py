@@ -1,4 +1,4 @@
-"""``stoker check`` for people: what the machine grants, and what looks wrong."""
+"""``stoker check``: what this machine really grants, and what looks wrong."""
 
 from __future__ import annotations
 
@@ -6,40 +6,60 @@ import sys
 import textwrap
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from ..core import output, resources
+import click
+
+from ..core import output, resources, terminal
 from ..core.resources import Machine
-from ..core.terminal import colour_wanted, human_bytes, style, width
+from ..core.terminal import human_bytes, style
+from . import arguments
 
-LABEL = 16  # columns
+if TYPE_CHECKING:
+    from .copy_rates import CopyRates
+
+LABEL_COLUMNS = 16
 
 
-def run(json_path: Path | None) -> int:
-    """Runs the command. Returns its exit code.
+@click.command("check")
+@click.option(
+    "--json",
+    "json_path",
+    type=arguments.FILE,
+    is_flag=False,
+    flag_value="-",
+    metavar="[FILE]",
+    help="Write the result as JSON; without FILE, or where it is -, to stdout in place of the text.",
+)
+def command(json_path: Path | None) -> int:
+    """Show what this machine really grants: cores, memory, shared memory, GPUs, and how fast copies to them are.
 
-    Raises:
-        UsageError: no file can be written there.
+    \b
+    Examples:
+      stoker check
+      stoker check --json | jq .cores
     """
     output.check(json_path)
-    grant = resources.read()
-    why, copies = "pin_memory=False: there is no accelerator", None
-    if grant.gpus:
+    machine = resources.read()
+    pinning = "pin_memory=False: there is no accelerator"
+    copies = None
+    if machine.gpus:
         from ..device.pin_policy import decide, facts
 
-        why, copies = str(decide(facts())), _copies()
+        pinning = str(decide(facts()))
+        copies = _copies()
 
     def show() -> None:
-        print(render(grant, sys.stdout, why))
+        print(render(machine, sys.stdout, pinning))
         if copies is not None:
             print(f"\n{copies}")
 
-    more = {"versions": versions(), "pin_memory": why, "copies": copies and copies.as_dict()}
-    output.give({**grant.as_dict(), **more}, json_path, show)
+    more = {"versions": versions(), "pin_memory": pinning, "copies": copies and copies.as_dict()}
+    output.give({**machine.as_dict(), **more}, json_path, show)
     return 0
 
 
-def _copies() -> Any:
+def _copies() -> CopyRates | None:
     """How fast copies to the device are; None where CUDA does not reach one."""
     import torch
 
@@ -54,7 +74,7 @@ def _copies() -> Any:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of what matters, without importing any of it; None where it is not installed."""
+    """Versions of stoker, torch and NumPy, without importing them; None where one is not installed."""
     out: dict[str, str | None] = {}
     for name in ("stoker", "torch", "numpy"):
         try:
@@ -64,21 +84,22 @@ def versions() -> dict[str, str | None]:
     return out
 
 
-def render(m: Machine, stream: TextIO, pinning: str) -> str:
-    """The text, no wider than the stream. ``pinning``: what ``pin_memory="auto"`` comes to, and why."""
-    colour, columns = colour_wanted(stream), width(stream)
-    out = []
-    for name, value in [*_rows(m), ("pinning", pinning)]:
-        wrapped = textwrap.wrap(value, max(20, columns - LABEL)) or [""]
-        out.append(style(f"{name:<{LABEL}}", "bold", colour) + wrapped[0])
-        out += [" " * LABEL + line for line in wrapped[1:]]
-    out.append("")
-    if not m.warnings:
+def render(machine: Machine, stream: TextIO, pinning: str) -> str:
+    """The text, no wider than the stream.
+
+    Args:
+        machine: what was found.
+        stream: where it will be printed.
+        pinning: what ``pin_memory="auto"`` decides, and why.
+    """
+    colour, columns = terminal.colour_wanted(stream), terminal.width(stream)
+    out = [*terminal.labelled([*_rows(machine), ("pinning", pinning)], stream, LABEL_COLUMNS), ""]
+    if not machine.warnings:
         out.append(style("nothing looks wrong", "green", colour))
-    for warning in m.warnings:
-        lines = textwrap.wrap(warning, columns - 2)
-        out.append(style("! ", "yellow", colour) + lines[0])
-        out += ["  " + line for line in lines[1:]]
+    for warning in machine.warnings:
+        first, *more = textwrap.wrap(warning, columns - 2)
+        out.append(style("! ", "yellow", colour) + first)
+        out += ["  " + line for line in more]
     return "\n".join(out)
 
 
@@ -92,9 +113,9 @@ def _rows(m: Machine) -> list[tuple[str, str]]:
         ("/dev/shm", "none" if m.shm is None else f"{human_bytes(m.shm)}, {human_bytes(m.shm_free or 0)} free"),
         ("page-lock limit", "unlimited" if m.memlock is None else human_bytes(m.memlock)),
         ("open files", "unlimited" if m.open_files is None else f"{m.open_files:,}"),
-        ("pressure", ", ".join(f"{k} {v:.0f} %" for k, v in m.pressure.items()) or "not told by this kernel"),
+        ("pressure", ", ".join(f"{k} {v:.0f} %" for k, v in m.pressure.items()) or "this kernel does not report it"),
     ]
-    for gpu in m.gpus or []:
+    for gpu in m.gpus:
         memory = f", {human_bytes(gpu.memory)}" if gpu.memory else ""
         busy = f", {gpu.utilisation:.0f} % busy" if gpu.utilisation is not None else ""
         rows.append(("gpu", f"{gpu.name}{memory}{busy}"))

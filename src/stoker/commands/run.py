@@ -1,9 +1,9 @@
 """``stoker run``: runs a script or a command as it is, listens to its loaders, and reports.
 
-The script runs in a Python of its own, so ``__main__``, argv, tracebacks, pickling and the exit code are its own, with
-no stoker frames in between. A ``sitecustomize`` on PYTHONPATH arms the watch in that process and in every Python it
-starts (torchrun, accelerate, ``python -m``). What they see comes back over a Unix socket in the abstract namespace
-(unix(7)), which is no file and cannot be left behind.
+The script runs in its own Python process, so ``__main__``, argv, tracebacks, pickling and the exit code are its own,
+without stoker's frames in between. A ``sitecustomize`` on PYTHONPATH starts the watch in that process and in every
+Python it starts (torchrun, accelerate, ``python -m``). The watches report over a Unix socket in the abstract namespace
+(unix(7)), which is not a file and so cannot be left behind.
 """
 
 from __future__ import annotations
@@ -21,21 +21,28 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from traceback import format_exc
 from typing import Any
 
+import click
+
 from ..core import output
 from ..core.errors import UsageError
 from ..core.monitor import SystemMonitor
+from ..core.types import JsonObject
 from ..diagnosis.report import history, html, schema, tensorboard, text
 from ..diagnosis.report.build import report_of
 from ..diagnosis.report.live import Ticker
 from ..diagnosis.watch.shared_counters import LIVE, Live
+from . import arguments
 
+REPORT = "stoker-report.json"
 HOOK = Path(__file__).parents[1] / "diagnosis" / "watch" / "_hook"
 SOURCE = Path(__file__).parents[2]
-MAX_LINE = 16 << 20  # bytes of one report of a process; more is no report
+MAX_LINE = 16 << 20  # bytes of one report of a process; a longer line is not a report
 PR_SET_PDEATHSIG = 1
 FORWARD = tuple(
     getattr(signal, name)
@@ -45,8 +52,84 @@ FORWARD = tuple(
 SI_KERNEL = 0x80  # sigaction(2): sent by the kernel, as Ctrl-C is, and so to the whole foreground group
 
 
+@dataclass(frozen=True)
+class Options:
+    """The options of ``stoker run``.
+
+    Attributes:
+        command: script or command, with its arguments.
+        module: the first word of ``command`` is a module's name, as after ``python -m``.
+        apply: replace the engine and settings of the script's loaders by stoker's.
+        json_path: where the JSON report goes; ``-`` is stdout, after what the command wrote there.
+        html_path: where the report goes as a page.
+        live: print a line about the loaders while the command runs.
+        ceilings: measure the steps alone and the loader alone, and end the script.
+        tensorboard: folder for TensorBoard's scalars.
+        debug: load everything in the script's own process.
+        max_steps: end each process after that many batches.
+    """
+
+    command: tuple[str, ...]
+    module: bool
+    apply: bool
+    json_path: Path
+    html_path: Path | None
+    live: bool
+    ceilings: bool
+    tensorboard: Path | None
+    debug: bool
+    max_steps: int | None
+
+    @property
+    def words(self) -> list[str]:
+        """The command as the report has it."""
+        return ["-m", *self.command] if self.module else list(self.command)
+
+
+# Options of the script are not parsed: the first argument that is not an option ends stoker's.
+@click.command("run", context_settings={"allow_interspersed_args": False})
+@click.option("--apply", is_flag=True, help="Use stoker's engine, cache and number of workers in its loaders.")
+@click.option(
+    "--json",
+    "json_path",
+    type=arguments.FILE,
+    default=Path(REPORT),
+    show_default=True,
+    metavar="FILE",
+    help="The report; - is stdout.",
+)
+@click.option("--html", "html_path", type=arguments.FILE, metavar="FILE", help="The report as a page (stoker[html]).")
+@click.option("--live", is_flag=True, help="Print a line about the loaders while the script runs.")
+@click.option(
+    "--ceilings",
+    is_flag=True,
+    help="Measure how fast the steps alone and the loader alone could be; ends the script after a few seconds.",
+)
+@click.option("--tensorboard", type=arguments.FILE, metavar="DIR", help="Scalars for TensorBoard, once a second.")
+@click.option("--debug", is_flag=True, help="Load in the script's own process: for breakpoints and plain tracebacks.")
+@click.option("--max-steps", type=arguments.COUNT, metavar="N", help="End the script after N batches.")
+@click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in python -m.")
+@click.argument("command", metavar="SCRIPT|COMMAND [ARGS]...", nargs=-1, required=True, type=click.UNPROCESSED)
+def command(**options: Any) -> int:
+    """Run a script and report what its data loaders did; --apply speeds it up.
+
+    SCRIPT is a Python script, or a command that starts Python. Options of stoker come before it; everything after it is
+    the script's. The exit code is the script's own. Observed runs are remembered by folder and command in
+    $XDG_CACHE_HOME/stoker/runs: --apply compares with them, and works without one too.
+
+    \b
+    Examples:
+      stoker run train.py --epochs 1           observe the script as it is
+      stoker run --apply train.py --epochs 1   the same, sped up: before and after in wall clock
+      stoker run --html report.html --json - train.py > report.json
+      stoker run torchrun --nproc-per-node 2 train.py
+      stoker run -m package.train
+    """
+    return run(Options(**options))
+
+
 class Listener:
-    """Collects the last word of every watched process.
+    """Collects the latest snapshot of every watched process.
 
     Attributes:
         last: by process id, the latest snapshot.
@@ -54,7 +137,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.address = f"stoker-{secrets.token_hex(16)}"
-        self.last: dict[int, dict[str, Any]] = {}
+        self.last: dict[int, JsonObject] = {}
         self._live: dict[int, Live] = {}
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._server.bind("\0" + self.address)
@@ -104,16 +187,16 @@ class Listener:
                     except (ValueError, KeyError, TypeError):
                         continue  # half a line of a process that was killed
 
-    def now(self) -> dict[str, dict[str, Any]]:
-        """Each loader of the process that was heard last, as it stands at this moment."""
-        out: dict[str, dict[str, Any]] = {}
+    def now(self) -> dict[str, JsonObject]:
+        """Each loader of the process that reported last, as it stands at this moment."""
+        out: dict[str, JsonObject] = {}
         for pid, snapshot in list(self.last.items())[-1:]:
             for i, metrics in enumerate(snapshot["loaders"]):
                 values = zip(LIVE, self._live[pid].row(i), strict=True)
                 out[metrics["name"]] = {**metrics, **{k: max(v, metrics[k]) for k, v in values}}
         return out
 
-    def snapshots(self) -> list[dict[str, Any]]:
+    def snapshots(self) -> list[JsonObject]:
         """The last snapshot of each process; of one that was killed, brought up to its last batch."""
         for pid, snapshot in self.last.items():
             if not snapshot.get("final"):
@@ -123,8 +206,8 @@ class Listener:
         return list(self.last.values())
 
 
-def command_line(command: list[str], module: bool) -> list[str]:
-    """What is executed: a script by this Python, ``-m`` likewise, anything else that is on PATH as it is."""
+def command_line(command: Sequence[str], module: bool) -> list[str]:
+    """The command line to execute: this Python runs a script or a module; other commands are looked up on PATH."""
     if module:
         return [sys.executable, "-m", *command]
     first = command[0]
@@ -132,37 +215,14 @@ def command_line(command: list[str], module: bool) -> list[str]:
     if path.suffix == ".py" or (path.is_file() and not os.access(path, os.X_OK)):
         return [sys.executable, *command]
     if os.sep in first and path.is_file():
-        return command
+        return list(command)
     if shutil.which(first):
-        return command
-    return [sys.executable, *command]  # does not exist: Python says so in its own words
+        return list(command)
+    return [sys.executable, *command]  # does not exist: Python prints its own error
 
 
-def run(
-    command: list[str],
-    module: bool,
-    apply: bool,
-    json_path: Path,
-    max_steps: int | None,
-    html_path: Path | None = None,
-    live: bool = False,
-    ceilings: bool = False,
-    debug: bool = False,
-    scalars_path: Path | None = None,
-) -> int:
-    """Runs ``command`` and writes the report.
-
-    Args:
-        command: script or command with its arguments.
-        module: the first word is a module's name, as after ``python -m``.
-        apply: put stoker's engine and measured settings behind its loaders.
-        json_path: where the JSON report goes; ``-`` is stdout, behind what the command wrote there.
-        max_steps: end each process after so many batches.
-        html_path: where the report goes as a page.
-        live: a line about the loaders while it runs.
-        ceilings: measure what the steps and the loader could do alone, and end the script.
-        debug: everything in the script's own process.
-        scalars_path: folder for TensorBoard's scalars.
+def run(options: Options) -> int:
+    """Runs the command and writes the report.
 
     Returns:
         The command's exit code; a command killed by a signal kills this process by the same one.
@@ -172,28 +232,27 @@ def run(
     """
     if not sys.platform.startswith("linux"):
         raise UsageError("stoker run works on Linux only; stoker.DataLoader works everywhere")
-    if debug and (apply or ceilings):
+    if options.debug and (options.apply or options.ceilings):
         raise UsageError("--debug loads everything in one process: it goes with neither --apply nor --ceilings")
-    output.check(json_path)
-    if html_path is not None:
-        html.check(html_path)
-    if scalars_path is not None:
-        tensorboard.check(scalars_path)
+    output.check(options.json_path)
+    if options.html_path is not None:
+        html.check(options.html_path)
+    if options.tensorboard is not None:
+        tensorboard.check(options.tensorboard)
     listener = Listener()
-    line, env = command_line(command, module), _environment(listener.address, apply, max_steps, ceilings, debug)
     began = time.monotonic()
-    code, around = _execute(line, env, listener, live, scalars_path)
+    code, machine = _execute(options, listener)
     wall_s = time.monotonic() - began
     listener.close()
     try:
-        report = report_of(_command(command, module), code, listener.snapshots(), around, wall_s, apply)
-        if not apply and not (max_steps or ceilings or debug):
+        report = report_of(options.words, code, listener.snapshots(), machine, wall_s, options.apply)
+        if not options.apply and not (options.max_steps or options.ceilings or options.debug):
             history.save(report)
-        _write(report, json_path, html_path)
-    except OSError as e:  # the script is over, and whoever waits for its exit code gets it
+        _write(report, options.json_path, options.html_path)
+    except OSError as e:  # the script is over: its exit code counts
         sys.stderr.write(f"stoker: the report cannot be written: {e}\n")
     except Exception:
-        sys.stderr.write(f"stoker: there is no report, which is stoker's fault and not the script's:\n{format_exc()}")
+        sys.stderr.write(f"stoker: there is no report because of a bug in stoker, not in the script:\n{format_exc()}")
     sys.stderr.flush()
     if code < 0:
         with contextlib.suppress(OSError):  # SIGKILL has no handler
@@ -203,15 +262,15 @@ def run(
     return code
 
 
-def _write(report: dict[str, Any], json_path: Path, html_path: Path | None) -> None:
+def _write(report: schema.RunReport, json_path: Path, html_path: Path | None) -> None:
     """Writes the report and prints it. A command that failed before its first batch leaves an earlier report alone."""
-    empty = bool(report["exit_code"]) and not report["loaders"] and not report["bypassing"]
+    empty = bool(report.exit_code) and not report.loaders and not report.bypassing
     if empty and json_path.is_file():
         sys.stderr.write(text.render(report, None, sys.stderr) + f"the report of an earlier run is kept: {json_path}\n")
         return
     printed = str(json_path) == "-"
     if printed:
-        print(json.dumps(report, indent=2, default=str), flush=True)
+        print(schema.encode(report), end="", flush=True)
     else:
         schema.save(report, json_path)
     if html_path is not None:
@@ -219,21 +278,21 @@ def _write(report: dict[str, Any], json_path: Path, html_path: Path | None) -> N
     sys.stderr.write(text.render(report, None if printed else json_path, sys.stderr))
 
 
-def _environment(address: str, apply: bool, max_steps: int | None, ceilings: bool, debug: bool) -> dict[str, str]:
+def _environment(address: str, options: Options) -> dict[str, str]:
     env = dict(os.environ)
     path = env.get("PYTHONPATH")
     env["PYTHONPATH"] = f"{HOOK}{os.pathsep}{path}" if path else str(HOOK)
     env.update(STOKER_RUN=address, STOKER_HOME=str(SOURCE))
-    for name in ("STOKER_APPLY", "STOKER_CEILINGS", "STOKER_DEBUG", "STOKER_MAX_STEPS"):
+    switches = {
+        "STOKER_APPLY": options.apply and "1",
+        "STOKER_CEILINGS": options.ceilings and "1",
+        "STOKER_DEBUG": options.debug and "1",
+        "STOKER_MAX_STEPS": options.max_steps and str(options.max_steps),
+    }
+    for name, value in switches.items():
         env.pop(name, None)
-    if apply:
-        env["STOKER_APPLY"] = "1"
-    if debug:
-        env["STOKER_DEBUG"] = "1"
-    if ceilings:
-        env["STOKER_CEILINGS"] = "1"
-    if max_steps is not None:
-        env["STOKER_MAX_STEPS"] = str(max_steps)
+        if value:
+            env[name] = value
     return env
 
 
@@ -251,12 +310,15 @@ def _in_foreground() -> bool:
         os.close(tty)
 
 
-def _execute(
-    line: list[str], env: dict[str, str], listener: Listener, live: bool, scalars_path: Path | None
-) -> tuple[int, dict[str, Any]]:
-    """Runs the command; signals sent to this process go on to it, once. Returns its exit code, and what the machine did
-    meanwhile."""
-    shared_group = _in_foreground()  # else it gets a group of its own, or a signal to ours would reach it twice
+def _execute(options: Options, listener: Listener) -> tuple[int, JsonObject]:
+    """Runs the command, and passes on to it, once, each signal that this process gets.
+
+    Returns:
+        Its exit code, and what ``SystemMonitor`` saw meanwhile.
+    """
+    line = command_line(options.command, options.module)
+    env = _environment(listener.address, options)
+    shared_group = _in_foreground()  # else it gets its own process group, or it would get our signals twice
     libc = ctypes.CDLL(None)
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARD)
 
@@ -272,24 +334,20 @@ def _execute(
         raise UsageError(f"cannot run {line[0]}: {e.strerror}") from e
     listener.start()
     threading.Thread(target=_forward, args=(process, shared_group), name="stoker_signals", daemon=True).start()
-    ambient = SystemMonitor()
-    told: list[Ticker | tensorboard.Scalars] = [Ticker(listener.now)] if live else []
-    if scalars_path is not None:
-        told.append(tensorboard.Scalars(scalars_path, listener.now))
+    monitor = SystemMonitor()
+    outputs: list[Ticker | tensorboard.Scalars] = [Ticker(listener.now)] if options.live else []
+    if options.tensorboard is not None:
+        outputs.append(tensorboard.Scalars(options.tensorboard, listener.now))
     code = process.wait()
-    for listening in told:
-        listening.stop()
-    return code, ambient.stop()
+    for running in outputs:
+        running.stop()
+    return code, monitor.stop()
 
 
 def _forward(process: subprocess.Popen[bytes], shared_group: bool) -> None:
     while True:
         info = signal.sigwaitinfo(FORWARD)
         if shared_group and info.si_code == SI_KERNEL:
-            continue  # the terminal told it already
+            continue  # the terminal has sent it already
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(info.si_signo)
-
-
-def _command(command: list[str], module: bool) -> list[str]:
-    return ["-m", *command] if module else list(command)

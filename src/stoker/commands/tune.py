@@ -1,75 +1,78 @@
-"""``stoker tune``: what the command line does with ``search.tune``."""
+"""``stoker tune``: the command around ``tuning.api.tune``."""
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
+
+import click
 
 from ..core import output
 from ..core.options import BATCH_SIZE
 from ..core.progress import Progress
-from ..tuning import plot
 from ..tuning.knobs import ALL_KNOBS, BUDGET_S, KNOBS
-from .arguments import count, seconds
-
-EXAMPLE = """examples:
-  stoker tune train.py:make_loader                 a function that returns a DataLoader or a Dataset
-  stoker tune mypackage.data:train_set --batch-size 64 --plot curve.svg
-  stoker tune train.py:loader --knobs num_workers,prefetch_factor --budget-s 60 --json tune.json
-
-train.py is imported, not run: what it keeps behind `if __name__ == "__main__"` stays there.
-The answer is kept where num_workers="auto" finds it (--no-save: not)."""
+from . import arguments
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The command's arguments."""
-    p = commands.add_parser(
-        "tune",
-        help="find a loader's settings by measuring",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    p.add_argument("target", metavar="TARGET", help="path.py:name or package.module:name: a Dataset, a DataLoader, or "
-                   "a callable without arguments that returns one")  # fmt: skip
-    p.add_argument("--json", type=Path, metavar="FILE", help="the result as JSON; - is stdout, instead of the text")
-    p.add_argument("--plot", type=Path, metavar="FILE", help="samples/s against workers: .png, .svg or .html")
-    p.add_argument("--knobs", default=",".join(KNOBS), metavar="A,B", help=f"which may move, of {', '.join(ALL_KNOBS)} "
-                   "(default: all but batch_size and cache)")  # fmt: skip
-    p.add_argument("--budget-s", type=seconds, default=BUDGET_S, metavar="S", help="seconds it may take "
-                   f"(default: {BUDGET_S:g})")  # fmt: skip
-    p.add_argument("--batch-size", type=count, metavar="N", help="samples in a batch (default: the loader's; "
-                   f"{BATCH_SIZE} for a dataset)")  # fmt: skip
-    p.add_argument("--no-save", action="store_true", help='keep no profile for num_workers="auto"')
+@click.command("tune")
+@arguments.target
+@arguments.json_file
+@click.option(
+    "--plot", type=arguments.FILE, metavar="FILE", help="Draw samples/s against workers: .png, .svg or .html."
+)
+@click.option(
+    "--knobs",
+    default=",".join(KNOBS),
+    metavar="A,B",
+    help=f"The settings that may change, of {', '.join(ALL_KNOBS)}.  [default: all but batch_size and cache]",
+)
+@arguments.time_limit(BUDGET_S)
+@click.option(
+    "--batch-size",
+    type=arguments.COUNT,
+    metavar="N",
+    help=f"Samples in a batch.  [default: the loader's; {BATCH_SIZE} for a dataset]",
+)
+@click.option("--no-save", is_flag=True, help='Do not keep the result where num_workers="auto" finds it.')
+def command(
+    target: str,
+    json_path: Path | None,
+    plot: Path | None,
+    knobs: str,
+    time_limit: float,
+    batch_size: int | None,
+    no_save: bool,
+) -> int:
+    """Find a data loader's best settings by measuring.
 
+    TARGET is a DataLoader, a Dataset, or a function that returns one: path.py:name or package.module:name. A script is
+    imported, not run: code behind `if __name__ == "__main__"` stays out.
 
-def run(options: argparse.Namespace) -> int:
-    """Runs the command. Returns its exit code.
-
-    Raises:
-        UsageError: what cannot be tuned.
+    \b
+    Examples:
+      stoker tune train.py:make_loader
+      stoker tune mypackage.data:train_set --batch-size 64 --plot curve.svg
+      stoker tune train.py:loader --knobs num_workers,prefetch_factor --time-limit 60 --json tune.json
     """
-    if options.plot is not None:
-        plot.check(options.plot)
-    output.check(options.json)
+    if plot is not None:
+        from ..tuning.plot import check
+
+        check(plot)
     from ..loader.variant import find
     from ..tuning.api import tune  # which loads torch
 
-    knobs = [k.strip() for k in options.knobs.split(",") if k.strip()]
-    thing = find(options.target)
-    progress = Progress(options.target, options.budget_s)
-    try:
+    names = [name.strip() for name in knobs.split(",") if name.strip()]
+    loader = find(target)
+    with Progress(target, time_limit) as progress:
         result = tune(
-            thing,
-            knobs=knobs,
-            budget_s=options.budget_s,
-            batch_size=options.batch_size,
-            name=options.target,
+            loader,
+            knobs=names,
+            budget_s=time_limit,
+            batch_size=batch_size,
+            name=target,
             progress=progress,
-            save=not options.no_save,
+            save=not no_save,
         )
-    finally:
-        progress.end()
-    if options.plot is not None:
-        result.plot(options.plot)
-    output.give(result.as_dict(), options.json, result.show)
+    if plot is not None:
+        result.plot(plot)
+    output.give(result.as_dict(), json_path, result.show)
     return 0

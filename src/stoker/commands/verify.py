@@ -1,40 +1,94 @@
-"""``verify``: reads a whole dataset in parallel and lists what is broken. ``stoker verify`` is its command."""
+"""``stoker verify``: reads a whole dataset in parallel and lists the samples that cannot be read."""
 
 from __future__ import annotations
 
-import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.utils.data import Dataset, IterableDataset, Sampler, Subset
+import click
+from torch.utils.data import IterableDataset, Subset
 
-from ..core.errors import StokerError, StokerWarning, UsageError
+from ..core import output
+from ..core.errors import StokerError, UsageError
+from ..core.files import check_writable
+from ..core.progress import Progress
+from ..core.terminal import printable
+from ..core.types import Index, JsonObject, LoaderLike
 from ..loader.auto.tasks import keys_of
-from ..loader.dataloader import DataLoader
-from ..loader.loader_state import state_of
-from ..sampling import seeding
+from ..loader.variant import as_loader, find
 from ..workers.faults import quarantine
 from ..workers.faults.policy import Failure
 from ..workers.fetcher import staged_in
+from . import arguments
+from .sweep import Sweep
 
-BATCH = 8  # samples in a worker's task
-TELL_S = 0.1  # between two words of progress
-Tell = Callable[["Verified"], None]
+TASK_SAMPLES = 8  # in a worker's task
+SHOWN = 20  # samples in the text; --json and --quarantine have all
+
+
+@click.command("verify")
+@arguments.target
+@arguments.num_workers
+@click.option(
+    "--sample-timeout", type=arguments.SECONDS, help="Seconds after which a sample counts as broken.  [default: none]"
+)
+@click.option("--again", type=arguments.FILE, help="Read only the samples that this quarantine file lists.")
+@click.option("--quarantine", "listing", type=arguments.FILE, help="Append broken samples to this file.")
+@arguments.json_file
+def command(
+    target: str,
+    num_workers: int | str,
+    sample_timeout: float | None,
+    again: Path | None,
+    listing: Path | None,
+    json_path: Path | None,
+) -> int:
+    """Read a whole dataset and list the samples that are broken.
+
+    TARGET is a DataLoader, a Dataset, or a function that returns one: path.py:name or package.module:name. Each sample
+    is loaded once; of a stoker.Staged the source is read, not the cache. Samples that kill their worker are found too,
+    and with --sample-timeout those that hang. Exit code 0: all samples could be read; 1: some could not.
+
+    \b
+    Examples:
+      stoker verify train.py:train_set
+      stoker verify train.py:make_loader --num-workers 8 --json broken.json
+      stoker verify train.py:train_set --quarantine broken.jsonl
+      stoker verify train.py:train_set --again broken.jsonl     are they repaired?
+    """
+    if listing is not None:
+        check_writable(listing)
+    loader = as_loader(find(target), name=target)
+    try:
+        with Progress(target, doing="reading") as progress:
+
+            def show(so_far: Verified) -> None:
+                progress.samples(so_far.read, so_far.samples, f"{len(so_far.failed):,} broken")
+
+            found = verify(loader, num_workers, again, show, sample_timeout)
+    except StokerError as e:
+        return arguments.fail(e)
+    if listing is not None and found.failed:
+        try:
+            quarantine.append(listing, found.failed, type(loader.dataset).__name__)
+        except OSError as e:
+            raise UsageError(f"{listing} cannot be written: {e.strerror or e}") from e
+    output.give(found.as_dict(), json_path, lambda: print(_text(found)))
+    return int(bool(found.failed))
 
 
 @dataclass
 class Verified:
-    """What was found, and so far what is being found.
+    """What was found, or has been found so far.
 
     Attributes:
         samples: to be read.
-        read: read by now, those that failed included.
-        failed: what could not be read, in the order of the indices.
-        seconds: it took.
+        read: read so far, those that failed included.
+        failed: those that could not be read, in the order of their indices.
+        seconds: taken.
         workers: that read.
     """
 
@@ -49,7 +103,7 @@ class Verified:
         """Samples per second."""
         return self.read / self.seconds if self.seconds > 0 else 0.0
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """For JSON."""
         return {
             "schema": 1,
@@ -63,121 +117,82 @@ class Verified:
 
 
 def verify(
-    loader: Any,
+    loader: LoaderLike,
     workers: int | str = "auto",
     again: Path | None = None,
-    tell: Tell | None = None,
+    on_progress: Callable[[Verified], None] | None = None,
     sample_timeout: float | None = None,
 ) -> Verified:
-    """Reads each sample of a loader's dataset once. Neither collate function nor cache are asked.
+    """Reads each sample of a loader's dataset once, without its collate function and without a cache.
 
     Args:
-        loader: whose samples, those of a ``SubsetRandomSampler`` or all.
-        workers: processes; 0 reads in this one, and then a sample that kills ends all.
-        again: a quarantine's file: only samples that it lists are read.
-        tell: called now and then.
+        loader: its samples are read: those of a ``SubsetRandomSampler``, or all.
+        workers: processes; 0 reads in this one, which a sample that kills its process then ends.
+        again: a quarantine file: only samples that it lists are read.
+        on_progress: called now and then.
         sample_timeout: seconds that a sample may take before it counts as broken.
 
     Raises:
-        UsageError: a stream; a file that cannot be read; a ``sample_timeout`` without workers.
-        StokerError: workers die and no sample is to blame.
+        UsageError: an iterable dataset; a file that cannot be read; a ``sample_timeout`` without workers.
+        StokerError: workers die, and no sample is to blame.
     """
     if isinstance(loader.dataset, IterableDataset):
         raise UsageError(
-            f"{type(loader.dataset).__name__} is a stream: it ends with its first error, so nobody can list the others"
+            f"{type(loader.dataset).__name__} is an iterable dataset: it ends with its first error, so the other "
+            "samples cannot be read"
         )
-    keys = keys_of(loader)
-    if again is not None:
-        keys = _listed(again, len(loader.dataset))
+    keys = keys_of(loader) if again is None else _listed(again, len(loader.dataset))
     found = Verified(len(keys))
-    began = told = time.monotonic()
     if not found.samples:
         return found
-    mine = _loader(loader, keys, workers, sample_timeout)
-    it = None
-    try:
-        with warnings.catch_warnings(), seeding.unchanged():
-            warnings.simplefilter("ignore", StokerWarning)  # what failed is in the result
-            if tell is not None:
-                tell(found)
-            it = iter(mine)
-            ledger = state_of(mine).ledger
-            found.workers = int(mine.num_workers)
-            for n in it:
-                now = time.monotonic()
-                found.read, found.seconds = found.read + n, now - began
-                if tell is not None and now - told > TELL_S:
-                    told = now
-                    found.failed = list(ledger.failed.values())
-                    tell(found)
-    finally:
-        if it is not None and mine.num_workers:
-            it._shutdown_workers()
-    found.failed = sorted(ledger.failed.values(), key=lambda f: (type(f.index) is str, f.index))
-    found.read, found.seconds = found.read + len(found.failed), time.monotonic() - began
+    sweep = Sweep(loader, keys, _read, len, workers, TASK_SAMPLES, sample_timeout=sample_timeout)
+
+    def take(n: int) -> None:
+        found.read += n
+
+    def report() -> None:
+        found.failed, found.seconds, found.workers = sweep.failed, sweep.seconds, sweep.workers
+        if on_progress is not None:
+            on_progress(found)
+
+    sweep.run(take, report)
+    found.failed, found.seconds, found.workers = sweep.failed, sweep.seconds, sweep.workers
+    found.read += len(found.failed)
     if found.read != found.samples:
-        raise StokerError(f"{found.read:,} of {found.samples:,} samples were read, and nobody knows why not the others")
+        raise StokerError(f"only {found.read:,} of {found.samples:,} samples were read, for an unknown reason")
     return found
 
 
-class _Items(Dataset[int]):
-    """Loads samples and keeps nothing of them. What a staged dataset is made of is read, not its cache."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-        self._staged = staged_in(dataset)
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: Any) -> int:
-        if self._staged is None:
-            self.dataset[index]
-            return 1
-        dataset: Any = self.dataset
-        while type(dataset) is Subset:
-            dataset, index = dataset.dataset, dataset.indices[index]
-        dataset._whole(index)
+def _read(dataset: Any, key: Index) -> int:
+    """Loads a sample and drops it; of a staged dataset the source is read, not its cache."""
+    if staged_in(dataset) is None:
+        dataset[key]
         return 1
+    while type(dataset) is Subset:
+        dataset, key = dataset.dataset, dataset.indices[key]
+    dataset._whole(key)
+    return 1
 
 
-class _Keys(Sampler[Any]):
-    def __init__(self, keys: Sequence[Any]) -> None:
-        self._keys = keys
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._keys)
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-
-def _loader(inner: Any, keys: Sequence[Any], workers: int | str, sample_timeout: float | None) -> DataLoader[Any]:
-    many: int | str = workers and "auto"  # workers that take turns
-    mine: DataLoader[Any] = DataLoader(
-        _Items(inner.dataset),
-        BATCH,
-        sampler=_Keys(keys),
-        num_workers=many,
-        collate_fn=len,
-        worker_init_fn=inner.worker_init_fn if many else None,
-        multiprocessing_context=inner.multiprocessing_context if many else None,
-        generator=torch.Generator().manual_seed(0),
-        on_error="skip",
-        max_errors=max(1, len(keys)),
-        quarantine=None,
-        sample_timeout=sample_timeout,
-    )
-    if many == "auto" and workers != "auto":
-        mine.resize(int(workers))
-    return mine
-
-
-def _listed(path: Path, samples: int) -> list[Any]:
-    """Samples that a quarantine lists, each once, in order: numbers within the dataset, and words."""
+def _listed(path: Path, samples: int) -> list[Index]:
+    """The samples in a quarantine file, each once, in order: numbers within the dataset, and other keys."""
     try:
         found = {f.index for f in quarantine.read(path)}
     except OSError as e:
         raise UsageError(f"{path} cannot be read: {e.strerror or e}") from e
     good = {i for i in found if not isinstance(i, int) or -samples <= i < samples}
     return sorted(good, key=lambda i: (type(i) is str, i))
+
+
+def _text(found: Verified) -> str:
+    rate = f"{found.rate:,.0f} samples/s" if found.read else "nothing to read"
+    if not found.failed:
+        return f"{found.samples:,} samples, all could be read ({rate})"
+    lines = [f"{len(found.failed):,} of {found.samples:,} samples are broken ({rate})"]
+    kinds = Counter(f.error.partition(":")[0] for f in found.failed)
+    lines.append("  " + ", ".join(f"{n:,} {printable(kind)}" for kind, n in kinds.most_common(SHOWN)))
+    for f in found.failed[:SHOWN]:
+        lines.append(printable(f"{f.index}: {f.file + ': ' if f.file else ''}{f.error}"))
+    if len(found.failed) > SHOWN:
+        lines.append(f"... and {len(found.failed) - SHOWN:,} more: --json FILE lists them all")
+    return "\n".join(lines)

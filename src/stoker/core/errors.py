@@ -1,13 +1,12 @@
 """The exception tree: everything stoker raises on its own account descends from ``StokerError``.
 
-Errors that torch's loader raises keep torch's type and words; the classes here that stand for one of
-those inherit from torch's type as well, so ``except RuntimeError`` goes on working.
+Errors that torch's loader raises keep torch's type and text. Classes here that replace one of those also inherit from
+torch's type, so ``except RuntimeError`` still works.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 
 class StokerError(Exception):
@@ -19,28 +18,28 @@ class UsageError(StokerError, ValueError):
 
 
 class BudgetError(StokerError, MemoryError):
-    """What is asked for does not fit the budget; nothing was begun."""
+    """The request does not fit the budget; nothing was started."""
 
 
 class ImageError(StokerError, OSError):
-    """A file that is no picture, or a broken one; whatever its decoder said. Pillow's own are ``OSError``s as well."""
+    """A file that is not an image, or a corrupt one. Pillow's own errors are ``OSError``s as well."""
 
 
 class StateError(StokerError, ValueError):
-    """A state dict that is none, is of a newer stoker, or does not fit the loader that it was given to."""
+    """Not a stoker state dict, one written by a newer version, or one that does not match this loader."""
 
 
 class TransportError(StokerError, RuntimeError):
-    """A record or a payload that cannot have come from a stoker worker."""
+    """A message that cannot have come from a stoker worker."""
 
 
 class WorkerDiedError(StokerError, RuntimeError):
-    """A worker process ended without being asked to (torch: ``exited unexpectedly``).
+    """A worker process ended on its own (torch: ``exited unexpectedly``).
 
     Attributes:
         workers: ids of the workers that died.
-        tasks: numbers of the tasks they had in hand, where workers take tasks from one board; None where not known.
-        places: what their records say of whom they come from.
+        tasks: numbers of their current tasks, if workers share one task queue; None if unknown.
+        places: the slot indices that their messages carry.
     """
 
     def __init__(
@@ -61,13 +60,13 @@ class WorkerTimeoutError(StokerError, RuntimeError):
 
 
 class SampleError(StokerError, RuntimeError):
-    """More samples failed than ``max_errors`` allows, or nothing good could be found in the place of one.
+    """More samples failed than ``max_errors`` allows, or no replacement for one could be found.
 
     Attributes:
-        failures: what is known of each (``faults.policy.Failure``).
+        failures: one ``workers.faults.policy.Failure`` each.
     """
 
-    def __init__(self, message: str, failures: Sequence[Any] = ()) -> None:
+    def __init__(self, message: str, failures: Sequence[object] = ()) -> None:
         super().__init__(message)
         self.failures = tuple(failures)
 
@@ -77,4 +76,4 @@ class SampleTimeoutError(WorkerTimeoutError):
 
 
 class StokerWarning(UserWarning):
-    """Something that works and is not what its user meant."""
+    """Something works, but probably not as the user intended."""

@@ -1,4 +1,4 @@
-"""Files that stoker leaves behind: written whole or not at all, and for nobody else's eyes."""
+"""Files that stoker leaves behind: written whole or not at all, and readable by the user only; and where they go."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from pathlib import Path
 from .errors import UsageError
 
 
-def write(path: Path, text: str) -> None:
-    """Writes a file under another name and gives it its own when it is whole.
+def cache_folder(name: str) -> Path:
+    """``stoker/<name>`` in the user's cache folder: ``$XDG_CACHE_HOME``, else ``~/.cache`` on Linux. Not made here."""
+    from platformdirs import user_cache_path
 
-    A new one is private to the user (mode 600): paths, names and settings of somebody's work are in it. One that is
-    there keeps its mode. What is no file, a pipe or ``/dev/stdout``, is written to.
+    return user_cache_path("stoker", appauthor=False) / name
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a file under a temporary name and renames it when it is complete.
+
+    A new file is private to the user (mode 600), because it holds paths, names and settings. An existing file keeps its
+    mode. Pipes and devices, such as ``/dev/stdout``, are written to directly.
 
     Raises:
         OSError: it cannot be written.
@@ -21,12 +28,12 @@ def write(path: Path, text: str) -> None:
     path = Path(os.path.realpath(path))
     mode = 0o600
     try:
-        there = path.stat()
+        existing = path.stat()
     except OSError:
         pass
     else:
-        mode = stat.S_IMODE(there.st_mode)
-        if not stat.S_ISREG(there.st_mode):
+        mode = stat.S_IMODE(existing.st_mode)
+        if not stat.S_ISREG(existing.st_mode):
             with open(path, "w", encoding="utf-8") as pipe:
                 pipe.write(text)
             return
@@ -45,18 +52,18 @@ def check_writable(path: Path, option: str = "--json") -> None:
     """Raises before the run what would otherwise be raised after it.
 
     Args:
-        path: where the report is to be written.
-        option: of the command line, which names another place.
+        path: where the report will be written.
+        option: of the command line, which sets the path.
 
     Raises:
         UsageError: no file can be written there.
     """
-    why = ""
+    reason = ""
     if path.is_dir():
-        why = "it is a folder"
+        reason = "it is a folder"
     elif not path.parent.is_dir():
-        why = f"there is no folder {path.parent}"
+        reason = f"there is no folder {path.parent}"
     elif not os.access(path if path.exists() else path.parent, os.W_OK):
-        why = "no write access"
-    if why:
-        raise UsageError(f"the report cannot be written to {path}: {why} ({option} FILE names another place)")
+        reason = "no write access"
+    if reason:
+        raise UsageError(f"the report cannot be written to {path}: {reason} ({option} FILE names another place)")

@@ -1,4 +1,7 @@
-"""Which GPUs there are and how busy, from outside the process that uses them."""
+"""GPUs and how busy they are, seen from outside the process that uses them.
+
+They are read with NVML (``nvidia-ml-py``, the extra ``stoker[gpu]``), else with ``nvidia-smi``, which takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,23 @@ from dataclasses import dataclass
 from typing import Any
 
 
-def chosen(gpus: Sequence[tuple[int, str]], visible: str | None) -> list[int]:
+def visible_gpus(gpus: Sequence[tuple[int, str]], visible: str | None) -> list[int]:
     """Positions of the GPUs that a process may use, in its order. NVML and nvidia-smi show all of the host.
 
     Args:
         gpus: index and UUID of each.
-        visible: CUDA_VISIBLE_DEVICES: indices or beginnings of UUIDs, up to the first that is none (CUDA C++
+        visible: CUDA_VISIBLE_DEVICES: indices or beginnings of UUIDs; an invalid one ends the list (CUDA C++
             Programming Guide, "CUDA Environment Variables"). None: not set, so all.
 
     Example:
-        >>> chosen([(0, "GPU-ab"), (1, "GPU-cd")], "1"), chosen([(0, "GPU-ab"), (1, "GPU-cd")], "GPU-a,7,1")
+        >>> visible_gpus([(0, "GPU-ab"), (1, "GPU-cd")], "1"), visible_gpus([(0, "GPU-ab"), (1, "GPU-cd")], "GPU-a,7,1")
         ([1], [0])
     """
     if visible is None:
         return list(range(len(gpus)))
     found: list[int] = []
     for word in visible.replace(" ", "").split(","):
-        if word.startswith("MIG-"):  # part of a GPU, which does not say of which
+        if word.startswith("MIG-"):  # a part of a GPU; the name does not say of which one
             return list(range(len(gpus)))
         fits = [
             i for i, (n, uuid) in enumerate(gpus) if word == str(n) or (word[:4] == "GPU-" and uuid.startswith(word))
@@ -38,12 +41,12 @@ def chosen(gpus: Sequence[tuple[int, str]], visible: str | None) -> list[int]:
     return found
 
 
-def _mine(gpus: Sequence[tuple[int, str]]) -> list[int]:
-    return chosen(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+def _own(gpus: Sequence[tuple[int, str]]) -> list[int]:
+    return visible_gpus(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 class Nvml:
-    """How busy each GPU is that this process may use, asked again and again; nothing where there is no NVML."""
+    """How busy each GPU is that this process may use; no GPUs without NVML."""
 
     def __init__(self) -> None:
         self._handles: list[Any] = []
@@ -54,7 +57,7 @@ class Nvml:
             pynvml.nvmlInit()
             self._nvml = pynvml
             handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-            self._handles = [handles[i] for i in _mine([(i, _uuid(pynvml, h)) for i, h in enumerate(handles)])]
+            self._handles = [handles[i] for i in _own([(i, _uuid(pynvml, h)) for i, h in enumerate(handles)])]
 
     def busy(self) -> list[float]:
         """Per cent of the last second or less in which a kernel ran, by GPU (NVML, nvmlDeviceGetUtilizationRates)."""
@@ -72,8 +75,8 @@ class Nvml:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One accelerator: name, total and free memory in bytes, utilisation in per cent (None where unknown); its index
-    among all of the host, and its UUID."""
+    """One accelerator: name, total and free memory in bytes, utilisation in per cent (None if unknown), its index among
+    all GPUs of the host, and its UUID."""
 
     name: str
     memory: int | None
@@ -84,10 +87,9 @@ class Gpu:
 
 
 def gpus() -> list[Gpu]:
-    """Those that this process may use (CUDA_VISIBLE_DEVICES), by NVML where pynvml is installed, else by nvidia-smi,
-    else none. Never initialises CUDA."""
+    """The GPUs that this process may use (CUDA_VISIBLE_DEVICES). CUDA is not initialised."""
     found = _all()
-    return [found[i] for i in _mine([(gpu.index, gpu.uuid) for gpu in found])]
+    return [found[i] for i in _own([(gpu.index, gpu.uuid) for gpu in found])]
 
 
 def _all() -> list[Gpu]:
@@ -117,8 +119,8 @@ def _all() -> list[Gpu]:
         pynvml.nvmlShutdown()
 
 
-def _text(words: Any) -> str:
-    return words.decode() if isinstance(words, bytes) else str(words)
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _uuid(pynvml: Any, handle: Any) -> str:

@@ -1,5 +1,5 @@
-"""Files, connections and locks that an object holds. Two processes that both use one disturb each other: they share its
-offset, or its place in a protocol."""
+"""Files, connections and locks that an object holds. Two processes cannot use one of them at the same time: they would
+share its offset, or its state in a protocol."""
 
 from __future__ import annotations
 
@@ -15,53 +15,52 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import torch
 
-WIDTH = 100  # items of a container that are looked at; the others are taken to be of the same kind
-MOST = 20_000  # objects that are looked at, those nearest to the surface first
-LOOKS = 3  # more, at what a process has open: what is open in all of them stays so
-LOOK_S = 1e-3
+MAX_ITEMS = 100  # of a container that are searched; the others are assumed to be of the same kind
+MAX_OBJECTS = 20_000  # that are searched, those of the least depth first
+RECHECKS = 3  # of what a process has open: a file that is only being read is closed by then
+RECHECK_S = 1e-3
 PLAIN = (str, bytes, bytearray, memoryview, array.array, int, float, complex, type(None), range, slice)
 CODE = (type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, property)
 SKIPPED = (*PLAIN, *CODE, torch.Tensor, torch.Generator, logging.Logger, weakref.ref)
 
 
-def held(obj: Any, path: str = "dataset") -> str:
-    """The path of the first thing inside that cannot be copied to another process, and what it is; "" for none.
+def held(obj: object, path: str = "dataset") -> str:
+    """The path of the first object inside that cannot be copied to another process, and its type; "" if there is none.
 
     Example:
         >>> held({"rows": [1, 2], "name": "x"})
         ''
     """
-    todo, seen, left = deque([(path, obj)]), dict[int, Any](), MOST
+    todo, seen, left = deque([(path, obj)]), dict[int, object](), MAX_OBJECTS
     while todo and left > 0:
         at, x = todo.popleft()
         if id(x) in seen or isinstance(x, SKIPPED) or (isinstance(x, np.ndarray) and not x.dtype.hasobject):
             continue
-        seen[id(x)] = x  # kept, else another object might get its id
+        seen[id(x)] = x  # keeps it alive, else another object might get its id
         if isinstance(x, (io.IOBase, socket.socket)) and not getattr(x, "closed", False):
             return f"{at} is an open {type(x).__name__}"
         try:
             inner = list(_inside(x))
-        except Exception:  # somebody's proxy
+        except Exception:  # a proxy object of the user's
             inner = []
         left -= 1 + len(inner)
-        if not inner and _refused(x):
+        if not inner and _refuses_pickle(x):
             return f"{at} is a {type(x).__module__}.{type(x).__qualname__}"
         todo += [(at + name, value) for name, value in inner if type(value) not in PLAIN]
     return ""
 
 
-def _inside(x: Any) -> Iterator[tuple[str, Any]]:
+def _inside(x: object) -> Iterator[tuple[str, object]]:
     if isinstance(x, dict):
-        yield from ((f"[{k!r}]", v) for k, v in islice(x.items(), WIDTH))
+        yield from ((f"[{k!r}]", v) for k, v in islice(x.items(), MAX_ITEMS))
     elif isinstance(x, (list, tuple, set, frozenset)):
-        yield from ((f"[{i}]", v) for i, v in enumerate(islice(x, WIDTH)))
+        yield from ((f"[{i}]", v) for i, v in enumerate(islice(x, MAX_ITEMS)))
     elif isinstance(x, np.ndarray):
-        yield from ((f"[{i}]", v) for i, v in enumerate(islice(x.flat, WIDTH)))
+        yield from ((f"[{i}]", v) for i, v in enumerate(islice(x.flat, MAX_ITEMS)))
     elif isinstance(x, functools.partial):
         yield from ((".func", x.func), (".args", x.args), (".keywords", x.keywords))
     elif isinstance(x, types.MethodType):
@@ -70,7 +69,7 @@ def _inside(x: Any) -> Iterator[tuple[str, Any]]:
         for name, cell in zip(x.__code__.co_freevars, x.__closure__ or (), strict=False):
             try:
                 yield f".{name}", cell.cell_contents
-            except ValueError:  # nothing in it yet
+            except ValueError:  # an empty cell
                 continue
     for name, value in list(getattr(x, "__dict__", {}).items()):
         yield f".{name}", value
@@ -82,8 +81,8 @@ def _inside(x: Any) -> Iterator[tuple[str, Any]]:
                 yield f".{name}", value
 
 
-def _refused(x: Any) -> bool:
-    """Whether an object without attributes, as of a C library, says that it cannot be pickled."""
+def _refuses_pickle(x: object) -> bool:
+    """Whether an object without attributes, as of a C library, raises when it is pickled."""
     if isinstance(x, (dict, list, tuple, set, frozenset, types.FunctionType, types.MethodType)):
         return False
     try:
@@ -94,21 +93,21 @@ def _refused(x: Any) -> bool:
 
 
 def opened(pids: list[int]) -> str:
-    """A file or connection that one of these processes has open and this one has not; "" for none.
+    """A file or connection that one of these processes has open and this one does not; "" if there is none.
 
     Raises:
         OSError: one of them has ended.
     """
     own = _targets("self")
-    found = _kept(pids, own)
-    for _ in range(LOOKS):
-        if found:  # or it is being read just now
-            time.sleep(LOOK_S)
-            found &= _kept(pids, own)
+    found = _open_in(pids, own)
+    for _ in range(RECHECKS):
+        if found:  # it may be open only for a moment
+            time.sleep(RECHECK_S)
+            found &= _open_in(pids, own)
     return min(found)[1] if found else ""
 
 
-def _kept(pids: list[int], own: set[str]) -> set[tuple[int, str]]:
+def _open_in(pids: list[int], own: set[str]) -> set[tuple[int, str]]:
     there = {(pid, target) for pid in pids for target in _targets(pid) - own}
     return {
         (pid, target)
@@ -125,8 +124,8 @@ def _targets(pid: int | str) -> set[str]:
     for fd in os.listdir(f"/proc/{pid}/fd"):
         try:
             found.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
-        except FileNotFoundError:  # it was closed meanwhile
+        except FileNotFoundError:  # closed meanwhile
             continue
-    if not found:  # a process that has ended, and is not waited for
+    if not found:  # a process that has ended and was not reaped
         raise ProcessLookupError(f"process {pid} has ended")
     return found

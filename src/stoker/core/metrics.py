@@ -1,4 +1,4 @@
-"""What a loader did, in numbers. Nothing else of stoker is imported here, and nothing here costs a microsecond.
+"""What a loader did, in numbers. Nothing here costs a microsecond.
 
 ``report/schema.py`` says how these numbers look in a report.
 """
@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
-EPOCHS = 64  # that are kept one by one
+from .types import Attributes, JsonObject
+
+EPOCHS = 64  # of which numbers are kept one by one
 
 
 @dataclass
@@ -68,7 +69,7 @@ class LoaderMetrics:
     filled_epochs: int = 0
     between_s: float = 0.0
     left_at: float = 0.0
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Attributes = field(default_factory=dict)
     tasks: int = 0
     fetch_ns: int = 0
     collate_ns: int = 0
@@ -77,7 +78,7 @@ class LoaderMetrics:
     batch_bytes: int = 0
     worker_pss: dict[int, int] = field(default_factory=dict)
     decisions: list[str] = field(default_factory=list)
-    inside: dict[str, Any] = field(default_factory=dict)
+    inside: JsonObject = field(default_factory=dict)
     step_bins: dict[int, int] = field(default_factory=dict)
     wait_bins: dict[int, int] = field(default_factory=dict)
     by_epoch: list[list[float]] = field(default_factory=list)
@@ -90,7 +91,7 @@ class LoaderMetrics:
     crossing_steps: int = 0
     crossing_s: float = 0.0
     pinned_bytes: int = 0
-    faults: dict[str, Any] = field(default_factory=dict)
+    faults: JsonObject = field(default_factory=dict)
 
     def task(self, times: tuple[int, int, int, int]) -> None:
         """Adds one task's nanoseconds: fetch, collate, transport, CPU."""

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from .errors import UsageError
+from .types import Attributes
 
-BATCH_SIZE = 32  # of a dataset that comes without a loader
+BATCH_SIZE = 32  # for a dataset that is given without a loader
 
 
 class Workers(int):
-    """The worker count of a ``stoker.DataLoader``: an int that says whose it is.
+    """The worker count of a ``stoker.DataLoader``: an int that carries the loader's other settings.
 
-    Frameworks build loaders of torch's class from the attributes that torch's has (Accelerate, Ray). They all take the
-    number of workers along, and with it what else stoker knows. A pickled one is a plain number.
+    Frameworks (Accelerate, Ray) build loaders of torch's class from the attributes of torch's loader. All of them copy
+    the number of workers, and with it stoker's settings. Pickled, it becomes a plain number.
 
     Attributes:
         settings: by name.
-        dataset: the loader's; for a loader of another one the number is a number.
+        dataset: the loader's. A loader of another dataset ignores the settings.
     """
 
-    settings: dict[str, Any] | None = None
-    dataset: Any = None
+    settings: Attributes | None = None
+    dataset: object = None
 
     @classmethod
-    def carrying(cls, n: int, settings: dict[str, Any], dataset: Any) -> Workers:
+    def carrying(cls, n: int, settings: Attributes, dataset: object) -> Workers:
         """The same count, an ``AutoWorkers`` if it was one."""
         out = (AutoWorkers if isinstance(n, AutoWorkers) else Workers)(n)
         out.settings, out.dataset = settings, dataset
@@ -40,10 +40,10 @@ class Workers(int):
 
 
 class AutoWorkers(Workers):
-    """The worker count of a loader built with ``num_workers="auto"``: an int that remembers.
+    """The worker count of a loader built with ``num_workers="auto"``.
 
-    Frameworks rebuild loaders from their attributes (Lightning: ``type(dl)(**attributes)``). They read
-    ``num_workers`` as the plain number it is, and hand it back to a constructor that sees it is "auto".
+    Frameworks rebuild loaders from their attributes (Lightning: ``type(dl)(**attributes)``). They read ``num_workers``
+    as a plain number and pass it to the constructor, which recognises "auto" by this type.
 
     Example:
         >>> AutoWorkers(2) + 0, isinstance(AutoWorkers(2), int)
@@ -56,18 +56,18 @@ class AutoWorkers(Workers):
 
 @dataclass(frozen=True)
 class Knobs:
-    """What the engine is told about one loader; every stage reads its settings from here.
+    """The engine's settings for one loader.
 
     Attributes:
         num_workers: worker processes, at least 1.
         prefetch_factor: tasks in flight per worker, at least 1.
         in_order: deliver in the sampler's order.
         persistent: keep workers between epochs.
-        timeout: seconds to wait for one batch; 0 waits for ever.
+        timeout: seconds to wait for one batch; 0 is no limit.
         task_seeds: seed the random state of each task, not of each worker (``num_workers="auto"``).
         shared: any free worker takes the next task; only with task seeds.
-        ahead: tasks in flight per worker that may be reached while batches are small, so that a slow sample does not
-            stop the others; at least ``prefetch_factor``, and that where it is 0.
+        ahead: tasks in flight per worker while batches are small, so that a slow sample does not stop the others.
+            0: ``prefetch_factor``.
     """
 
     num_workers: int
@@ -83,7 +83,7 @@ class Knobs:
         if self.num_workers < 1:
             raise UsageError(f"num_workers is {self.num_workers}; the process engine needs at least 1")
         if self.prefetch_factor < 1:
-            raise UsageError(f"prefetch_factor is {self.prefetch_factor}; it has to be at least 1")
+            raise UsageError(f"prefetch_factor is {self.prefetch_factor}; it must be at least 1")
 
     @property
     def window(self) -> int:
@@ -92,7 +92,7 @@ class Knobs:
 
     @property
     def usual(self) -> int:
-        """Tasks in flight over all workers, however large batches are."""
+        """Tasks in flight over all workers, for batches of any size."""
         return self.num_workers * self.prefetch_factor
 
 
@@ -101,10 +101,10 @@ class Budget:
     """How much memory the transport may hold.
 
     Attributes:
-        lease_bytes: bytes of slots that the consumer may keep; past it a batch is copied out of its slot.
+        lease_bytes: bytes of slots that the consumer may keep; beyond that, batches are copied out of their slots.
         lease_slots: the same bound as a count, because every slot is a mapping.
-        flight_bytes: bytes of batches that are made ahead, all workers together; one batch is always made.
-        strict: ``flight_bytes`` was asked for by the user: a batch that does not fit is an error.
+        flight_bytes: bytes of prefetched batches, over all workers; one batch is always allowed.
+        strict: the user has set ``flight_bytes``: a batch that does not fit is an error.
     """
 
     lease_bytes: int
@@ -150,12 +150,12 @@ def parse_bytes(value: int | float | str, of: int, name: str = "budget") -> int:
 
 @dataclass(frozen=True)
 class Measured:
-    """What ``num_workers="auto"`` begins with.
+    """The worker count that ``num_workers="auto"`` begins with.
 
     Attributes:
         workers: the count.
-        reason: why this count, in words.
-        known: ``stoker tune`` found it for this loader, so more are not tried.
+        reason: why this count, as a text.
+        known: ``stoker tune`` found it for this loader, so other counts are not tried.
     """
 
     workers: int

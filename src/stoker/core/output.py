@@ -1,13 +1,13 @@
-"""What a command found: text for people, and JSON where ``--json`` asks for it."""
+"""The result of a command: text to read, or JSON where ``--json`` asks for it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from .files import check_writable, write
+from .types import JsonObject
 
 
 def check(json_path: Path | None) -> None:
@@ -20,9 +20,9 @@ def check(json_path: Path | None) -> None:
         check_writable(json_path)
 
 
-def give(found: dict[str, Any], json_path: Path | None, show: Callable[[], object]) -> None:
-    """Shows the text, and writes the JSON if there is a path for it; ``-`` is stdout, instead of the text."""
-    data = json.dumps(found, indent=2)
+def give(result: JsonObject, json_path: Path | None, show: Callable[[], object]) -> None:
+    """Shows the text, and writes the JSON if there is a path for it; ``-`` is stdout, in place of the text."""
+    data = json.dumps(result, indent=2)
     if str(json_path) == "-":
         print(data)
         return

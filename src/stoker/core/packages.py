@@ -1,7 +1,7 @@
-"""Which package a file of Python code belongs to, by where that package lies.
+"""Which package a file of Python code belongs to, by the folder that the package is installed in.
 
-No folder is known by its name: people clone a project into a folder called ``stoker``, and keep scripts in one called
-``multiprocessing``.
+Names of folders prove nothing: a project may be cloned into a folder called ``stoker``, and scripts may be in one
+called ``multiprocessing``.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ import sysconfig
 
 
 def folder(path: str) -> str:
-    """The folder that a file lies in, with a separator at its end."""
+    """The folder of a file, with a separator at its end."""
     return os.path.join(os.path.dirname(os.path.abspath(path)), "")
 
 
-PACKAGE = folder(os.path.dirname(os.path.abspath(__file__)))  # stoker's own; this file lies one folder deeper
+PACKAGE = folder(os.path.dirname(os.path.abspath(__file__)))  # stoker's own; this file is one folder deeper
 STDLIB = folder(os.__file__)
 
 
 @functools.cache
 def torch() -> str:
-    """torch's folder. torch is not imported for that; where there is none, a path that no file has."""
+    """torch's folder, found without importing torch; a path that no file has, if torch is not installed."""
     spec = importlib.util.find_spec("torch")
     return folder(spec.origin) if spec is not None and spec.origin else "\0"
 
 
 @functools.cache
 def torch_file(*names: str) -> str:
-    """A file of torch's, as its code objects call it: ``torch_file("utils", "data", "dataset.py")``."""
+    """A file of torch's, as its code objects name it: ``torch_file("utils", "data", "dataset.py")``."""
     return os.path.join(torch(), *names)
 
 
 @functools.cache
 def libraries() -> tuple[str, ...]:
-    """Where packages are installed: the interpreter's own folders, and those of ``sys.path`` in which an installer
-    has left its records, but not the script's own folder."""
+    """Folders of installed packages: the interpreter's own, and those of ``sys.path`` in which an installer has left
+    its records, but not the script's own folder."""
     found = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     with contextlib.suppress(AttributeError):  # the "site" of an old virtualenv has no such functions
         found += [*site.getsitepackages(), site.getusersitepackages()]
@@ -54,8 +54,7 @@ def libraries() -> tuple[str, ...]:
 
 
 def installed(path: str) -> str:
-    """The file's path inside the folder of installed packages, or of the standard library, that it lies in; "" for
-    files that lie elsewhere.
+    """The file's path inside the folder of installed packages, or of the standard library; "" for other files.
 
     Example:
         >>> installed(contextlib.__file__)
@@ -66,7 +65,7 @@ def installed(path: str) -> str:
 
 
 def in_stdlib(path: str) -> bool:
-    """Whether the file is of the standard library; installed packages may lie inside its folder."""
+    """Whether the file is of the standard library; installed packages may be inside its folder."""
     return path.startswith(STDLIB) and not path.startswith(libraries())
 
 

@@ -1,4 +1,4 @@
-"""Methods of other people's classes that are replaced for a while, and put back."""
+"""Replaces methods of classes that are not stoker's for a while, and puts them back."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 
 class Patches:
-    """What was replaced.
+    """The methods that are replaced now.
 
-    Where somebody else has wrapped a replacement meanwhile, putting back the original would take theirs away. That one
-    stays, and is not made a second time: it has to do nothing while nobody wants it.
+    If another library has wrapped a replacement meanwhile, putting the original back would remove its wrapper too. Such
+    a replacement stays in place, and is not made again: it must do nothing while it is not wanted.
 
     Attributes:
-        late: methods that call what stands here, by class and name, so that they themselves need not be replaced.
+        late: methods that call the function stored here, by class and name, so that they need not be replaced.
 
     Example:
         >>> class A:
@@ -29,11 +29,11 @@ class Patches:
     """
 
     def __init__(self) -> None:
-        self.late: dict[tuple[type, str], Any] = {}
-        self._put: dict[tuple[Any, str], tuple[Any, Any]] = {}  # what stood there itself, and what stands there now
+        self.late: dict[tuple[object, str], Any] = {}
+        self._put: dict[tuple[object, str], tuple[object, object]] = {}  # the old and the new attribute
 
-    def put(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Replaces ``owner.name`` by what ``make`` makes of it, once."""
+    def put(self, owner: object, name: str, make: Callable[[Any], Any]) -> None:
+        """Replaces ``owner.name`` by ``make(owner.name)``, once."""
         key = owner, name
         if key in self._put:
             return
@@ -47,7 +47,7 @@ class Patches:
         setattr(owner, name, now)
 
     def undo(self) -> None:
-        """Puts back what is still there as it was put."""
+        """Puts back the originals of replacements that are still in place."""
         for (owner, name), (own, now) in list(self._put.items()):
             if now is None or vars(owner).get(name) is not now:
                 continue
@@ -59,6 +59,6 @@ class Patches:
 
 
 def subclasses(cls: Any) -> list[Any]:
-    """All there are now, of any depth."""
+    """The subclasses of a class that exist now, of any depth."""
     found = [s for direct in cls.__subclasses__() for s in (direct, *subclasses(direct))]
     return list(dict.fromkeys(found))

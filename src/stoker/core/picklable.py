@@ -1,4 +1,4 @@
-"""Whether an object can be pickled, found out without a copy of it: a dataset may be half of the memory."""
+"""Whether an object can be pickled, tried without a copy of it: a dataset may take half of the memory."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import torch
 
-MANY = 1000  # items of a longer container that are tried; the others are taken to be of the same kind
-MOST = 1_000_000  # objects that are tried, half a second; what has passed by then is taken to pass as a whole
-LONG = (list, tuple, dict, set, frozenset)
+MAX_ITEMS = 1000  # of a container that are tried; the others are assumed to be of the same kind
+MAX_OBJECTS = 1_000_000  # that are tried, half a second; if they pass, the whole is assumed to pass
+CONTAINERS = (list, tuple, dict, set, frozenset)
 NUMBERS = (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)
 
 
-def refused(obj: Any, to_start: bool = False) -> Exception | None:
-    """What pickle says against an object; None where it takes it.
+def refused(obj: object, to_start: bool = False) -> Exception | None:
+    """The error that pickle raises for an object; None if there is none.
 
     Args:
-        obj: which.
-        to_start: with what multiprocessing can pickle to start a process, too.
+        obj: the object.
+        to_start: use multiprocessing's pickler too, which can pickle more where it starts a process.
     """
     trial = _Trial()
     if to_start:
@@ -40,15 +40,15 @@ def refused(obj: Any, to_start: bool = False) -> Exception | None:
     return None
 
 
-def culprit(obj: Any, path: str, depth: int = 0) -> str | None:
-    """Path of the innermost attribute or item that pickle refuses, or None when it takes all."""
+def culprit(obj: object, path: str, depth: int = 0) -> str | None:
+    """Path of the innermost attribute or item that pickle refuses; None if it refuses none."""
     if refused(obj, to_start=True) is None:
         return None
-    inner: list[tuple[str, Any]] = []
+    inner: list[tuple[str, object]] = []
     if isinstance(obj, dict):
-        inner = [(f"{path}[{k!r}]", v) for k, v in islice(obj.items(), MANY)]
+        inner = [(f"{path}[{k!r}]", v) for k, v in islice(obj.items(), MAX_ITEMS)]
     elif isinstance(obj, (list, tuple)):
-        inner = [(f"{path}[{i}]", v) for i, v in enumerate(obj[:MANY])]
+        inner = [(f"{path}[{i}]", v) for i, v in enumerate(obj[:MAX_ITEMS])]
     elif hasattr(obj, "__dict__") and not isinstance(obj, type):
         inner = [(f"{path}.{k}", v) for k, v in vars(obj).items()]
     if depth < 8:
@@ -60,42 +60,42 @@ def culprit(obj: Any, path: str, depth: int = 0) -> str | None:
 
 
 class _Enough(Exception):
-    """So many objects have passed."""
+    """``MAX_OBJECTS`` have passed."""
 
 
-class _Nowhere:
-    """A file that keeps nothing."""
+class _Null:
+    """A file that drops what is written to it."""
 
-    def write(self, data: Any) -> int:
+    def write(self, data: bytes) -> int:
         return len(data)
 
 
 class _Trial(pickle.Pickler):
-    """Pickles, and keeps nothing of it. Bytes of tensors and arrays are not looked at, of a long container some items.
+    """Pickles, and drops the result. Bytes of tensors and arrays are skipped; of a long container some items are tried.
 
     Attributes:
-        later: items of long containers; they come last, so that no container hides what lies behind it.
+        later: items of long containers; they are tried last, so that objects after the container are tried too.
     """
 
     def __init__(self) -> None:
-        super().__init__(_Nowhere(), protocol=5, buffer_callback=lambda _: None)
-        self.later: deque[Any] = deque()
-        self._long: dict[int, Any] = {}  # the containers themselves, for another object may get a free one's id
-        self._left = MOST
+        super().__init__(_Null(), protocol=5, buffer_callback=lambda _: None)
+        self.later: deque[object] = deque()
+        self._long: dict[int, object] = {}  # keeps the containers alive: another object could get the id of a freed one
+        self._left = MAX_OBJECTS
 
     def persistent_id(self, obj: Any) -> str | None:
-        """Called with each object; a word stands in for one that is not to be pickled."""
+        """Called with each object; a text in its place means that it is not to be pickled."""
         self._left -= 1
         if self._left < 0:
             raise _Enough
         array = isinstance(obj, np.ndarray)
         if isinstance(obj, NUMBERS) or (array and not obj.dtype.hasobject):
             return "numbers"
-        size = obj.size if array else len(obj) if type(obj) in LONG else 0
-        if size <= MANY:
+        size = obj.size if array else len(obj) if type(obj) in CONTAINERS else 0
+        if size <= MAX_ITEMS:
             return None
         if id(obj) not in self._long:
             self._long[id(obj)] = obj
             items = obj.flat if array else obj.items() if type(obj) is dict else obj
-            self.later.append(list(islice(items, MANY)))
+            self.later.append(list(islice(items, MAX_ITEMS)))
         return "items"

@@ -1,7 +1,7 @@
-"""Processes: what starts them, and the one order in which everything is torn down.
+"""Worker processes: what starts them, and the one order in which they are ended.
 
-Told to leave (stop flag, STOP record, end of pipes) -> joined under one deadline for all -> SIGTERM -> SIGKILL. Slots
-need no step of their own: their memory is anonymous and goes with the last mapping.
+Told to leave (stop flag, STOP message, end of pipes) -> joined under one deadline for all -> SIGTERM -> SIGKILL. Slots
+need no step of their own: their memory is anonymous and is freed with the last mapping.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import signal
 import time
 from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
-from typing import Any
 
-LEAVE_S = 5.0  # for all workers together; a sample that is being loaded may end in that time. torch: 5 s for each
-TERM_S = 1.0  # between SIGTERM and SIGKILL; nothing of the user's is left to be saved then
+LEAVE_S = 5.0  # for all workers together: time to finish the current sample. torch gives each worker 5 s
+TERM_S = 1.0  # between SIGTERM and SIGKILL
 
 
-def starts_processes(context: Any) -> bool:
-    """Whether a multiprocessing context starts processes by fork, spawn or forkserver. Others may start anything: in
+def starts_processes(context: object) -> bool:
+    """Whether a multiprocessing context starts processes by fork, spawn or forkserver. Other contexts may not: in
     MONAI's ``ThreadDataLoader(use_thread_workers=True)`` a ``Process`` is a thread.
 
     Args:
@@ -33,14 +32,14 @@ def starts_processes(context: Any) -> bool:
     return known and isinstance(process, type) and issubclass(process, BaseProcess)
 
 
-def method_of(context: Any) -> str:
+def method_of(context: object) -> str:
     """By which method a multiprocessing context starts processes."""
     return str(getattr(context, "get_start_method", lambda: "")())
 
 
-def alive(process: Any) -> bool:
-    """Whether a process runs. Somebody else may reap this process' children (SIGCHLD ignored, a ``waitpid(-1)`` in a
-    thread); ``is_alive`` then says so for ever, though its sentinel went with it.
+def alive(process: BaseProcess) -> bool:
+    """Whether a process runs. User code may reap this process' children (SIGCHLD ignored, a ``waitpid(-1)`` in a
+    thread); ``is_alive`` then stays true for ever, although the sentinel is closed.
 
     Args:
         process: a ``multiprocessing.Process`` of this process.
@@ -49,11 +48,12 @@ def alive(process: Any) -> bool:
         return False
     poll = select.poll()
     poll.register(process.sentinel, select.POLLIN)
+    assert process.pid is not None
     return not (poll.poll(0) and _reaped(process.pid))
 
 
 def kill(pid: int) -> None:
-    """Ends a child of this process and reaps it, unless somebody else has: its id may be another's then."""
+    """Kills a child of this process and reaps it. If it is reaped already, its id may be another process'."""
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
         if not _reaped(pid):
             os.kill(pid, signal.SIGKILL)
@@ -68,8 +68,8 @@ def _reaped(pid: int) -> bool:
     return False
 
 
-def join(processes: Sequence[Any], leave_s: float = LEAVE_S) -> None:
-    """Waits for processes that have been told to leave, and ends those that do not.
+def join(processes: Sequence[BaseProcess], leave_s: float = LEAVE_S) -> None:
+    """Waits for processes that have been told to leave, and kills those that do not leave.
 
     Args:
         processes: ``multiprocessing.Process`` objects of this process.
@@ -79,7 +79,7 @@ def join(processes: Sequence[Any], leave_s: float = LEAVE_S) -> None:
     try:
         for p in processes:
             p.join(max(0.0, deadline - time.monotonic()))
-    finally:  # a second Ctrl-C must not leave anybody behind
+    finally:  # a second Ctrl-C must not leave processes behind
         rest = [p for p in processes if alive(p)]
         for p in rest:
             p.terminate()

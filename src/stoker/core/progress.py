@@ -1,43 +1,115 @@
-"""What a command that measures says while it does."""
+"""Progress of a command that takes a while, on stderr."""
 
 from __future__ import annotations
 
-import os
 import sys
+import threading
 import time
+from typing import TYPE_CHECKING
 
 from . import terminal
+from .terminal import human_seconds
 
-QUIET_S = 2.0  # nothing is said about what is over sooner
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.text import Text
+
+QUIET_S = 2.0  # a command that is done sooner prints no progress
+REDRAWS_PER_S = 4
 
 
 class Progress:
-    """One line that changes, on a terminal; elsewhere one line when it takes longer than two seconds.
+    """On a terminal one line that is redrawn; elsewhere one line of text, once the command has taken two seconds.
+
+    The line is drawn by a thread: the clock goes on while one batch takes long. Leaving the ``with`` erases it.
 
     Args:
-        name: of what is measured.
-        budget_s: seconds it may take; None where nothing bounds it.
+        name: what the command works on.
+        time_limit_s: seconds that it may take; None if it has no limit.
+        doing: what the command does with it, for a line of text.
     """
 
-    def __init__(self, name: str, budget_s: float | None = None) -> None:
-        self._name, self._budget_s = name, budget_s
+    def __init__(self, name: str, time_limit_s: float | None = None, doing: str = "measuring") -> None:
+        self._name = name
+        self._time_limit_s = time_limit_s
+        self._doing = doing
+        self._text = ""
         self._began = time.monotonic()
-        self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        self._said = False
+        self._live: Live | None = None
+        self._timer: threading.Timer | None = None
 
-    def __call__(self, words: str) -> None:
-        took = time.monotonic() - self._began
-        if self._live:
-            of = "" if self._budget_s is None else f" of {self._budget_s:g}"
-            line = f"stoker: {took:4.1f}{of} s  {words}"
-            sys.stderr.write("\r\033[K" + line[: terminal.width(sys.stderr) - 1])
-            sys.stderr.flush()
-        elif took > QUIET_S and not self._said:
-            self._said = True
-            limit = "" if self._budget_s is None else f", up to {self._budget_s:g} s"
-            sys.stderr.write(f"stoker: measuring {self._name}{limit}: {words}\n")
+    def __enter__(self) -> Progress:
+        console = terminal.console(sys.stderr)
+        if sys.stderr.isatty() and not console.is_dumb_terminal:
+            from rich.live import Live
+
+            # Workers are forked meanwhile: a redirected stdout would take the console's lock along into them.
+            self._live = Live(
+                get_renderable=self._line,
+                console=console,
+                refresh_per_second=REDRAWS_PER_S,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._live.start()
+        else:
+            self._timer = threading.Timer(QUIET_S, self._print_once)
+            self._timer.daemon = True
+            self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def __call__(self, text: str) -> None:
+        """Sets the text; cheap enough to be called for each batch."""
+        self._text = text
+
+    def samples(self, done: int, total: int, failed: str = "", before: int = 0) -> None:
+        """Shows how far a loop over samples is; see ``samples_done``."""
+        self(samples_done(done, total, time.monotonic() - self._began, failed, before))
 
     def end(self) -> None:
-        if self._live:
-            sys.stderr.write("\r\033[K")
-            sys.stderr.flush()
+        """Erases the line. May be called more than once."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()
+            self._timer = None
+
+    def _line(self) -> Text:
+        from rich.text import Text
+
+        limit = "" if self._time_limit_s is None else f" of {self._time_limit_s:g}"
+        took = time.monotonic() - self._began
+        return Text(f"stoker: {took:4.1f}{limit} s  {self._text}", no_wrap=True, overflow="ellipsis")
+
+    def _print_once(self) -> None:
+        limit = "" if self._time_limit_s is None else f", up to {self._time_limit_s:g} s"
+        sys.stderr.write(f"stoker: {self._doing} {self._name}{limit}: {self._text}\n")
+        sys.stderr.flush()
+
+
+def samples_done(done: int, total: int | None, seconds: float, failed: str = "", before: int = 0) -> str:
+    """How far a loop over samples is, and how long the rest will take.
+
+    Args:
+        done: samples so far.
+        total: how many there are; None if unknown.
+        seconds: taken so far.
+        failed: what went wrong so far, such as "3 broken".
+        before: how many of ``done`` an earlier run did.
+
+    Example:
+        >>> samples_done(50, 200, 10.0, "3 broken")
+        '50 of 200 samples (25%), 3 broken, about 30.0 s left'
+    """
+    text = f"{done:,} of {total:,} samples ({done / total:.0%})" if total else f"{done:,} samples"
+    if failed:
+        text += f", {failed}"
+    if total and before < done < total:
+        text += f", about {human_seconds(seconds / (done - before) * (total - done))} left"
+    return text

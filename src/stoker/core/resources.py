@@ -3,7 +3,8 @@
 ``os.cpu_count()`` and ``/proc/meminfo`` speak of the host. A container is granted less: by affinity
 (sched_getaffinity(2)), by CPU quota (cgroup v2 ``cpu.max``, v1 ``cpu.cfs_quota_us``), by a memory limit (v2
 ``memory.max``, v1 ``memory.limit_in_bytes``; Linux' admin-guide/cgroup-v2 and cgroup-v1/memory). Everything here is
-read from files and takes a millisecond; what cannot be read is ``None`` and never an error.
+read from files and takes a millisecond; what cannot be read is ``None``, never an error. psutil, which knows the host
+but not the cgroup, is not used here: workers and the first batch would wait for its import.
 """
 
 from __future__ import annotations
@@ -16,33 +17,33 @@ import re
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from .gpus import Gpu, gpus
+from .types import JsonObject
 
 NO_LIMIT = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
-WORKER_BYTES = 32 << 20  # what a forked worker takes before any has been weighed
-SHM_SMALL = 256 << 20  # Docker's default is 64 MB; torch's own loader needs some batches' worth
+WORKER_BYTES = 32 << 20  # of a forked worker, as long as none has been measured
+SHM_SMALL = 256 << 20  # Docker's default is 64 MB; torch's own loader needs room for some batches
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The grant, in plain numbers. Bytes, unless the name says otherwise.
+    """What is granted. Bytes, unless stated otherwise.
 
     Attributes:
-        cores: cores granted, a whole number of at least 1: the least of affinity and quota (rounded up).
+        cores: cores granted, at least 1: the lesser of affinity and quota (rounded up).
         cores_host: what ``os.cpu_count()`` says.
         cores_affinity: cores this process may run on.
         cpu_quota: cores' worth of CPU time granted by cgroups, or None.
-        memory: memory granted: the least of the host's and the cgroups' limits.
+        memory: memory granted: the lesser of the host's and the cgroups' limits.
         memory_host: the host's memory.
         memory_limit: the least limit of the cgroups, or None.
-        memory_available: what could be taken now without swapping.
+        memory_available: what could be allocated now without swapping.
         swap_used: swap in use on the host.
-        shm: size of ``/dev/shm``; shm_free: what is free there.
+        shm: size of ``/dev/shm``; shm_free: free bytes there.
         memlock: limit of page-locked memory (RLIMIT_MEMLOCK), None for unlimited.
         open_files: limit of open descriptors.
-        pressure: PSI "some avg10" per cent for cpu, memory and io, where the kernel tells.
+        pressure: PSI "some avg10" per cent for cpu, memory and io, if the kernel reports it.
         gpus: accelerators, by NVML or nvidia-smi.
         python, platform: versions.
         warnings: what looks wrong, each with a remedy.
@@ -67,7 +68,7 @@ class Machine:
     platform: str = ""
     warnings: list[str] = field(default_factory=list)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Plain dicts and lists, for JSON."""
         return asdict(self)
 
@@ -89,8 +90,8 @@ def _number(text: str | None) -> int | None:
 
 
 def _cgroup_dirs(controller: str, root: Path, proc: Path) -> list[str]:
-    """Directories whose limits hold for this process, from its own cgroup up to the root, each with a slash at its end;
-    v1 and v2 mixed. Plain strings: the first batch waits for this, and with ``Path`` it takes three times as long."""
+    """Folders whose limits apply to this process, from its own cgroup up to the root, each ending with a slash; v1 and
+    v2 mixed. Plain strings: the first batch waits for this, and with ``Path`` it takes three times as long."""
     out: list[str] = []
     for line in (_read(f"{proc}/self/cgroup") or "").splitlines():
         parts = line.split(":", 2)
@@ -106,7 +107,7 @@ def _cgroup_dirs(controller: str, root: Path, proc: Path) -> list[str]:
         base = next(filter(os.path.isdir, bases), None)
         if base is None:
             continue
-        # In a container the path is the host's and does not exist here: the mount's own root then speaks.
+        # In a container the path is the host's and does not exist here: the mount's own root then counts.
         parts = [part for part in path.split("/") if part]
         levels = [base + "".join(f"{part}/" for part in parts[:n]) for n in range(len(parts), -1, -1)]
         out += filter(os.path.isdir, levels)
@@ -141,7 +142,7 @@ def memory_limit(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")
 
 
 def memory_used(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int | None:
-    """Bytes in use in this process' memory cgroup, less the page cache that can be dropped."""
+    """Bytes in use in this process' memory cgroup, without page cache that can be dropped."""
     for d in _cgroup_dirs("memory", root, proc):
         for name in ("memory.current", "memory.usage_in_bytes"):
             used = _number(_read(d + name))
@@ -156,7 +157,7 @@ def memory_used(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc"))
 
 def oom_kills(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int | None:
     """Processes of this process' memory cgroup that the kernel's out-of-memory killer has ended so far (cgroup v2's
-    ``memory.events``, v1's ``memory.oom_control``); None where nobody counts."""
+    ``memory.events``, v1's ``memory.oom_control``); None if the kernel does not count them."""
     for d in _cgroup_dirs("memory", root, proc):
         for name in ("memory.events", "memory.oom_control"):
             for line in (_read(d + name) or "").splitlines():
@@ -227,10 +228,10 @@ def memory_granted() -> int:
 
 
 def ranks() -> int:
-    """Processes of one distributed run on this machine, which share its cores and memory; 1 where there is no such run.
+    """Processes of one distributed run on this machine, which share its cores and memory; 1 without such a run.
 
-    Launchers say it: torchrun and what is built on it, Open MPI, Slurm. Without one (Lightning starts its ranks itself,
-    so does ``torch.multiprocessing.spawn``) all ranks are here if they meet at this machine's own address.
+    Launchers set it in the environment: torchrun and what is built on it, Open MPI, Slurm. Without a launcher
+    (Lightning, ``torch.multiprocessing.spawn``) all ranks are on this machine if they meet at its own address.
     """
     for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_STEP_TASKS_PER_NODE"):
         found = re.match(r"[1-9]\d*", os.environ.get(name, ""))
@@ -246,12 +247,12 @@ def ranks() -> int:
 
 
 def memory_of_rank() -> int:
-    """Bytes of the memory granted that are this process' share, beside the other ranks of this machine."""
+    """This process' share of the memory granted; the other ranks of this machine have the rest."""
     return memory_granted() // ranks()
 
 
 def memory_available() -> int:
-    """Bytes that could be taken now without swapping."""
+    """Bytes that could be allocated now without swapping."""
     available = _meminfo().get("MemAvailable", _host_memory())
     limit, used = memory_limit(), memory_used()
     if limit and used is not None:
@@ -260,7 +261,7 @@ def memory_available() -> int:
 
 
 def workers_bound(each: int) -> tuple[int, str]:
-    """How many workers this machine can take at most, and what says so.
+    """How many workers this machine can run at most, and which limit says so.
 
     Args:
         each: bytes of memory that a worker needs.
@@ -277,14 +278,14 @@ def workers_bound(each: int) -> tuple[int, str]:
 
 
 def pss(pid: int | str = "self") -> int:
-    """Bytes of memory of a process, what it shares divided by those who share it (proc(5), smaps_rollup); 0 where the
-    system does not say."""
+    """Proportional set size of a process: shared pages are divided by the number of processes that share them (proc(5),
+    smaps_rollup). 0 if the system does not report it."""
     return _rollup(pid).get("Pss", 0)
 
 
 def private(pid: int | str = "self") -> int:
-    """Bytes of memory that no other process has: neither pages that are shared since a fork, nor files, nor shared
-    memory, which nobody else may have mapped at this moment. 0 where the system does not say."""
+    """Bytes of memory of a process alone: without pages shared since a fork, files, and shared memory, also if no other
+    process has that mapped at the moment. 0 if the system does not report it."""
     found = _rollup(pid)
     own = found.get("Private_Clean", 0) + found.get("Private_Dirty", 0)
     return max(0, own - found.get("Pss_File", 0) - found.get("Pss_Shmem", 0))
@@ -301,7 +302,7 @@ def _rollup(pid: int | str) -> dict[str, int]:
 
 
 def shm_free() -> int | None:
-    """Bytes free in /dev/shm; None where there is none."""
+    """Bytes free in /dev/shm; None if there is none."""
     try:
         st = os.statvfs("/dev/shm")
     except OSError:
@@ -317,7 +318,7 @@ def _affinity() -> int:
 
 @functools.cache
 def gpu_names() -> tuple[str, ...]:
-    """GPUs of this process. Asked for once: without pynvml it is nvidia-smi that says it, which takes up to seconds."""
+    """Names of the GPUs of this process, read once: without NVML nvidia-smi is run, which takes up to seconds."""
     return tuple(gpu.name for gpu in gpus())
 
 
@@ -325,7 +326,7 @@ def read(with_gpus: bool = True) -> Machine:
     """Reads everything afresh.
 
     Args:
-        with_gpus: False leaves them out. To ask for them may take seconds.
+        with_gpus: False leaves them out, because reading them may take seconds.
 
     Example:
         >>> m = read()

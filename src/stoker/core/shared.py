@@ -186,7 +186,7 @@ class SharedList(Sequence[Any]):
     def __reduce__(self) -> Any:
         return SharedList, (self._memory, self._places, self._count, self._keys, self._columns)
 
-    def _looked(self) -> Iterator[tuple[str, Any]]:
+    def _stoker_children(self) -> Iterator[tuple[str, Any]]:
         yield ".memory", self._memory.serial  # it cannot change, but be another
 
     def __copy__(self) -> SharedList:
@@ -337,7 +337,7 @@ class SharedDict(Mapping[Any, Any]):
     def __reduce__(self) -> Any:
         return SharedDict, (self._keys, self._values, self._table)
 
-    def _looked(self) -> Iterator[tuple[str, Any]]:
+    def _stoker_children(self) -> Iterator[tuple[str, Any]]:
         yield ".memory", self._table.serial
 
     def __copy__(self) -> SharedDict:

@@ -1,4 +1,4 @@
-"""What code is called by: the transform, the decoder, the line of a stack; the transforms and samples of a dataset."""
+"""Finds the transform, the decoder and the line in a stack, and the transforms and getters of a dataset."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from . import packages
+from .dataset_tree import inner_datasets
 
 DECODERS = re.compile(  # files of installed packages and of the standard library that decode
     r"(PIL|cv2|imageio|tifffile|skimage/io|torchvision/io|decord|av|soundfile|librosa|pydicom|rawpy|torchcodec|"
@@ -21,10 +22,10 @@ DECODES = re.compile(  # and calls of libraries in C, which have no frame of the
 )
 
 
-def known_transforms(dataset: Any) -> dict[Any, str]:
-    """Names by code object: of what a dataset, or one inside it, keeps as its ``transform``, ``target_transform`` or
-    ``transforms``, and of what such a Compose-like object or ``nn.Sequential`` lists."""
-    out: dict[Any, str] = {}
+def known_transforms(dataset: object) -> dict[CodeType, str]:
+    """Names of transforms by code object: the ``transform``, ``target_transform`` and ``transforms`` of a dataset and
+    of datasets inside it, and what such a Compose-like object or ``nn.Sequential`` lists."""
+    out: dict[CodeType, str] = {}
     seen: set[int] = set()
 
     def add(thing: Any) -> None:
@@ -48,41 +49,33 @@ def known_transforms(dataset: Any) -> dict[Any, str]:
             if code is not None and not _is_module_call(code):
                 out[code] = name
 
-    def walk(d: Any) -> None:
-        if d is None or id(d) in seen:
-            return
-        seen.add(id(d))
-        for attribute in ("transform", "target_transform", "transforms"):
-            thing = getattr(d, attribute, None)
-            for t in thing if isinstance(thing, (list, tuple)) else [thing]:
-                add(t)
-        walk(getattr(d, "dataset", None))
-        for inner in getattr(d, "datasets", None) or ():
-            walk(inner)
-
     with contextlib.suppress(Exception):  # a dataset's attributes may be properties that do anything
-        walk(dataset)
+        for d in inner_datasets(dataset):
+            for attribute in ("transform", "target_transform", "transforms"):
+                thing = getattr(d, attribute, None)
+                for t in thing if isinstance(thing, (list, tuple)) else [thing]:
+                    add(t)
     return out
 
 
 def vars_of(cls: type, name: str) -> Any:
-    """What a class or one of its bases defines under a name, without calling anything."""
+    """The attribute that a class or one of its bases defines, without calling a descriptor."""
     return next((vars(c)[name] for c in cls.__mro__ if name in vars(c)), None)
 
 
-def known_getters(dataset: Any) -> set[Any]:
+def known_getters(dataset: object) -> set[CodeType]:
     """Code objects of ``__getitem__`` of a dataset and of those inside it."""
-    out: set[Any] = set()
-    for _ in range(16):
-        if dataset is None:
-            break
-        out.add(getattr(vars_of(type(dataset), "__getitem__"), "__code__", None))
-        dataset = getattr(dataset, "dataset", None)
-    return out - {None}
+    out: set[CodeType] = set()
+    with contextlib.suppress(Exception):  # as above
+        for d in inner_datasets(dataset):
+            code = getattr(vars_of(type(d), "__getitem__"), "__code__", None)
+            if code is not None:
+                out.add(code)
+    return out
 
 
-def transform_of(stack: list[CodeType], known: dict[Any, str], listed: str = "") -> str:
-    """The transform that a stack is in, the outermost one, as people listed it. Empty where there is none.
+def transform_of(stack: list[CodeType], known: dict[CodeType, str], listed: str = "") -> str:
+    """The outermost transform that a stack is in, as the user listed it. Empty if there is none.
 
     Args:
         stack: code, innermost first.
@@ -99,8 +92,8 @@ def transform_of(stack: list[CodeType], known: dict[Any, str], listed: str = "")
 
 
 def listed_in(leaf: FrameType) -> str:
-    """The transform that a Compose-like frame calls when it is in C and has no frame of its own: its caller's variables
-    say which one it is. Empty for other frames."""
+    """The transform that a Compose-like frame calls, if it is in C and so has no frame: the caller's variables name it.
+    Empty for other frames."""
     if not _composes(leaf.f_code):
         return ""
     variables = dict(leaf.f_locals)
@@ -116,7 +109,7 @@ def _composes(code: CodeType) -> bool:
 
 
 def _class_of(stack: list[CodeType], at: int) -> str:
-    """What the code is a method of, past torch.nn's own calling convention."""
+    """The class of which the code is a method; frames of ``nn.Module.__call__`` are skipped."""
     while at > 0 and _is_module_call(stack[at]):
         at -= 1
     code = stack[at]
@@ -128,15 +121,16 @@ def _is_module_call(code: CodeType) -> bool:
     return code.co_filename == packages.torch_file("nn", "modules", "module.py")
 
 
-@functools.cache  # a look asks for each frame
+@functools.cache  # called for each frame of a sample
 def decoder(path: str) -> str:
-    """The library that decodes, where the file is one of its files; else ""."""
+    """The decoding library that the file belongs to; else ""."""
     found = DECODERS.match(packages.installed(path).replace(os.sep, "/"))
     return found[1] if found else ""
 
 
-@functools.cache  # a look asks, and each time the kernel would be asked for the folder
+@functools.cache  # called for each frame of a sample; os.path.relpath asks the kernel for the current folder
 def short(path: str) -> str:
+    """The path relative to the current folder, if it is inside."""
     with contextlib.suppress(ValueError):
         relative = os.path.relpath(path)
         if not relative.startswith(".."):

@@ -1,33 +1,38 @@
-"""Text for a terminal, by rich: colour where it is wanted, tables that fit, numbers people can read.
+"""Text for a terminal: colour, width and tables by rich, numbers with units, and text that is safe to print.
 
-rich is imported when something is printed, and draws into a string: a report is one text, whole, whoever reads it.
+Reports are built as one string, so that they read the same on a terminal, in a pipe and in a file. rich is imported
+when something is printed.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Sequence
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MIN_COLUMNS, MAX_COLUMNS = 40, 120
+
+
+def console(stream: TextIO) -> Console:
+    """A rich console on ``stream``; what is written to a pipe or a file stays plain, also under FORCE_COLOR."""
+    from rich.console import Console
+
+    return Console(file=stream, force_terminal=None if stream.isatty() else False, highlight=False)
 
 
 def colour_wanted(stream: TextIO) -> bool:
-    """Only on a terminal, and not where NO_COLOR (no-color.org) or TERM=dumb says no."""
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+    """Whether to colour: only on a terminal, and not where NO_COLOR (no-color.org) or TERM=dumb forbids it."""
+    if not stream.isatty():
         return False
-    return stream.isatty()
+    there = console(stream)
+    return there.color_system is not None and not there.no_color
 
 
 def width(stream: TextIO) -> int:
-    """Columns to use, 40 to 120; 80 where nobody knows."""
-    if os.environ.get("COLUMNS", "").isdigit():
-        columns = int(os.environ["COLUMNS"])
-    else:
-        try:
-            columns = os.get_terminal_size(stream.fileno()).columns
-        except (OSError, ValueError, AttributeError):
-            columns = shutil.get_terminal_size((80, 24)).columns
-    return max(40, min(120, columns or 80))
+    """Columns to use, 40 to 120: ``COLUMNS``, else the terminal's, else 80."""
+    return max(MIN_COLUMNS, min(MAX_COLUMNS, console(stream).width))
 
 
 def style(text: str, name: str, on: bool) -> str:
@@ -41,7 +46,7 @@ def style(text: str, name: str, on: bool) -> str:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], columns: int) -> str:
-    """Aligned columns, the first to the left. Where that is wider than ``columns``: one line a value."""
+    """Aligned columns, the first one left-aligned. A table wider than ``columns`` becomes one line for each value."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -61,6 +66,49 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], columns: int) -
         named = [(h, c) for h, c in zip(headers, row, strict=True) if c]
         blocks.append("\n".join(f"{h + ':' if h else '':<12}{c}" for h, c in named))
     return "\n\n".join(blocks)
+
+
+def labelled(rows: Sequence[tuple[str, str]], stream: TextIO, label_columns: int) -> list[str]:
+    """One line for each label and its text; long text is wrapped and indented below itself."""
+    import textwrap
+
+    columns = max(20, width(stream) - label_columns)
+    lines = []
+    for label, text in rows:
+        first, *more = textwrap.wrap(text, columns) or [""]
+        lines.append(style(f"{label:<{label_columns}}", "bold", colour_wanted(stream)) + first)
+        lines += [" " * label_columns + line for line in more]
+    return lines
+
+
+def printable(text: str) -> str:
+    """``text`` without control characters: what a file or an error contains must not steer the terminal.
+
+    Example:
+        >>> printable("a\\x1b[31mb")
+        'a?[31mb'
+    """
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def counted(n: int, noun: str) -> str:
+    """A number and its noun.
+
+    Example:
+        >>> counted(1, "sample"), counted(1200, "sample")
+        ('1 sample', '1,200 samples')
+    """
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def rate(x: float | None) -> str:
+    """A rate, with three digits or more; ``-`` where there is none.
+
+    Example:
+        >>> rate(1234.5), rate(12.345), rate(None)
+        ('1,234', '12.3', '-')
+    """
+    return "-" if x is None else f"{x:,.0f}" if x >= 1000 else f"{x:.3g}"
 
 
 def short(name: str) -> str:

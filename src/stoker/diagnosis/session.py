@@ -6,12 +6,20 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from ..core.monitor import SystemMonitor
+from ..core.types import JsonObject
 from .report import html, text
 from .report.build import report_of
+from .report.schema import RunReport
 from .watch import patch
+
+
+class _Printer(Protocol):
+    """IPython's pretty printer."""
+
+    def text(self, text: str) -> None: ...
 
 
 class Session:
@@ -22,9 +30,10 @@ class Session:
     """
 
     def __init__(self) -> None:
-        self.report: dict[str, Any] | None = None
+        self.report: JsonObject | None = None
+        self._report: RunReport | None = None
         self._watch = patch.begin()
-        self._ambient = SystemMonitor()
+        self._monitor = SystemMonitor()
         self._began = time.monotonic()
 
     def __enter__(self) -> Session:
@@ -35,11 +44,7 @@ class Session:
 
     def stop(self) -> Session:
         """Ends it. May be called twice."""
-        if self.report is None:
-            snapshot = json.loads(json.dumps(self._watch.snapshot(True), default=str))
-            patch.end(self._watch)
-            wall_s = time.monotonic() - self._began
-            self.report = report_of(["watch()"], 0, [snapshot], self._ambient.stop(), wall_s)
+        self._ended()
         return self
 
     def save(self, path: str | Path) -> None:
@@ -51,21 +56,25 @@ class Session:
         html.check(Path(path))
         html.save(self._ended(), Path(path))
 
-    def _ended(self) -> dict[str, Any]:
-        report = self.stop().report
-        assert report is not None
-        return report
+    def _ended(self) -> RunReport:
+        if self._report is None:
+            snapshot = json.loads(json.dumps(self._watch.snapshot(True), default=str))
+            patch.end(self._watch)
+            wall_s = time.monotonic() - self._began
+            self._report = report_of(["watch()"], 0, [snapshot], self._monitor.stop(), wall_s)
+            self.report = self._report.as_dict()
+        return self._report
 
     def __str__(self) -> str:
         return text.render(self._ended(), None, sys.stdout).strip()
 
     def __repr__(self) -> str:
         """For a debugger or a log, which must not end it; a notebook shows ``_repr_html_`` or ``_repr_pretty_``."""
-        if self.report is None:
+        if self._report is None:
             return "<stoker.watch(): watching; print() or stop() ends it>"
-        return f"<stoker.watch(): {self.report['verdict']}, {len(self.report['loaders'])} loaders; print() shows it>"
+        return f"<stoker.watch(): {self._report.verdict}, {len(self._report.loaders)} loaders; print() shows it>"
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+    def _repr_pretty_(self, printer: _Printer, cycle: bool) -> None:
         printer.text(repr(self) if cycle else str(self))
 
     def _repr_html_(self) -> str:

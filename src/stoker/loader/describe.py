@@ -1,4 +1,4 @@
-"""What a watched loader is called, which settings it has, and how many samples are in its batches."""
+"""How reports describe a loader: its name, its settings, and the number of samples in its batches."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ import torch.utils.data.dataloader as torch_loader
 from ..core import packages
 from ..core.options import AutoWorkers
 from ..core.stacks import short
+from ..core.types import Batch, JsonObject
 from .loader_state import state_of
 
 
-def settings_of(loader: Any) -> dict[str, Any]:
-    """A loader's settings by torch's names, for the report. One that only looks like torch's may lack some."""
+def settings_of(loader: object) -> JsonObject:
+    """A loader's settings by torch's names, for the report. A class that only resembles torch's may lack some."""
 
-    def get(name: str, default: Any = None) -> Any:
+    def get(name: str, default: object = None) -> Any:
         return getattr(loader, name, default)
 
     context, whole = get("multiprocessing_context"), owner(loader)
@@ -48,13 +49,13 @@ def owner(loader: Any) -> Any:
     return vars(loader).get("d", loader) if getattr(loader, "dataset", None) is loader else loader
 
 
-def called(loader: Any) -> str:
-    """What a loader is called of which nobody saw where it was made."""
+def called(loader: object) -> str:
+    """The name of a loader whose construction was not watched."""
     whole = owner(loader)
     return f"{type(whole).__name__} of {type(getattr(whole, 'dataset', None)).__name__}"
 
 
-def bypass(loader: Any, it: Any) -> str:
+def bypass(loader: object, it: object) -> str:
     """Why stoker's engine cannot stand behind a loader; "" where it can.
 
     Args:
@@ -76,7 +77,7 @@ def bypass(loader: Any, it: Any) -> str:
 _TORCHS = (torch_loader._SingleProcessDataLoaderIter, torch_loader._MultiProcessingDataLoaderIter)
 
 
-def count(batch: Any, default: int) -> int:
+def count(batch: Batch, default: int) -> int:
     """Samples in a batch: the length of its first tensor or array, of a list of anything else, or ``default``."""
     for _ in range(4):
         if isinstance(batch, torch.Tensor) or hasattr(batch, "__array__"):
@@ -110,13 +111,13 @@ class _Named:
     """The names of loaders that a script's own code made, by dataset."""
 
     def __init__(self) -> None:
-        self._datasets: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._datasets: weakref.WeakValueDictionary[int, object] = weakref.WeakValueDictionary()
         self._names: dict[int, str] = {}
 
-    def name(self, loader: Any, dataset: Any, frame: FrameType | None) -> str:
-        """What a loader is called that is being made.
+    def name(self, loader: object, dataset: object, frame: FrameType | None) -> str:
+        """The name of a loader that is being made.
 
-        A framework builds a script's loader again, with another sampler: that one is called by the script's line, too.
+        Where a framework builds a script's loader again with another sampler, the new one has the same name.
 
         Args:
             loader: the loader.
@@ -124,14 +125,14 @@ class _Named:
             frame: who calls its constructor.
         """
         name = made_at(frame)
-        # Constructors of subclasses, and what is wrapped around them, belong to the call that makes it.
+        # The constructors of subclasses, and functions around them that hold the loader, belong to the call itself.
         while frame is not None and (_is_engine(frame.f_code.co_filename) or _holds(frame, loader)):
             frame = frame.f_back
         if frame is not None and _is_library(frame.f_code.co_filename):
             for made_of in (dataset, getattr(dataset, "dataset", None)):
                 if self._datasets.get(id(made_of)) is made_of and made_of is not None:
                     return self._names[id(made_of)]
-            # All of a framework's loaders are made in one line of the script, that which calls ``train()``.
+            # A framework makes all its loaders in one line of the script, the one that calls ``train()``.
             purpose = _purpose(frame)
             return f"{name} ({purpose})" if purpose else name
         with contextlib.suppress(TypeError):  # a list cannot be referred to weakly
@@ -153,7 +154,7 @@ def _purpose(frame: FrameType | None) -> str:
     return ""
 
 
-def _holds(frame: FrameType, loader: Any) -> bool:
+def _holds(frame: FrameType, loader: object) -> bool:
     return any(value is loader for value in frame.f_locals.values())
 
 

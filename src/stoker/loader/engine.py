@@ -17,8 +17,8 @@ from torch.utils.data import dataloader as torch_loader
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..core import resources
+from ..core.big_objects import big
 from ..core.errors import StateError, StokerWarning
-from ..core.introspect import big
 from ..core.options import AutoWorkers, Budget, parse_bytes
 from ..core.processes import starts_processes
 from ..sampling.cursor import Cursor

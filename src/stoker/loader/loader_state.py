@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..sampling.rng import SavedGlobalRng
     from ..sampling.state import State
     from .auto.in_process import Place
+    from .auto.profile import Tuned
 
 
 class LoaderState:
@@ -52,7 +53,7 @@ class LoaderState:
         self.metrics = LoaderMetrics()
         self.measured: Measured | None = None
         self.method: tuple[str, str] | None = None
-        self.profile: tuple[dict[str, Any] | None, str] | None = None
+        self.profile: tuple[Tuned | None, str] | None = None
         self.noticed: Any = None
         self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()
         self.controller: Any = None

@@ -22,8 +22,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _shar
 
 from ..core import packages
 from ..core.errors import StokerWarning
+from ..core.fingerprint import Fingerprint
 from ..core.handles import opened
-from ..core.introspect import Fingerprint
 from ..core.metrics import LoaderMetrics
 from ..core.nested import pin
 from ..core.options import AutoWorkers, Budget, Knobs

@@ -1,4 +1,4 @@
-"""TARGET on the command line: ``path.py:name`` or ``package.module:name``, made into a loader."""
+"""Loaders from what a user names: TARGET on the command line made into a loader, and copies with other settings."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ import importlib
 import importlib.util
 import os
 import sys
-from types import MethodType
-from typing import Any
+from types import MethodType, ModuleType
+from typing import Any, TypeGuard, TypeVar
 
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
 from ..core.errors import UsageError
 from ..core.options import BATCH_SIZE, AutoWorkers
+from ..core.types import LoaderLike, Sample
 from .engine import get_iterator, torch_get_iterator
 
+Loader = TypeVar("Loader", bound=LoaderLike)
 ENGINES = ("torch", "stoker")
 FORM = "TARGET is path.py:name or package.module:name, as in train.py:make_loader"
 
 
 def find(text: str) -> Any:
-    """The object that TARGET names. Its module is imported, under its own name: what a script keeps behind
-    ``if __name__ == "__main__"`` is not run.
+    """The object that TARGET names: ``path.py:name`` or ``package.module:name``.
+
+    Its module is imported under its own name, so code behind ``if __name__ == "__main__"`` does not run.
 
     Raises:
         UsageError: there is no such file, module or name, or importing it failed.
@@ -50,7 +53,7 @@ def find(text: str) -> Any:
     return found
 
 
-def _by_path(path: str) -> Any:
+def _by_path(path: str) -> ModuleType:
     if not os.path.isfile(path):
         raise UsageError(f"there is no file {path}")
     folder, file = os.path.split(os.path.abspath(path))
@@ -66,7 +69,7 @@ def _by_path(path: str) -> Any:
     return module
 
 
-def _by_name(name: str) -> Any:
+def _by_name(name: str) -> ModuleType:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -77,9 +80,9 @@ def _by_name(name: str) -> Any:
         raise
 
 
-def as_loader(thing: Any, batch_size: int | None = None, name: str = "TARGET") -> DataLoader[Any]:
-    """A loader over ``thing``: a DataLoader (torch's own or stoker's) as it is, a dataset with a loader around it, or
-    a callable without arguments that returns one of both.
+def as_loader(thing: object, batch_size: int | None = None, name: str = "TARGET") -> DataLoader[Sample]:
+    """A loader over ``thing``: a DataLoader (torch's own or stoker's) as it is, or a new loader around a dataset. A
+    callable without arguments is called first.
 
     Args:
         thing: the object.
@@ -87,7 +90,7 @@ def as_loader(thing: Any, batch_size: int | None = None, name: str = "TARGET") -
         name: what errors call it.
 
     Raises:
-        UsageError: it is none of these, or it is empty.
+        UsageError: ``thing`` is something else, or it is empty.
     """
     if not isinstance(thing, (DataLoader, Dataset)) and (isinstance(thing, type) or callable(thing)):
         try:
@@ -107,9 +110,9 @@ def as_loader(thing: Any, batch_size: int | None = None, name: str = "TARGET") -
 
 
 def variant(
-    loader: DataLoader[Any], num_workers: int | None = None, batch_size: int | None = None, engine: str | None = None
-) -> DataLoader[Any]:
-    """A copy of ``loader``, of its own class and with its own settings, but for those given.
+    loader: Loader, num_workers: int | None = None, batch_size: int | None = None, engine: str | None = None
+) -> Loader:
+    """A copy of ``loader``, of the same class, with its settings except those given here.
 
     Args:
         loader: torch's or stoker's, or of a class derived from one of them.
@@ -125,7 +128,7 @@ def variant(
         2
     """
     twin = copy.copy(loader)
-    fields = vars(twin)  # what torch refuses to set on a loader that exists is set on the copy before it is used
+    fields = vars(twin)  # by its __dict__, because torch refuses to set these attributes of a loader that exists
     fields["_iterator"] = None
     if num_workers is not None:
         fields["num_workers"] = num_workers
@@ -149,17 +152,17 @@ def variant(
     return twin
 
 
-def _is_dataset(thing: Any) -> bool:
+def _is_dataset(thing: object) -> TypeGuard[Dataset[Sample]]:
     if isinstance(thing, Dataset):
         return True
     return hasattr(thing, "__getitem__") and hasattr(thing, "__len__") and not isinstance(thing, (str, bytes, dict))
 
 
-def _check(dataset: Any, name: str) -> None:
+def _check(dataset: object, name: str) -> None:
     if isinstance(dataset, IterableDataset):
         return
     try:
-        n = len(dataset)
+        n = len(dataset)  # type: ignore[arg-type]
     except TypeError:
         raise UsageError(f"{name} has no length and is no IterableDataset: nothing says which samples it has") from None
     except Exception as e:

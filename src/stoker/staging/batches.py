@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
+from ..core.types import Batch, Index
 from ..workers.gather import select as new_tensors
 from .compare import equal_bits
-from .store.tiers import TieredStore
+from .store.tiers import GatherPlan, TieredStore
 
 
 class PreparedSamples(Protocol):
@@ -74,18 +74,17 @@ class Batches:
         if self._gathers:
             store = staged.current()
             where = staged.where(store, indices) if store is not None else None
-            found = store.together(where) if store is not None and where is not None and len(where) else None
+            found = store.gather_plan(where) if store is not None and where is not None and len(where) else None
             if found is not None:
-                return self._gathered(*found, indices)
+                return self._gathered(found, indices)
         return self._collate(staged.make(indices))
 
-    def _gathered(self, store: Any, columns: list[torch.Tensor], rows: torch.Tensor, indices: Any) -> Any:
-        made = store.layout
-        assert made is not None
-        if not self._checked and not store.tried:
-            # Once both ways: a collate function that somebody has changed inside is found here.
+    def _gathered(self, plan: GatherPlan, indices: Sequence[Index]) -> Batch:
+        store, made, columns, rows = plan
+        if not self._checked and not store.gather_checked:
+            # Once both ways: this finds a collate function that was changed inside.
             batch = self._collate(self._staged.make(indices))
-            self._gathers = store.tried = equal_bits(batch, made.batch(new_tensors(columns, rows)))
+            self._gathers = store.gather_checked = equal_bits(batch, made.batch(new_tensors(columns, rows)))
             if not self._gathers:
                 return batch
         self._checked = True

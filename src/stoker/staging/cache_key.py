@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..core.dataset_tree import attributes
 from ..core.errors import UsageError
-from ..core.introspect import attributes
 from ..core.packages import is_users
 from .digest import fingerprint
+from .store.folder import SourceFile, content_digest
 
 DEPTH = 8  # of objects in objects, in which file names are looked for
-CONTENT_BYTES = 1 << 20  # read at once
 TABLES = ("pandas", "polars")
 NO_PATHS = (bool, int, float, complex, type(None), type, torch.Tensor, types.ModuleType)
 FOLDERS = 8  # attributes that name a folder, in which other names are looked for
@@ -41,7 +41,7 @@ class Sources:
     """
 
     def __init__(self, dataset: Any, content: bool) -> None:
-        self.files: list[list[Any]] = []
+        self.files: list[SourceFile] = []
         self._content, self._seen = content, set[str]()
         self._folders: dict[str, int] = {}  # with how often more it is worth a try
         self._find_folders(dataset, DEPTH, set())
@@ -103,15 +103,8 @@ class Sources:
             return False
         if not stat.S_ISREG(found.st_mode):
             return False
-        self.files.append([path, found.st_size, self._hash(path) if self._content else found.st_mtime_ns])
+        self.files.append((path, found.st_size, content_digest(path) if self._content else found.st_mtime_ns))
         return True
-
-    def _hash(self, path: str) -> str:
-        h = hashlib.blake2b(digest_size=16)
-        with open(path, "rb") as file:
-            while part := file.read(CONTENT_BYTES):
-                h.update(part)
-        return h.hexdigest()
 
     @property
     def digest(self) -> str:
@@ -135,7 +128,7 @@ def _inside(x: Any) -> Iterator[Any]:
 
 def key_of(
     dataset: Any, walked: list[Any], samples: int, extra: str, content: bool, cut: str = ""
-) -> tuple[dict[str, Any], list[list[Any]]]:
+) -> tuple[dict[str, Any], list[SourceFile]]:
     """What a cache of this dataset depends on, in words, and its source files.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.introspect import attributes
+from ..core.dataset_tree import attributes
 
 IDENTICAL = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import time
 import warnings
@@ -16,11 +17,13 @@ import torch
 from torch.utils.data import Dataset
 
 from ..core.errors import StokerWarning, UsageError
-from ..core.introspect import Fingerprint
+from ..core.fingerprint import Fingerprint
+from ..core.types import JsonObject
 from ..sampling.generators import find_generators
 from ..workers.gather import Select
 from . import device_tier
 from .cache_key import name_of
+from .callee import Call
 from .compare import equal_bits
 from .memoize import Memo, Table, table_for
 from .open_store import CachePlan, budgets, new_store
@@ -29,10 +32,11 @@ from .random_state import RandomStates
 from .split import REMEDY, Split, map_style
 from .store.decode import stored_copy
 from .store.encode import CacheError, foreign, take
-from .store.folder import root
+from .store.folder import SourceFile, root
 from .store.memory import Memory
 from .store.store import StoreStats
 from .store.tiers import TieredStore
+from .verify import changed_name
 
 TIERS = ("auto", "ram", "compressed", "disk", "device", None)
 CHECK_S = 1.0  # between two looks, at least, at whether the dataset or prepare were changed
@@ -115,6 +119,8 @@ class Staged(Dataset[Any]):
         self._table: Table | None = None
         self._owned: tuple[int, list[Any]] = (0, [])
         self._discarded = 0
+        self._changed: set[str] = set()  # names of what changed before the last epoch
+        self._changing: set[str] = set()  # of what changed before two epochs, one after the other
         self._is_told = False  # by stoker's loader, when an epoch begins
         self.stands_for: Any = None  # the dataset that a script's workers are told they have
         self._keyed = cache_key, cache_content
@@ -128,7 +134,7 @@ class Staged(Dataset[Any]):
         """Looks at the dataset as it is now; nothing is kept yet."""
         prepare, augment = self._said
         if prepare is None and augment is None and (self.split is None or self.split.dataset is not self.dataset):
-            self.split = Split(self.dataset)
+            self.split = Split(self.dataset, changing=self._changing)
         self.samples = len(self.dataset)
         memo = None if self.split is None else self.split.memo
         if memo is not None and self.cache == "disk":
@@ -191,7 +197,7 @@ class Staged(Dataset[Any]):
         """What is kept of a sample is the sample."""
         return self._augment is None and self._table is None
 
-    def _key(self) -> tuple[dict[str, Any], list[list[Any]]]:
+    def _key(self) -> tuple[JsonObject, list[SourceFile]]:
         """What the samples depend on, and the files they are made from."""
         from .cache_key import key_of
 
@@ -234,7 +240,7 @@ class Staged(Dataset[Any]):
     def __repr__(self) -> str:
         return f"<Staged {type(self.dataset).__name__}: {self.report}>"
 
-    def _looked(self) -> Iterator[tuple[str, Any]]:
+    def _stoker_children(self) -> Iterator[tuple[str, Any]]:
         """What a look at it takes in. See ``objects``."""
         yield from zip((".dataset", ".prepare", ".augment"), (self.dataset, *self._said), strict=True)
         yield ".augment_batch", self.augment_batch
@@ -285,6 +291,15 @@ class Staged(Dataset[Any]):
             self.split.dataset = dataset
         self._owned, self._memo = (0, []), None
 
+    def for_worker(self, dataset: Any) -> Staged:
+        """Another object over the same cache, whose random part is that of a copy of the dataset."""
+        other = object.__new__(Staged)
+        other.__dict__.update(self.__dict__)
+        other.split = copy.copy(self.split)
+        other.replace_dataset(dataset)
+        other._bind()
+        return other
+
     # -- serving
 
     def _begin(self) -> None:
@@ -295,7 +310,11 @@ class Staged(Dataset[Any]):
         changes = self._changes()
         if not changes and len(self.dataset) == self.samples:
             self._discarded = 0
+            self._changed.clear()
             return
+        changed = set(map(changed_name, changes))
+        self._changing |= changed & self._changed
+        self._changed = changed
         words = _plainly(changes) or "its length changed"
         self.split, nothing = None, ""
         self._discarded += 1
@@ -384,7 +403,7 @@ class Staged(Dataset[Any]):
                 lambda: RandomStates(self._generators()),
                 lambda reason: self._tell(store, reason),
             )
-        return self.split.memo.root.run(self._memo, self.dataset.__getitem__, (index,), {})
+        return self.split.memo.root.run(self._memo, Call(self.dataset.__getitem__, (index,), {}))
 
     def where(self, store: TieredStore, indices: Sequence[Any]) -> np.ndarray[Any, Any] | None:
         """Where the samples of a batch lie in the store; None for indices that are no numbers."""

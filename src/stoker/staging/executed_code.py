@@ -14,10 +14,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..core.packages import PACKAGE, is_users
+from ..core.packages import PACKAGE, in_stdlib, is_users
 from .source import NoSource, tree_of_code
-from .syntax import changes_state, is_setup, names_bound
+from .syntax import changes_state, is_setup, local_variables
 
+CLOSED = {"torch", "numpy"}  # packages whose functions draw as a whole
 OBJECTS = 64  # that are held for each attribute
 BY_NAME = {"getattr", "vars", "__dict__", "eval", "exec", "attrgetter"}
 ENTROPY = {os.urandom: "os.urandom"}
@@ -123,7 +124,7 @@ class Executed:
             self.looks_up_names |= bool(BY_NAME & set(code.co_names))
             for name in code.co_names:
                 value = scope.get(name, types)
-                if not isinstance(value, types.ModuleType) and not callable(value):
+                if not isinstance(value, types.ModuleType) and not callable(value) and name in globals_read(code):
                     self.variables.add((str(scope.get("__name__", "")), name))
                 waiting += [(fn.__code__, fn.__globals__) for fn in self._functions(name, value)]
 
@@ -144,7 +145,7 @@ class Executed:
             tree = tree_of_code(code).tree
         except NoSource:
             return
-        locals_ = names_bound(tree)
+        locals_ = local_variables(tree)
         for statement in tree.body:
             if not self.changes and not is_setup(statement, first):
                 self.changes = changes_state(statement, locals_)
@@ -158,10 +159,27 @@ def names_stored(code: types.CodeType) -> frozenset[str]:
     return frozenset(op.argval for op in dis.get_instructions(code) if op.opname == "STORE_ATTR")
 
 
+@functools.lru_cache(maxsize=4096)
+def globals_read(code: types.CodeType) -> frozenset[str]:
+    """Names of global variables that a function reads. ``co_names`` has its attributes as well: ``self.images`` must
+    not stand for a variable ``images`` of the script."""
+    return frozenset(op.argval for op in dis.get_instructions(code) if op.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+
+
 def assigns_outside(code: types.CodeType) -> bool:
     """Whether a function, or one inside it, assigns to anything but its own variables."""
     inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
     return not STORES.isdisjoint(code.co_code[::2]) or any(map(assigns_outside, inner))
+
+
+def is_closed(fn: types.FunctionType, also: tuple[str, ...] = ()) -> bool:
+    """Whether a function is run as it is, neither cut nor surveyed: the standard library's, torch's, NumPy's, stoker's,
+    and what lies in other folders. torch's ``Subset``, ``ConcatDataset`` and such are not closed."""
+    module = fn.__module__ or ""
+    if module.startswith("torch.utils.data"):
+        return False
+    file = fn.__code__.co_filename
+    return in_stdlib(file) or file.startswith((PACKAGE, *also)) or module.partition(".")[0] in CLOSED
 
 
 def is_library(code: types.CodeType) -> bool:

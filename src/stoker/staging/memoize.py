@@ -14,17 +14,20 @@ import time
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ..core.types import MapDataset
+from .callee import Call, Callee, Compiled, callee_of, key_of
 from .compare import equal_bits
-from .plan import Callee, Compiled, callee_of, key_of
+from .random_state import RandomStates
 from .recompile import rebound
-from .rewrite_calls import memoised
+from .rewrite_calls import ENTER, KEEP, KEEP_CALL, memoised
 from .store.decode import stored_copy
 from .store.encode import CacheError, take
 from .store.memory import Memory
+from .store.tiers import TieredStore
 
 SMALL = (int, float, str, bytes, bool, type(None), np.generic, pathlib.PurePath)
 LONGEST = 1024  # characters of an argument, or items of a tuple of arguments
@@ -32,7 +35,39 @@ COMPARE_SHARE = 200  # of the time, one part is spent on making again what is se
 FIRST_COMPARE_S = 1.0  # not in a worker's first second
 
 
-def is_small(value: Any) -> bool:
+class SiteKey(NamedTuple):
+    """Identifies the result of a call by its place in the source and the local variables that it mentions."""
+
+    file: str
+    function_line: int  # of the function in which it stands
+    site: int
+    owner: str  # the object whose method that function is, by ``names_of``
+    values: tuple[object, ...]
+
+
+class CallKey(NamedTuple):
+    """Identifies the result of a call by function and arguments, whatever code makes it."""
+
+    module: str
+    function: str
+    owner: str  # the object whose method it is, by ``names_of``; or a native function's module
+    args: tuple[object, ...]
+    kwargs: tuple[tuple[str, object], ...]
+
+
+Key = SiteKey | CallKey
+
+
+class Answers(Protocol):
+    """What answers the kept calls: a ``Memo``, or what checks a selection of calls in a trial."""
+
+    names: dict[int, str]
+
+    def answer(self, key: Key, call: Callable[[], Any]) -> Any:
+        """What the call returns."""
+
+
+def is_small(value: object) -> bool:
     """Whether a value can be part of a key."""
     if isinstance(value, tuple):
         return len(value) <= LONGEST and all(map(is_small, value))
@@ -44,28 +79,29 @@ class MemoNode(Compiled[types.FunctionType]):
     """A function some of whose calls are answered from memory.
 
     Attributes:
-        kept: numbers of calls that are known by the local variables that they mention.
-        by_args: numbers of calls that are known by their function and arguments.
+        by_values: numbers of calls that are identified by the local variables that they mention.
+        by_args: numbers of calls that are identified by their function and arguments.
         entered: nodes of functions that it calls and in which calls are kept, by number and ``key_of``.
         shown: what is kept, for reports: "train.py:31 self.load_image(j)".
     """
 
-    kept: set[int] = field(default_factory=set)
+    by_values: set[int] = field(default_factory=set)
     by_args: set[int] = field(default_factory=set)
     entered: dict[tuple[int, str], MemoNode] = field(default_factory=dict)
     shown: list[str] = field(default_factory=list)
 
-    def run(self, memo: Memo, called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a function with calls of it answered from memory."""
-        callee = callee_of(called)
+    def run(self, answers: Answers, call: Call) -> Any:
+        """Makes a call of a function, some calls of which are answered from memory."""
+        callee = callee_of(call.function)
         assert callee is not None
 
         def make() -> types.FunctionType:
-            entered = {n for n, _ in self.entered}
-            return memoised(callee.fn, callee.is_method, self.kept, self.by_args, entered)
+            methods = dict.fromkeys((number for number, _ in self.entered), ENTER)
+            methods |= dict.fromkeys(self.by_args, KEEP_CALL) | dict.fromkeys(self.by_values, KEEP)
+            return memoised(callee.fn, callee.is_method, methods)
 
         fn = self.compile(callee, make, lambda known: rebound(known, callee.fn, True))
-        return fn(*callee.first, *args, _stoker=_Helper(self, memo, callee), **kwargs)
+        return fn(*callee.first, *call.args, _stoker=_Helper(self, answers, callee), **call.kwargs)
 
     def all_shown(self) -> list[str]:
         """What is kept, here and in the functions that are called."""
@@ -75,32 +111,32 @@ class MemoNode(Compiled[types.FunctionType]):
 class _Helper:
     """What rewritten code finds as ``_stoker``."""
 
-    __slots__ = ("_callee", "_memo", "_node")
+    __slots__ = ("_answers", "_callee", "_node")
 
-    def __init__(self, node: MemoNode, memo: Memo, callee: Callee) -> None:
-        self._node, self._memo, self._callee = node, memo, callee
+    def __init__(self, node: MemoNode, answers: Answers, callee: Callee) -> None:
+        self._node = node
+        self._answers = answers
+        self._callee = callee
 
-    def keep(self, number: int, call: Callable[[], Any], values: tuple[Any, ...]) -> Any:
-        """A call that may be answered from memory."""
-        if not is_small(values):
-            return call()
+    def keep(self, number: int, call: Callable[[], Any], values: tuple[object, ...]) -> Any:
+        """A call that may be answered from memory, identified by the local variables that it mentions."""
+        owner = self._answers.names.get(id(self._callee.bound), "")
+        if not is_small(values) or (self._callee.is_method and not owner):
+            return call()  # or a method of an object that is made anew for each sample
         code = self._callee.fn.__code__
-        bound = self._memo.names.get(id(self._callee.bound), "")
-        if self._callee.is_method and not bound:
-            return call()  # a method of an object that is made anew
-        return self._memo.answer((code.co_filename, code.co_firstlineno, number, bound, values), call)
+        return self._answers.answer(SiteKey(code.co_filename, code.co_firstlineno, number, owner, values), call)
 
-    def keep_call(self, number: int, called: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """A call that may be answered from memory, whatever code makes it."""
-        key = call_key(called, args, kwargs, self._memo.names)
-        if key is None:
-            return called(*args, **kwargs)
-        return self._memo.answer(key, lambda: called(*args, **kwargs))
+    def keep_call(self, number: int, called: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
+        """A call that may be answered from memory, identified by its arguments."""
+        call = Call(called, args, kwargs)
+        key = call_key(call, self._answers.names)
+        return call.run() if key is None else self._answers.answer(key, call.run)
 
-    def enter(self, number: int, called: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def enter(self, number: int, called: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
         """A call of a function in which calls are kept."""
+        call = Call(called, args, kwargs)
         node = self._node.entered.get((number, key_of(called)))
-        return called(*args, **kwargs) if node is None else node.run(self._memo, called, args, kwargs)
+        return call.run() if node is None else node.run(self._answers, call)
 
 
 class Table:
@@ -118,10 +154,10 @@ class Table:
         self._count = self.memory.table("count", np.int64, 1, 0)
         self._keys = self.memory.table("keys", np.int64, 2 * slots, 4096).reshape(slots, 2)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type[Table], tuple[int, Memory]]:
         return Table, (self.slots, self.memory)
 
-    def find(self, key: Any, claim: bool) -> int:
+    def find(self, key: Key, claim: bool) -> int:
         """The number of a key; -1 where it has none, and there is no room or none is wanted."""
         digest = hashlib.blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=16).digest()
         high, low = (int.from_bytes(digest[k : k + 8], "little", signed=True) for k in (0, 8))
@@ -151,34 +187,41 @@ class Table:
 
 
 class Memo:
-    """Answers of calls, in a store that all workers share.
+    """Answers calls from a store that all workers share.
 
     Args:
         dataset: whose methods are called.
-        store: by number of key; ``cache.tiers.TieredStore``.
+        store: by number of key; ``store.tiers.TieredStore``.
         table: numbers of keys.
-        save_random: saves the random states; what it returns has ``moved`` and ``restore``.
-        tell: told why nothing is answered from memory any more.
+        save_random: saves the random states.
+        on_problem: is told why nothing may be answered from memory any more.
     """
 
     def __init__(
-        self, dataset: Any, store: Any, table: Table, save_random: Callable[[], Any], tell: Callable[[str], None]
+        self,
+        dataset: MapDataset,
+        store: TieredStore,
+        table: Table,
+        save_random: Callable[[], RandomStates],
+        on_problem: Callable[[str], None],
     ) -> None:
         self.names = names_of(dataset)
-        self._store, self._table, self._save_random, self._tell = store, table, save_random, tell
+        self._store = store
+        self._table = table
+        self._save_random = save_random
+        self._on_problem = on_problem
         self._next_compare = 0.0
         self._process = os.getpid()
 
-    def answer(self, key: Any, call: Callable[[], Any]) -> Any:
+    def answer(self, key: Key, call: Callable[[], Any]) -> Any:
         """What a call returns: a copy of what it returned before, or its result, which is kept."""
         store = self._store
         number = self._table.find(key, claim=False) if store.usable else -1
-        if number >= 0:
-            at = int(store.where(np.array([number]))[0])
-            if at:
-                if time.monotonic() > self._next_compare:
-                    self._compare(key, call, at)
-                return store.read(at)
+        at = int(store.where(np.array([number]))[0]) if number >= 0 else 0
+        if at:
+            if time.monotonic() > self._next_compare:
+                self._compare(key, call, at)
+            return store.read(at)
         cpu = time.thread_time_ns()
         before = self._save_random()
         keep_ns = time.thread_time_ns() - cpu
@@ -194,10 +237,10 @@ class Memo:
                 taken = take(out)
                 store.admit({number: taken}, spent, keep_ns + time.thread_time_ns() - cpu)
             except CacheError as e:
-                self._tell(str(e))
+                self._on_problem(str(e))
         return out
 
-    def _compare(self, key: Any, call: Callable[[], Any], at: int) -> None:
+    def _compare(self, key: Key, call: Callable[[], Any], at: int) -> None:
         """Now and then: makes again what is served. What differs ends the cache."""
         began = time.monotonic()
         if not self._next_compare or self._process != os.getpid():
@@ -212,43 +255,45 @@ class Memo:
         now = time.monotonic()
         self._next_compare = now + COMPARE_SHARE * (now - began)
         if not same:
-            self._tell(f"a call that was kept returns something else now: {key!r}")
+            self._on_problem(f"a call that was kept returns something else now: {key!r}")
 
 
-def call_key(called: Any, args: Any, kwargs: dict[str, Any], names: dict[int, str]) -> Any:
-    """What a call is known by: its function, the object it is a method of, and its arguments. None where these are not
-    small, or the object is not known."""
+def call_key(call: Call, names: dict[int, str]) -> CallKey | None:
+    """What identifies a call by its arguments. None where these are not small, or the object is not known."""
+    called, args, kwargs = call
     if not is_small(args) or not is_small(tuple(kwargs.values())):
         return None
     owner = getattr(called, "__self__", None)
+    name = ""
     if isinstance(called, types.MethodType):
-        if id(owner) not in names:
+        name = names.get(id(owner), "")
+        if not name:
             return None
-        called, owner = called.__func__, names[id(owner)]
     elif isinstance(called, types.BuiltinFunctionType):
         if owner is not None and not isinstance(owner, types.ModuleType):
             return None
-        owner = getattr(owner, "__name__", "")
+        name = getattr(owner, "__name__", "")
     elif not isinstance(called, types.FunctionType):
         return None
     if getattr(called, "__closure__", None):
         return None  # it may mean another variable each time
-    return called.__module__, called.__qualname__, owner, args, sorted(kwargs.items())
+    return CallKey(called.__module__, called.__qualname__, name, args, tuple(sorted(kwargs.items())))
 
 
-def names_of(dataset: Any) -> dict[int, str]:
+def names_of(dataset: MapDataset) -> dict[int, str]:
     """The dataset and those inside it, by id: objects whose methods' answers may be kept."""
     out: dict[int, str] = {}
-    waiting = [("dataset", dataset)]
+    waiting: list[tuple[str, object]] = [("dataset", dataset)]
     while waiting:
         path, x = waiting.pop()
         if id(x) in out or not (hasattr(type(x), "__getitem__") and hasattr(x, "__dict__")):
             continue
         out[id(x)] = path
-        waiting += [(f"{path}.{k}", v) for k, v in vars(x).items()]
-        for k, v in list(vars(x).items()):
-            if isinstance(v, (list, tuple)) and len(v) <= 64:
-                waiting += [(f"{path}.{k}[{n}]", item) for n, item in enumerate(v)]
+        for name, value in vars(x).items():
+            waiting.append((f"{path}.{name}", value))
+            if isinstance(value, (list, tuple, dict)) and len(value) <= 64:
+                items = value.items() if isinstance(value, dict) else enumerate(value)
+                waiting += [(f"{path}.{name}[{key!r}]", item) for key, item in items]
     return out
 
 

@@ -13,9 +13,10 @@ import numpy as np
 from ..core import resources
 from ..core.errors import StokerWarning, UsageError
 from ..core.options import parse_bytes
+from ..core.types import JsonObject
 from .isolate import run_isolated
 from .store.encode import CacheError, take
-from .store.folder import Folder, discard, open_for
+from .store.folder import Folder, SourceFile, discard, open_for
 from .store.memory import Memory
 from .store.store import Store, size_of
 from .store.tiers import TieredStore
@@ -47,7 +48,7 @@ class CachePlan(NamedTuple):
     folder: Path | None
     memories: Sequence[Memory]
     name: str
-    key: Callable[[], tuple[dict[str, Any], list[list[Any]]]]
+    key: Callable[[], tuple[JsonObject, list[SourceFile]]]
     prepare: Callable[[int], Any]
     dense: bool
 
@@ -62,9 +63,8 @@ def new_store(plan: CachePlan) -> TieredStore | None:
         ram, disk = ram or disk, 0  # answers of calls are kept in memory only
     try:
         if ram:
-            squeeze = {"auto": None, "compressed": True}.get(str(plan.cache), False)
             memory = plan.memories[0] if plan.memories else Memory(size_of(plan.slots, ram))
-            stores.append(Store(memory, plan.slots, ram, squeeze))
+            stores.append(Store(memory, plan.slots, ram, compress=plan.cache == "compressed"))
             if plan.memories:
                 stores[0].join()
         if disk:
@@ -94,7 +94,7 @@ def _on_disk(plan: CachePlan, budget: int) -> Store:
                 raise
             why = f"{e}: it is made anew"
             discard(folder.path)
-    store.again()
+    store.clear_full()
     words = why or words
     if words:
         warnings.warn(f"{words}.", StokerWarning, stacklevel=6)
@@ -103,7 +103,7 @@ def _on_disk(plan: CachePlan, budget: int) -> Store:
 
 def _compare(plan: CachePlan, store: Store, folder: Folder) -> None:
     """One sample made anew: what changed without anybody's knowing is found before it is served."""
-    there = np.flatnonzero(store.place)
+    there = np.flatnonzero(store.locations)
     if not len(there):
         return
     i = int(there[len(there) // 2])

@@ -20,12 +20,12 @@ from ..core.options import parse_bytes
 from .dataset import Staged
 from .store.folder import PART, discard
 from .store.manage import nbytes_of
-from .store.store import ENOUGH
+from .store.store import FIRST_SAMPLES
 from .store.tiers import TieredStore
 
 BATCH = 16  # samples in a worker's task
 LOST_S = 0.05  # of preparing that an interrupt may cost a worker: so long samples are let in together, which is cheaper
-WAITING = 4 * ENOUGH  # samples that may lie in workers that ended before it was decided how samples lie
+WAITING = 4 * FIRST_SAMPLES  # samples that may lie in workers that ended before it was decided how samples lie
 TELL_S = 0.1  # between two words of progress
 WORDS = 300  # characters of an error
 UNTRIED = "they go a way through the dataset's code that no sample went which was tried, so they are made each time"
@@ -127,7 +127,7 @@ class Build:
     @property
     def filled(self) -> int:
         """Samples that are in, of those wanted."""
-        return int(np.count_nonzero(self._store.place[self._indices]))
+        return int(np.count_nonzero(self._store.locations[self._indices]))
 
     @property
     def rate(self) -> float:
@@ -167,7 +167,7 @@ class Build:
 
     def _missing(self) -> np.ndarray[Any, Any]:
         """Indices that are not in and did not fail."""
-        left = self._indices[self._store.place[self._indices] == 0]
+        left = self._indices[self._store.locations[self._indices] == 0]
         return np.setdiff1d(left, [f.sample for f in self.failed]) if self.failed else left
 
     def _fill(self, indices: np.ndarray[Any, Any], workers: int | str, tell: Tell | None) -> None:

@@ -1,25 +1,35 @@
-"""Finds the calls of a dataset that can be answered from memory. See ``memo``; it runs where ``trial`` runs."""
+"""Finds the calls of a dataset that can be answered from memory (see ``memoize``). It runs where ``trial`` runs.
+
+1. Samples are made with every call reported: how long it took, and whether it moved a generator (``Survey``).
+2. The outermost calls that did not, and that took long enough, are selected.
+3. Each selected call is made twice, under other random states, and must give the same bits (``_Checker``). One that
+   does not is struck out, and the selection is made anew.
+4. With calls answered from memory, samples must have the bits, and leave the random states, that they have without.
+"""
 
 from __future__ import annotations
 
 import copy
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.introspect import Fingerprint
+from ..core.fingerprint import Fingerprint
+from ..core.packages import libraries
+from .aliases import share_memory
+from .callee import Call, Callee, callee_of, key_of
 from .compare import equal_bits
+from .executed_code import Executed, is_closed
 from .isolate import output_size
-from .memoize import Memo, MemoNode, Table, call_key, is_small, names_of
-from .plan import Callee, callee_of, key_of
+from .memoize import CallKey, Key, MemoNode, SiteKey, call_key, is_small, names_of
 from .random_state import RandomStates
-from .rewrite_calls import calls_around, surveyed
+from .rewrite_calls import sites_of, surveyed
+from .samples import TrialSamples
 from .source import NoSource
-from .store.decode import Layout
-from .store.encode import CacheError, take
-from .verify import positions, shares_memory
+from .store.encode import CacheError
+from .verify import Kept, file_positions
 
 WORTH_S = 100e-6  # a call that is kept takes at least so long
 WORTH_SHARE = 0.02  # and such a part of a sample
@@ -27,6 +37,8 @@ VISITS = 3000  # calls that one survey looks at; then the rest of the code runs 
 DEPTH = 5
 ROUNDS = 6  # selections that are verified
 PAYS = 0.7  # of a sample's time is left at most, or nothing is kept
+SEED = 20  # of the first sample of a survey
+CHECK_SEED, SECOND_CALL_SEED, COMPARE_SEED = 40, 90, 60
 
 
 @dataclass
@@ -50,154 +62,162 @@ class MemoPlan:
     sites: int = 0
 
 
-class _Function:
-    """What was seen of the calls of one function."""
+class _SurveyedFunction:
+    """What was seen of the calls of one function.
+
+    Attributes:
+        callee: the function.
+        seconds: by number of a call: how long it took, each time.
+        not_by_values: numbers of calls that mention local variables that are no small values.
+        not_by_args: numbers of calls whose arguments are no small values.
+        struck: numbers of calls that draw, or must not be kept for another reason.
+        inner: what was seen of the functions that it calls, by number and ``key_of``.
+    """
 
     def __init__(self, callee: Callee) -> None:
         self.callee = callee
-        self.refused: set[int] = set()  # known by local variables that are no small values
-        self.struck: set[int] = set()  # that draw, or must not be kept for another reason
-        self.large: set[int] = set()  # whose arguments are no small values
-        self.spent: dict[int, list[float]] = {}
-        self.inner: dict[tuple[int, str], _Function] = {}
+        self.seconds: dict[int, list[float]] = {}
+        self.not_by_values: set[int] = set()
+        self.not_by_args: set[int] = set()
+        self.struck: set[int] = set()
+        self.inner: dict[tuple[int, str], _SurveyedFunction] = {}
+
+    def all(self) -> Iterator[_SurveyedFunction]:
+        """It, and those inside."""
+        yield self
+        for function in self.inner.values():
+            yield from function.all()
 
 
 class Survey:
-    """One survey of a dataset.
+    """Looks for calls that can be kept.
 
     Args:
-        dataset: map-style.
-        seed: sets all random states from a number.
-        save_random: saves them.
-        is_closed: whether a function's code is left as it is.
-        executed: looks at the code that runs (``trial.Executed``).
+        samples: of the dataset.
+        changing: attributes that the script changes in each epoch: the calls must not read them.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        seed: Callable[[int], Any],
-        save_random: Callable[[], RandomStates],
-        is_closed: Callable[[Callee], bool],
-        executed: Callable[[], Any],
-    ) -> None:
-        self._dataset, self._seed, self._save = dataset, seed, save_random
-        self._is_closed, self._executed = is_closed, executed
-        self._visits, self._least_s = 0, WORTH_S
-        self._names = names_of(dataset)
-        self.root: _Function | None = None
+    def __init__(self, samples: TrialSamples, changing: Collection[str] = ()) -> None:
+        self.samples = samples
+        self._changing = changing
         self.reasons: list[str] = []
+        self._names = names_of(samples.dataset)
+        self._visits = 0
+        self._least_s = WORTH_S
+        self._methods: set[str] = set()
 
-    def run(self, indices: list[int], sample_s: float) -> MemoPlan | None:
+    def run(self) -> MemoPlan | None:
         """Calls to be kept, verified; None where none pays."""
-        callee = callee_of(self._dataset.__getitem__)
-        if callee is None or self._is_closed(callee):
+        samples = self.samples
+        indices = samples.some()
+        callee = callee_of(samples.dataset.__getitem__)
+        if callee is None or is_closed(callee.fn, libraries()):
             return None
-        self.root = _Function(callee)
-        self._least_s = max(WORTH_S, WORTH_SHARE * sample_s)
+        self._root = _SurveyedFunction(callee)
+        self._least_s = max(WORTH_S, WORTH_SHARE * samples.sample_s)
         try:
             for k, i in enumerate(indices):
-                self._seed(20 + k)
-                self._call(self.root, self._dataset.__getitem__, (i,), {}, DEPTH)
+                samples.seed(SEED + k)
+                self._run_surveyed(self._root, Call(samples.dataset.__getitem__, (i,), {}), DEPTH)
         except NoSource as e:
             self.reasons.append(str(e))
             return None
         for _ in range(ROUNDS):
-            self._methods: set[str] = set()
-            node = self._select(self.root)
+            self._methods.clear()
+            node = self._select(self._root)
             if node is None:
                 return None
-            self._everywhere(node, self.root)
+            self._select_in_other_branches(node, self._root)
             plan = MemoPlan(node, sites=len(node.all_shown()))
-            if self._verify(plan, indices):
-                left = plan.served_s / max(1e-9, sample_s)
-                return plan if left < PAYS else None
+            if self._check(plan, indices) and self._compare(plan, indices):
+                return plan if plan.served_s < PAYS * max(1e-9, samples.sample_s) else None
         return None
 
     # -- what calls do
 
-    def _call(self, function: _Function, called: Any, args: Any, kwargs: Any, depth: int) -> Any:
+    def _run_surveyed(self, function: _SurveyedFunction, call: Call, depth: int) -> Any:
         callee = function.callee
         copied = surveyed(callee.fn, callee.is_method)
-        return copied(*callee.first, *args, _stoker=_Visitor(self, function, depth), **kwargs)
+        return copied(*callee.first, *call.args, _stoker=_Visitor(self, function, depth), **call.kwargs)
 
-    def visit(self, function: _Function, number: int, run: Callable[[], Any], values: tuple[Any, ...]) -> Any:
+    def visit(
+        self, function: _SurveyedFunction, number: int, run: Callable[[], Any], values: tuple[object, ...] | None
+    ) -> Any:
         """A call is made: what it costs, and whether it could be kept."""
         self._visits += 1
         if self._visits > VISITS:
             function.struck.add(number)
             return run()
-        before = self._save()
+        before = self.samples.states()
         began = time.perf_counter()
         out = run()
-        function.spent.setdefault(number, []).append(time.perf_counter() - began)
-        if not is_small(values):
-            function.refused.add(number)
+        function.seconds.setdefault(number, []).append(time.perf_counter() - began)
+        if values is None or not is_small(values):
+            function.not_by_values.add(number)
         if before.moved():
             function.struck.add(number)
         return out
 
-    def call(self, function: _Function, number: int, called: Any, args: Any, kwargs: Any, depth: int) -> Any:
+    def call(self, function: _SurveyedFunction, number: int, call: Call, depth: int) -> Any:
         """The call itself; inside a Python function, its calls are looked at, too."""
-        if call_key(called, args, kwargs, self._names) is None:
-            function.large.add(number)
-        callee = callee_of(called)
-        if callee is None or depth <= 1 or self._visits > VISITS or self._is_closed(callee):
-            return called(*args, **kwargs)
-        key = number, key_of(called)
-        inner = function.inner.setdefault(key, _Function(callee))
-        inner.callee = callee
+        if call_key(call, self._names) is None:
+            function.not_by_args.add(number)
+        callee = callee_of(call.function)
+        if callee is None or depth <= 1 or self._visits > VISITS or is_closed(callee.fn, libraries()):
+            return call.run()
         try:
             surveyed(callee.fn, callee.is_method)
         except NoSource:
-            del function.inner[key]
-            return called(*args, **kwargs)
-        return self._call(inner, called, args, kwargs, depth - 1)
+            return call.run()
+        inner = function.inner.setdefault((number, key_of(call.function)), _SurveyedFunction(callee))
+        inner.callee = callee
+        return self._run_surveyed(inner, call, depth - 1)
 
     # -- choosing
 
-    def _select(self, function: _Function) -> MemoNode | None:
+    def _select(self, function: _SurveyedFunction) -> MemoNode | None:
         """The outermost calls that can be kept and take long enough; None where there are none."""
         node = MemoNode()
-        around = calls_around(function.callee.fn)
+        sites = sites_of(function.callee.fn)
         file = os.path.basename(function.callee.fn.__code__.co_filename)
-        slow = {n for n, spent in function.spent.items() if sorted(spent)[len(spent) // 2] > self._least_s}
-        by_args = slow - function.struck - function.large
-        fit = by_args | (slow - function.struck - function.refused)
+        slow = {n for n, spent in function.seconds.items() if sorted(spent)[len(spent) // 2] > self._least_s}
+        by_args = slow - function.struck - function.not_by_args
+        fit = by_args | (slow - function.struck - function.not_by_values)
         for n in sorted(fit):
-            outer, text, line = around[n]
-            if not outer & fit:
-                (node.by_args if n in by_args else node.kept).add(n)
-                node.shown.append(f"{file}:{line} {text}")
-        if any("self." in around[n][1] for n in node.by_args):
-            self._methods |= {around[n][1].partition("(")[0] for n in node.by_args}
+            site = sites[n]
+            if not site.around & fit:
+                (node.by_args if n in by_args else node.by_values).add(n)
+                node.shown.append(f"{file}:{site.line} {site.text}")
+        if any("self." in sites[n].text for n in node.by_args):
+            self._methods |= {sites[n].function for n in node.by_args}
+        kept = node.by_values | node.by_args
         for (n, key), inner in function.inner.items():
-            kept = node.kept | node.by_args
-            if n not in kept and not around[n][0] & kept:
+            if n not in kept and not sites[n].around & kept:
                 found = self._select(inner)
                 if found is not None:
                     node.entered[n, key] = found
-        return node if node.kept or node.by_args or node.entered else None
+        return node if kept or node.entered else None
 
-    def _everywhere(self, node: MemoNode, function: _Function) -> None:
+    def _select_in_other_branches(self, node: MemoNode, function: _SurveyedFunction) -> None:
         """Calls of the same methods in branches that no sample took are kept, too."""
-        for n, (outer, text, _) in calls_around(function.callee.fn).items():
-            if text.partition("(")[0] in self._methods and not outer & (node.kept | node.by_args):
+        for n, site in sites_of(function.callee.fn).items():
+            if site.function in self._methods and not site.around & (node.by_values | node.by_args):
                 node.by_args.add(n)
-        node.by_args -= node.kept | {n for n, _ in node.entered}
+        node.by_args -= node.by_values | {n for n, _ in node.entered}
         for key, inner in node.entered.items():
-            self._everywhere(inner, function.inner[key])
+            self._select_in_other_branches(inner, function.inner[key])
 
     # -- verifying
 
-    def _verify(self, plan: MemoPlan, indices: list[int]) -> bool:
-        """Whether a selection changes no bit. A call that must not be kept is struck out, for the next selection."""
-        code = self._executed()
-        checker = _Checker(self, plan, code)
+    def _check(self, plan: MemoPlan, indices: list[int]) -> bool:
+        """Whether each selected call is pure. One that is not is struck out, for the next selection."""
+        samples = self.samples
+        code = Executed(samples.dataset)
+        checker = _Checker(self, code)
         for i in indices:
-            self._seed(40)
+            samples.seed(CHECK_SEED)
             try:
-                plan.root.run(checker, self._dataset.__getitem__, (i,), {})  # type: ignore[arg-type]
+                plan.root.run(checker, Call(samples.dataset.__getitem__, (i,), {}))
             except Exception as e:
                 self.reasons.append(f"with calls from memory sample {i} fails: {type(e).__name__}: {e}")
                 return False
@@ -206,116 +226,143 @@ class Survey:
         if code.changes:
             self.reasons.append(f"a call changes {code.changes}")
             return False
-        plan.nbytes = checker.nbytes / max(1, checker.kept)
-        plan.reads, plan.globals = (None if code.looks_up_names else code.names), sorted(code.variables)
-        problems: list[str] = []
-        memo = Memo(self._dataset, _Kept(), Table(1 << 12), self._save, problems.append)
-        served = []
-        for round_ in range(2):
-            for k, i in enumerate(indices):
-                self._seed(60 + k)
-                plain = self._dataset[i]
-                states = self._save().values()
-                self._seed(60 + k)
-                began = time.perf_counter()
-                kept = plan.root.run(memo, self._dataset.__getitem__, (i,), {})
-                if round_:
-                    served.append(time.perf_counter() - began)
-                if problems or not equal_bits(plain, kept) or self._save().values() != states:
-                    self.reasons.append(problems[0] if problems else f"with calls from memory sample {i} is another")
-                    return False
-        plan.served_s = min(served)  # the machine's other work only adds to it
+        changing = sorted(code.names.intersection(self._changing))
+        if changing:
+            self.reasons.append(f"the script changes in each epoch what a call reads: {changing[0]}")
+            return False
+        plan.nbytes = checker.nbytes / max(1, checker.checked)
+        plan.reads = None if code.looks_up_names else code.names
+        plan.globals = sorted(code.variables)
         return True
 
-    def strike(self, key: Any, why: str) -> None:
+    def _compare(self, plan: MemoPlan, indices: list[int]) -> bool:
+        """Whether samples with calls from memory are those without, the first time and when all calls are answered."""
+        samples = self.samples
+        replay = _Replay(samples)
+        plan.served_s = float("inf")
+        for from_memory in (False, True):
+            for k, i in enumerate(indices):
+                samples.seed(COMPARE_SEED + k)
+                plain = samples.dataset[i]
+                states = samples.states().values()
+                samples.seed(COMPARE_SEED + k)
+                began = time.perf_counter()
+                kept = plan.root.run(replay, Call(samples.dataset.__getitem__, (i,), {}))
+                if from_memory:
+                    plan.served_s = min(plan.served_s, time.perf_counter() - began)  # other work only adds to it
+                if not equal_bits(plain, kept) or samples.states().values() != states:
+                    self.reasons.append(f"with calls from memory sample {i} is another")
+                    return False
+        return True
+
+    def strike(self, key: Key, why: str) -> None:
         """Calls with such a key must not be kept."""
-        assert self.root is not None
-        waiting = [self.root]
-        while waiting:
-            function = waiting.pop()
-            waiting += function.inner.values()
+        for function in self._root.all():
             code = function.callee.fn.__code__
-            if key[:2] == (code.co_filename, code.co_firstlineno):
-                function.struck.add(key[2])
-            name = str(key[1]).rpartition(".")[2]
-            for n, (_, text, _) in calls_around(function.callee.fn).items():
-                if len(key) == 5 and isinstance(key[1], str) and text.partition("(")[0].endswith(name):
-                    function.struck.add(n)
+            if isinstance(key, SiteKey):
+                if (key.file, key.function_line) == (code.co_filename, code.co_firstlineno):
+                    function.struck.add(key.site)
+            else:
+                name = key.function.rpartition(".")[2]
+                sites = sites_of(function.callee.fn)
+                function.struck |= {n for n, site in sites.items() if site.function.endswith(name)}
         self.reasons.append(why)
-
-
-class _Kept:
-    """What a selection keeps while it is verified."""
-
-    usable = True
-
-    def __init__(self) -> None:
-        self._samples: dict[int, tuple[str, list[Any]]] = {}
-
-    def where(self, numbers: Any) -> Any:
-        return [int(n) + 1 if int(n) in self._samples else 0 for n in numbers]
-
-    def read(self, at: int) -> Any:
-        text, leaves = self._samples[at - 1]
-        return Layout(text).put(leaves)
-
-    def admit(self, samples: dict[int, tuple[str, list[Any]]], spent_ns: int, keep_ns: int) -> None:
-        self._samples.update({n: (text, [x.copy() for x in leaves]) for n, (text, leaves) in samples.items()})
 
 
 class _Visitor:
     """What a surveyed function finds as ``_stoker``."""
 
-    def __init__(self, survey: Survey, function: _Function, depth: int) -> None:
-        self._survey, self._function, self._depth = survey, function, depth
+    def __init__(self, survey: Survey, function: _SurveyedFunction, depth: int) -> None:
+        self._survey = survey
+        self._function = function
+        self._depth = depth
 
-    def visit(self, number: int, run: Callable[[], Any], values: tuple[Any, ...]) -> Any:
+    def visit(self, number: int, run: Callable[[], Any], values: tuple[object, ...] | None) -> Any:
         return self._survey.visit(self._function, number, run, values)
 
-    def call(self, number: int, called: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return self._survey.call(self._function, number, called, args, kwargs, self._depth)
+    def call(self, number: int, called: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
+        return self._survey.call(self._function, number, Call(called, args, kwargs), self._depth)
+
+    def item(self, number: int, value: Any, index: object, values: tuple[object, ...] | None) -> Any:
+        getter: Any = getattr(value, "__getitem__", None)
+        if callee_of(getter) is None:
+            return value[index]
+        return self.visit(number, lambda: self.call(number, getter, index), values)
+
+
+class _Replay:
+    """Answers calls as a ``Memo`` does, with copies of what they returned first; what it keeps is its own."""
+
+    def __init__(self, samples: TrialSamples) -> None:
+        self.names = names_of(samples.dataset)
+        self._samples = samples
+        self._kept: dict[str, Kept] = {}
+
+    def answer(self, key: Key, call: Callable[[], Any]) -> Any:
+        kept = self._kept.get(repr(key))
+        if kept is not None:
+            return kept.read()
+        before = self._samples.states()
+        out = call()
+        if not before.moved():
+            self._kept[repr(key)] = Kept(out)
+        return out
 
 
 class _Checker:
-    """Stands where ``Memo`` stands: makes each kept call twice, under other random states, and compares."""
+    """Stands where ``Memo`` stands: makes each kept call twice, under other random states, and compares.
 
-    def __init__(self, survey: Survey, plan: MemoPlan, code: Any) -> None:
-        self._survey, self._code = survey, code
-        self.names = names_of(survey._dataset)
+    Attributes:
+        struck: a call must not be kept.
+        checked: calls so far.
+        nbytes: of what they returned.
+    """
+
+    def __init__(self, survey: Survey, code: Executed) -> None:
+        self.names = names_of(survey.samples.dataset)
         self.struck = False
-        self.kept, self.nbytes = 0, 0.0
+        self.checked = 0
+        self.nbytes = 0.0
+        self._survey = survey
+        self._code = code
 
-    def answer(self, key: Any, call: Callable[[], Any]) -> Any:
-        survey = self._survey
-        before, look = survey._save(), Fingerprint(survey._dataset)
-        outs: list[Any] = []
-        printed, self._code.asks = (positions(survey._dataset), output_size()), ""
-        self._code.run(lambda: outs.append(call()))
-        states = survey._save()
-        survey._seed(90 + self.kept)
-        again = call()
-        before.restore()
-        why = ""
-        changes = look.changed(survey._dataset)
-        if states.values() != before.values():
-            why = "it draws random numbers"
-        elif changes:
-            why = f"it changes {changes[0]}"
-        elif self._code.asks:
-            why = f"it asks {self._code.asks}"
-        elif (positions(survey._dataset), output_size()) != printed:
+    def answer(self, key: Key, call: Callable[[], Any]) -> Any:
+        samples, code = self._survey.samples, self._code
+        states = samples.states()
+        fingerprint = Fingerprint(samples.dataset)
+        written = file_positions(samples.dataset), output_size()
+        code.asks = ""
+        first = code.run(call)
+        states_after = samples.states()
+        samples.seed(SECOND_CALL_SEED + self.checked)
+        second = call()
+        states.restore()
+        self.checked += 1
+        why = self._why_not(states, states_after, fingerprint, first, second)
+        if not why and (file_positions(samples.dataset), output_size()) != written:
             why = "it prints, logs or writes to a file"
-        elif shares_memory(outs[0], again):
-            why = "its results are one and the same object"
-        elif not equal_bits(outs[0], again):
-            why = "it gives other bits on a repeat"
-        else:
+        if not why:
             try:
-                self.nbytes += sum(x.nbytes for x in take(outs[0])[1])
+                self.nbytes += Kept(first).nbytes
             except CacheError as e:
                 why = str(e)
-        self.kept += 1
         if why:
             self.struck = True
-            survey.strike(key, f"the call {key[1]} is not kept: {why}")
-        return copy.deepcopy(again) if not why else again
+            called = key.function if isinstance(key, CallKey) else f"{os.path.basename(key.file)}:{key.function_line}"
+            self._survey.strike(key, f"the call {called} is not kept: {why}")
+            return second
+        return copy.deepcopy(second)
+
+    def _why_not(
+        self, before: RandomStates, after: RandomStates, fingerprint: Fingerprint, first: object, second: object
+    ) -> str:
+        changes = fingerprint.changed(self._survey.samples.dataset)
+        if after.values() != before.values():
+            return "it draws random numbers"
+        if changes:
+            return f"it changes {changes[0]}"
+        if self._code.asks:
+            return f"it asks {self._code.asks}"
+        if share_memory(first, second):
+            return "its results are one and the same object"
+        return "" if equal_bits(first, second) else "it gives other bits on a repeat"

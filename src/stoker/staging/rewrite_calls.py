@@ -1,7 +1,7 @@
 """Rewrites the calls of a function: each is reported, or some are answered from memory.
 
-Unlike a cut, this reaches calls in loops, comprehensions and branches. A call is known by its number among all calls of
-the function, in the order of the syntax tree.
+Unlike a cut, this reaches calls in loops, comprehensions and branches. A *site* is a call, or a subscript (a call of
+``__getitem__``), known by its number among all sites of the function in the order of the syntax tree.
 """
 
 from __future__ import annotations
@@ -9,85 +9,150 @@ from __future__ import annotations
 import ast
 import copy
 import types
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from .recompile import compiled_like, constant, helper_call
 from .source import NoSource, tree_of
-from .syntax import FRAME_READERS, first_param, names_bound, params_of
+from .syntax import COMPREHENSIONS, FRAME_READERS, first_param, is_generator, is_item
 
-SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+SCOPES = (ast.Lambda, *COMPREHENSIONS)
 INLINE = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)  # must run in the function's own frame
+KEEP, KEEP_CALL, ENTER = "keep", "keep_call", "enter"  # methods of the helper, see ``memoised``
 
 
-def surveyed(fn: types.FunctionType, bound: bool) -> types.FunctionType:
-    """A copy in which every call is ``_stoker.visit(number, lambda: _stoker.call(number, f, ...), names, values)``.
+class Site(NamedTuple):
+    """A call, or a subscript, in the source of a function.
 
-    ``names`` and ``values`` are of the local variables that the call mentions, without ``self``.
+    Attributes:
+        around: numbers of the sites in whose arguments it stands.
+        text: its source.
+        function: the source of what is called: "self.load"; "self.rows.__getitem__" for a subscript.
+        line: where it stands.
+    """
+
+    around: set[int]
+    text: str
+    function: str
+    line: int
+
+
+def surveyed(fn: types.FunctionType, is_method: bool) -> types.FunctionType:
+    """A copy in which each call is ``_stoker.visit(number, lambda: _stoker.call(number, f, ...), values)``, and each
+    subscript ``_stoker.item(number, x, index, values)``. ``values``: of the local variables that it mentions, without
+    ``self``; None if it has variables of its own. A call that must run in the function's frame is not visited.
 
     Raises:
         NoSource: there is no source, or it is a generator or coroutine.
     """
-    return _rewritten(fn, bound, None, {})
+    return _rewritten(fn, is_method, None)
 
 
-def memoised(
-    fn: types.FunctionType, bound: bool, kept: set[int], by_args: set[int], entered: set[int]
-) -> types.FunctionType:
-    """A copy in which some calls are replaced.
+def memoised(fn: types.FunctionType, is_method: bool, methods: Mapping[int, str]) -> types.FunctionType:
+    """A copy in which some sites are replaced.
 
     Args:
         fn: any Python function.
-        bound: it is called as a method.
-        kept: calls that become ``_stoker.keep(number, lambda: call, values)``, with the local variables they mention.
-        by_args: calls that become ``_stoker.keep_call(f, ...)``.
-        entered: calls that become ``_stoker.enter(number, f, ...)``: their functions are rewritten themselves.
+        is_method: it is called with ``self``.
+        methods: by number of a site. ``KEEP``: it becomes ``_stoker.keep(number, lambda: call, values)``, with the
+            local variables that it mentions. ``KEEP_CALL``: ``_stoker.keep_call(number, f, ...)``. ``ENTER``:
+            ``_stoker.enter(number, f, ...)``, for the function is rewritten itself.
 
     Raises:
         NoSource: as ``surveyed``.
     """
-    return _rewritten(fn, bound, kept, dict.fromkeys(entered, "enter") | dict.fromkeys(by_args, "keep_call"))
+    return _rewritten(fn, is_method, methods)
 
 
-def _rewritten(
-    fn: types.FunctionType, bound: bool, kept: set[int] | None, called: dict[int, str]
-) -> types.FunctionType:
+def sites_of(fn: types.FunctionType) -> dict[int, Site]:
+    """The calls and subscripts of a function, by number."""
+    tree = tree_of(fn).tree
+    numbers = _numbers(tree)
+    out: dict[int, Site] = {}
+
+    def collect(node: ast.AST, around: set[int]) -> None:
+        number = numbers.get(id(node))
+        if number is not None and isinstance(node, (ast.Call, ast.Subscript)):
+            called = ast.unparse(_function_of(node))
+            out[number] = Site(around, ast.unparse(node), called, node.lineno)
+            around = around | {number}
+        for child in ast.iter_child_nodes(node):
+            collect(child, around)
+
+    collect(tree, set())
+    return out
+
+
+def _numbers(tree: ast.AST) -> dict[int, int]:
+    """The numbers of sites, by the ids of their nodes."""
+    nodes = (x for x in ast.walk(tree) if isinstance(x, ast.Call) or is_item(x))
+    return {id(x): n for n, x in enumerate(nodes)}
+
+
+def _reads_frame(x: ast.AST) -> bool:
+    return isinstance(x, ast.Name) and x.id in FRAME_READERS
+
+
+def _rewritten(fn: types.FunctionType, is_method: bool, methods: Mapping[int, str] | None) -> types.FunctionType:
     function = tree_of(fn)
     tree = copy.deepcopy(function.tree)
-    if any(isinstance(x, (ast.Yield, ast.YieldFrom, ast.Await)) for x in ast.walk(tree)):
+    if is_generator(tree):
         raise NoSource(f"{tree.name} is a generator or a coroutine")
-    numbers = {id(x): n for n, x in enumerate(x for x in ast.walk(tree) if isinstance(x, ast.Call))}
-    locals_ = names_bound(tree) | set(params_of(tree)) | set(fn.__code__.co_freevars)
-    locals_ -= {first_param(tree, bound), "__class__"}
-    rewriter = _Rewriter(numbers, locals_, kept, called)
+    variables = {x.id for x in ast.walk(tree) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
+    variables |= {x.arg for x in ast.walk(tree) if isinstance(x, ast.arg)} | set(fn.__code__.co_freevars)
+    rewriter = _Rewriter(_numbers(tree), variables - {first_param(tree, is_method), "__class__"}, methods)
     tree.body = [rewriter.visit(statement) for statement in tree.body]
     (made,) = compiled_like(fn, function, [(tree, True)])
     return made
 
 
 class _Rewriter(ast.NodeTransformer):
-    def __init__(
-        self, numbers: dict[int, int], locals_: set[str], kept: set[int] | None, called: dict[int, str]
-    ) -> None:
-        self._numbers, self._locals, self._kept, self._called = numbers, locals_, kept, called
+    """Replaces sites.
+
+    Args:
+        numbers: of the sites, by id.
+        variables: all of the function, and of comprehensions and lambdas inside it.
+        methods: see ``memoised``; None: all are reported.
+    """
+
+    def __init__(self, numbers: dict[int, int], variables: set[str], methods: Mapping[int, str] | None) -> None:
+        self._numbers = numbers
+        self._variables = variables
+        self._methods = methods
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        number = self._numbers[id(node)]
-        names = self._mentioned(node)
-        wanted = self._kept is None or number in self._kept or number in self._called
-        frame = isinstance(node.func, ast.Name) and node.func.id in FRAME_READERS
-        super_call = any(isinstance(x, ast.Name) and x.id in FRAME_READERS for x in ast.walk(node))
-        inline = any(isinstance(x, INLINE) for x in ast.walk(node))
+        return self._site(node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        if is_item(node):
+            return self._site(node)
         self.generic_visit(node)
-        if not wanted or frame or inline or super_call:
+        return node
+
+    def _site(self, node: ast.Call | ast.Subscript) -> ast.AST:
+        number = self._numbers[id(node)]
+        method = "visit" if self._methods is None else self._methods.get(number)
+        names = self._mentioned(node)
+        needs_frame = any(isinstance(x, INLINE) or _reads_frame(x) for x in ast.walk(node))  # not that of a lambda
+        is_frame_reader = isinstance(node, ast.Call) and _reads_frame(node.func)
+        self.generic_visit(node)
+        if method is None or is_frame_reader or (method == KEEP and (needs_frame or names is None)):
             return node
-        if number in self._called:
-            return ast.copy_location(_called(self._called[number], number, node), node)
-        if names is None:
-            return node if self._kept is not None else ast.copy_location(_called("call", number, node), node)
-        made: ast.expr = node if self._kept is not None else ast.copy_location(_called("call", number, node), node)
-        thunk = ast.Lambda(ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[]), made)
-        values = ast.Tuple([ast.Name(n, ast.Load()) for n in names], ast.Load())
-        method = "visit" if self._kept is None else "keep"
-        return ast.copy_location(helper_call(method, constant(number), thunk, values), node)
+        values = constant(None)
+        if names is not None:
+            values = ast.Tuple([ast.Name(n, ast.Load()) for n in names], ast.Load())
+        made: ast.expr
+        if method in (KEEP_CALL, ENTER):
+            made = _helped(method, number, node)
+        elif method == KEEP:
+            made = helper_call(KEEP, constant(number), _thunk(node), values)
+        elif isinstance(node, ast.Subscript):
+            made = helper_call("item", constant(number), node.value, node.slice, values)
+        else:
+            made = ast.copy_location(_helped("call", number, node), node)
+            if not needs_frame:
+                made = helper_call("visit", constant(number), _thunk(made), values)
+        return ast.copy_location(made, node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         return node  # its calls are its own
@@ -98,34 +163,25 @@ class _Rewriter(ast.NodeTransformer):
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         return node
 
-    def _mentioned(self, node: ast.Call) -> list[str] | None:
-        """Local variables that a call reads; None where it binds variables of its own."""
+    def _mentioned(self, node: ast.AST) -> list[str] | None:
+        """Local variables that a site reads; None where it binds variables of its own."""
         if any(isinstance(x, SCOPES) for x in ast.walk(node)):
             return None
-        return sorted({x.id for x in ast.walk(node) if isinstance(x, ast.Name) and x.id in self._locals})
+        return sorted({x.id for x in ast.walk(node) if isinstance(x, ast.Name) and x.id in self._variables})
 
 
-def _called(method: str, number: int, node: ast.Call) -> ast.Call:
+def _function_of(node: ast.Call | ast.Subscript) -> ast.expr:
+    return node.func if isinstance(node, ast.Call) else ast.Attribute(node.value, "__getitem__", ast.Load())
+
+
+def _thunk(body: ast.expr) -> ast.Lambda:
+    return ast.Lambda(ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[]), body)
+
+
+def _helped(method: str, number: int, node: ast.Call | ast.Subscript) -> ast.Call:
+    """``_stoker.method(number, f, ...)`` for a call, or a subscript, of f."""
+    if isinstance(node, ast.Subscript):
+        return helper_call(method, constant(number), _function_of(node), node.slice)
     out = helper_call(method, constant(number), node.func, *node.args)
     out.keywords = node.keywords
-    return out
-
-
-def calls_around(fn: types.FunctionType) -> dict[int, tuple[set[int], str, int]]:
-    """For each call of a function: the numbers of the calls around it, its source, and its line. For a call of
-    ``self.load(j)`` the source begins with "self.load("."""
-    tree = tree_of(fn).tree
-    numbers = {id(x): n for n, x in enumerate(x for x in ast.walk(tree) if isinstance(x, ast.Call))}
-    out: dict[int, tuple[set[int], str, int]] = {}
-
-    def walk(node: ast.AST, around: set[int]) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.Call):
-                number = numbers[id(child)]
-                out[number] = around, ast.unparse(child), child.lineno
-                walk(child, around | {number})
-            else:
-                walk(child, around)
-
-    walk(tree, set())
     return out

@@ -1,15 +1,15 @@
-"""``split``: which part of a dataset's samples is the same in every epoch, found by running a few of them."""
+"""``stoker.split``: which part of a dataset's samples is the same in every epoch, found by running a few of them."""
 
 from __future__ import annotations
 
-import html
-from typing import Any
+from collections.abc import Collection
 
 from torch.utils.data import IterableDataset
 
 from ..core.errors import UsageError
+from ..core.types import Attributes, Index, MapDataset, Sample
 from .isolate import run_isolated
-from .plan import Plan, globals_now
+from .plan import Plan, PreparedState, globals_now
 from .pure_calls import MemoPlan
 from .stages import Row
 from .trial import Found, find_plan
@@ -18,8 +18,12 @@ REMEDY = "Name the deterministic part instead: stoker.Staged(dataset, prepare=..
 LIMIT_S = 30.0  # for the trial
 
 
-def map_style(dataset: Any) -> None:
-    """Raises ``UsageError`` for what has no samples to ask for by index."""
+def map_style(dataset: object) -> None:
+    """Refuses a dataset whose samples cannot be asked for by index.
+
+    Raises:
+        UsageError: it is one.
+    """
     if isinstance(dataset, IterableDataset) or not all(hasattr(dataset, n) for n in ("__getitem__", "__len__")):
         raise UsageError(
             f"{type(dataset).__name__} has no samples to ask for by index: staging wants a map-style dataset, with "
@@ -30,27 +34,32 @@ def map_style(dataset: Any) -> None:
 class Split:
     """A dataset in two parts; made by ``split``.
 
+    Args:
+        dataset: map-style.
+        found: by a trial; None: it is made here.
+        changing: attributes that the script changes in each epoch: what is kept must not depend on them.
+
     Attributes:
         dataset: the whole.
-        rows: the stages in order, each with why it is kept or not.
+        rows: the stages in order, each with the reason why it is kept or not.
         plan: how the two parts are made, and what they cost; None where calls are kept instead.
         memo: which calls are kept instead.
         exact: a sample is kept as it is: nothing in it is random.
         sample_s: seconds that a sample takes as a whole.
-        why_not: why not more is kept; "" where nothing stands in the way.
+        why_not: why not more is kept; "" where everything is.
 
     Raises:
         UsageError: no part of a sample can be kept; the message says why.
     """
 
-    def __init__(self, dataset: Any, found: Found | None = None) -> None:
+    def __init__(self, dataset: MapDataset, found: Found | None = None, changing: Collection[str] = ()) -> None:
         map_style(dataset)
         if not len(dataset):
             raise UsageError(f"{type(dataset).__name__} is empty")
         self.dataset = dataset
         if found is None:
             try:
-                found = run_isolated(lambda: find_plan(dataset, LIMIT_S), 2 * LIMIT_S)
+                found = run_isolated(lambda: find_plan(dataset, LIMIT_S, changing), 2 * LIMIT_S)
             except UsageError as e:
                 found = Found(None, [], str(e))
         if found.plan is None and found.memo is None:
@@ -62,17 +71,17 @@ class Split:
         self.sample_s = found.sample_s
         self.exact = self.plan is not None and self.plan.exact
 
-    def prepare(self, index: Any) -> Any:
+    def prepare(self, index: Index) -> PreparedState:
         """The deterministic part: what is to be kept of a sample.
 
         Raises:
-            Unplanned: this sample takes a way that no trial has seen.
+            Unplanned: this sample takes another branch than those of the trial.
         """
         assert self.plan is not None
         return self.plan.head(self.dataset, index)
 
-    def augment(self, state: Any) -> Any:
-        """The random part, and the sample whole. It may write to ``state``."""
+    def augment(self, state: PreparedState) -> Sample:
+        """Runs the random part; returns the sample. It may write to ``state``."""
         assert self.plan is not None
         return self.plan.tail(self.dataset, state)
 
@@ -81,47 +90,35 @@ class Split:
         """Names of attributes and globals that the kept part may read; None: any."""
         return (self.plan or self.memo).reads  # type: ignore[union-attr]
 
-    def globals_now(self) -> dict[str, Any]:
+    def globals_now(self) -> Attributes:
         """The values of the global variables that the kept part reads."""
         return globals_now((self.plan or self.memo).globals)  # type: ignore[union-attr]
 
     def __str__(self) -> str:
-        wide = [
-            max((len(column) for column in columns), default=0) for columns in zip(*map(_shown, self.rows), strict=True)
-        ]
-        lines = ["  ".join(f"{text:{n}}" for text, n in zip(_shown(row), wide, strict=True)) for row in self.rows]
-        return "\n".join([*(line.rstrip() for line in lines), *([f"not more: {self.why_not}"] if self.why_not else [])])
+        cells = [("kept" if row.cached else "each time", row.where, row.name, row.why) for row in self.rows]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = ["  ".join(f"{text:{n}}" for text, n in zip(row, widths, strict=True)).rstrip() for row in cells]
+        return "\n".join([*lines, *([f"not more: {self.why_not}"] if self.why_not else [])])
 
     def __repr__(self) -> str:
         kept = sum(row.cached for row in self.rows)
         return f"<Split of {type(self.dataset).__name__}: {kept} of {len(self.rows)} stages are deterministic>"
 
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in _shown(row)) + "</tr>" for row in self.rows
-        )
-        table = f"<table><tr><th></th><th>where</th><th>stage</th><th>why</th></tr>{rows}</table>"
-        return f"{table}<p>not more: {html.escape(self.why_not)}</p>" if self.why_not else table
 
-
-def _shown(row: Row) -> tuple[str, str, str, str]:
-    return "kept" if row.cached else "each time", row.where, row.name, row.why
-
-
-def split(dataset: Any) -> Split:
+def split(dataset: MapDataset) -> Split:
     """Finds what is the same in every epoch, and what is random.
 
-    A few samples are run in a child process, which can change nothing here. The dataset's code is cut at the first
-    statement that draws random numbers, and inside that statement in a function or container of transforms that it
-    calls. Then both parts together must give what the whole gives, bit by bit, with the first part run under other
-    random states.
+    A child process, which can change nothing here, makes a few samples. The dataset's code is cut before the first
+    statement that draws random numbers, or inside a function or container of transforms that this statement calls.
+    Then both parts together must give what the whole gives, bit by bit, with the first part run under other random
+    states.
 
     Args:
         dataset: map-style.
 
     Returns:
-        A ``Split``. Printed, it says what is kept, where the cut lies, and why not more is kept.
-        ``stoker.Staged(dataset)`` uses it.
+        A ``Split``, which ``stoker.Staged(dataset)`` uses. ``print`` shows what is kept, where the cut lies, and why
+        not more is kept.
 
     Raises:
         UsageError: nothing can be kept; the message says why, and what to do.

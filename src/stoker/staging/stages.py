@@ -87,6 +87,6 @@ def cut_of(node: Node) -> str:
 
 def _cut_of(node: CutNode) -> tuple[types.CodeType | None, int]:
     """The function that was cut, and the line."""
-    for code, parts in node.compiled.items():
-        return code, parts.line
+    for fn, parts in node.rewritten.values():
+        return fn.__code__, parts.line
     return None, 0

@@ -1,7 +1,8 @@
-"""Settings: ``stoker tune`` (a search), ``stoker batch-size``, and what ``stoker run --apply`` gives to loaders.
+"""Settings: ``stoker tune``, ``stoker batch-size``, and what ``stoker run --apply`` gives to loaders.
 
 ::
 
-    api -> search: tries settings -> measurements -> summary -> result
-    apply: engine, cache and number of workers behind loaders of a script that nobody edited
+    api: tune() -> search: which settings -> measurements: windows of each -> summary -> result, plot
+    batch_size -> batch_size_trial
+    apply: engine, cache and number of workers behind loaders of an unchanged script
 """

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ..core.errors import UsageError
 from ..loader import engine
 from ..loader.auto import profile
 from ..loader.variant import as_loader
+from ..sampling import seeding
 from .knobs import ALL_KNOBS, BUDGET_S, KNOBS
+from .measurements import Measurements
 from .result import TuneResult
 from .search import Search
 from .summary import summarize
 
 
 def tune(
-    thing: Any,
+    thing: object,
     *,
     knobs: Sequence[str] = KNOBS,
     budget_s: float = BUDGET_S,
@@ -35,17 +36,18 @@ def tune(
         thing: a DataLoader (torch's own or stoker's), a Dataset, or a callable without arguments that returns one.
         knobs: which settings may move: num_workers, worker_method, prefetch_factor, pin_memory, persistent_workers,
             batch_size (the last only if asked).
-        budget_s: seconds it may take, at most about.
+        budget_s: seconds it may take, about.
         batch_size: samples in a batch, instead of the loader's own (32 for a dataset).
         name: what to call it in the result.
         progress: called with a line of text for each measurement.
-        save: keep the answer where ``num_workers="auto"`` finds it.
+        save: keep the result where ``num_workers="auto"`` finds it.
 
     Returns:
-        The answer and all that led to it; in a notebook a table and a plot.
+        The setting, and all that led to it; in a notebook a table and a plot.
 
     Raises:
-        UsageError: nothing there to tune, a sample that cannot be loaded, or a batch slower than the budget.
+        UsageError: ``thing`` is no loader or is empty, a sample cannot be loaded, or a batch takes longer than the
+            budget.
 
     Example:
         >>> result = stoker.tune(loader)  # doctest: +SKIP
@@ -61,10 +63,14 @@ def tune(
         raise UsageError("tuning needs stoker's own workers, which are there on Linux only")
     name = name or getattr(thing, "__name__", None) or type(thing).__name__
     loader = as_loader(thing, batch_size, name)
-    result = Search(loader, name, knobs, budget_s, progress or (lambda _: None)).run(summarize)
+    measured = Measurements(loader, budget_s, progress or (lambda _: None))
+    search = Search(measured, name, knobs)
+    try:
+        with seeding.unchanged():
+            result = summarize(search, search.run())
+    finally:
+        measured.close()
     if save and "num_workers" in knobs:
-        b = result.best
-        answer = {b.worker_method: max(1, b.num_workers), "rate": result.rate, "num_workers": b.num_workers}
-        path = profile.save(loader, answer)
+        path = profile.save(loader, profile.Tuned(result.best.worker_method, result.best.num_workers, result.rate))
         result = replace(result, profile=str(path) if path else None)
     return result

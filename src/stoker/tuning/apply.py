@@ -1,118 +1,144 @@
-"""``stoker run --apply``: stoker's engine, cache and worker count behind loaders that were written without it.
+"""``stoker run --apply``: puts stoker's engine, cache and worker count behind loaders that were written without it.
 
-When a loader is first iterated, a trial in a child process looks for the deterministic part of its dataset. If it ends
-within ``WAIT_S`` the first epoch fills the cache, else it goes on beside the first epoch and the second one does.
-Whatever fails here leaves the loader as its script made it.
+What happens to a loader::
+
+    first iterated      a trial of its dataset begins in a child process (TRIAL_RUNS)
+    ... WAIT_S later    the trial has ended: the first epoch fills the cache (STAGED), or nothing is kept (NOT_STAGED)
+                        it has not: the first epoch runs without a cache, and the trial ends beside it
+    next epochs         a trial that ended meanwhile takes effect when an epoch begins
+
+The worker count is decided once, when a loader is first iterated. A failure in here leaves the loader as its script
+made it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
 from ..core.handles import held
 from ..core.options import AutoWorkers, Measured
+from ..core.types import Batch, JsonObject, LoaderLike, MapDataset
 from ..loader import engine
-from ..loader.auto.limits import first_guess
+from ..loader.auto.limits import cores_here, first_guess
+from ..loader.emulated_workers import EmulatedWorkersIter
 from ..loader.loader_state import state_of
 from ..staging.compare import equal_bits
 from ..staging.dataset import Staged
 from ..staging.isolate import Trial
 from ..staging.node_cache import start_trial
+from ..staging.plan import Plan
 from ..staging.split import Split
 from ..staging.trial import Found
+from .cached_epochs import CachedEpochs, Maker, why_not
 
 if TYPE_CHECKING:
     from ..staging.store.memory import Memory
 
 WAIT_S = 1.0  # before the first batch; a trial that takes longer goes on beside the first epoch
 LIMIT_S = 30.0  # for a trial
-FEWEST = 16  # samples of a dataset for which a trial is made
-PAYS = 2.0  # times: making the first part of a sample, against copying it out of memory
-PAYS_S = 50e-6  # and by so much
-SHARE = 0.05  # of a dataset that has to fit into the cache, for it to be worth anything
+FEWEST_SAMPLES = 16  # of a dataset for which a trial is made
+LEAST_GAIN = 2.0  # times: making the first part of a sample, against copying it out of memory
+LEAST_GAIN_S = 50e-6  # and at least so much less
+LEAST_SHARE = 0.05  # of a dataset that has to fit into the cache
 TINY_SAMPLE_S = 100e-6  # samples that take no longer are mostly views of memory: a worker would copy them
-TINY_S = 0.002  # a batch that takes no longer in the script's own process stays there
-MOST = 8  # datasets that are remembered
+TINY_BATCH_S = 0.002  # a batch that takes no longer in the script's own process stays there
+MOST_DATASETS = 8  # that are remembered
+BY_SCRIPT = "; batches from the cache are made without them, in the script's own process, where that is faster"
 
-_datasets: list[Dataset] = []
-_entries: list[tuple[dict[str, Any], Dataset]] = []
+_datasets: list[ManagedDataset] = []
+_entries: list[tuple[JsonObject, ManagedDataset]] = []
 
 
-class Dataset:
-    """What is known of one dataset.
+class Staging(enum.Enum):
+    """How far the staging of a dataset is."""
+
+    TRIAL_RUNS = "the trial has not ended yet"
+    NOT_STAGED = "nothing is kept"
+    STAGED = "a cache is filled or served"
+
+
+class ManagedDataset:
+    """A dataset of the script's, and what is known of it.
 
     Attributes:
         dataset: the script's own.
-        trial: while it runs.
-        found: what it found; None before, and where it failed.
-        reason: why nothing is kept; "" while it is not known, or something is.
-        staged: the dataset with its cache; None where nothing is kept.
-        start_s, waited_s: seconds that the script waited while the trial was started, and for its end.
+        staging: how far its staging is.
+        found: by the trial; None before its end, and if it failed.
+        reason: why nothing is kept; "" otherwise.
+        staged: the dataset with its cache; None unless ``STAGED``.
+        start_s: seconds that the script waited while the trial was started.
+        waited_s: seconds that it waited for the trial's end.
+        by_script: whether batches that came from the cache were made in the script's own process.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: MapDataset) -> None:
         self.dataset = dataset
-        self.trial: Trial | None = None
+        self.staging = Staging.NOT_STAGED
         self.found: Found | None = None
         self.reason = ""
         self.staged: Staged | None = None
-        self.start_s = self.waited_s = 0.0
+        self.start_s = 0.0
+        self.waited_s = 0.0
+        self.by_script = False
+        self._trial: Trial | None = None
         if hasattr(type(dataset), "_stoker_batches"):
             self.reason = "the dataset is staged already"
-        elif len(dataset) < FEWEST:
+        elif len(dataset) < FEWEST_SAMPLES:
             self.reason = f"{len(dataset)} samples are too few for a trial"
         else:
-            began = time.monotonic()
-            try:
-                self.trial = start_trial(dataset, LIMIT_S)
-            except OSError as e:
-                self.reason = f"no process can be started for the trial: {e}"
-            self.start_s = time.monotonic() - began
+            self._start_trial()
 
-    def settle(self, seconds: float) -> None:
+    def _start_trial(self) -> None:
+        began = time.monotonic()
+        try:
+            self._trial = start_trial(self.dataset, LIMIT_S)
+            self.staging, self.reason = Staging.TRIAL_RUNS, Staging.TRIAL_RUNS.value
+        except OSError as e:
+            self.reason = f"no process can be started for the trial: {e}"
+        self.start_s = time.monotonic() - began
+
+    def take_result(self, seconds: float) -> None:
         """Takes what the trial found, waiting for it no longer than ``seconds``."""
-        if self.trial is None:
+        if self._trial is None:
             return
         began = time.monotonic()
-        ended = self.trial.wait(seconds)
+        has_ended = self._trial.wait(seconds)
         self.waited_s += time.monotonic() - began
-        if not ended:
+        if not has_ended:
             return
         try:
-            self.found = self.trial.result()
-            self.reason = self._decide(self.found, self.trial.memories)
-        except Exception as e:  # what somebody wanted faster must not break a script
+            self.found = self._trial.result()
+            self.reason = self._stage(self.found, self._trial.memories)
+        except Exception as e:  # a script must not fail because it is to be faster
             self.reason = str(e)
-        self.trial = None
+        self.staging = Staging.NOT_STAGED if self.staged is None else Staging.STAGED
+        self._trial = None
 
-    def _decide(self, found: Found, memories: Sequence[Memory]) -> str:
-        """Stages the dataset, in the node's memory where that is shared, if that pays. Why not, else."""
-        plan, memo = found.plan, found.memo
-        if plan is None and memo is None:
+    def _stage(self, found: Found, memories: Sequence[Memory]) -> str:
+        """Stages the dataset, in the node's memory if that is shared; or says why not."""
+        kept = found.plan or found.memo
+        if kept is None:
             return found.why_not
-        nbytes = memo.nbytes if plan is None and memo is not None else 0.0
-        if plan is not None:
-            nbytes = plan.nbytes
-            if plan.head_s < max(PAYS * plan.read_s, plan.read_s + PAYS_S):
-                return (
-                    f"it would not pay: the deterministic part of a sample takes {plan.head_s * 1e6:,.0f} us, "
-                    f"copying it out of memory {plan.read_s * 1e6:,.0f} us"
-                )
+        why = "" if found.plan is None else why_it_does_not_pay(found.plan)
+        if why:
+            return why
         staged = Staged(self.dataset, _split=Split(self.dataset, found), _memories=memories)
-        if staged.account.budget < SHARE * nbytes * len(self.dataset):
-            return f"it would not fit: {nbytes * len(self.dataset) / 1e9:,.1f} GB"
+        nbytes = kept.nbytes * len(self.dataset)
+        if staged.account.budget < LEAST_SHARE * nbytes:
+            return f"it would not fit: {nbytes / 1e9:,.1f} GB"
         staged.stands_for = self.dataset
         self.staged = staged
         return ""
 
-    def same(self, dataset: Any) -> bool:
+    def is_same(self, dataset: MapDataset) -> bool:
         """Whether another dataset is this one, or one made anew with the same content."""
         if dataset is self.dataset:
             return True
@@ -123,18 +149,45 @@ class Dataset:
         except Exception:
             return False
 
-    def adopt(self, dataset: Any) -> None:
+    def replace(self, dataset: MapDataset) -> None:
         """The script made its dataset anew: its random part is that object's from now on."""
         if self.staged is not None and dataset is not self.dataset:
             self.dataset = dataset
             self.staged.replace_dataset(dataset)
 
-    def entry(self) -> dict[str, Any]:
+    def in_script(self, loader: LoaderLike) -> Iterator[Batch] | None:
+        """An iterator over the epoch that begins, if it is to be made in the script's own process.
+
+        ``loader.dataset`` is the staged one.
+        """
+        staged, found = self.staged, self.found
+        if staged is None or found is None or found.changes or not staged.usable:
+            return None
+        epochs = loader.__dict__.get("_stoker_epochs")
+        if epochs is None:
+            plan, memo = found.plan, found.memo
+            sample_s = plan.read_s + plan.tail_s if plan is not None else 0.0 if memo is None else memo.served_s
+            epochs = loader.__dict__["_stoker_epochs"] = CachedEpochs(sample_s, int(loader.num_workers), cores_here())
+        is_filled = epochs.is_filled(staged.account.filled, staged.slots)
+        if is_filled and "_stoker_in_workers" not in loader.__dict__:
+            with engine.with_dataset(loader, self.dataset):
+                loader.__dict__["_stoker_in_workers"] = why_not(loader)
+        may = is_filled and not loader.__dict__["_stoker_in_workers"]
+        if epochs.choose(state_of(loader).metrics.by_epoch, may) is not Maker.SCRIPT:
+            return None
+        staged._begin()
+        if not (staged.usable and staged.account.filled):
+            return None
+        it = _made_by_script(loader)
+        self.by_script = self.by_script or it is not None
+        return it
+
+    def report(self) -> JsonObject:
         """What a report says of the cache."""
-        out: dict[str, Any] = {
+        out: JsonObject = {
             "kept": "",
             "cut": "",
-            "why_not": self.reason or ("the trial has not ended yet" if self.trial is not None else ""),
+            "why_not": self.reason,
             "filled": 0,
             "samples": len(self.dataset),
             "nbytes": 0,
@@ -145,21 +198,47 @@ class Dataset:
         }
         if self.staged is None or self.found is None:
             return out
-        plan = self.found.plan
-        account = self.staged.account
-        kept = [row for row in self.found.rows if row.cached]
-        out["kept"] = "; ".join(f"{row.where} {row.name}".strip() for row in kept)
-        out["why_not"] = self.found.why_not
-        out["filled"], out["nbytes"], out["shared"] = account.filled, account.nbytes, account.ranks
-        out["fill_s"] = account.keep_s
+        account, plan = self.staged.account, self.found.plan
+        out |= {
+            "kept": "; ".join(f"{row.where} {row.name}".strip() for row in self.found.rows if row.cached),
+            "why_not": self.found.why_not,
+            "filled": account.filled,
+            "nbytes": account.nbytes,
+            "shared": account.ranks,
+            "fill_s": account.keep_s,
+            "discarded": "" if self.staged.usable else account.reason,
+        }
         if plan is not None:
-            out["cut"] = plan.shown
-            out["head_s"], out["tail_s"], out["read_s"] = plan.head_s, plan.tail_s, plan.read_s
-        out["discarded"] = "" if self.staged.usable else account.reason
+            out |= {"cut": plan.shown, "head_s": plan.head_s, "tail_s": plan.tail_s, "read_s": plan.read_s}
         return out
 
 
-def attach(module: Any, applied: dict[str, Any]) -> None:
+def why_it_does_not_pay(plan: Plan) -> str:
+    """Why the first part of a sample is not worth keeping; "" if it is."""
+    if plan.head_s >= max(LEAST_GAIN * plan.read_s, plan.read_s + LEAST_GAIN_S):
+        return ""
+    return (
+        f"it would not pay: the deterministic part of a sample takes {plan.head_s * 1e6:,.0f} us, "
+        f"copying it out of memory {plan.read_s * 1e6:,.0f} us"
+    )
+
+
+def _made_by_script(loader: LoaderLike) -> Iterator[Batch] | None:
+    """An iterator without workers that gives the batches of the loader's workers."""
+    if not isinstance(loader.num_workers, AutoWorkers):
+        with contextlib.suppress(Exception):  # generators that cannot be copied; nothing is drawn yet
+            return EmulatedWorkersIter(loader)
+        return None
+    count, prefetch = loader.num_workers, loader.prefetch_factor
+    loader.num_workers, loader.prefetch_factor = AutoWorkers(0), None
+    try:
+        it: Iterator[Batch] = engine.get_iterator(loader)
+        return it
+    finally:
+        loader.num_workers, loader.prefetch_factor = count, prefetch
+
+
+def attach(module: Any, applied: JsonObject) -> None:
     """Puts stoker's engine behind ``module.DataLoader``.
 
     Args:
@@ -168,78 +247,94 @@ def attach(module: Any, applied: dict[str, Any]) -> None:
             "cache": what is kept}``.
     """
 
-    def _get_iterator(loader: Any) -> Any:
-        held = loader.__dict__
-        try:
-            known = _prepare(loader, applied) if _fits(loader) else None
-        except Exception as e:  # what somebody wanted faster must not break a script
-            sys.stderr.write(f"stoker: {held.get('_stoker_name', '?')}: left as it is: {type(e).__name__}: {e}\n")
-            known = None
+    def _get_iterator(loader: LoaderLike) -> Iterator[Batch]:
+        known: ManagedDataset | None = None
+        with _left_as_it_is(loader):
+            known = _manage(loader, applied) if _is_manageable(loader) else None
         with engine.with_dataset(loader, None if known is None else known.staged):
-            return engine.get_iterator(loader)
+            it = None if known is None else known.in_script(loader)
+            if it is None:
+                it = engine.get_iterator(loader)
+            elif isinstance(it, EmulatedWorkersIter):
+                loader.check_worker_number_rationality()  # type: ignore[attr-defined]  # as torch does
+            return it
 
     module.DataLoader._get_iterator = _get_iterator
 
 
-def cache_alone(module: Any, applied: dict[str, Any], loader: Any) -> contextlib.AbstractContextManager[None]:
-    """Around what begins an epoch of a loader: the cache, for classes that make iterators of their own (torchdata's
-    ``StatefulDataLoader``). Their workers are the class's. With workers that stay nothing is kept, for these are not
-    told that an epoch begins.
+def cache_alone(module: Any, applied: JsonObject, loader: Any) -> contextlib.AbstractContextManager[None]:
+    """Entered around what begins an epoch of a loader whose class makes iterators of its own (torchdata's
+    ``StatefulDataLoader``): gives it the cache. Its workers are the class's. Persistent workers get no cache, for
+    they are not told that an epoch begins.
 
     Args:
-        module, applied: as for ``attach``.
+        module: torch.utils.data.dataloader.
+        applied: as for ``attach``.
         loader: of any class.
     """
     makes: Any = getattr(type(loader), "_get_iterator", None)
     if not isinstance(loader, module.DataLoader) or makes is module.DataLoader._get_iterator:
         return contextlib.nullcontext()
-    if "_get_iterator" in getattr(getattr(makes, "__code__", None), "co_names", ("_get_iterator",)):
-        return contextlib.nullcontext()  # it asks for torch's, which is stoker's
-    if str(makes.__module__).startswith("stoker.") or loader.persistent_workers:
+    asks_torch = "_get_iterator" in getattr(getattr(makes, "__code__", None), "co_names", ("_get_iterator",))
+    if asks_torch or str(makes.__module__).startswith("stoker.") or loader.persistent_workers:
+        return contextlib.nullcontext()  # torch's is stoker's
+    if engine.init_sees_dataset(loader) or not _is_manageable(loader):
         return contextlib.nullcontext()
-    if engine.init_sees_dataset(loader) or not _fits(loader):
-        return contextlib.nullcontext()
+    staged: Staged | None = None
+    with _left_as_it_is(loader):
+        managed = _manage(loader, applied, f"kept {int(loader.num_workers)}: its iterators are its class's")
+        if managed.staged is not None:
+            managed.staged._begin()
+            staged = managed.staged
+    return engine.with_dataset(loader, staged)
+
+
+@contextlib.contextmanager
+def _left_as_it_is(loader: LoaderLike) -> Iterator[None]:
+    """A failure is reported, and the loader stays as its script made it."""
     try:
-        staged = _prepare(loader, applied, f"kept {int(loader.num_workers)}: its iterators are its class's").staged
-        if staged is not None:
-            staged._begin()
-        return engine.with_dataset(loader, staged)
-    except Exception as e:  # what somebody wanted faster must not break a script
-        sys.stderr.write(f"stoker: {loader.__dict__.get('_stoker_name', '?')}: left as it is: {e}\n")
-        return contextlib.nullcontext()
+        yield
+    except Exception as e:
+        name = loader.__dict__.get("_stoker_name", "?")
+        sys.stderr.write(f"stoker: {name}: left as it is: {type(e).__name__}: {e}\n")
 
 
 def refresh() -> None:
     """Brings the entries of all loaders up to date."""
     for entry, known in _entries:
-        entry["cache"] = known.entry()
+        entry["cache"] = known.report()
+        if known.by_script and BY_SCRIPT not in entry["reason"]:
+            entry["reason"] += BY_SCRIPT
 
 
-def _fits(loader: Any) -> bool:
+def _is_manageable(loader: LoaderLike) -> bool:
     # An iterable dataset's shards depend on the count, so that stays; "auto" takes care of itself.
-    auto = isinstance(loader.num_workers, AutoWorkers) and "_stoker_applied" not in loader.__dict__
-    return not auto and loader._dataset_kind == 0 and engine.SUPPORTED and not _stream(loader.dataset)
+    is_auto = isinstance(loader.num_workers, AutoWorkers) and "_stoker_applied" not in loader.__dict__
+    is_stream = isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__")
+    return not is_auto and loader._dataset_kind == 0 and engine.SUPPORTED and not is_stream
 
 
-def _stream(dataset: Any) -> bool:
-    return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__")
+def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") -> ManagedDataset:
+    """What is known of a loader's dataset. The loader's settings are decided the first time.
 
-
-def _prepare(loader: Any, applied: dict[str, Any], kept: str = "") -> Dataset:
-    """What is known of a loader's dataset; the first time, its settings are decided. ``kept``: why they stay."""
-    known = _known(loader.dataset)
-    known.settle(WAIT_S if known.waited_s == 0 else 0)
+    Args:
+        loader: about to begin an epoch.
+        applied: gets the loader's entry.
+        why_own_count: the reason for which the worker count is left alone; "": it is decided here.
+    """
+    known = _managed(loader.dataset)
+    known.take_result(WAIT_S if known.waited_s == 0 else 0)
     if "_stoker_applied" not in loader.__dict__:
         loader.__dict__["_stoker_applied"] = True
         own = int(loader.num_workers)
-        count, reason = (own, kept) if kept else workers_for(loader, known)
-        _use(loader, count)
+        count, reason = (own, why_own_count) if why_own_count else workers_for(loader, known)
+        _use_workers(loader, count)
         entry = applied[loader.__dict__.get("_stoker_name", "?")] = {
             "from": {"num_workers": own},
             "to": {"num_workers": count},
             "reason": reason,
             "measured_s": known.start_s + known.waited_s,
-            "cache": known.entry(),
+            "cache": known.report(),
         }
         _entries.append((entry, known))
     for entry, other in _entries:
@@ -248,20 +343,20 @@ def _prepare(loader: Any, applied: dict[str, Any], kept: str = "") -> Dataset:
     return known
 
 
-def _known(dataset: Any) -> Dataset:
+def _managed(dataset: MapDataset) -> ManagedDataset:
+    """The managed dataset for one of the script's; a new one for a dataset that was not seen before."""
     for known in _datasets:
-        if known.same(dataset):
-            known.adopt(dataset)
+        if known.is_same(dataset):
+            known.replace(dataset)
             return known
-    if len(_datasets) == MOST:
+    if len(_datasets) == MOST_DATASETS:
         del _datasets[0]
-    known = Dataset(dataset)
-    _datasets.append(known)
-    return known
+    _datasets.append(ManagedDataset(dataset))
+    return _datasets[-1]
 
 
-def workers_for(loader: Any, known: Dataset) -> tuple[int, str]:
-    """The worker count for a loader with settings of its own, and why."""
+def workers_for(loader: LoaderLike, known: ManagedDataset) -> tuple[int, str]:
+    """The worker count for a loader with settings of its own, and the reason."""
     own, found = int(loader.num_workers), known.found
     guess, why = first_guess(loader)
     if own >= guess:
@@ -272,20 +367,19 @@ def workers_for(loader: Any, known: Dataset) -> tuple[int, str]:
     if own:
         return guess, why
     if found is None:
-        return 0, f"kept 0: {known.reason or 'the trial has not ended yet'}"
+        return 0, f"kept 0: {known.reason}"
     if not 0 < found.sample_s < math.inf:
         return 0, f"kept 0: {found.why_not}"
     if found.changes:
         return 0, f"kept 0: loading a sample changes {found.changes}, which the script would not see from a worker"
-    plan = found.plan
-    sample_s = plan.read_s + plan.tail_s if plan is not None and known.staged is not None else found.sample_s
-    batch_s = sample_s * (loader.batch_size or 1)
-    if found.sample_s * (loader.batch_size or 1) < TINY_S or found.sample_s < TINY_SAMPLE_S:
-        return 0, f"kept 0: a batch takes {batch_s * 1e3:.2g} ms"
+    plan, size = found.plan, loader.batch_size or 1
+    served_s = plan.read_s + plan.tail_s if plan is not None and known.staged is not None else found.sample_s
+    if found.sample_s * size < TINY_BATCH_S or found.sample_s < TINY_SAMPLE_S:
+        return 0, f"kept 0: a batch takes {served_s * size * 1e3:.2g} ms"
     return guess, why
 
 
-def _use(loader: Any, count: int) -> None:
+def _use_workers(loader: LoaderLike, count: int) -> None:
     """Gives a loader another count. Its own count keeps torch's seeds; another one seeds each task."""
     if count == int(loader.num_workers):
         return

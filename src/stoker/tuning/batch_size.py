@@ -1,7 +1,7 @@
-"""The largest batch that fits, by doubling and bisection, and what it brings in samples/s.
+"""The largest batch that fits the accelerator, by doubling and bisection, and what it brings in samples/s.
 
-Trials run in this process, on the accelerator; its out of memory is caught and cleaned up. The loader's sampler, its
-generators and the process' random state are not touched.
+Trials run in this process; out of memory is caught and cleaned up. The loader's sampler, its generators and the random
+state of the process are not touched.
 """
 
 from __future__ import annotations
@@ -10,36 +10,17 @@ import html
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from torch.utils.data import DataLoader
 
 from ..core.errors import UsageError, WorkerTimeoutError
 from ..core.terminal import human_bytes, human_seconds, table
-from .batch_size_trial import Accelerator, Source, counted
+from ..core.types import JsonObject
+from .batch_size_trial import Accelerator, EndOfStream, Source, Step, Trial, counted
 
 SCHEMA = 1
 FINE = 16  # the search ends where what fits and what does not are this part apart
 HEADERS = ["", "batch size", "fits", "memory", "samples/s"]
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One batch size that was tried.
-
-    Attributes:
-        batch_size: samples in the batch.
-        fits: within the budget less the margin.
-        peak_bytes: the most memory it took beyond what was there before; of what does not fit, what is known.
-        samples_per_s: making the batch and the step, in one process; None where it does not fit.
-        why: why it does not fit, "" where it does.
-    """
-
-    batch_size: int
-    fits: bool
-    peak_bytes: int
-    samples_per_s: float | None
-    why: str
 
 
 @dataclass(frozen=True)
@@ -51,7 +32,7 @@ class BatchSizes:
         trials: in the order they were made.
         budget_bytes: memory of the device; trials may take it less ``margin``, a share.
         device: the accelerator.
-        bound: which limit bound the answer, in words.
+        bound: which limit ended the search, in words.
         seconds: how long it took.
         own: the loader's own batch size.
         margin: the share of the budget that is kept free.
@@ -73,7 +54,7 @@ class BatchSizes:
         before, after = rates.get(self.own), rates.get(self.best)
         return after / before if before and after else None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """For JSON."""
         return {"schema": SCHEMA, **asdict(self), "gain": self.gain}
 
@@ -82,16 +63,16 @@ class BatchSizes:
         for t in sorted(self.trials, key=lambda t: t.batch_size):
             mark = "->" if t.batch_size == self.best else ""
             rate = "" if t.samples_per_s is None else f"{t.samples_per_s:,.4g}"
-            took = human_bytes(t.peak_bytes) if t.peak_bytes else ""
-            rows.append([mark, f"{t.batch_size:,}", "yes" if t.fits else "no", took, rate])
+            memory = human_bytes(t.peak_bytes) if t.peak_bytes else ""
+            rows.append([mark, f"{t.batch_size:,}", "yes" if t.fits else "no", memory, rate])
         return rows
 
     def _words(self) -> list[str]:
+        own_was_tried = any(t.batch_size == self.own for t in self.trials)
         if self.best == self.own:
             gain = "it is the loader's own"
         elif self.gain is None:
-            gone = ", which does not fit" if any(t.batch_size == self.own for t in self.trials) else ""
-            gain = f"the loader's own is {self.own:,}{gone}"
+            gain = f"the loader's own is {self.own:,}{', which does not fit' if own_was_tried else ''}"
         else:
             gain = f"{self.gain:.2f}x the samples/s of the loader's own {self.own:,}"
         return [
@@ -104,15 +85,12 @@ class BatchSizes:
         return "\n".join([table(HEADERS, self._rows(), 80), "", *self._words()])
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{h}</th>" for h in HEADERS)
-        rows = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in r) + "</tr>" for r in self._rows())
-        words = "".join(f"<p>{html.escape(w)}</p>" for w in self._words())
-        return f"<div><table><tr>{head}</tr>{rows}</table>{words}</div>"
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def largest(
-    loader: DataLoader[Any],
-    step: Callable[[Any], Any] | None = None,
+    loader: DataLoader[object],
+    step: Step | None = None,
     budget: int | float | str | None = None,
     most: int = 65536,
     margin: float = 0.1,
@@ -144,51 +122,51 @@ def largest(
     """
     began = time.monotonic()
     source = _checked(loader, step, most, margin, seconds)
-    own = int(loader.batch_size or 0)
     device = counted()
     if device is None:
         raise UsageError("the largest batch is found for the memory of an accelerator, and torch sees none here")
-    place = Accelerator(*device, budget)
-    allowed = int(place.budget * (1 - margin))
-    limit = f"{human_bytes(allowed)} are allowed (a budget of {human_bytes(place.budget)} less {margin:.0%})"
+    place = Accelerator(*device, budget, margin)
+    own = int(loader.batch_size or 0)
     top = most if source.count is None else min(most, source.count)
-    low, high, late = 0, top + 1, False
-    trials: list[Trial] = []
+    low, high, trials = 0, top + 1, list[Trial]()  # low fits, high does not
     size: int | None = min(own, top)
-
-    while size is not None and not late:
+    while size is not None and (not trials or time.monotonic() < began + seconds):
         if progress is not None:
             progress(f"trying a batch of {size:,} samples" + (f", {low:,} fit" if low else ""))
-        seen = place.trial(source, step, size, began + seconds)
-        if seen.what == "failed":
-            raise UsageError(f"batch size {size:,}: {seen.words}")
-        if seen.what == "short":  # an iterable dataset has no more
-            top = seen.samples
+        try:
+            trials.append(place.trial(source, step, size, began + seconds))
+            low, high = (size, high) if trials[-1].fits else (low, size)
+        except EndOfStream as e:
+            top = e.args[0]
             if not top:
-                raise UsageError("the dataset is empty")
-        else:
-            why = seen.words or (f"it takes {human_bytes(seen.peak)}" if seen.peak > allowed else "")
-            trials.append(Trial(size, not why, seen.peak, None if why else size / max(seen.seconds, 1e-9), why))
-            low, high = (low, size) if why else (size, high)
+                raise UsageError("the dataset is empty") from None
         size = _next(low, high, top)
-        late = size is not None and time.monotonic() >= began + seconds
-    if not low and late:
-        raise WorkerTimeoutError(f"{seconds:g} s were over before a batch was found that fits: give it more time")
     if not low:
-        last = trials[-1]
-        least = "at least " if last.peak_bytes <= allowed else ""
-        needs = f"it takes {least}{human_bytes(last.peak_bytes)}, and " if last.peak_bytes else ""
-        raise UsageError(f"not even one sample fits: {needs}{limit}; {last.why}")
-    bound = f"time: {seconds:g} s were over before the search was" if late else _bound(trials, high, top, most, limit)
-    spent = time.monotonic() - began
-    return BatchSizes(low, tuple(trials), place.budget, place.name, bound, spent, own, margin)
+        raise _none_fits(place, trials[-1], None if size is None else seconds)
+    bound = _bound(place, trials, high, top, most)
+    if size is not None:
+        bound = f"time: {seconds:g} s were over before the search was"
+    return BatchSizes(low, tuple(trials), place.budget, place.name, bound, time.monotonic() - began, own, margin)
 
 
-def _bound(trials: list[Trial], high: int, top: int, most: int, limit: str) -> str:
+def _limit(place: Accelerator) -> str:
+    margin = 1 - place.allowed / place.budget
+    return f"{human_bytes(place.allowed)} are allowed (a budget of {human_bytes(place.budget)} less {margin:.0%})"
+
+
+def _none_fits(place: Accelerator, last: Trial, seconds: float | None) -> Exception:
+    if seconds is not None:
+        return WorkerTimeoutError(f"{seconds:g} s were over before a batch was found that fits: give it more time")
+    least = "at least " if last.peak_bytes <= place.allowed else ""
+    needs = f"it takes {least}{human_bytes(last.peak_bytes)}, and " if last.peak_bytes else ""
+    return UsageError(f"not even one sample fits: {needs}{_limit(place)}; {last.why}")
+
+
+def _bound(place: Accelerator, trials: list[Trial], high: int, top: int, most: int) -> str:
     """Which limit ended the search, in words."""
     if high <= top:
         why = next(t.why for t in trials if t.batch_size == high)
-        return f"memory: a batch of {high:,} does not fit: {why}, and {limit}"
+        return f"memory: a batch of {high:,} does not fit: {why}, and {_limit(place)}"
     if top == most:
         return f"most={most:,}: no larger ones were tried"
     return f"the dataset: it has {top:,} samples"
@@ -201,7 +179,7 @@ def _next(low: int, high: int, top: int) -> int | None:
     return (low + high) // 2 if high - low > max(1, low // FINE) else None
 
 
-def _checked(loader: Any, step: Any, most: int, margin: float, seconds: float) -> Source:
+def _checked(loader: object, step: object, most: int, margin: float, seconds: float) -> Source:
     if not isinstance(loader, DataLoader):
         raise UsageError(f"the loader is of type {type(loader).__name__}, which is no DataLoader")
     if loader.batch_size is None:

@@ -10,7 +10,8 @@ import re
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 from torch.utils.data import IterableDataset
@@ -19,20 +20,40 @@ from ..core import nested, resources
 from ..core.errors import UsageError
 from ..core.options import parse_bytes
 from ..core.terminal import human_bytes
+from ..core.types import Batch, LoaderLike, Sample
 from ..device.accelerator import accelerator
 from ..loader.auto.tasks import SEED, keys_of
 from ..sampling import seeding
 
 REPEATS = 3  # batches in a trial, of other samples each; the first also pays for what is imported or read only once
 PATIENCE = 8  # no further repeat in a trial that has taken this part of the time left
-COPIES = 2  # samples and the batch made of them are in memory at once
-OUT_OF_MEMORY = re.compile(  # what torch, the C++ library, the kernel and a thread that gets no stack call it
-    r"out of memory|not enough memory|(can't|cannot|unable to) allocate|bad_alloc|ALLOC_FAILED|can't start new thread",
-    re.IGNORECASE,
-)
+COPIES = 2  # samples and the batch made of them are in RAM at once
+HOST_SHARE = 2  # which may take half of the RAM that is free
+OUT_OF_MEMORY = re.compile(r"out of memory|not enough memory|allocate memory|bad_alloc|ALLOC_FAILED", re.IGNORECASE)
+
+Step = Callable[[Batch], object]
 
 
-class _ShortError(Exception):
+@dataclass(frozen=True)
+class Trial:
+    """One batch size that was tried.
+
+    Attributes:
+        batch_size: samples in the batch.
+        fits: within the budget less the margin.
+        peak_bytes: the most memory it took beyond what was there before; of what does not fit, what is known.
+        samples_per_s: making the batch and the step, in one process; None where it does not fit.
+        why: why it does not fit, "" where it does.
+    """
+
+    batch_size: int
+    fits: bool
+    peak_bytes: int
+    samples_per_s: float | None
+    why: str
+
+
+class EndOfStream(Exception):
     """An iterable dataset ended after ``args[0]`` samples."""
 
 
@@ -44,29 +65,28 @@ class Source:
         doing: what is being done, for the words of an error.
     """
 
-    def __init__(self, loader: Any) -> None:
-        self._dataset = loader.dataset
-        self._collate = loader.collate_fn
-        self._keys: Any = None if isinstance(self._dataset, IterableDataset) else keys_of(loader)
-        self.count = None if self._keys is None else len(self._keys)
+    def __init__(self, loader: LoaderLike) -> None:
+        self._dataset, self._collate = loader.dataset, loader.collate_fn
+        self._keys = () if isinstance(self._dataset, IterableDataset) else keys_of(loader)
+        self.count = None if isinstance(self._dataset, IterableDataset) else len(self._keys)
         self.doing = ""
 
-    def batch(self, n: int, repeat: int) -> Any:
+    def batch(self, n: int, repeat: int) -> Batch:
+        """``n`` samples, other ones in each ``repeat``."""
         samples = self._samples(n, repeat)
         self.doing = "collate_fn"
         return self._collate(samples)
 
-    def _samples(self, n: int, repeat: int) -> list[Any]:
+    def _samples(self, n: int, repeat: int) -> list[Sample]:
         self.doing = "the dataset"
         if self.count is None:
             samples = list(itertools.islice(iter(self._dataset), n))
             if len(samples) < n:
-                raise _ShortError(len(samples))
+                raise EndOfStream(len(samples))
             return samples
         indices = [self._keys[i] for i in random.Random(SEED + repeat).sample(range(self.count), n)]
-        many = getattr(self._dataset, "__getitems__", None)
-        if many:
-            return many(indices)  # type: ignore[no-any-return]
+        if getattr(self._dataset, "__getitems__", None):
+            return list(self._dataset.__getitems__(indices))
         samples = []
         for i in indices:
             self.doing = f"sample {i} of the dataset"
@@ -74,72 +94,12 @@ class Source:
         return samples
 
 
-class Seen(NamedTuple):
-    """How a trial went.
-
-    Attributes:
-        what: "fits", "out" (of memory), "failed" or "short".
-        words: of what failed.
-        seconds: of one batch with its step.
-        samples: of the dataset that is too short.
-        peak: bytes beyond what was there before.
-    """
-
-    what: str
-    words: str = ""
-    seconds: float = 0.0
-    samples: int = 0
-    peak: int = 0
-
-
-def _seen(
-    source: Source, step: Callable[[Any], Any] | None, n: int, deadline: float, move: Callable[[Any], Any]
-) -> Seen:
-    """Makes the batches of a trial. An error becomes words here: its traceback would keep the batch."""
-    patience = (deadline - time.monotonic()) / PATIENCE
-    times: list[float] = []
-    try:
-        while not times or (len(times) < REPEATS and sum(times) + times[-1] < patience):
-            began = time.perf_counter()
-            batch = source.batch(n, len(times))
-            source.doing = "step"
-            batch = move(batch)
-            if step is not None:
-                step(batch)
-            del batch
-            move(None)
-            times.append(time.perf_counter() - began)
-    except _ShortError as e:
-        return Seen("short", samples=e.args[0])
-    except (Exception, SystemExit) as e:
-        if _is_out_of_memory(e):
-            return Seen("out", f"out of memory in {source.doing}", peak=_asked(e))
-        return Seen("failed", f"{source.doing} raised {type(e).__name__}: {e}")
-    return Seen("fits", seconds=statistics.median_low(times))
-
-
-def _is_out_of_memory(error: BaseException | None) -> bool:
-    while error is not None:
-        if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
-            return True
-        if isinstance(error, (RuntimeError, OSError)) and OUT_OF_MEMORY.search(str(error)):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def _asked(error: BaseException) -> int:
-    """Bytes that torch's CPU allocator was asked for in vain; 0 where the error does not say."""
-    found = re.search(r"tried to allocate (\d+) bytes", str(error))
-    return int(found[1]) if found else 0
-
-
-def counted() -> tuple[Any, torch.device] | None:
+def counted() -> tuple[ModuleType, torch.device] | None:
     """torch's module for the accelerator and the current device; None where there is none whose memory it can count."""
     device = accelerator()
     if device is None or device.type not in ("cuda", "xpu"):
         return None
-    module = getattr(torch, device.type)
+    module: ModuleType = getattr(torch, device.type)
     return module, torch.device(device.type, module.current_device())
 
 
@@ -150,47 +110,83 @@ class Accelerator:
         module: ``torch.cuda``, or what is like it.
         device: where batches go.
         budget: of its memory; None for all that is free.
+        margin: share of the budget that is kept free.
     """
 
-    def __init__(self, module: Any, device: torch.device, budget: int | float | str | None) -> None:
+    def __init__(
+        self, module: ModuleType, device: torch.device, budget: int | float | str | None, margin: float
+    ) -> None:
         self._module, self._device = module, device
-        self._host = (
-            resources.memory_available() // 2
-        )  # estimated before a batch is made, for no limit holds in this process
+        self._host = resources.memory_available() // HOST_SHARE
         self._sample_bytes = 0.0
         self._clear()
         self._start = int(module.memory_allocated())
         free, total = module.mem_get_info()
         room = int(free + module.memory_reserved() - self._start)
         self.budget = room if budget is None else parse_bytes(budget, total)
+        self.allowed = int(self.budget * (1 - margin))
         self.name = f"{device} ({module.get_device_name()})"
         if self.budget > room:
             raise UsageError(
                 f"a budget of {human_bytes(self.budget)}, but only {human_bytes(room)} of {device} are free"
             )
 
-    def trial(self, source: Source, step: Any, n: int, deadline: float) -> Seen:
+    def trial(self, source: Source, step: Step | None, n: int, deadline: float) -> Trial:
+        """Makes batches of ``n`` samples and steps on them.
+
+        Raises:
+            EndOfStream: an iterable dataset has fewer samples.
+            UsageError: the dataset, ``collate_fn`` or ``step`` raised.
+        """
         if n * self._sample_bytes * COPIES > self._host:
-            return Seen("out", f"making the batch would take more than {human_bytes(self._host)} of RAM")
+            return Trial(n, False, 0, None, f"making the batch would take more than {human_bytes(self._host)} of RAM")
         self._module.reset_peak_memory_stats()
         random_state = self._module.get_rng_state()
-        with seeding.unchanged():
-            seen = _seen(source, step, n, deadline, lambda batch: self._move(batch, n))
-        with contextlib.suppress(RuntimeError):  # short of memory still
+        seconds, why, failed = 1e-9, "", ""
+        try:
+            with seeding.unchanged():
+                seconds = self._seconds(source, step, n, deadline)
+        except EndOfStream:
+            raise
+        except (Exception, SystemExit) as e:  # becomes words here: its traceback would keep the batch in memory
+            why = f"out of memory in {source.doing}" if _is_out_of_memory(e) else ""
+            failed = "" if why else f"batch size {n:,}: {source.doing} raised {type(e).__name__}: {e}"
+        with contextlib.suppress(RuntimeError):  # there may still be no memory for it
             self._module.set_rng_state(random_state)
         peak = int(self._module.max_memory_allocated()) - self._start
         self._clear()
-        return seen._replace(peak=peak)
+        if failed:
+            raise UsageError(failed)
+        why = why or (f"it takes {human_bytes(peak)}" if peak > self.allowed else "")
+        return Trial(n, not why, peak, None if why else n / max(seconds, 1e-9), why)
 
-    def _move(self, batch: Any, n: int) -> Any:
-        """The batch on the device; ``None`` waits for what runs there."""
-        if batch is None:
+    def _seconds(self, source: Source, step: Step | None, n: int, deadline: float) -> float:
+        """Of one batch with its step, the median."""
+        patience = (deadline - time.monotonic()) / PATIENCE
+        times: list[float] = []
+        while not times or (len(times) < REPEATS and sum(times) + times[-1] < patience):
+            began = time.perf_counter()
+            batch = source.batch(n, len(times))
+            source.doing = "step"
+            batch = nested.move(batch, self._device)
+            self._sample_bytes = sum(t.nbytes for t in nested.tensors(batch)) / n
+            if step is not None:
+                step(batch)
+            del batch
             self._module.synchronize()
-            return None
-        moved = nested.move(batch, self._device)
-        self._sample_bytes = sum(t.nbytes for t in nested.tensors(moved)) / n
-        return moved
+            times.append(time.perf_counter() - began)
+        return statistics.median_low(times)
 
     def _clear(self) -> None:
         gc.collect()
         self._module.empty_cache()
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
+            return True
+        if isinstance(error, (RuntimeError, OSError)) and OUT_OF_MEMORY.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,9 +1,6 @@
-"""Tuning: settings found by measuring, never while training. A client of the road; no stage imports it."""
+"""The settings that ``stoker tune`` may change, by torch's names, and how long it may take."""
 
 KNOBS = ("num_workers", "worker_method", "prefetch_factor", "pin_memory", "persistent_workers")
-ALL_KNOBS = (
-    *KNOBS,
-    "batch_size",
-    "cache",
-)  # the last two for who asks: training may want another batch, memory is dear
+# The last two only if asked for: another batch size changes the training, and a cache takes memory.
+ALL_KNOBS = (*KNOBS, "batch_size", "cache")
 BUDGET_S = 12.0  # seconds that tuning may take

@@ -1,16 +1,21 @@
-"""The curve as a picture: samples per second against workers, each with its interval, the model, and the knee."""
+"""The curve as a picture: samples per second against workers, the model, the knee and the rules of thumb."""
 
 from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..core.errors import UsageError
 from .curve import Curve
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 KINDS = (".png", ".svg", ".html")
-ANSWER, OTHERS = "#c2410c", "#6b7280"
+ORANGE = "#c2410c"
+BLUE = "#1d4ed8"
+GREY = "#6b7280"
 
 
 def check(path: Path) -> None:
@@ -42,50 +47,48 @@ def svg(curve: Curve) -> str:
     return text[text.index("<svg") :]
 
 
-def _figure(curve: Curve) -> Any:
-    from matplotlib.figure import Figure  # without pyplot: no window, no state of somebody else's
+def _figure(curve: Curve) -> Figure:
+    from matplotlib.figure import Figure  # not pyplot, which opens windows and changes settings of the user's
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     ax = figure.add_subplot()
-    measured = [p for p in curve.points if p.rate is not None]
-    x, y = [p.workers for p in measured], [float(p.rate or 0) for p in measured]
-    low = [max(0.0, v - float(p.low or v)) for p, v in zip(measured, y, strict=True)]
-    high = [max(0.0, float(p.high or v) - v) for p, v in zip(measured, y, strict=True)]
     model = [(p.workers, p.predicted) for p in curve.points if p.predicted is not None]
     if model:
-        ax.plot(*zip(*model, strict=True), "--", color=OTHERS, label="model, from one worker's times")
-    ax.errorbar(x, y, yerr=[low, high], fmt="o-", color="#1d4ed8", capsize=3, label="measured, 95 %")
-    best = curve.best
-    ax.axvline(best, color=ANSWER, alpha=0.25, linewidth=8)
+        ax.plot(*zip(*model, strict=True), "--", color=GREY, label="model, from one worker's times")
+    measured = [(p.workers, p.rate, p.low or p.rate, p.high or p.rate) for p in curve.points if p.rate is not None]
+    x, y, low, high = zip(*measured, strict=True)
+    ax.fill_between(x, low, high, color=BLUE, alpha=0.15, linewidth=0, label="slowest and fastest window")
+    ax.plot(x, y, "o-", color=BLUE, label="measured, median")
     most = max(p.workers for p in curve.points)
-    left = best > most / 2
+    left = curve.best > most / 2
+    ax.axvline(curve.best, color=ORANGE, alpha=0.25, linewidth=8)
     ax.annotate(
-        f"the knee: {best}",
-        (best, curve.rate),
+        f"the knee: {curve.best}",
+        (curve.best, curve.rate),
         xytext=(-12 if left else 12, 12),
         textcoords="offset points",
         ha="right" if left else "left",
-        color=ANSWER,
+        color=ORANGE,
         weight="bold",
     )
     names: dict[int, list[str]] = {}
     for g in curve.guesses:
-        if g.guess.workers is not None and g.guess.workers <= most:
-            names.setdefault(g.guess.workers, []).append(g.guess.name)
-    for workers, guessed in names.items():  # on the floor, where no curve is
+        if g.workers is not None and g.workers <= most:
+            names.setdefault(g.workers, []).append(g.name)
+    for workers, rules in names.items():  # along the x axis, where the curve does not cover them
         ax.annotate(
-            ", ".join(guessed),
+            ", ".join(rules),
             (workers, 0),
             xytext=(2, 4),
             textcoords="offset points",
             rotation=90,
             va="bottom",
             fontsize=7,
-            color=OTHERS,
+            color=GREY,
         )
     ax.set(xlabel="num_workers", ylabel="samples/s", title=curve.name)
     ax.set_xticks([p.workers for p in curve.points])
-    ax.set_ylim(0, 1.15 * max([*y, curve.high]))
+    ax.set_ylim(0, 1.15 * max(high))
     ax.grid(alpha=0.2)
     ax.legend(loc="best", fontsize=8)
     return figure

@@ -1,18 +1,20 @@
-"""What tuning found: the answer, the curve it comes from, and everything that was asked on the way."""
+"""What ``stoker tune`` found: the setting, the curve it comes from, and why."""
 
 from __future__ import annotations
 
 import html
+import math
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ..core import terminal
 from ..core.files import write
+from ..core.types import JsonObject
 from ..loader.auto.limits import Limit
 from . import plot
-from .curve import Curve, Guessed, Point
+from .curve import Curve, Point
+from .rules_of_thumb import Guess
 
 SCHEMA = 1
 BARS = " ▏▎▍▌▋▊▉█"
@@ -40,6 +42,28 @@ class Setting:
     batch_size: int | None = None
     cache: str | None = None
 
+    @property
+    def size(self) -> tuple[float, str, int]:
+        """What the smallest setting goes by. No workers counts as the largest: its work adds to the model's own, and
+        does not run beside it."""
+        return self.num_workers or math.inf, self.worker_method, self.prefetch_factor
+
+    @property
+    def words(self) -> str:
+        """For people.
+
+        Example:
+            >>> Setting(2, "thread", 4, batch_size=32).words
+            '2 threads, prefetch 4, batch 32'
+        """
+        if not self.num_workers:
+            return "no workers"
+        kind = "thread" if self.worker_method == "thread" else "process"
+        if self.num_workers > 1:
+            kind += "s" if kind == "thread" else "es"
+        size = "" if self.batch_size is None else f", batch {self.batch_size}"
+        return f"{self.num_workers} {kind}, prefetch {self.prefetch_factor}{size}"
+
 
 @dataclass(frozen=True)
 class TuneResult:
@@ -47,19 +71,16 @@ class TuneResult:
 
     Attributes:
         name: what was tuned.
-        best: the answer: the knee, the smallest setting within 3 % of the best.
-        rate, low, high: its samples per second, and 95 % of them.
-        warm, cold: samples per second when what is read was read before, and when it was not; None where that was not
-            measured.
-        curve: samples per second by workers, for the answer's other knobs.
-        guesses: folklore, and what it would have cost.
+        best: the knee: the smallest setting within 3 % of the fastest.
+        rate: its samples per second, the median of its windows; ``low``, ``high``: the slowest and the fastest of them.
+        curve: samples per second by workers, for the other knobs of ``best``.
+        guesses: rules of thumb, and what they would have cost.
         limits: what bounds the number of workers, the tightest first.
-        bound: the limit that bound the answer; None where more workers would not have helped.
+        bound: the limit that kept ``best`` small; None where more workers would not have helped.
         reasons: why each knob has its value, by torch's names.
         notes: where measurement and model disagree, and what else there is to know.
         lines: to paste: ``{"torch": ..., "stoker": ...}``.
-        torch_rate: samples per second of torch's loader with its line; None where that was not measured.
-        tried: settings measured, in order, with their samples per second.
+        tried: every window, in order, with its samples per second.
         seconds: how long it took.
         profile: the file in which ``num_workers="auto"`` finds this again.
     """
@@ -70,30 +91,28 @@ class TuneResult:
     low: float
     high: float
     curve: tuple[Point, ...]
-    guesses: tuple[Guessed, ...]
+    guesses: tuple[Guess, ...]
     limits: tuple[Limit, ...]
     bound: Limit | None
     reasons: dict[str, str]
     lines: dict[str, str]
-    warm: float | None = None
-    cold: float | None = None
-    torch_rate: float | None = None
     notes: tuple[str, ...] = ()
-    tried: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+    tried: tuple[JsonObject, ...] = field(default=(), repr=False)
     seconds: float = 0.0
     profile: str | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """For JSON; ``docs/tune.md`` has the schema."""
-        out = {"schema": SCHEMA, **asdict(self)}
-        for name in ("limits", "bound"):
-            value = getattr(self, name)
-            out[name] = [v._asdict() for v in value] if name == "limits" else value and value._asdict()
-        out["guesses"] = [{**g.guess._asdict(), "rate": g.rate, "share": g.share, "how": g.how} for g in self.guesses]
-        return out
+        return {
+            "schema": SCHEMA,
+            **asdict(self),
+            "curve": [p._asdict() for p in self.curve],
+            "limits": [limit._asdict() for limit in self.limits],
+            "bound": None if self.bound is None else self.bound._asdict(),
+        }
 
     def plot(self, path: str | Path) -> None:
-        """Draws the curve, its intervals and the knee: .png, .svg or .html. Needs ``stoker[plot]``."""
+        """Draws the curve and its knee: .png, .svg or .html. Needs ``stoker[plot]``."""
         path = Path(path)
         plot.check(path)
         if path.suffix == ".html":
@@ -103,7 +122,7 @@ class TuneResult:
             plot.draw(self._curve(), path)
 
     def _curve(self) -> Curve:
-        return Curve(self.name, self.curve, self.best.num_workers, self.rate, self.high, self.guesses)
+        return Curve(self.name, self.curve, self.best.num_workers, self.rate, self.guesses)
 
     def __str__(self) -> str:
         return self.text(80, colour=False)
@@ -120,21 +139,17 @@ class TuneResult:
             knobs += f" ({b.worker_method}), prefetch_factor {b.prefetch_factor}"
         head = f"{self.name}: {knobs}, {figure(self.rate)} samples/s [{figure(self.low)}..{figure(self.high)}]"
         out = [bold(head), "", *self._chart(width), ""]
-        if self.cold is not None and self.warm is not None:
-            out.append(f"read before {figure(self.warm)} samples/s, read for the first time {figure(self.cold)}")
         out += [f"{name}: {words}" for name, words in self.reasons.items()]
         if self.bound is not None:
             out.append(f"bound by {self.bound.name}: {self.bound.words}")
-        out += ["", "first guesses"]
+        out += ["", "rules of thumb"]
         for g in self.guesses:
-            what = "-" if g.guess.workers is None else str(g.guess.workers)
-            cost = g.how if g.share is None else f"{g.share:.0%} of the answer ({g.how})"
-            out.append(f"  {g.guess.name}: {what:>3}  {cost}")
+            count = "-" if g.workers is None else str(g.workers)
+            cost = g.how if g.share is None else f"{g.share:.0%} of that rate ({g.how})"
+            out.append(f"  {g.name}: {count:>3}  {cost}")
         if self.notes:
             out += ["", *(f"note: {n}" for n in self.notes)]
         out += ["", "to paste", f"  {bold(self.lines['torch'])}"]
-        if self.torch_rate is not None:
-            out.append(f"    torch's loader with this line: {figure(self.torch_rate)} samples/s")
         out.append(f"  {bold(self.lines['stoker'])}")
         out.append(f"measured in {self.seconds:.1f} s")
         if self.profile:
@@ -162,7 +177,7 @@ class TuneResult:
             f"<td>{'' if p.predicted is None else f'{figure(p.predicted)}'}</td></tr>"
             for p in self.curve
         )
-        table = f"<table><tr><th>workers</th><th>samples/s</th><th>95 %</th><th>model</th></tr>{rows}</table>"
+        table = f"<table><tr><th>workers</th><th>samples/s</th><th>windows</th><th>model</th></tr>{rows}</table>"
         lines = "".join(f"<pre>{html.escape(line)}</pre>" for line in self.lines.values())
         notes = "".join(f"<p>{html.escape(n)}</p>" for n in self.notes)
         head = html.escape(self.text(100, colour=False).splitlines()[0])

@@ -1,22 +1,29 @@
-"""The formulas by which people set ``num_workers``: first guesses, each by its name."""
+"""The formulas by which people set ``num_workers``."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class Guess(NamedTuple):
-    """One formula's answer.
+@dataclass(frozen=True)
+class Guess:
+    """What one formula says, and what it would have cost.
 
     Attributes:
         name: the formula.
         workers: what it says; None where it cannot say.
         words: how it came to that.
+        rate: samples per second with it; None where that is not known.
+        share: of the recommended setting's rate.
+        how: "measured", "model", or why it was not tried.
     """
 
     name: str
     workers: int | None
     words: str
+    rate: float | None = None
+    share: float | None = None
+    how: str = ""
 
 
 def guesses(
@@ -42,11 +49,8 @@ def guesses(
     if throughput is None:
         balanced = Guess(balance, None, "needs a GPU's throughput, and there is no GPU")
     else:
-        balanced = Guess(
-            balance,
-            max(1, round(n * throughput / entry)),
-            f"{n} x {throughput / 1e9:.3g} GB/s / ({sample_bytes:,} bytes x {batch_size})",
-        )
+        words = f"{n} x {throughput / 1e9:.3g} GB/s / ({sample_bytes:,} bytes x {batch_size})"
+        balanced = Guess(balance, max(1, round(n * throughput / entry)), words)
     return [
         Guess("as many as cores", cores, f"{cores} cores granted"),
         Guess("four per GPU", 4 * n, of),

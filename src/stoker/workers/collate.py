@@ -11,7 +11,8 @@ import math
 import threading
 import time
 from collections import UserDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -177,6 +178,16 @@ class SlotCollate:
     def _into_slot(self, batch: Sequence[torch.Tensor], elem: torch.Tensor) -> torch.Tensor:
         out = self._place(len(batch), elem.dtype, elem.shape) if self._writer.whole is not None else None
         return torch.stack(batch, 0, out=out)  # type: ignore[arg-type]
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """``install`` while this thread, which is not a worker's, makes batches."""
+        before = getattr(_here, "collate", None)
+        self.install()
+        try:
+            yield
+        finally:
+            _here.collate = before
 
     def install(self) -> None:
         """Makes ``default_collate`` use ``stack`` in this thread, unless other code has replaced that function."""

@@ -18,10 +18,11 @@ from typing import Any
 from torch._utils import ExceptionWrapper
 
 from ..core import packages
+from ..core.dataset_tree import file_of, listed_file
 from ..core.stacks import known_getters, known_transforms, transform_of
 from ..core.types import Attributes, Index
 from .collate import SlotCollate
-from .faults.sample_name import called, file_of, listed
+from .faults.sample_name import called
 
 MAX_ATTRIBUTE = 1 << 16  # bytes of a pickled attribute of an exception that is sent with it
 SEQUENCES = (list, tuple)  # what the indices of a batch are
@@ -241,7 +242,7 @@ def _loading(frames: list[FrameType], ours: int, dataset: object) -> str:
             index, found = inner, True
             file = file_of(dataset, index) if k < ours or f.f_locals.get("self") is dataset else ""
         if k >= ours:
-            file = listed(f.f_locals.get("self"), inner) or file
+            file = listed_file(f.f_locals.get("self"), inner) or file
     if found:
         return f"while loading {called(index, file)}"
     many = next((f.f_locals.get("indices") for f in frames[:ours][::-1] if "indices" in f.f_locals), None)

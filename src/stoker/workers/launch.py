@@ -9,7 +9,8 @@ import multiprocessing.popen_fork  # here, else the first worker's start does it
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING, Any, cast
 
 from ..core import processes
 from ..core.errors import UsageError, WorkerDiedError
@@ -20,7 +21,7 @@ from .fork_lock_detector import ForkLockDetector
 from .handover import Fd
 from .process_main import Ends, main
 from .protocol import WorkerSpec
-from .worker_handle import WorkerHandle, WorkerProcess
+from .worker_handle import WorkerHandle
 
 if TYPE_CHECKING:
     from .fork_server import ForkServer
@@ -52,7 +53,7 @@ class Launcher:
 
     def start(
         self, worker: WorkerHandle, tasks: int, results: int, queue: TaskQueue | None, pipes: list[int]
-    ) -> WorkerProcess:
+    ) -> BaseProcess:
         """Starts a worker.
 
         Args:
@@ -70,20 +71,19 @@ class Launcher:
         if method in ("spawn", "forkserver"):
             fds = [tasks, results, memory]
             fds += [queue.fd, queue.memory.fd] if queue is not None else []
-            return self._running_fork_server(parent).start(
-                worker.place, worker.id, fds, queue is not None, interruptible
-            )
+            server = self._running_fork_server(parent)
+            remote = server.start(worker.place, worker.id, fds, queue is not None, interruptible)
+            return cast(BaseProcess, remote)  # it has all that is used of one
         shared = None if queue is None else (Fd(queue.fd), Fd(queue.memory.fd))
         ends: Ends = Fd(tasks), Fd(results), Fd(memory), shared
         to_close = pipes if method == "fork" else []
         args = self._spec, worker.place, worker.id, ends, to_close, parent, interruptible
-        process = self._context.Process(target=main, args=args)
+        process: BaseProcess = self._context.Process(target=main, args=args)
         process.daemon = True
         _check_descriptors(DESCRIPTORS_OF_A_FORK, tasks)
         with own_fork(), signals.waits() if method == "fork" else contextlib.nullcontext():
             process.start()
-        started: WorkerProcess = process
-        return started
+        return process
 
     def _running_fork_server(self, parent: int) -> ForkServer:
         reason = self.failure()

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import threadpoolctl
@@ -57,6 +59,38 @@ def cap_thread() -> None:
     for pool in look().lib_controllers:
         if pool.user_api == "openmp":
             pool.set_num_threads(1)
+
+
+class OneThread:
+    """A context in which the calling thread uses one OpenMP thread, as a worker does: sums over large tensors are then
+    added up in the same order."""
+
+    def __init__(self) -> None:
+        torch.get_num_threads()  # torch sets a thread's count when the thread first asks for it
+        self._pools = [pool for pool in look().lib_controllers if pool.user_api == "openmp"]
+        self._counts: list[int] = []
+
+    def __enter__(self) -> None:
+        self._counts = [pool.get_num_threads() for pool in self._pools]
+        for pool in self._pools:
+            pool.set_num_threads(1)
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        for pool, count in zip(self._pools, self._counts, strict=True):
+            pool.set_num_threads(count)
+
+    @contextmanager
+    def lifted(self) -> Iterator[None]:
+        """All threads again, for what gives the same bits with any number of them: copies."""
+        self._restore()
+        try:
+            yield
+        finally:
+            for pool in self._pools:
+                pool.set_num_threads(1)
 
 
 look()  # on import, so that the first batch does not wait for it

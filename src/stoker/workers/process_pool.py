@@ -23,6 +23,7 @@ import pickle
 import threading
 import time
 from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from torch.utils.data.dataloader import _DatasetKind
@@ -39,7 +40,7 @@ from .faults import exit_reason
 from .launch import SHORTAGES, Launcher
 from .process_table import ProcessTable
 from .protocol import Position, RetryTask, WorkerSpec, WorkerStatus, check_interval_s
-from .worker_handle import ProcessState, Received, WorkerHandle, WorkerProcess
+from .worker_handle import ProcessState, Received, WorkerHandle
 
 logger = logging.getLogger(__name__)
 PARENT_POLL_S = 5.0  # how late the parent may notice a death that no descriptor told; torch's own interval
@@ -101,7 +102,7 @@ class ProcessPool:
         self._update_torch_pids()
 
     @property
-    def processes(self) -> list[WorkerProcess]:
+    def processes(self) -> list[BaseProcess]:
         """All that have not been joined."""
         return self._table.processes
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 from collections import deque
+from multiprocessing.process import BaseProcess
 
 from torch.utils.data._utils import signal_handling
 
@@ -16,7 +17,7 @@ from ..transport.slots import Locker, SlotReader
 from ..transport.task_queue import TaskQueue
 from .health import KILLED_S
 from .launch import Launcher
-from .worker_handle import ProcessState, WorkerHandle, WorkerProcess
+from .worker_handle import ProcessState, WorkerHandle
 
 
 class ProcessTable:
@@ -42,7 +43,7 @@ class ProcessTable:
     ) -> None:
         self.launcher = launcher
         self.workers: list[WorkerHandle] = []
-        self.processes: list[WorkerProcess] = []
+        self.processes: list[BaseProcess] = []
         self.readers: list[SlotReader] = []
         self.free_readers: list[SlotReader] = []
         self.ready: deque[Record] = deque()

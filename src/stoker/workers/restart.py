@@ -24,6 +24,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from ..core.dataset_tree import file_of
 from ..core.errors import SampleTimeoutError, StokerError, StokerWarning, WorkerDiedError
 from ..core.metrics import LoaderMetrics
 from ..core.types import Index
@@ -31,7 +32,7 @@ from ..sampling.order import Task
 from ..transport.arena import TaskId
 from .faults import exit_reason
 from .faults.policy import Failure, plain
-from .faults.sample_name import called, file_of
+from .faults.sample_name import called
 from .process_pool import ProcessPool
 from .protocol import Phase, RetryTask, WorkerSpec, WorkerStatus
 

@@ -26,6 +26,7 @@ from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..core import processes
+from ..core.dataset_tree import file_of
 from ..core.errors import SampleTimeoutError, UsageError, WorkerDiedError
 from ..core.options import Budget
 from ..core.types import Batch
@@ -38,7 +39,7 @@ from ..transport.thread_slots import HeapWriter
 from . import native_threads
 from .collate import SlotCollate, sample_size
 from .exceptions import Caught
-from .faults.sample_name import called, file_of
+from .faults.sample_name import called
 from .protocol import Made, WorkerReply, WorkerSpec, check_interval_s
 from .rng_watch import GlobalRngUse
 from .task_runner import TaskRunner

@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 import select
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from multiprocessing.process import BaseProcess
+from typing import TypeAlias
 
 from ..core.types import Batch
 from ..transport.arena import TaskId
@@ -15,21 +16,6 @@ from ..transport.slots import Bytes, SlotReader
 
 LeaseOrCopy: TypeAlias = Callable[[SlotReader, int, int], Bytes]
 """Slot and bytes used to an array for the consumer."""
-
-
-class WorkerProcess(Protocol):
-    """What the pool needs of a ``multiprocessing.Process``; ``fork_server.RemoteProcess`` has it too."""
-
-    @property
-    def pid(self) -> int | None: ...
-    @property
-    def exitcode(self) -> int | None: ...
-    @property
-    def sentinel(self) -> int: ...
-    def is_alive(self) -> bool: ...
-    def join(self, timeout: float | None = None) -> None: ...
-    def terminate(self) -> None: ...
-    def kill(self) -> None: ...
 
 
 class Received:
@@ -90,7 +76,7 @@ class WorkerHandle:
         timeout_stack: where it was when it was killed because a sample took too long; else "".
     """
 
-    process: WorkerProcess
+    process: BaseProcess
 
     def __init__(self, place: int, id_: int, reader: SlotReader, outbox: Outbox, inbox: Reader) -> None:
         self.place = place

@@ -273,6 +273,7 @@ def test_the_loader_goes_on_after_an_error() -> None:
     assert seen == [[0, 1, 2, 3], 1, [8, 9, 10, 11], [12, 13, 14, 15], [16, 17, 18, 19]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", ["num_workers=4", "num_workers=4, worker_method='thread'"])
 @pytest.mark.few(1)
 def test_many_workers_that_fail_are_one_trace(tmp_path: Path, settings: str) -> None:

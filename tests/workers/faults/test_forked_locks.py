@@ -45,7 +45,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     thread = threading.Thread(target=hold)
     thread.start()
-    has.wait(10)
+    has.wait(60)
     yield
     done.set()
     thread.join()

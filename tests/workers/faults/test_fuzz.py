@@ -21,10 +21,13 @@ from hypothesis import strategies as st
 import stoker
 from stoker.core.errors import ImageError, StateError, StokerError
 from stoker.loader.auto import profile
-from stoker.staging.store import folder, store
+from stoker.staging.store import folder
+from stoker.staging.store.head import Head
 
-SEED = int(os.environ.get("STOKER_SEED", random.randrange(1 << 30)))
-relaxed = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SEED = int(os.environ.get("STOKER_SEED", "0"))
+relaxed = settings(
+    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 
 # -- pictures
@@ -183,7 +186,9 @@ def wide(i: int) -> torch.Tensor:
     return torch.full((30_000,), i, dtype=torch.int32)
 
 
-@pytest.mark.parametrize(("prepare", "head"), [(ragged, "gone"), (ragged, "HEAP"), (wide, "gone"), (wide, "TAKEN")])
+@pytest.mark.parametrize(
+    ("prepare", "head"), [(ragged, "gone"), (ragged, "heap_end"), (wide, "gone"), (wide, "rows_taken")]
+)
 def test_a_head_that_has_forgotten_what_is_taken(tmp_path: Path, prepare: Any, head: str) -> None:
     """What is let in anew is not laid over samples that this process has found to be whole: in the heap, and among rows
     where not all fit and so each lies where there was room."""
@@ -199,7 +204,7 @@ def test_a_head_that_has_forgotten_what_is_taken(tmp_path: Path, prepare: Any, h
     if head == "gone":
         (found / "head.npy").unlink()
     else:
-        np.lib.format.open_memmap(found / "head.npy", mode="r+")[getattr(store, head)] = 0
+        np.lib.format.open_memmap(found / "head.npy", mode="r+")[vars(Head)[head].index] = 0
     place = np.lib.format.open_memmap(found / "place.npy", mode="r+")
     place[::2] = 0  # to be let in anew
     staged = opened()
@@ -207,7 +212,7 @@ def test_a_head_that_has_forgotten_what_is_taken(tmp_path: Path, prepare: Any, h
         assert same(staged[i], prepare(i)), i
 
 
-@pytest.mark.parametrize("command", ["ls", "info", "verify"])
+@pytest.mark.parametrize("command", ["ls", "verify"])
 @pytest.mark.parametrize("seed", range(SEED, SEED + 8))
 def test_commands_over_such_caches(
     whole: tuple[str, Path], tmp_path: Path, seed: int, command: str, capfd: pytest.CaptureFixture[str]
@@ -220,8 +225,7 @@ def test_commands_over_such_caches(
     (found,) = folder.caches(where)
     for path in rng.sample(sorted(p for p in found.iterdir() if p.is_file()), 2):
         print("seed", seed, path.name, hurt(path, rng))
-    names = [found.name] if command == "info" else []
-    code = main.main(["cache", command, *names, "--dir", str(where)])
+    code = main.main(["cache", command, "--dir", str(where)])
     out = capfd.readouterr()
     assert code in (0, 1, 2), out
     assert "Traceback" not in out.err + out.out

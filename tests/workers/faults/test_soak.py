@@ -97,6 +97,7 @@ def test_a_million_batches() -> None:
     soak(10**6, 20_000)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_twenty_thousand_batches() -> None:
     soak(20_000, 4_000)
@@ -124,7 +125,7 @@ def parent(settings: dict[str, Any]) -> None:
         assert kept
 
 
-@pytest.mark.parametrize("times", [15, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [4, pytest.param(100, marks=pytest.mark.slow)])
 def test_parents_that_are_killed_leave_nothing_behind(times: int) -> None:
     seed = int.from_bytes(os.urandom(4), "little")
     print("seed", seed)
@@ -151,7 +152,7 @@ def test_parents_that_are_killed_leave_nothing_behind(times: int) -> None:
         os.kill(child, signal.SIGKILL)
         killed = time.monotonic()
         os.waitpid(child, 0)
-        limit = killed + 2  # a second, and what a busy machine adds
+        limit = killed + 30  # it takes a second; a busy machine adds to that
         while (left := _left(child)) and time.monotonic() < limit:
             pass
         assert not left, (n, settings, left)

@@ -137,9 +137,9 @@ def test_where_nothing_hangs_no_bit_changes(mode: str) -> None:
 
 def test_a_slow_consumer_is_no_slow_sample() -> None:
     """Whoever does not ask does not wait: nobody looks at the clock meanwhile, and what is done is done."""
-    it = iter(loader_of(Hanging(), MODES["two"], sample_timeout=0.2))
+    it = iter(loader_of(Hanging(), MODES["two"], sample_timeout=TIMEOUT_S))
     next(it)
-    threading.Event().wait(1)
+    threading.Event().wait(1.5 * TIMEOUT_S)
     assert len(list(it)) == 9
 
 

@@ -1,4 +1,4 @@
-"""``stoker stats``: mean and standard deviation of an image dataset, by channel, and what else its samples show.
+"""``stoker stats`` and ``stoker.mean_std``: mean and standard deviation of each channel of an image dataset.
 
 ::
 

@@ -1,6 +1,10 @@
-"""Rules over a report's counters, one file a cause; ``verdict`` asks all of them.
+"""Rules over a report's counters: which cause keeps a loop waiting.
 
 ::
 
-    an entry of the report -> loader_stats: its numbers -> each rule: a Finding or None -> verdict
+    LoaderReport -> LoaderStats (loader_stats.py) -> each rule: a Finding or None -> verdict.py: ranking and verdict
+
+A rule is a function that has its cause's name. ``workers.py``: their number, threads and start; ``sample_code.py``:
+what runs in a task; ``storage.py``; ``memory.py``; ``device.py``: copies, synchronisation, page-locked memory;
+``loop.py``: transport, prefetching and what the loop itself does.
 """

@@ -14,34 +14,31 @@ HANDOVER_S = 0.4e-3  # CPU a batch: 0.58 ms for 64 scalars, of which making them
 START_S = 10e-3  # a worker and an epoch, under fork
 
 
-def period(case: LoaderStats, workers: int) -> float | None:
+def period(stats: LoaderStats, workers: int) -> float | None:
     """Seconds per batch with ``workers`` workers; None where the workers' time is not known."""
-    service = case.service
+    service = stats.service
     if service is None:
         return None
-    settings = case.loader["settings"]
     handover = start = 0.0
-    if settings["num_workers"] == 0:
-        handover, start = HANDOVER_S, START_S * workers * int(case.loader["epochs"]) / case.batches
-    return start + max(case.step, service / workers, (case.cpu + case.step_cpu + handover) / case.cores)
+    if stats.workers == 0:
+        handover, start = HANDOVER_S, START_S * workers * stats.loader.epochs / stats.batches
+    return start + max(stats.step, service / workers, (stats.cpu + stats.step_cpu + handover) / stats.cores)
 
 
-def without(case: LoaderStats, part: float) -> float | None:
+def without(stats: LoaderStats, part: float) -> float | None:
     """Speed-up of the loop if this part of a worker's time on a task were not there; the same workers otherwise."""
-    service = case.service
+    service = stats.service
     if service is None:
         return None
     left = 1 - min(1.0, max(0.0, part))
-    if case.workers == 0:
-        then = case.step + service * left
+    if stats.workers == 0:
+        then = stats.step + service * left
     else:
-        then = max(case.step, service * left / case.workers, (case.cpu * left + case.step_cpu) / case.cores)
-    return max(1.0, (case.wait + case.step) / then) if then else None
+        then = max(stats.step, service * left / stats.workers, (stats.cpu * left + stats.step_cpu) / stats.cores)
+    return max(1.0, stats.loop / then) if then else None
 
 
-def speedup(case: LoaderStats, workers: int) -> float | None:
+def speedup(stats: LoaderStats, workers: int) -> float | None:
     """Loop time now over loop time with ``workers`` workers, at least 1."""
-    then = period(case, workers)
-    if not then:
-        return None
-    return max(1.0, (case.wait + case.step) / then)
+    then = period(stats, workers)
+    return max(1.0, stats.loop / then) if then else None

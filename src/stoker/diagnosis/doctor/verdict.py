@@ -1,119 +1,102 @@
-"""The verdict on a run: healthy, input-bound, or unknown where the evidence does not decide."""
+"""The verdict on a run: healthy, input-bound, transfer-bound, or unknown where the evidence does not decide."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
-from . import (
-    batch_too_small,
-    cacheable_prefix,
-    checkpoint_or_logging,
-    cold_cache,
-    gil_bound,
-    main_process_loading,
-    memory_pressure,
-    pageable_transfer,
-    pin_memory_exhausts_ram,
-    pin_memory_wasted,
-    prefetch_too_small,
-    shm_too_small,
-    slow_collate,
-    slow_decode,
-    slow_storage,
-    slow_transform,
-    slow_transport,
-    stragglers,
-    sync_transfer,
-    thread_oversubscription,
-    too_few_cores,
-    too_few_workers,
-    too_many_workers,
-    worker_memory_growth,
-    worker_startup,
-)
-from .later import filled, later
-from .loader_stats import STARVED, Finding, LoaderStats
+import msgspec
+
+from ..report.schema import Around, Finding, LoaderReport
+from . import device, loop, memory, sample_code, storage, workers
+from .loader_stats import STARVED, LoaderStats
+from .once import MIN_BATCHES, filling_epochs, later_epochs
 
 RULES: tuple[Callable[[LoaderStats], Finding | None], ...] = (
-    main_process_loading.check,
-    too_few_workers.check,
-    too_many_workers.check,
-    thread_oversubscription.check,
-    slow_storage.check,
-    slow_decode.check,
-    slow_transform.check,
-    slow_collate.check,
-    slow_transport.check,
-    pageable_transfer.check,
-    sync_transfer.check,
-    batch_too_small.check,
-    prefetch_too_small.check,
-    stragglers.check,
-    gil_bound.check,
-    worker_startup.check,
-    memory_pressure.check,
-    worker_memory_growth.check,
-    shm_too_small.check,
-    pin_memory_wasted.check,
-    pin_memory_exhausts_ram.check,
-    checkpoint_or_logging.check,
+    workers.main_process_loading,
+    workers.too_few_workers,
+    workers.too_many_workers,
+    workers.thread_oversubscription,
+    storage.slow_storage,
+    sample_code.slow_decode,
+    sample_code.slow_transform,
+    sample_code.slow_collate,
+    loop.slow_transport,
+    device.pageable_transfer,
+    device.sync_transfer,
+    device.batch_too_small,
+    loop.prefetch_too_small,
+    sample_code.stragglers,
+    workers.gil_bound,
+    workers.worker_startup,
+    memory.memory_pressure,
+    memory.worker_memory_growth,
+    memory.shm_too_small,
+    device.pin_memory_wasted,
+    device.pin_memory_exhausts_ram,
+    loop.checkpoint_or_logging,
 )
-CAUSES = tuple(rule.__module__.rpartition(".")[2] for rule in (*RULES, cold_cache.check, too_few_cores.check))
+FIRST, LAST, REMEDY = storage.cold_cache, workers.too_few_cores, sample_code.cacheable_prefix
+CAUSES = tuple(rule.__name__ for rule in (*RULES, FIRST, LAST))
 TRANSFERS = ("pageable_transfer", "sync_transfer", "batch_too_small")
-LEAST = 0.03  # of the loop; what costs less is not worth a line
-FEW = 5  # batches; below that a wait is start-up and noise
+MIN_SHARE = 0.03  # of the loop; what costs less is not worth a line
 
 
 def diagnose(
-    loaders: list[dict[str, Any]],
+    loaders: Sequence[LoaderReport],
     cores: int,
     cuda: bool,
-    around: dict[str, Any] | None = None,
+    around: Around | None = None,
     gpus: int = 0,
-    memory: int = 0,
+    memory_granted: int = 0,
 ) -> tuple[str, list[Finding]]:
-    """Verdict and findings, what brings most first.
+    """Verdict and findings, the one whose fix saves most first.
 
     Args:
         loaders: the report's ``loaders``.
         cores: cores granted.
-        cuda: whether the script used CUDA, where waiting in ``next()`` only bounds the device's idle time from above.
+        cuda: whether the script used CUDA. Then the wait in ``next()`` bounds the device's idle time from above.
         around: what the machine did meanwhile.
-        gpus: accelerators that are there.
-        memory: bytes that are granted.
+        gpus: accelerators of the machine.
+        memory_granted: bytes.
     """
-    seen = [entry for entry in loaders if entry["batches"] >= FEW]
+    seen = [loader for loader in loaders if loader.batches >= MIN_BATCHES]
     if not seen:
         return "unknown", []
-    total = sum(float(entry["wait_s"]) + float(entry["step_s"]) for entry in seen)
+    total = sum(loader.busy_s for loader in seen)
     findings: list[Finding] = []
     weights: dict[str, float] = {}
     waited = 0.0
-    for entry in seen:
-        weight = weights[entry["name"]] = (float(entry["wait_s"]) + float(entry["step_s"])) / total if total else 0.0
-        case = LoaderStats(entry, cores, cuda, around or {}, weight, gpus, memory)
-        if filled(entry):  # while a cache was filled is not how it goes on
-            case = replace(case, loader=later(entry))
-        waited += case.share * weight
-        cold = cold_cache.check(case)
-        if cold is not None:
-            case = replace(case, loader=later(entry))
-        found = [f for f in (cold, *(rule(case) for rule in RULES)) if f is not None]
-        if not found and case.starved:
-            found = [f for f in (too_few_cores.check(case),) if f is not None]
-        remedy = cacheable_prefix.check(case)
-        found += [] if remedy is None else [remedy]
-        findings += [replace(f, loader=entry["name"]) for f in found if not 0 < f.share < LEAST]
+    for loader in seen:
+        weight = weights[loader.name] = loader.busy_s / total if total else 0.0
+        usual = later_epochs(loader) if filling_epochs(loader) else loader  # a cache is filled once
+        stats = LoaderStats(usual, cores, cuda, around or Around(), weight, gpus, memory_granted)
+        waited += stats.share * weight
+        findings += _findings(stats)
     findings.sort(key=lambda f: _rank(f, weights[f.loader]), reverse=True)
-    causes = [f for f in findings if f.cause != "cacheable_prefix"]
+    causes = [f for f in findings if f.cause != REMEDY.__name__]
     starved = waited >= STARVED or any(f.cause in ("worker_startup", "cold_cache") for f in findings)
     if causes and causes[0].cause in TRANSFERS and waited < STARVED:
         return "transfer-bound", findings
     return ("input-bound" if starved else "healthy"), findings
 
 
+def _findings(stats: LoaderStats) -> list[Finding]:
+    """Of one loader: a cold first epoch; all else as it is without that; what is left when nothing was found."""
+    cold = FIRST(stats)
+    if cold is not None:
+        stats = replace(stats, loader=later_epochs(stats.loader))
+    asked = [cold, *(rule(stats) for rule in RULES)]
+    if not any(asked) and stats.starved:
+        asked.append(LAST(stats))
+    asked.append(REMEDY(stats))
+    return [
+        msgspec.structs.replace(f, loader=stats.loader.name)
+        for f in asked
+        if f is not None and not 0 < f.share < MIN_SHARE
+    ]
+
+
 def _rank(f: Finding, weight: float) -> tuple[float, bool, float]:
-    """By what it brings; of two that bring about as much the one that stoker does itself comes first."""
-    return round(f.brings * weight, 1), f.cause == cacheable_prefix.__name__.rpartition(".")[2], f.brings * weight
+    """By what the fix saves; of two that save about as much the one that stoker does itself comes first."""
+    return round(f.saves * weight, 1), f.cause == REMEDY.__name__, f.saves * weight

@@ -3,67 +3,71 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+
+import msgspec
 
 from ...core.terminal import human_bytes
-from ..doctor.loader_stats import Finding
-from . import before_after
+from .schema import Applied, AppliedSettings, Finding, LoaderChange
 
 ENGINE = {"engine": "stoker"}  # in the user's own code: stoker.DataLoader
-WORKERS = ("num_workers", "prefetch_factor")
 
 
-def findings(applied: dict[str, Any]) -> list[dict[str, Any]]:
-    """One for each thing that was done for a loader, what brought most first.
-
-    Args:
-        applied: the report's, with ``settings`` and ``compared``.
-    """
-    found = []
-    rows = {row["name"]: row for row in applied["compared"]["loaders"]}
-    for name, settings in applied["settings"].items():
-        row = rows.get(name)
-        if row is not None:
-            found += [f for f in (_kept(name, settings, row), _workers(name, settings, row)) if f is not None]
-    return [f.as_dict() for f in sorted(found, key=lambda f: -(f.measured_speedup or 0.0))]
+def findings(applied: Applied) -> list[Finding]:
+    """One for each thing that was done for a loader, what brought most first."""
+    found: list[Finding] = []
+    rows = {row.name: row for row in applied.compared.loaders}
+    for name, settings in applied.settings.items():
+        if name in rows:
+            found += [f for f in (_cached(name, settings, rows[name]), _workers(name, settings, rows[name])) if f]
+    return sorted(found, key=lambda f: -(f.measured_speedup or 0.0))
 
 
-def _kept(name: str, settings: dict[str, Any], row: dict[str, Any]) -> Finding | None:
+def _cached(name: str, settings: AppliedSettings, row: LoaderChange) -> Finding | None:
     """The deterministic part is served from memory."""
-    cache = settings.get("cache") or {}
-    if not settings.get("to", {}).get("staged") or cache.get("discarded"):
+    cache = settings.cache
+    if not settings.after.staged or cache.discarded:
         return None
     here = os.getcwd() + os.sep  # paths below it are as short as a loader's name
-    kept, cut = (str(cache.get(key) or "").replace(here, "") for key in ("kept", "cut"))
-    said = f"stoker keeps {kept or 'what is the same in every epoch'}"
+    kept, cut = cache.kept.replace(here, ""), cache.cut.replace(here, "")
+    text = f"stoker caches {kept or 'what is the same in every epoch'}"
     if cut and cut not in kept:
-        said += f", up to {cut}"
-    if cache.get("filled"):
-        of = f" of {cache['samples']:,}" if cache.get("samples") else ""
-        said += f": {cache['filled']:,}{of} samples, {human_bytes(float(cache.get('nbytes') or 0))}"
-    if cache.get("why_not"):
-        said += f"; not more, because {cache['why_not']}"
-    change_to = {"staged": True, **_changed(settings), **ENGINE}
-    speedup = before_after.gain(row["later"])
-    return Finding("cacheable_prefix", 0.0, dict(cache), said, None, change_to, name, True, speedup)
+        text += f", up to {cut}"
+    if cache.filled:
+        of = f" of {cache.samples:,}" if cache.samples else ""
+        text += f": {cache.filled:,}{of} samples, {human_bytes(cache.nbytes)}"
+    if cache.why_not:
+        text += f"; not more, because {cache.why_not}"
+    return Finding(
+        "cacheable_prefix",
+        0.0,
+        msgspec.to_builtins(cache),
+        text,
+        change={"staged": True, **settings.changed(), **ENGINE},
+        loader=name,
+        applied=True,
+        measured_speedup=row.later.times_as_fast(),
+    )
 
 
-def _workers(name: str, settings: dict[str, Any], row: dict[str, Any]) -> Finding | None:
+def _workers(name: str, settings: AppliedSettings, row: LoaderChange) -> Finding | None:
     """Another number of workers, or more batches ahead."""
-    changed, old = _changed(settings), settings.get("from", {})
+    changed, before = settings.changed(), settings.before
     if not changed:
         return None
-    cause = "prefetch_too_small" if "num_workers" not in changed else "too_few_workers"
-    if "num_workers" in changed:
-        cause = "main_process_loading" if not old.get("num_workers") else cause
-        if changed["num_workers"] < int(old.get("num_workers") or 0):
-            cause = "too_many_workers"
-    said = ", ".join(f"{key}={value} (was {old.get(key)})" for key, value in changed.items())
-    kept = settings.get("to", {}).get("staged")
-    speedup = None if kept else before_after.gain(row["samples_per_s"], rate=True)
-    return Finding(cause, 0.0, {"from": old, "to": changed}, said, None, {**changed, **ENGINE}, name, True, speedup)
-
-
-def _changed(settings: dict[str, Any]) -> dict[str, Any]:
-    old, new = settings.get("from", {}), settings.get("to", {})
-    return {key: new[key] for key in WORKERS if key in new and new[key] != old.get(key)}
+    old = before.num_workers or 0
+    if "num_workers" not in changed:
+        cause = "prefetch_too_small"
+    elif changed["num_workers"] < old:
+        cause = "too_many_workers"
+    else:
+        cause = "too_few_workers" if old else "main_process_loading"
+    return Finding(
+        cause,
+        0.0,
+        {"from": msgspec.to_builtins(before), "to": changed},
+        ", ".join(f"{key}={value} (was {getattr(before, key)})" for key, value in changed.items()),
+        change={**changed, **ENGINE},
+        loader=name,
+        applied=True,
+        measured_speedup=None if settings.after.staged else row.samples_per_s.times_as_fast(rate=True),
+    )

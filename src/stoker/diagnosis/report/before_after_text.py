@@ -3,108 +3,115 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any, TextIO
+from collections.abc import Iterator, Sequence
+from typing import TextIO
 
 from ...core.terminal import human_seconds, short, style, table
-from . import bars, before_after
+from .schema import Applied, Change, Compared
 
 NAMED = 4  # loaders in the table, those with most to show first
-RUN_IT = "no observed run of this command is known to compare with: stoker run, without --apply, makes one"
+EPOCHS = 6  # that are drawn; of more, the first ones and the last
+LABEL, VALUE = 16, 12  # columns before and behind a bar
+EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"
 
 
-def applied_lines(applied: dict[str, Any], columns: int, colour: bool, stream: TextIO) -> list[str]:
+def applied_lines(applied: Applied, columns: int, colour: bool, stream: TextIO) -> list[str]:
     """The lines.
 
     Args:
         applied: the report's.
-        columns: that a line may have; ``colour``: whether there is colour; ``stream``: where they go.
+        columns: that a line may have.
+        colour: whether there is colour.
+        stream: where the lines go; one that cannot show blocks gets plain characters.
     """
-    compared = applied["compared"]
-    headers, shown = rows(compared)
-    out = ["", style("before / after" if len(headers) > 2 else "after", "bold", colour), table(headers, shown, columns)]
-    main = max(compared["loaders"], key=lambda row: sum(row["each"]["after"]), default=None)
-    if main is not None and len(main["each"]["after"]) > 1:
-        each = main["each"]
-        guess = ", before is an estimate" if each["before"] and compared["estimated"] else ""
-        out += ["", f"seconds per epoch, {short(main['name'])}{guess}"]
-        out += bars.draw(each["before"], each["after"], columns, colour, stream)
-    return out + ["\n".join(textwrap.wrap(words, columns, subsequent_indent="  ")) for words in said(applied)]
+    compared = applied.compared
+    headers, figures = rows(compared)
+    title = style("before / after" if len(headers) > 2 else "after", "bold", colour)
+    out = ["", title, table(headers, figures, columns)]
+    main = max(compared.loaders, key=lambda row: sum(row.each.after), default=None)
+    if main is not None and len(main.each.after) > 1:
+        estimate = ", before is an estimate" if main.each.before and compared.estimated else ""
+        out += ["", f"seconds per epoch, {short(main.name)}{estimate}"]
+        out += bars(main.each.before, main.each.after, columns, colour, stream)
+    return out + ["\n".join(textwrap.wrap(note, columns, subsequent_indent="  ")) for note in notes(applied)]
 
 
-def said(applied: dict[str, Any]) -> list[str]:
-    """What is to be known about the figures, and why each loader has the settings it has.
+def rows(compared: Compared) -> tuple[list[str], list[list[str]]]:
+    """The table: its head and its lines. Where nothing is known of before, there is no column for it."""
+    known = compared.script.before is not None or not compared.estimated
+    figures = [("the script", compared.script, False)]
+    for row in sorted(compared.loaders, key=lambda row: -sum(row.each.after))[:NAMED]:
+        name, later = short(row.name), len(row.each.after) - 1
+        figures.append((f"{name}: first epoch", row.first, False))
+        figures.append((f"{name}: each later epoch" + (f" ({later})" if later > 0 else ""), row.later, False))
+        figures.append((f"{name}: samples/s of its loop", row.samples_per_s, True))
+    out = [_cells(label, change, rate, known) for label, change, rate in figures if change.after is not None]
+    before = "before (estimate)" if compared.estimated else "before"
+    return (["wall clock", before, "after", ""] if known else ["wall clock", "after"]), out
 
-    Args:
-        applied: the report's.
-    """
-    return [*_notes(applied["compared"]), *_reasons(applied)]
+
+def _cells(label: str, change: Change, rate: bool, known: bool) -> list[str]:
+    before, after = (
+        "" if x is None else f"{x:,.0f}" if rate else human_seconds(x) for x in (change.before, change.after)
+    )
+    gain = change.times_as_fast(rate)
+    return [label, before, after, f"{gain:.2f}x" if gain else ""] if known else [label, after]
 
 
-def _notes(compared: dict[str, Any]) -> list[str]:
-    out = list(compared["notes"])
-    if compared["estimated"] and compared["script"]["before"] is not None:
-        out.append(
+def notes(applied: Applied) -> Iterator[str]:
+    """Where the figures come from, and why each loader has the settings it has."""
+    compared = applied.compared
+    yield from compared.notes
+    if compared.estimated and compared.script.before is not None:
+        yield (
             "before is an estimate: no observed run of this command is known, so each epoch is taken to last as long "
             "as the first one of this run, in which nothing was served from the cache"
         )
-    elif compared["estimated"]:
-        out.append(RUN_IT)
-    spent = compared["cost"]
-    parts = [
-        f"{human_seconds(seconds)} {what}"
-        for seconds, what in (
-            (spent["trials_s"], "before first batches"),
-            (spent["fill_s"], "in workers to store samples"),
-        )
-        if seconds
-    ]
+    elif compared.estimated:
+        yield "no observed run of this command is known to compare with: stoker run, without --apply, makes one"
+    spent = [(compared.cost.trials_s, "before first batches"), (compared.cost.fill_s, "in workers to store samples")]
+    parts = [f"{human_seconds(seconds)} {what}" for seconds, what in spent if seconds]
     if parts:
-        out.append("what stoker itself cost is in these figures: " + " and ".join(parts))
-    return out
+        yield "what stoker itself cost is in these figures: " + " and ".join(parts)
+    for name, settings in applied.settings.items():
+        cache = settings.cache
+        if settings.reason:
+            yield f"{short(name)}: {settings.reason}"
+        if cache.discarded:
+            yield f"{short(name)}: the cache was discarded: {cache.discarded}"
+        elif cache.why_not and not settings.after.staged:
+            yield f"{short(name)}: nothing is cached: {cache.why_not}"
 
 
-def rows(compared: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The table: its head and its lines. Where nothing is known of before, there is no column for it.
-
-    Args:
-        compared: see ``change.of``.
-    """
-    known = compared["script"]["before"] is not None or not compared["estimated"]
-    first = "before (estimate)" if compared["estimated"] else "before"
-    figures = [("the script", compared["script"], False)]
-    loaders = sorted(compared["loaders"], key=lambda row: -sum(row["each"]["after"]))
-    for row in loaders[:NAMED]:
-        name = short(row["name"])
-        later = len(row["each"]["after"]) - 1
-        figures.append((f"{name}: first epoch", row["first"], False))
-        figures.append((f"{name}: each later epoch" + (f" ({later})" if later > 0 else ""), row["later"], False))
-        figures.append((f"{name}: samples/s of its loop", row["samples_per_s"], True))
+def bars(before: Sequence[float], after: Sequence[float], columns: int, colour: bool, stream: TextIO) -> list[str]:
+    """Seconds per epoch as bars of one scale: two for each epoch, one where only one of both is known."""
+    count = max(len(before), len(after))
+    longest = max([*before, *after], default=0.0)
+    if not count or longest <= 0:
+        return []
+    blocks = (getattr(stream, "encoding", None) or "").lower().replace("-", "").startswith("utf")
+    room = max(8, columns - LABEL - VALUE)
     out = []
-    for label, pair, rate in figures:
-        if pair["after"] is None:
+    for i in range(count):
+        if EPOCHS <= i + 1 < count:
             continue
-        shown = [_figure(x, rate) for x in (pair["before"], pair["after"])]
-        gain = before_after.gain(pair, rate)
-        out.append([label, *shown, f"{gain:.2f}x" if gain else ""] if known else [label, shown[1]])
-    headers = ["wall clock", first, "after", ""] if known else ["wall clock", "after"]
-    return headers, out
-
-
-def _figure(x: float | None, rate: bool) -> str:
-    if x is None:
-        return ""
-    return f"{x:,.0f}" if rate else human_seconds(x)
-
-
-def _reasons(applied: dict[str, Any]) -> list[str]:
-    """Of each loader why it has the settings it has, and why nothing, or no more, is kept."""
-    out = []
-    for name, settings in applied["settings"].items():
-        cache = settings.get("cache") or {}
-        if settings.get("reason"):
-            out.append(f"{short(name)}: {settings['reason']}")
-        if cache.get("discarded"):
-            out.append(f"{short(name)}: what was kept has been discarded: {cache['discarded']}")
-        elif cache.get("why_not") and not settings.get("to", {}).get("staged"):
-            out.append(f"{short(name)}: nothing is kept: {cache['why_not']}")
+        label = f"epoch {i + 1}"
+        for name, values, tint in (("before", before, "red"), ("after", after, "green")):
+            if i < len(values):
+                bar = style(_bar(values[i] / longest * room, blocks), tint, colour)
+                out.append(f"{label:<9}{name:<7}{bar} {human_seconds(values[i])}")
+                label = ""
     return out
+
+
+def _bar(length: float, blocks: bool) -> str:
+    """A bar of so many columns, at least a sliver.
+
+    Example:
+        >>> _bar(2.5, True), _bar(2.5, False), _bar(0.0, True)
+        ('\u2588\u2588\u258c', '##', '\u258f')
+    """
+    if not blocks:
+        return "#" * max(1, int(length))
+    eighths = max(1, int(length * 8))
+    return "\u2588" * (eighths // 8) + (EIGHTHS[eighths % 8] if eighths % 8 else "")

@@ -3,106 +3,110 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import msgspec
 
 from ...core import gpus, resources
+from ...core.types import JsonObject
 from ..doctor import ranks
 from ..doctor.verdict import diagnose
-from . import applied as done
-from . import before_after, history, patch, schema
+from . import applied as applied_findings
+from . import before_after, history, patch
+from .merge import Snapshot, merged, snapshots
+from .schema import Applied, AppliedSettings, Around, Bypassing, Ceilings, LoaderReport, RunReport
 
 
 def report_of(
     command: list[str],
     code: int,
-    snapshots: list[dict[str, Any]],
-    around: dict[str, Any],
+    sent: Iterable[JsonObject],
+    around: JsonObject,
     wall_s: float,
     apply: bool = False,
-) -> dict[str, Any]:
+) -> RunReport:
     """The report (docs/report.md).
 
     Args:
         command: what was run, ``-m`` before a module.
         code: its exit code.
-        snapshots: the last word of each process.
-        around: what the machine did meanwhile.
+        sent: the last snapshot of each process.
+        around: what the machine did meanwhile (``core.monitor``).
         wall_s: seconds from the command's start to its end.
         apply: whether stoker's engine and settings were behind its loaders.
     """
-    grant = resources.read().as_dict()
-    around = {**around, **_least((around, *snapshots), "shm_free_min", "memory_available_min")}
-    # A script may be put into a smaller container, or on fewer cores, than this process.
-    grant.update(_least((grant, *snapshots), "memory"))
-    grant["cores"] = max((s["cores"] for s in snapshots if s.get("cores")), default=grant["cores"])
-    _visible(grant, around, snapshots)
-    loaders = schema.merged(snapshots)
-    settings: dict[str, Any] = {}
-    for s in snapshots:
-        settings.update(s.get("applied") or {})
-    for e in loaders:
-        e["cache"] = (settings.get(e["name"]) or {}).get("cache") or {}
-        e["settings"]["applied"] = apply
-    cuda = any(s.get("cuda") for s in snapshots)
-    verdict, found = diagnose(loaders, grant["cores"], cuda, around, len(grant["gpus"]), grant["memory"])
-    findings = [f.as_dict() for f in found]
+    processes = snapshots(sent)
+    meanwhile = msgspec.convert(around, Around)
+    machine = _as_the_script_saw(resources.read(), meanwhile, processes)
+    loaders = merged(processes)
+    settings = {name: changed for process in processes for name, changed in process.applied.items()}
+    for loader in loaders:
+        if loader.name in settings:
+            loader.cache = settings[loader.name].cache
+        loader.settings.applied = apply
+    cuda = any(process.cuda for process in processes)
+    verdict, findings = diagnose(loaders, machine.cores, cuda, meanwhile, len(machine.gpus), machine.memory)
     applied = _applied(command, wall_s, loaders, settings) if apply else None
     if applied is not None:
-        findings = done.findings(applied) + findings
-    return {
-        "schema": schema.SCHEMA,
-        "command": command,
-        "exit_code": code,
-        "wall_s": wall_s,
-        "machine": grant,
-        "around": around,
-        "loaders": loaders,
-        "verdict": verdict,
-        "findings": findings,
-        "applied": applied,
-        "ranks": ranks.compare(snapshots),
-        "bypassing": _bypassing(snapshots, loaders),
-        "ceilings": next((s["ceilings"] for s in snapshots if (s.get("ceilings") or {}).get("name")), None),
-        "partial": any(not s.get("final") for s in snapshots),
-        "diff": patch.of(patch.changes(findings)),
-    }
+        findings = applied_findings.findings(applied) + findings
+    return RunReport(
+        command=command,
+        exit_code=code,
+        wall_s=wall_s,
+        loaders=loaders,
+        verdict=verdict,
+        findings=findings,
+        machine=machine.as_dict(),
+        around=meanwhile,
+        applied=applied,
+        ranks=ranks.compare(processes),
+        bypassing=_bypassing(processes, loaders),
+        ceilings=_ceilings(processes),
+        partial=any(not process.final for process in processes),
+        diff=patch.of(patch.changes(findings)),
+    )
 
 
 def _applied(
-    command: list[str], wall_s: float, loaders: list[dict[str, Any]], settings: dict[str, Any]
-) -> dict[str, Any]:
+    command: list[str], wall_s: float, loaders: Sequence[LoaderReport], settings: dict[str, AppliedSettings]
+) -> Applied:
     """What ``--apply`` did, beside an observed run of the same command if one is remembered."""
     before = history.load(command)
-    compared = before_after.of(wall_s, loaders, settings, before, history.digest(command))
-    speedup = {row["name"]: before_after.gain(row["samples_per_s"], rate=True) for row in compared["loaders"]}
-    return {
-        "settings": settings,
-        "before": before,
-        "compared": compared,
-        "speedup": {name: gain for name, gain in speedup.items() if gain},
-    }
+    compared = before_after.compare(wall_s, loaders, settings, before, history.digest(command))
+    gains = {row.name: row.samples_per_s.times_as_fast(rate=True) for row in compared.loaders}
+    return Applied(settings, compared, before, {name: gain for name, gain in gains.items() if gain})
 
 
-def _bypassing(snapshots: list[dict[str, Any]], loaders: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Loaders behind which stoker's engine cannot stand, and why; ``seen``: their batches were counted."""
-    seen = {e["name"] for e in loaders if e["batches"]}
-    found = {e["name"]: e for s in snapshots for e in s.get("bypassing") or []}
-    return [{**e, "seen": name in seen} for name, e in found.items()]
+def _ceilings(processes: Sequence[Snapshot]) -> Ceilings | None:
+    return next((p.ceilings for p in processes if p.ceilings is not None and p.ceilings.name), None)
 
 
-def _visible(grant: dict[str, Any], around: dict[str, Any], snapshots: list[dict[str, Any]]) -> None:
-    """Leaves out GPUs that a script has hidden from itself."""
-    wanted = {s["cuda_visible"] for s in snapshots if s.get("cuda_visible") is not None}
-    if not wanted or wanted == {os.environ.get("CUDA_VISIBLE_DEVICES")}:
-        return
-    here = grant["gpus"]
-    stay = {i for value in wanted for i in gpus.chosen([(g["index"], g["uuid"]) for g in here], value)}
-    grant["gpus"] = [gpu for i, gpu in enumerate(here) if i in stay]
-    busy = around.get("gpu_busy") or []
-    around["gpu_busy"] = [share for i, share in enumerate(busy) if i in stay] if len(busy) == len(here) else []
+def _bypassing(processes: Sequence[Snapshot], loaders: Sequence[LoaderReport]) -> list[Bypassing]:
+    """Loaders that stoker's engine does not reach, and why; ``seen``: their batches were counted."""
+    seen = {loader.name for loader in loaders if loader.batches}
+    found = {loader.name: loader for process in processes for loader in process.bypassing}
+    return [msgspec.structs.replace(loader, seen=name in seen) for name, loader in found.items()]
 
 
-def _least(said: Sequence[dict[str, Any]], *keys: str) -> dict[str, int | None]:
-    """The least of what this process and the script's say."""
-    return {key: min((s[key] for s in said if s.get(key) is not None), default=None) for key in keys}
+def _as_the_script_saw(machine: resources.Machine, around: Around, processes: Sequence[Snapshot]) -> resources.Machine:
+    """A script may be put into a smaller container, on fewer cores, or on fewer GPUs than this process: what its
+    processes were granted counts."""
+    around.memory_available_min = _least(around.memory_available_min, *(p.memory_available_min for p in processes))
+    around.shm_free_min = _least(around.shm_free_min, *(p.shm_free_min for p in processes))
+    visible = {p.cuda_visible for p in processes if p.cuda_visible is not None}
+    if visible and visible != {os.environ.get("CUDA_VISIBLE_DEVICES")}:
+        every = [(g.index, g.uuid) for g in machine.gpus]
+        chosen = {i for value in visible for i in gpus.visible_gpus(every, value)}
+        machine = replace(machine, gpus=[gpu for i, gpu in enumerate(machine.gpus) if i in chosen])
+        complete = len(around.gpu_busy) == len(every)
+        around.gpu_busy = [share for i, share in enumerate(around.gpu_busy) if i in chosen] if complete else []
+    return replace(
+        machine,
+        cores=max((p.cores for p in processes if p.cores), default=machine.cores),
+        memory=min([machine.memory, *(p.memory for p in processes if p.memory is not None)]),
+    )
+
+
+def _least(*numbers: int | None) -> int | None:
+    return min((n for n in numbers if n is not None), default=None)

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, TextIO
+from dataclasses import dataclass
+from typing import TextIO
+
+import msgspec
 
 from ...core.errors import UsageError
 from ...core.terminal import colour_wanted, human_bytes, human_seconds, style, table, width
-from .compare_read import Report, Seen
+from ...core.types import JsonObject
+from .compare_read import Measured, Report, Settings
 
 SCHEMA = 1
 FEW = 5  # batches; with fewer a ratio is noise
@@ -50,8 +53,8 @@ _FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 class Pair:
     """One loader in both reports."""
 
-    a: Seen
-    b: Seen
+    a: Measured
+    b: Measured
 
     @property
     def ratio(self) -> dict[str, float | None]:
@@ -70,12 +73,12 @@ class Pair:
         return None
 
     @property
-    def changed(self) -> dict[str, tuple[Any, Any]]:
+    def changed(self) -> dict[str, tuple[object, object]]:
         """Settings that differ: what they are in a and in b."""
         a, b = self.a.settings, self.b.settings
         return {name: (a[name], b[name]) for name in a if name in b and a[name] != b[name]}
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """For JSON."""
         return {
             "name": self.a.name,
@@ -150,7 +153,7 @@ class Comparison:
         out += [f"{short(name)} is in B only" for name in self.only_b]
         return out
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """For JSON; ``docs/compare.md`` has the keys."""
         return {
             "schema": SCHEMA,
@@ -223,7 +226,8 @@ def compare(a: Report, b: Report, fail_above: float | None = None) -> Comparison
             f"{a.path} is of stoker {a.kind}, {b.path} of stoker {b.kind}: that is not the same measurement"
         )
     pairs: list[Pair] = []
-    rest_a, rest_b = a.loaders, b.loaders
+    rest_a: Sequence[Measured] = a.loaders
+    rest_b: Sequence[Measured] = b.loaders
     for part in (str, _base, _file):
         alone_a, alone_b = _alone(rest_a, part), _alone(rest_b, part)
         found = [Pair(alone_a[name], alone_b[name]) for name in alone_a if name in alone_b]
@@ -257,19 +261,19 @@ def _file(name: str) -> str:
     return _base(name).rpartition(":")[0] or _base(name)
 
 
-def _alone(loaders: Sequence[Seen], part: Callable[[str], str]) -> dict[str, Seen]:
+def _alone(loaders: Sequence[Measured], part: Callable[[str], str]) -> dict[str, Measured]:
     """Those that no other one shares this part of the name with, by it."""
-    groups: dict[str, list[Seen]] = {}
+    groups: dict[str, list[Measured]] = {}
     for s in loaders:
         groups.setdefault(part(s.key), []).append(s)
     return {name: found[0] for name, found in groups.items() if len(found) == 1}
 
 
-def _without(loaders: Sequence[Seen], keys: set[str]) -> tuple[Seen, ...]:
+def _without(loaders: Sequence[Measured], keys: set[str]) -> tuple[Measured, ...]:
     return tuple(s for s in loaders if s.key not in keys)
 
 
-def _named(loaders: Sequence[Seen]) -> str:
+def _named(loaders: Sequence[Measured]) -> str:
     names = [short(s.name) for s in loaders[:FEW]] + ["..."] * (len(loaders) > FEW)
     return ", ".join(names) or "none at all"
 
@@ -294,8 +298,8 @@ def _wrapped(text: str, columns: int) -> str:
     return textwrap.fill(text, columns, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def _head(report: Report) -> dict[str, Any]:
-    out = asdict(report)
+def _head(report: Report) -> JsonObject:
+    out: JsonObject = msgspec.to_builtins(report)
     del out["loaders"]
     return out
 
@@ -303,7 +307,7 @@ def _head(report: Report) -> dict[str, Any]:
 def _caveats(report: Report) -> list[str]:
     out = []
     if report.partial:
-        out.append("is partial: a process ended without a last word")
+        out.append("is partial: a process was killed before it reported")
     if report.exit_code:
         out.append(f"is of a command that failed, with exit code {report.exit_code}")
     out += [
@@ -314,15 +318,14 @@ def _caveats(report: Report) -> list[str]:
     return out
 
 
-def _machines(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """What differs between the machines: its name, and what it is on both."""
+def _machines(a: Settings, b: Settings) -> list[tuple[str, str, str]]:
+    """What differs between the machines: its name, and its value on both."""
     out = []
     for name in a:
-        if name not in b or a[name] == b[name]:
-            continue
-        if name == "memory":
-            if abs(a[name] - b[name]) > MEMORY * max(a[name], b[name]):
-                out.append(("memory", human_bytes(a[name]), human_bytes(b[name])))
-        else:
-            out.append((name, str(a[name]), str(b[name])))
+        old, new = a[name], b.get(name, a[name])
+        if name == "memory" and isinstance(old, float | int) and isinstance(new, float | int):
+            if abs(old - new) > MEMORY * max(old, new):
+                out.append(("memory", human_bytes(old), human_bytes(new)))
+        elif old != new:
+            out.append((name, str(old), str(new)))
     return out

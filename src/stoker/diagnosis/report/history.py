@@ -1,7 +1,7 @@
 """Observed runs, kept in the user's cache folder by command and folder, for ``stoker run --apply`` to compare with.
 
-A file holds what the comparison shows and nothing else: no path, no argument. Whatever goes wrong here is no reason to
-end a run differently, so a folder that cannot be written means that nothing is remembered.
+A file holds what the comparison shows and nothing else: no path, no argument. A run does not end differently because
+this folder cannot be written: then it is not remembered.
 """
 
 from __future__ import annotations
@@ -13,61 +13,59 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from ...core.files import write
+import msgspec
+
+from ...core.files import cache_folder, write
+from .schema import Finding, LoaderReport, RememberedRun, RunReport
 
 VERSION = 1
-MOST = 256  # runs
-MOST_BYTES = 256 << 10  # of one
+MAX_RUNS = 256
 LOADER = ("name", "batches", "samples", "epochs", "wait_s", "step_s", "loop_s", "samples_per_s", "settings", "epoch_s")
+MAX_BYTES = 256 << 10  # of one
 
 
 def folder() -> Path:
     """Where runs are kept (XDG Base Directory Specification)."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "stoker" / "runs"
+    return cache_folder("runs")
 
 
-def save(report: dict[str, Any]) -> None:
-    """Keeps what is to be compared of an observed run's report.
+def save(report: RunReport) -> None:
+    """Remembers an observed run.
 
-    One that ended early has no total that could be compared, so it takes the place of another such run only.
+    One that ended early has no total that could be compared, so it replaces only another such run.
     """
-    if not report["loaders"]:
+    if not report.loaders:
         return
-    kept = {
-        "version": VERSION,
-        "at": time.time(),
-        "script": digest(report["command"]),
-        "cores": report["machine"].get("cores"),
-        "complete": report["exit_code"] == 0 and not report["partial"],
-        "wall_s": report["wall_s"],
-        "verdict": report["verdict"],
-        "loaders": [{key: e[key] for key in LOADER} for e in report["loaders"]],
-        "findings": [
-            {key: f[key] for key in ("cause", "loader", "predicted_speedup", "change")} for f in report["findings"]
-        ],
-    }
-    text = json.dumps(kept, default=str)
+    run = RememberedRun(
+        version=VERSION,
+        at=time.time(),
+        script=digest(report.command),
+        cores=report.machine["cores"],
+        complete=report.exit_code == 0 and not report.partial,
+        wall_s=report.wall_s,
+        verdict=report.verdict,
+        loaders=[LoaderReport(**{key: getattr(loader, key) for key in LOADER}) for loader in report.loaders],
+        findings=[Finding(f.cause, f.share, {}, "", f.predicted_speedup, f.change, f.loader) for f in report.findings],
+    )
+    text = json.dumps(msgspec.to_builtins(run, enc_hook=str), default=str)
     with contextlib.suppress(OSError, RuntimeError):  # no home folder, a full or read-only disk
-        path = _path(report["command"])
-        old = load(report["command"])
-        if len(text) > MOST_BYTES or (old is not None and old["complete"] and not kept["complete"]):
+        path = _path(report.command)
+        old = load(report.command)
+        if len(text) > MAX_BYTES or (old is not None and old.complete and not run.complete):
             return
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write(path, text)
         _prune(path.parent)
 
 
-def load(command: Sequence[str]) -> dict[str, Any] | None:
+def load(command: Sequence[str]) -> RememberedRun | None:
     """The observed run of this command in this folder; None where none is known."""
     try:
-        found = json.loads(_path(command).read_text())
-        known = found["version"] == VERSION and all(key in e for e in found["loaders"] for key in LOADER)
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError):
+        run = msgspec.json.decode(_path(command).read_bytes(), type=RememberedRun)
+    except (OSError, RuntimeError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
         return None
-    return found if known and {"complete", "wall_s", "findings", "script", "cores"} <= found.keys() else None
+    return run if run.version == VERSION else None
 
 
 def digest(command: Sequence[str]) -> str:
@@ -85,8 +83,8 @@ def _path(command: Sequence[str]) -> Path:
     return folder() / f"{hashlib.sha256(key.encode(errors='surrogateescape')).hexdigest()[:32]}.json"
 
 
-def _prune(kept: Path) -> None:
-    """Forgets the oldest runs beyond the number that is kept."""
-    by_age = sorted(kept.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in by_age[MOST:]:
+def _prune(runs: Path) -> None:
+    """Forgets the oldest runs beyond ``MAX_RUNS``."""
+    by_age = sorted(runs.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in by_age[MAX_RUNS:]:
         path.unlink(missing_ok=True)

@@ -6,14 +6,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...core.errors import UsageError
 from ...core.files import check_writable, write
 from ...core.terminal import human_bytes, human_seconds
+from ...core.types import JsonObject
 from . import before_after_text, plots
-from .text import bypassed, clock, waited
+from .schema import CodeLine, LoaderReport, RunReport
+from .text import bypassing_text, waited, wall_clock
+
+if TYPE_CHECKING:
+    import jinja2
 
 LINES = 8  # of code, a loader
 MISSING = "--html needs jinja2 and plotly: pip install 'stoker[html]'"
@@ -33,44 +39,39 @@ def check(path: Path) -> None:
         raise UsageError(MISSING) from None
 
 
-def save(report: dict[str, Any], path: Path) -> None:
+def save(report: RunReport, path: Path) -> None:
     """Writes the page whole or not at all."""
     write(path, render(report))
 
 
-def render(report: dict[str, Any]) -> str:
-    """The page.
-
-    Args:
-        report: as in ``report.schema``.
-    """
+def render(report: RunReport) -> str:
+    """The page."""
     from plotly.offline import get_plotlyjs
 
-    applied = report.get("applied")
     page: str = _template().render(
         report=report,
-        command=" ".join(report["command"]),
+        command=" ".join(report.command),
         waited=_waited(report),
-        notes=[*clock(report), *map(bypassed, report["bypassing"])],
-        compared=before_after_text.rows(applied["compared"]) if applied else None,
-        applied_notes=before_after_text.said(applied) if applied else [],
+        notes=[wall_clock(report), *map(bypassing_text, report.bypassing)],
+        compared=before_after_text.rows(report.applied.compared) if report.applied else None,
+        applied_notes=list(before_after_text.notes(report.applied)) if report.applied else [],
         figures=plots.figures(report),
         plotly=get_plotlyjs(),
     )
     return page.lstrip() + "\n"
 
 
-def summary(report: dict[str, Any]) -> str:
+def summary(report: RunReport) -> str:
     """The report without plots, for a notebook."""
     rows = [
-        [e["name"], e["settings"].get("num_workers"), f"{e['batches']:,}", f"{e['samples_per_s']:,.0f}"]
-        for e in report["loaders"]
+        [loader.name, loader.settings.num_workers, f"{loader.batches:,}", f"{loader.samples_per_s:,.0f}"]
+        for loader in report.loaders
     ]
     found: str = _template().render(report=report, waited=_waited(report), summary=rows, figures=None)
     return found.strip()
 
 
-def _template() -> Any:
+def _template() -> jinja2.Template:
     import jinja2
 
     environment = jinja2.Environment(
@@ -78,39 +79,47 @@ def _template() -> Any:
     )
     environment.filters.update(
         bytes=lambda size: human_bytes(float(size or 0)),
-        evidence=lambda evidence: [[name, _evidence(name, value)] for name, value in evidence.items()],
-        ceilings=lambda found: [f"{found[what]:,.0f}" for what in ("loop", "steps", "loader")],
+        evidence=_evidence,
+        ceilings=lambda found: [f"{found.loop or 0:,.0f}", f"{found.steps or 0:,.0f}", f"{found.loader or 0:,.0f}"],
         totals=_totals,
-        lines=lambda where: [
-            [w["line"], w["name"], w["kind"], f"{w['ran']:.1%}", f"{w['waited']:.1%}"] for w in where[:LINES]
-        ],
+        lines=_lines,
     )
     return environment.get_template("page.html")
 
 
-def _waited(report: dict[str, Any]) -> str:
-    if not report["loaders"]:
-        return "" if report["bypassing"] else ": no DataLoader was iterated"
-    return f": {waited(report)[1]}"
+def _waited(report: RunReport) -> str:
+    if not report.loaders:
+        return "" if report.bypassing else ": no DataLoader was iterated"
+    return f": {waited(report)}"
 
 
-def _totals(e: dict[str, Any]) -> list[object]:
+def _totals(loader: LoaderReport) -> list[object]:
     """A loader's row: settings, counts, and seconds of one batch."""
-    batches = max(1, int(e["batches"]))
+    batches = max(1, loader.batches)
     return [
-        e["settings"].get("num_workers"),
-        e["settings"].get("batch_size"),
-        f"{e['batches']:,}",
-        e["epochs"],
-        human_seconds(e["wait_s"] / batches),
-        human_seconds(e["step_s"] / batches),
-        f"{e['samples_per_s']:,.0f}",
+        loader.settings.num_workers,
+        loader.settings.batch_size,
+        f"{loader.batches:,}",
+        loader.epochs,
+        human_seconds(loader.wait_s / batches),
+        human_seconds(loader.step_s / batches),
+        f"{loader.samples_per_s:,.0f}",
     ]
 
 
-def _evidence(name: str, value: Any) -> str:
+def _lines(where: Sequence[CodeLine]) -> list[list[str]]:
+    return [[w.line, w.name, w.kind, f"{w.ran:.1%}", f"{w.waited:.1%}"] for w in where[:LINES]]
+
+
+def _evidence(evidence: JsonObject) -> list[list[str]]:
+    return [[name, _shown(name, value)] for name, value in evidence.items()]
+
+
+def _shown(name: str, value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        return str(value)
     if name.endswith(("bytes", "_min")):
         return human_bytes(float(value))
     if "share" in name:

@@ -5,26 +5,26 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from ...core import terminal
+from ...core.types import JsonObject
 
 EVERY_S = 1.0
 SELDOM = 10  # ticks between two lines where there is no terminal
-Fingerprint = Callable[[], dict[str, dict[str, Any]]]
+Read = Callable[[], dict[str, JsonObject]]  # the metrics of all loaders, by name
 
 
 class Every:
     """A thread that calls ``tick`` once a second.
 
     Args:
-        look: all loaders as they are now, by name: the report's ``metrics`` fields, sums since the beginning.
+        read: returns all loaders as they are now, by name: fields of ``LoaderMetrics``, sums since the beginning.
         name: of the thread.
     """
 
-    def __init__(self, look: Fingerprint, name: str) -> None:
-        self._look = look
-        self._before: dict[str, dict[str, Any]] = {}
+    def __init__(self, read: Read, name: str) -> None:
+        self._read = read
+        self._before: dict[str, JsonObject] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -41,9 +41,9 @@ class Every:
         self._stop.set()
         self._thread.join()
 
-    def moved(self) -> Iterator[tuple[str, dict[str, Any], dict[str, float]]]:
+    def moved(self) -> Iterator[tuple[str, JsonObject, dict[str, float]]]:
         """Loaders that delivered since the last call: name, fields as they are now, and what was added to the sums."""
-        before, self._before = self._before, self._look()
+        before, self._before = self._before, self._read()
         for name, now in self._before.items():
             old = before.get(name, {})
             added = {key: now[key] - old.get(key, 0) for key in ("wait_s", "step_s", "batches", "samples")}
@@ -56,16 +56,16 @@ class Ticker(Every):
     """Says how the busiest loader is doing.
 
     Args:
-        look: see ``Every``.
+        read: see ``Every``.
     """
 
-    def __init__(self, look: Fingerprint) -> None:
+    def __init__(self, read: Read) -> None:
         from rich.console import Console
 
         self._console = Console(stderr=True)
         self._live = sys.stderr.isatty() and not self._console.is_dumb_terminal
         self._ticks = 0
-        super().__init__(look, "stoker_live")
+        super().__init__(read, "stoker_live")
 
     def tick(self) -> None:
         self._ticks += 1

@@ -6,33 +6,32 @@ import ast
 import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
-# What --apply does something about.
-MENDED = ("main_process_loading", "too_few_workers", "slow_transport", "cacheable_prefix")
+from ...core.types import JsonObject
+from .schema import Finding
+
+# Causes that --apply does something about.
+FIXED_BY_APPLY = ("main_process_loading", "too_few_workers", "slow_transport", "cacheable_prefix")
 STAGED, ENGINE = "staged", "engine"  # settings that no DataLoader has: a wrapped dataset, and another class
 STAGES = b"stoker.Staged("
 MODULES = ("torch.utils.data", "utils.data", "data")  # as what torch's own is imported
 POSITIONAL = 5  # after so many of DataLoader's arguments num_workers itself may be one without a name
 
 
-def changes(findings: Iterable[Mapping[str, Any]], done: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
-    """By loader, the settings that the findings ask for. Where two disagree, the costlier finding has its way.
+def changes(findings: Iterable[Finding]) -> dict[str, JsonObject]:
+    """By loader, the settings that the findings ask for. Where two disagree, the first one wins.
 
     Args:
-        findings: the report's, the costliest first.
-        done: causes that something has been done about already.
+        findings: the report's, the most important first.
     """
-    out: dict[str, dict[str, Any]] = {}
-    skip = set(done)
-    for f in findings:
-        if f["cause"] not in skip and f.get("change") and f.get("loader"):
-            wanted = out.setdefault(f["loader"], {})
-            wanted.update({k: v for k, v in f["change"].items() if k not in wanted})
-    return {name: wanted for name, wanted in out.items() if wanted}
+    out: dict[str, JsonObject] = {}
+    for finding in findings:
+        if finding.change and finding.loader:
+            out[finding.loader] = {**finding.change, **out.get(finding.loader, {})}
+    return out
 
 
-def of(wanted: Mapping[str, Mapping[str, Any]]) -> str:
+def of(wanted: Mapping[str, JsonObject]) -> str:
     """A unified diff; empty where no file is at hand, or the line that makes a loader is not a plain call.
 
     Args:
@@ -42,7 +41,7 @@ def of(wanted: Mapping[str, Mapping[str, Any]]) -> str:
         >>> of({"nowhere.py:3": {"num_workers": 2}})
         ''
     """
-    files: dict[str, dict[int, Mapping[str, Any]]] = {}
+    files: dict[str, dict[int, JsonObject]] = {}
     for name, settings in wanted.items():
         path, _, line = name.rpartition(":")
         if path and line.isdigit() and settings:
@@ -50,7 +49,7 @@ def of(wanted: Mapping[str, Mapping[str, Any]]) -> str:
     return "".join(_of_file(path, lines) for path, lines in files.items())
 
 
-def _of_file(path: str, lines: Mapping[int, Mapping[str, Any]]) -> str:
+def _of_file(path: str, lines: Mapping[int, JsonObject]) -> str:
     try:
         old = Path(path).read_bytes()
         new = old
@@ -73,7 +72,7 @@ def _lines(text: str) -> list[str]:
     return [line + "\n" for line in lines[:-1]] + lines[-1:] * bool(lines[-1])
 
 
-def edited(source: bytes, line: int, settings: Mapping[str, Any]) -> bytes:
+def edited(source: bytes, line: int, settings: JsonObject) -> bytes:
     """The source with these settings in the call of a ``...DataLoader`` that spans a line; as it is where there is no
     such call, or where it is not plain which arguments it gets.
 

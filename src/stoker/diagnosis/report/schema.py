@@ -1,189 +1,451 @@
-"""The JSON report: one schema, versioned. ``docs/report.md`` documents every key.
+"""The JSON report, typed. ``docs/report.md`` documents every key; a field has its key's name.
 
-``schema`` grows by one whenever a key is removed or changes its meaning; new keys may appear at any time.
+``SCHEMA`` grows by one whenever a key is removed or changes its meaning; new keys may appear at any time. These types
+are for the process that reads and judges: the watched script sends plain dicts and never imports this module.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+
+import msgspec
+from msgspec import Struct, field
 
 from ...core.files import write
-from ..watch import worker_record
-from . import epochs
+from ...core.types import JsonObject
 
 SCHEMA = 2
-AT_ONCE_S = 2e-4  # what handing over takes, in which nobody is waited for
-LINES = 12  # of code, of a loader, that are kept in the report
-TIMES = ("wait_s", "first_wait_s", "step_s", "step_cpu_s", "between_s", "loop_s")
-NUMBERS = ("batches", "samples", "epochs", "ended", "made", "at_once")
-COUNTS = (*NUMBERS, "tasks", "fetch_ns", "collate_ns", "transport_ns", "cpu_ns")
-DEVICE = ("gaps", "gap_s", "gap_wait_s", "crossing_steps", "crossing_s", "pinned_bytes")
 
 
-def loader_entry(metrics: dict[str, Any], threads: int) -> dict[str, Any]:
-    """One of the report's ``loaders`` from the fields of a ``LoaderMetrics``."""
-    # Of a process that was killed the live rows have the last batches' waits and steps only.
-    total = max(metrics.get("loop_s", 0.0), metrics["wait_s"] + metrics["step_s"])
-    stages: dict[str, dict[str, float]] = {}
-    if metrics["tasks"]:
-        for name in ("fetch", "collate", "transport"):
-            stages[name] = {"self_s": metrics[f"{name}_ns"] / 1e9}
-        stages["worker"] = {"cpu_s": metrics["cpu_ns"] / 1e9, "tasks": metrics["tasks"]}
-    stages["consumer"] = {"cpu_s": metrics["step_cpu_s"]}
-    stages["startup"] = {"wait_s": metrics["first_wait_s"]}
-    return {
-        "name": metrics["name"],
-        **{key: metrics[key] for key in NUMBERS},
-        "wait_s": metrics["wait_s"],
-        "step_s": metrics["step_s"],
-        "between_s": metrics["between_s"],
-        "loop_s": total,
-        "samples_per_s": metrics["samples"] / total * metrics.get("processes", 1) if total else 0.0,
-        "settings": {**metrics["settings"], "threads": threads, "processes": metrics.get("processes", 1)},
-        "stages": stages,
-        "memory": {
-            "worker_pss": metrics.get("worker_pss", []),
-            "batch_bytes": metrics.get("batch_bytes", 0),
-            "over_time": metrics.get("memory", []),
-            "own": (metrics.get("inside") or {}).get("own", []),
-        },
-        "decisions": metrics.get("decisions", []),
-        "steps": spread(metrics.get("step_bins", {})),
-        "waits": spread(metrics.get("wait_bins", {})),
-        "ready_share": _ready(metrics),
-        "by_epoch": metrics.get("by_epoch", []),
-        "filled_epochs": metrics.get("filled_epochs", 0),
-        "epoch_s": epochs.epochs(metrics.get("by_epoch", [])),
-        "over_time": metrics.get("over_time", []),
-        "device": _device(metrics),
-        "faults": metrics.get("faults") or {},
-        **_inside(metrics.get("inside") or {}),
-    }
+class Spread(Struct):
+    """A histogram of durations in a few numbers; *slow* ones take over three medians."""
+
+    count: int = 0
+    median_s: float = 0.0
+    p95_s: float = 0.0
+    slow_share: float = 0.0
+    slow_count: int = 0
 
 
-def _ready(m: dict[str, Any]) -> float | None:
-    """The part of the batches, each epoch's first left out, that were there when they were asked for."""
-    waits = {int(b): int(n) for b, n in m.get("wait_bins", {}).items()}
-    total = sum(waits.values())
-    if not total:
-        return None
-    at_once = max(AT_ONCE_S, 0.1 * spread(m.get("step_bins", {}))["median_s"])
-    there = sum(n for b, n in waits.items() if worker_record.seconds_of(b) <= at_once)
-    return there / total
+class TaskSpread(Spread):
+    """``slow_samples``: by index of a sample, how often the stack sampler saw it loaded in a slow task."""
+
+    slow_samples: dict[str, int] = {}
 
 
-def _device(m: dict[str, Any]) -> dict[str, Any]:
-    """What was seen of the device; empty where the script did not use one."""
-    if not m.get("gaps") and not m.get("crossing_steps"):
-        return {}
-    return {
-        "gaps": m["gaps"],
-        "starved_share_of_wait": m["gap_s"] / m["gap_wait_s"] if m["gap_wait_s"] else 0.0,
-        "steps": m["crossing_steps"],
-        "seconds": m["crossing_s"],
-        "crossings": [
-            {"kind": key.partition(" ")[0], "line": key.partition(" ")[2], "calls": n, "seconds": s, "bytes": b}
-            for key, (n, s, b) in sorted(m["crossings"].items(), key=lambda kv: -kv[1][1])
-        ],
-        "pinned_bytes": m["pinned_bytes"],
-    }
+class Stage(Struct, frozen=True, omit_defaults=True):
+    """``self_s`` is wall time, ``cpu_s`` CPU time, ``wait_s`` waiting of the loop; a stage has some of them."""
+
+    self_s: float = 0.0
+    cpu_s: float = 0.0
+    wait_s: float = 0.0
+    tasks: int = 0
 
 
-def _inside(found: dict[str, Any]) -> dict[str, Any]:
-    """``tasks``, ``where`` and ``kernel`` of an entry."""
-    looks = sum(ran + waited for *_, ran, waited in found.get("stacks", []))
-    return {
-        "tasks": {**spread(found.get("bins", {})), "slow_samples": found.get("slow", {})},
-        "where": [
-            {"kind": kind, "name": name, "line": line, "ran": ran / looks, "waited": waited / looks}
-            for kind, name, line, ran, waited in found.get("stacks", [])[:LINES]
-        ],
-        "looks": looks,
-        "helpers": dict(zip(("looks", "threads", "held"), found.get("helpers", [0, 0, 0]), strict=True)),
-        "kernel": {**found["kernel"], "seconds": found["seconds"]} if found else {},
-    }
+class Stages(Struct, frozen=True):
+    """Seconds inside tasks, summed over workers, and of the consumer. Nothing was seen where ``worker.tasks`` is 0."""
+
+    fetch: Stage = Stage()
+    collate: Stage = Stage()
+    transport: Stage = Stage()
+    worker: Stage = Stage()
+    consumer: Stage = Stage()
+    startup: Stage = Stage()
+
+    @property
+    def made_s(self) -> float:
+        """All wall time inside tasks."""
+        return self.fetch.self_s + self.collate.self_s + self.transport.self_s
 
 
-def spread(bins: Mapping[Any, int]) -> dict[str, float]:
-    """A histogram by ``inside.bin_of`` in a few numbers: how many, the median and the 95th percentile in seconds, and
-    the part of all the time that goes by in those of more than ``inside.SLOW`` medians."""
-    by_bin = {int(b): n for b, n in bins.items()}
-    if not by_bin:
-        return {"count": 0, "median_s": 0.0, "p95_s": 0.0, "slow_share": 0.0, "slow_count": 0}
-    middle = worker_record.median(by_bin)
-    total = sum(n * worker_record.seconds_of(b) for b, n in by_bin.items())
-    slow = {b: n for b, n in by_bin.items() if worker_record.seconds_of(b) > worker_record.SLOW * middle}
-    count, seen, p95 = sum(by_bin.values()), 0, 0.0
-    for b in sorted(by_bin):
-        seen += by_bin[b]
-        p95 = worker_record.seconds_of(b)
-        if seen >= 0.95 * count:
-            break
-    return {
-        "count": count,
-        "median_s": middle,
-        "p95_s": p95,
-        "slow_share": sum(n * worker_record.seconds_of(b) for b, n in slow.items()) / total,
-        "slow_count": sum(slow.values()),
-    }
+class Memory(Struct):
+    worker_pss: list[int] = []
+    batch_bytes: int = 0
+    over_time: list[list[float]] = []
+    own: list[list[list[float]]] = []
 
 
-def merged(snapshots: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The loaders of all processes; those made by one line are one entry, its sums over all processes."""
-    by_name: dict[str, dict[str, Any]] = {}
-    threads = 1
-    for snapshot in snapshots:
-        threads = max(threads, int(snapshot.get("threads", 1)))
-        for m in snapshot["loaders"]:
-            if not m["epochs"]:
-                continue
-            m = {**m, "worker_pss": list(m.get("worker_pss", {}).values()), "decisions": m.get("decisions", [])}
-            if m["name"] not in by_name:
-                by_name[m["name"]] = {**m, "processes": 1}
-                continue
-            entry = by_name[m["name"]]
-            entry["processes"] += 1
-            for key in (*TIMES, *COUNTS, "worker_pss", "decisions"):
-                entry[key] = entry[key] + m[key]
-            accounts = [r for r in (entry.get("inside"), m.get("inside")) if r]
-            entry["inside"] = worker_record.merge(accounts) if accounts else {}
-            for key in DEVICE:
-                entry[key] = entry.get(key, 0) + m.get(key, 0)
-            entry["faults"] = _faults(entry.get("faults") or {}, m.get("faults") or {})
-            for line, numbers in m.get("crossings", {}).items():
-                old = entry.setdefault("crossings", {}).get(line, [0, 0.0, 0])
-                entry["crossings"][line] = [a + b for a, b in zip(old, numbers, strict=True)]
-            for key in ("step_bins", "wait_bins"):
-                entry[key] = {
-                    b: entry.get(key, {}).get(b, 0) + m.get(key, {}).get(b, 0)
-                    for b in {**entry.get(key, {}), **m.get(key, {})}
-                }
-    return [loader_entry(m, threads) for m in by_name.values()]
+class CodeLine(Struct):
+    """A line of code in tasks; ``ran`` and ``waited`` are parts of a task's time."""
+
+    kind: str
+    name: str
+    line: str
+    ran: float
+    waited: float
 
 
-def _faults(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-    """What failed in two processes: numbers and lists are added."""
-    out = {**a, **b}
-    for key in a.keys() & b.keys():
-        if isinstance(a[key], (int, list)):
-            out[key] = a[key] + b[key]
-    return out
+class Kernel(Struct):
+    """What the kernel counted for the workers, summed over ``seconds`` of their lives; 0 where none was seen."""
+
+    delay_ns: int = 0
+    stored: int = 0
+    read: int = 0
+    faults: int = 0
+    system_ns: int = 0
+    cpu_ns: int = 0
+    seconds: float = 0.0
 
 
-def load(path: Path) -> dict[str, Any] | None:
-    """A report of an earlier run, or None when there is none that this version can read."""
-    try:
-        report = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    if not isinstance(report, dict) or report.get("schema") != SCHEMA or not isinstance(report.get("loaders"), list):
-        return None
-    return report
+class Crossing(Struct):
+    """Calls of one line that copy between host and device, or wait for the device."""
+
+    kind: str
+    line: str
+    calls: int
+    seconds: float
+    bytes: int
 
 
-def save(report: dict[str, Any], path: Path) -> None:
+class Device(Struct):
+    """What was seen of the device; ``crossings`` are of ``steps`` steps that took ``seconds`` together."""
+
+    gaps: int = 0
+    starved_share_of_wait: float = 0.0
+    steps: int = 0
+    seconds: float = 0.0
+    crossings: list[Crossing] = []
+    pinned_bytes: int = 0
+
+
+class EpochRow(Struct, array_like=True):
+    """One of ``by_epoch``: a list in the JSON."""
+
+    batches: float = 0.0
+    wait_s: float = 0.0
+    step_s: float = 0.0
+    first_wait_s: float = 0.0
+    loop_s: float = 0.0
+    samples: float = 0.0
+
+    @property
+    def later_wait_s(self) -> float:
+        """Waiting after the first batch."""
+        return self.wait_s - self.first_wait_s
+
+
+class EpochTimes(Struct):
+    """Wall clock of whole epochs in seconds; ``later`` is the median of those after the first."""
+
+    count: int = 0
+    first: float | None = None
+    later: float | None = None
+    first_samples_per_s: float | None = None
+    later_samples_per_s: float | None = None
+    each: list[float] = []
+
+
+class Cache(Struct):
+    """What ``--apply`` caches for a loader."""
+
+    kept: str = ""
+    cut: str = ""
+    why_not: str = ""
+    filled: int = 0
+    samples: int = 0
+    nbytes: int = 0
+    shared: int = 1
+    trial_s: float = 0.0
+    fill_s: float = 0.0
+    discarded: str = ""
+    head_s: float | None = None
+    tail_s: float | None = None
+    read_s: float | None = None
+
+
+class LoaderSettings(Struct):
+    """A loader's settings by torch's names. What a user's class may have of any type is ``object``."""
+
+    class_: str = field(default="", name="class")
+    dataset: str = ""
+    batch_size: object = None
+    num_workers: int = 0
+    auto: bool = False
+    prefetch_factor: object = None
+    persistent_workers: bool = False
+    pin_memory: bool = False
+    in_order: object = True
+    worker_method: object = "process"
+    multiprocessing_context: object = None
+    iterable: bool = False
+    engine: str = ""
+    threads: int = 1
+    processes: int = 1
+    applied: bool = False
+
+
+class FailedSample(Struct):
+    index: object
+    file: str | None = None
+    error: str = ""
+    kind: str = ""
+
+
+class Faults(Struct, omit_defaults=True):
+    """What failed and was replaced or skipped; an empty object where nothing did."""
+
+    samples: int = 0
+    first: list[FailedSample] = []
+    quarantine: str = ""
+    deaths: int = 0
+    died: list[str] = []
+    timeouts: int = 0
+
+
+class LoaderReport(Struct):
+    """One of ``loaders``: a line of code that made loaders, over all processes."""
+
+    name: str
+    batches: int = 0
+    samples: int = 0
+    epochs: int = 0
+    ended: int = 0
+    made: int = 1
+    at_once: int = 1
+    wait_s: float = 0.0
+    step_s: float = 0.0
+    between_s: float = 0.0
+    loop_s: float = 0.0
+    samples_per_s: float = 0.0
+    settings: LoaderSettings = field(default_factory=LoaderSettings)
+    stages: Stages = Stages()
+    memory: Memory = field(default_factory=Memory)
+    decisions: list[str] = []
+    steps: Spread = field(default_factory=Spread)
+    waits: Spread = field(default_factory=Spread)
+    tasks: TaskSpread = field(default_factory=TaskSpread)
+    ready_share: float | None = None
+    by_epoch: list[EpochRow] = []
+    filled_epochs: int = 0
+    epoch_s: EpochTimes = field(default_factory=EpochTimes)
+    over_time: list[list[float]] = []
+    device: Device = field(default_factory=Device)
+    faults: Faults = field(default_factory=Faults)
+    where: list[CodeLine] = []
+    looks: int = 0
+    kernel: Kernel = field(default_factory=Kernel)
+    cache: Cache = field(default_factory=Cache)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of waiting and stepping."""
+        return self.wait_s + self.step_s
+
+
+class Around(Struct):
+    """What the machine did meanwhile."""
+
+    cores_busy: list[float] = []
+    pressure_max: dict[str, float] = {}
+    memory_stalled_max: float = 0.0
+    swapped: int = 0
+    memory_available_min: int | None = None
+    shm_free_min: int | None = None
+    over_time: list[list[float]] = []
+    gpu_busy: list[float] = []
+
+
+class Finding(Struct):
+    """A cause with its evidence.
+
+    Attributes:
+        cause: the rule's name.
+        share: part of the loop's time that it costs, 0 to 1.
+        evidence: the numbers it rests on.
+        fix: what to do, in one line.
+        predicted_speedup: of the loop, by the model in the rule; None where the rule has none.
+        change: the loader's settings, by torch's names, that make the fix; empty where no setting does.
+        loader: the loader's name.
+        applied: ``stoker run --apply`` did it in this very run.
+        measured_speedup: what that brought, where it is known: of later epochs for a cache, else of the whole loop.
+    """
+
+    cause: str
+    share: float
+    evidence: JsonObject = {}
+    fix: str = ""
+    predicted_speedup: float | None = None
+    change: JsonObject = {}
+    loader: str = ""
+    applied: bool = False
+    measured_speedup: float | None = None
+
+    @property
+    def saves(self) -> float:
+        """The part of the loop's time that the fix saves: as predicted, or else all that the cause costs."""
+        return 1 - 1 / self.predicted_speedup if self.predicted_speedup else self.share
+
+
+class Bypassing(Struct):
+    """A loader that stoker's engine does not reach. ``seen``: its batches were counted."""
+
+    name: str
+    class_: str = field(default="", name="class")
+    reason: str = ""
+    seen: bool = True
+
+
+class Ceilings(Struct, omit_defaults=True):
+    """Samples per second of the loop, its steps alone and its loader alone, as far as they were measured."""
+
+    name: str | None = None
+    loop: float | None = None
+    steps: float | None = None
+    loader: float | None = None
+
+
+class RankWait(Struct):
+    rank: int
+    batches: int = 0
+    wait_s: float = 0.0
+    step_s: float = 0.0
+
+
+class Ranks(Struct):
+    """Ranks of a distributed run; ``starving`` is the one that makes the others wait."""
+
+    each: list[RankWait]
+    starving: int | None = None
+
+
+class ChangedSettings(Struct, omit_defaults=True):
+    """Settings that ``--apply`` may change; None: not this one."""
+
+    num_workers: int | None = None
+    prefetch_factor: int | None = None
+    staged: bool | None = None
+
+
+class AppliedSettings(Struct):
+    """What ``--apply`` changed of one loader, and why."""
+
+    before: ChangedSettings = field(name="from", default_factory=ChangedSettings)
+    after: ChangedSettings = field(name="to", default_factory=ChangedSettings)
+    reason: str = ""
+    measured_s: float = 0.0
+    cache: Cache = field(default_factory=Cache)
+
+    def changed(self) -> dict[str, int]:
+        """Worker count and prefetch depth, as far as they differ from before."""
+        pairs = {
+            "num_workers": (self.before.num_workers, self.after.num_workers),
+            "prefetch_factor": (self.before.prefetch_factor, self.after.prefetch_factor),
+        }
+        return {name: new for name, (old, new) in pairs.items() if new is not None and new != old}
+
+
+class Change(Struct):
+    """A figure before and after ``--apply``; None where it is not known."""
+
+    before: float | None = None
+    after: float | None = None
+
+    def times_as_fast(self, rate: bool = False) -> float | None:
+        """None where one of both is not known. ``rate``: the figure is a rate, not a duration.
+
+        Example:
+            >>> Change(4.0, 2.0).times_as_fast(), Change(100.0, 300.0).times_as_fast(rate=True)
+            (2.0, 3.0)
+        """
+        if not self.before or not self.after:
+            return None
+        return self.after / self.before if rate else self.before / self.after
+
+
+class EachEpoch(Struct):
+    """Seconds of every whole epoch, before and after ``--apply``."""
+
+    before: list[float] = []
+    after: list[float] = []
+
+
+class LoaderChange(Struct):
+    """One loader before and after ``--apply``: seconds of its epochs, and its rate."""
+
+    name: str
+    first: Change = field(default_factory=Change)
+    later: Change = field(default_factory=Change)
+    samples_per_s: Change = field(default_factory=Change)
+    each: EachEpoch = field(default_factory=EachEpoch)
+
+
+class Cost(Struct):
+    """Seconds that stoker spent: before first batches, and in workers to store samples."""
+
+    trials_s: float = 0.0
+    fill_s: float = 0.0
+
+
+class Compared(Struct):
+    """The run before and after ``--apply``; ``script`` is the wall clock of all of it."""
+
+    estimated: bool
+    script: Change
+    loaders: list[LoaderChange]
+    notes: list[str] = []
+    cost: Cost = field(default_factory=Cost)
+
+
+class RememberedRun(Struct):
+    """An observed run, as ``history`` remembers it: of its loaders and findings what the comparison shows.
+
+    Attributes:
+        at: seconds since 1970.
+        script: digest of the script.
+        complete: it ended well, so its total can be compared.
+    """
+
+    version: int
+    at: float
+    script: str
+    cores: int
+    complete: bool
+    wall_s: float
+    verdict: str
+    loaders: list[LoaderReport]
+    findings: list[Finding]
+
+
+class Applied(Struct):
+    """What ``--apply`` did, by loader, beside an observed run of the same command if one is remembered."""
+
+    settings: dict[str, AppliedSettings]
+    compared: Compared
+    before: RememberedRun | None = None
+    speedup: dict[str, float] = {}
+
+
+class RunReport(Struct):
+    """What ``stoker run`` writes."""
+
+    command: list[str]
+    exit_code: int
+    wall_s: float
+    loaders: list[LoaderReport]
+    verdict: str
+    findings: list[Finding] = []
+    machine: JsonObject = {}  # what ``stoker check --json`` prints
+    around: Around = field(default_factory=Around)
+    applied: Applied | None = None
+    ranks: Ranks | None = None
+    bypassing: list[Bypassing] = []
+    ceilings: Ceilings | None = None
+    partial: bool = False
+    diff: str = ""
+    schema: int = SCHEMA
+
+    def as_dict(self) -> JsonObject:
+        """For JSON: dicts, lists and scalars."""
+        found: JsonObject = msgspec.to_builtins(self, str_keys=True, enc_hook=str)
+        return found
+
+
+def encode(report: RunReport) -> str:
+    """The report as text. Standard JSON: a path that is no valid Unicode is escaped."""
+    return json.dumps(report.as_dict(), indent=2, default=str) + "\n"
+
+
+def save(report: RunReport, path: Path) -> None:
     """Writes the report whole or not at all."""
-    write(path, json.dumps(report, indent=2, default=str) + "\n")
+    write(path, encode(report))

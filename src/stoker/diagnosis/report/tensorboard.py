@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import UsageError
-from .live import Every, Fingerprint
+from .live import Every, Read
 
 
 class Scalars(Every):
@@ -16,12 +16,12 @@ class Scalars(Every):
 
     Args:
         folder: TensorBoard's; made if it is not there.
-        look: see ``ticker.Every``.
+        read: see ``live.Every``.
     """
 
-    def __init__(self, folder: Path, look: Fingerprint) -> None:
+    def __init__(self, folder: Path, read: Read) -> None:
         self._writer = _module().SummaryWriter(str(folder), filename_suffix=".stoker")
-        super().__init__(look, "stoker_scalars")
+        super().__init__(read, "stoker_scalars")
 
     def tick(self) -> None:
         for name, now, added in self.moved():

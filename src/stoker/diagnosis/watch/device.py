@@ -1,10 +1,15 @@
-"""The part of the watch that is about the device: its time without data, and what crosses between it and the host.
+"""Watches the device: its time without data, and what crosses between it and the host. It never waits for the device.
 
-Nothing here ever waits for the device. *Starved* time: an event on the stream at the entry of ``next()`` and one at its
-exit. The device reaches the first when all that was asked of it is done; if it reaches it before ``next()`` returns,
-it has nothing to do until the second. While the queue of kernels runs ahead the two are reached one right after the
-other (CUDA C++ Programming Guide, "Events"; they are read when the device has passed them). *Crossings*: for a few
-steps now and then, calls that copy between host and device, or wait for it, are timed.
+*Gaps* (starved time): an event on the stream when ``next()`` begins, and one when it returns::
+
+    host     step: launches kernels | next() waits ............ | step
+    stream   kernels ... kernels, event A                         event B, kernels
+    device   kernels ......... A passed (idle ................) B passed
+
+The device passes A when all that was launched is done. Between A and B it is idle for want of data. While the queue of
+kernels runs ahead, it passes both at once (CUDA C++ Programming Guide, "Events").
+
+*Crossings*: for 8 steps in 512, calls that copy between host and device, or wait for it, are timed.
 """
 
 from __future__ import annotations
@@ -24,9 +29,11 @@ from ...core.metrics import LoaderMetrics
 from ...core.patches import Patches
 from ...loader.describe import made_at
 
-PAIRS = 64  # of events that the device has not reached; while there are so many, none are added
+PAIRS = 64  # of events that the device has not passed; while there are so many, none are added
 PERIOD_S = 1e-3  # at most so often a gap is measured: an event costs some microseconds
-FIRST, EVERY, SPELL = 8, 512, 8  # steps: before the first spell of timing, between two, and in one
+FIRST = 8  # steps before calls are timed
+EVERY = 512  # steps between two times of timing
+SPELL = 8  # steps that are timed
 SYNCS = ("item", "tolist", "cpu", "numpy")
 _now = time.perf_counter
 
@@ -77,7 +84,7 @@ class Crossings:
 
     Args:
         metrics: where ``crossings`` grows: by (kind, line), ``[calls, seconds, bytes]``.
-        device: the type of device; another one is not looked at.
+        device: the type of device that is watched.
 
     Kinds are ``pageable`` (a copy from memory that is not page-locked: the driver copies it twice, and the call waits),
     ``blocking`` (page-locked, without ``non_blocking``), ``free`` (page-locked and ``non_blocking``) and ``sync`` (the
@@ -143,7 +150,7 @@ class Crossings:
         entry[2] += size
 
 
-# Loaders that go in step have their spells at the same time: torch's methods are replaced once for all of them.
+# Loaders that are iterated in step are timed at the same time: torch's methods are replaced once for all of them.
 _timing: list[Crossings] = []
 _patches = Patches()
 
@@ -184,7 +191,7 @@ def _waiting(original: Any) -> Any:
 
 
 class DeviceWatch:
-    """Both of them, of one loader, once its script uses CUDA.
+    """Gaps and crossings of one loader, once its script uses CUDA.
 
     Args:
         metrics: the loader's.
@@ -208,5 +215,5 @@ class DeviceWatch:
         """Brings the numbers up to date; nothing stays wrapped after the last time."""
         if final:
             self._crossings.end()
-        with contextlib.suppress(Exception):  # torch before 2.8 does not tell
+        with contextlib.suppress(Exception):  # torch before 2.8 does not count it
             self._metrics.pinned_bytes = int(torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0))

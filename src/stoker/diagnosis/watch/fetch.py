@@ -1,4 +1,13 @@
-"""The part of the watch that is inside workers, and inside a loop without them: times and looks at each task."""
+"""Times tasks where they run: in torch's workers, in stoker's worker processes, and in a loop without workers.
+
+A task of torch's fetcher (``fetcher.fetch(indices)``) is timed by the ``TaskTimer`` of that fetcher:
+
+1. A task of a millisecond or more: its times, its CPU time and its collating are noted, and the stack sampler may look
+   into it (``sampler.began`` is set while it runs).
+2. Shorter tasks: only the time is noted, except for one in 16, which is treated as in 1 and stands for the others.
+3. In a loop without workers, while ``Clock`` takes brief batches, the timer is ``paused``: the wait of ``next()`` is
+   the task's time, and ``Clock.settle`` adds it.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +15,18 @@ import functools
 import os
 import threading
 import time
-import types
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.utils.data import _utils as torch_utils
 
 from ...core.patches import Patches
+from ...core.types import Batch, Index, Sample
 from ...workers.fetcher import BatchFetcher
-from .shared_counters import Stages
+from .shared_counters import WorkerTimes
 
 SHORT_S = 1e-3
-ONE_IN = 16
+ONE_IN = 16  # short tasks is looked into
 
 _ns = time.perf_counter_ns
 _cpu_ns = time.thread_time_ns
@@ -26,160 +34,169 @@ _now = time.monotonic
 _cpu = time.thread_time
 _pid = os.getpid
 
+Fetcher = torch_utils.fetch._BaseDatasetFetcher
+Fetch = Callable[[Fetcher, Index], Batch]
+
 
 def attach(patches: Patches) -> None:
-    """Times torch's own fetchers, in its workers and inline. stoker's workers report for themselves."""
+    """Times torch's own fetchers, in its workers and inline, and stoker's, whose times its workers send themselves."""
     fetch_module = torch_utils.fetch
     for cls in (fetch_module._MapDatasetFetcher, fetch_module._IterableDatasetFetcher):
-        patches.put(cls, "fetch", _watched)
-    patches.put(BatchFetcher, "run", _watched_stages)
+        patches.put(cls, "fetch", _timed_fetch)
+    patches.put(BatchFetcher, "run", _sampled_run)
 
 
-def _watched_stages(run: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """stoker's own workers send their times themselves; this is for what is behind the sums."""
+def _sampled_run(run: Callable[[BatchFetcher, Index], Batch]) -> Callable[[BatchFetcher, Index], Batch]:
+    """stoker's workers send the sums themselves; this is for the times of single tasks and for their stacks."""
 
     @functools.wraps(run)
-    def watched(self: Any, indices: Any) -> Any:
-        stages = Stages.current
+    def sampled(self: BatchFetcher, indices: Index) -> Batch:
+        times = WorkerTimes.current
         info = torch.utils.data.get_worker_info()
-        if stages is None or info is None or threading.current_thread() is not threading.main_thread():
+        if times is None or info is None or threading.current_thread() is not threading.main_thread():
             return run(self, indices)
-        account = stages.inside(info.id, info.dataset, self._collate.fn)
-        began = account.looks.began = _now()
+        record = times.record_of(info.id, info.dataset, self._collate.fn)
+        began = record.sampler.began = _now()
         try:
             return run(self, indices)
         finally:
-            account.looks.began = 0.0
-            account.done([_now() - began])
+            record.sampler.began = 0.0
+            record.done([_now() - began])
 
-    return watched
+    return sampled
 
 
-class _Fetching:
-    """A fetcher's place in its loader's numbers. Of short tasks only the time is noted, and one in ``ONE_IN`` looked
-    into, which stands for the others.
+class TaskTimer:
+    """Times the tasks of one of torch's fetchers.
 
     Attributes:
-        short: tasks are.
-        took: seconds of tasks that are not accounted for yet.
+        short: tasks are shorter than ``SHORT_S``.
+        paused: another one adds the tasks' times to ``took``.
+        took: seconds of tasks that are not handed over yet.
     """
 
     __slots__ = (
-        "account",
-        "collate",
-        "collate_s",
-        "looks",
-        "original",
+        "_collate",
+        "_collate_s",
+        "_inside",
+        "paused",
         "pid",
+        "record",
+        "sampler",
         "short",
-        "stages",
         "tasks",
+        "times",
         "took",
-        "within",
         "worker",
     )
 
-    def __init__(self, fetcher: Any, stages: Stages, original: Callable[..., Any]) -> None:
-        self.original = original
-        own = getattr(fetcher.collate_fn, "__self__", None)  # another process' one, before a fork
-        self.collate: Callable[[Any], Any] = own.collate if isinstance(own, _Fetching) else fetcher.collate_fn
+    def __init__(self, fetcher: Fetcher, times: WorkerTimes) -> None:
+        wrapped = getattr(fetcher.collate_fn, "__self__", None)  # by the timer of the parent, before a fork
+        collate = wrapped._collate if isinstance(wrapped, TaskTimer) else fetcher.collate_fn
+        self._collate: Callable[[list[Sample]], Batch] = collate
+        self._collate_s = 0.0
+        self._inside = False  # a task that is looked into runs
         info = torch.utils.data.get_worker_info()
         self.worker = info.id if info is not None else None
-        self.stages, self.pid = stages, os.getpid()
-        self.account = stages.inside(self.worker, fetcher.dataset, self.collate)
-        self.looks = self.account.looks
-        self.tasks, self.collate_s, self.short, self.within = 0, 0.0, False, False
+        self.times = times
+        self.pid = os.getpid()
+        self.record = times.record_of(self.worker, fetcher.dataset, collate)
+        self.sampler = self.record.sampler
+        self.tasks = 0
+        self.short = False
+        self.paused = False
         self.took: list[float] = []
-        fetcher.collate_fn = self.collated
+        fetcher.collate_fn = self._timed_collate
         if self.worker is None:
-            if stages.held is not None:
-                stages.held()
-            stages.held = self.hand_over
+            if times.flush is not None:
+                times.flush()
+            times.flush = self.hand_over
 
-    def collated(self, data: Any) -> Any:
-        if not self.within:
-            return self.collate(data)
+    def _timed_collate(self, samples: list[Sample]) -> Batch:
+        if not self._inside:
+            return self._collate(samples)
         began = _now()
         try:
-            return self.collate(data)
+            return self._collate(samples)
         finally:
-            self.collate_s = _now() - began
+            self._collate_s = _now() - began
 
-    def rest(self, fetcher: Any) -> None:
-        """Until ``wake`` the fetcher is torch's own again. What it takes meanwhile somebody else adds to ``took``."""
-        fetcher.fetch = types.MethodType(self.original, fetcher)
-        fetcher.collate_fn = self.collate
-
-    def wake(self, fetcher: Any) -> None:
+    def resume(self) -> None:
         """The next task is looked into."""
-        fetcher.__dict__.pop("fetch", None)
-        fetcher.collate_fn = self.collated
+        self.paused = False
         self.tasks = -1
 
-    def into(self, fetch: Callable[[], Any]) -> Any:
-        """One task, and what it spends where."""
-        self.within, self.collate_s = True, 0.0
+    def look_into(self, fetch: Fetch, fetcher: Fetcher, index: Index) -> Batch:
+        """Runs a task, and notes what it spends where."""
+        self._inside, self._collate_s = True, 0.0
         cpu = _cpu()
-        began = self.looks.began = _now()
+        began = self.sampler.began = _now()
         try:
-            return fetch()
+            return fetch(fetcher, index)
         finally:
             took = _now() - began
-            self.looks.began = 0.0
-            self.within = False
+            self.sampler.began = 0.0
+            self._inside = False
             self.took.append(took)
             self.short = took < SHORT_S and (self.short or self.tasks >= ONE_IN)
             self.hand_over(_cpu() - cpu, took)
+
+    def time(self, fetch: Fetch, fetcher: Fetcher, index: Index) -> Batch:
+        """Runs a task, and notes its time."""
+        began = self.sampler.began = _now()
+        try:
+            return fetch(fetcher, index)
+        finally:
+            self.sampler.began = 0.0
+            took = _now() - began
+            self.took.append(took)
+            if took > SHORT_S:
+                self.short = False
 
     def hand_over(self, cpu: float = 0.0, took: float = 0.0) -> None:
         """Adds what is noted to the loader's numbers.
 
         Args:
-            cpu, took: seconds of CPU and of time of the task that was looked into; others are taken to be like it.
+            cpu: seconds of CPU of the task that was looked into; the others are taken to be like it.
+            took: seconds of that task.
         """
         if not self.took or self.pid != os.getpid():
             return
         all_s, tasks = sum(self.took), len(self.took)
-        like = all_s / took if took else 0.0
-        collate = min(all_s, self.collate_s * like)
-        fetch_ns, collate_ns, cpu_ns = (int(s * 1e9) for s in (all_s - collate, collate, cpu * like))
-        self.stages.add(self.worker, fetch_ns, collate_ns, cpu_ns, tasks)
-        self.account.done(self.took)
+        like_it = all_s / took if took else 0.0
+        collate = min(all_s, self._collate_s * like_it)
+        fetch_ns, collate_ns, cpu_ns = (int(s * 1e9) for s in (all_s - collate, collate, cpu * like_it))
+        self.times.add(self.worker, fetch_ns, collate_ns, cpu_ns, tasks)
+        self.record.done(self.took)
 
 
-def _watched(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _timed_fetch(original: Fetch) -> Fetch:
     @functools.wraps(original)
-    def fetch(self: Any, index: Any) -> Any:
-        fetching = self.__dict__.get("_stoker_fetching")
-        if fetching is None or fetching.pid != _pid():
-            stages = self.__dict__.get("_stoker_stages") or Stages.current
-            if stages is None:
-                return original(self, index)
-            fetching = self._stoker_fetching = _Fetching(self, stages, original)
-        fetching.tasks += 1
-        if not fetching.short or not fetching.tasks % ONE_IN:
-            return fetching.into(lambda: original(self, index))
-        began = fetching.looks.began = _now()
-        try:
+    def fetch(self: Fetcher, index: Index) -> Batch:
+        timer: TaskTimer | None = self.__dict__.get("_stoker_task_timer")
+        if timer is not None and timer.paused:
             return original(self, index)
-        finally:
-            fetching.looks.began = 0.0
-            took = _now() - began
-            fetching.took.append(took)
-            if took > SHORT_S:
-                fetching.short = False
+        if timer is None or timer.pid != _pid():
+            times = self.__dict__.get("_stoker_times") or WorkerTimes.current
+            if times is None:
+                return original(self, index)
+            timer = self.__dict__["_stoker_task_timer"] = TaskTimer(self, times)
+        timer.tasks += 1
+        if timer.short and timer.tasks % ONE_IN:
+            return timer.time(original, self, index)
+        return timer.look_into(original, self, index)
 
     return fetch
 
 
-def gathered(gather: Any, stages: Stages) -> Callable[[Any], Any]:
+def timed_gather(gather: Callable[[Index], Batch], times: WorkerTimes) -> Callable[[Index], Batch]:
     """Times stoker's ``RowGather`` inline. What it leaves to torch's fetcher is timed there."""
 
-    def fetch(index: Any) -> Any:
-        before, began, cpu = gather.gathered, _ns(), _cpu_ns()
+    def fetch(index: Index) -> Batch:
+        before, began, cpu = gather.gathered, _ns(), _cpu_ns()  # type: ignore[attr-defined]
         batch = gather(index)
-        if gather.gathered > before:
-            stages.add(None, _ns() - began, 0, _cpu_ns() - cpu, 1)
+        if gather.gathered > before:  # type: ignore[attr-defined]
+            times.add(None, _ns() - began, 0, _cpu_ns() - cpu, 1)
         return batch
 
     return fetch

@@ -12,22 +12,31 @@ import threading
 import time
 import types
 from collections.abc import Callable, Generator, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.utils.data.dataloader as torch_loader
 
 from ...core.metrics import LoaderMetrics
 from ...core.patches import Patches
+from ...core.types import Batch, LoaderLike
 from ...loader.describe import bypass, count, settings_of
 from . import fetch
 from .ceilings import Ceilings
-from .clock import MANY, OFTEN_S
-from .shared_counters import Stages
+from .clock import MAX_BRIEF, MAX_BRIEF_S, Clock
+from .fetch import TaskTimer
+from .shared_counters import WorkerTimes
 from .watch import Watch
 
 _now = time.perf_counter
 _Tensor = torch.Tensor
+
+
+class Fetcher(Protocol):
+    """The fetcher of torch's iterators without workers."""
+
+    fetch: Callable[[Any], Batch]
+    _stoker_times: WorkerTimes
 
 
 class Enough(SystemExit):
@@ -56,24 +65,24 @@ _opening = _Opening()
 class Through:
     """Batches of a loader whose own ``__iter__`` is a generator."""
 
-    def __init__(self, it: Iterator[Any]) -> None:
+    def __init__(self, it: Iterator[Batch]) -> None:
         self._it = it
 
     def __iter__(self) -> Through:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Batch:
         return next(self._it)
 
 
 def opened(watch: Watch, patches: Patches, loader: Any, make: Callable[[], Any]) -> Any:
-    """The iterator of a loader that ``make`` makes, with a clock on it."""
+    """The iterator of a loader that ``make`` makes, with a clock in it."""
     if not watch.on or any(of is loader for of, _ in _opening.stack):
         return make()
     began = _now()
     metrics = watch.metrics_of(loader)
-    stages = watch.stages_of(metrics.name, metrics)
-    before, Stages.current = Stages.current, stages
+    times = watch.times_of(metrics)
+    before, WorkerTimes.current = WorkerTimes.current, times
     made: list[Any] = []
     _opening.stack.append((loader, made))
     _opening.count += 1
@@ -83,14 +92,14 @@ def opened(watch: Watch, patches: Patches, loader: Any, make: Callable[[], Any])
         with watch.around(loader):
             it = make()
     finally:
-        Stages.current = before
+        WorkerTimes.current = before
         _opening.stack.pop()
     inner = made[-1] if made and not isinstance(it, torch_loader._BaseDataLoaderIter) else it
     _note(loader, metrics, inner)
     ours = type(inner).__module__.startswith("stoker.") or isinstance(inner, torch_loader._BaseDataLoaderIter)
-    if ours or metrics.name not in watch.reached:  # else somebody's own, around one of torch's of an earlier epoch
-        watch.reached[metrics.name] = type(loader).__qualname__, bypass(loader, inner)
-    fetcher = _watch_fetcher(getattr(inner, "_dataset_fetcher", None), stages)
+    if ours or metrics.name not in watch.bypassed:  # else a user's own, around one of torch's of an earlier epoch
+        watch.bypassed[metrics.name] = type(loader).__qualname__, bypass(loader, inner)
+    fetcher = _time_fetcher(getattr(inner, "_dataset_fetcher", None), times)
     if clocked:
         # The loader may be its own iterator, and is copied and pickled.
         on = it if it is not loader and _is_watchable(it) else inner
@@ -108,7 +117,11 @@ def _clock(
         if "__next__" in vars(cls):
             watch_iterators(cls, watch, patches)
             break
-    clock = it.__dict__["_stoker_clock"] = watch.clock(metrics, fetcher)
+
+    def task_timer() -> TaskTimer | None:
+        return None if fetcher is None else fetcher.__dict__.get("_stoker_task_timer")
+
+    clock = it.__dict__["_stoker_clock"] = watch.clock(metrics, task_timer)
     clock.started(spent, began)
 
 
@@ -121,28 +134,28 @@ def _is_read_through(loader: Any) -> bool:
     return hasattr(own, "_stoker_generator") or "_stoker_through" in loader.__dict__
 
 
-def _note(loader: Any, metrics: LoaderMetrics, inner: Any) -> None:
+def _note(loader: LoaderLike, metrics: LoaderMetrics, inner: Any) -> None:
     """The loader's settings, and whose engine its iterator is."""
     metrics.settings.update(settings_of(loader))
     ours = type(inner).__module__.startswith("stoker.")
-    # Somebody's own iterator may have one around it that was made for an earlier epoch.
+    # An iterator of a user's class may wrap one of torch's that was made for an earlier epoch.
     if ours or isinstance(inner, torch_loader._BaseDataLoaderIter) or "engine" not in metrics.settings:
         metrics.settings["engine"] = "stoker" if ours else "torch"
 
 
-def _watch_fetcher(fetcher: Any, stages: Stages) -> Any:
+def _time_fetcher(fetcher: Fetcher | None, times: WorkerTimes) -> Fetcher | None:
     """Times what an iterator fetches in this process. Returns torch's fetcher, if that is what is timed."""
     if fetcher is None:
         return None
-    fetcher._stoker_stages = stages
+    fetcher._stoker_times = times
     if hasattr(vars(fetcher).get("fetch"), "gathered"):
-        fetcher.fetch = fetch.gathered(fetcher.fetch, stages)
+        fetcher.fetch = fetch.timed_gather(fetcher.fetch, times)
         return None
     return fetcher
 
 
 def through(watch: Watch, patches: Patches, start: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """For the ``__iter__`` of a subclass: what it gives is watched, where nothing is that it is made of."""
+    """For the ``__iter__`` of a subclass: what it returns is watched, unless the iterators that it uses are."""
 
     @functools.wraps(start)
     def __iter__(self: Any) -> Any:
@@ -162,14 +175,16 @@ def through(watch: Watch, patches: Patches, start: Callable[[Any], Any]) -> Call
     return __iter__
 
 
-def _read(watch: Watch, patches: Patches, loader: Any, it: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+def _read(
+    watch: Watch, patches: Patches, loader: Any, it: Generator[Batch, None, None]
+) -> Generator[Batch, None, None]:
     """The same batches, in a generator that knows when they were asked for."""
     try:
         outer = Through(it)
         if watch.on:
             metrics = watch.metrics_of(loader)
             _note(loader, metrics, it)
-            watch.reached.setdefault(metrics.name, (type(loader).__qualname__, bypass(loader, it)))
+            watch.bypassed.setdefault(metrics.name, (type(loader).__qualname__, bypass(loader, it)))
             _clock(watch, patches, metrics, outer, None, 0.0, _now())
         yield from outer
     finally:
@@ -211,42 +226,44 @@ def _making(watch: Watch, patches: Patches, original: Callable[..., None]) -> Ca
     return method
 
 
-def _timed(watch: Watch, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _timed(watch: Watch, original: Callable[[Any], Batch]) -> Callable[[Any], Batch]:
+    """For the ``__next__`` of a class of iterators. It adds two readings of the clock to a brief batch."""
+
     @functools.wraps(original)
-    def __next__(self: Any) -> Any:
-        clock = self.__dict__.get("_stoker_clock")
+    def __next__(self: Any) -> Batch:
+        clock: Clock | None = self.__dict__.get("_stoker_clock")
         if clock is None or clock.inside:
             return original(self)
         began = _now()
-        plain = clock.plain  # this wait, and the step before it, stand with others like them
-        if not plain:
+        brief = clock.brief
+        if not brief:
             if watch.max_steps is not None and watch.enough():
                 raise Enough
-            clock.enter(began)
+            clock.before_full(began)
         clock.inside = True
         try:
-            batch = original(self) if plain else _next(watch.ceilings, clock.metrics, original, self)
+            batch = original(self) if brief else _next(watch.ceilings, clock.metrics, original, self)
         except StopIteration:
             clock.ended(began, _now())
             raise
         except BaseException:
-            clock.broken()
+            clock.failed()
             raise
         finally:
             clock.inside = False
         clock.times += (began, _now())
         clock.samples += batch.size(0) if type(batch) is _Tensor and batch.ndim else count(batch, clock.size)
-        if not plain:
-            clock.leave()
-        elif len(clock.times) >= MANY or began - clock.settled > OFTEN_S:
-            clock.reckon()
+        if not brief:
+            clock.after_full()
+        elif len(clock.times) >= MAX_BRIEF or began - clock.settled > MAX_BRIEF_S:
+            clock.after_brief()
         return batch
 
     return __next__
 
 
-def _next(ceilings: Ceilings | None, metrics: LoaderMetrics, original: Callable[[Any], Any], it: Any) -> Any:
-    """A batch; of the first loader by the spells of ``Ceilings``, with the last of which the script ends."""
+def _next(ceilings: Ceilings | None, metrics: LoaderMetrics, original: Callable[[Any], Batch], it: Any) -> Batch:
+    """A batch; of the first loader by way of ``Ceilings``, at whose end the script ends."""
     if ceilings is None:
         return original(it)
     ceilings.name = ceilings.name or metrics.name

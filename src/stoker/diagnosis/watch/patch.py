@@ -55,7 +55,7 @@ def end(watch: Watch) -> None:
         _patches.undo()
 
 
-def attach(module: Any, late: dict[tuple[type, str], Any] | None = None) -> Watch:
+def attach(module: Any, late: dict[tuple[object, str], Any] | None = None) -> Watch:
     """Puts the watch on torch's loader module; ``STOKER_APPLY`` and ``STOKER_MAX_STEPS`` say what else to do.
 
     Args:

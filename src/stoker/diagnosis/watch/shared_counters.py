@@ -7,10 +7,10 @@ import mmap
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 from ...core import resources
 from ...core.metrics import LoaderMetrics
+from ...core.types import JsonObject
 from . import worker_record
 from .worker_record import WorkerRecord
 
@@ -18,7 +18,7 @@ LIVE = ("wait_s", "first_wait_s", "step_s", "batches", "samples", "epochs")
 ROWS = 256  # loaders of one process
 MAX_WORKERS = 256  # rows of the table that forked workers write their times to
 COLUMNS = 5  # fetch, collate, CPU (nanoseconds), tasks, memory (bytes)
-WEIGH_NS = 2_000_000_000  # between two looks of a worker at its memory, a few milliseconds each
+MEMORY_NS = 2_000_000_000  # between two readings of a worker's memory, a few milliseconds each
 
 
 class Live:
@@ -40,47 +40,52 @@ class Live:
         self._view = memoryview(memory).cast("d")
         self._beyond = memoryview(bytearray(len(LIVE) * 8)).cast("d")
 
-    def row(self, index: int) -> Any:
-        """The row of a process' loader number ``index``. Those beyond the table have one that nobody reads."""
+    def row(self, index: int) -> memoryview[float]:
+        """The row of a process' loader number ``index``. Those beyond the table get one that is not read."""
         if index >= ROWS:
             return self._beyond
         return self._view[index * len(LIVE) : (index + 1) * len(LIVE)]
 
 
-class Stages:
-    """What torch's own workers write their times to: a row each, in memory shared by fork.
+class WorkerTimes:
+    """What one loader's fetching processes write their times to: a row each, in memory shared by fork.
 
     Args:
-        metrics: the loader's numbers, where ``collect`` adds them up.
+        metrics: the loader's numbers, to which ``collect`` adds.
+
+    Attributes:
+        flush: hands over what the fetcher of this very process still holds.
     """
 
-    current: Stages | None = None  # of the loader whose workers are being forked
+    current: WorkerTimes | None = None  # of the loader whose workers are being forked
 
     def __init__(self, metrics: LoaderMetrics) -> None:
         self._memory = mmap.mmap(-1, MAX_WORKERS * COLUMNS * 8)
         self._rows = memoryview(self._memory).cast("q")
         self._texts = memoryview(mmap.mmap(-1, MAX_WORKERS * worker_record.ROW_BYTES))
-        self._writes = memoryview(mmap.mmap(-1, MAX_WORKERS))  # which of the texts have a writer
-        self._records: dict[int, dict[str, Any]] = {}
-        self._before: dict[int, dict[str, Any]] = {}  # what they were at ``restart``
-        self._inside: tuple[int, WorkerRecord] | None = None
+        self._has_record = memoryview(mmap.mmap(-1, MAX_WORKERS))  # which of the texts are written to
+        self._records: dict[int, JsonObject] = {}  # by process
+        self._before: dict[int, JsonObject] = {}  # what they were at ``restart``
+        self._own_record: tuple[int, WorkerRecord] | None = None  # with the process that made it
         self._seen = [0] * (COLUMNS - 1)
         self._metrics = metrics
-        self._weighed = 0
-        self.held: Callable[[], None] | None = None  # hands over what this process' own fetcher still holds
+        self._memory_read_ns = 0
+        self.flush: Callable[[], None] | None = None
 
-    def inside(self, worker: int | None, dataset: Any, collate: Any) -> WorkerRecord:
-        """This process' account of its tasks."""
-        if self._inside is None or self._inside[0] != os.getpid():
+    # In a fetching process.
+
+    def record_of(self, worker: int | None, dataset: object, collate: object) -> WorkerRecord:
+        """This process' record of its tasks."""
+        if self._own_record is None or self._own_record[0] != os.getpid():
             number = min(worker or 0, MAX_WORKERS - 1)
-            self._writes[number] = 1
-            self._inside = os.getpid(), WorkerRecord(self._text(number), dataset, collate)
-        return self._inside[1]
+            self._has_record[number] = 1
+            self._own_record = os.getpid(), WorkerRecord(self._text(number), dataset, collate)
+        return self._own_record[1]
 
     def end(self) -> None:
-        """Nobody looks into this process' tasks any more."""
-        if self._inside is not None and self._inside[0] == os.getpid():
-            self._inside[1].looks.end()
+        """Stops sampling this process' tasks."""
+        if self._own_record is not None and self._own_record[0] == os.getpid():
+            self._own_record[1].sampler.end()
 
     def add(self, worker: int | None, fetch: int, collate: int, cpu: int, tasks: int) -> None:
         """Nanoseconds of some tasks; the worker's id, or None in the main process."""
@@ -91,29 +96,20 @@ class Stages:
         rows[at + 1] += collate
         rows[at + 2] += cpu
         rows[at + 3] += tasks
-        if worker is not None:
-            now = time.monotonic_ns()
-            if now - self._weighed > WEIGH_NS:
-                self._weighed = now
-                rows[at + COLUMNS - 1] = resources.pss()
-
-    def restart(self) -> None:
-        """What the tasks so far were like does not count any more."""
-        self.collect()
-        self._before = dict(self._records)
-        m = self._metrics
-        m.tasks = m.fetch_ns = m.collate_ns = m.transport_ns = m.cpu_ns = 0
-        m.inside = {}
-        m.step_bins.clear()
-        m.wait_bins.clear()
+        now = time.monotonic_ns()
+        if worker is not None and now - self._memory_read_ns > MEMORY_NS:
+            self._memory_read_ns = now
+            rows[at + COLUMNS - 1] = resources.pss()
 
     def _text(self, number: int) -> memoryview:
         return self._texts[number * worker_record.ROW_BYTES : (number + 1) * worker_record.ROW_BYTES]
 
+    # In the watching process.
+
     def collect(self) -> None:
-        """Moves what came in since to the loader's numbers."""
-        if self.held is not None:
-            self.held()
+        """Adds what came in since the last time to the loader's numbers."""
+        if self.flush is not None:
+            self.flush()
         total = [sum(self._rows[i::COLUMNS]) for i in range(COLUMNS - 1)]
         fetch, collate, cpu, tasks = (a - b for a, b in zip(total, self._seen, strict=True))
         self._seen = total
@@ -123,10 +119,20 @@ class Stages:
         m.cpu_ns += cpu
         m.tasks += tasks
         for number in range(MAX_WORKERS):
-            record = worker_record.read(self._text(number)) if self._writes[number] else None
+            record = worker_record.read(self._text(number)) if self._has_record[number] else None
             if record is not None:
                 self._records[record["pid"]] = record
         new = [worker_record.minus(r, self._before[p]) if p in self._before else r for p, r in self._records.items()]
         if new:
             m.inside = worker_record.merge(r for r in new if r is not None)
         m.worker_pss.update({i: n for i, n in enumerate(self._rows[COLUMNS - 1 :: COLUMNS]) if n})
+
+    def restart(self) -> None:
+        """From now on tasks are different ones: what was recorded of them so far does not count."""
+        self.collect()
+        self._before = dict(self._records)
+        m = self._metrics
+        m.tasks = m.fetch_ns = m.collate_ns = m.transport_ns = m.cpu_ns = 0
+        m.inside = {}
+        m.step_bins.clear()
+        m.wait_bins.clear()

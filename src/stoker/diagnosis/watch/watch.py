@@ -10,23 +10,24 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from ...core import resources
 from ...core.metrics import LoaderMetrics
+from ...core.types import JsonObject, LoaderLike
 from ...loader.describe import called, count, settings_of
 from ...loader.loader_state import state_of
 from .ceilings import Ceilings
 from .clock import Clock
 from .device import DeviceWatch
-from .shared_counters import Live, Stages
+from .fetch import TaskTimer
+from .shared_counters import Live, WorkerTimes
 
 FILLS = 0.05  # of its samples; a cache that grew by less in an epoch is full
 POINTS = 64  # of memory over time
 NOTES = 240  # of a loader over time; after that every other one is dropped
-BEAT_S = 1.0  # between two reports of a process
+SEND_S = 1.0  # between two reports of a process
 
 
 class Watch:
@@ -39,39 +40,42 @@ class Watch:
     """
 
     def __init__(self, max_steps: int | None = None, apply: bool = False, ceilings: bool = False) -> None:
-        self.max_steps, self.apply = max_steps, apply
+        self.max_steps = max_steps
+        self.apply = apply
         self.ceilings = Ceilings(lambda batch: count(batch, 1)) if ceilings else None
-        self.loaders: dict[str, LoaderMetrics] = {}
-        self.applied: dict[str, Any] = {}
-        self.refresh: Callable[[], None] | None = None  # brings ``applied`` up to date
-        self.around: Callable[[Any], contextlib.AbstractContextManager[None]] = lambda _: contextlib.nullcontext()
-        self.reached: dict[str, tuple[str, str]] = {}  # by loader, its class, and why stoker's engine does not reach it
-        self._alive: dict[str, weakref.WeakValueDictionary[int, Any]] = {}  # loaders, by their id
-        self._stages: dict[str, Stages] = {}
-        self._devices: dict[str, DeviceWatch] = {}
-        self._clocks: weakref.WeakSet[Clock] = weakref.WeakSet()
         self.on = True
         self.listened = "STOKER_RUN" in os.environ
-        self._steps = 0
-        self._beat = 0.0
-        self._born = time.perf_counter()
+        self.applied: dict[str, JsonObject] = {}
+        self.refresh: Callable[[], None] | None = None  # brings ``applied`` up to date
+        self.around: Callable[[LoaderLike], contextlib.AbstractContextManager[None]] = _nothing_around
         self._socket: socket.socket | None = None
-        self._live = Live()
-        self._left: dict[str, int] = {}
-        self._noted: dict[str, tuple[float, float, float, int]] = {}
-        self._filled: dict[str, int] = {}  # samples that were in a loader's cache at its last restart
-
-    def rest(self) -> None:
-        """Nobody looks any more at what this process does itself."""
-        for stages in self._stages.values():
-            stages.end()
+        self._steps = 0
+        self._sent = 0.0
+        self._born = time.perf_counter()
+        self._least_left: dict[str, int] = {}
+        self._clocks: weakref.WeakSet[Clock] = weakref.WeakSet()
+        self._cached: dict[str, int] = {}  # samples in a loader's cache at its last restart
+        self.forget()
 
     def forget(self) -> None:
-        """Nothing was seen."""
-        self.loaders, self._stages, self._devices, self._live = {}, {}, {}, Live()
-        self._noted, self._alive, self.reached = {}, {}, {}
+        """Clears all counters."""
+        self.loaders: dict[str, LoaderMetrics] = {}
+        self.bypassed: dict[str, tuple[str, str]] = {}  # by loader, its class, and why stoker's engine is not behind it
+        self._live = Live()
+        self._clear()
 
-    def metrics_of(self, loader: Any) -> LoaderMetrics:
+    def _clear(self) -> None:
+        self._alive: dict[str, weakref.WeakValueDictionary[int, LoaderLike]] = {}  # loaders, by their id
+        self._times: dict[str, WorkerTimes] = {}
+        self._devices: dict[str, DeviceWatch] = {}
+        self._noted: dict[str, tuple[float, float, float, int]] = {}
+
+    def rest(self) -> None:
+        """Stops sampling what this process does itself."""
+        for times in self._times.values():
+            times.end()
+
+    def metrics_of(self, loader: LoaderLike) -> LoaderMetrics:
         """The numbers of the line that made this loader; loaders made by one line share them."""
         name = loader.__dict__.setdefault("_stoker_name", called(loader))
         new = name not in self.loaders
@@ -87,10 +91,11 @@ class Watch:
         metrics.settings.update(settings_of(loader))
         return metrics
 
-    def stages_of(self, name: str, metrics: LoaderMetrics) -> Stages:
-        if name not in self._stages:
-            self._stages[name] = Stages(metrics)
-        return self._stages[name]
+    def times_of(self, metrics: LoaderMetrics) -> WorkerTimes:
+        """What the fetching processes of this loader write to."""
+        if metrics.name not in self._times:
+            self._times[metrics.name] = WorkerTimes(metrics)
+        return self._times[metrics.name]
 
     def device_of(self, metrics: LoaderMetrics) -> DeviceWatch | None:
         """The watch on the device for this loader's consumer; None while the script does not use one."""
@@ -100,53 +105,53 @@ class Watch:
             self._devices[metrics.name] = DeviceWatch(metrics)
         return self._devices[metrics.name]
 
-    def clock(self, metrics: LoaderMetrics, fetcher: Any) -> Clock:
-        """For a new iterator of this loader; with its fetcher, where it has no workers."""
+    def clock(self, metrics: LoaderMetrics, task_timer: Callable[[], TaskTimer | None]) -> Clock:
+        """For a new iterator of this loader."""
         self._restart(metrics)
-        bounds = self.max_steps is not None or self.ceilings is not None
-        made = Clock(metrics, self.row(metrics), bounds, self.moved, self.device_of, fetcher)
+        always_full = self.max_steps is not None or self.ceilings is not None
+        made = Clock(metrics, self.row(metrics), always_full, self.delivered, self.device_of, task_timer)
         self._clocks.add(made)
         return made
 
     def _restart(self, metrics: LoaderMetrics) -> None:
-        """After an epoch in which a cache was filled: the workers' tasks will be others from now on."""
+        """After an epoch in which a cache was filled the tasks are different ones: counts of them begin anew."""
         if self.refresh is not None:
             self.refresh()
         cache = (self.applied.get(metrics.name) or {}).get("cache") or {}
-        filled, before = int(cache.get("filled") or 0), self._filled.get(metrics.name, 0)
+        filled, before = int(cache.get("filled") or 0), self._cached.get(metrics.name, 0)
         if metrics.epochs and filled - before > FILLS * int(cache.get("samples") or 0):
-            self._filled[metrics.name] = filled
+            self._cached[metrics.name] = filled
             for clock in list(self._clocks):
                 clock.settle()
-            self.stages_of(metrics.name, metrics).restart()
+            self.times_of(metrics).restart()
             metrics.filled_epochs = metrics.epochs
 
-    def moved(self, batches: int, now: float) -> None:
-        """So many batches were delivered."""
+    def delivered(self, batches: int, now: float) -> None:
+        """So many more batches were delivered."""
         self._steps += batches
-        if now - self._beat < BEAT_S:
+        if now - self._sent < SEND_S:
             return
-        self._beat = now
+        self._sent = now
         self.send()
 
-    def row(self, metrics: LoaderMetrics) -> Any:
+    def row(self, metrics: LoaderMetrics) -> memoryview[float]:
         """The live row of a loader."""
         return self._live.row(list(self.loaders).index(metrics.name))
 
     def enough(self) -> bool:
         return self.max_steps is not None and self._steps >= self.max_steps
 
-    def snapshot(self, final: bool) -> dict[str, Any]:
-        """What was seen so far, for ``report.schema``."""
+    def snapshot(self, final: bool) -> JsonObject:
+        """What was seen so far, for ``report.merge.Snapshot``."""
         if self.refresh is not None:
             self.refresh()
         for clock in list(self._clocks):
             clock.settle()
-        for name, stages in self._stages.items():
-            stages.collect()
-            self._weigh(self.loaders[name])
+        for name, times in self._times.items():
+            times.collect()
+            self._note_memory(self.loaders[name])
         for metrics in self.loaders.values():
-            self._note(metrics)
+            self._note_rate(metrics)
         for device in self._devices.values():
             device.collect(final)
         return {
@@ -156,52 +161,51 @@ class Watch:
             "world": int(os.environ.get("WORLD_SIZE", "1")) if os.environ.get("WORLD_SIZE", "1").isdigit() else 1,
             "final": final,
             "cores": resources.cores_granted(),
-            **self._least_left(),
+            **self._left(),
             "cuda": bool(torch.cuda.is_available() and torch.cuda.is_initialized()),
             "cuda_visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "threads": torch.get_num_threads(),
             "loaders": [vars(m) for m in self.loaders.values()],
             "applied": self.applied,
-            "bypassing": [{"name": n, "class": c, "reason": why} for n, (c, why) in self.reached.items() if why],
+            "bypassing": [{"name": n, "class": c, "reason": why} for n, (c, why) in self.bypassed.items() if why],
             "ceilings": None if self.ceilings is None else {"name": self.ceilings.name, **self.ceilings.found},
         }
 
-    def _least_left(self) -> dict[str, int]:
-        """The least that this process was granted and had left; its container may be another than that of who started
-        it."""
+    def _left(self) -> dict[str, int]:
+        """The least that this process was granted and had left; its container may not be that of ``stoker run``."""
         now = {
             "shm_free_min": resources.shm_free(),
             "memory": resources.memory_granted(),
             "memory_available_min": resources.memory_available(),
         }
-        self._left = {key: min(n, self._left.get(key, n)) for key, n in now.items() if n is not None}
-        return self._left
+        self._least_left |= {key: min(n, self._least_left.get(key, n)) for key, n in now.items() if n is not None}
+        return self._least_left
 
-    def _note(self, metrics: LoaderMetrics) -> None:
-        """Notes how the last second was."""
+    def _note_rate(self, metrics: LoaderMetrics) -> None:
+        """Notes the waiting and the rate of the last second."""
         now = time.perf_counter()
         before, wait, step, samples = self._noted.get(metrics.name, (self._born, 0.0, 0.0, 0))
         took = metrics.wait_s - wait + metrics.step_s - step
-        if now - before < BEAT_S / 2 or took <= 0:
+        if now - before < SEND_S / 2 or took <= 0:
             return
         self._noted[metrics.name] = (now, metrics.wait_s, metrics.step_s, metrics.samples)
-        look = [now - self._born, (metrics.wait_s - wait) / took, (metrics.samples - samples) / took]
-        metrics.over_time.append([round(x, 3) for x in look])
+        point = [now - self._born, (metrics.wait_s - wait) / took, (metrics.samples - samples) / took]
+        metrics.over_time.append([round(x, 3) for x in point])
         if len(metrics.over_time) > NOTES:
             del metrics.over_time[1:-1:2]
 
-    def _weigh(self, metrics: LoaderMetrics) -> None:
-        """Notes what the workers weigh together, now and then."""
-        weight = sum(metrics.worker_pss.values())
+    def _note_memory(self, metrics: LoaderMetrics) -> None:
+        """Notes the workers' memory, all together, when it was measured anew."""
+        total = sum(metrics.worker_pss.values())
         series = metrics.memory
-        if not weight or (series and series[-1][1] == weight):
+        if not total or (series and series[-1][1] == total):
             return
-        series.append([round(time.perf_counter() - self._born, 1), weight])
+        series.append([round(time.perf_counter() - self._born, 1), total])
         if len(series) > POINTS:
             del series[1:-1:2]
 
     def send(self, final: bool = False) -> None:
-        """Tells ``stoker run``; when nobody listens, nothing happens."""
+        """Sends a snapshot to ``stoker run``, if this process was started by it."""
         if not self.loaders or not self.listened:
             return
         try:
@@ -218,14 +222,18 @@ class Watch:
         self.send(final=True)
 
     def forked(self) -> None:
-        """In a child: it is a process of its own, with nothing seen yet."""
+        """In a forked child: it reports for itself, and has seen nothing yet."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.close()
-        self._socket, self._steps, self._beat = None, 0, 0.0
+        self._socket, self._steps, self._sent = None, 0, 0.0
         self._live = Live()
         for metrics in self.loaders.values():
             metrics.__init__(metrics.name, settings=metrics.settings)  # type: ignore[misc]
         for clock in list(self._clocks):
             clock.forked(self.row(clock.metrics))
-        self._stages, self._devices, self._noted, self._alive = {}, {}, {}, {}
+        self._clear()
+
+
+def _nothing_around(loader: LoaderLike) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()

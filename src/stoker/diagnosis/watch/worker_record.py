@@ -1,5 +1,12 @@
-"""What a process that fetches knows of its tasks beyond their sums: how long each took, where it was, what the kernel
-says of it. Written as text into memory that the watching process shares; it dies with the process that wrote it."""
+"""What a fetching process records of its tasks beyond their sums: how long each took, stacks, the kernel's counts.
+
+::
+
+    worker: WorkerRecord.done() -> write(): JSON into a row of shared memory -> read(): the watching process
+            -> merge(): the records of several processes as one
+
+A record holds what its process has seen from its start on; the watching process keeps the last one of each.
+"""
 
 from __future__ import annotations
 
@@ -12,50 +19,27 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from ...core import resources
+from ...core.histogram import SLOW, Histogram
 from ...core.stacks import known_getters, known_transforms
+from ...core.types import JsonObject
 from .stack_sampler import StackSampler
 
 ROW_BYTES = 8192
-KEYS = {"pid", "bins", "stacks", "helpers", "slow", "kernel", "seconds", "own"}
-WEIGH_S = 2.0  # between two readings of a worker's own memory, which take milliseconds each
-WEIGHED = 24  # of them; after that every other one is dropped
+KEYS = {"pid", "bins", "stacks", "slow", "kernel", "seconds", "own"}
+MEMORY_S = 2.0  # between two readings of a worker's own memory, which take milliseconds each
+MAX_POINTS = 24  # of them; after that every other one is dropped
 SERIES = 8  # workers whose memory is kept, those that grew most
-WRITE_S, MAIN_WRITE_S = 0.2, 1.0  # a worker may end at any moment
-SHORT_S = 1e-3  # a task in the main process; a look at it would cost the script more than it could say
+WRITE_S, MAIN_WRITE_S = 0.2, 1.0  # between two writes; a worker may end at any moment
+SHORT_S = 1e-3  # a task in the main process that is not sampled: that would cost the script more than it says
 TOP = 16  # lines of code that are kept
-BINS_PER_OCTAVE = 4  # of the histogram of tasks' times, so its median is right to 9 %
-SLOW = 3.0  # a task that takes so many times the median is a slow one
-ENOUGH = 16  # tasks before anybody is called slow
-
-
-def bin_of(seconds: float) -> int:
-    """The histogram's bin; microseconds are around 0."""
-    return max(0, round(BINS_PER_OCTAVE * math.log2(max(seconds, 1e-6) * 1e6)))
-
-
-def add(bins: dict[int, int], seconds: list[float]) -> None:
-    """Counts durations in a histogram, and empties their list."""
-    taken, seconds[:] = seconds[:], []
-    for s in taken:
-        b = bin_of(s)
-        bins[b] = bins.get(b, 0) + 1
-
-
-def seconds_of(bin_: int) -> float:
-    """The middle of a bin.
-
-    Example:
-        >>> abs(seconds_of(bin_of(0.25)) / 0.25 - 1) < 0.1
-        True
-    """
-    return float(2 ** (bin_ / BINS_PER_OCTAVE)) * 1e-6
+ENOUGH = 16  # tasks before one is called slow
+EMPTY: JsonObject = {"bins": {}, "stacks": [], "slow": {}, "kernel": {}, "seconds": 0.0, "own": []}
 
 
 class WorkerRecord:
-    """One fetching thread's own account.
+    """The record of one fetching thread.
 
     Args:
         row: ``ROW_BYTES`` of shared memory.
@@ -63,9 +47,9 @@ class WorkerRecord:
         collate: the loader's collate function.
     """
 
-    def __init__(self, row: Any, dataset: Any, collate: Any) -> None:
+    def __init__(self, row: memoryview, dataset: object, collate: object) -> None:
         self._row = row
-        self._bins: dict[int, int] = {}
+        self._times = Histogram()
         self._took: list[float] = []
         self._began = time.monotonic()
         self._tasks = 0
@@ -73,16 +57,16 @@ class WorkerRecord:
         self._written, self._write_s = 0.0, WRITE_S
         worker = multiprocessing.parent_process() is not None
         self._own: list[list[float]] = []
-        self._weighed = 0.0 if worker else math.inf
-        self.looks = StackSampler(threading.get_ident(), threading.get_native_id(), alone=worker)
+        self._noted = 0.0 if worker else math.inf
+        self.sampler = StackSampler(threading.get_ident(), threading.get_native_id(), alone=worker)
         if not worker:
-            self.looks.least_s, self._write_s = SHORT_S, MAIN_WRITE_S
-        self.looks.collate = getattr(collate, "__code__", None)
-        self.looks.transforms = known_transforms(dataset)
-        self.looks.getters = known_getters(dataset)
+            self.sampler.min_task_s, self._write_s = SHORT_S, MAIN_WRITE_S
+        self.sampler.collate = getattr(collate, "__code__", None)
+        self.sampler.transforms = known_transforms(dataset)
+        self.sampler.getters = known_getters(dataset)
 
     def done(self, took: list[float]) -> None:
-        """So many tasks are over, each after so many seconds. Empties the list."""
+        """Tasks are over, each after so many seconds. Empties the list."""
         before, self._tasks = self._tasks, self._tasks + len(took)
         self._took += took
         took.clear()
@@ -91,25 +75,24 @@ class WorkerRecord:
             self._written = now
             self.write()
             if self._tasks >= ENOUGH:
-                typical, looks = median(self._bins), self.looks
-                looks.slow_s = SLOW * typical
-                # Who looks at nothing but short tasks, which are not looked at, need not wake up for that.
-                looks.rests = looks.least_s > 0 and typical < looks.least_s
+                typical, sampler = self._times.median(), self.sampler
+                sampler.slow_s = SLOW * typical
+                sampler.rests = typical < sampler.min_task_s
 
     def write(self) -> None:
-        """Hands over what is known. A reader finds all of it or nothing."""
-        add(self._bins, self._took)
-        self._weigh()
-        top = sorted(self.looks.counts.items(), key=lambda kv: -sum(kv[1]))[:TOP]
+        """Writes the record. A reader finds all of it or nothing."""
+        self._times.add(self._took)
+        self._took.clear()
+        self._note_memory()
+        top = sorted(self.sampler.counts.items(), key=lambda kv: -sum(kv[1]))[:TOP]
         now = kernel()
-        now["cpu_ns"] -= int(self.looks.cpu_s * 1e9)  # the looks are not the dataset's threads
+        now["cpu_ns"] -= int(self.sampler.cpu_s * 1e9)  # the sampling thread is not the dataset's
         text = json.dumps(
             {
                 "pid": os.getpid(),
-                "bins": self._bins,
+                "bins": self._times.bins,
                 "stacks": [[*key, *count] for key, count in top],
-                "helpers": self.looks.helpers,
-                "slow": dict(sorted(self.looks.slow.items(), key=lambda kv: -kv[1])[:8]),
+                "slow": dict(sorted(self.sampler.slow.items(), key=lambda kv: -kv[1])[:8]),
                 "kernel": {k: now[k] - self._start[k] for k in now},
                 "seconds": time.monotonic() - self._began,
                 "own": self._own,
@@ -121,18 +104,18 @@ class WorkerRecord:
             self._row[4 : 4 + len(text)] = text
             self._row[:4] = len(text).to_bytes(4, "little")
 
-    def _weigh(self) -> None:
-        """Notes what this worker has of its own, now and then."""
+    def _note_memory(self) -> None:
+        """Notes this worker's private memory, now and then."""
         now = time.monotonic()
-        if now - self._weighed < WEIGH_S:
+        if now - self._noted < MEMORY_S:
             return
-        self._weighed = now
+        self._noted = now
         self._own.append([round(now - self._began, 1), resources.private()])
-        if len(self._own) > WEIGHED:
+        if len(self._own) > MAX_POINTS:
             del self._own[1:-1:2]
 
 
-def read(row: Any) -> dict[str, Any] | None:
+def read(row: memoryview) -> JsonObject | None:
     """What ``write`` left there; None for nothing, or for half of something."""
     length = int.from_bytes(row[:4], "little")
     if not 0 < length <= ROW_BYTES - 4:
@@ -144,36 +127,18 @@ def read(row: Any) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and found.keys() >= KEYS else None
 
 
-def median(bins: dict[int, int]) -> float:
-    """Seconds.
-
-    Example:
-        >>> median({bin_of(0.1): 5, bin_of(2.0): 1}) < 0.2
-        True
-    """
-    half, count = sum(bins.values()) / 2, 0
-    for b in sorted(bins):
-        count += bins[b]
-        if count >= half:
-            return seconds_of(b)
-    return 0.0
-
-
-def merge(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The accounts of several processes as one."""
-    bins: dict[int, int] = {}
+def merge(records: Iterable[JsonObject]) -> JsonObject:
+    """The records of several processes as one."""
+    times = Histogram()
     stacks: dict[tuple[str, str, str], list[int]] = {}
     slow: dict[str, int] = {}
     sums: dict[str, int] = {}
-    helpers = [0, 0, 0]
     seconds = 0.0
     own: list[list[list[float]]] = []
     for record in records:
         # A record is of one process, or of several that were merged before.
         own += record["own"] if "pid" not in record else [record["own"]] if record["own"] else []
-        helpers = [a + b for a, b in zip(helpers, record["helpers"], strict=True)]
-        for b, n in record["bins"].items():
-            bins[int(b)] = bins.get(int(b), 0) + n
+        times.merge({int(number): n for number, n in record["bins"].items()})
         for kind, name, line, ran, waited in record["stacks"]:
             count = stacks.setdefault((kind, name, line), [0, 0])
             count[0] += ran
@@ -185,9 +150,8 @@ def merge(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
         seconds += record["seconds"]
     order = sorted(stacks.items(), key=lambda kv: -sum(kv[1]))
     return {
-        "bins": bins,
+        "bins": times.bins,
         "stacks": [[*key, *count] for key, count in order],
-        "helpers": helpers,
         "slow": slow,
         "kernel": sums,
         "seconds": seconds,
@@ -195,8 +159,8 @@ def merge(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def minus(record: dict[str, Any], before: dict[str, Any]) -> dict[str, Any] | None:
-    """A process' account without what it said before; None where nothing is new."""
+def minus(record: JsonObject, before: JsonObject) -> JsonObject | None:
+    """A process' record without an earlier one of it; None where nothing is new."""
     if record["seconds"] <= before["seconds"]:
         return None
     old = {tuple(key): count for *key, ran, waited in before["stacks"] for count in [(ran, waited)]}
@@ -213,7 +177,6 @@ def minus(record: dict[str, Any], before: dict[str, Any]) -> dict[str, Any] | No
         **counts,
         "kernel": {k: n - before["kernel"].get(k, 0) for k, n in record["kernel"].items()},
         "stacks": [row for row in stacks if row[3] or row[4]],
-        "helpers": [a - b for a, b in zip(record["helpers"], before["helpers"], strict=True)],
         "seconds": record["seconds"] - before["seconds"],
     }
 

@@ -3,6 +3,9 @@ the first batch.
 
 ::
 
-    limits -> decide -> controller: more or fewer workers;  in_process: workers or none
-    bench: the one loop that measures, for ``stoker tune`` too
+    decide: before an iterator   <- profile: what stoker tune found;  limits: else a first guess
+    controller: in mid-epoch, how many workers
+    in_process: in mid-epoch, whether there are any
+
+    bench: the loop with which stoker tune measures  <- tasks: indices;  remote: in a child process;  model: the curve
 """

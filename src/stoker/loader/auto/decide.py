@@ -1,12 +1,15 @@
-"""What ``"auto"`` decides for a loader: before each of its iterators, and while they run. Nothing is measured before
-the first batch: it begins with what ``stoker tune`` found, else with a first guess, and adapts."""
+"""What ``num_workers="auto"`` and ``worker_method="auto"`` decide before each iterator of a loader, and what connects
+a running iterator with ``Controller`` and ``Place``.
+
+Nothing is measured before the first batch. A loader begins with what ``stoker tune`` found, else with a first guess.
+"""
 
 from __future__ import annotations
 
 import logging
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _DatasetKind
@@ -16,6 +19,7 @@ from ...core.errors import UsageError
 from ...core.handles import held
 from ...core.options import AutoWorkers, Measured
 from ...core.picklable import refused
+from ...core.types import LoaderLike
 from ...sampling.generators import find_generators, in_words
 from ...sampling.stateful import is_stateful
 from ...workers.faults import validate
@@ -23,7 +27,7 @@ from ...workers.thread_pool import refuse
 from ..inline_iterator import here
 from . import profile
 from .controller import Controller
-from .in_process import Place
+from .in_process import Change, MakeBatch, Place, State, Worked
 from .limits import cores_here, first_guess, per_core, workers_bound
 
 if TYPE_CHECKING:
@@ -33,23 +37,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger("stoker.loader.engine")
 
 
-def method(loader: Any, state: LoaderState) -> str:
-    """The kind of workers for ``worker_method="auto"``: processes, for any code is safe there, unless ``stoker tune``
-    found threads to be faster."""
+def method(loader: LoaderLike, state: LoaderState) -> str:
+    """The kind of workers for ``worker_method="auto"``: processes, where any code is safe, unless ``stoker tune`` found
+    threads to be faster."""
     if state.method is None:
-        found = "thread" in (_profile(loader, state) or {})
-        why = validate.only_processes(loader) or (unsafe(loader) if found else "")
-        if found and not why:
+        found = _profile(loader, state)
+        threads = found is not None and found.worker_method == "thread"
+        why = validate.only_processes(loader) or (unsafe(loader) if threads else "")
+        if threads and not why:
             state.method = "thread", "stoker tune found threads to be faster"
         else:
             state.method = "process", why or "threads are taken where stoker tune found them to be faster"
-        _tell(state, f"worker_method={state.method[0]!r}: {state.method[1]}")
+        _record(state, f"worker_method={state.method[0]!r}: {state.method[1]}")
     return state.method[0]
 
 
-def unsafe(loader: Any) -> str | None:
-    """Why threads are not even tried: the dataset says so, or it holds what pickle refuses (files, connections, locks),
-    which several threads would use at once, or random generators, which each worker process has for itself."""
+def unsafe(loader: LoaderLike) -> str | None:
+    """Why threads are not tried; None where they may be. Threads share what each worker process has for itself: files,
+    connections, locks (which pickle refuses) and random generators. A dataset may also refuse them itself."""
     try:
         refuse(loader.dataset)
     except UsageError as e:
@@ -61,8 +66,8 @@ def unsafe(loader: Any) -> str | None:
     return f"{in_words(found[0][0])} is a random generator, which threads would share" if found else None
 
 
-def begin(loader: Any, state: LoaderState, kind: str) -> None:
-    """Sets ``num_workers`` of a loader, of which an iterator is about to be made.
+def begin(loader: LoaderLike, state: LoaderState, kind: str) -> None:
+    """Sets ``num_workers`` of a loader before an iterator of it is made.
 
     Args:
         loader: with ``num_workers="auto"``.
@@ -73,33 +78,30 @@ def begin(loader: Any, state: LoaderState, kind: str) -> None:
         state.measured = _first(loader, state, kind)
         loader.num_workers = AutoWorkers(state.measured.workers or first_guess(loader)[0])
         if not _only_workers(loader, kind):
-            state.place = Place(_asks(loader, state))
-            state.place.here = not state.measured.workers
+            state.place = Place(_why_not_here(loader, state))
+            if not state.measured.workers:
+                state.place.state = State.TRIAL
     place, m = state.place, state.metrics
     if place is None:
         return
     place.epoch(state.cursor is not None and state.cursor.finished, m.fetch_ns + m.collate_ns)
-    why = held(loader.dataset) if place.called and not place.here else ""
-    if why:
-        place.stay(_sharing(why))
-        _tell(state, place.reason)
+    if place.was_called and not place.here:
+        _stay_if_shared(loader, state, place)
     if place.here:
-        _leave_workers(loader, place)
+        _without_workers(loader, place)
 
 
-def maker(loader: Any, state: LoaderState, cursor: Cursor) -> Callable[[int, Any], Any] | None:
+def maker(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> MakeBatch | None:
     """What makes a loader's batches in this process; None where workers make all."""
     place = state.place
-    if place is None or not place.possible:
+    if place is None or place.state is State.ONLY_WORKERS:
         return None
-    make = here(loader.dataset, loader._auto_collation, loader.collate_fn, loader.drop_last, cursor)
-    return place.timed(make)
+    return place.timed(here(loader.dataset, loader._auto_collation, loader.collate_fn, loader.drop_last, cursor))
 
 
-def tuner(loader: Any, state: LoaderState) -> Callable[[int], tuple[str, int] | None]:
-    """What changes the number of workers, and whether there are any, while an epoch runs."""
-    place, m = state.place, state.metrics
-    controller = state.controller
+def tuner(loader: LoaderLike, state: LoaderState) -> Callable[[int], tuple[str, int] | None]:
+    """The function that the scheduler calls at each delivery. It returns a setting and its new value, or None."""
+    place, controller = state.place, state.controller
     if controller is None:
         ahead = max(loader.prefetch_factor or 1, getattr(loader, "_ahead", 0))
         assert state.measured is not None
@@ -107,7 +109,7 @@ def tuner(loader: Any, state: LoaderState) -> Callable[[int], tuple[str, int] | 
         controller = state.controller = Controller(n, _most(state), state.measured.known, ahead)
     controller.begin(0)
     if place is not None:
-        place.begin(0, (m.tasks, m.fetch_ns + m.collate_ns, m.cpu_ns))
+        place.begin(0, _worked(state))
     ref = weakref.ref(loader)
 
     def step(waited_ns: int) -> tuple[str, int] | None:
@@ -115,24 +117,28 @@ def tuner(loader: Any, state: LoaderState) -> Callable[[int], tuple[str, int] | 
         if loader is None or state.hold:
             return None
         if place is not None:
-            worked = m.tasks, m.fetch_ns + m.collate_ns, m.cpu_ns
-            todo = place.step(waited_ns, worked)
-            if todo:
-                return _move(loader, state, todo, waited_ns)
-            if place.here or (place.possible and not place.judged):
+            change = place.step(waited_ns, _worked(state))
+            if change is not None:
+                return _carry_out(change, loader, state, place, waited_ns)
+            if place.here or (place.state is State.WORKERS and not place.knows_cost):
                 return None
         decision = controller.step(waited_ns)
         if decision is None:
             return None
-        _tell(state, decision.reason)
+        _record(state, decision.reason)
         loader.num_workers = AutoWorkers(decision.workers)
         return "num_workers", decision.workers
 
     return step
 
 
-def _profile(loader: Any, state: LoaderState) -> dict[str, Any] | None:
-    """What ``stoker tune`` kept of a loader; read once."""
+def _worked(state: LoaderState) -> Worked:
+    m = state.metrics
+    return Worked(m.tasks, m.fetch_ns + m.collate_ns, m.cpu_ns)
+
+
+def _profile(loader: LoaderLike, state: LoaderState) -> profile.Tuned | None:
+    """What ``stoker tune`` found for a loader; its file is read once."""
     if state.profile is None:
         state.profile = profile.find(loader)
         found, words = state.profile
@@ -142,20 +148,20 @@ def _profile(loader: Any, state: LoaderState) -> dict[str, Any] | None:
     return state.profile[0]
 
 
-def _first(loader: Any, state: LoaderState, kind: str) -> Measured:
+def _first(loader: LoaderLike, state: LoaderState, kind: str) -> Measured:
     found = _profile(loader, state)
-    if found is None or not isinstance(found.get(kind), int):
+    if found is None or found.worker_method != kind:
         return Measured(*first_guess(loader))
     words = state.profile[1] if state.profile is not None else ""
-    if found.get("num_workers") == 0 and not (_only_workers(loader, kind) or held(loader.dataset)):
+    if found.num_workers == 0 and not (_only_workers(loader, kind) or held(loader.dataset)):
         return Measured(0, f"no workers: {words}", known=True)
-    n = max(1, min(found[kind] // resources.ranks(), workers_bound(resources.WORKER_BYTES)[0]))
+    n = max(1, min(found.num_workers // resources.ranks(), workers_bound(resources.WORKER_BYTES)[0]))
     return Measured(n, f"{n} workers: {words}", known=True)
 
 
-def _only_workers(loader: Any, kind: str) -> bool:
-    """Whether no batch may be made in the script's own process: a worker is another place for what the loader's user
-    wrote, or was asked for in so many words."""
+def _only_workers(loader: LoaderLike, kind: str) -> bool:
+    """Whether all batches have to be made in workers: what the user wrote may behave differently in the script's own
+    process, or the loader has settings about workers."""
     return bool(
         kind != "process"
         or loader._dataset_kind != _DatasetKind.Map
@@ -170,7 +176,7 @@ def _only_workers(loader: Any, kind: str) -> bool:
     )
 
 
-def _asks(loader: Any, state: LoaderState) -> Callable[[], str]:
+def _why_not_here(loader: LoaderLike, state: LoaderState) -> Callable[[], str]:
     ref = weakref.ref(loader)
 
     def why_not() -> str:
@@ -178,22 +184,20 @@ def _asks(loader: Any, state: LoaderState) -> Callable[[], str]:
         why = "samples kill workers" if state.known else held(getattr(loader, "dataset", None))
         if why:
             return why
-        for it in list(state.iterators):
-            why = it.opened()
-            if why:
-                return f"the dataset opens {why}"
-        return ""
+        opened = next(filter(None, (it.opened() for it in list(state.iterators))), "")
+        return f"the dataset opens {opened}" if opened else ""
 
     return why_not
 
 
 def _most(state: LoaderState) -> Callable[[], int]:
+    """How many workers there may be: by memory, and more for each core the more of their time they wait."""
     before = [0, 0]
 
     def most() -> int:
         m = state.metrics
         cpu, wall = m.cpu_ns, m.fetch_ns + m.collate_ns + m.transport_ns
-        busy = (cpu - before[0]) / max(1, wall - before[1])  # since the last look
+        busy = (cpu - before[0]) / max(1, wall - before[1])  # since the last call
         before[:] = cpu, wall
         each = max(m.worker_pss.values(), default=resources.WORKER_BYTES)
         return min(per_core(1 - busy) * cores_here(), max(1, workers_bound(each)[0]))
@@ -201,41 +205,43 @@ def _most(state: LoaderState) -> Callable[[], int]:
     return most
 
 
-def _move(loader: Any, state: LoaderState, todo: str, waited_ns: int) -> tuple[str, int] | None:
-    """Carries out what ``Place.step`` returned."""
-    place, controller = state.place, state.controller
-    assert place is not None
-    if todo == "here":
+def _carry_out(
+    change: Change, loader: LoaderLike, state: LoaderState, place: Place, waited_ns: int
+) -> tuple[str, int] | None:
+    """Changes the loader's settings. Returns what the scheduler has to do."""
+    if change is Change.TRY_HERE:
         place.workers = int(loader.num_workers)
         return "here", 0
-    if todo == "stay":
-        _tell(state, f"{place.workers} -> 0 workers: {place.reason}")
-        _leave_workers(loader, place)
+    if change is Change.STAY_HERE:
+        _record(state, f"{place.workers} -> 0 workers: {place.reason}")
+        _without_workers(loader, place)
         return "here", 1
-    why = held(loader.dataset) if int(loader.num_workers) == 0 else ""
-    if why:
-        place.stay(_sharing(why))
-        _tell(state, place.reason)
-        return None
     if int(loader.num_workers) == 0:
-        _tell(state, f"0 -> {place.workers} workers: {place.reason}")
+        if _stay_if_shared(loader, state, place):
+            return None
+        _record(state, f"0 -> {place.workers} workers: {place.reason}")
         loader.num_workers, loader.prefetch_factor = AutoWorkers(place.workers), place.prefetch
-    controller.workers = place.workers
-    controller.begin(waited_ns)
+    state.controller.workers = place.workers
+    state.controller.begin(waited_ns)
     return "num_workers", place.workers
 
 
-def _leave_workers(loader: Any, place: Place) -> None:
+def _without_workers(loader: LoaderLike, place: Place) -> None:
     """The settings of a loader without workers, as torch wants them."""
     if int(loader.num_workers):
-        place.workers, place.prefetch = int(loader.num_workers), loader.prefetch_factor
+        place.workers, place.prefetch = int(loader.num_workers), loader.prefetch_factor or 1
         loader.num_workers, loader.prefetch_factor = AutoWorkers(0), None
 
 
-def _sharing(why: str) -> str:
-    return f"no workers any more: {why} in the script's own process, and workers would share it"
+def _stay_if_shared(loader: LoaderLike, state: LoaderState, place: Place) -> bool:
+    """Workers that are forked now would share what the dataset has opened in this process: then none are."""
+    why = held(loader.dataset)
+    if why:
+        place.stay(f"no workers any more: {why} in the script's own process, and workers would share it")
+        _record(state, place.reason)
+    return bool(why)
 
 
-def _tell(state: LoaderState, words: str) -> None:
-    logger.info(words)
-    state.metrics.decisions.append(words)
+def _record(state: LoaderState, decision: str) -> None:
+    logger.info(decision)
+    state.metrics.decisions.append(decision)

@@ -1,14 +1,15 @@
-"""What bounds the number of workers before anything is measured: a setting that would not fit is never tried."""
+"""What bounds the number of workers: cores, memory, and space for batches. A setting beyond a limit is never tried."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch.utils.data import IterableDataset
 
 from ...core import resources
 from ...core.options import Budget
+from ...core.types import LoaderLike
 
 PER_CORE = 16  # workers of which nearly all wait
 BUSY_PER_CORE = 2  # and workers that compute: one that is off its core for a moment does not stop the others
@@ -21,15 +22,15 @@ def cores_here() -> int:
 
 
 def workers_bound(each: int) -> tuple[int, str]:
-    """``machine.workers_bound``, where the ranks of the node share its memory."""
+    """``resources.workers_bound``, with the memory divided among the ranks of the node."""
     ranks = resources.ranks()
     most, words = resources.workers_bound(each * ranks)
     return most, words if ranks == 1 else f"{words} in {ranks} ranks"
 
 
-def first_guess(loader: Any) -> tuple[int, str]:
-    """Workers for a loader of which nothing is known yet, and why so many: one for each core that is granted, divided
-    among the ranks of the node, no more than fit in memory and no more than there are batches.
+def first_guess(loader: LoaderLike) -> tuple[int, str]:
+    """Workers for a loader that was not measured, and the reason: one for each core that is granted, divided among the
+    ranks of the node, no more than fit in memory and no more than there are batches.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -87,7 +88,7 @@ def limits(
     shm: bool = False,
     pinned: bool = False,
 ) -> list[Limit]:
-    """All that apply, the tightest first.
+    """The limits that apply here, the tightest first.
 
     Args:
         waits: share of a worker's time that is not CPU time.

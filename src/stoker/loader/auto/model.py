@@ -51,15 +51,15 @@ class Model:
         return max(0.0, 1 - self.cpu_s / self.work_s) if self.work_s else 0.0
 
     def disagreement(self, n: int, rate: float, work_s: float) -> str | None:
-        """What it says when ``n`` workers make ``rate`` and take ``work_s`` for a batch; None while model and
-        measurement agree."""
+        """Why ``n`` workers make ``rate``, with ``work_s`` for a batch, where the model says otherwise; None where both
+        agree."""
         predicted = self.rate(n)
         ratio = rate / predicted if predicted else 1.0
         if abs(ratio - 1) <= APART:
             return None
         words = f"{n} workers make {rate:.3g} batches/s where the model has {predicted:.3g}"
         if ratio > 1:
-            return f"{words}: what slowed the first measurement is over (a cold cache, a neighbour)"
+            return f"{words}: the first window was slowed by something that has since ended (cold cache, other load)"
         if self.waits > 0.5 and work_s > SLOWER * self.work_s:
             return (
                 f"{words}: what the workers wait for saturates (a disk, a network, a lock): a batch takes "

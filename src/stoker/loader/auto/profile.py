@@ -1,71 +1,89 @@
-"""What tuning found, kept in a file where ``num_workers="auto"`` finds it again.
+"""What ``stoker tune`` found, kept in a file where ``num_workers="auto"`` finds it again.
 
-One JSON file for each dataset class and what it was found on: machine, dataset, code. A profile of another machine, a
-changed dataset or changed code is not used, and that is said.
+There is one JSON file for each dataset class. An entry holds what its result depends on: machine, dataset and code. It
+is used only where all of that is the same; otherwise ``find`` says what has changed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
-import json
-import math
 import os
 import platform
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import torch
 
 from ..._version import __version__
 from ...core import resources
-from ...core.files import write
+from ...core.files import cache_folder, write
+from ...core.types import LoaderLike
 
-KEPT = 8  # keys in one file
-MOST = 1 << 16  # workers
-SCHEMA = 1
-_OWN = ("torch", "builtins", "stoker")
+SCHEMA = 2  # is in the name of the file, so files of other versions are not found
+ENTRIES = 8  # in one file
+SOURCE = "code source"
+DEPTH = 4  # of objects in objects whose source is read
+MANY = 100  # items of a list that are looked through; a longer one holds data
+LIBRARIES = ("torch", "builtins", "stoker")  # their versions are in the key, not their source
+
+
+Key = dict[str, str | int | None]  # what a result depends on
+
+
+class Tuned(msgspec.Struct, frozen=True):
+    """A result: the setting, and its samples per second."""
+
+    worker_method: str
+    num_workers: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
+    rate: Annotated[float, msgspec.Meta(ge=0)]
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A result, what it depends on, and when it was found."""
+
+    key: Key
+    tuned: Tuned
+    at: str
 
 
 def folder() -> Path:
-    """``$STOKER_PROFILES``, else ``stoker/profiles`` where caches belong (XDG Base Directory Specification)."""
+    """``$STOKER_PROFILES``, else ``stoker/profiles`` where the system keeps caches."""
     named = os.environ.get("STOKER_PROFILES")
-    if named:
-        return Path(named)
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "stoker" / "profiles"
+    return Path(named) if named else cache_folder("profiles")
 
 
-def key_of(loader: Any) -> dict[str, dict[str, Any]]:
-    """What an answer depends on, in three groups."""
-    grant = resources.read(with_gpus=False)
-    dataset = loader.dataset
+def key_of(loader: LoaderLike) -> Key:
+    """What a result for this loader depends on."""
+    machine = resources.read(with_gpus=False)
     try:
-        length: int | None = len(dataset)
+        samples: int | None = len(loader.dataset)
     except TypeError:
-        length = None
+        samples = None
     return {
-        "machine": {
-            "cores": grant.cores,
-            "cores_host": grant.cores_host,
-            "memory_gb": round(grant.memory / 1e9),
-            "cpu": _cpu(),
-            "gpus": list(resources.gpu_names()),
-        },
-        "dataset": {
-            "type": type(dataset).__qualname__,
-            "samples": length,
-            "batch_size": getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size,
-        },
-        "code": {
-            "source": _code(loader),
-            "python": ".".join(map(str, sys.version_info[:2])),
-            "torch": torch.__version__,
-            "stoker": __version__,
-        },
+        "machine cores": machine.cores,
+        "machine cores_host": machine.cores_host,
+        "machine memory_gb": round(machine.memory / 1e9),
+        "machine cpu": _cpu(),
+        "machine gpus": ", ".join(resources.gpu_names()),
+        "dataset type": type(loader.dataset).__qualname__,
+        "dataset samples": samples,
+        "dataset batch_size": getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size,
+        SOURCE: _code(loader),
+        "code python": ".".join(map(str, sys.version_info[:2])),
+        "code torch": str(torch.__version__),
+        "code stoker": __version__,
     }
+
+
+def _changes(old: Key, new: Key) -> list[str]:
+    names = [name for name in new if old.get(name) != new[name]]
+    return [
+        "the code has changed" if name == SOURCE else f"{name} was {old.get(name)}, is {new[name]}" for name in names
+    ]
 
 
 def _cpu() -> str:
@@ -76,121 +94,87 @@ def _cpu() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def _code(loader: Any) -> str:
-    """A hash of the source of what runs for a sample: the dataset's classes, what they hold that can be called, and
-    the collate function."""
-    seen: dict[str, None] = {}
+def _code(loader: LoaderLike) -> str:
+    """A hash of the source of what runs for a sample: the dataset's classes, the callables that it holds, and the
+    collate function."""
+    sources: dict[str, None] = {}
 
-    def add(thing: Any, depth: int = 0) -> None:
+    def add(thing: object, depth: int = 0) -> None:
         kind = thing if inspect.isfunction(thing) or inspect.isclass(thing) else type(thing)
-        for cls in inspect.getmro(kind) if inspect.isclass(kind) else (kind,):
-            if cls.__module__.split(".")[0] in _OWN:
-                continue
-            try:
-                seen.setdefault(inspect.getsource(cls))
-            except (OSError, TypeError):
-                seen.setdefault(f"{cls.__module__}.{cls.__qualname__}")
+        for code in inspect.getmro(kind) if inspect.isclass(kind) else (kind,):
+            if code.__module__.split(".")[0] not in LIBRARIES:
+                try:
+                    sources.setdefault(inspect.getsource(code))
+                except (OSError, TypeError):
+                    sources.setdefault(f"{code.__module__}.{code.__qualname__}")
         held = getattr(thing, "__dict__", {})
-        if depth < 4 and isinstance(held, dict) and not inspect.isclass(thing):
+        if depth < DEPTH and isinstance(held, dict) and not inspect.isclass(thing):
             for value in held.values():
-                for part in value if isinstance(value, (list, tuple)) and len(value) < 100 else (value,):
+                for part in value if isinstance(value, (list, tuple)) and len(value) < MANY else (value,):
                     if callable(part) or (hasattr(part, "__getitem__") and hasattr(part, "__dict__")):
                         add(part, depth + 1)
 
     add(loader.dataset)
     add(loader.collate_fn)
-    return hashlib.sha256("\n".join(seen).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join(sources).encode()).hexdigest()[:16]
 
 
-def path_of(loader: Any) -> Path:
-    """The file for a loader's dataset: by its class and where that is written."""
-    cls = type(loader.dataset)
+def path_of(loader: LoaderLike) -> Path:
+    """The file for a loader's dataset: by its class, and the file in which that is written."""
     inner = loader.dataset
-    while getattr(type(inner), "__module__", "").startswith("torch.") and hasattr(inner, "dataset"):
-        inner = inner.dataset  # a Subset of it
-        cls = type(inner)
+    while type(inner).__module__.startswith("torch.") and hasattr(inner, "dataset"):
+        inner = inner.dataset  # of a Subset
+    cls = type(inner)
     try:
-        where = os.path.realpath(inspect.getfile(cls))
+        written = os.path.realpath(inspect.getfile(cls))
     except (OSError, TypeError):
-        where = cls.__module__
-    digest = hashlib.sha256(f"{where}:{cls.__qualname__}".encode()).hexdigest()[:12]
+        written = cls.__module__
+    digest = hashlib.sha256(f"{SCHEMA}:{written}:{cls.__qualname__}".encode()).hexdigest()[:12]
     return folder() / f"{cls.__name__}-{digest}.json"
 
 
-def save(loader: Any, answer: dict[str, Any]) -> Path | None:
-    """Keeps ``answer``: ``{"process": workers, "thread": workers, "rate": ..}``. None where it cannot be written."""
-    path = path_of(loader)
-    key = key_of(loader)
+def save(loader: LoaderLike, tuned: Tuned) -> Path | None:
+    """Keeps a result. Returns its file; None where it cannot be written."""
+    path, key = path_of(loader), key_of(loader)
     try:
-        entries = [e for e in _entries(path) if e["key"] != key][-KEPT + 1 :]
-    except Exception:  # what stands there is no profile; find said so
+        entries = [e for e in _entries(path) if e.key != key][-ENTRIES + 1 :]
+    except ValueError:  # the file is damaged, which find says, or no profile at all
         entries = []
-    entries.append({"key": key, "answer": answer, "at": time.strftime("%Y-%m-%d %H:%M:%S")})
+    entries.append(Entry(key, tuned, time.strftime("%Y-%m-%d %H:%M:%S")))
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write(path, json.dumps({"schema": SCHEMA, "entries": entries}, indent=1))
+        write(path, msgspec.json.format(msgspec.json.encode(entries), indent=1).decode())
     except OSError:
         return None
     return path
 
 
-def find(loader: Any) -> tuple[dict[str, Any] | None, str]:
-    """The answer for a loader as it is now, and words: where it comes from, or what is another. ``(None, "")`` where
+def find(loader: LoaderLike) -> tuple[Tuned | None, str]:
+    """The result for a loader as it is now, and words: when it was found, or why there is none. ``(None, "")`` where
     nothing was ever kept. Never raises."""
     try:
-        path = path_of(loader)
-        entries = _entries(path)
+        entries = _entries(path_of(loader))
         if not entries:
             return None, ""
         key = key_of(loader)
         for e in reversed(entries):
-            if e["key"] == key:
-                return dict(e["answer"]), f"stoker tune, {e['at']}"
-        near = min(reversed(entries), key=lambda e: len(_changes(e["key"], key)))
-        changes = "; ".join(_changes(near["key"], key)[:3])
-        return None, f"the profile of {near['at']} is not used: {changes}. stoker tune makes a new one"
-    except Exception as e:  # a file that somebody else wrote
+            if e.key == key:
+                return e.tuned, f"stoker tune, {e.at}"
+        near = min(reversed(entries), key=lambda e: len(_changes(e.key, key)))
+        changes = "; ".join(_changes(near.key, key)[:3])
+        return None, f"the profile of {near.at} is not used: {changes}. stoker tune makes a new one"
+    except Exception as e:  # a user's dataset may raise, too
         return None, f"the profile cannot be read ({type(e).__name__}: {e})"
 
 
-def _entries(path: Path) -> list[dict[str, Any]]:
-    """What a file says.
+def _entries(path: Path) -> list[Entry]:
+    """What a file says; nothing where there is none.
 
     Raises:
-        ValueError: that is no profile.
+        ValueError: it is not a profile.
     """
     try:
-        text = path.read_text()
+        text = path.read_bytes()
     except OSError:
         return []
-    kept = json.loads(text)
-    if not isinstance(kept, dict) or kept.get("schema") != SCHEMA:
-        return []
-    entries = kept.get("entries")
-    if not isinstance(entries, list) or not all(map(_is_entry, entries)):
-        raise ValueError("its entries are none of stoker tune's")
-    return entries
-
-
-def _is_entry(e: Any) -> bool:
-    """Whether it can be used without a second look."""
-    if not (isinstance(e, dict) and isinstance(e.get("at"), str) and isinstance(e.get("answer"), dict)):
-        return False
-    key, answer = e.get("key"), e["answer"]
-    if not (isinstance(key, dict) and all(isinstance(group, dict) for group in key.values())):
-        return False
-    counts = [answer[name] for name in ("process", "thread", "num_workers") if name in answer]
-    rate = answer.get("rate", 0.0)
-    good = all(type(n) is int and 0 <= n <= MOST for n in counts)
-    return good and type(rate) in (int, float) and 0 <= rate < math.inf
-
-
-def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    out = []
-    for group, fields in new.items():
-        for name, value in fields.items():
-            before = old.get(group, {}).get(name)
-            if before != value:
-                words = "the code has changed" if name == "source" else f"{group} {name} was {before}, is {value}"
-                out.append(words)
-    return out
+    return msgspec.json.decode(text, type=list[Entry])

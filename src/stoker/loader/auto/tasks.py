@@ -1,46 +1,44 @@
-"""Indices for measuring: like those the loader would draw, from generators of their own."""
+"""Index to measure with: like those the loader would draw, from generators of their own."""
 
 from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.dataloader import _DatasetKind
 from torch.utils.data.distributed import DistributedSampler
 
 from ...core.errors import UsageError
+from ...core.types import Index, LoaderLike
 from ...sampling.order import FeistelSampler
 
 SEED = 0x570C
-
 KEPT = 512  # tasks that are drawn again, so that what they read is in memory
-FEW = 16  # and fewer than so many are no fair sample of a dataset
+FEW = 16  # fewer tasks than this are no fair sample of a dataset
 
 
 class Tasks:
-    """Indices like those the loader would draw, from generators of their own.
+    """Index like those the loader would draw, from generators of their own.
 
     Args:
         loader: the loader.
 
     Attributes:
-        fresh: draw what was not drawn before (a first epoch, as cold as the disk is), or what was (later epochs).
-        samples: samples in a task, on average.
-        note: what there is to say about it.
+        fresh: draw what was not drawn before (as a first epoch does), or what was (as later ones do).
+        note: what the user has to know about it; "" for nothing.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: LoaderLike) -> None:
         self.fresh = True
         self.note = ""
-        self._kept: list[Any] = []
+        self._kept: list[Index] = []
         self._rng = random.Random(SEED)
         self._total = self._count = 0
         self._next = self._source(loader)
 
-    def _source(self, loader: Any) -> Callable[[], Any]:
+    def _source(self, loader: LoaderLike) -> Callable[[], Index]:
         if loader._dataset_kind == _DatasetKind.Iterable:
             many = loader.batch_size if loader._auto_collation else 0
             self.fresh = False
@@ -59,15 +57,16 @@ class Tasks:
 
     @property
     def samples(self) -> float:
+        """Samples in a task, on average."""
         return self._total / self._count if self._count else 1.0
 
     @property
-    def enough(self) -> bool:
+    def has_enough(self) -> bool:
         """Whether there are tasks to draw again."""
         return len(self._kept) >= FEW
 
-    def __call__(self) -> Any:
-        if not self.fresh and self._kept and self.enough:
+    def __call__(self) -> Index:
+        if not self.fresh and self._kept and self.has_enough:
             return self._kept[self._rng.randrange(len(self._kept))]
         task = self._next()
         if len(self._kept) < KEPT:
@@ -91,10 +90,12 @@ class _Runs:
 
 
 class _Cycle:
-    def __init__(self, sampler: Any) -> None:
+    """Another sampler's tasks, epoch after epoch."""
+
+    def __init__(self, sampler: Iterable[Index]) -> None:
         self._sampler, self._it = sampler, iter(sampler)
 
-    def __call__(self) -> Any:
+    def __call__(self) -> Index:
         try:
             return next(self._it)
         except StopIteration:
@@ -105,8 +106,8 @@ class _Cycle:
             raise UsageError(f"{type(self._sampler).__name__} gives no batches") from None
 
 
-def keys_of(loader: Any) -> Any:
-    """What a map-style dataset is asked for: a sequence.
+def keys_of(loader: LoaderLike) -> Sequence[Index]:
+    """The indices that a map-style dataset is asked for.
 
     Raises:
         TypeError: the dataset has no length.
@@ -124,11 +125,11 @@ class Draw:
         size: samples in a task; 0 for a single key.
     """
 
-    def __init__(self, keys: Any, size: int) -> None:
+    def __init__(self, keys: Sequence[Index], size: int) -> None:
         self._keys, self._size, self._rng = keys, size, random.Random(SEED)
 
     @classmethod
-    def like(cls, loader: Any) -> Draw | None:
+    def like(cls, loader: LoaderLike) -> Draw | None:
         """None where only the loader's sampler could."""
         plain = (
             RandomSampler,
@@ -148,10 +149,10 @@ class Draw:
             return None
         return cls(keys, 0 if loader.batch_sampler is None else loader.batch_sampler.batch_size)
 
-    def __call__(self) -> Any:
+    def __call__(self) -> Index:
         if not self._size:
             return self._one()
         return [self._one() for _ in range(self._size)]
 
-    def _one(self) -> Any:
+    def _one(self) -> Index:
         return self._keys[self._rng.randrange(len(self._keys))]

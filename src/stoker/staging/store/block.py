@@ -1,8 +1,8 @@
-"""A sample of any make as one block of bytes, which says itself what it is.
+"""A sample of any type as one block of bytes that contains its own description.
 
-crc32 of all that follows and of which sample it is; bytes of words, the highest bit set where the rest is compressed;
-bytes of the whole; then words, the size of each leaf, leaves. Little-endian. Compressed is zlib (RFC 1950), level 1:
-higher levels cost more than they bring (``docs/notes/staging.md``).
+A block has, in little-endian: a crc32 of everything that follows and of the sample's index; the length of the type,
+whose highest bit says that the rest is compressed; the length of the block; then the type, the size of each leaf, the
+leaves. Compression is zlib (RFC 1950), level 1: higher levels cost more than they save (``docs/notes/staging.md``).
 """
 
 from __future__ import annotations
@@ -10,76 +10,84 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from ...core.types import Sample
 from .decode import layout
-from .encode import ALIGN, Leaf
+from .encode import ALIGN
+from .spec import Leaf
 
 LEVEL = 1
-_BLOB = struct.Struct("<IIQ")
-_AFTER = 4  # bytes of the checksum itself
-_SQUEEZED = 1 << 31
+_HEADER = struct.Struct("<IIQ")  # checksum, bytes of the type with the flag, bytes of the block
+_CRC_BYTES = 4
+_COMPRESSED = 1 << 31
 
 
 def _padded(n: int) -> int:
     return -(-n // ALIGN) * ALIGN
 
 
-def pack(words: str, leaves: Sequence[Leaf], i: int, squeeze: bool, checked: bool = True) -> np.ndarray[Any, Any]:
-    """Sample ``i`` as a block, a multiple of ``ALIGN`` bytes; with a checksum where one is wanted."""
-    text = words.encode()
+def pack(type_spec: str, leaves: Sequence[Leaf], i: int, compress: bool, checked: bool = True) -> Leaf:
+    """Sample ``i`` as a block. Its length is a multiple of ``ALIGN`` bytes.
+
+    Args:
+        type_spec, leaves: of the sample, from ``encode.take``.
+        compress: smaller, if it compresses at all.
+        checked: with a checksum.
+    """
+    text = type_spec.encode()
     sizes = struct.pack(f"<{len(leaves)}Q", *(x.nbytes for x in leaves))
-    begin = _BLOB.size + len(text) + len(sizes)
-    n = _padded(begin) + sum(_padded(x.nbytes) for x in leaves)
-    blob = np.empty(n, np.uint8)
-    blob[begin : _padded(begin)] = 0
-    blob[_BLOB.size : begin] = np.frombuffer(text + sizes, np.uint8)
+    begin = _HEADER.size + len(text) + len(sizes)
+    length = _padded(begin) + sum(_padded(x.nbytes) for x in leaves)
+    block = np.empty(length, np.uint8)
+    block[begin : _padded(begin)] = 0
+    block[_HEADER.size : begin] = np.frombuffer(text + sizes, np.uint8)
     to = _padded(begin)
     for x in leaves:
-        blob[to : to + x.nbytes] = x
-        blob[to + x.nbytes : to + _padded(x.nbytes)] = 0
+        block[to : to + x.nbytes] = x
+        block[to + x.nbytes : to + _padded(x.nbytes)] = 0
         to += _padded(x.nbytes)
     flag = 0
-    if squeeze:
-        small = zlib.compress(blob[_BLOB.size :].data, LEVEL)
-        whole = _BLOB.size + len(small)
-        if _padded(whole) < n:
-            blob, n, flag = np.zeros(_padded(whole), np.uint8), whole, _SQUEEZED
-            blob[_BLOB.size : n] = np.frombuffer(small, np.uint8)
-    blob[: _BLOB.size] = np.frombuffer(_BLOB.pack(0, len(text) | flag, n), np.uint8)
+    if compress:
+        small = zlib.compress(block[_HEADER.size :].data, LEVEL)
+        compressed_length = _HEADER.size + len(small)
+        if _padded(compressed_length) < length:
+            block = np.zeros(_padded(compressed_length), np.uint8)
+            block[_HEADER.size : compressed_length] = np.frombuffer(small, np.uint8)
+            length, flag = compressed_length, _COMPRESSED
+    block[: _HEADER.size] = np.frombuffer(_HEADER.pack(0, len(text) | flag, length), np.uint8)
     if checked:
-        blob[:_AFTER] = np.frombuffer(_crc_of(blob[:n], i).to_bytes(_AFTER, "little"), np.uint8)
-    return blob
+        block[:_CRC_BYTES] = np.frombuffer(_crc_of(block[:length], i).to_bytes(_CRC_BYTES, "little"), np.uint8)
+    return block
 
 
-def unpack(heap: np.ndarray[Any, Any], at: int, trusted: bool) -> Any:
-    """The sample at an offset of the heap; in a file only where it is ``intact``."""
-    _, n_words, n = _BLOB.unpack(heap[at : at + _BLOB.size].tobytes())
-    body = heap[at + _BLOB.size : at + n]
-    if n_words & _SQUEEZED:
-        n_words ^= _SQUEEZED
+def unpack(heap: Leaf, offset: int, trusted: bool) -> Sample:
+    """The sample at an offset of the heap. In a file the caller has to ask ``is_intact`` first."""
+    _, spec_bytes, length = _HEADER.unpack(heap[offset : offset + _HEADER.size].tobytes())
+    body = heap[offset + _HEADER.size : offset + length]
+    if spec_bytes & _COMPRESSED:
+        spec_bytes ^= _COMPRESSED
         body = np.frombuffer(zlib.decompress(body.data), np.uint8)
-    made = layout(body[:n_words].tobytes().decode(), trusted)
+    made = layout(body[:spec_bytes].tobytes().decode(), trusted)
     count = len(made.sizes)
-    sizes = struct.unpack(f"<{count}Q", body[n_words : n_words + 8 * count].tobytes())
-    to, leaves = _padded(_BLOB.size + n_words + 8 * count) - _BLOB.size, []
+    sizes = struct.unpack(f"<{count}Q", body[spec_bytes : spec_bytes + 8 * count].tobytes())
+    to, leaves = _padded(_HEADER.size + spec_bytes + 8 * count) - _HEADER.size, []
     for size in sizes:
         leaves.append(body[to : to + size])
         to += _padded(size)
     return made.put(leaves)
 
 
-def _crc_of(blob: np.ndarray[Any, Any], i: int) -> int:
-    return zlib.crc32(blob[_AFTER:].data, zlib.crc32(b"%d:" % i))
-
-
-def intact(heap: np.ndarray[Any, Any], at: int, i: int) -> bool:
-    """Whether sample ``i`` lies at this offset as it was written."""
-    head = heap[at : at + _BLOB.size]
-    if at < 0 or len(head) < _BLOB.size:
+def is_intact(heap: Leaf, offset: int, i: int) -> bool:
+    """Whether the block at this offset is sample ``i`` as it was written."""
+    header = heap[offset : offset + _HEADER.size]
+    if offset < 0 or len(header) < _HEADER.size:
         return False
-    crc, _, n = _BLOB.unpack(head.tobytes())
-    blob = heap[at : at + n]
-    return len(blob) == n and bool(n >= _BLOB.size) and bool(_crc_of(blob, i) == crc)
+    crc, _, length = _HEADER.unpack(header.tobytes())
+    block = heap[offset : offset + length]
+    return len(block) == length and bool(length >= _HEADER.size) and bool(_crc_of(block, i) == crc)
+
+
+def _crc_of(block: Leaf, i: int) -> int:
+    return zlib.crc32(block[_CRC_BYTES:].data, zlib.crc32(b"%d:" % i))

@@ -1,4 +1,4 @@
-"""Samples put together again from the bytes of their leaves: see ``leaves``, which takes them apart."""
+"""Samples put together again from the bytes of their leaves: the reverse of ``encode``."""
 
 from __future__ import annotations
 
@@ -7,249 +7,297 @@ import functools
 import itertools
 import json
 import pickle
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from .encode import DTYPES, KEYS, NUMBERS, SIMPLE, CacheError, Leaf, take
-from .names import class_of
+from ...core.types import Batch, Sample
+from . import spec
+from .encode import DTYPES, KEY_TYPES, NUMBER_DTYPES, SIMPLE_KINDS, CacheError, take
+from .spec import Leaf, Spec, find_class
+
+Shape: TypeAlias = tuple[int, ...]
+Make: TypeAlias = Callable[[Sequence[Leaf]], Any]  # a value from all leaves of a sample
+
+
+def stored_copy(sample: Sample) -> Sample:
+    """What a cache returns for a sample: an image that was read from a file, for example, is a plain one."""
+    type_spec, leaves = take(sample)
+    return Layout(type_spec).put([x.copy() for x in leaves])
+
+
+class Layout:
+    """How samples of one type are put together from the bytes of their leaves.
+
+    Args:
+        type_spec: as ``take`` returned it.
+        trusted: whether pickled leaves may be read; not from a file.
+
+    Attributes:
+        sizes: bytes of each leaf; None for one whose size differs from sample to sample.
+        fixed: every leaf has one size, so samples of this type can be rows of columns.
+        stacks: every leaf is a tensor, an array or a number, so a batch is one gather from each column.
+        dtypes, shapes, strides: of leaves that are tensors, arrays or numbers; None for others.
+
+    Raises:
+        CacheError: ``type_spec`` is invalid, or its classes are not defined in this process.
+    """
+
+    def __init__(self, type_spec: str, trusted: bool = True) -> None:
+        self.type_spec = type_spec
+        self.sizes: list[int | None] = []
+        self.dtypes: list[torch.dtype | None] = []
+        self.shapes: list[Shape] = []
+        self.strides: list[Shape | None] = []
+        self._trusted = trusted
+        self._makers: dict[str, Callable[[Spec], Make]] = {
+            spec.TUPLE: self._tuple,
+            spec.LIST: self._list,
+            spec.DICT: self._dict,
+            spec.NAMED_TUPLE: self._named_tuple,
+            spec.ROWS: self._rows,
+            spec.TENSOR: self._tensor,
+            spec.TENSOR_SUBCLASS: self._tensor_subclass,
+            spec.ARRAY: self._array,
+            spec.INT: lambda tree: self._number(np.dtype("<i8"), torch.int64, int),
+            spec.FLOAT: lambda tree: self._number(np.dtype("<f8"), torch.float64, float),
+            spec.BOOL: lambda tree: self._number(np.dtype("u1"), torch.bool, bool),
+            spec.NUMPY_SCALAR: self._numpy_scalar,
+            spec.NONE: lambda tree: lambda leaves: None,
+            spec.TEXT: self._text,
+            spec.BYTES: self._bytes,
+            spec.NUMBERS: self._numbers,
+            spec.TEXTS: self._texts,
+            spec.IMAGE: self._image,
+            spec.PICKLED: self._pickled,
+        }
+        try:
+            self._tree: Spec = json.loads(type_spec)
+            self._make = self._maker(self._tree)
+        except (ValueError, TypeError, LookupError, AttributeError, SyntaxError, RecursionError) as e:
+            raise CacheError(f"not the type of a sample: {type_spec[:200]!r} ({type(e).__name__}: {e})") from e
+        self._makers.clear()  # they refer to this object: a cycle
+        self.fixed = all(n is not None for n in self.sizes)
+        dense = None not in self.dtypes and None not in self.strides and 0 not in self.sizes
+        self.stacks = self.fixed and dense and _stacks(self._tree)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a sample in columns, where all leaves have one size."""
+        return sum(n or 0 for n in self.sizes)
+
+    def put(self, leaves: Sequence[Leaf]) -> Sample:
+        """The sample. Its memory is its own."""
+        return self._make(leaves)
+
+    def batch(self, columns: Sequence[torch.Tensor]) -> Batch:
+        """What ``default_collate`` makes of samples whose leaves are ``columns``: tensors, one for each leaf."""
+        return _batch(self._tree, iter(columns))
+
+    def _maker(self, tree: Spec) -> Make:
+        return self._makers[tree[0]](tree)
+
+    def _leaf(
+        self, size: int | None, dtype: torch.dtype | None = None, shape: Shape = (), strides: Shape | None = None
+    ) -> int:
+        """Notes the next leaf. Returns its number."""
+        self.sizes.append(size)
+        self.dtypes.append(dtype)
+        self.shapes.append(shape)
+        self.strides.append(strides)
+        return len(self.sizes) - 1
+
+    # -- containers
+
+    def _tuple(self, tree: Spec) -> Make:
+        items = [self._maker(item) for item in tree[1]]
+        return lambda leaves: tuple([make(leaves) for make in items])
+
+    def _list(self, tree: Spec) -> Make:
+        items = [self._maker(item) for item in tree[1]]
+        return lambda leaves: [make(leaves) for make in items]
+
+    def _dict(self, tree: Spec) -> Make:
+        items = [(_key(k), self._maker(v)) for k, v in zip(tree[1], tree[2], strict=True)]
+        return lambda leaves: {k: make(leaves) for k, make in items}
+
+    def _named_tuple(self, tree: Spec) -> Make:
+        name = str(tree[1])
+        cls = find_class(name)
+        if cls is None or len(cls._fields) != len(tree[2]):
+            raise KeyError(f"this run has no named tuple {name!r}")
+        fields = [self._maker(field) for field in tree[2]]
+        return lambda leaves: find_class(name)(*[make(leaves) for make in fields])  # a notebook may define it again
+
+    def _rows(self, tree: Spec) -> Make:
+        columns = [self._maker(column) for column in tree[2]]
+        row: type = {spec.TUPLE: tuple, spec.LIST: list}[tree[1]]
+        return lambda leaves: list(map(row, zip(*[make(leaves) for make in columns], strict=True)))
+
+    def _tensor_subclass(self, tree: Spec) -> Make:
+        name = str(tree[1])
+        if find_class(name, torch.Tensor) is None or tree[3][0] != spec.TENSOR:
+            raise KeyError(f"this run has no subclass of Tensor {name!r}")
+        held, data = self._maker(tree[2]), self._maker(tree[3])
+
+        def make(leaves: Sequence[Leaf]) -> torch.Tensor:
+            out: torch.Tensor = data(leaves).as_subclass(find_class(name, torch.Tensor))
+            out.__dict__.update(held(leaves))
+            return out
+
+        return make
+
+    # -- leaves
+
+    def _tensor(self, tree: Spec) -> Make:
+        dtype, shape, strides = DTYPES[tree[1]], _naturals(tree[2]), _naturals(tree[3])
+        wanted = _naturals(tree[4]) if len(tree) > 4 else strides  # the sample's, where it was stored densely
+        numel = int(np.prod(shape, dtype=np.int64))
+        _check_strides(shape, strides, numel)
+        _check_strides(shape, wanted, numel)
+        j = self._leaf(numel * dtype.itemsize, dtype, shape, strides)
+        if not numel:
+            return lambda leaves: torch.empty_strided(shape, strides, dtype=dtype)
+        if wanted == strides:
+            return lambda leaves: torch.frombuffer(leaves[j].copy(), dtype=dtype).as_strided_(shape, strides)
+
+        def make(leaves: Sequence[Leaf]) -> torch.Tensor:
+            dense = torch.from_numpy(leaves[j].copy()).view(dtype).as_strided(shape, strides)
+            return torch.empty_strided(shape, wanted, dtype=dtype).copy_(dense)
+
+        return make
+
+    def _array(self, tree: Spec) -> Make:
+        dtype, shape, strides = _simple(tree[1]), _naturals(tree[2]), tuple(int(n) for n in tree[3])
+        numel = int(np.prod(shape, dtype=np.int64))
+        if dtype.itemsize:
+            _check_strides(shape, [s // dtype.itemsize for s in strides], numel)
+        j = self._leaf(numel * dtype.itemsize, _torch_dtype(dtype), shape)
+        if strides == _c_strides(shape, dtype.itemsize):
+            self.strides[j] = tuple(s // max(1, dtype.itemsize) for s in strides)
+        return lambda leaves: np.ndarray(shape, dtype, leaves[j].copy(), 0, strides)
+
+    def _number(self, dtype: np.dtype[Any], torch_dtype: torch.dtype, kind: type[int | float]) -> Make:
+        j = self._leaf(dtype.itemsize, torch_dtype, (), ())
+        return lambda leaves: kind(leaves[j].view(dtype)[0])
+
+    def _numpy_scalar(self, tree: Spec) -> Make:
+        dtype = _simple(tree[1])
+        j = self._leaf(dtype.itemsize, _torch_dtype(dtype), (), ())
+        return lambda leaves: np.frombuffer(leaves[j].tobytes(), dtype)[0]
+
+    def _text(self, tree: Spec) -> Make:
+        j = self._leaf(None)
+        return lambda leaves: str(leaves[j].data, "utf-8", "surrogatepass")
+
+    def _bytes(self, tree: Spec) -> Make:
+        j = self._leaf(None)
+        return lambda leaves: leaves[j].tobytes()
+
+    def _numbers(self, tree: Spec) -> Make:
+        dtype = np.dtype({kind.__name__: stored for kind, stored in NUMBER_DTYPES.items()}[tree[1]])
+        (n,) = _naturals(tree[2:])
+        j = self._leaf(n * dtype.itemsize)
+        return lambda leaves: leaves[j].view(dtype).tolist()
+
+    def _texts(self, tree: Spec) -> Make:
+        (n,) = _naturals(tree[1:])
+        j, k = self._leaf(8 * n), self._leaf(None)
+        return lambda leaves: _split_text(leaves[j].view("<i8").tolist(), leaves[k].data)
+
+    def _image(self, tree: Spec) -> Make:
+        from PIL import Image
+
+        mode, size, info = str(tree[1]), _naturals(tree[2]), ast.literal_eval(tree[3])
+        width, height = size
+        if mode == "1":  # eight pixels a byte
+            j = self._leaf(_line_bytes(mode, 8) * -(-width // 8) * height)
+        else:
+            j = self._leaf(_line_bytes(mode, 1) * width * height)
+
+        def make(leaves: Sequence[Leaf]) -> Image.Image:
+            image = Image.frombytes(mode, (width, height), leaves[j])  # it copies
+            image.info = dict(info)
+            return image
+
+        return make
+
+    def _pickled(self, tree: Spec) -> Make:
+        if not self._trusted:
+            raise KeyError("a pickled value in a file")
+        j = self._leaf(None)
+        return lambda leaves: pickle.loads(leaves[j].data)
+
+
+@functools.lru_cache(maxsize=4096)  # images of any size have as many types as sizes
+def layout(type_spec: str, trusted: bool) -> Layout:
+    """The ``Layout`` of a type; one object for each."""
+    return Layout(type_spec, trusted)
+
+
+def _batch(tree: Spec, columns: Iterator[torch.Tensor]) -> Batch:
+    tag = tree[0]
+    if tag in (spec.TUPLE, spec.LIST):
+        return [_batch(item, columns) for item in tree[1]]
+    if tag == spec.DICT:
+        return {k: _batch(v, columns) for k, v in zip(tree[1], tree[2], strict=True)}
+    if tag == spec.NAMED_TUPLE:
+        return find_class(tree[1])(*(_batch(field, columns) for field in tree[2]))
+    return next(columns)
+
+
+def _stacks(tree: Spec) -> bool:
+    if tree[0] in (spec.TUPLE, spec.LIST):
+        return all(map(_stacks, tree[1]))
+    if tree[0] in (spec.DICT, spec.NAMED_TUPLE):
+        return all(map(_stacks, tree[2]))
+    return tree[0] in (spec.TENSOR, spec.ARRAY, spec.INT, spec.FLOAT, spec.BOOL, spec.NUMPY_SCALAR)
+
+
+def _split_text(sizes: list[int], text: memoryview) -> list[str]:
+    ends = list(itertools.accumulate(sizes))
+    return [str(text[end - n : end], "utf-8", "surrogatepass") for n, end in zip(sizes, ends, strict=True)]
 
 
 @functools.cache
-def _image_bytes(mode: str, width: int) -> int:
+def _line_bytes(mode: str, width: int) -> int:
     """Bytes of one line of a PIL image."""
     from PIL import Image
 
     return len(Image.new(mode, (width, 1)).tobytes())
 
 
-def stored_copy(sample: Any) -> Any:
-    """What comes back of a sample that is kept: an image that was read from a file, say, is a plain one."""
-    words, leaves = take(sample)
-    return Layout(words).put([x.copy() for x in leaves])
-
-
-class Layout:
-    """How samples of one make are put together again from the bytes of their leaves.
-
-    Args:
-        words: what ``take`` said.
-        trusted: whether pickled leaves may be read; not from a file.
-
-    Attributes:
-        sizes: bytes of each leaf; None for one that has another size in each sample.
-        fixed: every leaf has one size, so samples of this make are rows of arrays.
-        stacks: every leaf is a tensor, an array or a number, so a batch is one gather from each column.
-        dtypes, shapes, strides: of leaves that are tensors or arrays, or numbers; None for others.
-
-    Raises:
-        CacheError: no such words.
-    """
-
-    def __init__(self, words: str, trusted: bool = True) -> None:
-        self.words, self._trusted = words, trusted
-        self.sizes: list[int | None] = []
-        self.dtypes: list[torch.dtype | None] = []
-        self.shapes: list[tuple[int, ...]] = []
-        self.strides: list[tuple[int, ...] | None] = []
-        try:
-            self._tree = json.loads(words)
-            self._make = self._maker(self._tree)
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as e:
-            raise CacheError(f"no words for a sample: {words[:200]!r} ({type(e).__name__}: {e})") from e
-        self.fixed = all(n is not None for n in self.sizes)
-        self.stacks = (
-            self.fixed
-            and None not in self.dtypes
-            and None not in self.strides
-            and 0 not in self.sizes
-            and _stacks(self._tree)
-        )
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a sample whose leaves all have one size, as it lies in columns."""
-        return sum(n or 0 for n in self.sizes)
-
-    def put(self, leaves: Sequence[Leaf]) -> Any:
-        """The sample. Its memory is its own."""
-        return self._make(leaves)
-
-    def batch(self, columns: Sequence[Any]) -> Any:
-        """What ``default_collate`` makes of samples whose leaves are ``columns``: tensors, one for each leaf."""
-        return self._batch(self._tree, iter(columns))
-
-    def _batch(self, tree: Any, columns: Any) -> Any:
-        word = tree[0]
-        if word in ("(", "["):
-            return [self._batch(v, columns) for v in tree[1]]
-        if word == "{":
-            return {k: self._batch(v, columns) for k, v in zip(tree[1], tree[2], strict=True)}
-        if word == "N":
-            return class_of(tree[1])(*(self._batch(v, columns) for v in tree[2]))
-        return next(columns)
-
-    def _leaf(self, size: int | None, dtype: Any = None, shape: Any = (), strides: Any = None) -> int:
-        self.sizes.append(size)
-        self.dtypes.append(dtype)
-        self.shapes.append(tuple(shape))
-        self.strides.append(strides)
-        return len(self.sizes) - 1
-
-    def _maker(self, tree: Any) -> Callable[[Sequence[Leaf]], Any]:
-        word = tree[0]
-        if word == "(":
-            parts = [self._maker(v) for v in tree[1]]
-            return lambda x: tuple([make(x) for make in parts])
-        if word == "[":
-            parts = [self._maker(v) for v in tree[1]]
-            return lambda x: [make(x) for make in parts]
-        if word == "{":
-            named = [(_key(k), self._maker(v)) for k, v in zip(tree[1], tree[2], strict=True)]
-            return lambda x: {k: make(x) for k, make in named}
-        if word == "R":
-            columns = [self._maker(v) for v in tree[2]]
-            row: Any = {"(": tuple, "[": list}[tree[1]]
-            return lambda x: list(map(row, zip(*[make(x) for make in columns], strict=True)))
-        if word == "N":
-            cls = class_of(str(tree[1]))
-            if cls is None or len(cls._fields) != len(tree[2]):
-                raise KeyError(f"there is no named tuple {tree[1]!r} in this run")
-            parts, name = [self._maker(v) for v in tree[2]], str(tree[1])
-            return lambda x: class_of(name)(*[make(x) for make in parts])  # a notebook may have made it anew
-        if word == "0":
-            return lambda x: None
-        if word == "T":
-            if class_of(str(tree[1]), torch.Tensor) is None or tree[3][0] != "t":
-                raise KeyError(f"there is no kind of tensor {tree[1]!r} in this run")
-            held, data, kind = self._maker(tree[2]), self._maker(tree[3]), str(tree[1])
-            return lambda x: _dressed(data(x), class_of(kind, torch.Tensor), held(x))
-        return self._leaf_maker(word, tree)
-
-    def _leaf_maker(self, word: str, tree: Any) -> Callable[[Sequence[Leaf]], Any]:
-        if word == "t":
-            return self._tensor(DTYPES[tree[1]], _naturals(tree[2]), *map(_naturals, tree[3:5]))
-        if word == "a":
-            return self._array(np.dtype(tree[1]), _naturals(tree[2]), tuple(int(n) for n in tree[3]))
-        if word in "if?g" and len(word) == 1:
-            dtype = np.dtype({"i": "<i8", "f": "<f8", "?": "u1"}[word] if word != "g" else tree[1])
-            if dtype.kind not in SIMPLE:
-                raise KeyError(str(dtype))
-            kind: Any = {"i": int, "f": float, "?": bool, "g": dtype.type}[word]
-            torches = {"i": torch.int64, "f": torch.float64, "?": torch.bool, "g": _torch_dtype(dtype)}[word]
-            j = self._leaf(dtype.itemsize, torches, (), ())
-            if word == "g":
-                return lambda x: np.frombuffer(x[j].tobytes(), dtype)[0]
-            return lambda x: kind(x[j].view(dtype)[0])
-        if word == "s":
-            j = self._leaf(None)
-            return lambda x: str(memoryview(x[j]), "utf-8", "surrogatepass")
-        if word == "b":
-            j = self._leaf(None)
-            return lambda x: x[j].tobytes()
-        if word == "M":
-            numbers = np.dtype({kind.__name__: kept for kind, kept in NUMBERS.items()}[tree[1]])
-            (n,) = _naturals(tree[2:])
-            j = self._leaf(n * numbers.itemsize)
-            return lambda x: x[j].view(numbers).tolist()
-        if word == "S":
-            (n,) = _naturals(tree[1:])
-            j, k = self._leaf(8 * n), self._leaf(None)
-            return lambda x: _texts(x[j].view("<i8").tolist(), memoryview(x[k]))
-        if word == "P":
-            return self._image(str(tree[1]), _naturals(tree[2]), ast.literal_eval(tree[3]))
-        if word == "o" and self._trusted:
-            j = self._leaf(None)
-            return lambda x: pickle.loads(x[j])
-        raise KeyError(f"{word!r} is no word for a leaf")
-
-    def _tensor(self, dtype: torch.dtype, shape: Any, strides: Any, own: Any = None) -> Callable[[Sequence[Leaf]], Any]:
-        numel = int(np.prod(shape, dtype=np.int64))
-        _within(shape, strides, numel)
-        j = self._leaf(numel * dtype.itemsize, dtype, shape, strides)
-        if not numel:
-            return lambda x: torch.empty_strided(shape, strides, dtype=dtype)
-        if own is None:
-            return lambda x: torch.frombuffer(x[j].copy(), dtype=dtype).as_strided_(shape, strides)
-        _within(shape, own, numel)
-
-        def make(x: Sequence[Leaf]) -> torch.Tensor:
-            dense = torch.from_numpy(x[j].copy()).view(dtype).as_strided(shape, strides)
-            return torch.empty_strided(shape, own, dtype=dtype).copy_(dense)
-
-        return make
-
-    def _array(self, dtype: Any, shape: Any, strides: Any) -> Callable[[Sequence[Leaf]], Any]:
-        if dtype.kind not in SIMPLE:
-            raise KeyError(str(dtype))
-        numel = int(np.prod(shape, dtype=np.int64))
-        if dtype.itemsize:
-            _within(shape, [s // dtype.itemsize for s in strides], numel)
-        j = self._leaf(numel * dtype.itemsize, _torch_dtype(dtype), shape)
-        if strides == _c_strides(shape, dtype.itemsize):
-            self.strides[j] = tuple(s // max(1, dtype.itemsize) for s in strides)
-        return lambda x: np.ndarray(shape, dtype, x[j].copy(), 0, strides)
-
-    def _image(self, mode: str, size: Any, info: dict[Any, Any]) -> Callable[[Sequence[Leaf]], Any]:
-        from PIL import Image
-
-        if len(size) != 2:
-            raise KeyError(f"an image of {len(size)} sizes")
-        j = self._leaf(_image_bytes(mode, 8) * -(-size[0] // 8) * size[1] if mode == "1" else None)
-        if mode != "1":
-            self.sizes[j] = _image_bytes(mode, 1) * size[0] * size[1]
-
-        def make(x: Sequence[Leaf]) -> Any:
-            image = Image.frombytes(mode, size, x[j])  # copies; any buffer will do
-            image.info = dict(info)
-            return image
-
-        return make
-
-
-def _texts(sizes: list[int], text: Any) -> list[str]:
-    ends = list(itertools.accumulate(sizes))
-    return [str(text[end - n : end], "utf-8", "surrogatepass") for n, end in zip(sizes, ends, strict=True)]
-
-
-def _dressed(t: torch.Tensor, kind: Any, held: Any) -> torch.Tensor:
-    out: torch.Tensor = t.as_subclass(kind)
-    out.__dict__.update(held)
-    return out
-
-
-def _stacks(tree: Any) -> bool:
-    if tree[0] in ("(", "["):
-        return all(map(_stacks, tree[1]))
-    if tree[0] in ("{", "N"):
-        return all(map(_stacks, tree[2]))
-    return tree[0] in ("t", "a", "i", "f", "?", "g")
-
-
-def _key(k: Any) -> Any:
-    if type(k) not in KEYS:
-        raise KeyError(f"{k!r} is no key")
+def _key(k: object) -> object:
+    if type(k) not in KEY_TYPES:
+        raise KeyError(f"{k!r} cannot be a key")
     return k
 
 
-def _naturals(values: Any) -> tuple[int, ...]:
+def _simple(descr: str) -> np.dtype[Any]:
+    dtype = np.dtype(descr)
+    if dtype.kind not in SIMPLE_KINDS:
+        raise KeyError(str(dtype))
+    return dtype
+
+
+def _naturals(values: Sequence[int]) -> Shape:
     out = tuple(values)
     if not all(type(v) is int and v >= 0 for v in out):
-        raise KeyError(f"{values!r}: sizes are whole numbers")
+        raise KeyError(f"{values!r}: sizes must be integers from 0 on")
     return out
 
 
-def _within(shape: Any, strides: Any, numel: int) -> None:
-    """A file's words must not make a tensor look past its own memory."""
+def _check_strides(shape: Shape, strides: Sequence[int], numel: int) -> None:
+    """A type from a file must not make a tensor read beyond its own memory."""
     if len(strides) != len(shape) or any(s < 0 for s in strides):
         raise KeyError(f"strides {strides!r} for the shape {shape!r}")
     if numel and sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) >= numel:
-        raise KeyError(f"strides {strides!r} reach past {numel} values")
+        raise KeyError(f"strides {strides!r} exceed {numel} values")
 
 
-def _c_strides(shape: Any, itemsize: int) -> tuple[int, ...]:
+def _c_strides(shape: Shape, itemsize: int) -> Shape:
     out, n = [], itemsize
     for size in reversed(shape):
         out.append(n)
@@ -257,14 +305,8 @@ def _c_strides(shape: Any, itemsize: int) -> tuple[int, ...]:
     return tuple(reversed(out))
 
 
-def _torch_dtype(dtype: Any) -> torch.dtype | None:
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
     try:
         return torch.from_numpy(np.zeros(1, dtype)).dtype
     except (TypeError, ValueError):  # no such dtype, or another byte order
         return None
-
-
-@functools.lru_cache(maxsize=4096)  # images of any size have as many makes as sizes
-def layout(words: str, trusted: bool) -> Layout:
-    """The layout of a make; one object for each."""
-    return Layout(words, trusted)

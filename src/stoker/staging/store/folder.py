@@ -1,14 +1,14 @@
-"""Where a cache on disk lies: a folder of NumPy files, mapped, filled under one name and given its own when complete.
+"""A cache on disk: a folder of NumPy files, mapped. It is filled under one name and renamed when it is complete.
 
 ``NAME-KEY/``, while it is being filled ``NAME-KEY.part/``:
 
-- ``manifest.json``: format, number of samples, and what the cache depends on, in plain words;
-- ``place.npy``: where each sample lies (``store.Store.where``); ``head.npy``, ``words.npy``: the store's own;
-- ``column-0.npy`` ...: samples of one make, a column a leaf; ``crc.npy``: a checksum a row;
-- ``heap.npy``: samples of other makes, each with its checksum;
-- ``sources.json``: the files the samples were made from.
+- ``manifest.json``: format, number of samples, and what the cache depends on;
+- ``place.npy``: the location of each sample (see ``tables``); ``head.npy``, ``words.npy``: see ``head``;
+- ``column-0.npy`` ...: samples of one type, a column a leaf; ``crc.npy``: a checksum a row;
+- ``heap.npy``: samples of other types, each with its checksum;
+- ``sources.json``: the files that the samples were made from.
 
-The files are NumPy's (``npy``), sparse until written. Nothing here is ever unpickled.
+The files are sparse until they are written. Nothing in them is ever unpickled.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import json
 import mmap
 import os
@@ -23,33 +24,39 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
-from . import npy
+from ...core.files import cache_folder
+from ...core.types import JsonObject
 from .encode import CacheError
 from .memory import Lock
 
 FORMAT = 2
-BLOCKWISE = ("column-", "heap")  # tables whose room is taken as it is needed; that of others at once
+GROWING = ("column-", "heap")  # tables whose room is taken block by block; that of others is taken at once
 PART = ".part"
-MANIFEST, SOURCES = "manifest.json", "sources.json"
-GONE = ".gone-"  # what a cache is moved into before it is removed
+MANIFEST = "manifest.json"
+SOURCES = "sources.json"
+REMOVED = ".gone-"  # prefix of the folder into which a cache is moved before it is removed
+MAX_HEADER = 1000  # bytes of the header of a NumPy file; ours have 118
+
+SourceFile: TypeAlias = tuple[str, int, "int | str"]  # path, bytes, and mtime in ns or a digest of the content
 
 
 def root() -> Path:
-    """``$STOKER_CACHE``, else ``stoker/staged`` where caches belong (XDG Base Directory Specification)."""
+    """Where caches are by default: ``$STOKER_CACHE``, else ``stoker/staged`` in the user's cache folder."""
     named = os.environ.get("STOKER_CACHE")
     if named:
         return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stoker" / "staged"
+    return cache_folder("staged")
 
 
-def digest(key: dict[str, Any]) -> str:
-    """Sixteen characters that stand for a key."""
+def digest(key: JsonObject) -> str:
+    """Sixteen characters that identify a key."""
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -57,13 +64,13 @@ class Folder:
     """Tables in files of one folder.
 
     Args:
-        path: the folder; it is there.
+        path: the folder; it exists.
 
     Raises:
-        CacheError: no cache of this format, or a damaged one.
+        OSError: it cannot be opened.
     """
 
-    trusted = False  # whoever wrote it
+    trusted = False  # anyone may have written it
     kind = "disk"
 
     def __init__(self, path: Path) -> None:
@@ -71,15 +78,14 @@ class Folder:
         self._dir = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._dir).atexit = False
         self.writable = os.access(path, os.W_OK)
-        self._files: dict[str, int] = {}
+        self._files: dict[str, tuple[int, int]] = {}  # by table: the descriptor, and where the values begin
+        self.lock: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         try:
-            fd = self._open("lock", os.O_RDWR | os.O_CREAT)
+            self.lock = Lock(self._open("lock", os.O_RDWR | os.O_CREAT))
         except OSError:  # a folder that can only be read
             self.writable = False
-            fd = -1
-        self.lock: Any = Lock(fd) if fd >= 0 else _no_lock
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Callable[[Path], Folder], tuple[Path]]:
         return _reopened, (self.path,)
 
     def _open(self, name: str, flags: int) -> int:
@@ -87,75 +93,73 @@ class Folder:
         weakref.finalize(self, os.close, fd).atexit = False
         return fd
 
-    def table(self, name: str, dtype: Any, count: int, at: int) -> np.ndarray[Any, Any]:
-        """``count`` values in a file of their own, which is made where there is none.
+    def table(self, name: str, dtype: DTypeLike, count: int, start: int) -> NDArray[Any]:
+        """``count`` values in a file of their own. It is created where there is none.
 
         Raises:
-            CacheError: a file that is not what it has to be.
-            OSError: it cannot be made.
+            CacheError: a file with other contents.
+            OSError: it cannot be created.
         """
         dtype = np.dtype(dtype)
         file = f"{name}.npy"
-        header = npy.beginning(dtype, count)
+        header = _header(dtype, count)
         size = len(header) + count * dtype.itemsize
         try:
             fd = self._open(file, os.O_RDWR if self.writable else os.O_RDONLY)
         except FileNotFoundError:
             if not self.writable:
                 raise CacheError(f"{self.path / file} is missing") from None
-            self._make(file, header, size, name.startswith(BLOCKWISE))
+            self._create(file, header, size, name.startswith(GROWING))
             fd = self._open(file, os.O_RDWR)
-        self._files[name] = fd
-        npy.check_length(self.path / file, fd, size)
+        self._files[name] = fd, len(header)
+        _check_length(self.path / file, fd, size)
         if os.pread(fd, len(header), 0) != header:
-            raise CacheError(f"{self.path / file} begins otherwise than it should")
+            raise CacheError(f"{self.path / file} has a wrong header")
         access = mmap.ACCESS_WRITE if self.writable else mmap.ACCESS_READ
         return np.frombuffer(mmap.mmap(fd, size, access=access), dtype, count, len(header))
 
-    def _make(self, file: str, header: bytes, size: int, sparse: bool) -> None:
-        """A file with its header, under a name of its own and then linked: whoever comes first wins.
+    def _create(self, file: str, header: bytes, size: int, sparse: bool) -> None:
+        """Writes a file under a temporary name and links it: the first of several processes wins.
 
-        Its room is taken at once, unless that is done block by block: a write into a mapped hole is a SIGBUS where the
-        disk is full.
+        Its room is taken at once unless it is ``sparse``: a write to a mapped hole is a SIGBUS where the disk is full.
         """
-        beside = f".{file}.{os.getpid()}.{time.monotonic_ns()}"
-        fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._dir)
+        temporary = f".{file}.{os.getpid()}.{time.monotonic_ns()}"
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._dir)
         try:
             os.write(fd, header)
             os.ftruncate(fd, size)
             if not sparse:
                 os.posix_fallocate(fd, 0, size)
             with contextlib.suppress(FileExistsError):
-                os.link(beside, file, src_dir_fd=self._dir, dst_dir_fd=self._dir)
+                os.link(temporary, file, src_dir_fd=self._dir, dst_dir_fd=self._dir)
         finally:
             os.close(fd)
-            os.unlink(beside, dir_fd=self._dir)
+            os.unlink(temporary, dir_fd=self._dir)
 
-    def reserve(self, name: str, at: int, nbytes: int) -> None:
+    def reserve(self, name: str, offset: int, nbytes: int) -> None:
         """Takes room on the disk for a range of a table.
 
         Raises:
-            OSError: there is none.
+            OSError: the disk is full.
         """
-        fd = self._files[name]
-        os.posix_fallocate(fd, npy.begin_of(fd) + at, nbytes)
+        fd, begin = self._files[name]
+        os.posix_fallocate(fd, begin + offset, nbytes)
+
+    def write(self, table: NDArray[np.uint8], start: int, offset: int, data: NDArray[np.uint8]) -> None:
+        """Writes bytes into a table. Its room was reserved."""
+        table[offset : offset + len(data)] = data
 
     def seal(self) -> None:
-        """All is in: brings it to the disk and gives the folder its name."""
+        """All samples are stored: brings them to the disk and gives the folder its final name."""
         if self.path.suffix != PART or not self.writable:
             return
-        for fd in self._files.values():
+        for fd, _ in self._files.values():
             os.fsync(fd)
         os.fsync(self._dir)
         final = self.path.with_suffix("")
         with contextlib.suppress(OSError):  # another run was first
             os.rename(self.path, final)
         self.path = final
-
-
-@contextlib.contextmanager
-def _no_lock() -> Iterator[None]:
-    yield
 
 
 def _reopened(path: Path) -> Folder:
@@ -165,18 +169,85 @@ def _reopened(path: Path) -> Folder:
         return Folder(path.with_suffix("") if path.suffix == PART else path)
 
 
-def manifest_of(path: Path) -> dict[str, Any]:
+# -- NumPy files (NEP 1, version 1.0) of integers in one dimension
+
+
+def _header(dtype: np.dtype[Any], count: int) -> bytes:
+    out = io.BytesIO()
+    descr = np.lib.format.dtype_to_descr(dtype)
+    np.lib.format.write_array_header_1_0(out, {"descr": descr, "fortran_order": False, "shape": (count,)})
+    return out.getvalue()
+
+
+def _read_header(file: io.BufferedReader) -> tuple[int, int]:
+    """The bytes of a value, and the count. The file is at its first value then.
+
+    Raises:
+        ValueError: another file.
+    """
+    try:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError("another version")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=MAX_HEADER)
+    except (MemoryError, RecursionError, SyntaxError, TypeError) as e:  # what a hostile literal may lead to
+        raise ValueError(str(e)) from e
+    if len(shape) != 1 or shape[0] < 0 or dtype.kind not in "iu":
+        raise ValueError("no integers in one dimension")
+    return dtype.itemsize, shape[0]
+
+
+def _check_length(path: Path, fd: int, want: int) -> None:
+    there = os.fstat(fd).st_size
+    if there != want:
+        problem = "is truncated" if there < want else "is longer than it should be"
+        raise CacheError(f"{path} {problem}: {there:,} bytes of {want:,}")
+
+
+def read_table(path: Path, offset: int = 0, nbytes: int = 0) -> bytes:
+    """Bytes of a table, for tools. Nothing is mapped or written, and where possible the time of last use stays.
+
+    Raises:
+        CacheError: the file is damaged or has fewer bytes.
+        OSError: it cannot be read.
+    """
+    with open(_open_noatime(path), "rb") as file:
+        try:
+            itemsize, count = _read_header(file)
+        except ValueError as e:
+            raise CacheError(f"{path} has a wrong header") from e
+        begin = file.tell()
+        _check_length(path, file.fileno(), begin + itemsize * count)
+        file.seek(begin + offset)
+        data = file.read(nbytes)
+    if len(data) != nbytes:
+        raise CacheError(f"{path} is truncated")
+    return data
+
+
+def _open_noatime(path: Path) -> int:
+    """Opens a file for reading without changing its access time, where it is ours (open(2), O_NOATIME)."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        return os.open(path, flags | getattr(os, "O_NOATIME", 0))
+    except PermissionError:
+        return os.open(path, flags)
+
+
+# -- folders
+
+
+def manifest_of(path: Path) -> JsonObject:
     """A cache's manifest.
 
     Raises:
-        CacheError: there is none, or it cannot be read.
+        CacheError: there is none, or it is damaged or of another version.
     """
     try:
         found = json.loads((path / MANIFEST).read_text())
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise CacheError(f"{path} has no readable {MANIFEST} ({e})") from e
     if not isinstance(found, dict) or found.get("format") != FORMAT or not isinstance(found.get("key"), dict):
-        raise CacheError(f"{path} is of another format")
+        raise CacheError(f"{path} has another format")
     return found
 
 
@@ -184,71 +255,71 @@ class Opened(NamedTuple):
     """A folder for a cache.
 
     Attributes:
-        folder: it.
-        words: what is to be said about it: what changed since another one was made, what was thrown away; "".
+        folder: for its tables.
+        note: why an earlier cache is not used, or was removed; "".
     """
 
     folder: Folder
-    words: str
+    note: str
 
 
-def open_for(base: Path, name: str, key: dict[str, Any], sources: list[list[Any]]) -> Opened:
-    """The folder of a cache for this key: complete, begun by somebody, or new.
+def open_for(base: Path, name: str, key: JsonObject, sources: list[SourceFile]) -> Opened:
+    """The folder of a cache for this key: complete, partly filled, or new.
 
     Args:
-        base: where caches lie.
-        name: what people call it.
-        key: what it depends on; plain words and numbers.
-        sources: the files that samples are made from: path, bytes, mtime in ns.
+        base: where caches are.
+        name: for people.
+        key: what the samples depend on; texts and numbers.
+        sources: the files that samples are made from.
 
     Raises:
-        OSError: it cannot be made or opened.
+        OSError: it cannot be created or opened.
     """
     final = base / f"{name}-{digest(key)}"
     part = final.with_name(final.name + PART)
-    words = ""
+    note = ""
     for path in (final, part):
         if path.is_dir():
             try:
                 manifest_of(path)
             except CacheError as e:
-                words = f"{e}: it is made anew"
+                note = f"{e}: it is made anew"
                 discard(path)
     for _ in range(3):  # it may be renamed in between
         if final.is_dir():
-            return Opened(Folder(final), words)
+            return Opened(Folder(final), note)
         if not part.is_dir():
-            words = words or _changed(base, name, key, sources)
+            note = note or _what_changed(base, name, key, sources)
             base.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
-                _begin(base, part, key, sources)
+                _create(base, part, key, sources)
             except OSError as e:
                 if e.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another run was first
                     raise
         with contextlib.suppress(FileNotFoundError):
-            return Opened(Folder(part), words)
-    raise FileNotFoundError(f"{part} comes and goes")
+            return Opened(Folder(part), note)
+    raise FileNotFoundError(f"{part} was removed while it was opened")
 
 
-def _begin(base: Path, part: Path, key: dict[str, Any], sources: list[list[Any]]) -> None:
-    """A folder with its manifest, renamed when that is there."""
-    beside = Path(tempfile.mkdtemp(prefix=".stoker-", dir=base))
+def _create(base: Path, part: Path, key: JsonObject, sources: list[SourceFile]) -> None:
+    """A folder with its manifest. It gets its name once that is written."""
+    temporary = Path(tempfile.mkdtemp(prefix=".stoker-", dir=base))
     try:
-        made = {"format": FORMAT, "made": time.strftime("%Y-%m-%d %H:%M:%S"), "key": key}
-        (beside / MANIFEST).write_text(json.dumps(made, indent=1))
-        (beside / SOURCES).write_text(json.dumps(sources))
-        os.rename(beside, part)
+        manifest = {"format": FORMAT, "made": time.strftime("%Y-%m-%d %H:%M:%S"), "key": key}
+        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        (temporary / SOURCES).write_text(json.dumps(sources))
+        os.rename(temporary, part)
     except OSError:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
 def discard(path: Path) -> None:
-    """Removes a cache; whoever has it mapped keeps what it has."""
+    """Removes a cache. Processes that have it mapped can go on reading."""
     with contextlib.suppress(OSError):
-        gone = Path(tempfile.mkdtemp(prefix=GONE, dir=path.parent))
-        os.rename(path, gone / path.name)
-        shutil.rmtree(gone, ignore_errors=True)
+        removed = Path(tempfile.mkdtemp(prefix=REMOVED, dir=path.parent))
+        os.rename(path, removed / path.name)
+        shutil.rmtree(removed, ignore_errors=True)
 
 
 def caches(base: Path) -> list[Path]:
@@ -261,8 +332,27 @@ def caches(base: Path) -> list[Path]:
         return []
 
 
-def _changed(base: Path, name: str, key: dict[str, Any], sources: list[list[Any]]) -> str:
-    """What is another than in the newest cache of this name."""
+def sources_of(cache: Path) -> Iterator[SourceFile]:
+    """The files that a cache was made from.
+
+    Raises:
+        OSError, ValueError, TypeError, RecursionError: the list is missing or damaged.
+    """
+    for path, nbytes, version in json.loads((cache / SOURCES).read_text()):
+        yield str(path), int(nbytes), version
+
+
+def content_digest(path: str) -> str:
+    """What identifies a source file with ``cache_content=True``."""
+    h = hashlib.blake2b(digest_size=16)
+    with open(path, "rb") as file:
+        while part := file.read(1 << 20):
+            h.update(part)
+    return h.hexdigest()
+
+
+def _what_changed(base: Path, name: str, key: JsonObject, sources: list[SourceFile]) -> str:
+    """How this key differs from that of the newest cache of the same name; "" where it does not, or there is none."""
     others = [p for p in caches(base) if p.name.rpartition("-")[0] == name]
     if not others:
         return ""
@@ -274,27 +364,31 @@ def _changed(base: Path, name: str, key: dict[str, Any], sources: list[list[Any]
     out = []
     for field, value in key.items():
         before = old.get(field)
-        if before != value:
-            if field == "sources":
-                out += _files_changed(newest, sources)
-            elif isinstance(value, dict) and isinstance(before, dict):
-                out += [f"{k} was {before.get(k)}, is {v}" for k, v in value.items() if before.get(k) != v]
-            else:
-                out.append(f"{field} was {before}, is {value}" if isinstance(value, int) else f"{field} changed")
+        if before == value:
+            continue
+        if field == "sources":
+            out += _changed_files(newest, sources)
+        elif isinstance(value, dict) and isinstance(before, dict):
+            out += [f"{k} was {before.get(k)}, is {v}" for k, v in value.items() if before.get(k) != v]
+        else:
+            out.append(f"{field} was {before}, is {value}" if isinstance(value, int) else f"{field} changed")
     return f"{newest.name} is not used: {'; '.join(out[:3])}" if out else ""
 
 
-def _files_changed(cache: Path, sources: list[list[Any]]) -> list[str]:
+def _changed_files(cache: Path, sources: list[SourceFile]) -> list[str]:
     try:
-        before = {str(p): rest for p, *rest in json.loads((cache / SOURCES).read_text())}
-    except (OSError, ValueError, TypeError):
+        before = {path: (nbytes, version) for path, nbytes, version in sources_of(cache)}
+    except (OSError, ValueError, TypeError, RecursionError):
         return ["the source files changed"]
-    now = {str(p): rest for p, *rest in sources}
-    other = [p for p, rest in now.items() if p in before and before[p] != rest]
-    new, gone = [p for p in now if p not in before], [p for p in before if p not in now]
+    now = {path: (nbytes, version) for path, nbytes, version in sources}
+    groups = {
+        "changed": [p for p in now if p in before and before[p] != now[p]],
+        "is new": [p for p in now if p not in before],
+        "is gone": [p for p in before if p not in now],
+    }
     out = [
-        f"{group[0]} {words}" + (f" and {len(group) - 1:,} more" if len(group) > 1 else "")
-        for group, words in ((other, "changed"), (new, "is new"), (gone, "is gone"))
-        if group
+        f"{paths[0]} {what}" + (f" and {len(paths) - 1:,} more" if len(paths) > 1 else "")
+        for what, paths in groups.items()
+        if paths
     ]
     return out or ["the order of the source files changed"]

@@ -1,6 +1,6 @@
-"""Caches on disk from outside: which there are, what they are made of, whether they are whole, and away with them.
+"""Caches on disk for ``stoker cache ls | verify | prune``: which there are, whether they are intact, and their removal.
 
-Looking writes nothing, unpickles nothing, and does not count as use; only ``verify`` opens a cache as a run does.
+Listing writes nothing, unpickles nothing, and does not count as use; only ``verify`` opens a cache as a run does.
 """
 
 from __future__ import annotations
@@ -13,40 +13,41 @@ import stat
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ...core.errors import UsageError
-from . import npy
-from . import store as words_of
+from ...core.types import JsonObject
 from .decode import Layout
-from .describe import in_words
 from .encode import CacheError
-from .folder import GONE, MANIFEST, PART, Folder, discard, manifest_of
-from .layout import WORDS
-from .sources import Sources, sources_of
+from .folder import MANIFEST, PART, REMOVED, Folder, content_digest, discard, manifest_of, read_table, sources_of
+from .head import NUMBERS, SPEC_BYTES, Head, State
+from .spec import without_classes
 from .store import Store
 
-NAME = re.compile(r"[A-Za-z0-9_-]+-[0-9a-f]{16}(?:\.part)?")  # what folder.open_for calls a cache
+NAME = re.compile(r"[A-Za-z0-9_-]+-[0-9a-f]{16}(?:\.part)?")  # of the folder of a cache, see ``folder.open_for``
 NAMED = 10  # caches that an error names
 COMPLETE, FILLING, FULL, REFUSED, DAMAGED = "complete", "filling", "full", "refused", "damaged"
+TIME = "%Y-%m-%d %H:%M:%S"
+# What reading damaged files may raise.
+UNREADABLE = (CacheError, OSError, ValueError, TypeError, LookupError, RecursionError)
 Tell = Callable[[int, int], None]
 
 
 class Cache(NamedTuple):
-    """One cache, seen from outside.
+    """One cache.
 
     Attributes:
         path: its folder.
         samples: of the dataset; 0 where that cannot be read.
         filled: of these, in the cache.
-        nbytes: bytes on the disk.
+        nbytes: on the disk.
         budget: bytes that samples may take there.
-        made: when it was begun, in words.
+        made: date and time.
         used: when a run last opened it, in s since the epoch.
-        state: "complete", "filling", "full", "refused" (its samples cannot be kept) or "damaged" (made anew by the
-            next run that wants it).
+        state: "complete", "filling", "full", "refused" (its samples cannot be cached) or "damaged" (the next run makes
+            it anew).
         reason: why it is full, refused or damaged; else "".
     """
 
@@ -62,44 +63,17 @@ class Cache(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The folder's, without what says that it is being filled."""
+        """Of the folder, without the suffix of one that is being filled."""
         return self.path.name.removesuffix(PART)
 
     @property
     def share(self) -> float:
         return self.filled / max(1, self.samples)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """For JSON."""
-        used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.used))
+        used = time.strftime(TIME, time.localtime(self.used))
         return {**self._asdict(), "name": self.name, "path": str(self.path), "share": self.share, "used": used}
-
-
-class Info(NamedTuple):
-    """One cache in full.
-
-    Attributes:
-        cache: what ``look`` says.
-        key: what it depends on, from its manifest.
-        make: how samples in rows are made, in words; "" where there are no rows.
-        rows: samples that fit in rows.
-        heap: bytes that samples of other makes take.
-        files: bytes on the disk of each file.
-        sources: its source files; None where it does not say which.
-    """
-
-    cache: Cache
-    key: dict[str, Any]
-    make: str
-    rows: int
-    heap: int
-    files: dict[str, int]
-    sources: Sources | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        sources = None if self.sources is None else self.sources._asdict()
-        return {**self._asdict(), "cache": self.cache.as_dict(), "sources": sources}
 
 
 class Verified(NamedTuple):
@@ -107,8 +81,8 @@ class Verified(NamedTuple):
 
     Attributes:
         cache: as it was before.
-        checked: samples looked at.
-        damaged: of these, damaged; let go, where the folder can be written.
+        checked: samples verified.
+        damaged: of these, damaged; removed, where the folder can be written.
         error: why the cache as a whole cannot be used; "".
         mended: whether the next run makes what is damaged anew.
     """
@@ -119,7 +93,7 @@ class Verified(NamedTuple):
     error: str
     mended: bool
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """For JSON."""
         return {**self._asdict(), "cache": self.cache.as_dict()}
 
@@ -128,29 +102,26 @@ class Pruned(NamedTuple):
     """What ``prune`` removed.
 
     Attributes:
-        removed: caches, as they were; or that would be.
+        removed: caches, as they were; or, in a dry run, that would be removed.
         left: caches that could not be removed.
-        nbytes: bytes freed, with what was left over from removals that were interrupted.
+        nbytes: freed, with the rest of removals that were interrupted.
     """
 
     removed: list[Cache]
     left: list[Cache]
     nbytes: int
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """For JSON."""
-        return {
-            "removed": [c.as_dict() for c in self.removed],
-            "left": [c.as_dict() for c in self.left],
-            "nbytes": self.nbytes,
-        }
+        removed, left = ([c.as_dict() for c in caches] for caches in (self.removed, self.left))
+        return {"removed": removed, "left": left, "nbytes": self.nbytes}
 
 
-# -- looking
+# -- ls
 
 
 def listed(base: Path) -> list[Cache]:
-    """All caches in a folder, the newest first. What else lies there is not looked at.
+    """All caches in a folder, the newest first. Other entries of the folder are ignored.
 
     Raises:
         UsageError: the folder cannot be listed.
@@ -159,7 +130,7 @@ def listed(base: Path) -> list[Cache]:
 
 
 def find(base: Path, name: str) -> Path:
-    """The folder of the one cache of this name, or whose name begins so.
+    """The folder of the one cache whose name is, or begins with, ``name``.
 
     Raises:
         UsageError: none, or several; the message names them.
@@ -176,51 +147,27 @@ def find(base: Path, name: str) -> Path:
 
 
 def look(path: Path) -> Cache:
-    """One cache. Whatever is wrong with it is in its ``state`` and ``reason``."""
-    samples, reason = 0, ""
-    made: Any = ""
+    """One cache. Damage is reported in its ``state`` and ``reason``."""
+    used_file = _lstat(path / "head.npy") or _lstat(path)
+    used = max(used_file.st_atime, used_file.st_mtime) if used_file is not None else 0.0
+    made = time.strftime(TIME, time.localtime(used_file.st_mtime if used_file is not None else 0))
+    samples = 0
+    head = _head_of_nothing()
     try:
         manifest = manifest_of(path)
-        said, made = manifest["key"].get("samples"), manifest.get("made")
-        if type(said) is int and said > 0:
-            samples = said
-        else:
-            reason = f"{path / MANIFEST} has no number of samples"
-    except (CacheError, RecursionError) as e:
-        reason = str(e)
-    head_path = path / "head.npy"
-    there = _stat(head_path) or _stat(path)
-    used = max(there.st_atime, there.st_mtime) if there is not None else 0.0
-    if not isinstance(made, str) or not made:
-        made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(there.st_mtime if there is not None else 0))
-    head, state = [0] * words_of.HEAD, FILLING
-    try:
+        made = manifest["made"] if isinstance(manifest.get("made"), str) and manifest["made"] else made
+        found = manifest["key"].get("samples")
+        samples = found if type(found) is int and found > 0 else 0
         for file in sorted(_files(path)):
             if file.endswith(".npy"):
-                npy.read(path / file)
-        if path.suffix != PART and not head_path.exists():
-            raise CacheError(f"{head_path} is missing")
-        head = _head(path)
-        reason = reason or _contradiction(path, head, samples)
-        state, reason = (DAMAGED, reason) if reason else _state(path, head, samples)
-    except (CacheError, OSError, ValueError) as e:
-        state, reason = DAMAGED, reason or str(e)
-    filled = min(max(0, head[words_of.FILLED]), samples)
-    return Cache(path, samples, filled, nbytes_of(path), head[words_of.BUDGET], made, used, state, reason)
-
-
-def info(path: Path) -> Info:
-    """One cache in full. Source files that are known by their content are read whole."""
-    cache = look(path)
-    key: dict[str, Any] = {}
-    make, head = "", [0] * words_of.HEAD
-    if cache.state != DAMAGED:
-        key = manifest_of(path)["key"]
-        head = _head(path)
-        if head[words_of.STATE] == words_of.ROWED:
-            make = in_words(_words(path, 0, head[words_of.WORDS_LEN]))
-    files = {name: n for name, n in sorted(_files(path).items()) if not name.startswith(".")}
-    return Info(cache, key, make, head[words_of.ROWS], head[words_of.HEAP], files, sources_of(path))
+                read_table(path / file)
+        head = _read_head(path)
+        _check_head(path, head, samples)
+        state, reason = _state(head)
+    except UNREADABLE as e:
+        state, reason = DAMAGED, str(e)
+    filled = min(max(0, head.filled), samples)
+    return Cache(path, samples, filled, nbytes_of(path), head.budget, made, used, state, reason)
 
 
 def nbytes_of(path: Path) -> int:
@@ -236,22 +183,21 @@ def _paths(base: Path) -> list[Path]:
         return []
     except OSError as e:
         raise UsageError(f"{base} cannot be listed: {e.strerror}") from e
-    return sorted(p for p in mine if _stat(p / MANIFEST) or _stat(p / "head.npy"))
+    return sorted(p for p in mine if _lstat(p / MANIFEST) or _lstat(p / "head.npy"))
 
 
 def _or(paths: Sequence[Path]) -> str:
-    names = [p.name for p in paths[:NAMED]]
-    more = [f"{len(paths) - NAMED:,} more"] * (len(paths) > NAMED)
-    return " or ".join(filter(None, [", ".join([*names, *more][:-1]), [*names, *more][-1]]))
+    names = [p.name for p in paths[:NAMED]] + [f"{len(paths) - NAMED:,} more"] * (len(paths) > NAMED)
+    return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _files(path: Path) -> dict[str, int]:
-    """Bytes on the disk of each file of a folder. What goes away meanwhile is left out."""
+    """Bytes on the disk of each file of a folder. Files that disappear meanwhile are left out."""
     out = {}
     try:
         with os.scandir(path) as entries:
             for e in entries:
-                found = _stat(Path(e.path))
+                found = _lstat(Path(e.path))
                 if found is not None and stat.S_ISREG(found.st_mode):
                     out[e.name] = found.st_blocks * 512
     except OSError:
@@ -259,80 +205,71 @@ def _files(path: Path) -> dict[str, int]:
     return out
 
 
-def _stat(path: Path) -> os.stat_result | None:
+def _lstat(path: Path) -> os.stat_result | None:
     try:
         return os.lstat(path)
     except OSError:
         return None
 
 
-def _head(path: Path) -> list[int]:
-    """Zeros where nothing was begun yet."""
-    if not (path / "head.npy").exists():
-        return [0] * words_of.HEAD
-    words: list[int] = np.frombuffer(npy.read(path / "head.npy", 0, words_of.HEAD * 8), np.int64).tolist()
-    return words
+def _head_of_nothing() -> Head:
+    return Head(np.zeros(NUMBERS, np.int64), np.zeros(2 * SPEC_BYTES, np.uint8))
 
 
-def _words(path: Path, at: int, nbytes: int) -> str:
-    data = npy.read(path / "words.npy", at, min(max(0, nbytes), WORDS))
-    return data.decode(errors="replace")
+def _read_head(path: Path) -> Head:
+    """The head of a cache; zeros where nothing was stored yet."""
+    if path.suffix == PART and not (path / "head.npy").exists():
+        return _head_of_nothing()
+    numbers = np.frombuffer(read_table(path / "head.npy", 0, NUMBERS * 8), np.int64)
+    has_texts = (path / "words.npy").exists()
+    texts = read_table(path / "words.npy", 0, 2 * SPEC_BYTES) if has_texts else bytes(2 * SPEC_BYTES)
+    return Head(numbers, np.frombuffer(texts, np.uint8))
 
 
-def _contradiction(path: Path, head: list[int], samples: int) -> str:
-    """What a head says that cannot be; ""."""
-    if head[words_of.COUNT] != samples and head[words_of.COUNT]:
-        return f"a cache of {head[words_of.COUNT]:,} samples for a dataset of {samples:,}"
-    if not 0 <= head[words_of.FILLED] <= samples:
-        return f"{path / 'head.npy'} says that {head[words_of.FILLED]:,} of {samples:,} samples are in"
-    if not head[words_of.FILLED] or head[words_of.STATE] == words_of.SHUT:
-        return ""
-    rows = ("column-0", "crc") if head[words_of.STATE] == words_of.ROWED else ()
-    for name in ("place", "words", "heap", *rows):
+def _check_head(path: Path, head: Head, samples: int) -> None:
+    """Raises ``CacheError`` where a head contradicts the manifest or the files."""
+    if not samples:
+        raise CacheError(f"{path / MANIFEST} has no number of samples")
+    if head.samples not in (0, samples):
+        raise CacheError(f"a cache of {head.samples:,} samples for a dataset of {samples:,}")
+    if not 0 <= head.filled <= samples:
+        raise CacheError(f"{path / 'head.npy'} has {head.filled:,} of {samples:,} samples")
+    if not head.filled or head.state == State.DISABLED:
+        return
+    for name in ("place", "words", "heap", *(("column-0", "crc") if head.state == State.ROWS else ())):
         if not (path / f"{name}.npy").exists():
-            return f"{path / name}.npy is missing"
-    if head[words_of.STATE] not in (words_of.ROWED, words_of.HEAPED):
-        return f"{path / 'head.npy'} does not say how samples lie"
-    return ""
+            raise CacheError(f"{path / name}.npy is missing")
+    if head.state not in (State.ROWS, State.BLOCKS):
+        raise CacheError(f"{path / 'head.npy'} does not say how samples are stored")
 
 
-def _state(path: Path, head: list[int], samples: int) -> tuple[str, str]:
-    """In what state a cache is that has no damage to be seen, and why."""
-    if head[words_of.FILLED] == samples:
+def _state(head: Head) -> tuple[str, str]:
+    """The state of a cache without visible damage, and the reason."""
+    if head.filled == head.samples and head.samples:
         return COMPLETE, ""
-    if not head[words_of.REASON_LEN] and head[words_of.STATE] != words_of.SHUT:
-        return FILLING, ""
-    reason = _words(path, WORDS, head[words_of.REASON_LEN])
-    return (REFUSED if head[words_of.STATE] == words_of.SHUT else FULL), reason
+    if head.state == State.DISABLED:
+        return REFUSED, head.reason
+    return (FULL, head.reason) if head.reason_length else (FILLING, "")
 
 
-# -- doing
+# -- verify
 
 
-class _Opened(Store):
-    """A store whose samples are looked at and not put together: named tuples need not be there in this run."""
+class _ByteStore(Store):
+    """A store whose samples are verified and not put together: this run need not have their classes."""
 
-    def _layout_of(self, words: str) -> Layout:
-        made = Layout(json.dumps(_unnamed(json.loads(words))), self.medium.trusted)
-        made.words = words  # what the checksums are of
+    def _layout_of(self, type_spec: str, trusted: bool) -> Layout:
+        made = Layout(json.dumps(without_classes(json.loads(type_spec))), trusted)
+        made.type_spec = type_spec  # checksums include it
         return made
 
 
-def _unnamed(tree: Any) -> Any:
-    """The same leaves, in tuples where they lay in named ones."""
-    if tree[0] in ("(", "["):
-        return [tree[0], list(map(_unnamed, tree[1]))]
-    if tree[0] in ("{", "N"):
-        return ["(", list(map(_unnamed, tree[2]))]
-    return tree
-
-
 def verify(path: Path, tell: Tell | None = None) -> Verified:
-    """Reads all that is in a cache. Samples that are damaged are let go, so that the next run makes them anew.
+    """Reads all samples of a cache. Damaged ones are removed, so that the next run makes them anew.
 
     Args:
         path: its folder.
-        tell: called with how many samples were looked at, of how many.
+        tell: called with the number of samples verified so far, and of all.
     """
     cache = look(path)
     if cache.state == DAMAGED:
@@ -341,39 +278,42 @@ def verify(path: Path, tell: Tell | None = None) -> Verified:
         return Verified(cache, 0, [], "", True)
     try:
         folder = Folder(path)
-        store = _Opened(folder, cache.samples, cache.budget)
+        store = _ByteStore(folder, cache.samples, cache.budget)
         if not store.ready():
-            raise CacheError(f"{path / 'head.npy'} does not say how samples lie")
-        checked = int(np.count_nonzero(store.place))
+            raise CacheError(f"{path / 'head.npy'} does not say how samples are stored")
+        checked = int(np.count_nonzero(store.locations))
         return Verified(cache, checked, store.check(tell), "", folder.writable)
-    except (CacheError, OSError, ValueError, TypeError, LookupError, RecursionError) as e:
+    except UNREADABLE as e:
         return Verified(cache, 0, [], str(e), os.access(path.parent, os.W_OK))
+
+
+# -- prune
 
 
 def prune(
     base: Path, names: Sequence[str] = (), older_s: float | None = None, unused: bool = False, dry: bool = False
 ) -> Pruned:
-    """Removes caches: those for which all that is said holds; all where nothing is.
+    """Removes the caches that meet all conditions.
 
     Args:
-        base: where they lie.
-        names: these, as ``find`` finds them.
-        older_s: not used for so many seconds.
-        unused: made from source files that are gone or changed since, so that no run asks for them.
+        base: where they are.
+        names: these, as ``find`` finds them; (): all.
+        older_s: not used for this many seconds.
+        unused: made from source files that are gone or have changed since, so that no run asks for them.
         dry: removes nothing.
 
     Raises:
-        UsageError: a name that is none.
+        UsageError: a name without a cache.
     """
     chosen = [look(p) for p in dict.fromkeys(find(base, n) for n in names)] if names else listed(base)
     if older_s is not None:
         since = time.time() - older_s
         chosen = [c for c in chosen if c.used < since]
     if unused:
-        chosen = [c for c in chosen if (found := sources_of(c.path)) is not None and (found.changed or found.gone)]
+        chosen = [c for c in chosen if _sources_changed(c.path)]
     if dry:
         return Pruned(chosen, [], sum(c.nbytes for c in chosen))
-    nbytes = _leftovers(base)
+    nbytes = _finish_removals(base)
     for cache in chosen:
         discard(cache.path)
     left = [c for c in chosen if c.path.exists()]
@@ -381,15 +321,36 @@ def prune(
     return Pruned(removed, left, nbytes + sum(c.nbytes for c in removed))
 
 
-def _leftovers(base: Path) -> int:
+def _sources_changed(cache: Path) -> bool:
+    """Whether a source file is gone or has changed. Relative paths and files that cannot be read are ignored."""
+    try:
+        sources = list(sources_of(cache))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
+    return any(os.path.isabs(path) and _has_changed(path, nbytes, version) for path, nbytes, version in sources)
+
+
+def _has_changed(path: str, nbytes: int, version: int | str) -> bool:
+    try:
+        found = os.stat(path)
+        if found.st_size != nbytes:
+            return True
+        return version != (content_digest(path) if isinstance(version, str) else found.st_mtime_ns)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except (OSError, ValueError):
+        return False
+
+
+def _finish_removals(base: Path) -> int:
     """Finishes removals that were interrupted. Returns the bytes freed."""
     freed = 0
-    for gone in base.glob(f"{GONE}*"):
+    for removed in base.glob(f"{REMOVED}*"):
         try:
-            inside = list(gone.iterdir())
+            inside = list(removed.iterdir())
         except OSError:
             continue
         if all(NAME.fullmatch(p.name) for p in inside):
             freed += sum(map(nbytes_of, inside))
-            shutil.rmtree(gone, ignore_errors=True)
+            shutil.rmtree(removed, ignore_errors=True)
     return freed

@@ -1,4 +1,4 @@
-"""Where a cache in memory lies: one anonymous file that every worker of a run has mapped."""
+"""The tables of a cache in memory: one anonymous file that every worker of a run has mapped."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from ...core.errors import UsageError
 from ...transport.mapping import map_shared
 
-_threads: dict[tuple[int, int], threading.Lock] = {}  # by file: record locks know processes, not threads
+_thread_locks: dict[tuple[int, int], threading.Lock] = {}  # by file: record locks exclude processes, not threads
 
 
 class Lock:
-    """One writer at a time, among threads and processes. A holder that dies lets go (fcntl(2), record locks)."""
+    """One writer at a time, among threads and processes. The kernel releases it if its holder dies (fcntl(2))."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -31,7 +32,7 @@ class Lock:
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        with _threads.setdefault(self._file, threading.Lock()):
+        with _thread_locks.setdefault(self._file, threading.Lock()):
             fcntl.lockf(self._fd, fcntl.LOCK_EX)
             try:
                 yield
@@ -39,33 +40,28 @@ class Lock:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
 
-def _renew() -> None:
-    """A child must not inherit a lock that another thread held while it was forked."""
-    _threads.clear()
-
-
-os.register_at_fork(after_in_child=_renew)
+os.register_at_fork(after_in_child=_thread_locks.clear)  # another thread may have held one while this child was forked
 
 
 class Memory:
-    """Tables in an anonymous file (memfd_create(2)), which no limit of ``/dev/shm`` concerns.
+    """Tables in an anonymous file (memfd_create(2)). Limits of ``/dev/shm`` do not apply to it.
 
-    Workers have it by fork, or its descriptor when they are spawned.
+    Forked workers inherit it, spawned ones receive its descriptor.
 
     Args:
-        nbytes: the file's size, of which only what is written takes memory.
+        nbytes: the file's size. Only pages that are written take memory.
 
     Raises:
-        OSError: no such file can be made.
+        OSError: such files are not supported here.
     """
 
-    trusted = True  # what lies here was written by this run
+    trusted = True  # this run wrote all of it, so it may contain pickles and needs no checksums
     writable = True
     kind = "RAM"
 
     def __init__(self, nbytes: int) -> None:
         if not hasattr(os, "memfd_create"):
-            raise OSError(errno.ENOSYS, "memory that workers share is only on Linux yet")
+            raise OSError(errno.ENOSYS, "shared memory of workers is supported on Linux only")
         fd = os.memfd_create("stoker-cache", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, nbytes)
@@ -75,12 +71,13 @@ class Memory:
         self._attach(fd)
 
     def _attach(self, fd: int) -> None:
-        self.fd, self.lock = fd, Lock(fd)
+        self.fd = fd
+        self.lock = Lock(fd)
         weakref.finalize(self, os.close, fd).atexit = False
 
     @classmethod
     def of(cls, fd: int) -> Memory:
-        """The memory of another process' descriptor, which belongs to it from now on."""
+        """The memory behind a descriptor from another process. It closes the descriptor."""
         memory = cls.__new__(cls)
         memory._attach(fd)
         return memory
@@ -94,26 +91,28 @@ class Memory:
             raise UsageError("a cache in memory belongs to this run and its workers; it cannot be pickled elsewhere")
         return Memory._attached, (reduction.DupFd(self.fd),)
 
-    def table(self, name: str, dtype: Any, count: int, at: int) -> np.ndarray[Any, Any]:
-        """``count`` values from byte ``at`` on, a multiple of the page size; zeros where nothing was written."""
+    def table(self, name: str, dtype: DTypeLike, count: int, start: int) -> NDArray[Any]:
+        """``count`` values from byte ``start`` on, a multiple of the page size; zeros where nothing was written."""
         dtype = np.dtype(dtype)
-        whole = np.frombuffer(map_shared(self.fd, max(1, count * dtype.itemsize), at), np.uint8)
+        whole = np.frombuffer(map_shared(self.fd, max(1, count * dtype.itemsize), start), np.uint8)
         return whole[: count * dtype.itemsize].view(dtype)
 
-    def reserve(self, name: str, at: int, nbytes: int) -> None:
-        """Nothing: what is written takes its memory then."""
+    def reserve(self, name: str, offset: int, nbytes: int) -> None:
+        """Does nothing: writing takes the memory."""
 
-    def write(self, at: int, data: np.ndarray[Any, Any]) -> None:
-        """Writes bytes at a place of the file. pwrite(2): a write into a new mapping takes a fault for each page, and a
-        SIGBUS where there is no memory.
+    def write(self, table: NDArray[np.uint8], start: int, offset: int, data: NDArray[np.uint8]) -> None:
+        """Writes bytes into a table that begins at ``start``.
+
+        It uses pwrite(2): writing to a new mapping costs a fault a page, and a SIGBUS where memory is exhausted.
 
         Raises:
-            OSError: there is no memory.
+            OSError: memory is exhausted.
         """
+        at = start + offset
         left = memoryview(data.data).cast("B")
         while len(left):
             n = os.pwrite(self.fd, left, at)
             at, left = at + n, left[n:]
 
     def seal(self) -> None:
-        """All is in; there is nothing to be done."""
+        """Does nothing: all samples are stored."""

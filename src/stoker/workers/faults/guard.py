@@ -7,10 +7,11 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from ...core.dataset_tree import file_of
 from ...core.errors import SampleError, StokerError
 from ...core.types import Batch, Index, Sample
 from .policy import NOTHING, Failure, OnError, Partial, plain, summary
-from .sample_name import called, file_of
+from .sample_name import called
 
 OnSampleStart: TypeAlias = Callable[[int, int], None]
 """Called with the position in the task of the sample that is loaded next, and 1. Or with -1 and how many samples are

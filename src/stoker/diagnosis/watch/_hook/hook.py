@@ -39,7 +39,7 @@ class _Waiting:
 
     def __init__(self, module: Any) -> None:
         self._module, self._begun, self._lock = module, False, threading.RLock()
-        self.replaced: dict[tuple[type, str], Callable[..., Any]] = {}
+        self.replaced: dict[tuple[object, str], Callable[..., Any]] = {}
         self._wait(module.DataLoader, "__init__")
         for cls in (module._SingleProcessDataLoaderIter, module._MultiProcessingDataLoaderIter):
             self._wait(cls, "__init__")
@@ -77,7 +77,7 @@ class _Waiting:
                 _attach(self._module, self.replaced)
 
 
-def _attach(module: Any, replaced: dict[tuple[type, str], Callable[..., Any]]) -> None:
+def _attach(module: Any, replaced: dict[tuple[object, str], Callable[..., Any]]) -> None:
     home = os.environ.get("STOKER_HOME", "")
     sys.path.append(home)  # last: it must not shadow anything of the script's
     try:

@@ -1,0 +1,170 @@
+"""Reads each sample of a dataset once, in workers of a ``stoker.DataLoader``, and lists those that cannot be read."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
+
+from ..core.errors import StokerWarning
+from ..core.types import Index, LoaderLike, Sample
+from ..loader.dataloader import DataLoader
+from ..loader.loader_state import state_of
+from ..sampling import seeding
+from ..workers.faults.policy import Failure
+
+PROGRESS_S = 0.1  # between two calls of on_progress
+
+
+class Sweep:
+    """One pass over a dataset. Its loader, with ``collate_fn`` and sampler, is not iterated.
+
+    Args:
+        loader: whose dataset is read; its ``worker_init_fn`` and multiprocessing context are used.
+        keys: samples to read; of an iterable dataset how many, None for all.
+        read: called in the worker with the dataset and a key, or with an iterable dataset's sample and None.
+        collate: makes one object of what ``read`` returned for several samples.
+        num_workers: processes; 0 reads in this one; "auto".
+        task_samples: samples in one call of ``collate``.
+        seed: for random augmentation. The number of workers, if there are any, does not change what it draws.
+        sample_timeout: seconds that a sample may take before it counts as failed.
+
+    Attributes:
+        failed: samples that could not be read, in the order of their keys; complete when the pass has ended.
+        seconds: taken so far.
+        workers: processes that read.
+    """
+
+    def __init__(
+        self,
+        loader: LoaderLike,
+        keys: Sequence[Index] | int | None,
+        read: Callable[[Any, Any], object],
+        collate: Callable[[list[Any]], object],
+        num_workers: int | str,
+        task_samples: int,
+        seed: int = 0,
+        sample_timeout: float | None = None,
+    ) -> None:
+        streams = isinstance(loader.dataset, IterableDataset)
+        if streams:
+            dataset: Any = _Stream(loader.dataset, keys if isinstance(keys, int) else None, read)
+            count = 1 if num_workers == "auto" else num_workers
+            settings: dict[str, Any] = {}
+        else:
+            assert isinstance(keys, Sequence)
+            dataset = _Samples(loader.dataset, read)
+            count = "auto" if num_workers else 0  # any free worker takes the next task
+            settings = {"sampler": _Keys(keys), "on_error": "skip", "max_errors": max(1, len(keys)), "quarantine": None}
+        self._seed = seed
+        self._loader: Any = DataLoader(
+            dataset,
+            task_samples,
+            num_workers=count,
+            collate_fn=collate,
+            worker_init_fn=functools.partial(_start, loader.worker_init_fn) if count else None,
+            multiprocessing_context=loader.multiprocessing_context if count else None,
+            generator=torch.Generator().manual_seed(seed),
+            sample_timeout=sample_timeout,
+            **settings,
+        )
+        if count == "auto" and num_workers != "auto":
+            self._loader.resize(int(num_workers))
+        self._lists_failures = not streams
+        self.failed: list[Failure] = []
+        self.seconds = 0.0
+        self.workers = 0
+
+    def run(self, take: Callable[[Any], None], on_progress: Callable[[], None]) -> None:
+        """Calls ``take`` with each result of ``collate``, in order. The workers have ended when it returns or raises.
+
+        Raises:
+            StokerError: workers die, and no sample is to blame.
+            Exception: what an iterable dataset raised.
+        """
+        began = reported = time.monotonic()
+        iterator = None
+        try:
+            with warnings.catch_warnings(), seeding.unchanged():
+                warnings.simplefilter("ignore", StokerWarning)  # the result lists what failed
+                seeding.seed_worker(self._seed, 0)  # for 0 workers
+                on_progress()
+                iterator = iter(self._loader)
+                self.workers = int(self._loader.num_workers)
+                for batch in iterator:
+                    take(batch)
+                    now = time.monotonic()
+                    self.seconds = now - began
+                    if now - reported > PROGRESS_S:
+                        reported = now
+                        self._list_failures()
+                        on_progress()
+        finally:
+            if iterator is not None and self._loader.num_workers:
+                iterator._shutdown_workers()
+        self.workers = int(self._loader.num_workers)
+        self.seconds = time.monotonic() - began
+        self._list_failures()
+
+    def _list_failures(self) -> None:
+        if self._lists_failures:
+            failed = state_of(self._loader).ledger.failed.values()
+            self.failed = sorted(failed, key=lambda f: (type(f.index) is str, f.index))
+
+
+class _Samples(Dataset[Any]):
+    """What ``read`` makes of each sample of a map-style dataset."""
+
+    def __init__(self, dataset: Any, read: Callable[[Any, Any], object]) -> None:
+        self.dataset = dataset
+        self._read = read
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, key: Index) -> object:
+        return self._read(self.dataset, key)
+
+
+class _Stream(IterableDataset[Any]):
+    """What ``read`` makes of each sample of an iterable dataset; ``limit`` of all workers together."""
+
+    def __init__(self, dataset: Any, limit: int | None, read: Callable[[Sample, None], object]) -> None:
+        self.dataset = dataset
+        self._limit = limit
+        self._read = read
+
+    def __iter__(self) -> Iterator[object]:
+        info = get_worker_info()
+        part, parts = (info.id, info.num_workers) if info is not None else (0, 1)
+        limit = sys.maxsize if self._limit is None else self._limit // parts + (part < self._limit % parts)
+        return (self._read(sample, None) for sample in islice(self.dataset, limit))
+
+
+class _Keys(Sampler[Index]):
+    """Yields given keys in order."""
+
+    def __init__(self, keys: Sequence[Index]) -> None:
+        self._keys = keys
+
+    def __iter__(self) -> Iterator[Index]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+
+def _start(init_fn: Callable[[int], None] | None, worker: int) -> None:
+    """A worker's ``worker_init_fn``: the user's, which finds the user's dataset in ``get_worker_info()``."""
+    info = get_worker_info()
+    if info is not None:
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # type: ignore[attr-defined]  # it is frozen
+    if init_fn is not None:
+        init_fn(worker)

@@ -1,0 +1,131 @@
+"""Finds containers of many small Python objects in a dataset, which every forked worker copies page by page."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import types
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from .dataset_tree import CONTAINERS, DEPTH, PLAIN, WIDTH, attributes, children, package_of
+
+NODES = 20_000  # objects that are looked at
+SAMPLES = (64, 16, 8, 4)  # items of a container by which its size is estimated, by depth
+
+
+class Big(NamedTuple):
+    """A container of many small objects.
+
+    Attributes:
+        path: where it is: ``dataset.samples``.
+        words: ``a list of 2,000,000 dicts``.
+        nbytes: about how much memory its objects take.
+        remedy: what puts it into one buffer: ``stoker.share(dataset.samples)``.
+    """
+
+    path: str
+    words: str
+    nbytes: int
+    remedy: str
+
+
+def big(obj: object, at_least: int, path: str = "dataset") -> list[Big]:
+    """Containers of many small Python objects inside ``obj`` that take ``at_least`` bytes, and tables of such.
+
+    Reading such an object writes its reference count, so a forked worker copies its page; an array of numbers has one
+    count for all. Sizes are estimated from a few items.
+    """
+    return _big(obj, at_least, path, DEPTH, set(), [])
+
+
+def _big(obj: Any, at_least: int, path: str, depth: int, seen: set[int], alive: list[object]) -> list[Big]:
+    if type(obj) in PLAIN or id(obj) in seen or not depth or len(seen) > NODES:
+        return []
+    seen.add(id(obj))
+    alive.append(obj)  # else another object might get its id
+    whole: list[Big] = []
+    if isinstance(obj, CONTAINERS) or _is_object_array(obj):
+        nbytes = _weight(obj)
+        if nbytes < at_least or not len(obj):
+            return []
+        whole = [Big(path, _description(obj), nbytes, f"stoker.share({_as_list(obj, path)})")]
+        if len(obj) > WIDTH or not isinstance(obj, (list, tuple, dict)):
+            return whole
+    elif package_of(type(obj)) == "pandas":
+        return _of_table(obj, at_least, path)
+    inside = [b for step, x in children(obj) for b in _big(x, at_least, path + step, depth - 1, seen, alive)]
+    return inside or whole
+
+
+def _is_object_array(x: object) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype.hasobject and x.ndim > 0
+
+
+def _as_list(obj: object, path: str) -> str:
+    """Code that makes a list of a container, as ``share`` wants it."""
+    if isinstance(obj, np.ndarray):
+        return f"{path}.tolist()"
+    if isinstance(obj, (set, frozenset)):
+        return f"sorted({path})"
+    return f"list({path})" if isinstance(obj, deque) else path
+
+
+def _of_table(frame: Any, at_least: int, path: str) -> list[Big]:
+    """A table of pandas, by its columns of objects."""
+    try:
+        columns = [frame] if frame.ndim == 1 else [frame.iloc[:, i] for i in range(min(WIDTH, frame.shape[1]))]
+        arrays = [c.to_numpy() for c in columns if c.dtype == object]
+        nbytes = sum(_weight(a) for a in arrays if _is_object_array(a))
+        n, kind = len(frame), type(frame).__name__
+    except Exception:  # an index, a group, another version
+        return []
+    remedy = f"stoker.share({path}.tolist())" if kind == "Series" else f"stoker.share({path}.to_dict('records'))"
+    return [Big(path, f"a {kind} of {n:,} rows with objects in it", nbytes, remedy)] if nbytes >= at_least else []
+
+
+def _some_items(obj: Any, most: int) -> list[Any]:
+    """A few items of a container; of a dict pairs of key and value."""
+    if isinstance(obj, np.ndarray):
+        obj = obj.reshape(-1) if obj.flags.c_contiguous else obj[..., 0] if obj.ndim > 1 else obj
+    if isinstance(obj, (list, tuple, np.ndarray)):
+        return list(obj[:: max(1, len(obj) // most)][:most])
+    return list(itertools.islice(obj.items() if isinstance(obj, dict) else obj, most))
+
+
+def _description(obj: Any) -> str:
+    kinds = {type(x[1] if isinstance(obj, dict) else x).__name__ for x in _some_items(obj, SAMPLES[0])}
+    of = f"{kinds.pop()}s" if len(kinds) == 1 else "objects"
+    if isinstance(obj, np.ndarray):
+        return f"an array of {obj.size:,} {of}"
+    return f"{'an' if type(obj).__name__[0] in 'AEIOaeio' else 'a'} {type(obj).__name__} of {len(obj):,} {of}"
+
+
+def _weight(obj: Any, deep: int = 0) -> int:
+    """About how many bytes an object takes, with all objects inside it that nothing else refers to."""
+    if isinstance(obj, torch.Tensor) or (isinstance(obj, np.ndarray) and not _is_object_array(obj)):
+        return 200  # the object; its numbers are not copied
+    size = sys.getsizeof(obj, 64)
+    if deep == len(SAMPLES):
+        return size
+    if isinstance(obj, CONTAINERS) or _is_object_array(obj):
+        return _container_weight(obj, size, deep)
+    if type(obj).__module__ != "builtins" and not isinstance(obj, (type, types.ModuleType)):
+        own = attributes(obj)
+        size += sum(_weight(v, deep + 1) for v in own.values()) + (100 if own else 0)
+    return size
+
+
+def _container_weight(obj: Any, size: int, deep: int) -> int:
+    some = _some_items(obj, SAMPLES[deep])
+    if not some:
+        return size
+    parts = [[*x] if isinstance(obj, dict) else [x] for x in some]
+    distinct = {id(x): x for part in parts for x in part}
+    weight = sum(_weight(x, deep + 1) for x in distinct.values())
+    if len(some) > 8 and len({id(part[-1]) for part in parts}) * 2 < len(some) and not isinstance(obj, dict):
+        return weight  # the same few objects many times: labels, None
+    return size + int(weight / len(some) * (obj.size if isinstance(obj, np.ndarray) else len(obj)))

@@ -1,0 +1,206 @@
+"""Walks through a dataset: the datasets inside it, and all objects that can be reached by attributes and items.
+
+Nothing here calls code of the user's, unless an attribute of a dataset is a property.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import datetime
+import decimal
+import enum
+import functools
+import itertools
+import pathlib
+import sys
+import types
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import packages
+from .types import Attributes, Index
+
+NESTED = 16  # datasets inside each other, at most
+FILES = ("samples", "imgs", "images", "files", "paths", "filenames")  # attributes that list files
+DEPTH = 8  # a Subset of a Subset of a dataset with a Compose of transforms with arguments
+WIDTH = 200  # attributes or items of one object that are followed
+OBJECTS = 2_000  # that ``walk`` yields, at most
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+VALUES = (
+    torch.dtype,
+    torch.device,
+    np.generic,
+    range,
+    slice,
+    pathlib.PurePath,
+    enum.Enum,
+    datetime.date,
+    decimal.Decimal,
+)
+CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+_RECORDS = ("argparse", "types")  # modules of Python's whose objects are data; those of others are locks, loggers, ...
+_CODE = (types.FunctionType, types.MethodType, functools.partial)  # what they hold has no name that other code mentions
+
+
+# -- datasets inside each other
+
+
+def inner_datasets(dataset: Any) -> Iterator[Any]:
+    """The dataset, and those inside it: of a ``Subset``, a ``ConcatDataset``, a ``Staged`` or a wrapper of the user's.
+
+    Example:
+        >>> [type(d).__name__ for d in inner_datasets(torch.utils.data.Subset([1, 2], [0]))]
+        ['Subset', 'list']
+    """
+    waiting, seen = [dataset], set[int]()
+    while waiting and len(seen) < OBJECTS:
+        d = waiting.pop(0)
+        if d is None or id(d) in seen:
+            continue
+        seen.add(id(d))
+        yield d
+        waiting += [getattr(d, "dataset", None), *(getattr(d, "datasets", None) or ())]
+
+
+def unwrap(dataset: Any, index: Index) -> tuple[Any, Index] | None:
+    """The dataset inside a dataset that has its sample, and the index of the sample there; None where that is unknown.
+
+    It knows subsets, concatenations, and wrappers with as many samples as they wrap.
+    """
+    ends = getattr(dataset, "cumulative_sizes", None)
+    if ends is not None:
+        index = index + len(dataset) if index < 0 else index
+        k = bisect.bisect_right(ends, index)
+        return dataset.datasets[k], index - (ends[k - 1] if k else 0)
+    inner = getattr(dataset, "dataset", None)
+    if inner is None:
+        return None
+    if hasattr(dataset, "indices"):
+        return inner, int(dataset.indices[index])
+    return (inner, index) if len(inner) == len(dataset) else None
+
+
+def listed_file(dataset: Any, index: Index) -> str:
+    """The file of a sample, from a list that the dataset itself has; "" where it has none."""
+    for name in FILES:
+        files = getattr(dataset, name, None)
+        if isinstance(files, (list, tuple)) and isinstance(index, int) and -len(files) <= index < len(files):
+            entry = files[index]
+            first = entry[0] if isinstance(entry, (list, tuple)) and entry else entry
+            if isinstance(first, str) or hasattr(first, "__fspath__"):
+                return str(first)
+    return ""
+
+
+def file_of(dataset: Any, index: Index) -> str:
+    """The file of a sample, from the dataset or from one inside it; "" where that is unknown.
+
+    Example:
+        >>> from torch.utils.data import Subset
+        >>> class Photos(list):
+        ...     files = ["a.jpg", "b.jpg"]
+        >>> file_of(Subset(Photos([1, 2]), [1]), 0)
+        'b.jpg'
+    """
+    with contextlib.suppress(Exception):  # a dataset's attributes may be properties that do anything
+        for _ in range(NESTED):
+            if isinstance(dataset, (list, tuple)) and isinstance(index, int) and type(dataset[index]) is str:
+                return str(dataset[index])  # a staged list of paths
+            found = listed_file(dataset, index)
+            inner = None if found else unwrap(dataset, index)
+            if inner is None:
+                return found
+            dataset, index = inner
+    return ""
+
+
+# -- objects
+
+
+def attributes(obj: object) -> Attributes:
+    """What an object holds in its ``__dict__`` and its slots. No code of its class runs."""
+    out: Attributes = {}
+    with contextlib.suppress(Exception):  # a proxy
+        out.update(getattr(obj, "__dict__", {}))
+    for c in type(obj).__mro__:
+        for name, slot in vars(c).items() if "__slots__" in vars(c) else ():
+            if type(slot) is types.MemberDescriptorType:
+                with contextlib.suppress(AttributeError):  # not set yet
+                    out.setdefault(name, slot.__get__(obj))
+    return out
+
+
+def package_of(cls: type) -> str:
+    """The package that a class is from."""
+    return str(cls.__module__).partition(".")[0]
+
+
+@functools.cache
+def _is_stdlib(package: str) -> bool:
+    """Whether a package is the standard library's, and not the user's ``test`` or ``profile``."""
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return package in sys.stdlib_module_names and (file is None or packages.in_stdlib(file))
+
+
+def children(obj: Any) -> Iterator[tuple[str, Any]]:
+    """Attributes and items of an object, each with what it adds to a path. Those of its class come first.
+
+    A class of stoker's says itself what its user gave it (``_stoker_children``).
+    """
+    if isinstance(obj, dict):
+        yield from ((f"[{k!r}]", v) for k, v in list(obj.items())[:WIDTH])
+    elif isinstance(obj, (list, tuple)):
+        yield from ((f"[{i}]", v) for i, v in enumerate(obj[:WIDTH]))
+    elif hasattr(type(obj), "_stoker_children"):
+        yield from obj._stoker_children()
+    elif isinstance(obj, functools.partial):
+        yield from ((".func", obj.func), (".args", obj.args), (".keywords", obj.keywords))
+    elif isinstance(obj, types.MethodType):
+        yield from ((".__func__", obj.__func__), (".__self__", obj.__self__))
+    elif isinstance(obj, types.FunctionType):
+        yield from ((".__defaults__", obj.__defaults__), (".__kwdefaults__", obj.__kwdefaults__))
+        for name, cell in zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=False):
+            with contextlib.suppress(ValueError):  # not set yet
+                yield f".{name}", cell.cell_contents
+    elif not isinstance(obj, (type, types.ModuleType, torch.Tensor)):
+        package = package_of(type(obj))
+        if package in _RECORDS or not _is_stdlib(package):
+            yield from _of_instance(obj)
+
+
+def _of_instance(obj: object) -> Iterator[tuple[str, Any]]:
+    own = dict(itertools.islice(attributes(obj).items(), WIDTH))
+    for c in reversed(type(obj).__mro__):
+        if package_of(c) != "torch" and not _is_stdlib(package_of(c)):
+            for k, v in list(vars(c).items())[:WIDTH]:
+                if k not in own and k[:2] != "__" and type(v) in (*PLAIN, *CONTAINERS):
+                    yield f".{k}", v
+    yield from ((f".{k}", v) for k, v in own.items())
+
+
+def is_read(obj: object, step: str, names: set[str] | None) -> bool:
+    """Whether code that mentions these names may follow a step from an object. None: any code."""
+    return names is None or step[0] != "." or step[1:] in names or isinstance(obj, _CODE)
+
+
+def walk(obj: object, names: set[str] | None = None) -> Iterator[tuple[str, Any]]:
+    """Objects that can be reached by attributes and items, each with its path; no values, arrays or tensors.
+
+    Args:
+        obj: to begin at.
+        names: attributes that are followed; None: all.
+    """
+    waiting: list[tuple[str, object, int]] = [("dataset", obj, DEPTH)]
+    seen: set[int] = set()
+    while waiting and len(seen) < OBJECTS:
+        path, x, depth = waiting.pop()
+        if id(x) not in seen and not isinstance(x, (*PLAIN, *VALUES, np.ndarray, torch.Tensor)):
+            seen.add(id(x))
+            yield path, x
+            if depth:
+                waiting += [(path + step, v, depth - 1) for step, v in children(x) if is_read(x, step, names)]

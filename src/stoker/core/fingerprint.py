@@ -1,0 +1,215 @@
+"""``Fingerprint``: whether an object has changed since it was last looked at, and what.
+
+It is quick and no proof. What is compared, down to eight levels: plain values, tensors, arrays, containers, code.
+
+- Arrays, tensors and ctypes values up to 64 kB by a checksum; larger arrays by 64 of their values, larger tensors by
+  their address and version.
+- Containers of up to 10,000 plain values, or tuples of such, as a whole; larger ones by 64 items.
+
+For a digest that is equal in other processes and runs see ``staging/digest.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import types
+import zlib
+from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .dataset_tree import CONTAINERS, DEPTH, PLAIN, VALUES, WIDTH, children, is_read
+
+NODES = 20_000  # objects that are looked at
+WHOLE = 10_000  # items of a container that are compared as a whole
+FEW = 64  # items of a larger one, or values of a larger array
+ARRAY_BYTES = 1 << 16  # of arrays that are compared as a whole
+
+
+class _Part(NamedTuple):
+    """Something that is no plain value.
+
+    Attributes:
+        text: for people.
+        identity: what is compared.
+        is_code: it can be called.
+    """
+
+    text: str
+    identity: object
+    is_code: bool = False
+
+
+class Fingerprint:
+    """What an object looked like.
+
+    Args:
+        obj: the dataset.
+        path: its name.
+        names: attributes that count; None: all.
+        skip: paths that do not count, nor what is below them.
+        shared: whether memory that processes share counts.
+
+    Attributes:
+        places: paths of objects, by id.
+    """
+
+    def __init__(
+        self,
+        obj: object,
+        path: str = "dataset",
+        names: set[str] | None = None,
+        *,
+        skip: Collection[str] = (),
+        shared: bool = True,
+    ) -> None:
+        self.places: dict[int, str] = {}
+        self._path = path
+        self._names = names
+        self._skip = skip
+        self._shared = shared
+        self._parts: dict[str, object] = {}  # by path: a plain value, or a _Part
+        self._visit(obj, path, DEPTH)
+
+    def _visit(self, obj: Any, path: str, depth: int) -> None:
+        if type(obj) in PLAIN:
+            self._parts[path] = obj
+            return
+        if isinstance(obj, VALUES):
+            self._parts[path] = _Part(repr(obj)[:60], obj)
+            return
+        if id(obj) in self.places or not depth or len(self.places) >= NODES:
+            return
+        self.places[id(obj)] = path
+        part, has_children = self._part(obj)
+        if part is not None:
+            self._parts[path] = part
+        if not has_children:
+            return
+        for step, inner in children(obj):
+            if path + step in self._skip or not is_read(obj, step, self._names):
+                continue
+            if not isinstance(getattr(type(obj), step[1:], None), functools.cached_property):
+                self._visit(inner, path + step, depth - 1)
+
+    def _part(self, obj: Any) -> tuple[_Part | None, bool]:
+        """What is compared of one object itself, if anything; and whether its attributes or items are looked at."""
+        if isinstance(obj, torch.Tensor):
+            if not self._shared and obj.is_shared():
+                return None, False
+            return _Part("a tensor", (tuple(obj.shape), obj.dtype, _of_tensor(obj))), False
+        if isinstance(obj, np.ndarray):
+            return _Part("an array", (obj.shape, obj.dtype.str, _of_array(obj))), False
+        ctypes_bytes = _ctypes_bytes(obj) if self._shared else None
+        if ctypes_bytes is not None:
+            return _Part("a value in shared memory", _of_array(ctypes_bytes)), False
+        if isinstance(obj, CONTAINERS):
+            return _Part(f"a {type(obj).__name__} of {len(obj)}", _of_container(obj)), len(obj) <= WIDTH
+        if isinstance(obj, types.FunctionType):
+            return _Part(obj.__qualname__, obj.__code__, is_code=True), True
+        if type(obj).__module__ != "builtins":
+            return _Part(f"a {type(obj).__name__}", type(obj), is_code=callable(obj)), True
+        return None, True
+
+    def changed(self, obj: object, added: bool = False) -> list[str]:
+        """What has changed in the same object: ``["dataset.epoch was 0 and is 1"]``. See ``changed_since``."""
+        now = Fingerprint(obj, self._path, self._names, skip=self._skip, shared=self._shared)
+        return self.changed_since(now, added)
+
+    def changed_since(self, later: Fingerprint, added: bool = False) -> list[str]:
+        """What has changed in a later fingerprint.
+
+        What an object makes when it is first needed is no change: None that became an open file, and what has a private
+        name.
+
+        Args:
+            later: of the same object.
+            added: additions count, and private names that were or are None, but no new objects under private names.
+        """
+        now, out = later._parts, []
+        for path, new in now.items():
+            if path in self._parts:
+                continue
+            is_lazy = "._" in path and isinstance(new, _Part)
+            if (added and not is_lazy) or self._is_new_attribute(path, new):
+                out.append(f"{path} is {_text(new)}")
+        for path, old in self._parts.items():
+            if path not in now:
+                continue
+            new = now[path]
+            is_lazy = "._" in path and (old is None or new is None)
+            if _differ(old, new) and (added or not is_lazy):
+                out.append(f"{path} was {_text(old)} and is {_text(new)}" if _text(old) != _text(new) else path)
+        return out
+
+    def _is_new_attribute(self, path: str, new: object) -> bool:
+        """Whether a public attribute with a plain value was added to an object that had been there."""
+        owner, _, name = path.rpartition(".")
+        is_public = name.isidentifier() and "._" not in path
+        return type(new) in PLAIN and is_public and isinstance(self._parts.get(owner), _Part)
+
+
+def _text(value: object) -> str:
+    return value.text if isinstance(value, _Part) else repr(value)[:60]
+
+
+def _differ(old: object, new: object) -> bool:
+    if old is None or new is None:
+        other = new if old is None else old
+        return other is not None and (not isinstance(other, _Part) or other.is_code)
+    if type(old) is type(new):
+        return bool(new != old and new == new)  # a NaN is no change
+    return True
+
+
+def _of_tensor(t: torch.Tensor) -> object:
+    plain = type(t) is torch.Tensor and t.device.type == "cpu" and t.layout is torch.strided and not t.is_quantized
+    if plain and t.numel() * t.element_size() <= ARRAY_BYTES:
+        with torch.no_grad():
+            dense = t.detach().resolve_conj().resolve_neg().reshape(-1).contiguous()
+            return zlib.crc32(dense.view(torch.uint8).numpy().data)
+    return t.data_ptr() if plain else id(t), t._version
+
+
+def _of_array(x: NDArray[Any]) -> object:
+    if x.dtype.hasobject:
+        return _of_container(x.reshape(-1)[:WHOLE].tolist())
+    if x.nbytes <= ARRAY_BYTES:
+        return zlib.crc32(x.tobytes())
+    return (x.reshape(-1)[:: max(1, x.size // FEW)] if x.flags.c_contiguous else x[:1]).tobytes()
+
+
+def _ctypes_bytes(x: Any) -> NDArray[np.uint8] | None:
+    """The bytes of ``multiprocessing.Value`` and ``Array``, and of values of ctypes; None for anything else."""
+    ctypes = sys.modules.get("ctypes")
+    if ctypes is None:
+        return None
+    if type(x).__module__ == "multiprocessing.sharedctypes" and hasattr(x, "get_obj"):
+        x = x.get_obj()
+    kinds = ctypes._SimpleCData, ctypes.Array, ctypes.Structure
+    return np.frombuffer(x, np.uint8) if isinstance(x, kinds) and ctypes.sizeof(x) else None
+
+
+def _of_container(x: Any) -> int:
+    """A hash of the items, where they are plain, or tuples of such; else 0: they are visited one by one."""
+    items: Iterable[Any] = x.items() if isinstance(x, dict) else x
+    if len(x) > WHOLE:
+        items = x[:: len(x) // FEW] if isinstance(x, (list, tuple)) else itertools.islice(items, FEW)
+    try:
+        found = tuple(items)
+        return hash(found) if _all_plain(found) else 0
+    except Exception:  # a container class of the user's
+        return 0
+
+
+def _all_plain(items: tuple[Any, ...]) -> bool:
+    kinds = set(map(type, items))
+    if tuple in kinds:
+        inner = itertools.chain.from_iterable(v for v in items if type(v) is tuple)
+        kinds = kinds - {tuple} | set(map(type, inner))
+    return kinds.issubset(PLAIN)

@@ -1,0 +1,117 @@
+"""Rules about the accelerator: copies to it, waiting for it, page-locked memory."""
+
+from __future__ import annotations
+
+from ..report.schema import Finding
+from .loader_stats import LoaderStats
+
+MIN_PAGEABLE = 0.05  # of the loop
+BUS = 12e9  # bytes/s, of page-locked memory over PCIe 3.0 x16: what a copy would still take
+MIN_IDLE = 0.05  # of the loop, in which the device is idle and its data is there
+MOST_STEPS = 0.5  # calls a step
+MIN_IDLE_BY_LAUNCHES = 0.3  # of the time, with its data there
+LAUNCHES = 0.8  # of a core, which the consumer's own thread uses
+SHORT_STEP_S = 0.05  # longer steps hold more than launches
+MAX_PINNED = 0.3  # of the memory that is granted
+MIN_AVAILABLE = 0.1  # of it, when it was scarcest
+
+
+def pageable_transfer(stats: LoaderStats) -> Finding | None:
+    """Batches are copied to the device from memory that is not page-locked: the driver copies them once more on the
+    host, and the call waits for that (CUDA C++ Best Practices Guide, "Pinned Memory")."""
+    found, part = stats.crossings("pageable")
+    if found is None or part < MIN_PAGEABLE:
+        return None
+    device, pinned = stats.loader.device, stats.loader.settings.pin_memory
+    left = min(part, found.bytes / BUS / device.seconds)
+    advice = "give the batch's type a pin_memory() method" if pinned else "pin_memory=True"
+    return Finding(
+        "pageable_transfer",
+        part,
+        {
+            "line": found.line,
+            "ms_per_step": found.seconds / device.steps * 1e3,
+            "bytes_per_step": found.bytes / device.steps,
+            "pin_memory": pinned,
+        },
+        f"copies to the device at {found.line} take {part:.0%} of the loop, because their memory is not page-locked: "
+        f"{advice}, and .to(device, non_blocking=True)",
+        1 / (1 - part + left),
+        {} if pinned else {"pin_memory": True},
+    )
+
+
+def sync_transfer(stats: LoaderStats) -> Finding | None:
+    """Each step waits for the device (``.item()``, ``.to()`` of page-locked memory without ``non_blocking``), which is
+    then idle until the host has launched more."""
+    idle = stats.idle
+    if idle is None or idle < MIN_IDLE:
+        return None
+    waits, waiting = stats.crossings("sync")
+    copies, copying = stats.crossings("blocking")
+    found = waits if copies is None or waiting >= copying else copies
+    steps = stats.loader.device.steps
+    if found is None or found.calls < MOST_STEPS * steps:
+        return None
+    advice = "non_blocking=True" if found is copies else "keep it on the device, and read it every hundredth step"
+    return Finding(
+        "sync_transfer",
+        idle,
+        {
+            "line": found.line,
+            "calls_per_step": found.calls / steps,
+            "blocked_share": waiting + copying,
+            "device_idle_share": idle,
+        },
+        f"each step waits for the device at {found.line}, and the device idles {idle:.0%} of the time with its data "
+        f"there: {advice}",
+        1 / (1 - idle),
+    )
+
+
+def batch_too_small(stats: LoaderStats) -> Finding | None:
+    """The host cannot launch work as fast as the device does it: many small kernels, each of which costs a launch."""
+    idle = stats.idle
+    if idle is None or idle < MIN_IDLE_BY_LAUNCHES or sync_transfer(stats) is not None:
+        return None
+    used = stats.step_cpu / stats.step if stats.step else 0.0
+    if used < LAUNCHES or not 0 < stats.step < SHORT_STEP_S:
+        return None
+    size = stats.loader.settings.batch_size
+    return Finding(
+        "batch_too_small",
+        idle,
+        {"device_idle_share": idle, "step_cpu_share": used, "step_ms": stats.step * 1e3, "batch_size": size},
+        f"steps of {stats.step * 1e3:.3g} ms keep a core busy with launches and leave the device idle {idle:.0%} of "
+        f'the time: a larger batch than {size}, torch.compile(mode="reduce-overhead"), or CUDA graphs',
+        1 / (1 - idle),
+    )
+
+
+def pin_memory_wasted(stats: LoaderStats) -> Finding | None:
+    """Batches are copied to page-locked memory, and there is no accelerator."""
+    if not stats.loader.settings.pin_memory or stats.cuda or stats.gpus:
+        return None
+    return Finding(
+        "pin_memory_wasted",
+        0.0,
+        {"pin_memory": True, "accelerators": 0},
+        "pin_memory=False: there is no accelerator",
+        change={"pin_memory": False},
+    )
+
+
+def pin_memory_exhausts_ram(stats: LoaderStats) -> Finding | None:
+    """Page-locked memory cannot be swapped or reclaimed, and torch's allocator rounds each block up and keeps it."""
+    pinned, available = stats.loader.device.pinned_bytes, stats.around.memory_available_min
+    if not stats.loader.settings.pin_memory or not stats.memory or available is None:
+        return None
+    if pinned < MAX_PINNED * stats.memory or available > MIN_AVAILABLE * stats.memory:
+        return None
+    return Finding(
+        "pin_memory_exhausts_ram",
+        0.0,
+        {"pinned_bytes": pinned, "memory_bytes": stats.memory, "memory_available_min": available},
+        f"{pinned >> 20:,} MB are page-locked, and {available >> 20:,} MB were left: use fewer workers or a smaller "
+        "prefetch_factor",
+    )

@@ -1,0 +1,123 @@
+"""Rules about what runs inside a task: decoding, transforms, collating, slow samples, work done again each epoch."""
+
+from __future__ import annotations
+
+from ..report.schema import Finding
+from .loader_stats import LoaderStats
+from .loop import allocates_each_batch
+from .model import without
+
+MIN_CODE = 0.3  # of a task's time, in one decoder or one transform
+MIN_COLLATE = 0.35  # of a task's time
+MIN_SLOW_TIME = 0.1  # of the tasks' time, in slow tasks
+MIN_SLOW_WAIT = 0.4  # of the waiting, in a few long waits
+MIN_SLOW_TASKS = 3
+MAX_SLOW_TASKS = 0.2  # of the tasks; if more of them are slow, the loader is
+DELAYED = 0.4  # of a worker's life, without a core
+MIN_REPEATED = 1.1  # speed-up of later epochs, if making samples again cost nothing
+MIN_BATCHES = 5  # of an epoch; a shorter one is not gone through for its samples
+
+
+def slow_decode(stats: LoaderStats) -> Finding | None:
+    """Workers spend their time turning bytes into arrays."""
+    if not stats.bottleneck:
+        return None
+    shares = stats.code_shares("decode", waited=False)
+    part = sum(shares.values())
+    if part < MIN_CODE:
+        return None
+    name = max(shares, key=lambda decoder: shares[decoder])
+    return Finding(
+        "slow_decode",
+        stats.share * part * stats.explained_by_code,
+        {"decoder": name, "share_of_a_task": part, "looks": stats.loader.looks},
+        f"{name} takes {part:.0%} of a worker's time: decode once and keep the result, or decode at a smaller size",
+        without(stats, part),
+    )
+
+
+def slow_transform(stats: LoaderStats) -> Finding | None:
+    """One transform, or one line of ``__getitem__``, is most of what a worker does."""
+    if not stats.bottleneck:
+        return None
+    shares = {**stats.code_shares("fetch", waited=False), **stats.code_shares("transform")}
+    name = max(shares, key=lambda code: shares[code], default="")
+    part = shares.get(name, 0.0)
+    if part < MIN_CODE:
+        return None
+    return Finding(
+        "slow_transform",
+        stats.share * part * stats.explained_by_code,
+        {"transform": name, "share_of_a_task": part, "looks": stats.loader.looks},
+        f"{name} takes {part:.0%} of a worker's time: do it once and keep the result, or do it on whole batches",
+        without(stats, part),
+    )
+
+
+def slow_collate(stats: LoaderStats) -> Finding | None:
+    """Putting samples together costs more than making them."""
+    part = stats.stage_share(stats.loader.stages.collate.self_s)
+    if not stats.bottleneck or part < MIN_COLLATE or allocates_each_batch(stats):
+        return None
+    return Finding(
+        "slow_collate",
+        stats.share * part * stats.explained_by_code,
+        {"share_of_a_task": part, "collate_ms_per_batch": part * (stats.service or 0.0) * 1e3},
+        f"collate_fn takes {part:.0%} of a worker's time: stack arrays once, without loops over elements",
+        without(stats, part),
+    )
+
+
+def stragglers(stats: LoaderStats) -> Finding | None:
+    """A few samples take many times as long as the others, and the loop waits for them."""
+    loader = stats.loader
+    tasks, waits = loader.tasks, loader.waits
+    if loader.cache.filled and not loader.filled_epochs:
+        return None  # tasks that filled a cache took longer than those that it served, and are among them
+    if not stats.starved or not stats.workers or not MIN_SLOW_TASKS <= tasks.slow_count <= MAX_SLOW_TASKS * tasks.count:
+        return None
+    if tasks.slow_share < MIN_SLOW_TIME or waits.slow_share < MIN_SLOW_WAIT:
+        return None
+    slow_s = tasks.slow_share * stats.worked
+    if stats.delayed > DELAYED or slow_s / stats.workers < MIN_SLOW_TIME * stats.total:
+        return None  # tasks that had no core, or that were so short that a start made them long
+    worst = sorted(tasks.slow_samples, key=lambda index: -tasks.slow_samples[index])[:5]
+    names = f"; seen in them: samples {', '.join(worst)}" if worst else ""
+    share = stats.share * waits.slow_share
+    return Finding(
+        "stragglers",
+        share,
+        {
+            "slow_tasks": tasks.slow_count,
+            "of": tasks.count,
+            "share_of_task_time": tasks.slow_share,
+            "samples": worst,
+        },
+        f"{tasks.slow_count} of {tasks.count} tasks take over 3 times the median{names}: fix or split those samples, "
+        "or prefetch deeper",
+        1 / max(1e-3, 1 - share),
+    )
+
+
+def cacheable_prefix(stats: LoaderStats) -> Finding | None:
+    """A remedy, not a cause: what is the same in every epoch could be cached instead of made again.
+
+    ``stoker run`` calls nothing of the dataset to find that out. So it says how much of the loop goes into making
+    samples again, and predicts no gain: how much of a sample is the same is not known.
+    """
+    epochs, settings = stats.loader.epochs, stats.loader.settings
+    if not stats.starved or epochs < 2 or settings.iterable or stats.batches < MIN_BATCHES * epochs:
+        return None
+    if settings.applied:
+        return None  # tried in this run; the result is among what was applied
+    fetch = stats.stage_share(stats.loader.stages.fetch.self_s)
+    most = without(stats, fetch)
+    if not fetch or most is None or most < MIN_REPEATED:
+        return None
+    return Finding(
+        "cacheable_prefix",
+        1 - 1 / most,
+        {"epochs": epochs, "share_of_a_task": fetch, "later_epochs_at_most": round(most, 2)},
+        f"{fetch:.0%} of making batches is making samples, again in each of {epochs} epochs: stoker run --apply tries "
+        f"to cache what is the same in all of them; later epochs would be up to {most:.1f}x as fast",
+    )

@@ -1,0 +1,76 @@
+"""Rules about reading: storage that is slow, or slow the first time only."""
+
+from __future__ import annotations
+
+from ..report.schema import Finding
+from .loader_stats import LoaderStats
+from .memory import stalled
+from .model import without
+from .once import MIN_BATCHES
+
+MIN_WAITING = 0.3  # of the time in which the worker had a core, or wanted none
+MIN_TIME_WITH_CORE = 0.5  # of a task's time counts as such at least: the little that is left would say nothing
+HELPERS_COMPUTE = 0.5  # cores
+FIRST_EPOCH_SLOWER = 2.0
+MIN_LOST = 0.1  # of the loop
+MIN_SLEPT = 0.25  # of what the first epoch lost, in workers that sleep; the rest it lost for want of a core
+MIN_STORED = 16 << 20  # bytes read from storage
+
+
+def slow_storage(stats: LoaderStats) -> Finding | None:
+    """Workers wait while cores are idle: for a disk, a network, or another process' lock."""
+    if not stats.bottleneck or stats.loader.settings.worker_method == "thread":
+        return None  # a thread that waits may wait for the interpreter's lock
+    if stats.helper_cores >= HELPERS_COMPUTE:
+        return None  # it waits for other threads of its process, which compute
+    shares = {**stats.code_shares("fetch", ran=False), **stats.code_shares("decode", ran=False)}
+    part = sum(shares.values())
+    # Pages that were read, and dropped for want of memory, are read again: that is not the storage's fault.
+    if not shares or part - stalled(stats) < MIN_WAITING * max(MIN_TIME_WITH_CORE, 1 - stats.coreless):
+        return None
+    line = max(shares, key=lambda code: shares[code])
+    evidence = {
+        "line": line,
+        "share_of_a_task": part,
+        "looks": stats.loader.looks,
+        "stored_bytes": stats.loader.kernel.stored,
+        "major_faults": stats.loader.kernel.faults,
+    }
+    return Finding(
+        "slow_storage",
+        stats.share * part * stats.explained_by_code,
+        evidence,
+        f"workers wait {part:.0%} of a task's time at {line}: use more workers, which wait at the same time, or a "
+        "local copy",
+        without(stats, part),
+    )
+
+
+def cold_cache(stats: LoaderStats) -> Finding | None:
+    """The first epoch reads from storage, the others from memory."""
+    loader = stats.loader
+    epochs = [e for e in loader.by_epoch if e.batches >= MIN_BATCHES]
+    if len(epochs) < 2 or loader.kernel.stored < MIN_STORED or loader.cache.filled:
+        return None  # a cache that stoker filled makes the first epoch longer, whatever was read
+    first, *others = (e.later_wait_s / e.batches for e in epochs)
+    later = sum(others) / len(others)
+    if first < FIRST_EPOCH_SLOWER * max(later, 1e-6):
+        return None
+    lost_s = (first - later) * epochs[0].batches
+    share = lost_s / stats.total if stats.total else 0.0
+    # A first epoch may be slow for other reasons; while a disk reads, its workers sleep.
+    if share * stats.weight < MIN_LOST or _slept_s(stats) < MIN_SLEPT * lost_s:
+        return None
+    return Finding(
+        "cold_cache",
+        share,
+        {"first_epoch_wait_ms": first * 1e3, "later_wait_ms": later * 1e3, "stored_bytes": loader.kernel.stored},
+        "only the first epoch waits, for storage: nothing to do over many epochs; else read the files once before",
+        1 / (1 - share),
+    )
+
+
+def _slept_s(stats: LoaderStats) -> float:
+    """Seconds of their tasks in which the workers neither computed nor wanted a core."""
+    kernel_says = stats.worked - stats.loader.stages.worker.cpu_s - stats.loader.kernel.delay_ns / 1e9
+    return max(stats.waits * stats.worked, kernel_says)

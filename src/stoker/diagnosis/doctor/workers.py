@@ -1,0 +1,226 @@
+"""Rules about workers: how many there are, how they start, and what their threads compete for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ...core.types import JsonObject
+from ..report.schema import Finding
+from .loader_stats import LoaderStats
+from .model import period, speedup
+
+HANDOVER_PAYS = 1.05  # predicted speed-up from which on workers are advised
+ALWAYS_BUSY = 0.7  # of the loop's time; below that it is not the workers that cannot keep up
+PER_CORE = 3  # workers; fewer are never too many
+CROWDED = 0.4  # of a worker's life, in which it could run and has no core
+MIN_STARTUP = 0.15  # of the loop
+MIN_EPOCHS = 5  # one of fewer might be a look at a single batch
+PERSISTENT = "persistent_workers=True"
+OVER_OWN_CPU = 1.4  # CPU of a worker's process over that of its own thread
+EXCESS_CPU = 0.2  # of a task's time, CPU of other threads
+DELAYED = 0.15  # of a worker's life, without a core
+COMPUTES = 0.3  # of the tasks' time, in which their own thread computes or wants to
+AT_WORK = 0.5  # of a worker's life, in tasks
+ONE_CORE = (0.7, 1.2)  # cores that thread workers use together when they take turns
+ONE_HELPER_CORE = (0.5, 1.2)  # the same for a dataset's own threads, beside the thread that waits for them
+FULL = 0.8  # of the cores, that the loop and its workers use, or wait for
+
+
+def main_process_loading(stats: LoaderStats) -> Finding | None:
+    """With ``num_workers=0`` loading and training take turns in one process."""
+    chosen = stats.loader.settings.auto  # by num_workers="auto", which has tried workers
+    if not stats.starved or stats.workers or chosen or gil_bound(stats):
+        return None
+    gain = speedup(stats, stats.cores)
+    if gain is not None and gain < HANDOVER_PAYS:
+        return None  # so little work a sample that handing it over costs as much
+    return Finding(
+        "main_process_loading",
+        stats.share,
+        {"num_workers": 0, "cores": stats.cores, "wait_ms": stats.wait * 1e3, "step_ms": stats.step * 1e3},
+        f"load in worker processes: num_workers={stats.cores}",
+        gain,
+        {"num_workers": stats.cores},
+    )
+
+
+def too_few_workers(stats: LoaderStats) -> Finding | None:
+    """The workers are busy all the time, and cores are idle."""
+    workers, service = stats.workers, stats.service
+    if not stats.starved or not workers or service is None or workers >= stats.cores:
+        return None
+    busy = service / workers / stats.loop
+    if busy < ALWAYS_BUSY or gil_bound(stats):
+        return None
+    evidence = {
+        "num_workers": workers,
+        "cores": stats.cores,
+        "worker_busy_share": min(1.0, busy),
+        "worker_ms_per_batch": service * 1e3,
+        "worker_cpu_ms_per_batch": stats.cpu * 1e3,
+    }
+    return Finding(
+        "too_few_workers",
+        stats.share,
+        evidence,
+        f"num_workers={stats.cores} (now {workers})",
+        speedup(stats, stats.cores),
+        {"num_workers": stats.cores},
+    )
+
+
+def too_many_workers(stats: LoaderStats) -> Finding | None:
+    """More workers than cores, and all compute: they wait for each other, take longer to start and use more memory."""
+    if stats.workers < PER_CORE * stats.cores or stats.delayed < CROWDED or stats.waits > CROWDED:
+        return None
+    extra = 1 - stats.cores / stats.workers
+    startup = stats.startup / stats.total * extra if stats.total else 0.0
+    evidence = {
+        "num_workers": stats.workers,
+        "cores": stats.cores,
+        "delayed_share": stats.delayed,
+        "startup_s": stats.startup,
+        "memory_bytes": sum(stats.loader.memory.worker_pss),
+    }
+    return Finding(
+        "too_many_workers",
+        max(startup, stats.share * stats.delayed * extra),
+        evidence,
+        f"num_workers={stats.cores} (now {stats.workers}): the workers compute, and {stats.delayed:.0%} of their time "
+        f"they wait for one of {stats.cores} cores",
+        1 / (1 - startup) if startup < 1 else None,
+        {"num_workers": stats.cores},
+    )
+
+
+def too_few_cores(stats: LoaderStats) -> Finding | None:
+    """Making the samples takes all the cores that are granted. Asked last, of a loader without another cause."""
+    loader = stats.loader
+    cpu_s = loader.stages.worker.cpu_s
+    if not stats.starved or not cpu_s or stats.total <= 0:
+        return None
+    if stats.workers:
+        cpu_s = max(cpu_s, loader.kernel.cpu_ns / 1e9)  # with all threads of each worker
+    wanted_s = cpu_s + loader.kernel.delay_ns / 1e9 + loader.stages.consumer.cpu_s
+    cores_wanted = wanted_s / stats.total
+    if cores_wanted < FULL * stats.cores:
+        return None
+    return Finding(
+        "too_few_cores",
+        stats.share,
+        {"cores_wanted": cores_wanted, "cores": stats.cores, "worker_cpu_ms_per_batch": stats.cpu * 1e3},
+        f"the loop and its workers want {cores_wanted:.1f} of {stats.cores} cores, and no part of a sample stands out: "
+        "more workers bring nothing; make a sample cheaper, or use more cores",
+    )
+
+
+def worker_startup(stats: LoaderStats) -> Finding | None:
+    """Each epoch begins with a pause while workers start."""
+    epochs = stats.loader.epochs
+    if epochs < 2 or not stats.workers or stats.total <= 0:
+        return None
+    # A first batch takes a task's time at best, workers or not.
+    pause = max(0.0, stats.startup / epochs - (stats.service or 0.0))
+    for way in _fewer_starts(stats):
+        share = pause * way.starts / way.total_s
+        if share * stats.weight >= MIN_STARTUP:
+            return Finding(
+                "worker_startup",
+                share,
+                {"pause_s": pause, "epochs": epochs, "num_workers": stats.workers},
+                f"each epoch begins with a pause of {pause * 1e3:,.0f} ms while workers start: {way.fix}",
+                1 / (1 - share),
+                way.change,
+            )
+    return None
+
+
+class _FewerStarts(NamedTuple):
+    """A way to start workers less often: the starts that it saves, of how many seconds, what to do, as a setting."""
+
+    starts: int
+    total_s: float
+    fix: str
+    change: JsonObject
+
+
+def _fewer_starts(stats: LoaderStats) -> Iterator[_FewerStarts]:
+    loader = stats.loader
+    epochs, abandoned = loader.epochs, loader.epochs - loader.ended
+    if epochs >= MIN_EPOCHS and 2 * abandoned > epochs and stats.batches < 2 * epochs:  # next(iter(loader)), each step
+        fix = f"{abandoned:,} are left after a batch; keep one iterator, it = iter(loader), and ask that, next(it)"
+        yield _FewerStarts(epochs - 1, stats.total + loader.between_s, fix, {})
+        return
+    if not loader.settings.persistent_workers:
+        yield _FewerStarts(epochs - loader.made, stats.total, PERSISTENT, {"persistent_workers": True})
+    if loader.made > loader.at_once:  # workers live as long as their loader does, and no setting makes that longer
+        fix = f"make the loader once, not {loader.made} times, with {PERSISTENT}"
+        yield _FewerStarts(epochs - loader.at_once, stats.total, fix, {})
+
+
+def thread_oversubscription(stats: LoaderStats) -> Finding | None:
+    """Native threads (OpenMP, BLAS, OpenCV) of several workers compete for the same cores."""
+    kernel, worked = stats.loader.kernel, stats.worked
+    if not stats.starved or stats.workers < 2 or not worked or not kernel.seconds:
+        return None
+    own_s, all_s, delay_s = stats.loader.stages.worker.cpu_s, kernel.cpu_ns / 1e9, kernel.delay_ns / 1e9
+    ratio = all_s / own_s if own_s > 0 else 0.0
+    if own_s + delay_s < COMPUTES * worked:
+        return None  # the tasks sleep, so it is not they that are short of cores
+    if all_s - own_s < EXCESS_CPU * worked or ratio < OVER_OWN_CPU or stats.delayed < DELAYED:
+        return None
+    if worked < AT_WORK * kernel.seconds:
+        return None  # a worker hardly works, so what else its process does is not the work of its tasks' threads
+    return Finding(
+        "thread_oversubscription",
+        stats.share,  # it slows all that the workers do
+        {"cpu_of_all_threads_over_own": ratio, "delayed_share": stats.delayed, "num_workers": stats.workers},
+        "one native thread a worker: OMP_NUM_THREADS=1, cv2.setNumThreads(0), or stoker.DataLoader, which caps them",
+    )
+
+
+def gil_bound(stats: LoaderStats) -> Finding | None:
+    """Threads that compute in Python take turns at the interpreter's lock: worker threads, or a dataset's own pool.
+
+    Threads that take turns use one core together, however many they are.
+    """
+    return _gil_bound_workers(stats) or _gil_bound_helpers(stats)
+
+
+def _gil_bound_workers(stats: LoaderStats) -> Finding | None:
+    busy = stats.busy
+    if stats.loader.settings.worker_method != "thread" or not stats.starved or busy is None:
+        return None
+    used = (stats.cpu + stats.step_cpu) / stats.loop
+    if stats.workers < 2 or stats.cores < 2 or busy < 0.6 or not ONE_CORE[0] < used < ONE_CORE[1]:
+        return None
+    best = max(stats.step, (stats.cpu + stats.step_cpu) / stats.cores)
+    return Finding(
+        "gil_bound",
+        stats.share * (1 - 1 / min(stats.workers, stats.cores)),
+        {"cores_used": used, "threads": stats.workers, "cores": stats.cores},
+        f"{stats.workers} threads use {used:.1f} cores together, because they compute in Python: "
+        'worker_method="process"',
+        stats.loop / best if period(stats, stats.cores) else None,
+        {"worker_method": "process"},
+    )
+
+
+def _gil_bound_helpers(stats: LoaderStats) -> Finding | None:
+    """The fetching thread waits for other threads of its process, and they use one core together."""
+    service, used = stats.service, stats.helper_cores
+    if not stats.bottleneck or service is None or stats.cores < 2 or stats.waits < 0.5:
+        return None
+    if not ONE_HELPER_CORE[0] <= used <= ONE_HELPER_CORE[1]:
+        return None
+    more = stats.workers < stats.cores
+    return Finding(
+        "gil_bound",
+        stats.share,
+        {"cores_used": used, "fetching_thread_waits": stats.waits, "cores": stats.cores},
+        f"threads of the dataset's own use {used:.1f} cores together, as threads do that compute in Python: "
+        f"worker processes instead (num_workers={stats.cores})",
+        max(1.0, stats.loop / max(stats.step, service / stats.cores)) if more else None,
+        {"num_workers": stats.cores} if more else {},
+    )

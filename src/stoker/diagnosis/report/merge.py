@@ -1,0 +1,210 @@
+"""Adds up what the watched processes sent: one ``LoaderReport`` for each line of code that made loaders."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from ...core.histogram import Histogram
+from ...core.metrics import LoaderMetrics
+from ...core.types import JsonObject
+from ..watch import worker_record
+from .schema import (
+    AppliedSettings,
+    Bypassing,
+    Ceilings,
+    CodeLine,
+    Crossing,
+    Device,
+    EpochRow,
+    EpochTimes,
+    Faults,
+    Kernel,
+    LoaderReport,
+    LoaderSettings,
+    Memory,
+    Spread,
+    Stage,
+    Stages,
+    TaskSpread,
+)
+
+HANDOVER_S = 2e-4  # what handing over a batch takes; a shorter wait is none
+LINES = 12  # of code, of a loader, that the report has
+WHOLE = 0.9  # of the batches of the longest epoch; an epoch with fewer was left early, or is of another loader
+SUMS = (
+    "wait_s", "first_wait_s", "step_s", "step_cpu_s", "between_s", "loop_s",
+    "batches", "samples", "epochs", "ended", "made", "at_once",
+    "tasks", "fetch_ns", "collate_ns", "transport_ns", "cpu_ns",
+    "gaps", "gap_s", "gap_wait_s", "crossing_steps", "crossing_s", "pinned_bytes",
+)  # fmt: skip
+T = TypeVar("T")
+
+
+class Snapshot(Struct):
+    """What one watched process sends (``watch.Watch.snapshot``)."""
+
+    pid: int = 0
+    final: bool = False
+    rank: int = 0
+    world: int = 1
+    cores: int | None = None
+    memory: int | None = None
+    memory_available_min: int | None = None
+    shm_free_min: int | None = None
+    cuda: bool = False
+    cuda_visible: str | None = None
+    threads: int = 1
+    loaders: list[LoaderMetrics] = []
+    applied: dict[str, AppliedSettings] = {}
+    bypassing: list[Bypassing] = []
+    ceilings: Ceilings | None = None
+
+
+def snapshots(sent: Iterable[JsonObject]) -> list[Snapshot]:
+    """The snapshots as types; keys of another version of stoker are ignored."""
+    return [msgspec.convert(s, Snapshot, str_keys=True) for s in sent]
+
+
+def merged(processes: Iterable[Snapshot]) -> list[LoaderReport]:
+    """The loaders of all processes. Those made by one line are one entry, its sums over all processes."""
+    by_name: dict[str, list[LoaderMetrics]] = {}
+    threads = 1
+    for process in processes:
+        threads = max(threads, process.threads)
+        for metrics in process.loaders:
+            if metrics.epochs:
+                by_name.setdefault(metrics.name, []).append(metrics)
+    return [_entry(each, threads) for each in by_name.values()]
+
+
+def _entry(each: Sequence[LoaderMetrics], threads: int) -> LoaderReport:
+    """One entry of the report from the metrics of the same loader in several processes."""
+    m = replace(each[0], **{key: sum(getattr(one, key) for one in each) for key in SUMS})
+    # Of a process that was killed only the last batches' waits and steps are known, from shared memory.
+    loop_s = max(m.loop_s, m.wait_s + m.step_s)
+    settings = msgspec.convert(m.settings, LoaderSettings)
+    settings.threads, settings.processes = threads, len(each)
+    steps, waits = (_added(getattr(one, key) for one in each) for key in ("step_bins", "wait_bins"))
+    records = [one.inside for one in each if one.inside]
+    inside = worker_record.merge(records) if records else worker_record.EMPTY
+    samplings = sum(ran + waited for *_, ran, waited in inside["stacks"])
+    tasks = _spread(Histogram(inside["bins"]))
+    return LoaderReport(
+        name=m.name,
+        batches=m.batches,
+        samples=m.samples,
+        epochs=m.epochs,
+        ended=m.ended,
+        made=m.made,
+        at_once=m.at_once,
+        wait_s=m.wait_s,
+        step_s=m.step_s,
+        between_s=m.between_s,
+        loop_s=loop_s,
+        samples_per_s=m.samples / loop_s * len(each) if loop_s else 0.0,
+        settings=settings,
+        stages=Stages(
+            fetch=Stage(self_s=m.fetch_ns / 1e9),
+            collate=Stage(self_s=m.collate_ns / 1e9),
+            transport=Stage(self_s=m.transport_ns / 1e9),
+            worker=Stage(cpu_s=m.cpu_ns / 1e9, tasks=m.tasks),
+            consumer=Stage(cpu_s=m.step_cpu_s),
+            startup=Stage(wait_s=m.first_wait_s),
+        ),
+        memory=Memory(
+            worker_pss=[pss for one in each for pss in one.worker_pss.values()],
+            batch_bytes=m.batch_bytes,
+            over_time=m.memory,
+            own=inside["own"],
+        ),
+        decisions=[line for one in each for line in one.decisions],
+        steps=_spread(steps),
+        waits=_spread(waits),
+        tasks=TaskSpread(**msgspec.structs.asdict(tasks), slow_samples=inside["slow"]),
+        ready_share=_ready_share(waits, steps),
+        by_epoch=msgspec.convert(m.by_epoch, list[EpochRow]),
+        filled_epochs=m.filled_epochs,
+        epoch_s=epoch_times(msgspec.convert(m.by_epoch, list[EpochRow])),
+        over_time=m.over_time,
+        device=_device(m, each),
+        faults=_faults([one.faults for one in each if one.faults]),
+        where=[
+            CodeLine(kind, name, line, ran / samplings, waited / samplings)
+            for kind, name, line, ran, waited in inside["stacks"][:LINES]
+        ],
+        looks=samplings,
+        kernel=Kernel(**inside["kernel"], seconds=inside["seconds"]),
+    )
+
+
+def _added(bins: Iterable[Mapping[int, int]]) -> Histogram:
+    out = Histogram()
+    for each in bins:
+        out.merge(each)
+    return out
+
+
+def _spread(durations: Histogram) -> Spread:
+    slow = durations.slow()
+    return Spread(durations.count, durations.median(), durations.quantile(0.95), slow.share, slow.number)
+
+
+def _ready_share(waits: Histogram, steps: Histogram) -> float | None:
+    """The part of the batches, each epoch's first left out, that were there when the loop asked for them."""
+    if not waits.count:
+        return None
+    return waits.count_up_to(max(HANDOVER_S, 0.1 * steps.median())) / waits.count
+
+
+def _device(m: LoaderMetrics, each: Sequence[LoaderMetrics]) -> Device:
+    calls: dict[str, list[float]] = {}
+    for one in each:
+        for line, numbers in one.crossings.items():
+            calls[line] = [a + b for a, b in zip(calls.get(line, [0, 0.0, 0]), numbers, strict=True)]
+    crossings = []
+    for key, (count, seconds, size) in sorted(calls.items(), key=lambda item: -item[1][1]):
+        kind, _, line = key.partition(" ")
+        crossings.append(Crossing(kind, line, int(count), seconds, int(size)))
+    starved = m.gap_s / m.gap_wait_s if m.gap_wait_s else 0.0
+    return Device(m.gaps, starved, m.crossing_steps, m.crossing_s, crossings, m.pinned_bytes)
+
+
+def _faults(each: Sequence[JsonObject]) -> Faults:
+    """What failed in all processes: numbers and lists are added."""
+    out: JsonObject = {}
+    for one in each:
+        for key, value in one.items():
+            out[key] = out[key] + value if key in out and isinstance(value, (int, list)) else value
+    return msgspec.convert(out, Faults)
+
+
+def epoch_times(rows: Sequence[EpochRow]) -> EpochTimes:
+    """Wall clock of whole epochs, from the call of ``iter()`` to the end.
+
+    Example:
+        >>> rows = [EpochRow(10, 4.0, 1.0, 0.1, 5.0, 80), EpochRow(10, 1.0, 1.0, 0.1, 2.0, 80)]
+        >>> found = epoch_times(rows)
+        >>> found.first, found.later, found.later_samples_per_s
+        (5.0, 2.0, 40.0)
+    """
+    known = [row for row in rows if row.batches and row.loop_s > 0]
+    most = max((row.batches for row in known), default=0)
+    whole = [row for row in known if row.batches >= WHOLE * most]
+    if not whole:
+        return EpochTimes()
+    first, *later = whole
+    median = statistics.median(row.loop_s for row in later) if later else None
+    return EpochTimes(
+        count=len(whole),
+        first=first.loop_s,
+        later=median,
+        first_samples_per_s=first.samples / first.loop_s,
+        later_samples_per_s=statistics.median(row.samples for row in later) / median if median else None,
+        each=[round(row.loop_s, 4) for row in whole],
+    )

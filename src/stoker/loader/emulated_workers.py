@@ -1,0 +1,208 @@
+"""An epoch of a map-style dataset without worker processes, in which a script sees what its workers would have given.
+
+torch seeds worker *w* of an epoch with ``base_seed + w`` and gives it tasks *w*, *w* + N, *w* + 2N, ... So a batch
+depends on the worker's number and on what that worker drew before, not on the process. This iterator keeps the random
+state of N workers that do not exist, and makes each batch under the state of the worker whose turn it is::
+
+    consumer          next()                          next()
+    script's state    |  saved ........... restored  |  saved ........... restored
+    worker 0's state  |  loaded, batch 0, saved      |
+    worker 1's state  |                              |  loaded, batch 1, saved
+
+A forked worker also has the dataset as it was when the epoch began. Where the dataset, its transforms or the collate
+function hold random generators, each emulated worker has copies of the objects that lead to them.
+
+Starting workers and moving batches between processes then cost nothing. A batch is made while its consumer waits.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils import collate as torch_collate
+from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data._utils.worker import _generate_state
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
+
+from ..core import numpy_state
+from ..core.nested import pin
+from ..core.types import Batch, Index, LoaderLike
+from ..sampling.generators import own_copies
+from ..sampling.seeding import unchanged
+from ..workers.collate import SlotCollate
+from ..workers.exceptions import Caught
+from ..workers.fetcher import BatchFetcher
+from ..workers.native_threads import OneThread
+
+
+class EmulatedWorkersIter(_BaseDataLoaderIter):
+    """Iterates over a loader as torch's iterator with ``num_workers`` processes does, in the consumer's process.
+
+    The sampler is read as far ahead as torch reads it, since a sampler may draw from a generator that the script uses.
+
+    Args:
+        loader: torch's ``DataLoader`` or a subclass, map-style, ``num_workers`` > 0, without ``persistent_workers``,
+            ``worker_init_fn`` and ``timeout``. ``loader.dataset`` is read here.
+
+    Raises:
+        Exception: whatever an object that leads to a random generator says to being copied. Nothing is drawn then.
+    """
+
+    def __init__(self, loader: LoaderLike) -> None:
+        own = [copies(loader.dataset, loader.collate_fn) for _ in range(loader.num_workers)]
+        super().__init__(loader)  # type: ignore[arg-type]  # draws the base seed
+        self._workers: list[object] = []  # frameworks look for it
+        self._one_thread = OneThread()
+        self._emulated = [self._emulate(worker, *of_worker) for worker, of_worker in enumerate(own)]
+        self._indices: deque[Index] = deque()
+        self._made = 0
+        for _ in range((loader.prefetch_factor or 2) * self._num_workers):
+            self._draw()
+
+    def _emulate(self, number: int, dataset: object, collate_fn: Callable[..., Batch]) -> _Worker:
+        info = torch_worker.WorkerInfo(
+            id=number,
+            num_workers=self._num_workers,
+            seed=int(self._base_seed) + number,
+            dataset=getattr(dataset, "stands_for", None) or dataset,  # type: ignore[arg-type]
+        )
+        collate = _Collate(collate_fn, self._auto_collation, self._one_thread)
+        fetcher = BatchFetcher(_DatasetKind.Map, dataset, self._auto_collation, collate, self._drop_last)
+        return _Worker(int(self._base_seed), info, collate, fetcher)
+
+    def _draw(self) -> None:
+        """Reads the sampler for one task more."""
+        try:
+            self._indices.append(self._next_index())  # type: ignore[no-untyped-call]
+        except StopIteration:
+            return
+
+    def _next_data(self) -> Batch:
+        if not self._indices:
+            raise StopIteration
+        worker = self._emulated[self._made % self._num_workers]
+        with unchanged(), self._one_thread:
+            batch = worker.run(self._indices.popleft())
+        self._made += 1
+        self._draw()
+        if isinstance(batch, ExceptionWrapper):
+            batch.reraise()
+        if self._pin_memory:
+            batch = pin(batch, self._pin_memory_device)
+        return batch
+
+    def _shutdown_workers(self) -> None:
+        """There are none; frameworks call it."""
+
+
+class _Worker:
+    """One emulated worker.
+
+    Args:
+        base_seed: of the epoch.
+        info: what ``get_worker_info()`` returns to its code.
+        collate, fetcher: make its batches.
+    """
+
+    def __init__(
+        self, base_seed: int, info: torch_worker.WorkerInfo, collate: SlotCollate, fetcher: BatchFetcher
+    ) -> None:
+        self._base_seed = base_seed
+        self._info = info
+        self._collate = collate
+        self._fetcher = fetcher
+        self._state: tuple[object, torch.Tensor, object] | None = None
+
+    def run(self, indices: Index) -> Batch:
+        """The batch of a task, or the error in its place. The random state is this worker's afterwards."""
+        before = torch_worker._worker_info
+        self._load_state()
+        torch_worker._worker_info = self._info
+        try:
+            with self._collate.active():
+                return self._fetcher.run(indices)
+        except Exception:
+            return Caught(f"in DataLoader worker process {self._info.id}", self._info.dataset, "")
+        finally:
+            torch_worker._worker_info = before
+            self._state = random.getstate(), torch.default_generator.get_state(), numpy_state.save()
+
+    def _load_state(self) -> None:
+        if self._state is not None:
+            python, torchs, numpys = self._state
+            random.setstate(python)  # type: ignore[arg-type]
+            torch.default_generator.set_state(torchs)
+            numpy_state.restore(numpys)
+            return
+        random.seed(self._info.seed)
+        torch.default_generator.manual_seed(self._info.seed)
+        np.random.seed(_generate_state(self._base_seed, self._info.id))
+
+
+class _NoSlots:
+    """The slots of a process that keeps its batches: none."""
+
+    whole = None
+
+    def take(self, nbytes: int) -> bool:
+        """There is no slot."""
+        return False
+
+    def room(self, nbytes: int) -> int | None:
+        """There is no slot."""
+        return None
+
+    def cancel(self) -> None:
+        """Nothing was written."""
+
+
+class _Collate(SlotCollate):
+    """Collates in the script's own process.
+
+    Args:
+        collate_fn: the loader's.
+        batched: whether it gets a list of samples.
+        one_thread: the cap on threads while samples are made. torch's own collate function copies, so it gives the same
+            bits with any number of threads.
+    """
+
+    def __init__(self, collate_fn: Callable[..., Batch], batched: bool, one_thread: OneThread) -> None:
+        super().__init__(collate_fn, _NoSlots(), batched)
+        self._one_thread = one_thread
+        self._is_torchs = collate_fn in (torch_collate.default_collate, torch_collate.default_convert)
+
+    def __call__(self, data: object) -> Batch:
+        if not self._is_torchs:
+            return super().__call__(data)
+        with self._one_thread.lifted(), _not_a_worker():
+            return super().__call__(data)
+
+
+@contextmanager
+def _not_a_worker() -> Iterator[None]:
+    """torch's collate function takes shared memory where ``get_worker_info()`` says that this is a worker."""
+    info, torch_worker._worker_info = torch_worker._worker_info, None
+    try:
+        yield
+    finally:
+        torch_worker._worker_info = info
+
+
+def copies(dataset: object, collate_fn: Callable[..., Batch]) -> tuple[object, Callable[..., Batch]]:
+    """A dataset and a collate function for one worker: copies where they hold random generators, else themselves.
+
+    Raises:
+        Exception: whatever an object says to being copied.
+    """
+    for_worker = getattr(type(dataset), "for_worker", None)  # a cache is shared, its dataset is copied
+    inner = dataset if for_worker is None else dataset.dataset  # type: ignore[attr-defined]
+    own, own_collate = own_copies(inner, collate_fn)
+    if for_worker is not None:
+        own = dataset if own is inner else for_worker(dataset, own)
+    return own, own_collate

@@ -1,0 +1,79 @@
+"""Whether two values are the same memory: what is kept would be copies."""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import itertools
+import pathlib
+import types
+from typing import Any
+
+import numpy as np
+import torch
+
+from .compare import IDENTICAL
+from .store.encode import CacheError
+
+NUMBERS_AND_TEXT = (int, float, complex, str, bytes, bool, type(None), np.generic)
+DESCRIPTIONS = (type, range, np.dtype, torch.dtype, torch.device, pathlib.PurePath, enum.Enum, types.ModuleType)
+IMMUTABLE = (*NUMBERS_AND_TEXT, *DESCRIPTIONS, datetime.date, datetime.timedelta)
+
+
+def share_memory(a: object, b: object) -> bool:
+    """Whether two results of the same call lie in the same memory: it belongs to the dataset, then."""
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return _overlap(_range_of(a), _range_of(b))
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return _overlap(_range_of(a), _range_of(b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a is b or any(share_memory(a[k], b.get(k)) for k in a)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return (a is b and isinstance(a, list)) or any(map(share_memory, a, b))
+    return a is b and not isinstance(a, (*IMMUTABLE, *IDENTICAL))
+
+
+def refuse_aliases(state: object) -> None:
+    """Variables that are one and the same object, or share memory, must stay so.
+
+    Raises:
+        CacheError: two of them do.
+    """
+    seen: dict[int, object] = {}
+    ranges: list[tuple[int, int]] = []
+    waiting = [state]
+    while waiting:
+        x = waiting.pop()
+        if isinstance(x, IMMUTABLE) or callable(x):
+            continue
+        if id(x) in seen and not isinstance(x, (tuple, frozenset)):
+            raise CacheError("two variables before the cut are one object")
+        seen[id(x)] = x
+        if isinstance(x, (tuple, list, set, frozenset)):
+            waiting += x
+        elif isinstance(x, dict):
+            waiting += x.values()
+        elif isinstance(x, (torch.Tensor, np.ndarray)):
+            ranges.append(_range_of(x))
+        else:
+            waiting += getattr(x, "__dict__", {}).values()
+    if any(_overlap(one, other) for one, other in itertools.pairwise(sorted(ranges))):
+        raise CacheError("two variables before the cut share memory")
+
+
+def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def _range_of(x: torch.Tensor | np.ndarray[Any, Any]) -> tuple[int, int]:
+    """Where an array or tensor begins and ends in memory."""
+    if isinstance(x, np.ndarray):
+        first = int(x.__array_interface__["data"][0])
+        steps = [(n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)]
+        low, high = sum(s for s in steps if s < 0), sum(s for s in steps if s > 0)
+        return (first + low, first + high + x.itemsize) if x.size else (0, 0)
+    if x.layout is not torch.strided or not x.numel():
+        return 0, 0
+    first = x.data_ptr()
+    last = first + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) * x.element_size()
+    return first, last + x.element_size()

@@ -1,0 +1,120 @@
+"""Calls as data: which Python function a call runs, and copies of that function, compiled once a process."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+
+from ..core.types import Attributes
+from .containers import items_of
+
+Rewritten = TypeVar("Rewritten")
+
+
+class Call(NamedTuple):
+    """A call that is, or was about to be, made."""
+
+    function: Callable[..., Any]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+
+    def run(self) -> Any:
+        """Makes the call."""
+        return self.function(*self.args, **self.kwargs)
+
+    def with_copied_arguments(self) -> Call:
+        """The same call with copies of its arguments, if they can be copied: the function may write to them."""
+        try:
+            return Call(self.function, *copy.deepcopy((self.args, self.kwargs)))
+        except Exception:
+            return self
+
+
+class Callee(NamedTuple):
+    """A Python function that a call runs.
+
+    Attributes:
+        fn: the function.
+        bound: what it is bound to; None for a plain function.
+    """
+
+    fn: Any  # a types.FunctionType; mypy would bind a field of that type like a method
+    bound: object
+
+    @property
+    def is_method(self) -> bool:
+        """Whether the first parameter is ``self``."""
+        return self.bound is not None
+
+    @property
+    def first(self) -> tuple[object, ...]:
+        """The argument for ``self``; () for a plain function."""
+        return (self.bound,) if self.is_method else ()
+
+
+def callee_of(called: Any) -> Callee | None:
+    """The Python function behind something that is called: a function, a method, a module's ``forward``, an object
+    with ``__call__``. None for native code and for classes."""
+    if isinstance(called, types.FunctionType):
+        return Callee(called, None)
+    if isinstance(called, types.MethodType):
+        return Callee(called.__func__, called.__self__) if isinstance(called.__func__, types.FunctionType) else None
+    if isinstance(called, (type, types.BuiltinFunctionType, functools.partial)):
+        return None
+    if isinstance(called, torch.nn.Module):
+        hooks = (called._forward_hooks, called._forward_pre_hooks, called._backward_hooks)
+        fn = None if any(hooks) else getattr(type(called), "forward", None)
+    else:
+        fn = next((vars(c)["__call__"] for c in type(called).__mro__ if "__call__" in vars(c)), None)
+    return Callee(fn, called) if isinstance(fn, types.FunctionType) else None
+
+
+def key_of(called: object) -> str:
+    """What a node of a plan is found by: the function's place in its file, or a container's class and transforms."""
+    found = items_of(called)
+    if found is not None:
+        names = ",".join(type(x).__qualname__ for x in found.items)
+        return f"{type(called).__module__}.{type(called).__qualname__}[{names}]"
+    callee = callee_of(called)
+    if callee is None:
+        return ""
+    code = callee.fn.__code__
+    return f"{code.co_filename}:{code.co_firstlineno}:{callee.fn.__qualname__}"
+
+
+class Compiled(Generic[Rewritten]):
+    """A node of a plan that rewrites functions when a process first calls them. The copies are not pickled.
+
+    Attributes:
+        rewritten: by file and code (code of another file may be equal): the function, and what was made of it.
+    """
+
+    rewritten: dict[tuple[str, types.CodeType], tuple[types.FunctionType, Rewritten]]
+
+    def __post_init__(self) -> None:
+        self.rewritten = {}
+
+    def __getstate__(self) -> Attributes:
+        return {**self.__dict__, "rewritten": {}}
+
+    def compile(
+        self, callee: Callee, make: Callable[[], Rewritten], rebind: Callable[[Rewritten], Rewritten]
+    ) -> Rewritten:
+        """What is made of a function, once a process.
+
+        Args:
+            callee: the function.
+            make: rewrites it.
+            rebind: adapts what was made of another closure of the same code, which has other variables around it.
+        """
+        fn = callee.fn
+        key = fn.__code__.co_filename, fn.__code__
+        known = self.rewritten.get(key)
+        if known is None or known[0] is not fn:
+            known = self.rewritten[key] = fn, make() if known is None else rebind(known[1])
+        return known[1]

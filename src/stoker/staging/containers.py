@@ -1,0 +1,76 @@
+"""Containers of transforms (``Compose`` of any library, ``nn.Sequential``, your own): finds them, and runs them with
+other items.
+
+A container is any object that is called and has one list or tuple of callables, whatever the attribute is named.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+Transform: TypeAlias = Callable[..., Any]
+_MODULES = "_modules"
+
+
+class Items(NamedTuple):
+    """The transforms of a container.
+
+    Attributes:
+        attribute: where they are kept: "transforms", "_modules.transforms" for a ``ModuleList``, "" for the modules of
+            an ``nn.Sequential``.
+        items: the transforms.
+    """
+
+    attribute: str
+    items: list[Transform]
+
+
+def items_of(called: object) -> Items | None:
+    """The transforms of a container; None for anything else."""
+    held = getattr(called, "__dict__", None)
+    if not held or isinstance(called, (type, types.FunctionType, types.ModuleType)):
+        return None
+    if isinstance(called, torch.nn.Module):
+        modules = called._modules
+        if isinstance(called, torch.nn.Sequential) and modules:
+            return Items("", [m for m in modules.values() if m is not None])
+        lists = [(name, m) for name, m in modules.items() if isinstance(m, torch.nn.ModuleList)]
+        if len(lists) == 1 and len(lists[0][1]):
+            return Items(f"{_MODULES}.{lists[0][0]}", list(lists[0][1]))
+    if not callable(called):
+        return None
+    found = [Items(k, list(v)) for k, v in held.items() if type(v) in (list, tuple) and v and all(map(callable, v))]
+    named = [f for f in found if f.attribute == "transforms"] or found
+    return named[0] if len(named) == 1 else None
+
+
+def with_items(container: Any, attribute: str, items: list[Transform]) -> Any:
+    """A shallow copy of a container with other transforms. It shares everything else with the original."""
+    new = object.__new__(type(container))
+    held = new.__dict__
+    held.update(container.__dict__)
+    if attribute and not attribute.startswith(_MODULES):
+        held[attribute] = type(container.__dict__[attribute])(items)
+        return new
+    if attribute:
+        modules: Any = items
+        held[_MODULES] = {**held[_MODULES], attribute.removeprefix(f"{_MODULES}."): torch.nn.ModuleList(modules)}
+    else:
+        held[_MODULES] = {str(k): m for k, m in enumerate(items)}
+    return new
+
+
+def run_with_items(container: Any, attribute: str, items: list[Transform], *args: object, **kwargs: object) -> Any:
+    """Calls a container with other transforms. Attributes that the call sets are set on the container itself."""
+    part = with_items(container, attribute, items)
+    out = part(*args, **kwargs)
+    own = container.__dict__
+    replaced = _MODULES if not attribute else attribute.partition(".")[0]
+    for name, value in part.__dict__.items():
+        if name != replaced and (name not in own or own[name] is not value):
+            own[name] = value
+    return out

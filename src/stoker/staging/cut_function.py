@@ -1,0 +1,368 @@
+"""Cuts a Python function in two: ``head``, what comes before the first random statement, and ``tail``, the rest.
+
+For a ``__getitem__`` that is cut before its last statement::
+
+    def __getitem__(self, i):              def head(self, i, *, _stoker):
+        row = self.rows[i]                     row = self.rows[i]
+        image = read(row.path)                 image = read(row.path)
+        return flip(image), row.label          return _stoker.pack(locals(), None)
+
+                                           def tail(self, i, image, *, _stoker, _stoker_state, _stoker_missing):
+                                               row = self.rows[i]
+                                               return flip(image), row.label
+
+What the tail reads is packed, except what can be looked up again without a call (``row``). Where the cut continues in a
+call, ``_stoker.head(function, args)`` makes the inner state and ``_stoker.tail(function, repeated, state)`` stands in
+place of the call.
+
+A *position* is where in a function's body a statement stands: ``(3,)`` is the fourth statement, ``(3, "body", 1)`` the
+second one inside it. Blocks that can be entered are ``if``, ``with`` and ``try``; loops are not.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import types
+from typing import Any, NamedTuple
+
+from .recompile import HELPER, compiled_like, helper_call
+from .syntax import (
+    Position,
+    bound_once,
+    calls_in,
+    changes_state,
+    first_param,
+    is_chain,
+    is_setup,
+    local_variables,
+    names_bound,
+    names_read,
+    operand_places,
+    params_of,
+    read_before_bound,
+    root_of,
+    shallow_copy,
+)
+from .unroll import tree_for
+
+STATE = "_stoker_state"
+MISSING = "_stoker_missing"
+TEMPORARY = "_stoker_t"
+
+
+class Cut(NamedTuple):
+    """Where a function is cut.
+
+    Attributes:
+        position: the first statement that runs every time.
+        call: the number of the first call in that statement, in order of evaluation, that runs every time; None: the
+            cut lies before the statement.
+        inside: the cut continues inside that call; else the call as a whole runs every time.
+        given: parameters that the caller passes again when it runs the second part.
+        plain: line and column of subscripts of lists, dicts and arrays: the tail looks up again what they give.
+        remade: variables that the statement that made them makes again in the tail, for they are no data.
+        unrolled: the position is one in the function with its list comprehensions unrolled: see ``unroll``.
+    """
+
+    position: Position
+    call: int | None = None
+    inside: bool = False
+    given: tuple[str, ...] = ()
+    plain: frozenset[tuple[int, int]] = frozenset()
+    remade: tuple[str, ...] = ()
+    unrolled: bool = False
+
+
+class Parts(NamedTuple):
+    """A function in two parts.
+
+    Attributes:
+        head: takes the function's own arguments and ``_stoker``.
+        tail: takes ``self`` if the function is a method, ``given``, then ``stored``; ``_stoker_state`` of the call in
+            which the cut continues; and ``_stoker_missing``, names of variables that are unbound.
+        stored: names of the variables that are kept between the two.
+        repeatable: arguments of the call in which the cut continues that the tail can pass again, by position or name.
+        line: of the first statement that runs every time.
+    """
+
+    head: types.FunctionType
+    tail: types.FunctionType
+    stored: tuple[str, ...]
+    repeatable: tuple[int | str, ...]
+    line: int
+
+
+def earlier(position: Position) -> Position | None:
+    """The position before this one: of the statement before it, or of that around it."""
+    *around, k = position
+    if isinstance(k, int) and k:
+        return (*around, k - 1)
+    return tuple(around[:-1]) if around else None
+
+
+def line_of(fn: types.FunctionType, where: Cut) -> int:
+    """The line of the statement at a position."""
+    node: Any = tree_for(fn, where.unrolled).tree.body
+    for step in where.position:
+        node = node[step] if isinstance(step, int) else getattr(node, step)
+    return int(node.lineno)
+
+
+def before_state_changes(fn: types.FunctionType, is_method: bool, where: Cut) -> tuple[Cut, str]:
+    """A cut no later than the first statement that changes what outlives the call, and what that statement changes.
+
+    ``self.count += 1`` before the cut would run once for each sample, and not once for each epoch.
+    """
+    tree = tree_for(fn, where.unrolled).tree
+    locals_, first = local_variables(tree), first_param(tree, is_method)
+    block: list[ast.stmt] = tree.body
+    around: Position = ()
+    for depth in range(0, len(where.position), 2):
+        last: Any = where.position[depth]
+        for k, statement in enumerate(block[:last]):
+            changed = "" if is_setup(statement, first) else changes_state(statement, locals_)
+            if changed:
+                return where._replace(position=(*around, k), call=None, inside=False), changed
+        if depth + 1 < len(where.position):
+            name = where.position[depth + 1]
+            block, around = getattr(block[last], str(name)), (*around, last, name)
+    return where, ""
+
+
+def cut(fn: types.FunctionType, is_method: bool, where: Cut) -> Parts:
+    """Cuts a function in two.
+
+    Args:
+        fn: any Python function that is no generator.
+        is_method: it is called with ``self``.
+        where: the cut.
+
+    Raises:
+        NoSource: see ``tree_of``.
+    """
+    function = tree_for(fn, where.unrolled)
+    tree = function.tree
+    params, first = params_of(tree), first_param(tree, is_method)
+    passed = {first, *where.given} - {""}
+    cutter = _Cutter(where, {*params, *names_bound(tree.body)}, passed)
+    head, rest = cutter.block(tree.body, where.position)
+    again = _looked_up_again(cutter, head, rest, bound_once(tree.body, params), set(params))
+    assigned = {*params, *names_bound(head)} - passed - names_bound(again)
+    stored = tuple(sorted(assigned & read_before_bound([*again, *rest])))
+    head_tree = _head_tree(tree, head)
+    tail_tree = ast.copy_location(copy.copy(tree), tree)
+    tail_tree.args = ast.arguments(
+        posonlyargs=[],
+        args=[ast.arg(n) for n in ([first] if first else []) + [*where.given, *stored]],
+        kwonlyargs=[ast.arg(HELPER), ast.arg(STATE), ast.arg(MISSING)],
+        kw_defaults=[None, None, None],
+        defaults=[],
+    )
+    unbound = [ast.copy_location(_unbind(name), (rest or tree.body)[0]) for name in stored if name not in params]
+    tail_tree.body = [*unbound, *again, *rest] or [ast.Pass()]
+    head_fn, tail_fn = compiled_like(fn, function, [(head_tree, True), (tail_tree, False)])
+    line = rest[0].lineno if rest else tree.body[-1].lineno
+    return Parts(head_fn, tail_fn, stored, tuple(cutter.repeatable), line)
+
+
+def _unbind(name: str) -> ast.stmt:
+    """``if name in _stoker_missing: del name``: the head left this variable unbound."""
+    missing = ast.Compare(ast.Constant(name), [ast.In()], [ast.Name(MISSING, ast.Load())])
+    return ast.If(missing, [ast.Delete([ast.Name(name, ast.Del())])], [])
+
+
+def _head_tree(tree: ast.FunctionDef, head: list[ast.stmt]) -> ast.FunctionDef:
+    """The head's definition. ``return value`` in it becomes ``return _stoker.done(value)``."""
+
+    class Returns(ast.NodeTransformer):
+        def visit_Return(self, node: ast.Return) -> ast.AST:
+            if getattr(node, "packs", False):
+                return node
+            return ast.copy_location(ast.Return(helper_call("done", node.value or ast.Constant(None))), node)
+
+        def _leave(self, node: ast.AST) -> ast.AST:
+            return node
+
+        visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = visit_ClassDef = _leave
+
+    out = ast.copy_location(copy.copy(tree), tree)
+    out.body = [Returns().visit(statement) for statement in copy.deepcopy(head)]
+    return out
+
+
+class _Cutter:
+    """Builds the statements of both parts.
+
+    Args:
+        where: the cut.
+        locals_: all variables of the function.
+        passed: parameters that the caller passes to the tail again; ``self`` is one.
+
+    Attributes:
+        entered: statements of the head that the cut lies in, by id, and in which of their blocks.
+        repeatable: see ``Parts``.
+    """
+
+    def __init__(self, where: Cut, locals_: set[str], passed: set[str]) -> None:
+        self.where = where
+        self.locals = locals_
+        self.passed = passed
+        self.entered: dict[int, str] = {}
+        self.repeatable: list[int | str] = []
+        self._alive: list[ast.stmt] = []  # so that no id is used twice
+
+    def block(self, block: list[ast.stmt], position: Position) -> tuple[list[ast.stmt], list[ast.stmt]]:
+        """The two parts of a block."""
+        k: Any = position[0]
+        before, statement, after = block[:k], block[k], block[k + 1 :]
+        if len(position) > 1:
+            entered, rest = self._enter(statement, str(position[1]), position[2:])
+            return [*before, entered], [*rest, *after]
+        if self.where.call is None:
+            return [*before, self._pack(statement, None)], block[k:]
+        head, changed = self._inside(statement)
+        return [*before, *head], [changed, *after]
+
+    def _enter(self, statement: ast.stmt, name: str, deeper: Position) -> tuple[ast.stmt, list[ast.stmt]]:
+        """A statement in one of whose blocks the cut lies: what stands in its place in the head, and in the tail."""
+        head, rest = self.block(getattr(statement, name), deeper)
+        entered: Any = copy.copy(statement)
+        self.entered[id(entered)] = name
+        self._alive.append(entered)
+        leave = ast.copy_location(ast.Expr(helper_call("unplanned")), statement)
+        setattr(entered, name, head)
+        if isinstance(statement, ast.If):
+            setattr(entered, "orelse" if name == "body" else "body", [leave])
+        elif isinstance(statement, ast.Try):
+            again = copy.copy(statement)
+            again.body = rest
+            again.handlers = [_reraises_unplanned(statement), *statement.handlers]
+            handlers = [copy.copy(h) for h in statement.handlers]
+            for handler in handlers:
+                handler.body = [*handler.body, leave]
+            entered.handlers = [_reraises_unplanned(statement), *handlers]
+            rest = [again]
+        return entered, rest
+
+    def _pack(self, at: ast.stmt, inner: ast.expr | None) -> ast.stmt:
+        """``return _stoker.pack(locals(), inner)``"""
+        values = ast.Call(ast.Name("locals", ast.Load()), [], [])
+        out = ast.Return(helper_call("pack", values, inner or ast.Constant(None)))
+        out.packs = True  # type: ignore[attr-defined]
+        return ast.copy_location(out, at)
+
+    def _inside(self, statement: ast.stmt) -> tuple[list[ast.stmt], ast.stmt]:
+        """Cuts inside a statement: what is evaluated before the call goes into temporary variables."""
+        root = root_of(statement)
+        target = list(calls_in(root))[self.where.call or 0]
+        hoisted: list[ast.stmt] = []
+        changed: Any = copy.copy(statement)
+        changed.value = self._hoist(root, target, hoisted)
+        if not self.where.inside:
+            return [*hoisted, self._pack(statement, None)], changed
+        function, args, keywords = _as_call(target)
+        inner = helper_call("head", function, *args)
+        inner.keywords = keywords
+        return [*hoisted, self._pack(statement, ast.copy_location(inner, target))], changed
+
+    def _hoist(self, node: Any, target: ast.Call | ast.Subscript, hoisted: list[ast.stmt]) -> Any:
+        """A copy of an expression in which what is evaluated before the target stands in temporary variables."""
+        if node is target and self.where.inside:
+            return ast.copy_location(self._in_place_of(target), target)
+        new = shallow_copy(node)
+        for holder, key, child in operand_places(new):
+            holds_target = any(x is target for x in ast.walk(child))
+            made = self._hoist(child, target, hoisted) if holds_target else self._temporary(child, hoisted)
+            if isinstance(holder, list):
+                holder[key] = made
+            else:
+                setattr(holder, key, made)
+            if holds_target:
+                break
+        return new
+
+    def _temporary(self, node: Any, hoisted: list[ast.stmt]) -> Any:
+        """The name of a new variable that holds what an expression gives; look-ups without calls stay as they are."""
+        is_method = isinstance(node, ast.Attribute) and not is_chain(node)  # what it is bound to is kept
+        if is_method or isinstance(node, (ast.keyword, ast.Starred, ast.FormattedValue)):
+            new = copy.copy(node)
+            new.value = self._temporary(node.value, hoisted)
+            return new
+        if not isinstance(node, ast.expr) or isinstance(node, ast.Slice) or is_chain(node):
+            return node
+        name = f"{TEMPORARY}{len(hoisted)}"
+        hoisted.append(ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], node), node))
+        return ast.copy_location(ast.Name(name, ast.Load()), node)
+
+    def _in_place_of(self, target: ast.Call | ast.Subscript) -> ast.expr:
+        """What stands for the call in the tail: the rest of it, with the arguments that can be passed again."""
+        function, args, keywords = _as_call(target)
+        values: list[tuple[int | str, ast.expr]] = []
+        if isinstance(target, ast.Call) and not any(isinstance(x, ast.Starred) for x in args):
+            values += enumerate(args)
+        values += [(k.arg, k.value) for k in keywords if k.arg is not None]
+        passed = []
+        for key, value in values:
+            looked_up = is_chain(value, self.where.plain) and not isinstance(value, ast.Constant)
+            if looked_up and names_read([value]) <= self.passed:
+                self.repeatable.append(key)
+                passed.append(value)
+        return helper_call("tail", function, ast.Tuple(passed, ast.Load()), ast.Name(STATE, ast.Load()))
+
+
+def _as_call(target: ast.Call | ast.Subscript) -> tuple[ast.expr, list[ast.expr], list[ast.keyword]]:
+    """Function, arguments and keywords of a call; ``x[i]`` is ``x.__getitem__(i)``."""
+    if isinstance(target, ast.Call):
+        return target.func, target.args, target.keywords
+    return ast.Attribute(target.value, "__getitem__", ast.Load()), [target.slice], []
+
+
+def _looked_up_again(
+    cutter: _Cutter, head: list[ast.stmt], rest: list[ast.stmt], once: set[str], params: set[str]
+) -> list[ast.stmt]:
+    """Statements of the head that the tail runs again instead of keeping what they gave: look-ups without calls,
+    imports, functions defined inside, files opened when first needed.
+
+    Args:
+        cutter: has built both parts.
+        head: statements of the first part.
+        rest: those of the second.
+        once: variables that are bound once.
+        params: of the function.
+    """
+    where, known, found = cutter.where, cutter.passed | (once & params), []
+
+    def is_repeated(statement: ast.stmt) -> bool:
+        bound = names_bound([statement])
+        if isinstance(statement, (ast.Import, ast.ImportFrom, ast.FunctionDef)):
+            return bound <= once
+        if not isinstance(statement, ast.Assign):
+            return any(is_setup(statement, first) for first in cutter.passed)
+        if not bound <= once or not all(isinstance(t, (ast.Name, ast.Tuple)) for t in statement.targets):
+            return False
+        looks_up = is_chain(statement.value, where.plain) and not isinstance(statement.value, ast.Constant)
+        return (looks_up or bool(bound & {*where.remade})) and names_read([statement.value]) & cutter.locals <= known
+
+    def collect(block: list[ast.stmt]) -> None:
+        for statement in block:
+            if is_repeated(statement):
+                found.append(copy.deepcopy(statement))
+                known.update(names_bound([statement]))
+            elif id(statement) in cutter.entered:
+                collect(getattr(statement, cutter.entered[id(statement)]))
+
+    collect(head)
+    needed, out = names_read(rest), []
+    for statement in reversed(found):
+        bound = names_bound([statement])
+        if not bound or bound & needed:
+            out.append(statement)
+            needed |= names_read([statement])
+    return out[::-1]
+
+
+def _reraises_unplanned(statement: ast.stmt) -> ast.ExceptHandler:
+    """``except _stoker.Unplanned: raise``: the user's own bare ``except`` must not see it."""
+    kind = ast.Attribute(ast.Name(HELPER, ast.Load()), "Unplanned", ast.Load())
+    return ast.copy_location(ast.ExceptHandler(kind, None, [ast.copy_location(ast.Raise(), statement)]), statement)

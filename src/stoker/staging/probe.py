@@ -1,0 +1,177 @@
+"""Finds the first statement of a function, and the first call in it, that moves a random generator.
+
+A copy of the function runs once. It reports each statement, call and subscript to a ``Recorder``, which asks after each
+of them whether a generator was moved.
+"""
+
+from __future__ import annotations
+
+import ast
+import time
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from .callee import Call, callee_of
+from .plan import only_item
+from .recompile import compiled_like, constant, helper_call
+from .source import NoSource
+from .syntax import Position, blocks_of, calls_in, first_param, is_generator, is_setup, root_of
+from .unroll import tree_for
+
+
+class Moved(NamedTuple):
+    """What moved a generator.
+
+    Attributes:
+        position: the statement.
+        call: the number of the call in it, in order of evaluation; None: not by a call that is reported.
+    """
+
+    position: Position
+    call: int | None
+
+
+class Reached(BaseException):
+    """The call that was looked for is about to be made."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__()
+        self.call = call
+
+
+class Recorder:
+    """What a probed function reports to.
+
+    Args:
+        has_moved: whether a generator was moved since the function was called.
+        stop_at: a call, by position and number, that is not made: ``Reached`` is raised with its arguments.
+
+    Attributes:
+        first: the first thing that moved a generator; None while nothing has.
+        plain: line and column of subscripts of lists, dicts and arrays.
+        contexts: ``with`` statements whose context is more than a resource to be closed.
+        elapsed: seconds until a generator moved, without the time that asking took.
+    """
+
+    def __init__(self, has_moved: Callable[[], bool], stop_at: Moved | None = None) -> None:
+        self.first: Moved | None = None
+        self.plain: set[tuple[int, int]] = set()
+        self.contexts: set[Position] = set()
+        self.elapsed = 0.0
+        self._has_moved = has_moved
+        self._stop_at = stop_at
+        self._last: Position = (0,)
+        self._asking_s = 0.0
+        self._began = time.perf_counter()
+
+    only = staticmethod(only_item)
+
+    def begin(self) -> None:
+        """The function is called next."""
+        self._began = time.perf_counter()
+
+    def at(self, position: Position) -> None:
+        """The statement at a position is next."""
+        self.settle()
+        self._last = position
+
+    def settle(self) -> None:
+        """Whatever moved since the last report was moved by the last statement."""
+        self._ask(Moved(self._last, None))
+
+    def _ask(self, by: Moved) -> None:
+        if self.first is not None:
+            return
+        began = time.perf_counter()
+        if self._has_moved():
+            self.first = by
+            self.elapsed = began - self._began - self._asking_s
+        self._asking_s += time.perf_counter() - began
+
+    def context(self, position: Position, value: object) -> object:
+        """A ``with`` statement enters a value."""
+        if not hasattr(value, "close"):
+            self.contexts.add(position)
+        return value
+
+    def call(
+        self, position: Position, number: int, called: Callable[..., Any], /, *args: object, **kwargs: object
+    ) -> object:
+        """A call inside the statement at a position."""
+        if self._stop_at == (position, number):
+            raise Reached(Call(called, args, kwargs))
+        self.settle()
+        out = called(*args, **kwargs)
+        self._ask(Moved(position, number))
+        return out
+
+    def item(self, position: Position, number: int, place: tuple[int, int], value: Any, index: object) -> object:
+        """A subscript: reported as a call of ``__getitem__`` where that is a Python function."""
+        if isinstance(value, (list, tuple, dict, np.ndarray, torch.Tensor)):
+            self.plain.add(place)
+        getter: Any = getattr(value, "__getitem__", None)
+        return self.call(position, number, getter if callee_of(getter) else lambda key: value[key], index)
+
+
+def probed(fn: types.FunctionType, is_method: bool, unrolled: bool = False) -> types.FunctionType:
+    """A copy that reports to the ``Recorder`` that it is given as ``_stoker``: ``at(position)`` before each statement,
+    ``call`` and ``item`` in place of calls and subscripts, ``context`` around what a ``with`` enters.
+
+    Args:
+        fn: any Python function.
+        is_method: it is called with ``self``.
+        unrolled: with its list comprehensions unrolled.
+
+    Raises:
+        NoSource: see ``tree_of``; a generator or coroutine.
+    """
+    function = tree_for(fn, unrolled)
+    tree = function.tree
+    if is_generator(tree):
+        raise NoSource(f"{tree.name} is a generator or a coroutine")
+    tree.body = _probe_block(tree.body, (), first_param(tree, is_method))
+    (made,) = compiled_like(fn, function, [(tree, True)])
+    return made
+
+
+def _probe_block(block: list[ast.stmt], around: Position, first: str) -> list[ast.stmt]:
+    out: list[ast.stmt] = []
+    for k, statement in enumerate(block):
+        position = (*around, k)
+        out.append(ast.copy_location(ast.Expr(helper_call("at", constant(position))), statement))
+        if not is_setup(statement, first):
+            for name, body in blocks_of(statement):
+                setattr(statement, name, _probe_block(body, (*position, name), first))
+            if isinstance(statement, ast.With):
+                for item in statement.items:
+                    item.context_expr = helper_call("context", constant(position), item.context_expr)
+            _probe_calls(statement, position)
+        out.append(statement)
+    return out
+
+
+def _probe_calls(statement: Any, position: Position) -> None:
+    """Replaces the calls of a simple statement by calls of the recorder."""
+    root = root_of(statement)
+    numbers = {id(x): n for n, x in enumerate(calls_in(root))}
+
+    class Reports(ast.NodeTransformer):
+        def generic_visit(self, node: ast.AST) -> ast.AST:
+            number = numbers.get(id(node))
+            super().generic_visit(node)
+            where: list[ast.expr] = [constant(position), constant(number)]
+            if number is not None and isinstance(node, ast.Call):
+                new = helper_call("call", *where, node.func, *node.args)
+                new.keywords = node.keywords
+                return ast.copy_location(new, node)
+            if number is not None and isinstance(node, ast.Subscript):
+                place = constant((node.lineno, node.col_offset))
+                return ast.copy_location(helper_call("item", *where, place, node.value, node.slice), node)
+            return node
+
+    if numbers and root is not None:
+        statement.value = Reports().visit(root)

@@ -1,0 +1,163 @@
+"""Samples of a dataset, made under random states that the trial sets."""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import NamedTuple
+
+from torch.utils.data import Subset
+
+from ..core.fingerprint import Fingerprint
+from ..core.types import Attributes, Index, MapDataset, Sample
+from ..sampling.generators import find_generators
+from .compare import equal_bits
+from .plan import globals_now
+from .random_state import RandomStates, seed_all
+from .store.encode import CacheError
+
+SAMPLES = 3  # whose parts are compared with the whole
+ATTEMPTS = 12  # samples that are tried until so many could be loaded
+SEED = 1000  # of the samples that are made as a whole
+
+
+class Whole(NamedTuple):
+    """A sample as the dataset makes it.
+
+    Attributes:
+        value: the sample.
+        states: of all generators afterwards.
+    """
+
+    value: Sample
+    states: object
+
+
+class TrialSamples:
+    """A few samples of a dataset.
+
+    Args:
+        dataset: map-style.
+
+    Attributes:
+        generators: all that can be reached from it, each with a path.
+        loaded: indices of samples that were loaded.
+        fresh: indices of samples that were not.
+        changes: attributes of the dataset that loading a sample changes, each time or for each sample once.
+        draws: loading a sample moved a generator.
+        sample_s: seconds that a sample takes.
+        variables: module and name of the global variables that its code reads, as far as that is known.
+    """
+
+    def __init__(self, dataset: MapDataset) -> None:
+        self.dataset = dataset
+        self.generators = find_generators(dataset)
+        self.loaded: list[int] = []
+        self.changes: list[str] = []
+        self.draws = False
+        self.sample_s = float("inf")
+        self.variables: set[tuple[str, str]] = set()
+        self._seed = SEED
+        self._wholes: dict[int, Whole] = {}
+        n = len(dataset)
+        spread = [n * k // (ATTEMPTS + 1) for k in range(1, ATTEMPTS)]
+        wanted = [0, n - 1, n // 2, *spread, *range(min(n, ATTEMPTS))]
+        self.fresh = [i for i in dict.fromkeys(wanted) if 0 <= i < n]
+
+    # -- random states
+
+    def seed_anew(self) -> RandomStates:
+        """Sets other random states than ever before."""
+        self._seed += 1
+        return self.seed(self._seed)
+
+    def seed(self, seed: int) -> RandomStates:
+        """Sets the random states of a seed."""
+        seed_all(seed, self.generators)
+        return self.states()
+
+    def seed_as_wholes(self) -> RandomStates:
+        """Sets the random states under which samples are made as a whole."""
+        return self.seed(SEED)
+
+    def states(self) -> RandomStates:
+        """The random states now."""
+        return RandomStates(self.generators)
+
+    # -- samples
+
+    def load_first(self) -> None:
+        """Loads two samples. What the first changes, it opens; what the second one changes, each sample changes.
+
+        Raises:
+            CacheError: no sample can be loaded.
+        """
+        self._load_fresh()
+        self.generators = find_generators(self.dataset)  # some are made when they are first needed
+        before = Fingerprint(self.dataset)
+        try:
+            self._load_fresh()
+        except CacheError:
+            self.load(self.loaded[0])
+        self.changes = before.changed(self.dataset)
+
+    def some(self) -> list[int]:
+        """Indices of some samples that can be loaded."""
+        while len(self.loaded) < SAMPLES and self.fresh:
+            try:
+                self._load_fresh()
+            except CacheError:
+                break
+        return self.loaded[:SAMPLES]
+
+    def _load_fresh(self) -> None:
+        """Loads a sample that was not loaded before."""
+        why = "it has no other samples"
+        for _ in range(ATTEMPTS):
+            if not self.fresh:
+                break
+            i = self.fresh.pop(0)
+            try:
+                began = time.perf_counter()
+                self._wholes[i] = self.load(i)
+                self.sample_s = min(self.sample_s, time.perf_counter() - began)
+                self.loaded.append(i)
+                return
+            except Exception as e:
+                why = f"{type(e).__name__}: {e}"
+        raise CacheError(f"its samples cannot be loaded: {why}")
+
+    def load(self, i: Index) -> Whole:
+        """Makes a sample as a whole."""
+        before = self.seed_as_wholes()
+        value = self.dataset[i]
+        self.draws |= bool(before.moved())
+        states = self.states().values()
+        try:
+            return Whole(copy.deepcopy(value), states)  # it may be memory that the next sample is written to
+        except Exception:
+            return Whole(value, states)
+
+    def whole(self, i: Index) -> Whole:
+        """The same; the first samples are made only once."""
+        return self._wholes.get(i) or self.load(i)
+
+    def batches_differ(self) -> str:
+        """Why samples must not be asked for one at a time; "" where they may be."""
+        asked: object = self.dataset
+        while type(asked) is Subset:
+            asked = asked.dataset  # its __getitems__ asks that of the dataset inside, or for one at a time
+        if not callable(getattr(asked, "__getitems__", None)):
+            return ""
+        self.seed(5)
+        together = list(self.dataset.__getitems__(self.loaded))  # type: ignore[attr-defined]
+        after = self.states().values()
+        self.seed(5)
+        alone = [self.dataset[i] for i in self.loaded]
+        if equal_bits(together, alone) and self.states().values() == after:
+            return ""
+        return "its __getitems__ makes other samples of a batch than __getitem__ does one at a time"
+
+    def readable(self) -> tuple[MapDataset, Attributes]:
+        """What the dataset's code may read and change: the dataset, and the global variables that its code names."""
+        return self.dataset, globals_now(self.variables)

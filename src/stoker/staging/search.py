@@ -1,0 +1,305 @@
+"""Searches for the point at which a call can be cut, by running probed copies of its functions.
+
+A function is cut at the first statement, and in it at the first call, that moves a random generator (see ``probe``). If
+that call runs a Python function or a container of transforms, the search goes on inside it. What is found is a guess,
+which ``verify`` tests; ``weaker_plans`` are the next guesses, each of which keeps less.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator
+
+from ..core.fingerprint import Fingerprint
+from .callee import Call, Callee, callee_of, key_of
+from .compare import equal_bits
+from .containers import Items, Transform, items_of, with_items
+from .cut_function import Cut, before_state_changes, earlier, line_of
+from .executed_code import is_closed
+from .plan import PART, CutNode, Node, SliceNode, Unplanned, WholeNode
+from .probe import Moved, Reached, Recorder, probed
+from .random_state import RandomStates
+from .samples import TrialSamples
+from .source import NoSource, tree_of
+from .stages import place_of
+from .store.encode import CacheError, foreign, take
+from .syntax import Position
+from .unroll import has_unrollable, tree_for
+
+DEPTH = 8  # calls inside calls that a cut may continue in
+WORTH_S = 50e-6  # what a call must take before it draws, for the cut to continue inside it
+PROBE_SEED, SLICE_SEEDS = 1, (2, 3)
+LONGEST_LABEL = 60  # characters of a transform's name in a report
+
+
+class Search:
+    """Looks for a plan.
+
+    Args:
+        samples: of the dataset.
+        stop_at_changes: what changes the dataset counts as what draws.
+
+    Attributes:
+        reasons: why not more can be kept.
+    """
+
+    def __init__(self, samples: TrialSamples, stop_at_changes: bool = False) -> None:
+        self.reasons: list[str] = []
+        self._samples = samples
+        self._stop_at_changes = stop_at_changes
+
+    def find(self) -> Node | None:
+        """A node for a sample of the dataset; None where no part of it can be kept."""
+        return self._node(Call(self._samples.dataset.__getitem__, (self._samples.loaded[0],), {}), DEPTH)
+
+    def _has_moved(self, states: RandomStates) -> Callable[[], bool]:
+        """Says whether a generator was moved since, or, on request, something that outlives a call was changed."""
+        if not self._stop_at_changes:
+            return lambda: bool(states.moved())
+        before = Fingerprint(self._samples.readable())
+        return lambda: bool(states.moved()) or bool(before.changed(self._samples.readable()))
+
+    def _node(self, call: Call, depth: int) -> Node | None:
+        """A node for a call that moves generators; None where no part of it can be kept."""
+        if not depth:
+            return None
+        items = items_of(call.function)
+        if items is not None:
+            found = self._slice(call, items, depth)
+            if found is not None:
+                return found
+        whole = WholeNode() if depth == DEPTH else None  # verifying says whether it is random
+        callee = callee_of(call.function)
+        if callee is None:
+            return whole
+        if is_closed(callee.fn):
+            return None
+        try:
+            if has_unrollable(callee.fn):
+                with contextlib.suppress(Unplanned):  # lists of more than one item
+                    return self._cut(call, callee, depth, True)
+            return self._cut(call, callee, depth, False)
+        except NoSource as e:
+            self.reasons.append(str(e))
+            return whole
+
+    # -- functions
+
+    def _cut(self, call: Call, callee: Callee, depth: int, unrolled: bool) -> Node | None:
+        """A node for a Python function."""
+        fn = callee.fn
+        copied = probed(fn, callee.is_method, unrolled)
+        seen = self._probe(copied, callee, call, None)
+        changed = ""
+        if seen.first is None:
+            end = Cut((len(tree_for(fn, unrolled).tree.body),), unrolled=unrolled)
+            where, changed = before_state_changes(fn, callee.is_method, end)
+            if not changed:
+                return WholeNode()
+            seen.first = Moved(where.position, None)
+        if depth < DEPTH and seen.elapsed < WORTH_S:
+            return None  # it draws at once: there is next to nothing to be kept
+        position, number = _outside_of_contexts(seen.first, seen.contexts)
+        where = Cut(position, number, plain=frozenset(seen.plain), unrolled=unrolled)
+        where, earlier_change = before_state_changes(fn, callee.is_method, where)
+        changed = earlier_change or changed
+        if changed:
+            self.reasons.append(f"{place_of(fn.__code__.co_filename, line_of(fn, where))} changes {changed}")
+        if where.position == (0,) and where.call is None:
+            return None
+        node = CutNode(where)
+        if where.call is not None:
+            self._enter(node, copied, callee, call, depth)
+        if node.where.position == (0,) and node.where.call == 0 and not node.where.inside:
+            return None  # nothing is evaluated before
+        self._remake_what_is_no_data(node, callee, call)
+        return node
+
+    def _probe(self, copied: types.FunctionType, callee: Callee, call: Call, stop_at: Moved | None) -> Recorder:
+        states = self._samples.seed(PROBE_SEED)
+        seen = Recorder(self._has_moved(states), stop_at)
+        call = call.with_copied_arguments()
+        seen.begin()
+        copied(*callee.first, *call.args, _stoker=seen, **call.kwargs)
+        seen.settle()
+        return seen
+
+    def _enter(self, node: CutNode, copied: types.FunctionType, callee: Callee, call: Call, depth: int) -> None:
+        """Searches inside the call that moves generators."""
+        where = node.where
+        try:
+            self._probe(copied, callee, call, Moved(where.position, where.call))
+        except Reached as reached:
+            inner_call = reached.call
+        else:
+            return
+        inner = self._node(inner_call, depth - 1)
+        if inner is None:
+            return
+        node.where = where._replace(inside=True)
+        if isinstance(inner, CutNode):
+            names = _parameter_names(inner_call.function, node.parts(callee).repeatable)
+            inner.where = inner.where._replace(given=names)
+        node.inner[key_of(inner_call.function)] = inner
+
+    def _remake_what_is_no_data(self, node: CutNode, callee: Callee, call: Call) -> None:
+        """Variables that are no data (a formatter, a parser) are made again in the second part, if possible."""
+        try:
+            parts = node.parts(callee)
+            self._samples.seed(PROBE_SEED)
+            state = node.head(call.with_copied_arguments())
+            values = state[3:] if state[0] == PART else ()
+            names = [name for name, value in zip(parts.stored, values, strict=False) if _is_no_data(value)]
+        except (Exception, Unplanned):
+            return  # verifying says why
+        if names:
+            node.where = node.where._replace(remade=tuple(names))
+            node.rewritten = {}
+
+    # -- containers
+
+    def _slice(self, call: Call, found: Items, depth: int) -> Node | None:
+        """How many of a container's transforms are deterministic: each is run twice, by the container's own code."""
+        items, names = found.items, [_label(x) for x in found.items]
+        kept = 0
+        rest: Call | None = call
+        for item, name in zip(items, names, strict=True):
+            assert rest is not None
+            try:
+                out = self._deterministic_result(rest, found.attribute, item)
+            except Exception as e:
+                self.reasons.append(f"{name} cannot be run alone: {type(e).__name__}: {e}")
+                return None
+            if out is None:
+                break
+            kept, rest = kept + 1, _next_call(rest, out[0])
+            if rest is None:
+                break
+        if kept == len(items):
+            return None  # its parts are deterministic, but the whole is not
+        inner = None if rest is None else self._node(rest._replace(function=items[kept]), depth - 1)
+        if isinstance(inner, WholeNode):
+            inner = None
+        return SliceNode(kept, names, inner) if kept or inner is not None else None
+
+    def _deterministic_result(self, call: Call, attribute: str, item: Transform) -> tuple[object] | None:
+        """What a container with one transform returns; None if that is random, or changes the dataset."""
+        samples = self._samples
+        before = Fingerprint(samples.readable()) if self._stop_at_changes else None
+        first, second = (self._run_items(call, attribute, [item], seed)[0] for seed in SLICE_SEEDS)
+        if not equal_bits(first, second):
+            return None
+        _, states = self._run_items(call, attribute, [item], SLICE_SEEDS[0])
+        try:  # the container may draw for itself
+            _, own_states = self._run_items(call, attribute, [], SLICE_SEEDS[0])
+        except Exception:  # it cannot be empty
+            own_states = samples.seed(SLICE_SEEDS[0]).values()
+        if states != own_states or (before is not None and before.changed(samples.readable())):
+            return None
+        return (first,)
+
+    def _run_items(self, call: Call, attribute: str, items: list[Transform], seed: int) -> tuple[object, object]:
+        """What a container with these transforms returns, and the random states that it leaves."""
+        self._samples.seed(seed)
+        part = with_items(call.function, attribute, items)
+        out = call.with_copied_arguments()._replace(function=part).run()
+        return out, self._samples.states().values()
+
+
+def _outside_of_contexts(moved: Moved, contexts: set[Position]) -> Moved:
+    """Before the outermost ``with`` statement around a position that does more than close something."""
+    for k in range(1, len(moved.position), 2):
+        if moved.position[:k] in contexts and moved.position[k] == "body":
+            return Moved(moved.position[:k], None)
+    return moved
+
+
+def _is_no_data(value: object) -> bool:
+    """Whether a value could only be kept as a pickle, or not at all."""
+    try:
+        return foreign(take(value)[0]) is not None
+    except CacheError:
+        return True
+
+
+def _next_call(call: Call, out: object) -> Call | None:
+    """The call of the next transform of a container; None if it is unknown how the container makes it."""
+    if call.kwargs:
+        return call._replace(kwargs=out) if not call.args and isinstance(out, dict) else None
+    if len(call.args) == 1:
+        return call._replace(args=(out,))
+    return call._replace(args=out) if isinstance(out, tuple) else None
+
+
+def _parameter_names(called: object, repeatable: tuple[int | str, ...]) -> tuple[str, ...]:
+    """The parameters for which a caller passes arguments again; () unless all are known."""
+    callee = callee_of(called)
+    if callee is None:
+        return ()
+    code = callee.fn.__code__
+    names = code.co_varnames[: code.co_argcount][1 if callee.is_method else 0 :]
+    if any(isinstance(key, int) and key >= len(names) for key in repeatable):
+        return ()
+    out = tuple(names[key] if isinstance(key, int) else key for key in repeatable)
+    known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return out if all(name in known for name in out) else ()
+
+
+def _label(item: object) -> str:
+    """What a transform is called in a report."""
+    text = " ".join(repr(item).split())
+    is_short = len(text) <= LONGEST_LABEL and " at 0x" not in text
+    if text.startswith(type(item).__name__) and is_short:
+        return text
+    return str(getattr(item, "__name__", None) or type(item).__name__)
+
+
+# -- the next guesses
+
+
+def weaker_plans(node: Node, called: object) -> Iterator[Node]:
+    """Plans that keep less and less.
+
+    Args:
+        node: a plan's root.
+        called: what it is for.
+    """
+    if not isinstance(node, WholeNode):
+        yield from _weaker(node)
+        return
+    # The code moves no generator, and yet it cannot be kept as a whole.
+    callee = callee_of(called)
+    position: Position | None = None
+    with contextlib.suppress(NoSource):
+        position = None if callee is None else (len(tree_of(callee.fn).tree.body) - 1,)
+    yield from _cuts_before(Cut(position)) if position else ()
+
+
+def _weaker(node: Node) -> Iterator[Node]:
+    if isinstance(node, SliceNode):
+        if node.inner is not None and node.kept:
+            yield SliceNode(node.kept, node.names)
+        for k in range(node.kept - 1, 0, -1):
+            yield SliceNode(k, node.names)
+    elif isinstance(node, CutNode):
+        for key, inner in node.inner.items():
+            for other in _weaker(inner):
+                yield CutNode(node.where, {key: other})
+        where = node.where._replace(inside=False)
+        if node.where.inside:
+            yield CutNode(where)
+        where = where._replace(call=None)
+        if node.where.call is not None:
+            yield CutNode(where)
+        before = earlier(where.position)
+        if before is not None:
+            yield from _cuts_before(where._replace(position=before))
+
+
+def _cuts_before(where: Cut) -> Iterator[Node]:
+    """The cut before a statement, and those before earlier ones."""
+    position: Position | None = where.position
+    while position is not None and position != (0,):
+        yield CutNode(where._replace(position=position))
+        position = earlier(position)

@@ -1,0 +1,91 @@
+"""The numbers and texts that all users of a store share: how samples are stored, and how much room is taken."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import numpy as np
+
+NUMBERS = 32  # int64 in the table ``head``
+SPEC_BYTES = 1 << 16  # for the type of the samples in rows; the second half of the table ``words`` has a reason
+
+
+class State(enum.IntEnum):
+    """How samples are stored. It changes from UNDECIDED to one of the others, and from each to DISABLED."""
+
+    UNDECIDED = 0
+    ROWS = 1  # samples of one type are rows of columns, others are blocks
+    BLOCKS = 2  # each sample is a block
+    DISABLED = 3  # nothing is served or stored any more; ``reason`` says why
+
+
+class _Number:
+    """A field of ``Head``: one int64 in shared memory or in a mapped file."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __get__(self, head: Head, owner: type | None = None) -> int:
+        return int(head.numbers[self.index])
+
+    def __set__(self, head: Head, value: int) -> None:
+        head.numbers[self.index] = value
+
+
+class Head:
+    """The shared fields of a store. The caller holds the store's lock where it changes one.
+
+    The indices are a file format: see ``folder.FORMAT``.
+
+    Args:
+        numbers: the table ``head``.
+        texts: the table ``words``.
+    """
+
+    state = _Number(0)
+    samples = _Number(1)  # length of the dataset; 0 in a new store
+    rows = _Number(2)  # that there is room for
+    rows_taken = _Number(3)
+    heap_end = _Number(4)  # bytes of the heap that are taken
+    filled = _Number(5)  # samples that are stored
+    reserved = _Number(6)  # bytes
+    budget = _Number(7)  # bytes
+    spec_length = _Number(8)  # bytes of ``spec``
+    reason_length = _Number(9)  # bytes of ``reason``; 0: samples are still stored
+    row_is_index = _Number(10)  # all samples fit, so sample i is row i
+    prepared = _Number(11)  # samples that were made, in all processes
+    prepare_ns = _Number(12)  # that took
+    check_memory_at = _Number(13)  # bytes reserved from which on free memory is looked at again
+    gather_checked = _Number(14)  # a gathered batch was compared with one of single samples
+    compressed = _Number(15)  # blocks are compressed
+    ranks = _Number(16)  # of this node, for which the budget is
+    ranks_joined = _Number(17)
+    store_ns = _Number(18)  # CPU time that storing samples took
+
+    def __init__(self, numbers: np.ndarray[Any, Any], texts: np.ndarray[Any, Any]) -> None:
+        self.numbers = numbers
+        self._texts = texts
+
+    @property
+    def spec(self) -> str:
+        """The type of the samples in rows, as ``encode.take`` has it."""
+        return self._texts[: self.spec_length].tobytes().decode()
+
+    @spec.setter
+    def spec(self, spec: str) -> None:
+        data = np.frombuffer(spec.encode(), np.uint8)
+        self._texts[: len(data)] = data
+        self.spec_length = len(data)
+
+    @property
+    def reason(self) -> str:
+        """Why no more samples are stored; "" while they are."""
+        end = SPEC_BYTES + min(max(0, self.reason_length), SPEC_BYTES)
+        return self._texts[SPEC_BYTES:end].tobytes().decode(errors="replace")
+
+    @reason.setter
+    def reason(self, reason: str) -> None:
+        data = np.frombuffer(reason.encode()[:SPEC_BYTES], np.uint8)
+        self._texts[SPEC_BYTES : SPEC_BYTES + len(data)] = data
+        self.reason_length = len(data)

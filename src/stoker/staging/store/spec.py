@@ -1,0 +1,83 @@
+"""The type of a sample as JSON: what ``encode`` writes and ``decode`` reads. Caches on disk contain it.
+
+A type is a list that begins with one of these tags::
+
+    ["(", [["t", "uint8", [3, 32, 32], [1024, 32, 1]], ["i"]]]        (uint8 tensor of 3x32x32, int)
+
+Named tuples and subclasses of Tensor are noted by module and name. A class of a script is noted under the name that the
+script has when it is imported, so that any run finds it. Classes of stoker are never noted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Spec: TypeAlias = list[Any]
+Leaf: TypeAlias = NDArray[np.uint8]  # the bytes of a value, in one dimension
+
+TENSOR = "t"  # dtype, shape, strides as stored; strides of the sample where they differ
+ARRAY = "a"  # dtype, shape, strides in bytes
+INT, FLOAT, BOOL = "i", "f", "?"
+NUMPY_SCALAR = "g"  # dtype
+TEXT, BYTES, NONE = "s", "b", "0"
+IMAGE = "P"  # of Pillow: mode, size, info
+NUMBERS = "M"  # a long list of numbers of one type: their type, their count
+TEXTS = "S"  # a long list of str: their count
+ROWS = "R"  # a list of tuples or lists of one length: TUPLE or LIST, the type of each column
+TUPLE, LIST = "(", "["  # the types of the items
+DICT = "{"  # the keys, the types of the values
+NAMED_TUPLE = "N"  # the class, the types of the fields
+TENSOR_SUBCLASS = "T"  # the class, the type of its ``__dict__``, the type of the tensor
+PICKLED = "o"  # the name of the class
+
+_MAIN = ("__main__", "__mp_main__")
+
+
+def without_classes(tree: Spec) -> Spec:
+    """The same leaves in plain tuples, where they were in dicts, named tuples or other containers with a class."""
+    if tree[0] in (TUPLE, LIST):
+        return [tree[0], [without_classes(item) for item in tree[1]]]
+    if tree[0] in (DICT, NAMED_TUPLE):
+        return [TUPLE, [without_classes(item) for item in tree[2]]]
+    return tree
+
+
+def class_name(cls: type) -> str:
+    """``module:qualified name`` of a class."""
+    module = cls.__module__
+    return f"{_import_name(module) if module in _MAIN else module}:{cls.__qualname__}"
+
+
+def _import_name(main: str) -> str:
+    """The name under which the main script would be imported."""
+    module = sys.modules.get(main)
+    spec = getattr(module, "__spec__", None)
+    if spec is not None:
+        return str(spec.name)
+    return os.path.splitext(os.path.basename(getattr(module, "__file__", None) or main))[0]
+
+
+def _modules(name: str) -> Iterator[object]:
+    yield from (sys.modules[m] for m in _MAIN if m in sys.modules and _import_name(m) == name)
+    if name in sys.modules:
+        yield sys.modules[name]
+
+
+def find_class(name: str, base: type = tuple) -> Any:
+    """A named tuple, or a subclass of ``base``, that this process has defined or imported; None where it has none.
+
+    Nothing is imported: the name may come from a file.
+    """
+    module, _, path = name.partition(":")
+    found: object = next(_modules(module), None)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, type) or not issubclass(found, base):
+        return None
+    return found if base is not tuple or hasattr(found, "_fields") else None

@@ -1,0 +1,237 @@
+"""Where the bytes of samples are stored: in rows of columns, or as blocks in a heap."""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike, NDArray
+
+from ...core import resources
+from ...core.types import Sample
+from .block import is_intact, pack, unpack
+from .decode import Layout, layout
+from .head import Head, State
+from .spec import Leaf
+
+PAGE = 4096
+BLOCK = 1 << 16  # bytes that are reserved at once: few calls, little waste in a set that is never read as a whole
+CHECK_MEMORY = 64 << 20  # bytes that are reserved between two checks of the free memory
+SPARE = 256 << 20  # bytes of memory that stay free, whatever the budget
+
+Samples: TypeAlias = dict[int, tuple[str, list[Leaf]]]  # by index: what ``encode.take`` returns
+
+
+class Medium(Protocol):
+    """What tables are made of: ``memory.Memory`` or ``folder.Folder``."""
+
+    trusted: bool
+    writable: bool
+    kind: str
+
+    @property
+    def lock(self) -> Callable[[], contextlib.AbstractContextManager[None]]: ...
+    def table(self, name: str, dtype: DTypeLike, count: int, start: int) -> NDArray[Any]: ...
+    def reserve(self, name: str, offset: int, nbytes: int) -> None: ...
+    def write(self, table: NDArray[np.uint8], start: int, offset: int, data: NDArray[np.uint8]) -> None: ...
+    def seal(self) -> None: ...
+
+
+class _Column(NamedTuple):
+    """One leaf of all rows.
+
+    Attributes:
+        name: of the table.
+        start: of the table in memory.
+        data: all its bytes.
+        rows: the same as rows.
+        reserved: 1 for each ``BLOCK`` bytes for which room was taken.
+    """
+
+    name: str
+    start: int
+    data: Leaf
+    rows: NDArray[np.uint8]
+    reserved: NDArray[np.uint8]
+
+
+class Tables:
+    """The columns and the heap of a store.
+
+    A sample's location is its row + 1, or minus its offset in the heap - 1. 0 means that it is not stored.
+
+    Args:
+        medium: in which the tables are.
+        head: of the store; how samples are stored has been decided.
+        start: where the tables begin in memory.
+        make_layout: for the type of the rows; a tool that only reads bytes brings its own.
+
+    Attributes:
+        layout: of the samples in rows; None where all are blocks.
+        tensors: the columns as tensors, a row a sample, where a batch is one gather from each; else [].
+
+    Raises:
+        CacheError: damaged files.
+        OSError: there is no room for the tables.
+    """
+
+    def __init__(
+        self, medium: Medium, head: Head, start: int, make_layout: Callable[[str, bool], Layout] = layout
+    ) -> None:
+        self._medium = medium
+        self._head = head
+        self.layout: Layout | None = None
+        self.tensors: list[torch.Tensor] = []
+        self._columns: list[_Column] = []
+        self._crc: NDArray[np.uint32] | None = None  # of each row; in a file only
+        if head.state == State.ROWS:
+            self.layout = make_layout(head.spec, medium.trusted)
+            start = self._open_columns(self.layout, head.rows, start)
+            self.tensors = _tensors(self.layout, [c.rows for c in self._columns])
+        self._heap_start = start
+        self._heap: Leaf = medium.table("heap", np.uint8, head.budget, start)
+
+    def _open_columns(self, made: Layout, rows: int, start: int) -> int:
+        """Returns where they end."""
+        for j, size in enumerate(made.sizes):
+            assert size is not None
+            name = f"column-{j}"
+            data = self._medium.table(name, np.uint8, rows * size, start)
+            reserved_start = start + _whole_pages(len(data))
+            reserved = self._medium.table(f"blocks-{j}", np.uint8, -(-len(data) // BLOCK), reserved_start)
+            self._columns.append(_Column(name, start, data, data.reshape(rows, size), reserved))
+            start = reserved_start + _whole_pages(len(reserved))
+        if not self._medium.trusted:
+            self._crc = self._medium.table("crc", np.uint32, rows, start)
+        return start
+
+    # -- reading
+
+    def read(self, location: int) -> Sample:
+        """The sample at a location; its memory is its own."""
+        if location > 0:
+            assert self.layout is not None
+            return self.layout.put([c.rows[location - 1] for c in self._columns])
+        return unpack(self._heap, -location - 1, self._medium.trusted)
+
+    def is_intact(self, i: int, location: int) -> bool:
+        """Whether sample ``i`` is at this location of a file, unchanged, and no other sample will be written there."""
+        head = self._head
+        if location < 0:
+            return is_intact(self._heap[: max(0, head.heap_end)], -location - 1, i)
+        if self._crc is None or location > len(self._crc):  # a row, in a store without rows
+            return False
+        if head.row_is_index and location != i + 1:
+            return False
+        if not head.row_is_index and location > head.rows_taken:
+            return False
+        return bool(self._crc[location - 1] == self._checksum(i, [c.rows[location - 1] for c in self._columns]))
+
+    def _checksum(self, i: int, leaves: Sequence[Leaf]) -> int:
+        """crc32 of a row, its sample's index and its type."""
+        assert self.layout is not None
+        crc = zlib.crc32(b"%d:" % i + self.layout.type_spec.encode())
+        for leaf in leaves:
+            crc = zlib.crc32(leaf.data, crc)
+        return crc
+
+    # -- writing
+
+    def blocks_of(self, samples: Samples) -> dict[int, Leaf]:
+        """The blocks of those samples that do not have the type of the rows."""
+        row_spec = self.layout.type_spec if self.layout is not None else None
+        compress, checked = bool(self._head.compressed), not self._medium.trusted
+        return {
+            i: pack(type_spec, leaves, i, compress, checked)
+            for i, (type_spec, leaves) in samples.items()
+            if type_spec != row_spec
+        }
+
+    def allocate(self, i: int, block: Leaf | None) -> int:
+        """Takes room for a sample, a row if it has no block. The caller holds the store's lock.
+
+        Returns:
+            The location; 0: there is no room.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        return self._allocate_row(i) if block is None else self._allocate_block(len(block))
+
+    def _allocate_row(self, i: int) -> int:
+        head = self._head
+        row = i if head.row_is_index else head.rows_taken
+        if row >= head.rows:
+            return 0
+        for c in self._columns:
+            size = c.rows.shape[1]
+            for b in range(row * size // BLOCK, -(-(row + 1) * size // BLOCK)):
+                if not c.reserved[b]:
+                    if not self._reserve(c.name, b * BLOCK, min(BLOCK, c.data.size - b * BLOCK)):
+                        return 0
+                    c.reserved[b] = 1
+        head.rows_taken += 1
+        return row + 1
+
+    def _allocate_block(self, nbytes: int) -> int:
+        head = self._head
+        begin = head.heap_end
+        end = begin + nbytes
+        if begin < 0 or end > self._heap.size:
+            return 0
+        reserved = -(-begin // BLOCK) * BLOCK
+        if end > reserved:
+            wanted = min(self._heap.size, -(-end // BLOCK) * BLOCK)
+            if not self._reserve("heap", reserved, wanted - reserved):
+                return 0
+        head.heap_end = end
+        return -(begin + 1)
+
+    def _reserve(self, table: str, offset: int, nbytes: int) -> bool:
+        head = self._head
+        budget = head.budget * max(1, head.ranks_joined) // max(1, head.ranks)
+        if head.reserved + nbytes > budget:
+            return False
+        if self._medium.kind == "RAM" and head.reserved >= head.check_memory_at:
+            head.check_memory_at = head.reserved + CHECK_MEMORY
+            free = resources.memory_available()
+            if free < SPARE + CHECK_MEMORY:
+                words = f"{free >> 20:,} MB of memory are free, of which {SPARE >> 20} stay free"
+                head.reason = f"no more samples are stored: {words}"
+                return False
+        self._medium.reserve(table, offset, nbytes)
+        head.reserved += nbytes
+        return True
+
+    def write(self, i: int, location: int, leaves: list[Leaf], block: Leaf | None) -> None:
+        """Writes a sample to the location that ``allocate`` returned.
+
+        Raises:
+            OSError: memory is exhausted.
+        """
+        if block is not None:
+            self._medium.write(self._heap, self._heap_start, -location - 1, block)
+            return
+        for c, leaf in zip(self._columns, leaves, strict=True):
+            self._medium.write(c.data, c.start, (location - 1) * len(leaf), leaf)
+        if self._crc is not None:
+            self._crc[location - 1] = self._checksum(i, leaves)
+
+
+def _whole_pages(n: int) -> int:
+    return -(-n // PAGE) * PAGE
+
+
+def _tensors(made: Layout, columns: list[NDArray[np.uint8]]) -> list[torch.Tensor]:
+    """Columns as tensors of samples; [] where samples do not stack."""
+    out = []
+    for column, dtype, shape, strides in zip(columns, made.dtypes, made.shapes, made.strides, strict=True):
+        if not made.stacks or dtype is None or strides is None:
+            return []
+        flat = torch.from_numpy(column).view(dtype)
+        out.append(flat.as_strided((len(column), *shape), (flat.shape[1], *strides)))
+    return out

@@ -1,0 +1,137 @@
+"""Where ``stoker run --apply`` has the batches of an epoch made once all samples lie in a cache.
+
+What is left of a sample is then often so little that starting workers, and moving batches between processes, costs
+more. ``loader/emulated_workers.py`` makes the same batches in the script's own process. Where ``--apply`` changed the
+number of workers, random state is set for each task, and an iterator without workers makes them. Both ways are timed,
+an epoch each, and the faster one stays::
+
+    epoch 1        workers fill the cache
+    epoch 2        in the script's process, where an estimate says that this may pay
+    epoch 3        by workers, unless the epoch before spent nearly all of its time in the script's own step
+    epoch 4 ...    whichever took less time for a batch, when it was used last
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch.utils.data import IterDataPipe, MapDataPipe
+
+from ..core.handles import held
+from ..core.types import LoaderLike
+from ..sampling.stateful import is_stateful
+
+FILLED = 0.9  # of the samples: an epoch that drops its last batch leaves some out
+GROWING = 0.02  # of what is in a cache: one that grew by more in an epoch is still being filled
+START_S = 0.02  # what starting a worker costs an epoch
+MOST_S = 5.0  # of making an epoch's batches; longer ones are left to workers, who work beside the script's step
+PAYS = 2.0  # times what workers are expected to take: above that the script's process is not tried
+SMALL_SHARE = 0.2  # of an epoch's time that making its batches took: workers could save no more
+
+
+class Maker(enum.Enum):
+    """Who makes the batches of an epoch."""
+
+    WORKERS = "workers"
+    SCRIPT = "the script's process"
+
+
+class Epoch(NamedTuple):
+    """A row of ``LoaderMetrics.by_epoch``."""
+
+    batches: float
+    wait_s: float
+    step_s: float
+    first_wait_s: float
+    loop_s: float
+    samples: float
+
+
+class CachedEpochs:
+    """What is known of the epochs of one loader.
+
+    Args:
+        sample_s: seconds that a sample takes whose deterministic part is in the cache.
+        workers: the loader's.
+        cores: that this process may use.
+    """
+
+    def __init__(self, sample_s: float, workers: int, cores: int) -> None:
+        self._sample_s = sample_s
+        self._workers = workers
+        self._cores = cores
+        self._begun: tuple[Maker, bool, int] | None = None
+        self._last: Epoch | None = None
+        self._by_maker: dict[Maker, Epoch] = {}
+        self._stored = 0
+
+    def is_filled(self, stored: int, room: int) -> bool:
+        """Whether the epoch that begins finds nearly all it needs in the cache. To be asked once an epoch.
+
+        Args:
+            stored: samples, or results of calls, that the cache holds.
+            room: the most that it can hold. Calls that are kept may be fewer: how many there will be is not known.
+        """
+        before, self._stored = self._stored, stored
+        return stored >= FILLED * room or 0 < stored <= (1 + GROWING) * before
+
+    def choose(self, rows: Sequence[Sequence[float]], filled: bool) -> Maker:
+        """Who makes the batches of the epoch that begins.
+
+        Args:
+            rows: ``LoaderMetrics.by_epoch``; the row of this epoch is not there yet.
+            filled: the cache holds nearly all samples.
+        """
+        self._note(rows)
+        maker = self._choice() if filled else Maker.WORKERS
+        self._begun = maker, filled, len(rows)
+        return maker
+
+    def _note(self, rows: Sequence[Sequence[float]]) -> None:
+        """Takes in what the epoch before came to."""
+        if self._begun is None:
+            return
+        maker, filled, at = self._begun
+        self._begun = None
+        if at < len(rows) and rows[at][0] and len(rows[at]) == len(Epoch._fields):
+            self._last = Epoch(*rows[at])
+            if filled:
+                self._by_maker[maker] = self._last
+
+    def _choice(self) -> Maker:
+        script = self._by_maker.get(Maker.SCRIPT)
+        workers = self._by_maker.get(Maker.WORKERS)
+        if script is None:
+            return Maker.SCRIPT if self._may_pay() else Maker.WORKERS
+        if workers is None:
+            return Maker.SCRIPT if script.wait_s <= SMALL_SHARE * script.loop_s else Maker.WORKERS
+        faster = script.loop_s / script.batches <= workers.loop_s / workers.batches
+        return Maker.SCRIPT if faster else Maker.WORKERS
+
+    def _may_pay(self) -> bool:
+        """Whether an estimate says that an epoch without workers is not much longer than one with them."""
+        if self._last is None:
+            return False
+        here_s = self._sample_s * self._last.samples
+        at_once = max(1, min(self._workers, self._cores - 1))
+        return here_s <= min(MOST_S, PAYS * (here_s / at_once + START_S * self._workers))
+
+
+def why_not(loader: LoaderLike) -> str:
+    """Why a loader's batches have to be made in workers; "" where they need not.
+
+    ``worker_init_fn`` may do anything to a worker's process, and open files belong to each worker's own copy of the
+    dataset.
+    """
+    dataset = loader.dataset
+    if int(loader.num_workers) == 0:
+        return "there are no workers"
+    if loader.persistent_workers or loader.worker_init_fn is not None or loader.timeout:
+        return "persistent_workers, worker_init_fn or timeout is set"
+    if loader.multiprocessing_context is not None or hasattr(loader, "state_dict"):
+        return "the loader has a multiprocessing context, or a state"
+    if is_stateful(dataset) or isinstance(dataset, (IterDataPipe, MapDataPipe)):
+        return "the dataset has a state"
+    return held(dataset)

@@ -1,0 +1,50 @@
+"""What tests of ``stoker run`` share: a training script, the command on it, and the report that it wrote."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+TRAIN = """
+    import sys, os, time, random
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Data(Dataset):
+        def __len__(self):
+            return 80
+        def __getitem__(self, i):
+            time.sleep({nap})
+            return torch.full((4,), float(i)), i
+
+    if __name__ == "__main__":
+        torch.manual_seed(0)
+        loader = DataLoader(Data(), batch_size=4, shuffle=True, num_workers={workers})   # LINE
+        for epoch in range(2):
+            for x, y in loader:
+                time.sleep({step})
+                {extra}
+            print("epoch", epoch, y.tolist(), sys.argv[1:])
+"""
+
+
+def script(tmp_path: Path, body: str = TRAIN, name: str = "train.py", **kw: Any) -> Path:
+    path = tmp_path / name
+    settings = {"nap": 0.0, "workers": 1, "step": 0.0, "extra": "pass", **kw}
+    text = textwrap.dedent(body)
+    path.write_text(text.format(**settings) if body is TRAIN else text)
+    return path
+
+
+def stoker(tmp_path: Path, *args: str | Path, **kw: Any) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "stoker", "run", *map(str, args)]
+    kw = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **kw}
+    return subprocess.run(line, cwd=tmp_path, text=True, timeout=120, **kw)
+
+
+def report(tmp_path: Path, name: str = "stoker-report.json") -> dict[str, Any]:
+    return json.loads((tmp_path / name).read_text())  # type: ignore[no-any-return]

@@ -1,0 +1,180 @@
+"""An epoch without worker processes: the batches, random numbers, errors and order are those of torch's workers."""
+
+from __future__ import annotations
+
+import random
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_worker_info
+
+import stoker
+from stoker.loader.emulated_workers import EmulatedWorkersIter
+from stoker.workers.native_threads import OneThread
+from tests.contract.trace import canon
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="torch's workers are forked here")
+
+
+class Draws(Dataset[Any]):
+    """Draws from the three process-wide generators, in ways that leave half of a pair of normal numbers waiting."""
+
+    def __init__(self, n: int = 41, bad: int = -1) -> None:
+        self.n, self.bad = n, bad
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> Any:
+        if i == self.bad:
+            raise ValueError(f"sample {i} is broken")
+        info = get_worker_info()
+        assert info is not None
+        drawn = random.gauss(0, 1), np.random.randn(), torch.randn(())
+        return {"x": torch.full((3,), float(i)), "drawn": drawn, "worker": (info.id, info.num_workers, info.seed)}
+
+
+class OwnGenerators(Draws):
+    """Draws from generators of its own, of which each forked worker has a copy."""
+
+    def __init__(self, n: int = 41) -> None:
+        super().__init__(n)
+        self.rng = np.random.default_rng(5)
+        self.flip = {"flip": random.Random(6)}
+
+    def __getitem__(self, i: int) -> Any:
+        return {**super().__getitem__(i), "own": (self.rng.random(), self.flip["flip"].random())}
+
+
+class Uncopied(dict[str, Any]):
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise TypeError("not to be copied")
+
+
+class Here(DataLoader[Any]):
+    def _get_iterator(self) -> Any:
+        return EmulatedWorkersIter(self)
+
+
+class DrawingSampler(Sampler[int]):
+    """Draws from the script's generator for each index, so it matters how far ahead it is read."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(self.n):
+            yield int(torch.randint(self.n, ()))
+
+
+def collate(samples: list[Any]) -> Any:
+    info = get_worker_info()
+    assert info is not None
+    return default_collate([s["x"] for s in samples]), [s["drawn"] for s in samples], info.id, random.random()
+
+
+def epochs(cls: type[DataLoader[Any]], dataset: Any, **settings: Any) -> list[Any]:
+    """Three epochs, the second one left early, with draws of the script's own between the batches."""
+    random.seed(1)
+    np.random.seed(2)
+    torch.manual_seed(3)
+    out: list[Any] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # more workers than cores
+        loader = cls(dataset, **settings)
+        for epoch in range(3):
+            for k, batch in enumerate(loader):
+                out.append((canon(batch), random.random(), np.random.randn(), float(torch.rand(()))))
+                if epoch == 1 and k == 2:
+                    break
+    return out
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_workers": 1, "batch_size": 4},
+        {"num_workers": 2, "batch_size": 4, "shuffle": True},
+        {"num_workers": 3, "batch_size": 4, "shuffle": True, "drop_last": True, "collate_fn": collate},
+        {"num_workers": 2, "batch_size": None, "prefetch_factor": 3},
+        {"num_workers": 2, "batch_size": 5, "prefetch_factor": 1, "sampler": DrawingSampler(23)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("make", [Draws, OwnGenerators])
+def test_the_same_as_with_workers(make: type[Draws], settings: dict[str, Any]) -> None:
+    ours, theirs = epochs(Here, make(), **settings), epochs(DataLoader, make(), **settings)
+    assert len(ours) > 10
+    assert ours == theirs
+
+
+class Photos(OwnGenerators):
+    """A deterministic part, and a random one."""
+
+    def __getitem__(self, i: int) -> Any:
+        x = torch.full((64, 64), float(i)).exp().log()
+        return x * self.rng.random() + random.random(), self.flip["flip"].random()
+
+
+def test_the_same_from_a_cache() -> None:
+    settings = {"num_workers": 2, "batch_size": 4, "shuffle": True}
+    staged = stoker.Staged(Photos())
+    for _ in stoker.DataLoader(staged, **settings):
+        pass
+    assert staged.account.filled == len(staged)
+    assert epochs(Here, staged, **settings) == epochs(DataLoader, Photos(), **settings)
+
+
+def test_what_cannot_be_copied_draws_nothing() -> None:
+    dataset = OwnGenerators()
+    dataset.flip = Uncopied(dataset.flip)
+    before = torch.get_rng_state()
+    with pytest.raises(TypeError, match="not to be copied"):
+        iter(Here(dataset, batch_size=4, num_workers=2))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_the_script_s_generators_are_left_alone() -> None:
+    loader = iter(Here(Draws(), batch_size=4, num_workers=2))
+    before = random.getstate(), repr(np.random.get_state()), torch.get_rng_state()
+    for _ in range(3):
+        next(loader)
+    after = random.getstate(), repr(np.random.get_state()), torch.get_rng_state()
+    assert before[:2] == after[:2]
+    assert torch.equal(before[2], after[2])
+    assert get_worker_info() is None
+
+
+def test_a_sample_that_fails_ends_its_batch_alone() -> None:
+    loader = iter(Here(Draws(bad=6), batch_size=4, num_workers=2))
+    torchs = iter(DataLoader(Draws(bad=6), batch_size=4, num_workers=2))
+    for it in (loader, torchs):
+        next(it)
+        with pytest.raises(ValueError, match=r"Caught ValueError in DataLoader worker process 1"):
+            next(it)
+    assert [len(batch["x"]) for batch in loader] == [len(batch["x"]) for batch in torchs]
+
+
+def test_a_batch_is_not_in_shared_memory() -> None:
+    """torch's collate function takes shared memory in what it thinks to be a worker."""
+    assert not next(iter(Here(Draws(), batch_size=4, num_workers=2)))["x"].is_shared()
+    assert not next(iter(Here(Draws(), batch_size=4, num_workers=2, collate_fn=collate)))[0].is_shared()
+
+
+def test_one_thread_is_one_thread_and_then_as_before() -> None:
+    before = torch.get_num_threads()
+    cap = OneThread()
+    with cap:
+        assert torch.get_num_threads() == 1
+        with cap.lifted():
+            assert torch.get_num_threads() == before
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
