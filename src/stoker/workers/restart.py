@@ -22,7 +22,7 @@ import logging
 import warnings
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ..core.dataset_tree import file_of
 from ..core.errors import SampleTimeoutError, StokerError, StokerWarning, WorkerDiedError
@@ -175,18 +175,6 @@ class _Retries:
         return RetryTask(_without_retry(task.task.indices), {**history.bad, k: failure})
 
 
-class _Tasks(Protocol):
-    """Which tasks a dead worker leaves, and what its replacement does first. One class for each way to assign tasks."""
-
-    def find(self, dead: WorkerStatus, unanswered: Mapping[int, Index]) -> EpochTask | None:
-        """The task that the dead worker was doing, if it is still needed."""
-
-    def for_replacement(
-        self, dead: WorkerStatus, epoch: int, unanswered: Mapping[int, Index], lost: dict[int, StokerError]
-    ) -> Sequence[tuple[int, Task]]:
-        """What the replacement does first. Tasks that are not tried again are added to ``lost``."""
-
-
 class _SharedTasks:
     """Tasks with seeds of their own, which any worker takes. Only the current task of the dead worker is run again."""
 
@@ -194,6 +182,7 @@ class _SharedTasks:
         self._pool, self._retries = pool, retries
 
     def find(self, dead: WorkerStatus, unanswered: Mapping[int, Index]) -> EpochTask | None:
+        """The task that the dead worker was doing, if it is still needed."""
         task = dead.current_task
         if task is None or task.number not in unanswered:
             return None
@@ -202,6 +191,7 @@ class _SharedTasks:
     def for_replacement(
         self, dead: WorkerStatus, epoch: int, unanswered: Mapping[int, Index], lost: dict[int, StokerError]
     ) -> Sequence[tuple[int, Task]]:
+        """What the replacement does first. Tasks that are not tried again are added to ``lost``."""
         if dead.current_task is None:
             # It died between two tasks, or right after it took one off the queue and before it said which. So all that
             # is unanswered is done again; the scheduler drops what comes twice.
@@ -266,6 +256,7 @@ class _OwnTasks:
             self._assigned[worker].tasks.popleft()
 
     def find(self, dead: WorkerStatus, unanswered: Mapping[int, Index]) -> EpochTask | None:
+        """See ``_SharedTasks.find``."""
         assigned = self._assigned[dead.id]
         known = list(assigned.tasks)[: assigned.answered + 1]
         return next((task for task in known if task.id == dead.current_task), None)
@@ -273,6 +264,7 @@ class _OwnTasks:
     def for_replacement(
         self, dead: WorkerStatus, epoch: int, unanswered: Mapping[int, Index], lost: dict[int, StokerError]
     ) -> Sequence[tuple[int, Task]]:
+        """See ``_SharedTasks.for_replacement``."""
         assigned = self._assigned[dead.id]
         out: list[tuple[int, Task]] = []
         if self._saves_rng:
@@ -341,7 +333,7 @@ class Restarts:
         self._pool, self._spec, self._metrics = pool, spec, metrics
         self._retries = _Retries(spec, known)
         self._own = None if spec.shared else _OwnTasks(pool, spec, self._retries)
-        self._tasks: _Tasks = self._own or _SharedTasks(pool, self._retries)
+        self._tasks: _OwnTasks | _SharedTasks = self._own or _SharedTasks(pool, self._retries)
         self._tokens = MAX_TOKENS
         self._batches_counted = metrics.tasks
         self._died_on_start = 0  # in a row
