@@ -29,7 +29,7 @@ from typing import Any
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..core.options import Budget
-from ..core.processes import LEAVE_S
+from ..core.processes import LEAVE_S, alive
 from ..sampling.order import Task
 from ..transport.arena import TaskId
 from ..transport.messages import Kind
@@ -325,7 +325,8 @@ class ProcessPool:
     def _reap_leavers(self) -> None:
         """Removes workers that were told to leave, and did."""
         for worker in self._workers:
-            if worker.leaving and health.has_ended(worker) and self._may_leave(worker):
+            running = worker.state is ProcessState.RUNNING
+            if worker.leaving and running and not alive(worker.process) and self._may_leave(worker):
                 self._table.stop_polling(worker.process.sentinel)
                 self._reap(worker)
 

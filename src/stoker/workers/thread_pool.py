@@ -26,7 +26,7 @@ from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..core import processes
-from ..core.dataset_tree import file_of
+from ..core.dataset_tree import file_of, inner_datasets
 from ..core.errors import SampleTimeoutError, UsageError, WorkerDiedError
 from ..core.options import Budget
 from ..core.types import Batch
@@ -478,12 +478,13 @@ def _timeout_message(worker: _Worker, sample: int, task: Task, spec: WorkerSpec)
 
 
 def refuse(dataset: Any) -> None:
-    """Raises for a dataset, or one inside it, that says ``thread_safe = False``."""
-    inner = [dataset, getattr(dataset, "dataset", None), *(getattr(dataset, "datasets", None) or ())]
-    for d in inner:
-        if d is not None and getattr(d, "thread_safe", None) is False:
+    """Checks that threads may share a dataset.
+
+    Raises:
+        UsageError: it says, or one inside it does, that it is not thread-safe (``thread_safe = False``).
+    """
+    for d in inner_datasets(dataset):
+        if getattr(d, "thread_safe", None) is False:
             raise UsageError(
-                f'{type(d).__name__} says that it is not thread-safe (thread_safe = False): worker_method="process"'
+                f'{type(d).__name__} says that it is not thread-safe (thread_safe = False): use worker_method="process"'
             )
-        if d is not None and d is not dataset:
-            refuse(d)
