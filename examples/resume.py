@@ -1,4 +1,4 @@
-"""loader.state_dict(): a run that is killed goes on where it was, with other workers, as if nothing had been."""
+"""loader.state_dict(): a run that is killed resumes where it was, with other workers, to the same weights."""
 
 import argparse
 import os
@@ -38,6 +38,7 @@ def main():
         found = torch.load(args.checkpoint, weights_only=True)
         model.load_state_dict(found["model"])
         loader.load_state_dict(found["loader"])
+        torch.set_rng_state(found["rng"])  # later epochs are drawn from it
         epoch = found["epoch"]
     seen = 0
     for e in range(epoch, 3):
@@ -46,7 +47,8 @@ def main():
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            save(args.checkpoint, model=model.state_dict(), loader=loader.state_dict(), epoch=e)
+            rng = torch.get_rng_state()
+            save(args.checkpoint, model=model.state_dict(), loader=loader.state_dict(), epoch=e, rng=rng)
             seen += 1
             if seen == args.die_after:
                 os._exit(1)

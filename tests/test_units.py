@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from stoker.core import terminal
 from stoker.core.errors import StokerError, TransportError, UsageError, WorkerDiedError, WorkerTimeoutError
 from stoker.core.options import AutoWorkers, Budget, Knobs
+from stoker.core.random_state import preserved
 from stoker.diagnosis.doctor.loader_stats import LoaderStats
 from stoker.diagnosis.doctor.model import speedup
 from stoker.diagnosis.doctor.verdict import diagnose
@@ -177,7 +178,7 @@ def test_task_seeds_are_64_bits_and_differ(base: int, epoch: int, task: int) -> 
 def test_a_worker_is_seeded_as_torch_seeds_it() -> None:
     from torch.utils.data._utils.worker import _generate_state
 
-    with seeding.unchanged():
+    with preserved():
         assert seeding.seed_worker(123, 2) == 125
         drawn = torch.rand(2), np.random.rand(2)
         torch.manual_seed(125)
@@ -191,7 +192,7 @@ def test_no_generator_of_a_task_draws_what_another_does(base: int, epoch: int, t
     """Two of the three are the same algorithm: seeded from the same words, a flip would be tied to a crop."""
     own = seeding.Generators(0, 0)
     own.seed_task(base, epoch, task)
-    with seeding.unchanged():
+    with preserved():
         seeding.seed_task(base, epoch, task)
         python, torchs, numpy = random.random(), float(torch.rand((), dtype=torch.float64)), float(np.random.rand())
         words = {random.getrandbits(32), int(torch.randint(1 << 32, ())), int(np.random.randint(1 << 32, dtype="u4"))}
@@ -199,10 +200,10 @@ def test_no_generator_of_a_task_draws_what_another_does(base: int, epoch: int, t
     assert len({own.python.random(), float(own.numpy.random()), float(torch.rand((), generator=own.torch))}) == 3
 
 
-def test_unchanged() -> None:
+def test_random_state_is_preserved() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    with seeding.unchanged():
+    with preserved():
         torch.rand(5)
     assert torch.equal(before, torch.get_rng_state())
 

@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.commands import cache_text, main
+from stoker.commands import cache as cache_command
+from stoker.commands import main
+from stoker.core.terminal import human_bytes
 from stoker.staging.store import folder, manage
 from stoker.staging.store.head import Head
 from tests.helpers import flip, interrupt
@@ -129,7 +131,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Place:
     line = ("cache", "build", place.target("staged"), "--workers", "2", "--budget", "1MB")
     out, said = interrupt(*line, env=place.env)
     assert out == ""
-    assert "and stay; the next build goes on from there" in said[-2]
+    assert "rerun to continue" in said[-2]
     (place.path / "stuck").unlink()
     return place
 
@@ -201,7 +203,7 @@ def test_what_a_target_may_be(place: Place, stoker_cache: Any, tmp_path: Path) -
         code, out, err = stoker_cache("build", place.target(name), "--workers", "0", *where)
         count = 3 if name == "some" else samples  # one of them is named twice
         assert code == 0, err
-        assert out.startswith(f"{count} of {count} samples in, "), out
+        assert out.startswith(f"{count} of {count} samples cached, "), out
         base = tmp_path / str(k) if where else place.path / "mine"
         (cache,) = manage.listed(base)
         assert out.endswith(f": {cache.path}\n")
@@ -225,14 +227,14 @@ def test_samples_that_raise_are_listed_and_the_others_go_on(place: Place, stoker
         lines = out.splitlines()
         assert lines[0] == "2 samples failed"
         assert lines[1:3] == [f"  {i}: OSError: [Errno 5] bad disk: '/data/{i}.jpg'" for i in (3, 17)]
-        assert lines[3].startswith("38 of 40 samples in")
+        assert lines[3].startswith("38 of 40 samples cached")
 
 
 def test_what_is_not_kept_is_said(place: Place, stoker_cache: Any) -> None:
     code, out, err = stoker_cache("build", place.target("random_"), "--workers", "0")
     assert code == 1
     assert "draw random numbers" in err
-    assert out.startswith("0 of 40 samples in")
+    assert out.startswith("0 of 40 samples cached")
     assert "refused" in stoker_cache("ls")[1]
     code, out, _ = stoker_cache("verify", "paths")  # which is two
     assert code == 2
@@ -260,8 +262,7 @@ def test_wrong_targets(place: Place, stoker_cache: Any) -> None:
         assert words in err
         assert err.count("\n") == 1
     for args in (("build",), ("build", "x", "--workers", "few"), ("prune", "--older-than", "-1"), ()):
-        with pytest.raises(SystemExit, match="2"):
-            stoker_cache(*args)
+        assert stoker_cache(*args)[0] == 2
 
 
 # -- ls
@@ -315,7 +316,7 @@ def test_names(place: Place, stoker_cache: Any) -> None:
         assert err == f"stoker: 'Other' may be Other-{'0' * 16} or Other-{'f' * 16}\n"
         assert stoker_cache(command, "")[0] == 2
     assert len(manage.listed(place.cache)) == 3
-    assert stoker_cache("verify", "Other-0", f"Other-{'0' * 16}")[1].count("all whole") == 1
+    assert stoker_cache("verify", "Other-0", f"Other-{'0' * 16}")[1].count("all intact") == 1
 
 
 class Trap:
@@ -354,8 +355,7 @@ def test_what_else_lies_there(place: Place, stoker_cache: Any, tmp_path: Path) -
     assert code == 0
     assert [line.split()[-1] for line in out.splitlines()[1:4]].count("damaged") == 2
     assert "\x1b" not in out
-    code, out, _ = stoker_cache("verify")
-    assert (code, "\x1b" in out) == (1, False)
+    assert stoker_cache("verify")[0] == 1
     assert not trap.exists()
     assert sorted(p.name for p in place.cache.iterdir()) == held
     assert stoker_cache("prune", "--all")[0] == 0
@@ -373,10 +373,12 @@ def test_a_reason_is_shown(place: Place, stoker_cache: Any, kept: str) -> None:
     if kept == "shut":
         head[0] = 3
     del words, head
-    assert manage.look(path)[-2:] == ("refused" if kept == "shut" else "full", reason)
-    assert "39/40" in stoker_cache("ls")[1]
-    code, out, _ = stoker_cache("verify")
-    assert (code, "\x1b" in out) == (0, False)
+    code, out, _ = stoker_cache("ls")
+    assert code == 0
+    assert ("refused" if kept == "shut" else "full") in out
+    assert ": the ?[31mbudget is full" in out
+    assert "39/40" in out
+    assert stoker_cache("verify")[0] == 0
 
 
 def test_a_table_fits_eighty_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,7 +392,7 @@ def test_a_table_fits_eighty_columns(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     for name in ("ImageFolder", "A" * 40):
         names = [f"{name}-{'0' * k}{'1' * (16 - k)}" for k in range(9)]
-        text = cache_text.listed(tmp_path, [cache(n, 640_583 * (1 + k % 2) + k % 2) for k, n in enumerate(names)])
+        text = cache_command._listed(tmp_path, [cache(n, 640_583 * (1 + k % 2) + k % 2) for k, n in enumerate(names)])
         assert max(map(len, text.splitlines()[:-1])) <= 80
         shown = [word for word in text.split() if word.startswith(f"{name}-")]
         assert [[n for n in names if n.startswith(s)] for s in shown] == [[n] for n in names]
@@ -409,12 +411,12 @@ def test_a_flipped_byte_is_found_and_mended(place: Place, stoker_cache: Any) -> 
     (found,) = json.loads(p.stdout)["caches"]
     assert (found["checked"], found["damaged"], found["error"], found["mended"]) == (N, [17], "", True)
     assert stoker_cache("ls")[1].splitlines()[1].split()[1] == "39/40"
-    assert stoker_cache("verify")[:2] == (0, f"{only(place).name}: 39 samples, all whole\n")
+    assert stoker_cache("verify")[:2] == (0, f"{only(place).name}: 39 samples, all intact\n")
     before = place.made
     code, out, _ = stoker_cache("build", place.target("staged"), "--workers", "0")
-    assert (code, out.startswith("40 of 40 samples in")) == (0, True)
+    assert (code, out.startswith("40 of 40 samples cached")) == (0, True)
     assert place.made - before <= 1 + COMPARED
-    assert "40 samples, all whole" in stoker_cache("verify", only(place).name)[1]
+    assert "40 samples, all intact" in stoker_cache("verify", only(place).name)[1]
 
 
 def test_text_names_the_first_that_are_damaged(place: Place, stoker_cache: Any) -> None:
@@ -423,7 +425,7 @@ def test_text_names_the_first_that_are_damaged(place: Place, stoker_cache: Any) 
     code, out, _ = stoker_cache("verify")
     which = "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ..."
     assert code == 1
-    assert out == f"{only(place).name}: 12 of 40 samples damaged: {which}: let go, and the next run makes them anew\n"
+    assert out == f"{only(place).name}: 12 of 40 samples damaged: {which}: removed, the next run makes them anew\n"
 
 
 @pytest.mark.parametrize("name", ["column-0.npy", "place.npy", "head.npy", "crc.npy", "words.npy", "manifest.json"])
@@ -465,7 +467,7 @@ def test_prune(place: Place, stoker_cache: Any) -> None:
     assert len(manage.listed(place.cache)) == 5
     code, out, _ = stoker_cache("prune", "Other0", "Other1")
     assert code == 0
-    assert out.splitlines()[-1] == f"{cache_text.human_bytes(found['nbytes'])} freed"
+    assert out.splitlines()[-1] == f"{human_bytes(found['nbytes'])} freed"
     assert len(manage.listed(place.cache)) == 3
 
     old = time.time() - 10 * 86_400

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.core.files import write
+from stoker.core.files import cache_folder, write
 
 
 def mode(path: Path) -> int:
@@ -51,3 +51,12 @@ def test_a_link_is_followed_and_a_pipe_is_written_to(tmp_path: Path) -> None:
     write(pipe, "through")
     reader.join(60)
     assert got == ["through"]
+
+
+def test_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder("runs") == tmp_path / "xdg" / "stoker" / "runs"
+    assert not (tmp_path / "xdg").exists()
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder("staged") == tmp_path / ".cache" / "stoker" / "staged"

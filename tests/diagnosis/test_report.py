@@ -247,7 +247,7 @@ def test_a_run_is_found_again_whatever_its_report_is_called(here: Path) -> None:
 
 
 def test_nothing_of_a_run_can_be_read_from_its_name(here: Path) -> None:
-    history.save({**full(), "command": ["train.py", "--token", "secret"]})
+    history.save(msgspec.structs.replace(run(), command=["train.py", "--token", "secret"]))
     (file,) = history.folder().iterdir()
     assert "secret" not in file.name + file.read_text()
     assert file.stat().st_mode & 0o77 == 0

@@ -154,11 +154,11 @@ def test_only_a_few_steps_are_timed() -> None:
     c = Crossings(metrics, device="meta")
     original = torch.Tensor.to
     wrapped = 0
-    for _ in range(watch_device.FIRST + watch_device.EVERY + watch_device.SPELL + 5):
+    for _ in range(watch_device.FIRST + watch_device.EVERY + watch_device.TIMED_STEPS + 5):
         wrapped += torch.Tensor.to is not original
         c.step(0.001)
     assert torch.Tensor.to is original or torch.Tensor.to == original
-    assert wrapped == metrics.crossing_steps == 2 * watch_device.SPELL
+    assert wrapped == metrics.crossing_steps == 2 * watch_device.TIMED_STEPS
 
 
 def test_loaders_in_step_leave_torchs_methods_as_they_were() -> None:

@@ -59,7 +59,7 @@ NAMES = ["inline", "workers", "persistent", "auto"]
 @pytest.fixture
 def standing_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_tier, "accelerator", lambda: torch.device("cpu"))
-    monkeypatch.setattr(device_iterator, "off_host", lambda _: True)
+    monkeypatch.setattr(device_iterator, "is_on_device", lambda _: True)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=NAMES)
@@ -83,7 +83,7 @@ def test_a_full_cache_moves_to_the_device_and_no_batch_changes(
 def test_tensors_on_a_device_are_gathered_there(standing_in: None, settings: dict[str, Any]) -> None:
     data = TensorDataset(torch.arange(N * 3).view(N, 3), torch.arange(N))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_iterator, "off_host", lambda _: False)
+        patch.setattr(device_iterator, "is_on_device", lambda _: False)
         want, kinds = epochs(data, **settings)
     assert ResidentIter not in kinds
     got, kinds = epochs(data, pin_memory=True, **settings)

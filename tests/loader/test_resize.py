@@ -687,7 +687,7 @@ def test_the_count_moves_in_a_real_epoch() -> None:
     """Samples that wait: more workers pay at once, and no batch changes."""
     loader = stoker.DataLoader(Sleepy(), batch_size=1, num_workers="auto")
     loader.resize(1)
-    state_of(loader).hold = False
+    state_of(loader).manual_workers = False
     out = []
     for batch in loader:
         out.append(int(batch))
@@ -718,7 +718,7 @@ def test_a_load_that_changes_in_mid_run_is_followed() -> None:
     dataset = Moody()
     loader = stoker.DataLoader(dataset, batch_size=1, num_workers="auto")
     loader.resize(2)
-    state_of(loader).hold = False
+    state_of(loader).manual_workers = False
     deadline = time.monotonic() + 60
     for i, batch in enumerate(loader):
         assert int(batch) == i

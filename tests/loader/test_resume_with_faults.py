@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import stoker
 from stoker.core.errors import StateError, UsageError, WorkerDiedError
+from stoker.core.random_state import set_from_text
 from stoker.device.prefetch import DeviceIter
 from stoker.loader import device_iterator
 from stoker.loader.device_iterator import ResidentIter
@@ -114,6 +115,9 @@ def run(loader: Any, epochs: int = EPOCHS) -> tuple[list[list[Any]], list[list[s
 
 def rest(loader: Any, state: str, epochs: int) -> list[list[Any]]:
     loader.load_state_dict(json.loads(state))
+    torchs = json.loads(state)["torch_rng"]
+    if torchs is not None:  # as a script does that has saved torch.get_rng_state(), too
+        set_from_text(torch.default_generator, torchs)
     return [[plain(b) for b in loader] for _ in range(epochs)]
 
 
@@ -235,7 +239,7 @@ def test_a_state_and_samples_that_fail(workers: int) -> None:
 @pytest.fixture
 def standing_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_tier, "accelerator", lambda: torch.device("cpu"))
-    monkeypatch.setattr(device_iterator, "off_host", lambda _: True)
+    monkeypatch.setattr(device_iterator, "is_on_device", lambda _: True)
 
 
 SETTINGS: list[dict[str, Any]] = [
@@ -270,7 +274,7 @@ def test_data_that_moves_to_a_device_in_mid_run(
         batches: list[Any] = []
         states: list[list[str]] = []
         for e in range(3):
-            monkeypatch.setattr(device_iterator, "off_host", lambda _, e=e: e >= move_at)
+            monkeypatch.setattr(device_iterator, "is_on_device", lambda _, e=e: e >= move_at)
             more, at = run(loader, 1)
             batches += more
             states += at
@@ -280,7 +284,7 @@ def test_data_that_moves_to_a_device_in_mid_run(
     got, states = epochs(1)
     assert got == want
     for on_device in (False, True):
-        monkeypatch.setattr(device_iterator, "off_host", lambda _, on=on_device: on)
+        monkeypatch.setattr(device_iterator, "is_on_device", lambda _, on=on_device: on)
         for e, k in ((0, 3), (1, 0), (1, 2), (1, 7), (1, 8)):
             left = [*([] if k == 8 else [want[e][k:]]), *want[e + 1 :]]
             assert rest(loader_of(data, **settings, **shuffled()), states[e][k], len(left)) == left, (on_device, e, k)

@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset
 
-from stoker.sampling.generators import Watch, find_generators, get_state, is_generator, seed_generator, set_state
+from stoker.core.random_state import get_state, set_state
+from stoker.sampling.generators import Watch, find_generators, is_generator, seed_generator
 
 in_module = random.Random(5)
 made_later: Any = None

@@ -32,6 +32,7 @@ from torch.utils.data import (
 
 import stoker
 from stoker.core.errors import StateError, StokerError, StokerWarning
+from stoker.core.random_state import set_from_text
 from tests.helpers import draw
 
 EPOCHS = 3
@@ -124,10 +125,18 @@ def saved(loader: Any) -> str:
     return text
 
 
+def resume(loader: Any, state: str) -> None:
+    """As a script does that has saved ``torch.get_rng_state()``, too."""
+    loader.load_state_dict(json.loads(state))
+    torchs = json.loads(state)["torch_rng"]
+    if torchs is not None:
+        set_from_text(torch.default_generator, torchs)
+
+
 def rest(loader: Any, state: str, epochs: int) -> list[list[Any]]:
     torch.manual_seed(987)  # another process
     random.seed(987)
-    loader.load_state_dict(json.loads(state))
+    resume(loader, state)
     return [[plain(b) for b in loader] for _ in range(epochs)]
 
 
@@ -352,12 +361,12 @@ def test_killed_again_and_again(name: str) -> None:
         state = saved(loader)
         torch.manual_seed(len(got))
         loader = build(*next(kinds))
-        loader.load_state_dict(json.loads(state))
+        resume(loader, state)
         if len(got) % 3 == 0:
             iter(loader)
             state = saved(loader)
             loader = build(*next(kinds))
-            loader.load_state_dict(json.loads(state))
+            resume(loader, state)
     assert got == whole
 
 
@@ -880,14 +889,32 @@ def test_distributed_checkpoint(tmp_path: Path) -> None:
         assert torch.equal(other.weight, model.weight)
 
 
-def test_the_page_s_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_s_code_prints_what_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "resume.md").read_text()
-    names: dict[str, Any] = {}
-    blocks = page.split("```python\n")[1:]
-    assert len(blocks) == 2
-    for block in blocks:
-        exec(block.partition("```")[0], names)
+    (block,) = page.split("```python\n")[1:]
+    code, _, after = block.partition("```")
+    exec(code, {})
+    assert capsys.readouterr().out.strip() == after.split("\n")[2].strip()
+
+
+def test_torch_s_generator_that_was_not_put_back_is_said() -> None:
+    """The epoch that is resumed is the same without it; the next one is not."""
+    for more in ({}, {"generator": fixed(3)}):
+        loader = loader_of(range(40), 2, shuffle=True, **more)
+        it = iter(loader)
+        next(it)
+        state, wanted = loader.state_dict(), [plain(b) for b in it]
+        torch.manual_seed(5)
+        again = loader_of(range(40), 2, shuffle=True, **more)
+        again.load_state_dict(state)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert [plain(b) for b in again] == wanted
+        said = [str(w.message) for w in caught if "torch.set_rng_state()" in str(w.message)]
+        assert len(said) == (0 if more else 1)
 
 
 def test_a_staged_dataset() -> None:

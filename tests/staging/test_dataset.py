@@ -431,7 +431,7 @@ def test_a_changed_dataset_is_noticed_without_anybody_saying_that_an_epoch_begin
     assert {b.shape[1] for b in loader} == {2}
     data.size = 3
     assert {b.shape[1] for b in loader} == {3}
-    staged._next_look = 0.0
+    staged.look_again()
     with pytest.warns(StokerWarning, match="nothing is served from the cache: size was 2 and is 3"):
         sample = staged[0]
     assert sample.shape == (3,)

@@ -605,8 +605,8 @@ class Data:
         return {words!r}
 
 def show():
-    from stoker.staging.digest import fingerprint
-    found = fingerprint(Data())
+    from stoker.staging.digest import dependencies_of
+    found = dependencies_of(Data())
     print(found.content, found.code, "torch" in found.packages)
 
 if __name__ == "__main__":

@@ -488,7 +488,7 @@ def test_tracebacks_are_those_of_the_users_code(fails: str) -> None:
     data = Complains()
     staged = stoker.Staged(data, cache_budget="1MB")
     data.fails = fails
-    staged._look = staged._look_now()  # the trial saw none of it
+    staged._bind()  # the trial saw none of it
     plain = text(data)
     assert "in shift" in plain or "in load" in plain
     assert text(staged) == plain

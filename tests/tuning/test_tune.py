@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import random
 import signal
@@ -32,6 +33,7 @@ from stoker.loader.auto.model import Model
 from stoker.loader.auto.tasks import Tasks
 from stoker.loader.loader_state import state_of
 from stoker.loader.variant import as_loader, find
+from stoker.tuning.knobs import KNOBS
 from stoker.tuning.measurements import Measurements
 from stoker.tuning.result import Setting
 from stoker.tuning.rules_of_thumb import guesses
@@ -185,6 +187,32 @@ def test_one_window_that_was_too_good_does_not_win(monkeypatch: pytest.MonkeyPat
     assert best.num_workers == 2
 
 
+@pytest.mark.parametrize("knee", [2, 8, 64])
+def test_on_a_noisy_machine_it_stays_within_5_percent_of_the_best(knee: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows that spread by 4 %, on a machine that gets slower and faster by 10 % now and then; 38 windows in all."""
+
+    def true(s: Setting) -> float:
+        rate = 100.0 * max(0.7, min(s.num_workers, knee))
+        return rate * (0.6 if s.worker_method == "thread" else 1.0) * (1 + 0.01 * math.log2(s.prefetch_factor))
+
+    most = min(32, 2 * knee)
+    best = max(true(Setting(n, prefetch_factor=8)) for n in range(most + 1))
+    shares = []
+    for seed in range(40):
+        r, mood, windows = random.Random(seed), [1.0], [0]
+
+        def rate(s: Setting, r: random.Random = r, mood: list[float] = mood, windows: list[int] = windows) -> float:
+            windows[0] += 1
+            if r.random() < 0.15:
+                mood[0] = r.gauss(1.0, 0.1)
+            return true(s) * r.gauss(1.0, 0.04) * mood[0]
+
+        monkeypatch.setattr(Measurements, "is_over", lambda self, w=windows: w[0] >= 38)
+        shares.append(true(searched(monkeypatch, rate, KNOBS[:3], most)[1]) / best)
+    assert sum(shares) / len(shares) > 0.95
+    assert sorted(shares)[4] > 0.94  # nine of ten runs
+
+
 def test_every_knob_but_those_asked_for_stays() -> None:
     loader = DataLoader(Waits(), batch_size=4, num_workers=2, prefetch_factor=3)
     r = stoker.tune(loader, budget_s=3, knobs=("worker_method",))
@@ -254,7 +282,7 @@ def test_the_result_for_people_and_machines(tmp_path: Path) -> None:
     r = stoker.tune(Rows(), budget_s=1.5)
     assert "to paste" in str(r)
     assert "<- the knee" in str(r)
-    assert "<svg" in r._repr_html_() or "<table" in r._repr_html_()
+    assert "to paste" in r._repr_html_()
     d = json.loads(json.dumps(r.as_dict()))
     assert d["schema"] == 1
     assert d["best"]["num_workers"] == r.best.num_workers
@@ -440,7 +468,7 @@ class Chance(Waits):
 @pytest.mark.parametrize(
     ("dataset", "cache", "words"),
     [
-        (Waits(), "auto", "auto: a sample takes 2"),
+        (Waits(), "auto", "auto: a sample takes "),
         (Rows(), None, "None: a sample takes"),
         (Chance(), "auto", "auto: "),
         (Stream(400), None, "None: the samples of a stream"),

@@ -96,7 +96,7 @@ def build_command(
             build = Build(dataset, None if folder is None else folder.absolute(), budget)
             for note in build.notes:
                 _print_error(note)
-            build.run(num_workers, lambda b: progress.samples(b.done, b.samples, f"{len(b.failed):,} failed", b.before))
+            build.run(num_workers, lambda b: progress.samples(b.done, b.samples, len(b.failed), b.before))
     except KeyboardInterrupt:
         if build is not None:
             _print_error(_unfinished(build))
@@ -155,13 +155,15 @@ def ls_command(folder: Path | None, json_path: Path | None) -> int:
 def _listed(base: Path, caches: Sequence[Cache]) -> str:
     if not caches:
         return f"no caches in {base}"
+    names = _short_names([c.path.name for c in caches])
     rows = []
-    for name, c in zip(_short_names([c.path.name for c in caches]), caches, strict=True):
+    for name, c in zip(names, caches, strict=True):
         samples = f"{c.samples:,}" if c.state == "complete" else f"{c.filled:,}/{c.samples:,}"
         rows.append((name, samples, f"{int(100 * c.share)}%", human_bytes(c.nbytes), printable(c.made)[:10], c.state))
     table = terminal.table(("cache", "samples", "in", "on disk", "made", "state"), rows, terminal.width(sys.stdout))
     total = human_bytes(sum(c.nbytes for c in caches))
-    return f"{table}\n\n{counted(len(caches), 'cache')}, {total}, in {base}"
+    reasons = [f"{name}: {printable(c.reason)}" for name, c in zip(names, caches, strict=True) if c.reason]
+    return "\n".join([table, *reasons, "", f"{counted(len(caches), 'cache')}, {total}, in {base}"])
 
 
 def _short_names(names: Sequence[str]) -> list[str]:

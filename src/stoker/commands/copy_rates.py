@@ -1,7 +1,7 @@
 """How fast copies reach the device, for ``stoker check``.
 
-From pageable memory (the driver copies through a buffer of its own), from memory that torch has page-locked, and from
-memory that was locked where it lay (cudaHostRegister), which is what stoker's slots are.
+From pageable memory (the driver copies through its own buffer), from memory that torch has page-locked, and from memory
+that was page-locked in place (cudaHostRegister), as stoker's slots are.
 """
 
 from __future__ import annotations
@@ -9,7 +9,12 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from ..core.types import JsonObject
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NBYTES = 64 << 20
 REPEATS = 5
@@ -17,12 +22,12 @@ REPEATS = 5
 
 @dataclass
 class CopyRates:
-    """What was measured.
+    """The rates of copies to one device.
 
     Attributes:
         device: its name.
         rates: GB/s of copies of 64 MiB, by kind of memory: pageable, pinned, registered.
-        register_s_per_gb: seconds to page-lock a gigabyte that is there; None where it cannot be locked.
+        register_s_per_gb: seconds to page-lock a gigabyte in place; None if it cannot be locked.
         notes: what could not be measured, and why.
     """
 
@@ -31,7 +36,7 @@ class CopyRates:
     register_s_per_gb: float | None = None
     notes: list[str] = field(default_factory=list)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """For JSON."""
         return asdict(self)
 
@@ -39,7 +44,7 @@ class CopyRates:
         rates = ", ".join(f"{rate:.3g} from {kind} memory" for kind, rate in self.rates.items())
         out = [f"copies of {NBYTES >> 20} MiB to {self.device}, GB/s: {rates or 'none could be measured'}"]
         if self.register_s_per_gb is not None:
-            out.append(f"page-locking memory that is there: {self.register_s_per_gb:.2f} s a GB")
+            out.append(f"page-locking memory in place: {self.register_s_per_gb:.2f} s a GB")
         return "\n".join([*out, *self.notes])
 
 
@@ -47,7 +52,7 @@ def measure(torch: Any, cuda: Any) -> CopyRates:
     """Measures on the current CUDA device; a second or less.
 
     Args:
-        torch: the module; tests have a stand-in.
+        torch: the module; tests pass a stand-in.
         cuda: ``device.cuda.Cuda()``.
 
     Raises:
@@ -56,7 +61,7 @@ def measure(torch: Any, cuda: Any) -> CopyRates:
     out = CopyRates(torch.cuda.get_device_name())
     target = torch.empty(NBYTES, dtype=torch.uint8, device="cuda")
 
-    def seconds(source: Any) -> float:
+    def seconds(source: Tensor) -> float:
         torch.cuda.synchronize()
         began = time.perf_counter()
         target.copy_(source, non_blocking=True)

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 from ..core.errors import StokerWarning
+from ..core.random_state import preserved
 from ..core.types import Index, LoaderLike, Sample
 from ..loader.dataloader import DataLoader
 from ..loader.loader_state import state_of
@@ -92,7 +93,7 @@ class Sweep:
         began = reported = time.monotonic()
         iterator = None
         try:
-            with warnings.catch_warnings(), seeding.unchanged():
+            with warnings.catch_warnings(), preserved():
                 warnings.simplefilter("ignore", StokerWarning)  # the result lists what failed
                 seeding.seed_worker(self._seed, 0)  # for 0 workers
                 on_progress()
@@ -114,9 +115,9 @@ class Sweep:
         self._list_failures()
 
     def _list_failures(self) -> None:
-        if self._lists_failures:
-            failed = state_of(self._loader).ledger.failed.values()
-            self.failed = sorted(failed, key=lambda f: (type(f.index) is str, f.index))
+        ledger = state_of(self._loader).ledger
+        if self._lists_failures and ledger is not None:
+            self.failed = sorted(ledger.failed.values(), key=lambda f: (type(f.index) is str, f.index))
 
 
 class _Samples(Dataset[Any]):

@@ -64,11 +64,13 @@ def command(
     loader = as_loader(find(target), name=target)
     try:
         with Progress(target, doing="reading") as progress:
-
-            def show(so_far: Verified) -> None:
-                progress.samples(so_far.read, so_far.samples, f"{len(so_far.failed):,} broken")
-
-            found = verify(loader, num_workers, again, show, sample_timeout)
+            found = verify(
+                loader,
+                num_workers,
+                again,
+                lambda v: progress.samples(v.read + len(v.failed), v.samples, len(v.failed)),
+                sample_timeout,
+            )
     except StokerError as e:
         return arguments.fail(e)
     if listing is not None and found.failed:

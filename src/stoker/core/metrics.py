@@ -14,19 +14,19 @@ EPOCHS = 64  # of which numbers are kept one by one
 
 @dataclass
 class LoaderMetrics:
-    """Sums over all epochs of one loader. Times are seconds of the consumer's clock unless said otherwise.
+    """Sums over all epochs of one loader. Times are seconds of the consumer's clock unless stated otherwise.
 
     Attributes:
-        name: the line that made the loader, as ``file:line``.
+        name: the line that created the loader, as ``file:line``.
         batches: batches delivered.
         samples: samples in them.
         epochs: epochs begun.
-        ended: those that were gone through to their end.
-        made: loaders that the line made and that were iterated; ``at_once``: the most of them that lived at a time.
-        wait_s: the consumer was blocked in ``next()``.
-        first_wait_s: the part of ``wait_s`` before the first batch of each epoch, workers' start included.
-        step_s: the consumer did its own work between two batches.
-        step_cpu_s: CPU seconds of all the process' threads meanwhile.
+        ended: epochs that were iterated to their end.
+        made: loaders that the line created and that were iterated. ``at_once``: the most that existed at a time.
+        wait_s: time that the consumer was blocked in ``next()``.
+        first_wait_s: the part of ``wait_s`` before the first batch of each epoch, including the start of the workers.
+        step_s: time of the consumer's own work between two batches.
+        step_cpu_s: CPU seconds of all threads of the process meanwhile.
         between_s: after an epoch that was left with its first batch, until the next one was begun: a step, though no
             batch was asked for after it. ``left_at``: when that began; 0.0 where it did not.
         settings: the loader's settings, by torch's names.
@@ -101,24 +101,3 @@ class LoaderMetrics:
         self.collate_ns += collate
         self.transport_ns += transport
         self.cpu_ns += cpu
-
-    @property
-    def samples_per_s(self) -> float:
-        """Samples per second of wait and step together; 0.0 before the first batch."""
-        total = self.wait_s + self.step_s
-        return self.samples / total if total else 0.0
-
-    @property
-    def wait_share(self) -> float:
-        """Part of the loop's time spent waiting, 0 to 1."""
-        total = self.wait_s + self.step_s
-        return self.wait_s / total if total else 0.0
-
-    def stages(self) -> dict[str, dict[str, float]]:
-        """Seconds per stage inside the workers, summed over workers; empty where they were not measured."""
-        if not self.tasks:
-            return {}
-        wall = {"fetch": self.fetch_ns, "collate": self.collate_ns, "transport": self.transport_ns}
-        out = {name: {"self_s": ns / 1e9} for name, ns in wall.items()}
-        out["worker"] = {"cpu_s": self.cpu_ns / 1e9, "tasks": self.tasks}
-        return out

@@ -66,7 +66,7 @@ class Progress:
         """Sets the text; cheap enough to be called for each batch."""
         self._text = text
 
-    def samples(self, done: int, total: int, failed: str = "", before: int = 0) -> None:
+    def samples(self, done: int, total: int, failed: int = 0, before: int = 0) -> None:
         """Shows how far a loop over samples is; see ``samples_done``."""
         self(samples_done(done, total, time.monotonic() - self._began, failed, before))
 
@@ -93,23 +93,23 @@ class Progress:
         sys.stderr.flush()
 
 
-def samples_done(done: int, total: int | None, seconds: float, failed: str = "", before: int = 0) -> str:
+def samples_done(done: int, total: int | None, seconds: float, failed: int = 0, before: int = 0) -> str:
     """How far a loop over samples is, and how long the rest will take.
 
     Args:
         done: samples so far.
         total: how many there are; None if unknown.
         seconds: taken so far.
-        failed: what went wrong so far, such as "3 broken".
+        failed: how many of ``done`` failed.
         before: how many of ``done`` an earlier run did.
 
     Example:
-        >>> samples_done(50, 200, 10.0, "3 broken")
-        '50 of 200 samples (25%), 3 broken, about 30.0 s left'
+        >>> samples_done(50, 200, 10.0, 3)
+        '50 of 200 samples (25%), 3 failed, about 30.0 s left'
     """
     text = f"{done:,} of {total:,} samples ({done / total:.0%})" if total else f"{done:,} samples"
     if failed:
-        text += f", {failed}"
+        text += f", {failed:,} failed"
     if total and before < done < total:
         text += f", about {human_seconds(seconds / (done - before) * (total - done))} left"
     return text

@@ -108,11 +108,6 @@ class Locker:
                     found(slot)
         return len(self._dropped) + sum(len(some) for _, some in self._fenced)
 
-    def stop(self) -> None:
-        """Locks no more memory. What is locked stays locked until it is unmapped."""
-        self._budget = 0
-        self.over += 1
-
     def _unlock(self, address: int) -> None:
         if os.getpid() != self._owner:
             return  # a forked child must not call CUDA

@@ -171,11 +171,11 @@ class DeviceIter:
         shown, place.shown = place.shown, None
         try:
             self._unsent.append(next(self._it))
-            self._marks.append(place.mark())
+            self._marks.append(place.copy_position())
         except StopIteration:
             raise
         except Exception:
-            self._marks.append(place.mark())
+            self._marks.append(place.copy_position())
             raise
         finally:
             place.shown = shown

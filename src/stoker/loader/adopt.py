@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 import threading
-import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 from torch.utils.data import IterableDataset
 from torch.utils.data import dataloader as torch_loader
 from torch.utils.data.dataloader import _DatasetKind
 
-from ..core.errors import StokerWarning, UsageError
+from ..core.errors import UsageError
 from ..core.options import AutoWorkers, Workers
+from ..core.types import Attributes, Batch, LoaderLike
+from ..core.warn import warn_user
 from ..device.prefetch import ahead, checked
 from ..workers.faults import validate
 from . import engine
@@ -24,39 +25,41 @@ from .loader_state import state_of
 
 AHEAD = 8  # tasks in flight per worker with "auto" for both; docs/notes/stragglers.md
 _lock = threading.Lock()
+GetIterator: TypeAlias = Callable[..., Iterator[Batch]]  # of a loader
+StagedDataset: TypeAlias = Callable[[LoaderLike, str], object]  # of a loader and a value of ``cache=``
 
 
 def behind(
-    before: Any,
-    wanted: Callable[[Any], dict[str, Any] | None],
-    own: dict[str, Any],
-    staged: Callable[[Any, str], Any] | None = None,
-) -> Any:
+    before: GetIterator,
+    wanted: Callable[[LoaderLike], Attributes | None],
+    own: Attributes,
+    staged: StagedDataset | None = None,
+) -> GetIterator:
     """What stands in the place of ``_get_iterator``.
 
     Args:
-        before: what stood there.
-        wanted: of a loader, the settings it is to have; None: it is none of stoker's business.
+        before: the function that stood there.
+        wanted: returns the settings that a loader is to have; None: it is left to ``before``.
         own: the arguments that torch's class does not have, with their defaults.
-        staged: of a loader and a word for ``cache``, its dataset with that cache; None: as it is.
+        staged: returns a loader's dataset with the cache that ``cache=`` names; None: datasets stay as they are.
     """
 
-    def _get_iterator(loader: Any) -> Any:
+    def _get_iterator(loader: LoaderLike) -> Iterator[Batch]:
         settings = this.wanted(loader)
         return this.before(loader) if settings is None else _made(loader, settings, this.before, own, staged)
 
     this: Any = _get_iterator
     this.before, this.wanted = before, wanted
-    return this
+    return _get_iterator
 
 
 def _made(
-    loader: Any,
-    given: dict[str, Any],
+    loader: LoaderLike,
+    given: Attributes,
     before: Any,
-    own: dict[str, Any],
-    staged: Callable[[Any, str], Any] | None,
-) -> Any:
+    own: Attributes,
+    staged: StagedDataset | None,
+) -> Iterator[Batch]:
     while hasattr(before, "wanted"):
         before = before.before
     # What ``stoker run`` has put there knows the engine itself.
@@ -68,13 +71,14 @@ def _made(
         it = make(loader)
     if given.get("device") is None:
         return it
-    return ahead(it, loader.device, transform=loader.transform_on_device)
+    settings: Any = loader  # _adopt has given it stoker's
+    return ahead(it, settings.device, transform=settings.transform_on_device)
 
 
 # ------------------------------------------------------------------------------- loaders built from a stoker.DataLoader
 
 
-def follow(own: dict[str, Any]) -> None:
+def follow(own: Attributes) -> None:
     """Stands behind loaders that frameworks build of torch's class from a ``stoker.DataLoader``'s attributes.
 
     Accelerate, Ray and others copy arguments by torch's names. So ``num_workers`` carries stoker's. Loaders without it
@@ -96,7 +100,7 @@ def follow(own: dict[str, Any]) -> None:
 _following = False
 
 
-def carried_by(loader: Any) -> dict[str, Any] | None:
+def carried_by(loader: LoaderLike) -> Attributes | None:
     """The settings of the ``stoker.DataLoader`` from which this loader was built; None: there is none."""
     workers = loader.num_workers
     if not isinstance(workers, Workers) or hasattr(type(loader), "_stoker_own"):
@@ -106,20 +110,18 @@ def carried_by(loader: Any) -> dict[str, Any] | None:
     return workers.settings if same else None
 
 
-def _looking(check: Callable[[Any], None]) -> Callable[[Any], None]:
+def _looking(check: Callable[[LoaderLike], None]) -> Callable[[LoaderLike], None]:
     """Every class of loaders calls this when a loader is made, also those that make iterators of their own."""
 
-    def check_worker_number_rationality(self: Any) -> None:
+    def check_worker_number_rationality(self: LoaderLike) -> None:
         check(self)
-        own = type(self)._get_iterator
+        own = getattr(type(self), "_get_iterator", None)
         if getattr(own, "__module__", "").startswith("torchdata.") and carried_by(self) is not None:
             self.num_workers = int(self.num_workers)  # it is asked again
-            warnings.warn(
+            warn_user(
                 f"A stoker.DataLoader was made into a {type(self).__module__.partition('.')[0]} {type(self).__name__}, "
                 "which has iterators of its own: stoker's engine and settings are lost. stoker.DataLoader has a "
-                "state_dict() itself: leave use_stateful_dataloader out, or do not prepare the loader",
-                StokerWarning,
-                stacklevel=2,
+                "state_dict() itself: leave use_stateful_dataloader out, or do not prepare the loader"
             )
 
     return check_worker_number_rationality
@@ -128,7 +130,7 @@ def _looking(check: Callable[[Any], None]) -> Callable[[Any], None]:
 # -------------------------------------------------------------------------------------------- settings of such a loader
 
 
-def _adopt(loader: Any, given: dict[str, Any], own: dict[str, Any]) -> None:
+def _adopt(loader: Any, given: Attributes, own: Attributes) -> None:
     """Gives a loader of torch's the settings of a ``stoker.DataLoader``, once."""
     held = loader.__dict__
     if held.get("_stoker_given") is given:
@@ -149,15 +151,11 @@ def _adopt(loader: Any, given: dict[str, Any], own: dict[str, Any]) -> None:
     try:
         validate.check(loader)
     except UsageError as e:
-        warnings.warn(
-            f"{type(loader).__name__} of {type(loader.dataset).__name__}: {e}. Its errors stay torch's",
-            StokerWarning,
-            stacklevel=2,
-        )
+        warn_user(f"{type(loader).__name__} of {type(loader.dataset).__name__}: {e}. Its errors stay torch's")
         held.update({name: own[name] for name in ("on_error", "refill", "sample_timeout", "on_worker_death")})
 
 
-def _set_workers(loader: Any, n: Any, prefetch: bool) -> None:
+def _set_workers(loader: LoaderLike, n: Any, prefetch: bool) -> None:
     held = loader.__dict__
     if n == "auto":
         n = AutoWorkers(1 if isinstance(loader.dataset, IterableDataset) else cores_here())

@@ -17,6 +17,7 @@ from torch.utils.data.sampler import Sampler
 from ..core import resources
 from ..core.errors import BudgetError, UsageError
 from ..core.options import AutoWorkers, Measured, Workers, parse_bytes
+from ..core.types import Attributes, Batch, Index, JsonObject, Sample
 from ..device.prefetch import ahead, checked
 from ..sampling.chunks import ChunkSampler
 from ..sampling.order import FeistelSampler
@@ -24,7 +25,7 @@ from ..workers.faults import validate
 from ..workers.faults.policy import QUARANTINE
 from . import engine
 from .adopt import AHEAD, follow
-from .device_iterator import settled
+from .device_iterator import reuse_or_replace
 from .engine import SUPPORTED, get_iterator
 from .loader_state import state_of
 
@@ -99,17 +100,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         [[0, 1, 2], [3, 4, 5]]
     """
 
-    _stoker_own: dict[str, Any]  # the arguments that torch's class does not have, with their defaults
+    _stoker_own: Attributes  # the arguments that torch's class does not have, with their defaults
 
     def __init__(
         self,
         dataset: torch.utils.data.Dataset[T_co],
         batch_size: int | None = 1,
         shuffle: bool | str | None = None,
-        sampler: Sampler[Any] | Iterable[Any] | None = None,
-        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        sampler: Sampler[Index] | Iterable[Index] | None = None,
+        batch_sampler: Sampler[list[Index]] | Iterable[list[Index]] | None = None,
         num_workers: int | str = 0,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
+        collate_fn: Callable[[list[Sample]], Batch] | None = None,
         pin_memory: bool | str = False,
         drop_last: bool = False,
         timeout: float = 0,
@@ -125,8 +126,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         budget: int | float | str | None = None,
         debug: bool = False,
         device: str | int | torch.device | None = None,
-        transform_on_device: Callable[[Any], Any] | None = None,
-        on_error: str | Callable[[Any, Exception], Any] = "raise",
+        transform_on_device: Callable[[Batch], Batch] | None = None,
+        on_error: str | Callable[[Index, Exception], Sample] = "raise",
         refill: bool = False,
         max_errors: int | float | None = None,
         quarantine: str | os.PathLike[str] | None = QUARANTINE,
@@ -135,57 +136,33 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         task_seeds: bool = False,
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
-        if worker_method not in METHODS:
-            raise UsageError(f"worker_method={worker_method!r}: one of {', '.join(map(repr, METHODS))}")
-        if worker_method == "thread":
-            if multiprocessing_context is not None:
-                raise UsageError(f'worker_method="thread" has no use for {multiprocessing_context=}: leave one out')
-            if not SUPPORTED:
-                raise UsageError(f'worker_method="thread" is not there on {sys.platform} yet, only on Linux')
-            from ..workers.thread_pool import refuse
-
-            refuse(dataset)
-        if budget is not None:
-            parse_bytes(budget, resources.memory_granted())
-        if isinstance(snapshot_every_n_steps, bool) or not isinstance(snapshot_every_n_steps or 0, int):
-            raise UsageError(f"snapshot_every_n_steps={snapshot_every_n_steps!r}: a whole number, or None")
-        if (snapshot_every_n_steps or 0) < 0:
-            raise UsageError(f"snapshot_every_n_steps={snapshot_every_n_steps}: at least 0")
-        self.worker_method, self.budget, self.debug = worker_method, budget, debug
-        self.task_seeds, self.snapshot_every_n_steps = task_seeds, snapshot_every_n_steps
-        if transform_on_device is not None and device is None:
-            raise UsageError('transform_on_device= wants device=, "cpu" where it is to run without one, too')
+        self.worker_method = worker_method
+        self.budget = budget
+        self.debug = debug
         self.device = None if device is None else checked(device)
         self.transform_on_device = transform_on_device
-        self.on_error, self.refill, self.max_errors, self.quarantine = on_error, refill, max_errors, quarantine
-        self.on_worker_death, self.sample_timeout = on_worker_death, sample_timeout
+        self.on_error = on_error
+        self.refill = refill
+        self.max_errors = max_errors
+        self.quarantine = quarantine
+        self.on_worker_death = on_worker_death
+        self.sample_timeout = sample_timeout
+        self.task_seeds = task_seeds
+        self.snapshot_every_n_steps = snapshot_every_n_steps
         self._ahead = AHEAD if prefetch_factor is None else 0
-        if isinstance(num_workers, str) and num_workers.strip().lower() == "auto":  # other words get torch's error
-            if num_workers != "auto":
-                raise UsageError(f'num_workers={num_workers!r}: a whole number, or "auto"')
-            num_workers = AutoWorkers(0)
-        if isinstance(num_workers, AutoWorkers) and not num_workers:  # or of a loader that came to have none
-            from .auto.limits import cores_here
-
-            num_workers = AutoWorkers(1 if isinstance(dataset, torch.utils.data.IterableDataset) else cores_here())
-        if isinstance(shuffle, str) and shuffle not in SHUFFLES:
-            words = " or ".join(f'"{word}"' for word in SHUFFLES)
-            raise UsageError(f"shuffle takes True, False, None, {words}, not {shuffle!r}")
-        batch_size, asked, sampler, batch_sampler = _once(batch_size, shuffle, sampler, batch_sampler)
         self._shuffle = shuffle
-        pin_auto = pin_memory == "auto"
-        if isinstance(pin_memory, str) and not pin_auto:
-            raise UsageError(f'pin_memory={pin_memory!r}: True, False or "auto"')
-        newer = {"in_order": in_order} if _TORCH_HAS_IN_ORDER else {}
+        _check_own(self, dataset, multiprocessing_context, shuffle, pin_memory)
+        num_workers = _auto_workers(num_workers, dataset)
+        batch_size, once, sampler, batch_sampler = _once(batch_size, shuffle, sampler, batch_sampler)
         super().__init__(
             dataset,
             batch_size,
-            bool(asked) if isinstance(asked, str) else asked,
+            bool(once) if isinstance(once, str) else once,
             sampler,
             batch_sampler,
             num_workers,  # type: ignore[arg-type]
             collate_fn,
-            False if pin_auto else pin_memory,  # type: ignore[arg-type]
+            False if pin_memory == "auto" else pin_memory,  # type: ignore[arg-type]
             drop_last,
             timeout,
             worker_init_fn,
@@ -194,26 +171,30 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
-            **newer,
+            **({"in_order": in_order} if _TORCH_HAS_IN_ORDER else {}),
         )
         if not _TORCH_HAS_IN_ORDER:
             self.in_order = in_order
-        if pin_auto:
+        if pin_memory == "auto":
             pinning = state_of(self).pinning
             pinning.auto = True
             self.pin_memory = pinning.decide(0, 1).on
-        if isinstance(asked, str):
-            # torch has made its own sampler, with all its checks; nobody has asked it for an index yet.
-            object.__setattr__(self, "sampler", SHUFFLES[asked](dataset, generator=generator))
+        self._set_samplers(SHUFFLES.get(str(once)), sampler, batch_sampler)
+        validate.check(self)
+        self.num_workers = self.num_workers  # with all settings there are now
+        follow(OWN)
+
+    def _set_samplers(self, own: Callable[..., Sampler[int]] | None, sampler: object, batch_sampler: object) -> None:
+        """Puts a sampler of stoker's in the place of the one that torch has just made, with all its checks, and marks
+        those that were made here, for ``_once``."""
+        if own is not None:
+            object.__setattr__(self, "sampler", own(self.dataset, generator=self.generator))
             if self.batch_sampler is not None:
                 self.batch_sampler.sampler = self.sampler  # type: ignore[attr-defined]
         if sampler is None:
             self.sampler._stoker_default = True  # type: ignore[attr-defined]
         if batch_sampler is None and self.batch_sampler is not None:
             self.batch_sampler._stoker_default = True  # type: ignore[attr-defined]
-        validate.check(self)
-        self.num_workers = self.num_workers  # with all settings there are now
-        follow(OWN)
 
     @property
     def num_workers(self) -> int:
@@ -221,7 +202,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return self.__dict__["num_workers"]  # type: ignore[no-any-return]
 
     @num_workers.setter
-    def num_workers(self, n: Any) -> None:
+    def num_workers(self, n: int) -> None:
         held = self.__dict__
         own = {name: held[name] for name in (*OWN, "_ahead") if name in held}
         if "pin_memory" in held and state_of(self).pinning.auto:
@@ -235,40 +216,41 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @property
     def decisions(self) -> list[str]:
-        """What "auto" decided so far, and why: in words, the oldest first."""
+        """Sentences that say what "auto" decided so far, and why; the oldest first."""
         state = state_of(self)
-        said = [state.measured.reason] if state.measured is not None and state.measured.reason else []
-        said += [str(state.pinning.choice)] if state.pinning.choice is not None else []
-        return said + list(state.metrics.decisions)
+        reasons = [state.measured.reason] if state.measured is not None and state.measured.reason else []
+        reasons += [str(state.pinning.choice)] if state.pinning.choice is not None else []
+        return reasons + list(state.metrics.decisions)
 
     def _get_iterator(self) -> Any:
         return get_iterator(self)
 
     def __iter__(self) -> Any:
         state = state_of(self)
-        if not state.here():
-            self._iterator = state.first = None  # their workers are the parent's
-        if state.rebuild:
-            state.rebuild = False
+        if state.leave_parent():
+            self._iterator = state.unclaimed_iterator = None  # their workers are the parent's
+        if state.restart_workers:
+            state.restart_workers = False
             if self._iterator is not None:
                 self._iterator._shutdown_workers()  # type: ignore[attr-defined]
                 self._iterator = None
-            state.shards, state.first = 0, None
-        if state.first is not None:
-            it, state.first = state.first, None
+            state.saved_parts = 0
+            state.unclaimed_iterator = None
+        if state.unclaimed_iterator is not None:
+            it, state.unclaimed_iterator = state.unclaimed_iterator, None
             return it
         if self._iterator is not None:
-            self._iterator = settled(self)
+            self._iterator = reuse_or_replace(self)
         it = super().__iter__()
         return it if self.device is None else ahead(it, self.device, transform=self.transform_on_device)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JsonObject:
         """Where this loader is in its run: a few kilobytes of plain values, for ``torch.save``, JSON or
         ``torch.distributed.checkpoint``. The protocol is torchdata's ``StatefulDataLoader``'s.
 
         Batches delivered count, not those made ahead. Before the first iterator, this makes it, and the next ``iter``
-        returns it. A state taken at the last batch goes on with no batch more; one taken when the iterator has ended
-        goes on with the next epoch.
+        returns it. A state taken at the last batch resumes with no batch left; one taken when the iterator has ended
+        resumes with the next epoch.
 
         A dataset or sampler with ``state_dict()`` and ``load_state_dict()`` is asked for its own. Others are begun
         again and samples left out by index; an iterable dataset without state is read again. ``docs/resume.md`` says
@@ -290,10 +272,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         return engine.state_dict(self)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The next ``iter`` goes on where ``state_dict`` was taken. ``{}``: it begins a new run.
+    def load_state_dict(self, state_dict: JsonObject) -> None:
+        """The next ``iter`` resumes where ``state_dict`` was taken; ``{}`` begins a new run.
 
-        Nothing is unpickled. What does not fit this loader is said here, or by that ``iter``.
+        Nothing is unpickled. A state that does not fit this loader is refused here, or by that ``iter``.
 
         Args:
             state_dict: of this or an earlier version of stoker, and of a loader with the same dataset and order.
@@ -340,32 +322,77 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if not isinstance(self.num_workers, AutoWorkers):
             if self.num_workers == 0 and self.prefetch_factor is None:
                 self.prefetch_factor = 2
-            self.num_workers, state.rebuild = num_workers, True
+            self.num_workers = num_workers
+            state.restart_workers = True
             return
         if self.prefetch_factor is None:
             self.prefetch_factor = 2 if state.place is None else state.place.prefetch
-        self.num_workers, state.place = AutoWorkers(num_workers), None
+        self.num_workers = AutoWorkers(num_workers)
+        state.place = None
         state.measured = Measured(num_workers, f"resize({num_workers})")
-        state.hold = True
+        state.manual_workers = True
         if self._dataset_kind == _DatasetKind.Map:
             for it in list(state.iterators):
                 it.resize(num_workers)
         else:
-            state.rebuild = True
+            state.restart_workers = True
 
 
-def _whole(n: Any) -> int:
+def _check_own(
+    loader: DataLoader[Any], dataset: object, multiprocessing_context: object, shuffle: object, pin_memory: object
+) -> None:
+    """Refuses values of the arguments that torch does not know, or knows with fewer values."""
+    if loader.worker_method not in METHODS:
+        raise UsageError(f"worker_method={loader.worker_method!r}: one of {', '.join(map(repr, METHODS))}")
+    if loader.worker_method == "thread":
+        if multiprocessing_context is not None:
+            raise UsageError(f'worker_method="thread" has no use for {multiprocessing_context=}: leave one out')
+        if not SUPPORTED:
+            raise UsageError(f'worker_method="thread" is not there on {sys.platform} yet, only on Linux')
+        from ..workers.thread_pool import refuse
+
+        refuse(dataset)
+    if loader.budget is not None:
+        parse_bytes(loader.budget, resources.memory_granted())
+    every = loader.snapshot_every_n_steps
+    if isinstance(every, bool) or not isinstance(every or 0, int):
+        raise UsageError(f"snapshot_every_n_steps={every!r}: a whole number, or None")
+    if (every or 0) < 0:
+        raise UsageError(f"snapshot_every_n_steps={every}: at least 0")
+    if loader.transform_on_device is not None and loader.device is None:
+        raise UsageError('transform_on_device= wants device=, "cpu" where it is to run without one, too')
+    if isinstance(shuffle, str) and shuffle not in SHUFFLES:
+        allowed = " or ".join(f'"{name}"' for name in SHUFFLES)
+        raise UsageError(f"shuffle takes True, False, None, {allowed}, not {shuffle!r}")
+    if isinstance(pin_memory, str) and pin_memory != "auto":
+        raise UsageError(f'pin_memory={pin_memory!r}: True, False or "auto"')
+
+
+def _auto_workers(num_workers: int | str, dataset: object) -> int | str:
+    """A first guess in the place of "auto"; any other value as it is: other strings get torch's error."""
+    if isinstance(num_workers, str) and num_workers.strip().lower() == "auto":
+        if num_workers != "auto":
+            raise UsageError(f'num_workers={num_workers!r}: a whole number, or "auto"')
+        num_workers = AutoWorkers(0)
+    if not isinstance(num_workers, AutoWorkers) or num_workers:
+        return num_workers
+    from .auto.limits import cores_here  # 0 is also of a loader that is built again from one that came to have none
+
+    return AutoWorkers(1 if isinstance(dataset, torch.utils.data.IterableDataset) else cores_here())
+
+
+def _whole(n: object) -> int:
     """A whole number of any kind, or 0."""
     try:
-        return 0 if isinstance(n, bool) else operator.index(n)
+        return 0 if isinstance(n, bool) else operator.index(n)  # type: ignore[arg-type]
     except TypeError:
         return 0
 
 
-def _once(batch_size: int | None, shuffle: Any, sampler: Any, batch_sampler: Any) -> tuple[Any, Any, Any, Any]:
-    """The arguments that decide the order, each said once.
+def _once(batch_size: int | None, shuffle: Any, sampler: Any, batch_sampler: Any) -> tuple[int | None, Any, Any, Any]:
+    """The arguments that decide the order, without those that repeat another one.
 
-    A loader that is built again from another one's attributes gets the samplers which that one made beside the
+    A framework that builds a loader from another one's attributes passes the samplers which that one made, beside the
     arguments it made them from. Only those are taken out; what a user contradicts stays torch's error.
     """
     if getattr(batch_sampler, "_stoker_default", False) and batch_sampler.sampler is sampler:

@@ -4,8 +4,8 @@ traceback is plain; and an error says which sample it was, and what it was in.""
 from __future__ import annotations
 
 import copy
-from typing import Any
 
+from ..core.types import LoaderLike
 from ..sampling.cursor import Cursor
 from .inline_iterator import InlineIter
 
@@ -17,7 +17,7 @@ class DebugIter(InlineIter):
     state; ``worker_init_fn`` is not called; an iterable dataset is read as a whole.
     """
 
-    def __init__(self, loader: Any, cursor: Cursor | None = None) -> None:
+    def __init__(self, loader: LoaderLike, cursor: Cursor | None = None) -> None:
         alone = copy.copy(loader)
         vars(alone).update(num_workers=0, prefetch_factor=None, persistent_workers=False, timeout=0, _iterator=None)
         super().__init__(alone, Cursor(loader._index_sampler, loader.generator) if cursor is None else cursor)

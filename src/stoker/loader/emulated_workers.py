@@ -30,11 +30,10 @@ from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.worker import _generate_state
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
-from ..core import numpy_state
 from ..core.nested import pin
+from ..core.random_state import RandomState, preserved
 from ..core.types import Batch, Index, LoaderLike
 from ..sampling.generators import own_copies
-from ..sampling.seeding import unchanged
 from ..workers.collate import SlotCollate
 from ..workers.exceptions import Caught
 from ..workers.fetcher import BatchFetcher
@@ -87,7 +86,7 @@ class EmulatedWorkersIter(_BaseDataLoaderIter):
         if not self._indices:
             raise StopIteration
         worker = self._emulated[self._made % self._num_workers]
-        with unchanged(), self._one_thread:
+        with preserved(), self._one_thread:
             batch = worker.run(self._indices.popleft())
         self._made += 1
         self._draw()
@@ -117,7 +116,7 @@ class _Worker:
         self._info = info
         self._collate = collate
         self._fetcher = fetcher
-        self._state: tuple[object, torch.Tensor, object] | None = None
+        self._state: RandomState | None = None
 
     def run(self, indices: Index) -> Batch:
         """The batch of a task, or the error in its place. The random state is this worker's afterwards."""
@@ -131,14 +130,11 @@ class _Worker:
             return Caught(f"in DataLoader worker process {self._info.id}", self._info.dataset, "")
         finally:
             torch_worker._worker_info = before
-            self._state = random.getstate(), torch.default_generator.get_state(), numpy_state.save()
+            self._state = RandomState()
 
     def _load_state(self) -> None:
         if self._state is not None:
-            python, torchs, numpys = self._state
-            random.setstate(python)  # type: ignore[arg-type]
-            torch.default_generator.set_state(torchs)
-            numpy_state.restore(numpys)
+            self._state.restore()
             return
         random.seed(self._info.seed)
         torch.default_generator.manual_seed(self._info.seed)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from ..core.nested import pin
+from ..core.random_state import preserved
+from ..core.types import Batch, Index, JsonObject, LoaderLike, MapDataset, State
 from ..sampling.cursor import Cursor
-from ..sampling.seeding import seed_here, unchanged
-from ..sampling.stateful import is_stateful, noted, put, read
+from ..sampling.seeding import seed_here
+from ..sampling.stateful import is_stateful, load_into, pickled_state, read_state
 from ..sampling.task_seeds import ObjectSeeds, run_here
 from ..workers.exceptions import note
 from ..workers.faults.guard import Guard
@@ -20,8 +22,13 @@ from ..workers.fetcher import batches, is_plain, parts, put_back, skip, state_of
 from ..workers.gather import RowGather, select
 
 if TYPE_CHECKING:
-    from ..sampling.state import Part, State
+    from ..sampling.state import Part
+    from ..sampling.state import State as RunState
     from ..workers.faults.error_log import ErrorLog
+
+
+Collate: TypeAlias = Callable[..., Batch]
+Fetch: TypeAlias = Callable[[Index], Batch]
 
 
 class InlineIter(_SingleProcessDataLoaderIter):
@@ -29,61 +36,61 @@ class InlineIter(_SingleProcessDataLoaderIter):
 
     Args:
         loader: torch's ``DataLoader`` or a subclass.
-        cursor: where the epoch is, and where it goes on.
+        cursor: where the epoch is, and where it is resumed.
     """
 
-    def __init__(self, loader: Any, cursor: Cursor) -> None:
+    def __init__(self, loader: LoaderLike, cursor: Cursor) -> None:
         saved = cursor.saved
-        state: Any = None
-        found: tuple[Part, ...] = ()
+        part: Part | None = None
         cursor.prepare()
         if saved is not None:
             cursor.kind = "iterable" if loader._dataset_kind == _DatasetKind.Iterable else "map"
-            found = cursor.parts(1)
-            state = found[0].state if found else None
-            if state is not None:
-                put(loader.dataset, state["dataset"], "dataset")
-        with cursor.quiet():
+            part = next(iter(cursor.saved_parts(1)), None)
+            if part is not None:
+                load_into(loader.dataset, part.dataset_state, "dataset")
+        with cursor.preserve_rng():
             super().__init__(loader)
-        cursor.lives_on, cursor.workers = True, 0
-        cursor.adopt(self)
-        self._cursor, self._task_seeds = cursor, cursor.task_seeds
-        self._own: ObjectSeeds | None = None
+        cursor.lives_on = True
+        cursor.workers = 0
+        cursor.adopt_seeds(self)
+        self._cursor = cursor
+        self._task_seeds = cursor.task_seeds
+        self._object_seeds: ObjectSeeds | None = None
         if cursor.task_seeds and loader._dataset_kind == _DatasetKind.Map:
-            self._own = ObjectSeeds(loader.dataset, loader.collate_fn)
+            self._object_seeds = ObjectSeeds(loader.dataset, loader.collate_fn)
         fetcher = self._dataset_fetcher
-        inner = getattr(fetcher, "dataset_iter", None)
-        if state is not None and inner is not None:
-            put_back(fetcher, state)
-        if is_stateful(self._dataset) or is_stateful(inner):
-            cursor.live = functools.partial(_live, self._dataset, fetcher)
+        stream = getattr(fetcher, "dataset_iter", None)  # of an iterable dataset
+        if part is not None and part.state is not None and stream is not None:
+            put_back(fetcher, part.state)
+        if is_stateful(self._dataset) or is_stateful(stream):
+            cursor.live_state = functools.partial(_live_state, self._dataset, fetcher)
         if saved is not None:
             self._IterableDataset_len_called = saved.len_called  # type: ignore[assignment]
             self._num_yielded = saved.next
         cursor.len_called = self._IterableDataset_len_called
         self._sampler_iter = cursor.begin(self._sampler_iter)
         cursor.epoch = 0 if saved is None else saved.epoch
-        if saved is not None and inner is not None and found:
-            self._skip(saved, found[0])
+        if saved is not None and stream is not None and part is not None:
+            self._skip(saved, part)
 
-    def _skip(self, saved: State, part: Part) -> None:
+    def _skip(self, saved: RunState, part: Part) -> None:
         """Takes what an iterable dataset gave since its state was taken, or since the beginning."""
-        with unchanged():
+        with preserved():
             if not self._task_seeds:
-                self._cursor.set_random(saved)
+                self._cursor.restore_process_rng(saved)
             for number in range(part.at, part.count):
                 if self._task_seeds:
                     seed_here(saved.base_seed, saved.epoch, number)
                 if not skip(self._dataset_fetcher, self._cursor.batch_size, plain=is_plain(self._collate_fn)):
                     break
 
-    def _next_data(self) -> Any:
+    def _next_data(self) -> Batch:
         cursor = self._cursor
         try:
             index = cursor.take(self._sampler_iter)
             if self._task_seeds:
                 place = cursor.base_seed, cursor.epoch, cursor.next
-                data = run_here(self._own, *place, functools.partial(self._fetched, index))
+                data = run_here(self._object_seeds, *place, functools.partial(self._fetched, index))
             else:
                 data = self._fetched(index)
         except StopIteration:
@@ -98,34 +105,34 @@ class InlineIter(_SingleProcessDataLoaderIter):
             data = pin(data, self._pin_memory_device)  # torch's knows no dataclasses, and fails on a device's tensors
         return data
 
-    def _fetched(self, index: Any) -> Any:
+    def _fetched(self, index: Index) -> Batch:
         return self._dataset_fetcher.fetch(index)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JsonObject:
         """The loader's, while this is its iterator."""
         return self._cursor.save().to_dict()
 
 
 def here(
-    dataset: Any, auto_collation: bool, collate_fn: Any, drop_last: bool, cursor: Cursor
-) -> Callable[[int, Any], Any]:
+    dataset: MapDataset, auto_collation: bool, collate_fn: Collate, drop_last: bool, cursor: Cursor
+) -> Callable[[int, Index], Batch]:
     """Makes batches of a map-style dataset in this process, by number and indices, as any worker would make them."""
     fetch = _DatasetKind.create_fetcher(_DatasetKind.Map, dataset, auto_collation, collate_fn, drop_last).fetch
     fetch = gathered(dataset, auto_collation, collate_fn, fetch) or fetch
-    own: ObjectSeeds | None = None
+    object_seeds: ObjectSeeds | None = None
 
-    def make(number: int, indices: Any) -> Any:
-        nonlocal own
+    def make(number: int, indices: Index) -> Batch:
+        nonlocal object_seeds
         if isinstance(fetch, RowGather):  # which draws nothing
             return fetch(indices)
-        if own is None:
-            own = ObjectSeeds(dataset, collate_fn)
-        return run_here(own, cursor.base_seed, cursor.epoch, number, functools.partial(fetch, indices))
+        if object_seeds is None:
+            object_seeds = ObjectSeeds(dataset, collate_fn)
+        return run_here(object_seeds, cursor.base_seed, cursor.epoch, number, functools.partial(fetch, indices))
 
     return make
 
 
-def gathered(dataset: Any, auto_collation: bool, collate_fn: Any, fetch: Any) -> Callable[[Any], Any] | None:
+def gathered(dataset: MapDataset, auto_collation: bool, collate_fn: Collate, fetch: Fetch) -> Fetch | None:
     """What makes whole batches of a dataset that can be asked for them; else None."""
     if RowGather.fits(dataset, collate_fn, auto_collation):
         return RowGather(dataset, fetch)
@@ -137,37 +144,38 @@ class GuardedIter(InlineIter):
 
     Args:
         loader: a ``DataLoader`` with 0 workers and a map-style dataset.
-        cursor: where the epoch is, and where it goes on.
+        cursor: where the epoch is, and where it is resumed.
         policy: what to do.
-        ledger: the account of what failed.
+        error_log: the log of what failed.
     """
 
-    def __init__(self, loader: Any, cursor: Cursor, policy: OnError, ledger: ErrorLog) -> None:
+    def __init__(self, loader: LoaderLike, cursor: Cursor, policy: OnError, error_log: ErrorLog) -> None:
         super().__init__(loader, cursor)
         fetcher = self._dataset_fetcher
-        # Whatever stands behind ``fetch`` when it is called: a gather, or somebody who takes times.
+        # What ``fetch`` is when it is called: a gather, or a function that takes times.
         made = parts(self._dataset, self._auto_collation, self._collate_fn, lambda indices: fetcher.fetch(indices))
-        self._ledger, self._guard = ledger, Guard(made, policy)
+        self._error_log = error_log
+        self._guard = Guard(made, policy)
 
-    def _fetched(self, index: Any) -> Any:
+    def _fetched(self, index: Index) -> Batch:
         place = self._cursor.base_seed, self._cursor.epoch, self._cursor.next
         self._guard.begin(*place, functools.partial(self._seed_again, *place) if self._task_seeds else None)
         return self._guard(index)
 
     def _seed_again(self, base_seed: int, epoch: int, task: int) -> None:
         seed_here(base_seed, epoch, task)
-        if self._own is not None:
-            self._own.seed(base_seed, epoch, task)
+        if self._object_seeds is not None:
+            self._object_seeds.seed(base_seed, epoch, task)
 
-    def _next_data(self) -> Any:
+    def _next_data(self) -> Batch:
         while True:
             data = super()._next_data()
             if type(data) is Partial:
-                data = self._ledger.open(data)
+                data = self._error_log.open(data)
             if data is not NOTHING:
                 return data
 
 
-def _live(dataset: Any, fetcher: Any) -> Any:
-    """A dataset's state as it is now; a copy, made and read here."""
-    return read(noted(lambda: state_of(dataset, fetcher)))
+def _live_state(dataset: object, fetcher: Any) -> State:
+    """A copy of a dataset's state as it is now."""
+    return read_state(pickled_state(lambda: state_of(dataset, fetcher)))

@@ -8,92 +8,102 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.metrics import LoaderMetrics
 from ..core.options import Measured
+from ..core.types import Index, JsonObject
 from ..sampling.cursor import Cursor
 from .pin_setup import Pinning
 
 if TYPE_CHECKING:
-    from ..sampling.rng import SavedGlobalRng
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
     from ..sampling.state import State
+    from ..transport.slots import SlotReader
+    from ..transport.thread_slots import HeapWriter
+    from ..workers.faults.error_log import ErrorLog
+    from ..workers.faults.policy import Failure
+    from ..workers.rng_watch import GlobalRngUse
+    from .auto.controller import Controller
     from .auto.in_process import Place
     from .auto.profile import Tuned
+    from .pool_iterator import PoolIter
 
 
 class LoaderState:
     """What stoker keeps for one loader between its iterators; beside the loader, so it is neither copied nor pickled.
 
     Attributes:
-        arenas, heaps: memory of the last worker processes, and threads, warm.
+        arenas, heaps: shared memory of the last worker processes, and memory of the last threads, warm.
         metrics: the loader's numbers.
-        measured: what ``num_workers="auto"`` began with, once it has (``options.Measured``).
+        measured: what ``num_workers="auto"`` began with, once it has.
         method: what ``worker_method="auto"`` came to, and why, once it has.
-        profile: what ``stoker tune`` kept of it, and words, once that was looked for.
-        noticed: draws from process-wide random generators in worker threads.
+        profile: what ``stoker tune`` kept of the loader, and a message, once that was looked for.
+        rng_watch: draws from process-wide random generators in worker threads.
         iterators: those that are alive.
-        controller: what changes the count of ``num_workers="auto"`` while an epoch runs.
-        place: what decides whether there are any; None where that is settled.
-        advised: its dataset has been looked through for lists that fork copies.
-        ignored: why settings have no effect, as it was said.
-        pinning: what is kept of ``pin_memory`` between iterators.
-        hold: the count was set by ``resize`` and is not to be tuned.
-        rebuild: ``resize`` wants other workers in the next epoch.
-        ledger: the account of samples that failed (``faults.ledger``).
-        known: samples that kill workers, by index.
-        cursor: where the newest iterator is; it outlives that.
-        pending: a state that was loaded, and ``given`` the dict that it came in; the next iterator goes on there.
-        first: the iterator that ``state_dict()`` made because there was none, for whoever asks for one next.
-        shadow: torch's global generator as a resumed run had it.
-        shards: parts of an iterable dataset, where a resumed run has another number than workers.
-        task_seeds: the resumed run has random state by task.
+        controller: changes the count of ``num_workers="auto"`` while an epoch runs.
+        place: decides whether workers pay; None where that is settled.
+        advised: the dataset has been searched for lists that each forked worker copies.
+        warned: why some settings have no effect, as far as the user was told.
+        pinning: what is kept of ``pin_memory``.
+        manual_workers: the count was set by ``resize``, and is not tuned.
+        restart_workers: ``resize`` wants other workers in the next epoch.
+        ledger: the log of samples that failed.
+        fatal_samples: samples that kill workers, by index.
+        cursor: where the newest iterator is; it outlives that iterator.
+        pending_state, pending_dict: a state that was loaded, and the dict it came in; the next iterator resumes there.
+        unclaimed_iterator: made by ``state_dict()`` because there was none; the next ``iter`` returns it.
+        saved_parts: parts of the resumed run of an iterable dataset; else 0.
+        task_seeds: the resumed run sets random state by task.
     """
 
     def __init__(self) -> None:
         self._process = os.getpid()
-        self.arenas: list[Any] = []
-        self.heaps: list[Any] = []
+        self.arenas: list[SlotReader] = []
+        self.heaps: list[HeapWriter] = []
         self.metrics = LoaderMetrics()
         self.measured: Measured | None = None
         self.method: tuple[str, str] | None = None
         self.profile: tuple[Tuned | None, str] | None = None
-        self.noticed: Any = None
-        self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.controller: Any = None
+        self.rng_watch: GlobalRngUse | None = None
+        self.iterators: weakref.WeakSet[PoolIter] = weakref.WeakSet()
+        self.controller: Controller | None = None
         self.place: Place | None = None
         self.advised = False
-        self.ignored: set[str] = set()
+        self.warned: set[str] = set()
         self.pinning = Pinning()
-        self.hold = self.rebuild = False
-        self.ledger: Any = None
-        self.known: dict[Any, Any] = {}
-        self.cursor: Cursor | None = None
-        self.pending: State | None = None
-        self.given: dict[str, Any] | None = None
-        self.first: Any = None
+        self.manual_workers = False
+        self.restart_workers = False
+        self.ledger: ErrorLog | None = None
+        self.fatal_samples: dict[Index, Failure] = {}
         self.begin_run()
 
-    def here(self) -> bool:
-        """In a process that the user forked nothing of its parent's is used again: both would write there. Returns
-        False where this is one, and it is looked at for the first time."""
-        same, self._process = self._process == os.getpid(), os.getpid()
-        if not same:
-            self.arenas, self.heaps = [], []
-        return same
+    def begin_run(self) -> None:
+        """Nothing is resumed any more."""
+        self.cursor: Cursor | None = None
+        self.pending_state: State | None = None
+        self.pending_dict: JsonObject | None = None
+        self.unclaimed_iterator: _BaseDataLoaderIter | None = None
+        self.saved_parts = 0
+        self.task_seeds = False
 
     @property
     def foreign(self) -> bool:
         """It was made by another process, of which this is a fork."""
         return self._process != os.getpid()
 
-    def begin_run(self) -> None:
-        """Nothing is gone on with any more."""
-        self.cursor = self.pending = self.given = self.first = None
-        self.shadow: SavedGlobalRng | None = None
-        self.shards, self.task_seeds = 0, False
+    def leave_parent(self) -> bool:
+        """After a fork by the user, drops the parent's shared memory, so that both never write there. Returns whether
+        this process is such a fork, and was not known as one."""
+        forked = self.foreign
+        if forked:
+            self._process = os.getpid()
+            self.arenas = []
+            self.heaps = []
+        return forked
 
 
 _states: dict[int, tuple[weakref.ref[Any], LoaderState]] = {}  # by identity: a subclass may compare by value
 
 
-def state_of(loader: Any) -> LoaderState:
+def state_of(loader: object) -> LoaderState:
     """The state of any loader, torch's own included."""
     key = id(loader)
     found = _states.get(key)

@@ -1,79 +1,63 @@
-"""Memory runs short while an epoch is under way: the loader gives back step by step, before the machine swaps or kills.
+"""Memory runs short while an epoch is under way: the loader makes fewer batches ahead, and says so, before the machine
+swaps or the kernel kills a process.
 
-Looked at: what is available, to the machine and in the cgroup, and the stalls that the kernel accounts for (PSI,
-Documentation/accounting/psi.rst). What was given up stays so; taking it back would bring the shortage back.
+Two numbers are read: the memory available, to the machine and in the cgroup, and the stalls that the kernel accounts
+for (PSI, Documentation/accounting/psi.rst). The window stays small; a larger one would bring the shortage back.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ..core import resources
-from ..core.errors import StokerWarning
+from ..core.warn import warn_user
 
 logger = logging.getLogger(__name__)
-LOOK_S = 0.5  # between two looks, of 0.1 ms each
-SETTLE_S = 2.0  # after a step, until it shows
+CHECK_S = 0.5  # between two checks, of 0.1 ms each
 SHARE = 0.05  # of the memory granted: less than that available is short
 LEAST = 256 << 20  # bytes; the same for a small machine
-STALLED = 20.0  # per cent of the time in which somebody waited for memory, if less than twice SHARE is left, too
-
-Step = Callable[[], str]
+STALLED = 20.0  # per cent of the time in which a task waited for memory, if less than twice SHARE is left, too
 
 
-class Pressure:
-    """Gives up what a loader can do without.
+class MemoryPressure:
+    """Checks the memory until it is short, and then makes the loader smaller, once.
 
     Args:
-        steps: in this order; each says in words what it gave up, "" where it had nothing to give.
-        tell: gets each line.
+        shrink: makes the loader take less memory.
+        report: gets the line that says so.
     """
 
-    def __init__(self, steps: Sequence[Step], tell: Callable[[str], None]) -> None:
-        self._steps, self._tell = steps, tell
+    def __init__(self, shrink: Callable[[], None], report: Callable[[str], None]) -> None:
+        self._shrink = shrink
+        self._report = report
         self._granted = 0
-        self._next = time.monotonic() + LOOK_S
-        self._warned = self._spent = False
+        self._next_check = time.monotonic() + CHECK_S
+        self._done = False
 
-    def look(self) -> None:
-        """To be called often; looks now and then, and takes a step where memory is short."""
-        now = time.monotonic()
-        if now < self._next or self._spent:
+    def check(self) -> None:
+        """To be called at each batch; checks every ``CHECK_S``."""
+        if self._done or time.monotonic() < self._next_check:
             return
-        self._next = now + LOOK_S
-        short = self._short()
-        if short:
-            self._next = now + SETTLE_S
-            self._give(short)
+        self._next_check = time.monotonic() + CHECK_S
+        shortage = self._shortage()
+        if not shortage:
+            return
+        self._done = True
+        self._shrink()
+        line = f"{shortage}: one batch ahead for each worker from now on, and free slots are given back"
+        logger.warning(line)
+        self._report(line)
+        warn_user(f"{line}. If that is not enough: fewer num_workers, or smaller batches.")
 
-    def _short(self) -> str:
+    def _shortage(self) -> str:
         self._granted = self._granted or resources.memory_granted()  # not earlier: workers are starting
         available = resources.memory_available()
         low = min(self._granted // 4, max(LEAST, int(SHARE * self._granted)))
         if available < low:
             return f"{available >> 20:,} MB of memory are left"
-        if available < 2 * low:
-            stalled = resources.pressure().get("memory", 0.0)
-            if stalled > STALLED:
-                return (
-                    f"{available >> 20:,} MB of memory are left, and {stalled:.0f} % of the time somebody waits for it"
-                )
-        return ""
-
-    def _give(self, short: str) -> None:
-        for step in self._steps:
-            words = step()
-            if words:
-                break
-        else:
-            self._spent = True
-            words = "there is nothing more to give up: fewer num_workers, or smaller batches"
-        line = f"{short}: {words}"
-        logger.warning(line)
-        self._tell(line)
-        if not self._warned:
-            self._warned = True
-            warnings.warn(f"{line}. More steps, if any, are in the log.", StokerWarning, stacklevel=5)
+        stalled = resources.pressure().get("memory", 0.0) if available < 2 * low else 0.0
+        if stalled <= STALLED:
+            return ""
+        return f"{available >> 20:,} MB of memory are left, and {stalled:.0f} % of the time a task waits for memory"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import warnings
 from typing import TYPE_CHECKING
 
 import torch
 
 from ..core import resources
-from ..core.errors import StokerWarning
 from ..core.options import parse_bytes
+from ..core.warn import warn_user
 from ..device import pin_policy
 from ..device.pinned_slots import Locker
 
@@ -22,13 +21,13 @@ MEASURED_FROM = 1 << 12  # bytes: below, a copy is all overhead and measuring sa
 
 
 class Pinning:
-    """What is kept of it between a loader's iterators.
+    """A loader's decisions about pinning, kept between its iterators.
 
     Attributes:
         auto: ``pin_memory="auto"`` was asked for.
-        choice: what that came to last.
-        locker: locks slots; None where none can be locked, or nobody has asked yet.
-        refused: why none can be; "".
+        choice: the last decision.
+        locker: locks slots; None where none can be locked, or before the first ``lock``.
+        refused: why none can be locked; else "".
     """
 
     def __init__(self) -> None:
@@ -53,7 +52,7 @@ class Pinning:
         return self.choice
 
     def lock(self, asked: int | float | str | None) -> Locker | None:
-        """The loader's locker, made on first use. Where slots cannot be locked that is said once.
+        """The loader's locker, made on first use. Where slots cannot be locked it warns once.
 
         Args:
             asked: the loader's ``budget=``; None: a quarter of what is granted.
@@ -68,11 +67,9 @@ class Pinning:
         budget = granted // pin_policy.SHARE if asked is None else parse_bytes(asked, granted)
         self.refused = _probe(found)
         if self.refused:
-            warnings.warn(
+            warn_user(
                 f"Slots cannot be page-locked here ({self.refused}): batches are copied to page-locked memory, as "
-                "torch does.",
-                StokerWarning,
-                stacklevel=5,
+                "torch does."
             )
             return None
         self.locker = Locker(found, budget)
@@ -83,7 +80,7 @@ def runtime() -> Runtime | None:
     """The device's runtime, where slots may be locked for it."""
     if pin_policy.kind() != "cuda" or not getattr(torch.version, "cuda", None):
         return None  # ROCm, XPU: torch pins there
-    from ..device.cuda import Cuda  # only for those who have one
+    from ..device.cuda import Cuda  # not every machine has one
 
     try:
         return Cuda()

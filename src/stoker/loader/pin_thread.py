@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from torch._utils import ExceptionWrapper
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ..core.nested import pin
 from ..core.processes import LEAVE_S
@@ -21,6 +22,7 @@ from ..sampling.order import Task
 from ..workers import native_threads
 from ..workers.exceptions import Caught
 from ..workers.protocol import Pool, Result, WorkerReply
+from .torch_messages import torch_message
 
 POLL_S = 0.1  # how late the thread may notice that it is to end
 
@@ -49,7 +51,6 @@ class PinnedPool:
 
     def __init__(self, pool: Pool, device: str | None) -> None:
         self._pool, self._device = pool, device
-        self.off = False  # memory is short: batches go through as they are
         self._out: queue.SimpleQueue[Result | BaseException] = queue.SimpleQueue()
         self._ending = threading.Event()
         self._index = accelerator.current_index()
@@ -84,7 +85,7 @@ class PinnedPool:
                 if deadline is not None:
                     return None
                 if not self.thread.is_alive():
-                    raise RuntimeError("Pin memory thread exited unexpectedly") from None
+                    raise RuntimeError(torch_message(_MultiProcessingDataLoaderIter._get_data, "Pin memory")) from None
                 continue
             if isinstance(item, BaseException):
                 raise item
@@ -111,16 +112,16 @@ class PinnedPool:
 
     def _pin(self, result: Result) -> Result:
         try:
-            told = result.take()
+            taken = result.take()
         except Exception:
             return _Pinned(result, self._error())
-        data = told.data if type(told) is WorkerReply else told
+        data = taken.data if type(taken) is WorkerReply else taken
         try:
-            if not isinstance(data, ExceptionWrapper) and not self.off:
+            if not isinstance(data, ExceptionWrapper):
                 data = pin(data, self._device)
         except Exception:
             data = self._error()
-        return _Pinned(result, told._replace(data=data) if type(told) is WorkerReply else data)
+        return _Pinned(result, taken._replace(data=data) if type(taken) is WorkerReply else data)
 
     def _error(self) -> Caught:
         return Caught(f"in pin memory thread for device {self._index}")

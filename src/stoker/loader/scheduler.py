@@ -1,10 +1,21 @@
 """Tasks in flight, credits and order: which worker gets which task, and which result is delivered next.
 
+Where a batch is, from its indices to the training loop; only step 3 runs outside of the training process::
+
+    1. _fill, _submit   the training thread draws the task's indices, if there is a credit and room in the budget
+    2. pool.submit      the task waits in a worker's queue, or in one that all workers share     WITH_WORKER
+    3.                  a worker loads and collates the batch into a slot of shared memory       WITH_WORKER
+    4. pool.receive     the training thread, or the thread that pins, reads that it is there
+    5. Tasks.keep       the result waits, in its slot, until the tasks before it are delivered   ARRIVED
+    6. _deliver         the training loop gets a view on the slot, and a credit is returned
+
+A task that is kept for this process skips 2 to 5 (HERE): ``_run_here`` makes its batch when it is due.
+
 With torch's seeds the rules are torch's, because they can be seen: with ``in_order`` task *i* goes to worker *i* mod N
 (which fixes the random state of every sample), a new index is drawn from the sampler each time a result is delivered
 and before an error in it is raised, and a worker whose iterable dataset is exhausted is passed over from then on.
 
-With task seeds nobody can tell who ran a task: any free worker takes the next one, and workers come and go.
+With task seeds no batch depends on who ran it: any free worker takes the next task, and workers come and go.
 """
 
 from __future__ import annotations
@@ -13,24 +24,28 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..core.errors import BudgetError, UsageError, WorkerDiedError, WorkerTimeoutError
 from ..core.metrics import LoaderMetrics
 from ..core.options import Budget, Knobs
+from ..core.types import Batch, Index
 from ..sampling.order import Task
 from ..workers.protocol import Lost, Made, Pool, Result
+from .in_flight import InFlight, Tasks, TaskState
 
 if TYPE_CHECKING:
     from ..sampling.cursor import Cursor
     from ..workers.restart import Restarts
 
 AHEAD_SHARE = 16  # part of the bytes in flight that is for what is made ahead only because some samples are slow
-NextIndices = Callable[[], Any]
+NextIndices: TypeAlias = Callable[[], Index]
+MakeBatch: TypeAlias = Callable[[int, Index], Batch]  # of a task's number and indices
+Tuner: TypeAlias = Callable[[int], "tuple[str, int] | None"]
 
 
 class _NotYet(Exception):
-    """Nothing has come."""
+    """No result has arrived."""
 
 
 class Scheduler:
@@ -44,8 +59,8 @@ class Scheduler:
         knobs: count, window, order, timeout.
         metrics: where the cost of each task is added up.
         budget: bytes that may be in flight.
-        restarts: who replaces workers that die; None: a death is an error, as in torch.
-        make: makes the batch of a task, by number and indices, in this process; None: workers make all.
+        restarts: replaces workers that die; None: a death is an error, as in torch.
+        make_batch: makes the batch of a task in this process; None: workers make all.
 
     Attributes:
         worker: whose batch was delivered last.
@@ -59,46 +74,34 @@ class Scheduler:
         metrics: LoaderMetrics,
         budget: Budget,
         restarts: Restarts | None = None,
-        make: Callable[[int, Any], Any] | None = None,
+        make_batch: MakeBatch | None = None,
     ) -> None:
-        self._restarts, self._make = restarts, make
+        self._pool = pool
+        self._knobs = knobs
+        self._metrics = metrics
+        self._budget = budget
+        self._restarts = restarts
+        self._make_batch = make_batch
         self._here = False  # tasks are kept for this process
-        self._own: set[int] = set()  # tasks that were
-        self._pool, self._knobs, self._metrics, self._budget = pool, knobs, metrics, budget
         self.epoch = -1
         self._next_indices: NextIndices = iter(()).__next__
-        self._sent = 0
-        self._due = 0
         self._credits = 0
-        self._owner: dict[int, int] = {}
-        self._asked: dict[int, Any] = {}  # indices of the tasks that are out, where workers share them
-        self._waiting: dict[int, Result] = {}
-        self._active: list[bool] = []
-        self._load: list[int] = []
-        self._turn = 0
-        self._flying = 0
+        self._tasks = Tasks()
+        self._active: list[bool] = []  # by worker: it is alive, and its dataset not exhausted
+        self._load: list[int] = []  # by worker: tasks in flight, where workers do not share tasks
+        self._turn = 0  # the worker that gets the next task
         self._exhausted = False
         self._stopped = False
         self._waited_ns = 0
-        self._trouble: Exception | None = None  # what came while nobody asked for a batch
+        self._pending_error: Exception | None = None  # which came while no batch was asked for
         self._cursor: Cursor | None = None
-        self._counted = False  # what each worker delivered
-        self._skip: set[int] = set()
+        self._counted = False  # the cursor counts what each worker delivered
+        self._delivered_before: set[int] = set()  # tasks delivered before the run was resumed
         self._lock = threading.Lock()  # a resize may come from any thread, or in the middle of ``next`` from a signal
-        self._wish: int | None = None  # a count that was asked for while the lock was held
-        self._resizing = 0  # the thread that changes the count
-        self.tuner: Callable[[int], tuple[str, int] | None] | None = None
+        self._wanted: int | None = None  # a count that was asked for while the lock was held
+        self._resizing_thread = 0
+        self.tuner: Tuner | None = None
         self.worker = 0
-
-    @property
-    def num_workers(self) -> int:
-        """Workers there are to be."""
-        return 0 if self._here else self._knobs.num_workers
-
-    @property
-    def shared(self) -> bool:
-        """Whether any free worker takes the next task, so that their number may change."""
-        return self._knobs.shared
 
     @property
     def ending(self) -> bool:
@@ -107,14 +110,14 @@ class Scheduler:
 
     @property
     def stopped(self) -> bool:
-        """There will be no more epoch."""
+        """There is no further epoch."""
         return self._stopped
 
     def stop(self) -> None:
-        """The pool is about to be closed; nothing can be asked for any more."""
+        """The pool is about to be closed."""
         self._stopped = True
-        if self._resizing not in (0, threading.get_ident()):
-            with self._lock:  # a worker that is being started would be closed by nobody
+        if self._resizing_thread not in (0, threading.get_ident()):
+            with self._lock:  # else nothing would close a worker that is being started
                 pass
 
     def begin(self, next_indices: NextIndices, shared_seed: int | None = None, cursor: Cursor | None = None) -> None:
@@ -132,21 +135,20 @@ class Scheduler:
     def _begin(self, next_indices: NextIndices, shared_seed: int | None, cursor: Cursor | None) -> None:
         self.epoch += 1
         if self.epoch:
-            for result in self._waiting.values():
-                result.drop()
+            self._tasks.drop_results()
             self._pool.resume(self.epoch, shared_seed)
         n = self._knobs.num_workers
         self._next_indices = next_indices
-        self._sent = self._due = self._turn = self._flying = 0
+        self._turn = 0
+        self._tasks = Tasks(0 if cursor is None else cursor.next)
         self._cursor = cursor
         if cursor is not None:
-            self._sent = self._due = cursor.next
-            self._skip = set(cursor.ahead)
-            self._counted = bool(cursor.counts)
+            self._delivered_before = set(cursor.delivered_early)
+            self._counted = bool(cursor.delivered_by)
             self._turn = (cursor.turn if self._counted else cursor.next) % n
-        self._owner, self._asked, self._waiting, self._own = {}, {}, {}, set()
-        self._trouble = None
-        self._active, self._load = [True] * n, [0] * n
+        self._pending_error = None
+        self._active = [True] * n
+        self._load = [0] * n
         self._exhausted = False
         self._credits = self._window
         self._fill()
@@ -155,13 +157,14 @@ class Scheduler:
     def _window(self) -> int:
         return 1 if self._here else self._knobs.window
 
-    def here(self, leave: bool) -> None:
+    def make_here(self, leave: bool) -> None:
         """The next tasks are kept for this process; those that workers have still come from there.
 
         Args:
-            leave: workers are not needed any more. There is nothing in flight then.
+            leave: workers are not needed any more. Nothing is in flight then.
         """
-        before, self._here = self._window, True
+        before = self._window
+        self._here = True
         self._credits += self._window - before
         if leave:
             self._pool.resize(0)
@@ -179,39 +182,39 @@ class Scheduler:
                 "the number of workers cannot change within an epoch: each has random state, or a part of the dataset, "
                 'of its own; num_workers="auto" with a map-style dataset has neither'
             )
-        self._wish = n
+        self._wanted = n
         if not self._lock.acquire(blocking=False):
             return
-        self._resizing = threading.get_ident()
+        self._resizing_thread = threading.get_ident()
         try:
-            self._grant()
+            self._resize_as_wanted()
         finally:
-            self._resizing = 0
+            self._resizing_thread = 0
             self._lock.release()
 
-    def _grant(self) -> None:
-        """Carries out the last wish."""
-        n, self._wish = self._wish, None
+    def _resize_as_wanted(self) -> None:
+        n, self._wanted = self._wanted, None
         if n is not None:
             self._resize(n)
 
     def _resize(self, n: int) -> None:
-        before, self._knobs, self._here = self._window, replace(self._knobs, num_workers=n), False
+        before = self._window
+        self._knobs = replace(self._knobs, num_workers=n)
+        self._here = False
         if self._stopped:
             return
         self._pool.resize(n)
         self._credits += self._window - before
         self._fill()
 
-    def prefetch(self, factor: int, ahead: int | None = None) -> None:
-        """Another number of tasks in flight for each worker, from the next task on. See ``Knobs``."""
+    def make_one_ahead(self) -> None:
+        """From the next task on, one task in flight for each worker."""
         with self._lock:
-            far = self._knobs.ahead if ahead is None else ahead
-            before, self._knobs = self._window, replace(self._knobs, prefetch_factor=factor, ahead=far)
+            before = self._window
+            self._knobs = replace(self._knobs, prefetch_factor=1, ahead=0)
             self._credits += self._window - before
-            self._fill()
 
-    def next(self) -> Any:
+    def next(self) -> Batch:
         """The next batch, or the ``ExceptionWrapper`` that came in its place.
 
         Raises:
@@ -223,42 +226,41 @@ class Scheduler:
         with self._lock:
             return self._next()
 
-    def _next(self) -> Any:
+    def _next(self) -> Batch:
         while True:
-            if self._trouble is not None:
-                trouble, self._trouble = self._trouble, None
-                raise trouble
-            if not self._find_due():
+            if self._pending_error is not None:
+                error, self._pending_error = self._pending_error, None
+                raise error
+            due = self._tasks.find_due(self._active.__getitem__)
+            if due is None:
                 if self._cursor is not None:
-                    self._cursor.end(self._due)
+                    self._cursor.end(self._tasks.due)
                 raise StopIteration
-            task = self._arrived()
-            result = None if task is None else self._waiting.pop(task)
+            result = self._tasks.take_result(self._knobs.in_order)
+            if result is not None:
+                return self._deliver(result)
+            if self._stopped:
+                raise AssertionError("the workers of this iterator have been shut down")
+            result = self._run_here(due) if due.state is TaskState.HERE else self._receive(due)
             if result is None:
-                if self._stopped:
-                    raise AssertionError("the workers of this iterator have been shut down")
-                result = self._made() if self._due in self._own else self._receive()
-                if result is None:
-                    continue
-                if result.task != self._due and self._knobs.in_order:
-                    self._waiting[result.task] = result
-                    continue
-            return self._deliver(result)
+                continue
+            if result.task == self._tasks.due or not self._knobs.in_order:
+                return self._deliver(result)
+            self._tasks.keep(result)
 
-    def _made(self) -> Result | None:
-        """The task that is due, done in this process. What it raises is left to a worker, whose error says where."""
-        assert self._make is not None
-        number = self._due
-        indices, began, cpu = self._asked[number], time.perf_counter_ns(), time.thread_time_ns()
+    def _run_here(self, task: InFlight) -> Result | None:
+        """The task that is due, run in this process. If it fails a worker runs it, whose error says where."""
+        assert self._make_batch is not None
+        number = self._tasks.due
+        began, cpu = time.perf_counter_ns(), time.thread_time_ns()
         try:
-            data = self._make(number, indices)
+            data = self._make_batch(number, task.indices)
         except Exception:
-            self._own.discard(number)
-            self._make = None
+            task.state = TaskState.WITH_WORKER
+            self._make_batch = None
             self._resize(self._knobs.num_workers)
-            self._pool.submit(None, self.epoch, Task(number, indices))
+            self._pool.submit(None, self.epoch, Task(number, task.indices))
             return None
-        self._own.discard(number)
         took = time.perf_counter_ns() - began, 0, 0, time.thread_time_ns() - cpu
         self._metrics.task(took)
         return Made(-1, self.epoch, number, False, took, 0, data)
@@ -268,67 +270,46 @@ class Scheduler:
         with self._lock:
             return self._ready()
 
-    def _arrived(self) -> int | None:
-        """The task that is delivered next, if its result is there."""
-        if self._due in self._waiting:
-            return self._due
-        return None if self._knobs.in_order else next(iter(self._waiting), None)
-
     def _ready(self) -> bool:
-        while self._trouble is None and not self._stopped and self._find_due() and self._arrived() is None:
+        while self._pending_error is None and not self._stopped:
+            due = self._tasks.find_due(self._active.__getitem__)
+            if due is None or self._tasks.has_result(self._knobs.in_order):
+                break
+            if due.state is TaskState.HERE:
+                return False
             try:
-                if self._due in self._own:
-                    return False
-                result = self._receive(wait=False)
+                result = self._receive(due, wait=False)
             except _NotYet:
                 return False
-            except Exception as e:  # next says it
-                self._trouble = e
+            except Exception as e:  # ``next`` raises it
+                self._pending_error = e
                 break
             if result is not None:
-                self._waiting[result.task] = result
+                self._tasks.keep(result)
         return True
 
-    def _find_due(self) -> bool:
-        """Moves ``_due`` to the next task that can still come. Returns False when there is none."""
-        while self._due < self._sent:
-            if self._knobs.shared:
-                if self._due in self._asked:
-                    return True
-            else:
-                worker = self._owner.get(self._due)
-                if worker is not None:
-                    if self._due in self._waiting or self._active[worker]:
-                        return True
-                    del self._owner[self._due]  # lost with its worker
-                    self._flying -= 1
-            self._due += 1
-        return False
-
-    def _receive(self, wait: bool = True) -> Result | None:
+    def _receive(self, task: InFlight, wait: bool = True) -> Result | None:
         """A result of this epoch; None when it brought no batch.
 
         Raises:
-            _NotYet: there is none, and nobody wants to wait.
+            _NotYet: there is none, without ``wait``.
         """
         timeout = self._knobs.timeout
         try:
-            due = None if self._knobs.shared or not self._knobs.in_order else self._owner[self._due]
+            worker = task.worker if self._knobs.in_order else None
             if not wait:
-                result = self._pool.receive(0.0, due)
+                result = self._pool.receive(0.0, worker)
                 if result is None:
                     raise _NotYet
-            elif self.tuner is None:
-                result = self._pool.receive(timeout if timeout > 0 else None, due)
             else:
                 began = time.perf_counter_ns()
-                result = self._pool.receive(timeout if timeout > 0 else None, due)
+                result = self._pool.receive(timeout if timeout > 0 else None, worker)
                 self._waited_ns += time.perf_counter_ns() - began
         except WorkerDiedError as e:
             if self._restarts is None:
-                self._bury(e)
+                self._handle_lost_tasks(e)
                 raise
-            self._heal(self._restarts, e)
+            self._restart_workers(self._restarts, e)
             return None
         if result is None:
             raise WorkerTimeoutError(f"DataLoader timed out after {timeout} seconds")
@@ -337,54 +318,48 @@ class Scheduler:
         self._metrics.task(result.times)
         if result.nbytes > self._metrics.batch_bytes:
             self._metrics.batch_bytes = result.nbytes
-        if result.epoch != self.epoch or (self._knobs.shared and self._is_known(result.task)):
+        if result.epoch != self.epoch or (self._knobs.shared and not self._tasks.is_awaited(result.task)):
             result.drop()
             return None
         if result.ended:
             self._active[result.worker] = False
             if not self._knobs.persistent:
                 self._pool.retire(result.worker)
-            self._flying -= 1
+            self._tasks.remove(result.task)
             self._credits += 1
             self._fill()
             return None
         return result
 
-    def _is_known(self, task: int) -> bool:
-        """Whether a task was answered already: after a death some are asked for twice, and are the same to the bit."""
-        return task not in self._asked or task in self._waiting
-
-    def _heal(self, restarts: Restarts, e: WorkerDiedError) -> None:
-        """Others take the place of the dead."""
-        asked = {k: v for k, v in self._asked.items() if k not in self._waiting and k not in self._own}
+    def _restart_workers(self, restarts: Restarts, e: WorkerDiedError) -> None:
+        """Replaces the workers that died."""
         try:
-            lost = restarts.replace_dead(e, self.epoch, asked)
+            lost = restarts.replace_dead(e, self.epoch, self._tasks.with_workers() if self._knobs.shared else {})
         except WorkerDiedError as worse:
-            self._bury(worse)
+            self._handle_lost_tasks(worse)
             raise
-        for task, error in lost.items():  # told when its turn comes
-            self._waiting[task] = Lost(self._owner.get(task, 0), self.epoch, task, error)
+        for number, error in lost.items():  # raised when its turn comes
+            self._tasks.keep(Lost(self._tasks.worker_of(number) or 0, self.epoch, number, error))
         restarts.emit_warnings()
 
-    def _bury(self, e: WorkerDiedError) -> None:
+    def _handle_lost_tasks(self, e: WorkerDiedError) -> None:
         """What died with workers is lost, and so is skipped; the others go on."""
         if not self._knobs.shared:
             for worker in e.workers:
                 self._active[worker] = False
         elif not self._pool.alive() or (e.tasks is None and self._exhausted):
-            # Nobody is left to ask again: the epoch ends with what has come.
-            there = self._waiting.keys() | self._own
-            self._asked, self._exhausted = {k: v for k, v in self._asked.items() if k in there}, True
+            # No worker is left that could be asked again: the epoch ends with what has come.
+            for number in self._tasks.with_workers():
+                self._tasks.remove(number)
+            self._exhausted = True
         elif e.tasks is not None:
-            for task in e.tasks:
-                if self._asked.pop(task, None) is not None:
-                    self._flying -= 1
+            for number in e.tasks:
+                self._tasks.remove(number)
         else:  # it died between two tasks, or in the instant in which it took one
-            for task, indices in self._asked.items():
-                if task not in self._waiting and task not in self._own:
-                    self._pool.submit(None, self.epoch, Task(task, indices))
+            for number, indices in self._tasks.with_workers().items():
+                self._pool.submit(None, self.epoch, Task(number, indices))
 
-    def _deliver(self, result: Result) -> Any:
+    def _deliver(self, result: Result) -> Batch:
         if self._budget.strict and result.nbytes > self._budget.flight_bytes:
             result.drop()
             self._stopped = True
@@ -392,33 +367,36 @@ class Scheduler:
                 f"one batch takes {result.nbytes:,} bytes and the budget is {self._budget.flight_bytes:,}: "
                 "a larger budget=, or a smaller batch_size"
             )
-        self._owner.pop(result.task, None)
-        self._asked.pop(result.task, None)
-        cursor, self.worker = self._cursor, result.worker
-        if result.task == self._due:
-            self._due += 1
-        elif cursor is not None:
-            cursor.pass_over(result.task)
-        if cursor is not None:
-            cursor.next = self._due
-            if self._counted:
-                cursor.counts[result.worker] += 1
-                cursor.turn = result.worker + 1
+        self._tasks.remove(result.task)
+        self.worker = result.worker
+        self._move_cursor(result)
         if not self._knobs.shared:
             self._load[result.worker] -= 1
-        self._flying -= 1
         self._credits += 1
         change = None if self.tuner is None else self.tuner(self._waited_ns)
         if change is not None:
             knob, value = change
             if knob == "here":
-                self.here(leave=bool(value))
+                self.make_here(leave=bool(value))
             else:
                 self._resize(value)
-        if self._wish is not None:
-            self._grant()
+        if self._wanted is not None:
+            self._resize_as_wanted()
         self._fill()
         return result.take()
+
+    def _move_cursor(self, result: Result) -> None:
+        cursor = self._cursor
+        if result.task == self._tasks.due:
+            self._tasks.due += 1
+        elif cursor is not None:
+            cursor.deliver_early(result.task)
+        if cursor is None:
+            return
+        cursor.next = self._tasks.due
+        if self._counted:
+            cursor.delivered_by[result.worker] += 1
+            cursor.turn = result.worker + 1
 
     def _fill(self) -> None:
         """Spends credits while there are any, and room for one batch more."""
@@ -429,22 +407,23 @@ class Scheduler:
     def _room(self) -> bool:
         """Whether one batch more may be in flight. One always may; a budget that was asked for is not risked before
         the first batch has shown how large it is."""
+        in_flight = len(self._tasks)
         largest = self._metrics.batch_bytes
         if not largest:
-            return self._flying < (1 if self._budget.strict else self._knobs.usual)
+            return in_flight < (1 if self._budget.strict else self._knobs.usual)
         limit = self._budget.flight_bytes
-        if self._flying >= self._knobs.usual:
+        if in_flight >= self._knobs.usual:
             limit //= AHEAD_SHARE
-        return not self._flying or (self._flying + 1) * largest <= limit
+        return not in_flight or (in_flight + 1) * largest <= limit
 
     def _submit(self) -> None:
-        """Draws one index and gives it to the worker whose turn it is; with no worker left it is lost, as in torch."""
+        """Draws one task and gives it to the worker whose turn it is; with no worker left it is lost, as in torch."""
         if self._exhausted and self._knobs.shared:
             return
         try:
             indices = self._next_indices()
-            while self._sent in self._skip:  # delivered before the run was taken up again
-                self._sent += 1
+            while self._tasks.drawn in self._delivered_before:
+                self._tasks.drawn += 1
                 indices = self._next_indices()
         except StopIteration:
             self._exhausted = True
@@ -453,24 +432,19 @@ class Scheduler:
             return
         if self._restarts is not None and self._restarts.known:
             indices = self._restarts.mark_known(indices)
+        task = Task(self._tasks.drawn, indices)
         worker = None
-        if self._knobs.shared:
-            self._asked[self._sent] = indices
-        else:
+        if not self._knobs.shared:
             worker = self._take_turn()
             if worker is None:
                 return
-            self._owner[self._sent] = worker
             self._load[worker] += 1
-        task = Task(self._sent, indices)
-        if self._restarts is not None and worker is not None:
-            self._restarts.task_given(worker, self.epoch, task)
-        if self._here:
-            self._own.add(self._sent)
-        else:
+            if self._restarts is not None:
+                self._restarts.task_given(worker, self.epoch, task)
+        state = TaskState.HERE if self._here else TaskState.WITH_WORKER
+        if not self._here:
             self._pool.submit(worker, self.epoch, task)
-        self._sent += 1
-        self._flying += 1
+        self._tasks.add(InFlight(state, worker, indices if self._knobs.shared else None))
 
     def _take_turn(self) -> int | None:
         n = self._knobs.num_workers

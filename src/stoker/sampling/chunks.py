@@ -9,18 +9,17 @@ import copy
 import itertools
 from collections import deque
 from collections.abc import Iterator, Sized
-from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import RandomSampler
 
 from ..core.errors import UsageError
-from .order import CHUNK, PIECED, Permutation
+from .order import CHUNK, OWN_SAMPLERS, Ints, Permutation
 from .readahead import Range, Readahead, Upcoming, innermost, mapped
 
 RESIDENT = 64  # chunks shuffled together, of at least 256: as many as a batch has samples (docs/notes/chunks.md)
-CHUNKS = 256  # a shorter dataset is cut into so many, so that the window and what is read ahead are 26 % of it
+CHUNKS = 256  # a shorter dataset is cut into as many, so that the window and what is read ahead are 26 % of it
 LARGEST = 1024  # samples in a chunk
 LARGEST_BYTES = 4 << 20  # and bytes, where rows are mapped: enough that reading them is what takes time, not finding
 
@@ -74,10 +73,10 @@ class ChunkSampler(RandomSampler):
         self._upcoming = Upcoming((), None)
 
     def __iter__(self) -> Iterator[int]:
-        return itertools.chain.from_iterable(self._pieces())
+        return itertools.chain.from_iterable(self._iter_lists())
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ChunkSampler:
-        # Whoever measures the loader copies its sampler; the dataset is larger than memory.
+    def __deepcopy__(self, memo: dict[int, object]) -> ChunkSampler:
+        # ``stoker tune`` copies the sampler of a loader that it measures; the dataset is larger than memory.
         other = copy.copy(self)
         other.generator = copy.deepcopy(self.generator, memo)
         return other
@@ -86,7 +85,7 @@ class ChunkSampler(RandomSampler):
         """The window of the iterator that moved last, and what comes next."""
         return self._upcoming
 
-    def _pieces(self, skip: int = 0) -> Iterator[list[int]]:
+    def _iter_lists(self, skip: int = 0) -> Iterator[list[int]]:
         n, size = len(self.data_source), self.chunk_size
         key = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
         chunks = -(-n // size)
@@ -95,7 +94,7 @@ class ChunkSampler(RandomSampler):
         rng = np.random.Generator(np.random.PCG64((key, 1)))
         coming = _coming(Permutation(chunks, key), size, n)
         window: deque[Range] = deque()
-        steps: deque[list[Any]] = deque([] for _ in range(resident))  # what falls into this step and those after it
+        steps: deque[list[Ints]] = deque([] for _ in range(resident))  # what falls into this step and those after it
         ahead = Readahead.of(self.data_source)
         try:
             following: Range | None = next(coming)
@@ -125,7 +124,7 @@ class ChunkSampler(RandomSampler):
                 ahead.close()
 
 
-PIECED[ChunkSampler] = ChunkSampler.__iter__
+OWN_SAMPLERS[ChunkSampler] = ChunkSampler.__iter__
 
 
 def _coming(order: Permutation, size: int, n: int) -> Iterator[Range]:
@@ -135,7 +134,7 @@ def _coming(order: Permutation, size: int, n: int) -> Iterator[Range]:
             yield c * size, min(c * size + size, n) - 1
 
 
-def _deal(chunk: Range, c: int, step: int, last: int, steps: deque[list[Any]], rng: Any) -> None:
+def _deal(chunk: Range, c: int, step: int, last: int, steps: deque[list[Ints]], rng: np.random.Generator) -> None:
     """Each sample of the c-th chunk into one of the steps in which it is in the window."""
     first, end = chunk
     when = rng.integers(c - len(steps) + 1, c + 1, end - first + 1)
@@ -148,8 +147,8 @@ def _deal(chunk: Range, c: int, step: int, last: int, steps: deque[list[Any]], r
             at += count
 
 
-def _size(dataset: Any) -> int:
-    """Samples in a chunk, where nobody says."""
+def _size(dataset: Sized) -> int:
+    """The default number of samples in a chunk."""
     size = max(1, min(LARGEST, -(-len(dataset) // CHUNKS)))
     rows, _ = innermost(dataset)
     if mapped(rows):

@@ -1,4 +1,4 @@
-"""Where an epoch is: the sampler's place, and what was delivered. It outlives the iterator and holds no worker."""
+"""Where an epoch is: the sampler's position, and what was delivered. It outlives the iterator and holds no worker."""
 
 from __future__ import annotations
 
@@ -12,80 +12,81 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils.data.graph_settings
 from torch.utils.data import IterDataPipe
-from torch.utils.data.dataloader import _DatasetKind
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from ..core.errors import StateError
-from .replay import END, Sampling, over
-from .rng import SavedGlobalRng, packed
-from .stateful import alike, noted, put, read
+from ..core.random_state import to_text
+from ..core.types import Index
+from .replay import END, SamplerReplay, is_over
+from .stateful import alike, load_into, pickled_state, read_state
 
 if TYPE_CHECKING:
     from .state import Part, State
 
+MAX_DELIVERED_EARLY = 1024  # task numbers kept before those that are passed are thrown away
 
-class Cursor(Sampling):
-    """One epoch after another of one iterator.
 
-    Args:
-        index_sampler, generator, saved, shadow: as for ``Sampling``.
+class Cursor(SamplerReplay):
+    """One epoch after another of one iterator. The arguments are those of ``SamplerReplay``.
 
     Attributes:
-        one_dataset: workers share it.
-        lives_on, base_seed, shared_seed, epoch: as in ``State``, and so are those of ``Sampling``.
-        ahead: tasks after ``next`` that are delivered.
-        counts: batches delivered by each worker of an iterable dataset.
-        turn: whose batch of an iterable dataset comes next.
-        told: by worker, how many batches it had made, -1 for those of the epoch before, and the dataset's state then,
-            pickled.
+        one_dataset: all workers share it.
+        lives_on, base_seed, shared_seed, epoch, len_called, turn: as in ``State``.
+        delivered_early: tasks after ``next`` that are delivered.
+        delivered_by: batches delivered by each worker of an iterable dataset; empty for other datasets.
+        worker_states: by worker, how many batches it had made (-1: those of the epoch before), and the dataset's state
+            then, pickled.
         finished: the epoch is over.
-        shown: where the consumer is, if somebody between it and the iterator took more (``mark``); else None.
+        shown: the position of the training loop, where something between it and the iterator took more batches
+            (``copy_position``); else None.
     """
 
-    def __init__(
-        self,
-        index_sampler: Any,
-        generator: torch.Generator | None,
-        saved: State | None = None,
-        shadow: SavedGlobalRng | None = None,
-    ) -> None:
-        super().__init__(index_sampler, generator, saved, shadow)
+    def __init__(self, index_sampler: Any, generator: torch.Generator | None, saved: State | None = None) -> None:
+        super().__init__(index_sampler, generator, saved)
         self.one_dataset = False
         self.lives_on = False
-        self.base_seed, self.shared_seed, self.epoch = 0, None, -1
+        self.base_seed = 0
+        self.shared_seed: int | None = None
+        self.epoch = -1
         self.len_called: int | None = None
-        self.counts: list[int] = []
-        self.told: dict[int, tuple[int, bytes | None]] = {}
+        self.delivered_by: list[int] = []
+        self.worker_states: dict[int, tuple[int, bytes | None]] = {}
         self.shown: Cursor | None = None
-        self.turn, self.finished = 0, False
-        self.ahead: set[int] = set()
+        self.turn = 0
+        self.finished = False
+        self.delivered_early: set[int] = set()
 
     def prepare(self) -> None:
         """torch is about to call ``iter`` on the sampler."""
-        self.shown = None
-        self.next = self.turn = 0
-        self.ahead = set()
-        self.finished = False
         super().prepare()
-        self.counts = [0] * len(self.counts)
+        self.shown = None
+        self.next = 0
+        self.turn = 0
+        self.finished = False
+        self.delivered_early = set()
+        self.delivered_by = [0] * len(self.delivered_by)
         if self.kind == "map":
-            return  # who asks by index has no beginning: what was told last still holds
-        self.told = {w: (-1, raw) for w, (_, raw) in self.told.items() if raw is not None}
+            return  # a dataset that is asked by index has no beginning: its last state still holds
+        self.worker_states = {w: (-1, raw) for w, (_, raw) in self.worker_states.items() if raw is not None}
 
     # -- an iterator begins
 
-    def adopt(self, it: Any) -> None:
-        """Takes torch's seeds from its iterator; or gives it those of the saved run, and a datapipe the shared one."""
+    def adopt_seeds(self, it: _BaseDataLoaderIter) -> None:
+        """Takes torch's seeds from its iterator. A resumed iterator gets those of the saved run, a datapipe the shared
+        one."""
         self.kind = "iterable" if it._dataset_kind == _DatasetKind.Iterable else "map"
         if self.saved is not None:
-            it._base_seed, it._shared_seed = self.saved.base_seed, self.saved.shared_seed
+            it._base_seed = self.saved.base_seed
+            it._shared_seed = self.saved.shared_seed
             if isinstance(it._dataset, IterDataPipe) and it._shared_seed is not None:
                 shared = torch.Generator()
                 shared.manual_seed(it._shared_seed)
                 it._dataset = torch.utils.data.graph_settings.apply_random_seed(it._dataset, shared)
-        self.base_seed, self.shared_seed = int(it._base_seed), it._shared_seed
+        self.base_seed = int(it._base_seed)
+        self.shared_seed = it._shared_seed
 
-    def parts(self, there: int) -> tuple[Part, ...]:
-        """The saved run's parts, one for each of ``there``.
+    def saved_parts(self, n: int) -> tuple[Part, ...]:
+        """The saved run's parts, one for each of ``n``; none if it has none.
 
         Raises:
             StateError: the state is another kind of loader's, or its parts cannot be divided so.
@@ -93,9 +94,9 @@ class Cursor(Sampling):
         s = self.saved
         assert s is not None
         self._check(s)
-        if over(s):
+        if is_over(s):
             return ()
-        if not s.parts or len(s.parts) == there:
+        if not s.parts or len(s.parts) == n:
             return s.parts
         if s.kind == "iterable":
             raise StateError(
@@ -105,33 +106,35 @@ class Cursor(Sampling):
         if not all(alike(p.state, s.parts[0].state) for p in s.parts):
             raise StateError(
                 f"the state dict has the states of {len(s.parts)} workers' datasets, which differ, and now there are "
-                f"{there}: num_workers={len(s.parts)}"
+                f"{n}: num_workers={len(s.parts)}"
             )
-        return s.parts[:1] * there
+        return s.parts[:1] * n
 
     # -- an epoch begins
 
-    def begin(self, theirs: Iterator[Any]) -> Iterator[Any]:
+    def begin(self, torch_iterator: Iterator[Index]) -> Iterator[Index]:
         """The indices of an epoch.
 
         Args:
-            theirs: what torch got from the sampler.
+            torch_iterator: what torch got from the sampler.
         """
         saved, self.saved = self.saved, None
-        if saved is not None:
-            return self._resume(saved)
-        return self._begin(theirs)
+        return self._begin_order(torch_iterator) if saved is None else self._resume(saved)
 
-    def _resume(self, s: State) -> Iterator[Any]:
+    def _resume(self, s: State) -> Iterator[Index]:
         self._check(s)
-        self.next, self.ahead = s.next, set(s.ahead)
-        self.turn, self.len_called = s.turn, s.len_called
-        if s.kind == "iterable":
-            self.told = {w: (p.at, None if p.state is None else pickle.dumps(p.state)) for w, p in enumerate(s.parts)}
-            self.counts = [p.count for p in s.parts]
-        else:
-            self.told = {w: (0, None if p.state is None else pickle.dumps(p.state)) for w, p in enumerate(s.parts)}
-        return self._go_on(s)
+        self.next = s.next
+        self.delivered_early = set(s.ahead)
+        self.turn = s.turn
+        self.len_called = s.len_called
+        self.worker_states = {}
+        iterable = s.kind == "iterable"
+        for worker, part in enumerate(s.parts):
+            pickled = None if part.state is None else pickle.dumps(part.state)
+            self.worker_states[worker] = part.at if iterable else 0, pickled
+        if iterable:
+            self.delivered_by = [p.count for p in s.parts]
+        return self._resume_order(s)
 
     def go_to_end(self) -> None:
         """Leaves the sampler as it was at the end of the saved epoch."""
@@ -141,19 +144,19 @@ class Cursor(Sampling):
         if self._endless:
             return
         if next(self._resume(s), END) is not END and s.sampler_state is not None:
-            put(self._sampler, s.sampler_state["sampler"], "sampler")  # its end is the next one's beginning
+            load_into(self._sampler, s.sampler_state["sampler"], "sampler")  # its end is the next one's beginning
 
     # -- and is followed
 
-    def take(self, indices: Iterator[Any]) -> Any:
-        """The indices of the next task, where each is done when it is asked for.
+    def take(self, indices: Iterator[Index]) -> Index:
+        """The indices of the next task, where each is run when it is asked for.
 
         Raises:
             StopIteration: the epoch is over.
         """
         try:
             found = next(indices)
-            while self.next in self.ahead:  # delivered before the run was taken up again
+            while self.next in self.delivered_early:  # before the run was resumed
                 self.next += 1
                 found = next(indices)
         except StopIteration:
@@ -161,101 +164,106 @@ class Cursor(Sampling):
             raise
         return found
 
-    def pass_over(self, task: int) -> None:
+    def deliver_early(self, task: int) -> None:
         """A task is delivered before one that is due."""
-        if len(self.ahead) > 1024:
-            self.ahead = {t for t in self.ahead if t >= self.next}
-        self.ahead.add(task)
+        if len(self.delivered_early) > MAX_DELIVERED_EARLY:
+            self.delivered_early = {t for t in self.delivered_early if t >= self.next}
+        self.delivered_early.add(task)
 
     def end(self, task: int) -> None:
         """The epoch is over; this task would have been the next."""
-        self.next, self.finished = task, True
+        self.next = task
+        self.finished = True
 
-    def tell(self, worker: int, at: int, state: bytes | None) -> None:
-        """What a worker says beside a batch that is delivered now."""
-        if state is not None:
-            self.told[0 if self.one_dataset else worker] = at, state
+    def record_worker_state(self, worker: int, batches: int, pickled: bytes | None) -> None:
+        """Notes the dataset's state that a worker sent with a batch which is delivered now."""
+        if pickled is not None:
+            self.worker_states[0 if self.one_dataset else worker] = batches, pickled
 
-    def mark(self) -> Cursor:
-        """Where it is now, which later batches do not change."""
+    def copy_position(self) -> Cursor:
+        """The position as it is now, which later batches do not change."""
         if self.shown is not None:
             return self.shown
-        here = copy.copy(self)
-        here.ahead, here.counts, here.told = set(self.ahead), list(self.counts), dict(self.told)
-        here._given = deque(self._given)
-        if self.live is not None:
-            here.live = functools.partial(read, noted(self.live))
-        return here
+        position = copy.copy(self)
+        position.delivered_early = set(self.delivered_early)
+        position.delivered_by = list(self.delivered_by)
+        position.worker_states = dict(self.worker_states)
+        position._sampler_states = deque(self._sampler_states)
+        if self.live_state is not None:
+            position.live_state = functools.partial(read_state, pickled_state(self.live_state))
+        return position
 
     # -- and is written down
 
     def save(self) -> State:
-        """Where it is now."""
-        from .state import State  # for those who save
+        """The state of the run at this moment."""
+        from .state import State  # not every run is saved
 
         if self.shown is not None:
             return self.shown.save()
-        task, taken_before = self._from
-        due, ahead = self._place()
+        due, early = self._position()
         ranks = self._ranks()
-        world = None if ranks is None else (self._base, ranks, int(self._sampler.epoch))
+        world = None if ranks is None else (self._samples_before_split, ranks, int(self._sampler.epoch))
         sampler_state = self._sampler_state()
-        how = self._word() if sampler_state is None else "stateful"
-        rng = self._sampler_rng(how)
-        fresh = self._first is None and how == "other"
-        draws = self._generator is None or "torch" in rng or fresh  # from torch's global generator
+        order_name = self._order_name() if sampler_state is None else "stateful"
+        rng = self._sampler_rng(order_name)
+        not_drawn_yet = self._rng_after_first is None and order_name == "other"
+        from_global = self._generator is None or "torch" in rng or not_drawn_yet
         return State(
             kind=self.kind,
             epoch=max(0, self.epoch),
             next=due,
-            ahead=ahead,
-            samples=taken_before + (due - task) * (self._size or 1),
+            ahead=early,
+            samples=self._start.samples + (due - self._start.task) * (self.batch_size or 1),
             finished=self.finished,
             lives_on=self.lives_on,
             workers=self.workers,
             task_seeds=self.task_seeds,
             base_seed=self.base_seed,
             shared_seed=self.shared_seed,
-            length=self._length(),
-            sampler=how,
+            length=self._shuffled_length(),
+            sampler=order_name,
             sampler_rng=rng,
             sampler_state=sampler_state,
             world=world,
-            generator=None if self._generator is None else packed(self._generator.get_state()),
-            torch_rng=packed(self.shadow.now()) if draws else None,
+            generator=None if self._generator is None else _generator_text(self._generator),
+            torch_rng=_generator_text(torch.default_generator) if from_global else None,
             turn=self.turn,
             parts=self._parts(),
             len_called=self.len_called,
-            batch_size=self._size,
+            batch_size=self.batch_size,
         )
 
-    def _place(self) -> tuple[int, tuple[int, ...]]:
-        """The first task that is not delivered, and those after it that are. Whoever saves may be another thread than
-        the one that takes batches."""
-        due, ahead = -1, set[int]()
+    def _position(self) -> tuple[int, tuple[int, ...]]:
+        """The first task that is not delivered, and those after it that are. Another thread may take batches
+        meanwhile."""
+        due, early = -1, set[int]()
         while due != self.next:
             due = self.next
-            ahead = set(self.ahead)
-        while due in ahead:
+            early = set(self.delivered_early)
+        while due in early:
             due += 1
-        return due, tuple(sorted(t for t in ahead if t > due))
+        return due, tuple(sorted(t for t in early if t > due))
 
     def _parts(self) -> tuple[Part, ...]:
         from .state import Part
 
-        live = None if self.live is None else self.live()
+        live = None if self.live_state is None else self.live_state()
         if self.kind == "iterable":
-            counts = self.counts or [self.next]
             if not self.workers:
                 return (Part(self.next, self.next if live is not None else 0, live),)
-            found = [(c, *self.told.get(w, (0, None))) for w, c in enumerate(counts)]
-            return tuple(Part(c, min(at, c), read(raw)) for c, at, raw in found)
+            counts = self.delivered_by or [self.next]
+            found = [(count, *self.worker_states.get(w, (0, None))) for w, count in enumerate(counts)]
+            return tuple(Part(count, min(at, count), read_state(raw)) for count, at, raw in found)
         if live is not None:
             return (Part(0, 0, live),)
-        if not self.told:
+        if not self.worker_states:
             return ()
-        if self.one_dataset:
-            raw = self.told.get(0, (0, None))[1]
-            return () if raw is None else (Part(0, 0, read(raw)),)
-        raws = [self.told.get(w, (0, None))[1] for w in range(self.workers)]
-        return tuple(Part(0, 0, read(raw)) for raw in raws)
+        states = [self.worker_states.get(w, (0, None))[1] for w in range(1 if self.one_dataset else self.workers)]
+        if self.one_dataset and states == [None]:
+            return ()
+        return tuple(Part(0, 0, read_state(raw)) for raw in states)
+
+
+def _generator_text(generator: torch.Generator) -> str:
+    return to_text(generator.get_state().numpy().tobytes())

@@ -18,12 +18,17 @@ import types
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
 import torch
 
 from ..core import packages
+from ..core.random_state import bit_generator
+from ..core.types import Attributes
+
+if TYPE_CHECKING:
+    from ..core.random_state import Generator
 
 DEPTH = 16  # two steps an attribute of an object in a list: a Subset of a dataset with a Compose of transforms has 8
 NODES = 10_000  # objects that one walk visits
@@ -37,7 +42,8 @@ _RECORDS = ("argparse", "builtins", "collections", "functools", "types", "_threa
 _TYPED = ("<string>", "<stdin>", "<ipython")  # code that lies in no file, and is the user's
 _MASK = (1 << 64) - 1
 
-Found = list[tuple[str, Any]]
+T = TypeVar("T")
+Found: TypeAlias = "list[tuple[str, Generator]]"  # each with its path
 
 
 class Watch(NamedTuple):
@@ -49,9 +55,9 @@ class Watch(NamedTuple):
         held: names whose value was a generator, and that.
     """
 
-    sizes: list[tuple[dict[Any, Any], int]]
-    empty: list[tuple[dict[Any, Any], Any]]
-    held: list[tuple[dict[Any, Any], Any, Any]]
+    sizes: list[tuple[Attributes, int]]
+    empty: list[tuple[Attributes, str]]
+    held: list[tuple[Attributes, str, object]]
 
     def changed(self) -> bool:
         """Whether another walk may find other generators; 1 microsecond."""
@@ -65,14 +71,14 @@ class Watch(NamedTuple):
 
 
 def in_words(path: str) -> str:
-    """What people call a path of a dataset's, or of a collate function's, which were the walk's roots."""
+    """A path from a walk over a dataset and a collate function, with their names in the place of their numbers."""
     for k, root in enumerate(("dataset", "collate_fn")):
         if path[: len(str(k))] == str(k):
             return root + path[len(str(k)) :]
     return path
 
 
-def find_generators(*roots: Any, watch: Watch | None = None, thread_local: bool = True) -> Found:
+def find_generators(*roots: object, watch: Watch | None = None, thread_local: bool = True) -> Found:
     """Generators that can be reached from some objects, each once, with its path; not the process-wide ones.
 
     Paths are the same in each process that has the same objects.
@@ -92,7 +98,7 @@ def find_generators(*roots: Any, watch: Watch | None = None, thread_local: bool 
     return walk.found
 
 
-def is_generator(x: Any) -> bool:
+def is_generator(x: object) -> TypeGuard[Generator]:
     """Whether it is a random generator with a state. ``random.SystemRandom`` has none."""
     kind = type(x)
     if issubclass(kind, (random.Random, torch.Generator)):
@@ -102,30 +108,7 @@ def is_generator(x: Any) -> bool:
     )
 
 
-def get_state(generator: Any) -> Any:
-    """A generator's state, which can be compared, hashed and kept; no array in it."""
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    if isinstance(generator, torch.Generator):
-        return generator.get_state().numpy().tobytes()
-    if isinstance(generator, np.random.RandomState):
-        return _frozen(generator.get_state(legacy=False))
-    return _frozen(_bits(generator).state)
-
-
-def set_state(generator: Any, state: Any) -> None:
-    """Sets a generator to what ``get_state`` said of it, or of one of the same kind."""
-    if isinstance(generator, random.Random):
-        generator.setstate(state)
-    elif isinstance(generator, torch.Generator):
-        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-    elif isinstance(generator, np.random.RandomState):
-        generator.set_state(_thawed(state))
-    else:
-        _bits(generator).state = _thawed(state)
-
-
-def seed_generator(generator: Any, seed: int) -> None:
+def seed_generator(generator: Generator, seed: int) -> None:
     """Seeds a generator in place, with 64 bits; 1 to 3 microseconds for the common kinds."""
     seed &= _MASK
     if isinstance(generator, random.Random):
@@ -136,16 +119,12 @@ def seed_generator(generator: Any, seed: int) -> None:
     elif isinstance(generator, np.random.RandomState):
         _seed_legacy(generator, seed)
     else:
-        _seed_bits(_bits(generator), seed)
+        _seed_bits(bit_generator(generator), seed)
 
 
 def path_number(path: str) -> int:
     """A number for a path, the same in each process."""
     return zlib.crc32(path.encode()) | zlib.adler32(path.encode()) << 32
-
-
-def _bits(generator: Any) -> Any:
-    return getattr(generator, "bit_generator", generator)
 
 
 def _seed_legacy(generator: np.random.RandomState, seed: int) -> None:
@@ -156,7 +135,7 @@ def _seed_legacy(generator: np.random.RandomState, seed: int) -> None:
     generator.set_state({**state, "has_gauss": 0, "gauss": 0.0})
 
 
-def _seed_bits(bits: Any, seed: int) -> None:
+def _seed_bits(bits: np.random.BitGenerator, seed: int) -> None:
     kind = type(bits)
     if kind not in (np.random.PCG64, np.random.PCG64DXSM):
         bits.state = kind(seed).state
@@ -173,40 +152,24 @@ def _forked(device: str) -> bool:
     return bool(getattr(module, "_is_in_bad_fork", bool)())
 
 
-def _frozen(state: Any) -> Any:
-    if isinstance(state, dict):
-        return tuple((k, _frozen(v)) for k, v in state.items())
-    if isinstance(state, np.ndarray):
-        return state.dtype.str, state.tobytes()
-    return state
-
-
-def _thawed(state: Any) -> Any:
-    if not isinstance(state, tuple):
-        return state
-    if len(state) == 2 and isinstance(state[1], bytes):
-        return np.frombuffer(state[1], state[0]).copy()
-    return {k: _thawed(v) for k, v in state}
-
-
-def own_copies(*roots: Any) -> tuple[Any, ...]:
+def own_copies(*roots: object) -> tuple[Any, ...]:
     """Copies of objects with generators of their own, for one thread. What leads to no generator is shared.
 
     Raises:
         Exception: whatever an object says to being copied.
     """
-    parents: dict[int, list[Any]] = {}
+    parents: dict[int, list[object]] = {}
     walk = _Walk(None, thread_local=False, parents=parents)
     for k, root in enumerate(roots):
         walk.visit(str(k), root, DEPTH)
-    spine: dict[int, Any] = {}
-    ways = [g for _, g in walk.found]
+    spine: dict[int, object] = {}
+    ways: list[Any] = [g for _, g in walk.found]
     while ways:
         x = ways.pop()
         if id(x) not in spine:
             spine[id(x)] = x
             ways += parents.get(id(x), ())
-    memo: dict[int, Any] = {}
+    memo: dict[int, object] = {}
     for x in spine.values():
         if hasattr(type(x), "_stoker_batches"):
             raise TypeError("a cache is there for all")
@@ -218,7 +181,7 @@ def own_copies(*roots: Any) -> tuple[Any, ...]:
     return tuple(copy.deepcopy(root, memo) if id(root) in spine else root for root in roots)
 
 
-def _items(x: Any) -> Iterator[Any]:
+def _items(x: object) -> Iterator[object]:
     """All items of a container."""
     if isinstance(x, dict):
         yield from dict.values(x)
@@ -232,12 +195,12 @@ def _items(x: Any) -> Iterator[Any]:
 
 
 class _Walk:
-    def __init__(self, watch: Watch | None, thread_local: bool, parents: dict[int, list[Any]] | None = None) -> None:
+    def __init__(self, watch: Watch | None, thread_local: bool, parents: dict[int, list[object]] | None = None) -> None:
         self.found: Found = []
         self._watch, self._thread_local, self._parents = watch, thread_local, parents
-        self._seen: dict[int, Any] = {id(g): g for g in _process_wide()}
+        self._seen: dict[int, object] = {id(g): g for g in _process_wide()}
 
-    def visit(self, path: str, x: Any, depth: int) -> None:
+    def visit(self, path: str, x: object, depth: int) -> None:
         if type(x) in _LEAF or id(x) in self._seen or not depth or len(self._seen) > NODES:
             return
         self._seen[id(x)] = x  # held: an object that goes would give its id to another
@@ -253,7 +216,7 @@ class _Walk:
                 self._parents.setdefault(id(child), []).append(x)
             self.visit(path + step if step[:1] != "@" else step[1:], child, depth - 1)
 
-    def _note(self, watch: Watch, x: Any) -> None:
+    def _note(self, watch: Watch, x: object) -> None:
         names = x if type(x) is dict and len(x) <= FEW else namespace(x)
         if names is not None:
             watch.sizes.append((names, len(names)))
@@ -267,7 +230,7 @@ class _Walk:
             watch.empty.extend((names, name) for name in _all_names(x.__code__) if names.get(name, self) is None)
 
 
-def _process_wide() -> Iterator[Any]:
+def _process_wide() -> Iterator[object]:
     yield random._inst
     yield torch.default_generator
     yield from getattr(torch.cuda, "default_generators", ())
@@ -276,7 +239,7 @@ def _process_wide() -> Iterator[Any]:
         yield np.random.mtrand._rand._bit_generator
 
 
-def namespace(x: Any) -> dict[Any, Any] | None:
+def namespace(x: object) -> Attributes | None:
     """An object's ``__dict__``; None where it has none, or is of a kind that holds nothing of the user's."""
     kind: Any = type(x)
     if issubclass(kind, type) or not _open(kind):
@@ -289,7 +252,7 @@ def namespace(x: Any) -> dict[Any, Any] | None:
     return names if type(names) is dict else None
 
 
-def children(x: Any) -> Iterator[tuple[str, Any]]:
+def children(x: Any) -> Iterator[tuple[str, object]]:
     """What an object refers to, each with what it adds to the path; "@" before a path that begins anew."""
     kind: Any = type(x)
     for base in (list, tuple, deque):
@@ -315,14 +278,14 @@ def children(x: Any) -> Iterator[tuple[str, Any]]:
         yield from _of_instance(x)
 
 
-def _first(items: Iterator[Any], size: int) -> list[Any]:
+def _first(items: Iterator[T], size: int) -> list[T]:
     try:
         return list(itertools.islice(items, size if size <= WIDTH else FEW))
     except RuntimeError:  # another thread changes it
         return []
 
 
-def _of_instance(x: Any) -> Iterator[tuple[str, Any]]:
+def _of_instance(x: Any) -> Iterator[tuple[str, object]]:
     names = namespace(x)
     kind: Any = type(x)
     if hasattr(kind, "_stoker_batches"):  # a cache around a dataset: seeds are the same with it and without
@@ -342,7 +305,7 @@ def _of_instance(x: Any) -> Iterator[tuple[str, Any]]:
     yield from _of_class(kind, names or {})
 
 
-def _of_class(kind: type, own: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
+def _of_class(kind: type, own: Attributes) -> Iterator[tuple[str, object]]:
     """A class' attributes, but those in whose place an instance has its own; properties as their functions."""
     hidden = set(own)
     for c in kind.__mro__[:-1]:
@@ -375,7 +338,7 @@ def _names(c: type, size: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(slots), tuple(names)
 
 
-def _of_function(f: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def _of_function(f: types.FunctionType) -> Iterator[tuple[str, object]]:
     for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=False):
         with contextlib.suppress(ValueError):  # nothing in it yet
             yield f".{name}", cell.cell_contents
@@ -408,7 +371,7 @@ def _all_names(code: types.CodeType) -> tuple[str, ...]:
     return tuple(dict.fromkeys(out))
 
 
-def _named(code: types.CodeType, names: dict[str, Any]) -> Iterator[str]:
+def _named(code: types.CodeType, names: Attributes) -> Iterator[str]:
     return (name for name in _all_names(code) if name in names and type(names[name]) not in _LEAF)
 
 

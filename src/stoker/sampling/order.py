@@ -5,17 +5,22 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sized
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-CHUNK = 4096  # indices worked out at once: 32 KB
-LISTED = 1024  # made Python ints at once; of more, the first batch would wait for them
+from ..core.types import Index
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Words: TypeAlias = npt.NDArray[np.uint64]
+CHUNK = 4096  # indices computed at once: 32 KB
+LIST_LENGTH = 1024  # made Python ints at once; of more, the first batch would wait for them
 SMALL = 1 << 16  # below this a permutation is drawn whole
-ROUNDS = 8  # an even number, so that both halves end where they began
-_KNOWN = {kind: kind.__iter__ for kind in (BatchSampler, RandomSampler, SequentialSampler)}
+ROUNDS = 8  # an even number, so that both halves end where they started
+TORCH_SAMPLERS = {kind: kind.__iter__ for kind in (BatchSampler, RandomSampler, SequentialSampler)}
 
 
 class Task(NamedTuple):
@@ -27,7 +32,7 @@ class Task(NamedTuple):
     """
 
     number: int
-    indices: Any
+    indices: Index
 
 
 class Permutation:
@@ -52,7 +57,7 @@ class Permutation:
         if not 1 <= n <= 1 << 62:
             raise ValueError(f"a permutation has 1 to 2**62 elements, not {n}")
         self.n, self.key = n, key
-        self._drawn: Any = None
+        self._drawn: Ints | None = None
         generator = np.random.Generator(np.random.PCG64(key & (1 << 64) - 1))
         if n <= SMALL:
             self._drawn = generator.permutation(n)
@@ -61,16 +66,17 @@ class Permutation:
         self._a, self._b = np.uint64(a), np.uint64(-(-n // a))
         self._keys = generator.integers(0, 1 << 64, ROUNDS, np.uint64, endpoint=False)
 
-    def at(self, places: Any) -> Any:
+    def at(self, places: npt.NDArray[np.integer]) -> Ints:
         """What stands at ``places``, an integer array of any length, each 0 to n - 1: an int64 array."""
         if self._drawn is not None:
-            return self._drawn[places]
+            drawn: Ints = self._drawn[places]
+            return drawn
         out = self._once(np.asarray(places).astype(np.uint64))
         while (outside := out >= self.n).any():  # a * b is a little more than n; walk on until inside
             out[outside] = self._once(out[outside])
         return out.astype(np.int64)
 
-    def _once(self, x: Any) -> Any:
+    def _once(self, x: Words) -> Words:
         a, b = self._a, self._b
         left, right = x % a, x // a
         for i, key in enumerate(self._keys):
@@ -79,7 +85,7 @@ class Permutation:
         return left + right * a
 
 
-def _mixed(x: Any) -> Any:
+def _mixed(x: Words) -> Words:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -104,9 +110,9 @@ class FeistelSampler(RandomSampler):
         super().__init__(data_source, generator=generator)
 
     def __iter__(self) -> Iterator[int]:
-        return itertools.chain.from_iterable(self._pieces())
+        return itertools.chain.from_iterable(self._iter_lists())
 
-    def _pieces(self, skip: int = 0) -> Iterator[list[int]]:
+    def _iter_lists(self, skip: int = 0) -> Iterator[list[int]]:
         n = len(self.data_source)
         key = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
         permutation = Permutation(n, key)
@@ -114,13 +120,13 @@ class FeistelSampler(RandomSampler):
             yield permutation.at(np.arange(at, min(at + CHUNK, n))).tolist()
 
 
-PIECED: dict[type, Any] = {FeistelSampler: FeistelSampler.__iter__}  # samplers of stoker's own, with ``_pieces(skip)``
+OWN_SAMPLERS: dict[type, object] = {FeistelSampler: FeistelSampler.__iter__}  # with ``_iter_lists(skip)``
 
 
-def order(index_sampler: Iterable[Any], skip: int = 0) -> Iterator[Any] | None:
+def order(index_sampler: Iterable[Index], skip: int = 0) -> Iterator[Index] | None:
     """What ``iter(index_sampler)`` gives, sooner and in less memory: the same items, drawn from the same generators at
-    the same moments, but never a list of the whole epoch. None for any but torch's own samplers, whose start may be
-    seen by their user and so is nobody's to repeat.
+    the same moments, but never a list of the whole epoch. None for samplers of users, who may see when ``iter`` is
+    called.
 
     Args:
         index_sampler: the loader's.
@@ -129,22 +135,22 @@ def order(index_sampler: Iterable[Any], skip: int = 0) -> Iterator[Any] | None:
     sampler, size, drop_last = index_sampler, 0, False
     if type(index_sampler) is BatchSampler:
         sampler, size, drop_last = index_sampler.sampler, index_sampler.batch_size, index_sampler.drop_last
-    if any(kind.__iter__ is not own for kind, own in _KNOWN.items()):
-        return None  # somebody has put another order into torch's classes
+    if any(kind.__iter__ is not own for kind, own in TORCH_SAMPLERS.items()):
+        return None  # other code has replaced torch's order
     if type(sampler) is RandomSampler and not sampler.replacement:
-        pieces = _drawn(sampler, skip)
+        lists = _shuffled(sampler, skip)
     elif type(sampler) is SequentialSampler:
-        pieces = _counted(sampler, skip)
-    elif type(sampler) in PIECED and type(sampler).__iter__ is PIECED[type(sampler)]:
-        pieces = sampler._pieces(skip)  # type: ignore[attr-defined]
+        lists = _sequential(sampler, skip)
+    elif type(sampler) in OWN_SAMPLERS and type(sampler).__iter__ is OWN_SAMPLERS[type(sampler)]:
+        lists = sampler._iter_lists(skip)  # type: ignore[attr-defined]
     else:
         return None
-    return _batches(pieces, size, drop_last) if size else itertools.chain.from_iterable(pieces)
+    return _batches(lists, size, drop_last) if size else itertools.chain.from_iterable(lists)
 
 
-def _drawn(sampler: RandomSampler, skip: int) -> Iterator[list[int]]:
+def _shuffled(sampler: RandomSampler, skip: int) -> Iterator[list[int]]:
     """torch's order. The last permutation is drawn even when nothing of it is needed, because that moves the generator;
-    but not in one that nobody else has."""
+    but not in one that was made here."""
     n, generator = len(sampler.data_source), sampler.generator
     if generator is None:
         seed = int(torch.empty((), dtype=torch.int64).random_().item())
@@ -152,10 +158,10 @@ def _drawn(sampler: RandomSampler, skip: int) -> Iterator[list[int]]:
         generator.manual_seed(seed)
     whole, rest = divmod(sampler.num_samples, n)
     for _ in range(whole):
-        yield from _listed(_permutation(n, generator), skip)
+        yield from _lists_of(_permutation(n, generator), skip)
         skip = max(0, skip - n)
     if rest or sampler.generator is not None:
-        yield from _listed(_permutation(n, generator)[:rest], skip)
+        yield from _lists_of(_permutation(n, generator)[:rest], skip)
 
 
 def _permutation(n: int, generator: torch.Generator) -> torch.Tensor:
@@ -165,27 +171,27 @@ def _permutation(n: int, generator: torch.Generator) -> torch.Tensor:
     return torch.randperm(n, generator=generator, dtype=torch.int32 if small else torch.int64)
 
 
-def _listed(indices: torch.Tensor, skip: int) -> Iterator[list[int]]:
-    for at in range(skip, len(indices), LISTED):
-        yield indices[at : at + LISTED].tolist()
+def _lists_of(indices: torch.Tensor, skip: int) -> Iterator[list[int]]:
+    for at in range(skip, len(indices), LIST_LENGTH):
+        yield indices[at : at + LIST_LENGTH].tolist()
 
 
-def _counted(sampler: SequentialSampler, skip: int) -> Iterator[list[int]]:
+def _sequential(sampler: SequentialSampler, skip: int) -> Iterator[list[int]]:
     n = len(sampler.data_source)
-    for at in range(skip, n, LISTED):
-        yield list(range(at, min(at + LISTED, n)))
+    for at in range(skip, n, LIST_LENGTH):
+        yield list(range(at, min(at + LIST_LENGTH, n)))
 
 
-def _batches(pieces: Iterator[list[int]], size: int, drop_last: bool) -> Iterator[list[int]]:
+def _batches(lists: Iterator[list[int]], size: int, drop_last: bool) -> Iterator[list[int]]:
     batch: list[int] = []
-    for piece in pieces:
+    for whole in lists:
         at = 0
         while True:
-            part = piece[at : at + size - len(batch)]
+            part = whole[at : at + size - len(batch)]
             at += len(part)
             batch = batch + part if batch else part
             if len(batch) < size:
-                break  # the piece is used up; what comes next is not drawn before it is needed
+                break  # the list is used up; what comes next is not drawn before it is needed
             yield batch
             batch = []
     if batch and not drop_last:

@@ -12,15 +12,15 @@ import inspect
 import mmap
 import os
 import sys
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 from torch.utils.data import Subset
 
-from ..core.errors import StokerWarning, UsageError
+from ..core.errors import UsageError
+from ..core.warn import warn_user
 
 PIECE = 128 << 10  # bytes asked for at once: a kernel reads no more at one MADV_WILLNEED than its read-ahead window
 MADV_POPULATE_READ = 22  # linux/mman.h, kernel 5.14; Python's mmap has no name for it
@@ -49,8 +49,8 @@ class Readahead:
     share: files and the page cache, not objects. A ``numpy.memmap`` needs no method; of a ``Subset`` it is the
     innermost dataset that counts, if the subset's indices lie close together.
 
-    If the method fails there is a ``StokerWarning`` in the consumer's thread when a step begins, and nothing more is
-    read ahead in this epoch. A child forked meanwhile has no such thread and does without.
+    If the method fails, the consumer's thread warns when a step begins, and nothing more is read ahead in this epoch. A
+    child forked meanwhile has no such thread and does without.
 
     Args:
         read: what the thread calls.
@@ -69,14 +69,14 @@ class Readahead:
         ...             path.read_bytes()  # from now on in the page cache
     """
 
-    def __init__(self, read: Callable[[int, int], Any], indices: list[Any]) -> None:
+    def __init__(self, read: Callable[[int, int], object], indices: list[Sequence[int]]) -> None:
         self._read, self._indices = read, indices
         self._pid: int | None = os.getpid()  # None: closed
-        self._reads: dict[Range, Future[Any]] = {}
+        self._reads: dict[Range, Future[None]] = {}
         self._pool = ThreadPoolExecutor(1, "stoker-readahead")
 
     @classmethod
-    def of(cls, dataset: Any) -> Readahead | None:
+    def of(cls, dataset: object) -> Readahead | None:
         """None for a dataset that cannot be read ahead."""
         inner, indices = innermost(dataset)
         if mapped(inner):
@@ -98,11 +98,11 @@ class Readahead:
                 self._reads[chunk].result()
         except Exception as e:
             self.close()
-            words = str(e) if isinstance(e, _Scattered) else f"{type(e).__name__}: {e}"
-            warnings.warn(f"No chunk is read ahead any more in this epoch: {words}.", StokerWarning, stacklevel=3)
+            reason = str(e) if isinstance(e, _Scattered) else f"{type(e).__name__}: {e}"
+            warn_user(f"No chunk is read ahead any more in this epoch: {reason}.")
 
     def close(self) -> None:
-        """Waits for the call that runs; those that wait are not made. In a forked child: nothing."""
+        """Waits for the call that runs; those that wait are not made. In a forked child it does nothing."""
         if self._pid != os.getpid():
             return
         self._pid = None
@@ -112,7 +112,7 @@ class Readahead:
     def _call(self, chunk: Range) -> None:
         first, last = chunk
         if self._indices:
-            rows: Any = range(first, last + 1)
+            rows: Sequence[int] = range(first, last + 1)
             for indices in self._indices:
                 rows = [int(indices[i]) for i in rows]
             first, last = min(rows), max(rows)
@@ -128,7 +128,7 @@ class _Scattered(Exception):
     pass
 
 
-def innermost(dataset: Any) -> tuple[Any, list[Any]]:
+def innermost(dataset: Any) -> tuple[Any, list[Sequence[int]]]:
     """The dataset inside Subsets, and their indices."""
     indices = []
     while type(dataset) is Subset:
@@ -137,7 +137,7 @@ def innermost(dataset: Any) -> tuple[Any, list[Any]]:
     return dataset, indices
 
 
-def mapped(rows: Any) -> bool:
+def mapped(rows: object) -> TypeGuard[np.memmap[Any, Any]]:
     """Whether it is a file's rows, mapped, one after the other."""
     return (
         sys.platform == "linux"
@@ -157,7 +157,7 @@ def _madvise() -> Any:
     return advise
 
 
-def read_rows(array: Any, first: int, last: int) -> None:
+def read_rows(array: object, first: int, last: int) -> None:
     """Brings rows of a mapped file into memory, and into this process' page table. For a ``read_ahead`` of your own.
 
     All of it is asked for at once (``MADV_WILLNEED``) and then waited for (``MADV_POPULATE_READ``, madvise(2); a kernel

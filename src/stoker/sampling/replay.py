@@ -1,9 +1,19 @@
-"""The sampler's side of an epoch: its indices, from the beginning or from where a saved run was, and what has to be
+"""The sampler's side of an epoch: its indices from the beginning, or from where a saved run was, and what has to be
 written down to find that place again.
 
-A sampler is put back by beginning it again in the random state in which it began, and leaving out indices, never by
-loading samples; one with a state of its own (``state_dict()``) gets that back; a distributed one is dealt anew if there
-are more or fewer ranks.
+A known sampler of torch or stoker is replayed from the random state in which it began, and indices are left out. One
+with a ``state_dict()`` gets that back. A distributed one is divided again if the number of ranks has changed. Any other
+is started again in the random state in which it was started. No sample is loaded for any of this.
+
+The moments of an epoch, and what is captured at each::
+
+    construct        nothing
+    prepare()        torch is about to call iter(sampler)   _rng_before_iter   only samplers that are not known
+    begin()          torch has the sampler's iterator       _rng_after_iter    a known sampler draws its order from here
+                                                            _state_at_start    a stateful sampler's own state
+    first indices    the sampler has drawn its order        _rng_after_first
+    each batch       its indices are handed out             _sampler_states    a stateful sampler's own state
+    end, or save()   sampler_rng() and sampler_state() choose among these
 """
 
 from __future__ import annotations
@@ -12,9 +22,9 @@ import copy
 import itertools
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils.data import BatchSampler
@@ -22,352 +32,371 @@ from torch.utils.data.dataloader import _InfiniteConstantSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from ..core.errors import StateError
-from .order import _KNOWN, order
-from .rng import Draws, SavedGlobalRng, restore, set_random, still
-from .stateful import is_stateful, noted, put, read
+from ..core.random_state import PROCESS_WIDE, RandomState, from_text, preserved, set_from_text, set_state
+from ..core.types import Index
+from ..core.types import State as ObjectState
+from .order import TORCH_SAMPLERS, order
+from .stateful import is_stateful, load_into, pickled_state, read_state
 
 if TYPE_CHECKING:
     from .state import State
 
 END = object()
-OTHERS = ("stateful", "distributed", "other")  # orders that only their sampler knows
+OPAQUE_ORDERS = ("stateful", "distributed", "other")  # orders that only their sampler knows
 
 
-class Sampling:
+class _Start(NamedTuple):
+    """Where an iterator began: task, and indices that the tasks before it took from this sampler."""
+
+    task: int
+    samples: int
+
+
+class _SamplerState(NamedTuple):
+    """A stateful sampler's state after some tasks: pickled states of sampler and iterator, and whether it has ended."""
+
+    tasks: int
+    pickled: bytes
+    ended: bool
+
+
+class SamplerReplay:
     """A loader's sampler, one epoch after another. ``Cursor`` adds what was delivered of it.
 
     Args:
         index_sampler: the loader's.
         generator: the loader's.
-        saved: where to go on; None begins at the beginning.
-        shadow: of torch's global generator, from which epochs may be drawn.
+        saved: where to resume; None begins at the beginning.
 
     Attributes:
-        saved: the same, until it is gone on.
+        saved: the same, until it is resumed.
         kind, workers, task_seeds: of the loader, as in ``State``.
         next: the first task that is not delivered.
-        live: asked for the state of a dataset in this process.
+        live_state: returns the state of a dataset in this process; None where there is none.
     """
 
-    def __init__(
-        self,
-        index_sampler: Any,
-        generator: torch.Generator | None,
-        saved: State | None = None,
-        shadow: SavedGlobalRng | None = None,
-    ) -> None:
-        self._index_sampler, self._generator = index_sampler, generator
-        self._batched = type(index_sampler) is BatchSampler and BatchSampler.__iter__ is _KNOWN[BatchSampler]
+    def __init__(self, index_sampler: Any, generator: torch.Generator | None, saved: State | None = None) -> None:
+        self._index_sampler = index_sampler
+        self._generator = generator
+        # torch's own batches, over any sampler
+        self._batched = type(index_sampler) is BatchSampler and BatchSampler.__iter__ is TORCH_SAMPLERS[BatchSampler]
         self._sampler = index_sampler.sampler if self._batched else index_sampler
-        self._size = index_sampler.batch_size if self._batched else None
-        self._endless = isinstance(self._sampler, _InfiniteConstantSampler)
+        self.batch_size: int | None = index_sampler.batch_size if self._batched else None
+        self._endless = isinstance(self._sampler, _InfiniteConstantSampler)  # of an iterable dataset
         self._known = not self._endless and order(index_sampler) is not None
         self.saved = saved
-        self.shadow = SavedGlobalRng() if shadow is None else shadow
-        self.kind, self.workers, self.task_seeds = "map", 0, False
-        self.live: Callable[[], Any] | None = None
+        self.kind = "map"
+        self.workers = 0
+        self.task_seeds = False
+        self.live_state: Callable[[], ObjectState] | None = None
         self.next = 0
-        self._forget()
+        self._forget_epoch()
 
-    def _forget(self) -> None:
-        """Whatever was of the last epoch."""
-        self._from = (0, 0)  # task, and indices taken before it
-        self._base = 0  # of a distributed sampler: samples that all ranks took before this split
-        self._before: Draws | None = None
-        self._after: Draws | None = None
-        self._first: Draws | None = None
-        self._opening: bytes | None = None
-        self._given: deque[tuple[int, bytes, bool]] = deque()
+    def _forget_epoch(self) -> None:
+        self._start = _Start(0, 0)
+        self._samples_before_split = 0  # of a distributed sampler: samples that all ranks took before this division
+        self._rng_before_iter: RandomState | None = None
+        self._rng_after_iter: RandomState | None = None
+        self._rng_after_first: RandomState | None = None
+        self._state_at_start: bytes | None = None
+        self._sampler_states: deque[_SamplerState] = deque()
 
     @property
-    def _own(self) -> torch.Generator | None:
+    def _sampler_generator(self) -> torch.Generator | None:
         own = getattr(self._sampler, "generator", None)
         return own if isinstance(own, torch.Generator) else None
 
-    def _draws(self) -> Draws:
-        return Draws(self._own, whole=not self._known)
+    def _capture_rng(self) -> RandomState:
+        """The generators that the sampler may draw from."""
+        own = self._sampler_generator
+        others = [] if own is None else [("generator", own)]
+        if self._known:
+            return RandomState(others, ("torch",) if own is None else ())
+        return RandomState(others, PROCESS_WIDE)
 
-    @property
-    def batch_size(self) -> int | None:
-        """Where torch's own batches are made; else None."""
-        return self._size
-
-    def quiet(self, again: bool = False) -> AbstractContextManager[None]:
-        """Around what torch draws for a new iterator: a resumed one draws nothing, for it has what was drawn, and
-        neither does one that takes another's place (``again``)."""
-        return still(self._generator, self._own) if again or self.saved is not None else nullcontext()
+    def preserve_rng(self, replacing: bool = False) -> AbstractContextManager[None]:
+        """Around torch's constructor of an iterator, which draws seeds. A resumed iterator has its seeds already, and
+        so has one that takes another's place (``replacing``): these move no generator."""
+        if replacing or self.saved is not None:
+            return preserved(self._generator, self._sampler_generator)
+        return nullcontext()
 
     def prepare(self) -> None:
         """torch is about to call ``iter`` on the sampler."""
-        self._forget()
+        self._forget_epoch()
         if not (self._known or self._endless or self._batched):
-            self._before = self._draws()
+            self._rng_before_iter = self._capture_rng()
 
-    def set_random(self, saved: State) -> None:
-        """Random state as it was when an epoch over an iterable dataset began in the main process."""
-        set_random({k: v for k, v in saved.sampler_rng.items() if k not in ("before", "generator")}, None)
+    def restore_process_rng(self, saved: State) -> None:
+        """Random state as it was when an epoch over an iterable dataset began in the training process."""
+        texts = {k: v for k, v in saved.sampler_rng.items() if k not in ("before", "generator")}
+        RandomState.from_texts(texts, None).restore_saved()
 
     # -- an epoch begins
 
-    def _begin(self, theirs: Iterator[Any]) -> Iterator[Any]:
-        self._after = None if self._known and self._length() < 0 else self._draws()
-        found = self._started(theirs)
-        return _with_its_draws(found) if self.shadow.over_now else found
+    def _begin_order(self, torch_iterator: Iterator[Index]) -> Iterator[Index]:
+        self._rng_after_iter = None if self._known and self._shuffled_length() < 0 else self._capture_rng()
+        return self._iterate(torch_iterator)
 
-    def _started(self, theirs: Iterator[Any], skip: int = 0) -> Iterator[Any]:
+    def _iterate(self, torch_iterator: Iterator[Index]) -> Iterator[Index]:
         if self._endless:
-            return theirs
-        known = order(self._index_sampler, skip) if self._known else None
+            return torch_iterator
+        known = order(self._index_sampler) if self._known else None
         if known is not None:
             return known
         if is_stateful(self._sampler):
-            self._opening = noted(self._sampler.state_dict)
-        return self._batches(skip) if self._batched else self._single(theirs, skip)
+            self._state_at_start = pickled_state(self._sampler.state_dict)
+        return self._iterate_batches(0) if self._batched else self._iterate_index_sampler(torch_iterator, 0)
 
-    def _batches(self, skip: int, inner: Any = None) -> Iterator[list[Any]]:
+    def _iterate_batches(self, skip: int, indices: Iterator[Index] | None = None) -> Iterator[list[Index]]:
         """torch's batches, over a sampler whose iterator can be asked for its state."""
-        size, drop_last = int(self._size or 1), self._index_sampler.drop_last
-        inner = iter(self._sampler) if inner is None else inner
-        next(itertools.islice(inner, skip, skip), None)
-        stateful = is_stateful(inner) or is_stateful(self._sampler)
-        given = self._from[0]
-        first = True
-        while True:
-            batch = [*itertools.islice(inner, size)]
+        size = int(self.batch_size or 1)
+        drop_last = self._index_sampler.drop_last
+        iterator = iter(self._sampler) if indices is None else indices
+        next(itertools.islice(iterator, skip, skip), None)
+        stateful = is_stateful(iterator) or is_stateful(self._sampler)
+        for tasks in itertools.count(self._start.task + 1):
+            batch = [*itertools.islice(iterator, size)]
             if not batch or (drop_last and len(batch) < size):
                 return
-            if first:
-                self._first, first = self._draws(), False
+            if self._rng_after_first is None:
+                self._rng_after_first = self._capture_rng()
             if stateful:
-                given += 1
-                self._note(given, inner, len(batch) < size)
+                self._note_sampler_state(tasks, iterator, len(batch) < size)
             yield batch
 
-    def _single(self, theirs: Iterator[Any], skip: int) -> Iterator[Any]:
-        """What a sampler gives that makes its batches itself, or gives one index at a time."""
-        next(itertools.islice(theirs, skip, skip), None)
-        stateful = is_stateful(theirs) or is_stateful(self._sampler)
-        given = self._from[0]
-        first = next(theirs, END)
-        if first is END:
-            return
-        self._first = self._draws()
-        if not stateful:
-            yield first
-            yield from theirs
-            return
-        while first is not END:
-            given += 1
-            self._note(given, theirs)
-            yield first
-            first = next(theirs, END)
+    def _iterate_index_sampler(self, iterator: Iterator[Index], skip: int) -> Iterator[Index]:
+        """What a sampler yields that makes its batches itself, or yields one index at a time."""
+        next(itertools.islice(iterator, skip, skip), None)
+        stateful = is_stateful(iterator) or is_stateful(self._sampler)
+        for tasks, indices in enumerate(iterator, self._start.task + 1):
+            if self._rng_after_first is None:
+                self._rng_after_first = self._capture_rng()
+            if stateful:
+                self._note_sampler_state(tasks, iterator, False)
+            yield indices
 
-    def _note(self, given: int, inner: Any, ended: bool = False) -> None:
-        while len(self._given) > 1 and self._given[1][0] <= self.next:
-            self._given.popleft()
-        self._given.append((given, noted(lambda: self._states(inner)), ended))
+    def _note_sampler_state(self, tasks: int, iterator: Iterator[Index], ended: bool) -> None:
+        """Notes the sampler's state after it gave the indices of ``tasks`` tasks. Of the states before the last task
+        that was delivered only the newest is kept."""
+        while len(self._sampler_states) > 1 and self._sampler_states[1].tasks <= self.next:
+            self._sampler_states.popleft()
+        objects: tuple[Any, Any] = self._sampler, iterator
+        pickled = pickled_state(lambda: [x.state_dict() if is_stateful(x) else None for x in objects])
+        self._sampler_states.append(_SamplerState(tasks, pickled, ended))
 
-    def _states(self, inner: Any) -> Any:
-        return [x.state_dict() if is_stateful(x) else None for x in (self._sampler, inner)]
+    # -- or is resumed
 
-    # -- or goes on
-
-    def _go_on(self, s: State) -> Iterator[Any]:
-        self._from = (s.next, s.samples)
+    def _resume_order(self, s: State) -> Iterator[Index]:
+        self._start = _Start(s.next, s.samples)
         if s.generator is not None and self._generator is not None:
-            restore(self._generator, s.generator)
+            set_from_text(self._generator, s.generator)
         if self._endless:
-            with still():
-                self.set_random(s)
-                self._after = self._draws()
-            return iter(()) if over(s) else iter(self._index_sampler)
-        begun = s.workers or s.next or s.finished  # else the sampler has drawn nothing yet, and is about to, for good
-        with still() if begun else self.shadow.over():
+            with preserved():
+                self.restore_process_rng(s)
+                self._rng_after_iter = self._capture_rng()
+            return iter(()) if is_over(s) else iter(self._index_sampler)
+        # Without workers the order is drawn with the first batch. Before that, the draw moves the generator for good.
+        drawn = bool(s.workers or s.next or s.finished)
+        with preserved() if drawn or (self._known and not torch_rng_restored(s)) else nullcontext():
             if not self._known:
-                return _with_its_draws(self._again(s))
-            set_random(s.sampler_rng, self._own)
-            self._after = self._draws()
-            found = order(self._index_sampler, s.samples)
-            assert found is not None
-            return _with_its_draws(found)
+                return with_first_drawn(self._restart_sampler(s))
+            RandomState.from_texts(s.sampler_rng, self._sampler_generator).restore_saved()
+            self._rng_after_iter = self._capture_rng()
+            indices = order(self._index_sampler, s.samples)
+            assert indices is not None
+            return with_first_drawn(indices)
 
-    def _again(self, s: State) -> Iterator[Any]:
-        """An order that only its sampler knows."""
+    def _restart_sampler(self, s: State) -> Iterator[Index]:
+        """Resumes an order that only its sampler knows."""
         if s.world is not None:
-            dealt = self._deal(s)
-            if dealt is not None:
-                return dealt
+            divided = self._divide_among_ranks(s)
+            if divided is not None:
+                return divided
         state = s.sampler_state
         if state is not None:
-            put(self._sampler, state["sampler"], "sampler")
-        after = {k: v for k, v in s.sampler_rng.items() if k != "before"}
-        before: Any = s.sampler_rng.get("before")
-        with still() if before else nullcontext():
-            set_random({**after, **(before or {})}, self._own)
-            self._before = None if self._batched else self._draws()
-            theirs = None if self._batched and state is None else iter(self._sampler)
-        set_random(after, self._own)
-        self._after = self._draws()
+            load_into(self._sampler, state["sampler"], "sampler")
+        iterator = self._restart_iterator(s)
         if state is not None:
-            put(theirs, state["iterator"], "sampler's iterator")
+            load_into(iterator, state["iterator"], "sampler's iterator")
             states = [state["sampler"], state["iterator"]]
-            self._given.append((state["given"], pickle.dumps(states), state["ended"]))
-            self._opening = None if s.next else pickle.dumps(state["sampler"])
-        given = 0 if state is None else state["given"]
-        if state is not None and state["ended"] and given == s.next:
+            self._sampler_states.append(_SamplerState(state["given"], pickle.dumps(states), state["ended"]))
+            self._state_at_start = None if s.next else pickle.dumps(state["sampler"])
+        tasks = 0 if state is None else state["given"]
+        if state is not None and state["ended"] and tasks == s.next:
             # The sampler has seen its own end, and may be at the next epoch's beginning.
-            assert theirs is not None
-            if next(theirs, END) is not END:
-                put(self._sampler, state["sampler"], "sampler")
+            assert iterator is not None
+            if next(iterator, END) is not END:
+                load_into(self._sampler, state["sampler"], "sampler")
             return iter(())
         if self._batched:
-            skip = s.samples if state is None else (s.next - given) * (s.batch_size or 1)
-            head = self._batches(skip, theirs)
+            skip = s.samples if state is None else (s.next - tasks) * (s.batch_size or 1)
+            indices = self._iterate_batches(skip, iterator)
         else:
-            assert theirs is not None
-            head = self._single(theirs, s.next - given)
+            assert iterator is not None
+            indices = self._iterate_index_sampler(iterator, s.next - tasks)
         if state is None or s.next > 0:
-            return head
+            return indices
         # At the beginning of an epoch some samplers hold the state of the last one's end: they stop at once.
-        first = next(head, END)
-        return self._started(iter(self._sampler)) if first is END else itertools.chain([first], head)
+        first = next(indices, END)
+        return self._iterate(iter(self._sampler)) if first is END else itertools.chain([first], indices)
 
-    def _deal(self, s: State) -> Iterator[Any] | None:
-        """What is left of a distributed epoch, dealt to the ranks there are now; None where nothing changes."""
+    def _restart_iterator(self, s: State) -> Iterator[Index] | None:
+        """``iter(sampler)`` in the random state in which it was called; None where ``_iterate_batches`` calls it."""
+        after = {k: v for k, v in s.sampler_rng.items() if k != "before"}
+        before: Any = s.sampler_rng.get("before")
+        own = self._sampler_generator
+        with preserved() if before else nullcontext():
+            RandomState.from_texts({**after, **(before or {})}, own).restore_saved()
+            self._rng_before_iter = None if self._batched else self._capture_rng()
+            iterator = None if self._batched and s.sampler_state is None else iter(self._sampler)
+        RandomState.from_texts(after, own).restore_saved()
+        self._rng_after_iter = self._capture_rng()
+        return iterator
+
+    def _divide_among_ranks(self, s: State) -> Iterator[Index] | None:
+        """What is left of a distributed epoch, for the ranks there are now; None where their number is the same."""
         assert s.world is not None
-        base, ranks, epoch = s.world
+        taken, ranks, epoch = s.world
         sampler = self._sampler
         if sampler.epoch != epoch and hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)
         skip = s.samples
         if sampler.num_replicas != ranks:
             if s.ahead or not (self._batched or s.batch_size is None):
-                raise StateError("batches were delivered out of order: only the same number of ranks can go on")
-            base, skip = base + s.samples * ranks, 0
-            self._from = (s.next, 0)
-        elif not base:
+                raise StateError("batches were delivered out of order: only the same number of ranks can resume")
+            taken += s.samples * ranks
+            skip = 0
+            self._start = _Start(s.next, 0)
+        elif not taken:
             return None
-        self._base = base
-        whole = copy.copy(sampler)
+        self._samples_before_split = taken
         n = len(sampler.dataset)
-        whole.num_replicas, whole.rank, whole.num_samples, whole.total_size = 1, 0, n, n
-        left = list(whole)[base:]
+        whole = copy.copy(sampler)
+        whole.num_replicas = 1
+        whole.rank = 0
+        whole.num_samples = whole.total_size = n
+        left = list(whole)[taken:]
         if sampler.drop_last:
             left = left[: len(left) // sampler.num_replicas * sampler.num_replicas]
         elif left:
-            pad = -len(left) % sampler.num_replicas
-            left += (left * (pad // len(left) + 1))[:pad]
+            padding = -len(left) % sampler.num_replicas
+            left += (left * (padding // len(left) + 1))[:padding]
         mine = iter(left[sampler.rank :: sampler.num_replicas])
-        return self._batches(skip, mine) if self._batched else self._single(mine, skip)
+        return self._iterate_batches(skip, mine) if self._batched else self._iterate_index_sampler(mine, skip)
 
     def _check(self, s: State) -> None:
-        """Raises for a state that is another loader's."""
+        """Raises for the state of another loader."""
         if s.kind != self.kind:
             raise StateError(f"the state dict is of a dataset that is {s.kind}, this loader's is {self.kind}")
-        if (s.batch_size is None) != (self._size is None):
-            raise StateError(f"the state dict has batch_size={s.batch_size}, this loader {self._size}")
-        if self._endless:
-            if s.batch_size != self._size:
-                raise StateError(f"the state dict has batch_size={s.batch_size}, this loader {self._size}")
-            return
-        if s.ahead and s.batch_size != self._size:
+        if (s.batch_size is None) != (self.batch_size is None) or (self._endless and s.batch_size != self.batch_size):
+            raise StateError(f"the state dict has batch_size={s.batch_size}, this loader {self.batch_size}")
+        if not self._endless:
+            self._check_order(s)
+
+    def _check_order(self, s: State) -> None:
+        length, name = self._shuffled_length(), self._order_name()
+        if s.ahead and s.batch_size != self.batch_size:
             raise StateError(
                 f"the state dict has batch_size={s.batch_size} and batches that were delivered out of order, so this "
-                f"loader needs that batch_size, too, not {self._size}"
+                f"loader needs that batch_size, too, not {self.batch_size}"
             )
-        if s.sampler != self._word() and (self._known or s.sampler not in OTHERS):
-            raise StateError(f"the state dict is of the order {s.sampler}, this loader's is {self._word()}")
+        if s.sampler != name and (self._known or s.sampler not in OPAQUE_ORDERS):
+            raise StateError(f"the state dict is of the order {s.sampler}, this loader's is {name}")
         if (s.world is None) != (self._ranks() is None):
             raise StateError(f"the state dict's world is {s.world}, and the sampler is {type(self._sampler).__name__}")
-        if self._length() != s.length:
+        if length != s.length:
             raise StateError(
-                f"the state dict is of {s.length:,} samples in random order, this loader has {self._length():,}: "
-                "another order"
+                f"the state dict is of {s.length:,} samples in random order, this loader has {length:,}: another order"
             )
-        if (
-            self._known
-            and self._length() >= 0
-            and set(s.sampler_rng) != {"torch" if self._own is None else "generator"}
-        ):
-            words = "one generator" if self._own is None else "torch's global generator"
-            raise StateError(f"the state dict's order was drawn from {words}, this sampler draws from another")
+        source = "torch" if self._sampler_generator is None else "generator"
+        if self._known and length >= 0 and set(s.sampler_rng) != {source}:
+            saved_source = "one generator" if source == "torch" else "torch's global generator"
+            raise StateError(f"the state dict's order was drawn from {saved_source}, this sampler draws from another")
         if s.sampler_state is not None and not (is_stateful(self._sampler) or s.sampler_state["sampler"] is None):
             raise StateError(f"the state dict has a sampler's state, and {type(self._sampler).__name__} takes none")
 
-    def _word(self) -> str:
+    def _order_name(self) -> str:
         """The order by name, and what it depends on beside its data."""
         if self._endless:
             return "endless"
         sampler = self._sampler
         if not self._known:
             return "other" if self._ranks() is None else "distributed"
-        on = [getattr(sampler, name) for name in ("chunk_size", "resident") if hasattr(sampler, name)]
-        if not on and self._length() not in (-1, getattr(sampler, "num_samples", -1)):
-            on = [sampler.num_samples]
-        return type(sampler).__name__ + "".join(f" {x}" for x in on)
+        options = [getattr(sampler, name) for name in ("chunk_size", "resident") if hasattr(sampler, name)]
+        if not options and self._shuffled_length() not in (-1, getattr(sampler, "num_samples", -1)):
+            options = [sampler.num_samples]
+        return type(sampler).__name__ + "".join(f" {x}" for x in options)
 
     def _ranks(self) -> int | None:
         sampler = self._sampler
         return sampler.num_replicas if isinstance(sampler, DistributedSampler) else None
 
-    def _length(self) -> int:
-        """Of what is shuffled; -1 where the order does not depend on it."""
+    def _shuffled_length(self) -> int:
+        """How many samples are shuffled; -1 where the order does not depend on that."""
         if not self._known or not hasattr(self._sampler, "generator"):
             return -1
         return len(self._sampler.data_source)
 
     # -- and is written down
 
-    def _sampler_state(self) -> Any:
-        found = [note for note in self._given if note[0] <= self.next]
-        if not found:
-            opening = read(self._opening)
-            if opening is None:
-                return None
-            return {"given": 0, "sampler": opening, "iterator": None, "ended": False}
-        given, note, ended = found[-1]
-        sampler, iterator = read(note)
-        return {"given": given, "sampler": sampler, "iterator": iterator, "ended": ended}
+    def _sampler_state(self) -> dict[str, ObjectState] | None:
+        """A stateful sampler's own state after the last task delivered for which there is one."""
+        states = [state for state in self._sampler_states if state.tasks <= self.next]
+        if states:
+            sampler, iterator = read_state(states[-1].pickled)
+            return {"given": states[-1].tasks, "sampler": sampler, "iterator": iterator, "ended": states[-1].ended}
+        at_start = read_state(self._state_at_start)
+        return None if at_start is None else {"given": 0, "sampler": at_start, "iterator": None, "ended": False}
 
-    def _sampler_rng(self, how: str) -> dict[str, Any]:
-        after = self._after
-        if after is None or how == "stateful":
+    def _sampler_rng(self, order_name: str) -> dict[str, Any]:
+        """The random state in which the order was drawn, as texts; under "before" that before ``iter(sampler)``."""
+        after = self._rng_after_iter
+        if after is None or order_name == "stateful":
             return {}
         if self._known:
-            if self._length() < 0:
-                return {}
-            name = "torch" if self._own is None else "generator"
-            return {name: after.texts()[name]}
+            return {} if self._shuffled_length() < 0 else _texts(after, after.values)
         if self._endless:
             # The dataset's own draws, where it has to be read again from the beginning.
-            return {} if self.workers or self.task_seeds or self.live is not None else after.texts(self._draws())
-        texts: dict[str, Any] = after.texts(self._first)
-        if self._first is None:
-            texts = {k: v for k, v in texts.items() if k == "generator"}  # the global one's is still as it is now
-        if self._before is not None:
-            moved = self._before.texts(after)
-            if "torch" in moved and self._generator is None and not self.workers and _one_draw(self._before, after):
-                del moved["torch"]  # by torch's base seed, not by the sampler
+            rereads = not (self.workers or self.task_seeds or self.live_state is not None)
+            return _texts(after, after.moved(self._capture_rng())) if rereads else {}
+        if self._rng_after_first is not None:
+            texts = _texts(after, after.moved(self._rng_after_first))
+        else:  # the process-wide generators are still as they are now
+            texts = _texts(after, ["generator"] if "generator" in after.values else [])
+        before = self._rng_before_iter
+        if before is not None:
+            moved = before.moved(after)
+            if "torch" in moved and self._generator is None and not self.workers and _is_one_draw(before, after):
+                moved.remove("torch")  # by torch's base seed, not by the sampler
             if moved:
-                texts["before"] = moved
+                texts["before"] = _texts(before, moved)
         return texts
 
 
-def over(s: State) -> bool:
-    """Whether an iterable dataset has nothing left, and nothing to be told either."""
+def is_over(s: State) -> bool:
+    """Whether an iterable dataset has no batch left, and no state to be put back either."""
     return s.kind == "iterable" and s.finished and not any(p.state for p in s.parts)
 
 
-def _with_its_draws(found: Iterator[Any]) -> Iterator[Any]:
+def torch_rng_restored(s: State) -> bool:
+    """Whether torch's global generator is in the state in which it was saved."""
+    return s.torch_rng is None or from_text(s.torch_rng) == torch.default_generator.get_state().numpy().tobytes()
+
+
+def _texts(state: RandomState, names: Iterable[str]) -> dict[str, Any]:
+    return {name: state.to_text(name) for name in names}
+
+
+def with_first_drawn(indices: Iterator[Index]) -> Iterator[Index]:
     """The same indices, with whatever is drawn for the first of them drawn now."""
-    head = next(found, END)
-    return iter(()) if head is END else itertools.chain([head], found)
+    first = next(indices, END)
+    return iter(()) if first is END else itertools.chain([first], indices)
 
 
-def _one_draw(before: Draws, after: Draws) -> bool:
-    if before.torch is None or after.torch is None:
-        return False
+def _is_one_draw(before: RandomState, after: RandomState) -> bool:
+    """Whether torch's global generator gave one 64-bit number between two moments."""
     generator = torch.Generator()
-    generator.set_state(before.torch)
+    set_state(generator, before.values["torch"])
     torch.empty((), dtype=torch.int64).random_(generator=generator)
-    return bool(torch.equal(generator.get_state(), after.torch))
+    return bool(generator.get_state().numpy().tobytes() == after.values["torch"])

@@ -1,8 +1,8 @@
-"""Where a run is, as a state dict: what it holds, and how it is checked.
+"""The state dict of a loader: what it holds, and how it is checked.
 
-Nothing here is ever unpickled, and no more than a few kilobytes are kept whatever the dataset's length. The keys are
-always the same and each value is a plain one (or what a user's own ``state_dict()`` gave), so that ``torch.save``, JSON
-and ``torch.distributed.checkpoint``, which wants a template of the same form, all take it.
+Nothing here is ever unpickled, and it takes a few kilobytes whatever the dataset's length. The keys are always the same
+and each value is a plain one (or what a user's own ``state_dict()`` returned). So ``torch.save``, JSON and
+``torch.distributed.checkpoint``, which wants a template of the same form, all take it.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
 from ..core.errors import StateError
-from .rng import NAMES, restore, unpacked
+from ..core.random_state import NAMES, from_text, set_from_text
+from ..core.types import State as ObjectState
 from .stateful import alike
 
 VERSION = 2  # since 2 random state is in base 64
@@ -29,14 +30,19 @@ class Part:
     """What one worker did, where samples or the dataset's own state belong to a worker.
 
     Attributes:
-        count: batches delivered of it.
-        at: how many of them it had made when ``state`` was taken; -1: at the end of the epoch before.
-        state: ``stage.state_of``; None where neither is stateful.
+        count: how many of its batches were delivered.
+        at: how many it had made when ``state`` was taken; -1: at the end of the epoch before.
+        state: of the dataset and its iterator (``fetcher.state_of``); None where neither is stateful.
     """
 
     count: int
     at: int = 0
-    state: Any = None
+    state: ObjectState = None
+
+    @property
+    def dataset_state(self) -> ObjectState:
+        """The dataset's own state; None where it has none."""
+        return None if self.state is None else self.state["dataset"]
 
 
 @dataclass(frozen=True)
@@ -58,9 +64,9 @@ class State:
         sampler: the order's name, or how the sampler is put back.
         sampler_rng: random state where its order was drawn, by generator.
         sampler_state: its own, and how many tasks it had given then.
-        world: of a distributed sampler: samples taken by all ranks before this split, ranks, and its epoch.
+        world: of a distributed sampler: samples taken by all ranks before this division, ranks, and its epoch.
         generator: random state of the loader's generator.
-        torch_rng: of torch's global one, where epochs are drawn from that.
+        torch_rng: of torch's global one, where epochs are drawn from that. The script restores it; this tells whether.
         parts: by worker.
         turn: whose batch of an iterable dataset comes next.
         len_called: torch's, for its warning.
@@ -81,7 +87,7 @@ class State:
     length: int
     sampler: str
     sampler_rng: dict[str, str]
-    sampler_state: Any
+    sampler_state: ObjectState
     world: tuple[int, int, int] | None
     generator: str | None
     torch_rng: str | None
@@ -101,7 +107,7 @@ class State:
         return {"stoker": VERSION, **values}
 
     @classmethod
-    def from_dict(cls, d: Any) -> State:
+    def from_dict(cls, d: object) -> State:
         """The state that ``to_dict`` wrote. Keys that are not stoker's are left alone: accelerate adds one.
 
         Raises:
@@ -118,9 +124,9 @@ class State:
         if version > VERSION:
             raise StateError(f"the state dict has version {version}, this stoker reads up to {VERSION}: a newer stoker")
         names = {f.name for f in fields(cls)}
-        lacks = names - set(d)
-        if lacks:
-            raise StateError(f"a state dict of version {version} lacks {', '.join(sorted(map(_short, lacks)))}")
+        missing = names - set(d)
+        if missing:
+            raise StateError(f"a state dict of version {version} lacks {', '.join(sorted(map(_short, missing)))}")
         return cls(**{name: _read(name, d[name]) for name in names})._consistent()
 
     def _consistent(self) -> State:
@@ -135,19 +141,23 @@ class State:
         return self
 
 
-# -- checks, one a key
+# -- checks, one for each key: each takes any object, and returns the value or raises ValueError
 
 
-def _short(value: Any) -> str:
+T = TypeVar("T")
+Check: TypeAlias = Callable[[object], T]
+
+
+def _short(value: object) -> str:
     try:
-        words = repr(value)
+        text = repr(value)
     except Exception:
         return f"a {type(value).__name__}"
-    return words if len(words) <= 60 else f"{words[:57]}..."
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _whole(least: int, most: int = MAX_INT) -> Callable[[Any], int]:
-    def check(v: Any) -> int:
+def _whole(least: int, most: int = MAX_INT) -> Check[int]:
+    def check(v: object) -> int:
         if type(v) is not int or not least <= v < most:
             raise ValueError(f"a whole number, {least:,} to {most - 1:,}")
         return v
@@ -155,56 +165,56 @@ def _whole(least: int, most: int = MAX_INT) -> Callable[[Any], int]:
     return check
 
 
-def _word(*words: str) -> Callable[[Any], str]:
-    def check(v: Any) -> str:
-        if not isinstance(v, str) or v not in words:
-            raise ValueError(f"one of {', '.join(words)}")
+def _one_of(*allowed: str) -> Check[str]:
+    def check(v: object) -> str:
+        if not isinstance(v, str) or v not in allowed:
+            raise ValueError(f"one of {', '.join(allowed)}")
         return v
 
     return check
 
 
-def _name(v: Any) -> str:
+def _order_name(v: object) -> str:
     if not isinstance(v, str) or len(v) > 100:
         raise ValueError("an order's name")
     return v
 
 
-def _flag(v: Any) -> bool:
+def _flag(v: object) -> bool:
     if type(v) is not bool:
         raise ValueError("True or False")
     return v
 
 
-def _rng(v: Any) -> str:
+def _rng(v: object) -> str:
     if not isinstance(v, str):
         raise ValueError("random state as text")
-    unpacked(v)
+    from_text(v)
     return v
 
 
-def _cpu_rng(v: Any) -> str:
-    restore(torch.Generator(), _rng(v))
+def _cpu_rng(v: object) -> str:
+    set_from_text(torch.Generator(), _rng(v))
     return str(v)
 
 
-def _or_none(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _or_none(check: Check[T]) -> Check[T | None]:
     return lambda v: None if v is None else check(v)
 
 
-def _numbers(v: Any) -> tuple[int, ...]:
+def _numbers(v: object) -> tuple[int, ...]:
     if not isinstance(v, (list, tuple)) or len(v) > 1 << 20:
         raise ValueError("a list of whole numbers")
     return tuple(sorted({_whole(0)(x) for x in v}))
 
 
-def _world(v: Any) -> tuple[int, int, int]:
+def _world(v: object) -> tuple[int, int, int]:
     if not isinstance(v, (list, tuple)) or len(v) != 3:
         raise ValueError("three whole numbers")
     return _whole(0)(v[0]), _whole(1)(v[1]), _whole(0, MAX_INT // 2)(v[2])
 
 
-def _rngs(v: Any) -> dict[str, str]:
+def _rngs(v: object) -> dict[str, str]:
     found = _json(v)
     if not isinstance(found, dict) or not set(found) <= NAMES | {"before"}:
         raise ValueError("random states by generator")
@@ -214,7 +224,7 @@ def _rngs(v: Any) -> dict[str, str]:
 _OF_DATASET = {"dataset", "iterator", "ended"}
 
 
-def _parts(v: Any) -> tuple[Part, ...]:
+def _parts(v: object) -> tuple[Part, ...]:
     found = _unpacked(v)
     if not isinstance(found, list) or len(found) > MAX_WORKERS:
         raise ValueError("a list of parts")
@@ -231,7 +241,7 @@ def _parts(v: Any) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def _sampler_state(v: Any) -> Any:
+def _sampler_state(v: object) -> ObjectState:
     found = _unpacked(v)
     if found is None:
         return None
@@ -242,8 +252,8 @@ def _sampler_state(v: Any) -> Any:
     return found
 
 
-_CHECKS: dict[str, Callable[[Any], Any]] = {
-    "kind": _word("map", "iterable"),
+_CHECKS: dict[str, Check[object]] = {
+    "kind": _one_of("map", "iterable"),
     "epoch": _whole(0),
     "next": _whole(0, MAX_TASKS),
     "ahead": _numbers,
@@ -255,7 +265,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "base_seed": _whole(0),
     "shared_seed": _or_none(_whole(0)),
     "length": _whole(-1),
-    "sampler": _name,
+    "sampler": _order_name,
     "sampler_rng": _rngs,
     "sampler_state": _sampler_state,
     "world": _or_none(_world),
@@ -268,14 +278,14 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _read(name: str, value: Any) -> Any:
+def _read(name: str, value: object) -> Any:
     try:
         return _CHECKS[name](value)
     except (ValueError, RecursionError) as e:
         raise StateError(f"{name}={_short(value)} in a state dict: {e}") from None
 
 
-def _packed(value: Any) -> Any:
+def _packed(value: ObjectState) -> ObjectState:
     """As JSON if it comes back as it was, else itself."""
     if value is None:
         return "null"
@@ -290,11 +300,11 @@ def _packed(value: Any) -> Any:
     return value
 
 
-def _unpacked(value: Any) -> Any:
+def _unpacked(value: object) -> ObjectState:
     return _json(value) if isinstance(value, str) else value
 
 
-def _json(value: Any) -> Any:
+def _json(value: object) -> ObjectState:
     if not isinstance(value, str):
         raise ValueError("JSON")
     return json.loads(value)  # json.JSONDecodeError is a ValueError

@@ -4,47 +4,47 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 
 from ..core.errors import StateError
+from ..core.types import State
 
 
-def is_stateful(obj: Any) -> bool:
-    """Whether an object follows the protocol: ``state_dict()`` and ``load_state_dict(state)``. A module's are its
-    weights, and no place in a run."""
+def is_stateful(obj: object) -> bool:
+    """Whether an object has ``state_dict()`` and ``load_state_dict(state)`` that say its place in a run. Those of a
+    module are its weights."""
     if isinstance(obj, torch.nn.Module):
         return False
     return callable(getattr(obj, "state_dict", None)) and callable(getattr(obj, "load_state_dict", None))
 
 
-def noted(state: Callable[[], Any]) -> bytes:
-    """A state as it is now, which later changes do not reach; or why there is none, for whoever asks for it."""
+def pickled_state(state: Callable[[], State]) -> bytes:
+    """A state as it is now, which later changes do not reach. If there is none, the error is pickled in its place."""
     try:
         return pickle.dumps(state())
     except Exception as e:
         return pickle.dumps(StateError(f"the state of the dataset or sampler cannot be taken: {type(e).__name__}: {e}"))
 
 
-def read(note: bytes | None) -> Any:
-    """What ``noted`` wrote, in this run.
+def read_state(pickled: bytes | None) -> State:
+    """What ``pickled_state`` wrote, in this run.
 
     Raises:
-        StateError: the object's ``state_dict()`` failed when its time was.
+        StateError: the object's ``state_dict()`` had failed.
     """
-    state = None if note is None else pickle.loads(note)
+    state = None if pickled is None else pickle.loads(pickled)
     if isinstance(state, StateError):
         raise state
     return state
 
 
-def put(obj: Any, state: Any, name: str) -> None:
-    """Gives an object its state.
+def load_into(obj: object, state: State, name: str) -> None:
+    """Calls an object's ``load_state_dict``; with None it does nothing.
 
     Raises:
-        StateError: it has none, or does not take this one.
+        StateError: the object has no such method, or refuses the state.
     """
     if state is None:
         return
@@ -53,13 +53,12 @@ def put(obj: Any, state: Any, name: str) -> None:
             f"the state dict has a state for the {name}, but {type(obj).__name__} has no load_state_dict()"
         )
     try:
-        obj.load_state_dict(state)
+        obj.load_state_dict(state)  # type: ignore[attr-defined]
     except Exception as e:
-        words = f"{type(e).__name__}: {e}"
-        raise StateError(f"the {name}'s own load_state_dict() does not take its state: {words}") from e
+        raise StateError(f"the {name}'s own load_state_dict() does not take its state: {type(e).__name__}: {e}") from e
 
 
-def alike(a: Any, b: Any) -> bool:
+def alike(a: State, b: State) -> bool:
     """Whether two values are the same, types included."""
     if type(a) is not type(b):
         return False

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
-from .generators import Found, Watch, find_generators, get_state, path_number, seed_generator, set_state
-from .seeding import seed_here, splitmix64, task_seed, unchanged
+from ..core.random_state import RandomState, preserved
+from .generators import Found, Watch, find_generators, path_number, seed_generator
+from .seeding import seed_here, splitmix64, task_seed
 
-IDLE = 32  # walks that found nothing new; then only each sixteenth change is looked at
-AGAIN = 64  # tasks that are run again for generators they made: a dataset that makes one for each sample makes them all
+if TYPE_CHECKING:
+    from ..core.random_state import Generator
+
+T = TypeVar("T")
+VAIN_WALKS = 32  # walks that found nothing new; after as many only each sixteenth change leads to a walk
+MAX_RERUNS = 64  # tasks that are run again for generators they made: some datasets make one for each sample
 
 
 class ObjectSeeds:
@@ -23,20 +28,23 @@ class ObjectSeeds:
 
     Args:
         dataset, collate_fn: where they are looked for.
-        shared: tells those that other threads use, too, which are left alone.
+        shared: returns the generators that other threads use, too. They are not seeded.
     """
 
-    def __init__(self, dataset: Any, collate_fn: Any, shared: Callable[[], Found] | None = None) -> None:
-        self._roots, self._shared = (dataset, collate_fn), shared
+    def __init__(self, dataset: object, collate_fn: object, shared: Callable[[], Found] | None = None) -> None:
+        self._roots = dataset, collate_fn
+        self._shared = shared
         self._places: dict[str, int] = {}  # path, and the id of the generator that was there
-        self._exchanged: set[str] = set()
-        self._idle = self._changes = self._again = 0
+        self._exchanged: set[str] = set()  # paths at which another generator was found once
+        self._vain_walks = 0
+        self._changes = 0
+        self._reruns = 0
         self._found: Found = []
-        self._numbered: list[tuple[int, Any]] = []
+        self._numbered: list[tuple[int, Generator]] = []
         self._walk()
 
     def _walk(self) -> bool:
-        """Looks for generators. Returns whether there are some at new places, or another one where one was."""
+        """Finds generators. Returns whether some are at new places, or one was exchanged for the first time."""
         self._watch = Watch([], [], [])
         found = find_generators(*self._roots, watch=self._watch)
         if self._shared is not None and found:
@@ -53,7 +61,8 @@ class ObjectSeeds:
                 if before is not None:
                     self._exchanged.add(path)
             self._places[path] = id(g)
-        self._found, self._numbered = found, [(path_number(path), g) for path, g in found]
+        self._found = found
+        self._numbered = [(path_number(path), g) for path, g in found]
         return new
 
     def seed(self, base_seed: int, epoch: int, task: int) -> None:
@@ -64,42 +73,41 @@ class ObjectSeeds:
                 seed_generator(generator, splitmix64(seed ^ number))
 
     def appeared(self) -> bool:
-        """To be asked after each task: whether it has made generators, or exchanged one for the first time. They had a
-        state of their own, so the task is to be seeded and run again."""
+        """Whether the last task has made generators, or exchanged one for the first time. These had a state of their
+        own, so the task is to be seeded and run again."""
         if not self._watch.changed():
             return False
         self._changes += 1
-        if self._idle > IDLE and self._changes & 15:
+        if self._vain_walks > VAIN_WALKS and self._changes & 15:
             return False
         new = self._walk()
-        self._idle = 0 if new else self._idle + 1
-        self._again += new
-        return new and self._again <= AGAIN
+        self._vain_walks = 0 if new else self._vain_walks + 1
+        self._reruns += new
+        return new and self._reruns <= MAX_RERUNS
 
     @contextmanager
-    def unchanged(self) -> Iterator[None]:
+    def preserved(self) -> Iterator[None]:
         """Puts them back as they were, whatever is drawn inside."""
-        states = [(g, get_state(g)) for _, g in self._found]
+        before = RandomState(self._found, ())
         try:
             yield
         finally:
-            for g, state in states:
-                set_state(g, state)
+            before.restore()
 
 
-def run_here(own: ObjectSeeds | None, base_seed: int, epoch: int, task: int, run: Callable[[], Any]) -> Any:
-    """Runs a task in the script's own process, with its random state. That of the script is the same afterwards."""
+def run_here(own: ObjectSeeds | None, base_seed: int, epoch: int, task: int, run: Callable[[], T]) -> T:
+    """Runs a task in the training process with the task's random state, and puts the script's back."""
     place = base_seed, epoch, task
     if own is None:
-        with unchanged():
+        with preserved():
             seed_here(*place)
             return run()
     out = _run_once(own, place, run)
     return _run_once(own, place, run) if own.appeared() else out
 
 
-def _run_once(own: ObjectSeeds, place: tuple[int, int, int], run: Callable[[], Any]) -> Any:
-    with unchanged(), own.unchanged():
+def _run_once(own: ObjectSeeds, place: tuple[int, int, int], run: Callable[[], T]) -> T:
+    with preserved(), own.preserved():
         seed_here(*place)
         own.seed(*place)
         return run()

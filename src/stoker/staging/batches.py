@@ -1,45 +1,47 @@
-"""Batches of a staged dataset: one gather where all samples lie in rows, else sample by sample."""
+"""Batches of a ``Staged``: one gather where all samples are rows of one store, else sample by sample."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..core.types import Batch, Index
+from ..core.types import Batch, Index, Sample
+from ..workers.gather import Select
 from ..workers.gather import select as new_tensors
 from .compare import equal_bits
 from .store.tiers import GatherPlan, TieredStore
 
 
 class PreparedSamples(Protocol):
-    """What batches are made of: ``dataset.Staged``."""
+    """What batches are made from: ``dataset.Staged``."""
 
-    augment_batch: Callable[[Any], Any] | None
+    augment_batch: Callable[[Batch], Batch] | None
 
     @property
     def is_exact(self) -> bool:
-        """Whether what is kept is the whole sample."""
+        """Whether what is cached is the whole sample."""
         ...
 
     def look_again(self) -> None:
         """An epoch begins: changes of the dataset are looked for."""
         ...
 
-    def current(self, indices: Sequence[Any] = ()) -> TieredStore | None:
+    def current(self, indices: Sequence[Index] = ()) -> TieredStore | None:
         """The store, unless the dataset has changed."""
         ...
 
-    def where(self, store: TieredStore, indices: Sequence[Any]) -> np.ndarray[Any, Any] | None:
-        """Where samples lie in the store; None where one is not in it."""
+    def where(self, store: TieredStore, indices: Sequence[Index]) -> NDArray[np.int64] | None:
+        """The locations of samples in the store; None for indices that are no numbers."""
         ...
 
-    def make(self, indices: Sequence[Any]) -> list[Any]:
+    def make(self, indices: Sequence[Index]) -> list[Sample]:
         """Samples, from the store or made."""
         ...
 
-    def is_on_device(self, select: Any) -> bool:
+    def is_on_device(self, select: Select) -> bool:
         """Whether ``select`` makes batches on the accelerator."""
         ...
 
@@ -49,35 +51,35 @@ class Batches:
 
     Args:
         staged: the dataset.
-        collate: samples to a batch.
-        select: rows of tables; a worker's puts them into a slot.
-        plain: ``collate`` is torch's ``default_collate``, so stacking is all it does.
+        collate: makes a batch of samples.
+        select: takes rows of columns; a worker's writes them to a slot.
+        plain: ``collate`` is torch's ``default_collate``, so it only stacks.
     """
 
-    def __init__(self, staged: PreparedSamples, collate: Callable[[Any], Any], select: Any, plain: bool) -> None:
-        self._staged, self._collate = staged, collate
-        # What is augmented as a batch lies in a slot only when that is done; what is on a device never does.
+    def __init__(
+        self, staged: PreparedSamples, collate: Callable[[list[Sample]], Batch], select: Select, plain: bool
+    ) -> None:
+        self._staged = staged
+        self._collate = collate
+        # A batch that is augmented is written to a slot after that; one on a device never is.
         in_slot = staged.augment_batch is not None and not staged.is_on_device(select)
         self._select = new_tensors if in_slot else select
         self._gathers = plain and staged.is_exact
         self._checked = False
-        staged.look_again()  # an epoch begins
+        staged.look_again()
 
-    def __call__(self, indices: Any) -> Any:
+    def __call__(self, indices: Sequence[Index]) -> Batch:
         """The batch of a list of indices."""
         batch = self._batch(indices)
         augment = self._staged.augment_batch
         return batch if augment is None else augment(batch)
 
-    def _batch(self, indices: Any) -> Any:
+    def _batch(self, indices: Sequence[Index]) -> Batch:
         staged = self._staged
-        if self._gathers:
-            store = staged.current()
-            where = staged.where(store, indices) if store is not None else None
-            found = store.gather_plan(where) if store is not None and where is not None and len(where) else None
-            if found is not None:
-                return self._gathered(found, indices)
-        return self._collate(staged.make(indices))
+        store = staged.current() if self._gathers else None
+        where = staged.where(store, indices) if store is not None else None
+        plan = store.gather_plan(where) if store is not None and where is not None and len(where) else None
+        return self._collate(staged.make(indices)) if plan is None else self._gathered(plan, indices)
 
     def _gathered(self, plan: GatherPlan, indices: Sequence[Index]) -> Batch:
         store, made, columns, rows = plan

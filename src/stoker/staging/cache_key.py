@@ -13,90 +13,88 @@ import stat
 import sys
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..core.dataset_tree import attributes
+from ..core.dataset_tree import attributes, walk
 from ..core.errors import UsageError
 from ..core.packages import is_users
-from .digest import fingerprint
+from ..core.shared import SharedDict, SharedList
+from ..core.types import JsonObject
+from .digest import dependencies_of
 from .store.folder import SourceFile, content_digest
 
 DEPTH = 8  # of objects in objects, in which file names are looked for
 TABLES = ("pandas", "polars")
 NO_PATHS = (bool, int, float, complex, type(None), type, torch.Tensor, types.ModuleType)
-FOLDERS = 8  # attributes that name a folder, in which other names are looked for
-TRIES, GAIN = 10_000, 100  # names that are looked for there in vain, and how many more for each that is found
-LISTED = 100_000  # files of such a folder
+MAX_FOLDERS = 8  # attributes that name a folder, in which other names are looked for
+TRIES = 10_000  # names that are looked for in such a folder in vain
+TRIES_PER_HIT = 100  # more, for each that is found
+MAX_LISTED = 100_000  # files of such a folder
 
 
 class Sources:
     """The files that a dataset's attributes name.
 
+    Args:
+        dataset: the user's.
+        content: files are identified by their content, not by size and time.
+
     Attributes:
-        files: path, bytes, mtime in ns; in the order in which they are named.
+        files: in the order in which they are named.
     """
 
-    def __init__(self, dataset: Any, content: bool) -> None:
+    def __init__(self, dataset: object, content: bool) -> None:
         self.files: list[SourceFile] = []
-        self._content, self._seen = content, set[str]()
-        self._folders: dict[str, int] = {}  # with how often more it is worth a try
-        self._find_folders(dataset, DEPTH, set())
-        self._look(dataset, DEPTH, set())
-        if not self.files:  # its names are made up from a folder's: "{folder}/{i}.png"
-            for folder in self._folders:
-                self._list(folder)
+        self._content = content
+        self._seen: set[str] = set()
+        self._tries = dict.fromkeys(_folders_named_by(dataset), TRIES)
+        self._visit(dataset, DEPTH, set())
+        if not self.files:  # file names are made up from a folder's: "{folder}/{i}.png"
+            for folder in self._tries:
+                self._add_folder(folder)
 
-    def _find_folders(self, x: Any, depth: int, seen: set[int]) -> None:
-        """Attributes that name a folder, of the dataset and what it wraps."""
-        attributes = getattr(x, "__dict__", None)
-        if not depth or id(x) in seen or isinstance(x, NO_PATHS) or not isinstance(attributes, dict):
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(self.files).encode()).hexdigest()[:16]
+
+    def _visit(self, x: object, depth: int, seen: set[int]) -> None:
+        if isinstance(x, (str, bytes, os.PathLike)):
+            self._add_named(os.fsdecode(x))
+        elif depth and id(x) not in seen and not isinstance(x, NO_PATHS):
+            seen.add(id(x))
+            for v in _items(x):
+                self._visit(v, depth - 1, seen)
+
+    def _add_named(self, path: str) -> None:
+        """Adds a file, as it is named or inside a folder that is named."""
+        if path in self._seen or not path or len(path) > 4096 or "\0" in path:
             return
-        seen.add(id(x))
-        for v in attributes.values():
-            if isinstance(v, (str, bytes, os.PathLike)):
-                with contextlib.suppress(OSError, ValueError):
-                    if v and len(self._folders) < FOLDERS and os.path.isdir(v) and os.fsdecode(v) not in self._folders:
-                        self._folders[os.fsdecode(v)] = TRIES
-            else:
-                self._find_folders(v, depth - 1, seen)
+        self._seen.add(path)
+        if self._add(path) or os.path.isabs(path):
+            return
+        for folder, tries in self._tries.items():
+            if tries > 0:  # texts that are no names, a million captions, are not looked for everywhere
+                found = self._add(os.path.join(folder, path))
+                self._tries[folder] += TRIES_PER_HIT if found else -1
+                if found:
+                    return
 
-    def _list(self, folder: str) -> None:
-        """The files in it and one level below, but for what is hidden and for caches."""
+    def _add_folder(self, folder: str) -> None:
+        """Adds the files in a folder and one level below, without hidden ones and caches."""
         for where, folders, names in os.walk(folder):
             below = where != folder
             folders[:] = [] if below else sorted(f for f in folders if not f.startswith("."))
             if "manifest.json" not in names:
                 for name in sorted(names):
-                    if len(self.files) < LISTED and not name.startswith("."):
-                        self._file(os.path.join(where, name))
+                    if len(self.files) < MAX_LISTED and not name.startswith("."):
+                        self._add_named(os.path.join(where, name))
 
-    def _look(self, x: Any, depth: int, seen: set[int]) -> None:
-        if isinstance(x, (str, bytes, os.PathLike)):
-            self._file(os.fsdecode(x))
-        elif depth and id(x) not in seen and not isinstance(x, NO_PATHS):
-            seen.add(id(x))
-            for v in _inside(x):
-                self._look(v, depth - 1, seen)
-
-    def _file(self, path: str) -> None:
-        if path in self._seen or not path or len(path) > 4096 or "\0" in path:
-            return
-        self._seen.add(path)
-        if self._take(path) or os.path.isabs(path):
-            return
-        for folder, odds in self._folders.items():
-            if odds > 0:  # words that are no names, a million captions, are not looked for everywhere
-                found = self._take(os.path.join(folder, path))
-                self._folders[folder] += GAIN if found else -1
-                if found:
-                    return
-
-    def _take(self, path: str) -> bool:
-        """Notes a file, if it is one."""
+    def _add(self, path: str) -> bool:
+        """Adds a file. Returns whether there is one."""
         try:
             found = os.stat(path)
         except OSError:
@@ -106,16 +104,24 @@ class Sources:
         self.files.append((path, found.st_size, content_digest(path) if self._content else found.st_mtime_ns))
         return True
 
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(json.dumps(self.files).encode()).hexdigest()[:16]
+
+def _folders_named_by(dataset: object) -> list[str]:
+    """Folders that attributes name, of the dataset and of objects inside it."""
+    out: list[str] = []
+    for _, x in walk(dataset):
+        for v in attributes(x).values():
+            if v and isinstance(v, (str, bytes, os.PathLike)) and len(out) < MAX_FOLDERS:
+                with contextlib.suppress(OSError, ValueError):
+                    if os.path.isdir(v) and os.fsdecode(v) not in out:
+                        out.append(os.fsdecode(v))
+    return out
 
 
-def _inside(x: Any) -> Iterator[Any]:
-    if isinstance(x, dict):
+def _items(x: Any) -> Iterator[object]:
+    if isinstance(x, (dict, SharedDict)):
         yield from x.values()
         yield from x.keys()
-    elif isinstance(x, (list, tuple, set, frozenset, deque)) or type(x).__module__ == "stoker.core.shared":
+    elif isinstance(x, (list, tuple, set, frozenset, deque, SharedList)):
         yield from x
     elif isinstance(x, np.ndarray):
         if x.dtype.kind in "OUS":
@@ -127,20 +133,20 @@ def _inside(x: Any) -> Iterator[Any]:
 
 
 def key_of(
-    dataset: Any, walked: list[Any], samples: int, extra: str, content: bool, cut: str = ""
-) -> tuple[dict[str, Any], list[SourceFile]]:
-    """What a cache of this dataset depends on, in words, and its source files.
+    dataset: object, parts: Sequence[object], samples: int, extra: str, content: bool, cut: str = ""
+) -> tuple[JsonObject, list[SourceFile]]:
+    """What a cache of this dataset depends on, and its source files.
 
     Args:
-        dataset: whose attributes name files and hold arrays.
-        walked: what runs for a sample: the dataset, and ``prepare``.
+        dataset: whose attributes name files.
+        parts: what runs for a sample: the dataset, and ``prepare``.
         samples: its length.
         extra: whatever else the user says.
-        content: files are known by their content, not by size and time.
+        content: files are identified by their content, not by size and time.
         cut: which part of the code the samples come from.
     """
     sources = Sources(dataset, content)
-    found = list(map(fingerprint, walked))
+    found = [dependencies_of(part) for part in parts]
     packages = {"torch", "numpy"}.union(*(f.packages for f in found))
     return {
         "samples": samples,
@@ -154,7 +160,7 @@ def key_of(
 
 
 def _versions(packages: set[str]) -> dict[str, str]:
-    """Versions of Python, and of libraries that are none of Python's own nor the user's."""
+    """Versions of Python and of libraries. The standard library and the user's own packages have none."""
     out = {"python": ".".join(platform.python_version_tuple()[:2])}
     for name in sorted(packages - sys.stdlib_module_names):
         with contextlib.suppress(ImportError, ValueError):
@@ -164,8 +170,8 @@ def _versions(packages: set[str]) -> dict[str, str]:
     return out
 
 
-def name_of(dataset: Any) -> str:
-    """A name for a folder."""
+def name_of(dataset: object) -> str:
+    """A name for the folder of a cache."""
     kind = "paths" if isinstance(dataset, (list, tuple)) else type(dataset).__name__
     name = re.sub(r"[^A-Za-z0-9_-]+", "_", kind)[:40]
     if not name:

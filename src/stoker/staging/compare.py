@@ -15,7 +15,7 @@ from ..core.dataset_tree import attributes
 IDENTICAL = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
 
-def equal_bits(a: Any, b: Any) -> bool:
+def equal_bits(a: object, b: object) -> bool:
     """Whether two samples, or any two values, are the same to the bit.
 
     Tensors and arrays by dtype, shape, strides of tensors, and bytes; containers by their items, in order; PIL images
@@ -80,7 +80,7 @@ def _equal_arrays(a: Any, b: Any, seen: set[tuple[int, int]]) -> bool:
     return bool(a.tobytes() == b.tobytes())
 
 
-def _equal_objects(a: Any, b: Any, seen: set[tuple[int, int]]) -> bool:
+def _equal_objects(a: object, b: object, seen: set[tuple[int, int]]) -> bool:
     held = attributes(a)
     if held or hasattr(a, "__dict__"):
         return _equal(held, attributes(b), seen)

@@ -1,7 +1,7 @@
-"""The cache on the device: samples that are all in memory are copied there, and their batches are made there.
+"""A complete cache on the device: columns are copied there once, and batches are gathered there.
 
-Nothing crosses the bus any more but indices. It is all or nothing: samples that do not all fit stay in memory. Workers
-cannot do this, so the process that owns the device does.
+After that only indices cross the bus. Samples that do not all fit stay in memory. The process that owns the device does
+this; workers cannot.
 """
 
 from __future__ import annotations
@@ -23,21 +23,27 @@ def free_bytes(device: torch.device) -> int:
 
 
 class DeviceTier:
-    """A store's columns on a device.
+    """The columns of a store on a device.
 
     Args:
         store: complete.
-        device: where to.
-        why: why they are not to go there; "".
+        device: for the columns.
+        plain: batches are made by torch's ``default_collate``.
+        exact: what is stored is the whole sample.
 
     Attributes:
-        why: why they are not there; "" where they are.
+        why: why the columns are not on the device; "" where they are.
     """
 
-    def __init__(self, store: TieredStore, device: torch.device, why: str = "") -> None:
+    def __init__(self, store: TieredStore, device: torch.device, plain: bool, exact: bool) -> None:
         self.device = device
         self._columns: list[torch.Tensor] = []
-        self.why = why or self._copy(store)
+        if not exact:
+            self.why = "augment= is called sample by sample; augment_batch= is not"
+        elif not plain:
+            self.why = "collate_fn is not torch's default_collate"
+        else:
+            self.why = self._copy(store)
 
     def _copy(self, store: TieredStore) -> str:
         first = store.stores[0]
@@ -53,10 +59,10 @@ class DeviceTier:
         return ""
 
     def describe(self) -> str:
-        """Where batches are made, in words."""
+        """Where batches are made."""
         return self.why or f"batches are made on {self.device}"
 
     def select(self, _: list[torch.Tensor], rows: torch.Tensor) -> list[torch.Tensor]:
         """As ``gather.select``, from the columns on the device."""
-        there = rows.to(self.device, non_blocking=True)
-        return [torch.index_select(column, 0, there) for column in self._columns]
+        rows = rows.to(self.device, non_blocking=True)
+        return [torch.index_select(column, 0, rows) for column in self._columns]

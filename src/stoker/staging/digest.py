@@ -1,4 +1,11 @@
-"""Digests of what a dataset holds: for the ranks of a node, and for the key of a cache on disk."""
+"""Digests of what a dataset holds, equal in every process that has the same.
+
+``digest`` is for the ranks of a node, which run the same code: functions are identified by their place. It fails where
+something cannot be compared. ``dependencies_of`` is for the key of a cache on disk, which outlives the code: it goes
+into the user's functions and classes, and what cannot be compared is identified by its type.
+
+``core/fingerprint.py`` tells faster whether an object has changed within one process.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +25,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..core.packages import is_users
 from .executed_code import is_library
 from .store.encode import CacheError
 
-# Attributes that tell one rank from another. They may differ where the deterministic part does not read them.
+# Attributes that distinguish ranks. They may differ where the deterministic part does not read them.
 OF_RANK = frozenset({"rank", "local_rank", "global_rank", "node_rank", "process_index", "local_process_index", "gpu"})
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, torch.Generator)
 PLAIN = frozenset({str, int, float, bool, bytes, type(None), list, dict, tuple})
@@ -31,15 +39,14 @@ LOCKS = (type(threading.Lock()), type(threading.RLock()))
 ENTRIES = ("__call__", "forward", "__getitem__", "__getitems__")  # where a call begins
 
 
-def digest(value: Any) -> tuple[str, set[str]]:
-    """A digest of everything that a value holds, equal for equal content in whichever process; and which attributes it
-    leaves out.
+def digest(value: object) -> tuple[str, set[str]]:
+    """A digest of everything that a value holds, and which attributes it leaves out.
 
-    States of random generators are no content: the deterministic part of a sample does not depend on them. Code is
-    known by its place and its instructions.
+    States of random generators are left out: the deterministic part of a sample does not depend on them. Code is
+    identified by its place and its instructions.
 
     Raises:
-        Exception: something in it has no content that could be compared: a connection, a handle of C code.
+        Exception: something in it cannot be compared: a connection, a handle of C code.
 
     Example:
         >>> digest({"paths": ["a.jpg"]}) == digest({"paths": ["a.jpg"]}), digest(1) == digest(1.0)
@@ -50,7 +57,7 @@ def digest(value: Any) -> tuple[str, set[str]]:
     return pickler.file.hexdigest(), pickler.left_out
 
 
-class Fingerprint(NamedTuple):
+class Dependencies(NamedTuple):
     """What a dataset or a function depends on.
 
     Attributes:
@@ -64,46 +71,45 @@ class Fingerprint(NamedTuple):
     packages: set[str]
 
 
-def fingerprint(value: Any) -> Fingerprint:
-    """What a value depends on, equal in each run that has the same. What has no content that could be compared is known
-    by its type.
+def dependencies_of(value: object) -> Dependencies:
+    """What a value depends on, equal in every run that has the same.
 
     Raises:
         CacheError: it cannot be taken apart.
     """
-    pickler = _Whole(_Hash())
+    pickler = _KeyPickler(_Hash())
     try:
         pickler.dump(value)
     except Exception as e:
         raise CacheError(f"what the dataset holds cannot be compared: {type(e).__name__}: {e}") from e
-    return Fingerprint(pickler.file.hexdigest(), pickler.code.hexdigest(), pickler.packages)
+    return Dependencies(pickler.file.hexdigest(), pickler.code.hexdigest(), pickler.packages)
 
 
 class _Hash:
-    """A file that only counts what is written to it."""
+    """A file that hashes what is written to it."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
         self.write, self.hexdigest = self._hash.update, self._hash.hexdigest
 
 
-def _bytes_of(array: np.ndarray[Any, Any]) -> bytes:
+def _bytes_of(array: NDArray[Any]) -> bytes:
     whole: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.size else b""
     return hashlib.blake2b(whole, digest_size=16).digest()
 
 
 class _Pickler(pickle.Pickler):
-    """A pickler for what is compared and never read again."""
+    """A pickler whose output is compared and never read."""
 
     def __init__(self, file: _Hash) -> None:
         super().__init__(file, 5)
         self.file = file
         self.left_out: set[str] = set()
 
-    def persistent_id(self, x: Any) -> Any:
+    def persistent_id(self, x: Any) -> object:
         return None if type(x) in PLAIN else self.known(x)
 
-    def known(self, x: Any) -> Any:
+    def known(self, x: Any) -> object:
         """What stands for a value that pickle refuses, would copy, or writes differently in each process; else None."""
         if type(x) in (set, frozenset):
             return "set", type(x), sorted(map(repr, x))
@@ -142,22 +148,22 @@ class _Pickler(pickle.Pickler):
         return made, args, state, *rest
 
 
-class _Whole(_Pickler):
-    """Goes into the user's functions and classes, too; what lies in a library is known by its name."""
+class _KeyPickler(_Pickler):
+    """Goes into the user's functions and classes, too; those of libraries are identified by their names."""
 
     def __init__(self, file: _Hash) -> None:
         super().__init__(file)
         self.code = _Hash()
         self.packages: set[str] = set()
-        self._seen: dict[int, tuple[int, Any]] = {}  # held: an object that goes would give its id to another
+        self._seen: dict[int, tuple[int, Any]] = {}  # with the object: else its id might become that of another
         self._texts: dict[str, str] = {}
 
-    def persistent_id(self, x: Any) -> Any:
+    def persistent_id(self, x: Any) -> object:
         if type(x) is str:
             return self._texts.setdefault(x, x)  # whether equal texts are one object differs from run to run
         return super().persistent_id(x)
 
-    def known(self, x: Any) -> Any:
+    def known(self, x: Any) -> object:
         if isinstance(x, (types.FunctionType, type)):
             if id(x) in self._seen:
                 return "again", self._seen[id(x)][0]
@@ -185,31 +191,31 @@ class _Whole(_Pickler):
             made = type(x).__qualname__
         return (str, (made,)) if isinstance(made, str) else made
 
-    def _named(self, module: str, name: str) -> Any:
-        """What a library calls something."""
+    def _named(self, module: str, name: str) -> tuple[str, str]:
+        """Identifies something of a library."""
         self.packages.add(module.partition(".")[0])
         return "library", name
 
-    def _function(self, fn: types.FunctionType) -> Any:
+    def _function(self, fn: types.FunctionType) -> tuple[object, ...]:
         if is_library(fn.__code__):
             return self._named(fn.__module__ or "", f"{fn.__module__}.{fn.__qualname__}")
         self.code.write(_instructions(fn.__code__))
         names = {name for code in _codes(fn.__code__) for name in code.co_names}
         self.packages |= {name.partition(".")[0] for name in _arguments(fn.__code__, "IMPORT_NAME")}
-        used: dict[str, Any] = {}
+        used: dict[str, object] = {}
         for name in sorted(_arguments(fn.__code__, "LOAD_GLOBAL", "LOAD_NAME")):
             value = used[name] = fn.__globals__.get(name)
             if isinstance(value, types.ModuleType) and _is_users_module(value):
                 used |= {f"{name}.{k}": v for k, v in vars(value).items() if k in names}
         return "function", fn.__qualname__, used, *_bound_in(fn)
 
-    def _class(self, cls: type) -> Any:
+    def _class(self, cls: type) -> tuple[object, ...]:
         bases = [base for base in cls.__mro__ if _is_users_module(sys.modules.get(base.__module__))]
         self.packages |= {base.__module__.partition(".")[0] for base in cls.__mro__}
         if cls not in bases:
             return self._named(cls.__module__, f"{cls.__module__}.{cls.__qualname__}")
         called = _called(bases)
-        held: dict[str, Any] = {}
+        held: dict[str, object] = {}
         for base in bases:
             for k, v in vars(base).items():
                 fn = _function_in(v)
@@ -220,18 +226,18 @@ class _Whole(_Pickler):
         return "class", cls.__qualname__, held
 
 
-def _bound_in(fn: types.FunctionType) -> tuple[Any, ...]:
-    """The values that a function has with it: of variables around it, and of parameters."""
+def _bound_in(fn: types.FunctionType) -> tuple[object, ...]:
+    """The values that a function refers to: defaults of its parameters, and variables of functions around it."""
     cells = []
     for cell in fn.__closure__ or ():
         try:
             cells.append(cell.cell_contents)
-        except ValueError:  # nothing in it yet
+        except ValueError:  # not set yet
             cells.append(None)
     return fn.__defaults__, fn.__kwdefaults__, cells
 
 
-def _is_users_module(module: Any) -> bool:
+def _is_users_module(module: object) -> bool:
     file = getattr(module, "__file__", None) or "<frozen builtin>"
     return getattr(module, "__name__", "") == "__main__" or is_users(file)
 
@@ -244,7 +250,7 @@ def _function_in(member: Any) -> types.FunctionType | None:
 
 
 def _called(bases: list[type]) -> set[str]:
-    """Methods that a call, or a look at an item, may come to: by the names in the code of those before."""
+    """Methods that a call, or a request for an item, may reach: by the names in the code of those before."""
     methods: dict[str, list[types.FunctionType]] = {}
     for base in bases:
         for k, v in vars(base).items():
@@ -271,12 +277,12 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _arguments(code: types.CodeType, *names: str) -> set[str]:
-    """What some instructions of a function are about: the variables that it loads, the modules that it imports."""
+    """Arguments of some instructions of a function: the variables that it loads, the modules that it imports."""
     return {str(op.argval) for c in _codes(code) for op in dis.get_instructions(c) if op.opname in names}
 
 
 def _instructions(code: types.CodeType) -> bytes:
-    """What runs, without where it is written."""
+    """What runs, without its place in a file."""
     parts = []
     for c in _codes(code):
         constants = [

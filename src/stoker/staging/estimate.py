@@ -1,4 +1,4 @@
-"""Is it worth keeping? What a cache would cost and bring, measured on a few samples before there is one."""
+"""What a cache would cost and save, measured on a few samples before there is one."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import itertools
 import random
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..core import resources
+from ..core.types import Sample
 from .pure_calls import MemoPlan
 from .random_state import RandomStates
 from .split import Split
@@ -16,22 +18,22 @@ from .store.decode import Layout
 from .store.encode import take
 
 SAMPLES = 32  # that are timed, at most
-SHARE = 0.5  # of the free memory, as ``Staged`` takes
+RAM_SHARE = 0.5  # of the free memory, as ``Staged`` takes
 
 
 class CacheEstimate(NamedTuple):
-    """What keeping the deterministic part of a dataset brings. Seconds are one worker's.
+    """What caching the deterministic part of a dataset costs and saves. Seconds are one worker's.
 
     Attributes:
         samples: of the dataset.
-        sample_bytes: what is kept of one.
-        nbytes: what is kept of all.
-        free: bytes of memory that are free.
-        prepare_s: to make what is kept of one sample.
-        augment_s: for the rest of one sample, which is done every time.
-        keep_s: to put one sample in; the first epoch is so much longer.
-        read_s: to take one out again.
-        stages: the stages and why, as ``split`` says it.
+        sample_bytes: that are stored of one.
+        nbytes: that are stored of all.
+        free: bytes of memory.
+        prepare_s: to make the deterministic part of one sample.
+        augment_s: for the random part of one sample.
+        keep_s: to store one sample; the first epoch is that much longer.
+        read_s: to read one.
+        stages: the stages and why, as ``split`` prints them.
     """
 
     samples: int
@@ -46,22 +48,22 @@ class CacheEstimate(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Part of the samples that fit into half of what is free."""
-        return min(1.0, SHARE * self.free / max(1.0, self.nbytes))
+        """Of the samples, that fits into half of what is free."""
+        return min(1.0, RAM_SHARE * self.free / max(1.0, self.nbytes))
 
     @property
     def fill_s(self) -> float:
-        """Seconds to prepare all of it ahead."""
+        """Seconds to prepare all that fits ahead."""
         return self.prepare_s * self.samples * self.share
 
     @property
     def saved_s(self) -> float:
-        """Seconds that each epoch after the first is shorter."""
+        """Seconds by which each epoch after the first is shorter."""
         return max(0.0, self.prepare_s - self.read_s) * self.samples * self.share
 
     @property
     def epochs(self) -> float:
-        """Epochs after the first until filling it on the way has paid; infinite where it never does."""
+        """Epochs after the first until filling the cache has paid; infinite where it never does."""
         return self.keep_s * self.samples * self.share / self.saved_s if self.saved_s else float("inf")
 
     def __str__(self) -> str:
@@ -74,23 +76,23 @@ class CacheEstimate(NamedTuple):
         )
 
 
-def _of_calls(parts: Split, memo: MemoPlan) -> CacheEstimate:
-    """What the trial measured, where calls are kept; as many of them as there are samples."""
-    n = len(parts.dataset)
-    made_s = max(0.0, parts.sample_s - memo.served_s)
+def _of_calls(split: Split, memo: MemoPlan) -> CacheEstimate:
+    """What the trial measured, where calls are cached; as many of them as there are samples."""
+    n = len(split.dataset)
+    made_s = max(0.0, split.sample_s - memo.served_s)
     free = resources.memory_available()
-    return CacheEstimate(n, memo.nbytes, memo.nbytes * n, free, made_s, memo.served_s, 0.0, 0.0, str(parts))
+    return CacheEstimate(n, memo.nbytes, memo.nbytes * n, free, made_s, memo.served_s, 0.0, 0.0, str(split))
 
 
 def worth(dataset: Any, seconds: float = 1.0) -> CacheEstimate:
-    """Measures what keeping a dataset's deterministic part would cost and bring.
+    """Measures what caching a dataset's deterministic part would cost and save.
 
     Args:
         dataset: map-style, or a ``Staged``.
         seconds: to measure; one sample is timed at least.
 
     Raises:
-        UsageError: nothing can be kept; see ``split``.
+        UsageError: it has no deterministic part; see ``split``.
 
     Example:
         >>> import time
@@ -104,34 +106,58 @@ def worth(dataset: Any, seconds: float = 1.0) -> CacheEstimate:
     if hasattr(type(dataset), "_stoker_batches"):
         stages, prepare, augment = "", dataset._prepare, dataset._augment
     else:
-        parts = Split(dataset)
-        if parts.memo is not None:
-            return _of_calls(parts, parts.memo)
-        stages, prepare, augment = str(parts), parts.prepare, None if parts.exact else parts.augment
+        split = Split(dataset)
+        if split.memo is not None:
+            return _of_calls(split, split.memo)
+        stages, prepare, augment = str(split), split.prepare, None if split.exact else split.augment
     n = len(dataset)
-    some = random.Random(0).sample(range(n), min(n, SAMPLES))
-    spent: list[list[float]] = []
+    rows: list[_Seconds] = []
     nbytes = 0
     states = RandomStates()
     began = time.perf_counter()
-    for i in some:
-        times = [time.perf_counter()]
-        made = prepare(i)
-        times.append(time.perf_counter())
-        words, leaves = take(made)
-        kept = [x.copy() for x in leaves]
-        times.append(time.perf_counter())
-        again = Layout(words).put(kept)
-        times.append(time.perf_counter())
-        if augment is not None:
-            augment(again)
-        times.append(time.perf_counter())
-        spent.append([b - a for a, b in itertools.pairwise(times)])
-        nbytes += sum(x.nbytes for x in leaves)
-        if times[-1] - began > seconds:
+    for i in random.Random(0).sample(range(n), min(n, SAMPLES)):
+        row, sample_bytes = _measure(i, prepare, augment)
+        rows.append(row)
+        nbytes += sample_bytes
+        if time.perf_counter() - began > seconds:
             break
     states.restore()
-    prepare_s = statistics.fmean(row[0] for row in spent)  # some samples take longer, and that counts
-    keep_s, read_s, augment_s = (statistics.median(row[k] for row in spent) for k in (1, 2, 3))
-    each = nbytes / len(spent)
-    return CacheEstimate(n, each, each * n, resources.memory_available(), prepare_s, augment_s, keep_s, read_s, stages)
+    each = nbytes / len(rows)
+    return CacheEstimate(
+        samples=n,
+        sample_bytes=each,
+        nbytes=each * n,
+        free=resources.memory_available(),
+        prepare_s=statistics.fmean(row.prepare for row in rows),  # some samples take longer, and that counts
+        augment_s=statistics.median(row.augment for row in rows),
+        keep_s=statistics.median(row.store for row in rows),
+        read_s=statistics.median(row.read for row in rows),
+        stages=stages,
+    )
+
+
+class _Seconds(NamedTuple):
+    """Of one sample."""
+
+    prepare: float
+    store: float
+    read: float
+    augment: float
+
+
+def _measure(
+    i: int, prepare: Callable[[int], Sample], augment: Callable[[Sample], Sample] | None
+) -> tuple[_Seconds, int]:
+    """What one sample takes, and its bytes."""
+    times = [time.perf_counter()]
+    part = prepare(i)
+    times.append(time.perf_counter())
+    type_spec, leaves = take(part)
+    stored = [x.copy() for x in leaves]
+    times.append(time.perf_counter())
+    part = Layout(type_spec).put(stored)
+    times.append(time.perf_counter())
+    if augment is not None:
+        augment(part)
+    times.append(time.perf_counter())
+    return _Seconds(*(b - a for a, b in itertools.pairwise(times))), sum(x.nbytes for x in leaves)

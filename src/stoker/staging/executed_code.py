@@ -1,4 +1,4 @@
-"""Looks at the Python code that runs while a sample is made: what it names, changes, and asks of the machine."""
+"""Watches the Python code that runs while a sample is made: what it names, changes, and asks of the machine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import time
 import types
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from ..core.packages import PACKAGE, in_stdlib, is_users
+from ..core.types import Attributes
 from .source import NoSource, tree_of_code
 from .syntax import changes_state, is_setup, local_variables
 
+Result = TypeVar("Result")
 CLOSED = {"torch", "numpy"}  # packages whose functions draw as a whole
 OBJECTS = 64  # that are held for each attribute
 BY_NAME = {"getattr", "vars", "__dict__", "eval", "exec", "attrgetter"}
@@ -41,38 +43,41 @@ UUIDS = {uuid.uuid1.__code__: "uuid.uuid1"}  # from the clock
 
 
 class Executed:
-    """Looks at the Python code that runs for a sample.
+    """What is known of the Python code that ran for a sample, by a profile function (``sys.setprofile``).
+
+    Args:
+        dataset: whose samples are made.
 
     Attributes:
-        names: attributes, globals and strings that it mentions, also in functions of the user's that no sample called.
+        names: attributes, globals and strings that the code mentions, also in the user's functions that it names.
         variables: module and name of the global variables among them that hold values.
-        looks_up_names: user code asks for attributes by computed names.
+        looks_up_names: the user's code asks for attributes by computed names.
         changes: what the dataset's own methods assign to that outlives a call; "" where nothing.
-        stored: names of attributes that it assigns to, each with objects whose methods do; not with the dataset.
-        asks: what it asks that has another answer each time: the clock, the machine's entropy; "" where nothing.
+        stored: names of attributes that the code assigns to, each with objects whose methods do; not the dataset.
+        asks: a function that answers something else each time (the clock, the machine's entropy); "" where none.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: object) -> None:
         self._dataset = dataset
         self.names: set[str] = set()
         self.variables: set[tuple[str, str]] = set()
         self.changes = ""
         self.asks = ""
-        self.stored: dict[str, list[Any]] = {}
+        self.stored: dict[str, list[object]] = {}
         self.looks_up_names = False
         self._run: set[types.CodeType] = set()
         self._seen: set[types.CodeType] = set()
         self._classes: dict[type, None] = {}
 
-    def run(self, fn: Callable[[], Any]) -> Any:
-        """Runs a function and looks at each Python function that it calls."""
+    def run(self, fn: Callable[[], Result]) -> Result:
+        """Runs a function, and watches each Python function that it calls."""
         sys.setprofile(self._profile)
         try:
             return fn()
         finally:
             sys.setprofile(None)
 
-    def _profile(self, frame: types.FrameType, event: str, arg: Any) -> None:
+    def _profile(self, frame: types.FrameType, event: str, arg: object) -> None:
         code = frame.f_code
         if event == "c_call":
             self._note_call(code, arg)
@@ -108,8 +113,8 @@ class Executed:
             return
         self.asks = self.asks or asks or ""
 
-    def _note(self, code: types.CodeType, scope: dict[str, Any]) -> None:
-        """The names in a function, and in those of the user's that it names."""
+    def _note(self, code: types.CodeType, scope: Attributes) -> None:
+        """Notes the names in a function, and in the user's functions that it names."""
         waiting = [(code, scope)]
         while waiting:
             code, scope = waiting.pop()
@@ -128,17 +133,17 @@ class Executed:
                     self.variables.add((str(scope.get("__name__", "")), name))
                 waiting += [(fn.__code__, fn.__globals__) for fn in self._functions(name, value)]
 
-    def _functions(self, name: str, value: Any) -> Iterator[types.FunctionType]:
-        """Functions of the user's that a name may mean: a global one, or a method of an object seen so far."""
+    def _functions(self, name: str, value: object) -> Iterator[types.FunctionType]:
+        """The user's functions that a name may mean: a global one, or a method of an object seen so far."""
         if name == "__getitem__":
-            return  # which is cut; what of it runs before the cut, has been run
+            return  # it is the function that is cut; the part before the cut has run
         for found in (value, *(getattr(c, name, None) for c in (type(self._dataset), *self._classes))):
             fn = getattr(found, "__wrapped__", found)
             if isinstance(fn, types.FunctionType) and not is_library(fn.__code__):
                 yield fn
 
     def _note_changes(self, code: types.CodeType, first: str) -> None:
-        """A method of the dataset's: assignments in branches that no trial took count, too."""
+        """Notes what a method of the dataset's assigns to, in branches that were not taken, too."""
         if not assigns_outside(code):  # its file need not be parsed
             return
         try:
@@ -183,6 +188,6 @@ def is_closed(fn: types.FunctionType, also: tuple[str, ...] = ()) -> bool:
 
 
 def is_library(code: types.CodeType) -> bool:
-    """Whether code is no user's. What a notebook's cell or ``exec`` defines is."""
+    """Whether code is not the user's. What a notebook's cell or ``exec`` defines is the user's."""
     file = code.co_filename
     return not is_users(file) and (not file.startswith("<") or file.startswith("<frozen "))  # "<ipython-input-1>"

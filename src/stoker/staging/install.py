@@ -1,18 +1,19 @@
-"""``stoker.install``: stoker's engine, settings and cache behind loaders of torch's own class."""
+"""``stoker.install``: stoker's engine, settings and cache for loaders of torch's own class."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 import threading
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import dataloader as torch_loader
 from torch.utils.data.dataloader import _DatasetKind
 
-from ..core.errors import StokerError, StokerWarning, UsageError
+from ..core.errors import StokerError, UsageError
+from ..core.types import Attributes, LoaderLike
+from ..core.warn import warn_user
 from ..loader import engine
 from ..loader.adopt import behind, carried_by
 from ..loader.dataloader import OWN, DataLoader
@@ -25,11 +26,11 @@ SHARED = (
     "prefetch_factor",
     "persistent_workers",
 )  # torch's arguments that change no batch
-CACHES = 8  # datasets whose caches are kept while no loader has them
+MAX_CACHES = 8  # datasets whose caches stay while no loader has them
 _lock = threading.Lock()
-_defaults: list[dict[str, Any]] = []  # of each install that has not been taken back, with those of the ones before it
-_top: Any = None  # what stands in DataLoader's place for them
-_caches: dict[int, tuple[Any, Any]] = {}  # by a dataset's id: the dataset, and the same one with a cache
+_defaults: list[Attributes] = []  # of each install that is in effect, with those of earlier ones
+_patch: Any = None  # what replaces DataLoader's method meanwhile
+_caches: dict[int, tuple[object, Staged | None]] = {}  # by a dataset's id: the dataset, and the same with a cache
 
 
 def install(**defaults: Any) -> None:
@@ -49,30 +50,30 @@ def install(**defaults: Any) -> None:
         TypeError: another argument.
         UsageError, ValueError: a value that ``stoker.DataLoader`` refuses.
     """
-    global _top
+    global _patch
     _check(defaults)
     with _lock:
         _defaults.append({**(_defaults[-1] if _defaults else {}), **defaults})
-        if _top is None:
-            _top = behind(
-                torch_loader.DataLoader._get_iterator, lambda loader: _given(loader, _defaults[-1]), OWN, _staged
+        if _patch is None:
+            _patch = behind(
+                torch_loader.DataLoader._get_iterator, lambda loader: _settings(loader, _defaults[-1]), OWN, _staged
             )
-            torch_loader.DataLoader._get_iterator = _top  # type: ignore[method-assign]
+            torch_loader.DataLoader._get_iterator = _patch  # type: ignore[method-assign]
 
 
 def uninstall() -> None:
     """Takes one ``install`` back. Iterators that exist go on with the engine they have. Without an install: nothing."""
-    global _top
+    global _patch
     with _lock:
         if _defaults:
             _defaults.pop()
-        if _defaults or _top is None:
+        if _defaults or _patch is None:
             return
-        _top.wanted = lambda loader: None  # somebody may have wrapped it meanwhile, and still call it
+        _patch.wanted = lambda loader: None  # a wrapper that was put around it meanwhile may still call it
         base: Any = torch_loader.DataLoader
-        if base._get_iterator is _top:
-            base._get_iterator = _top.before
-        _top = None
+        if base._get_iterator is _patch:
+            base._get_iterator = _patch.before
+        _patch = None
         _caches.clear()
 
 
@@ -96,7 +97,7 @@ def installed(**defaults: Any) -> Iterator[None]:
         uninstall()
 
 
-def _check(defaults: dict[str, Any]) -> None:
+def _check(defaults: Attributes) -> None:
     of_torch = inspect.signature(torch_loader.DataLoader).parameters
     for name in defaults:
         if name in (*OWN, *SHARED, "cache"):
@@ -108,30 +109,26 @@ def _check(defaults: dict[str, Any]) -> None:
     DataLoader([0], **{"num_workers": 1, **{k: v for k, v in defaults.items() if k != "cache"}})  # type: ignore[arg-type]
 
 
-def _given(loader: Any, defaults: dict[str, Any]) -> dict[str, Any]:
+def _settings(loader: LoaderLike, defaults: Attributes) -> Attributes:
     carried = carried_by(loader)
     return defaults if carried is None else carried
 
 
-def _staged(loader: Any, cache: str) -> Any:
+def _staged(loader: LoaderLike, cache: str) -> Staged | None:
     dataset = loader.dataset
     if loader._dataset_kind != _DatasetKind.Map or staged_in(dataset) is not None:
         return None
     if engine.init_sees_dataset(loader):
         return None
-    known, staged = _caches.get(id(dataset), (None, None))
+    known, cached = _caches.get(id(dataset), (None, None))
     if known is dataset:
-        return staged
+        return cached
+    staged = None
     try:
         staged = Staged(dataset, cache=cache)
     except StokerError as e:
-        staged = None
-        _say(f"{type(dataset).__name__}: nothing is kept: {e}")
-    while len(_caches) >= CACHES:
+        warn_user(f"{type(dataset).__name__}: nothing is kept: {e}")
+    while len(_caches) >= MAX_CACHES:
         del _caches[next(iter(_caches))]
     _caches[id(dataset)] = dataset, staged
     return staged
-
-
-def _say(words: str) -> None:
-    warnings.warn(words, StokerWarning, stacklevel=2)

@@ -1,9 +1,13 @@
-"""Runs a function in a forked child that can change nothing of its parent's.
+"""Runs a function in a forked child that can change nothing outside of itself.
 
-The child has its own copy of memory. What a fork would still share is taken away before the function runs: file
-offsets (regular files are opened anew), connections and pipes (replaced by closed ones), shared memory (made read-only)
-and files (an audit hook refuses to open one for writing; Landlock, where the kernel has it, does so for native code).
-What is printed, logged or written to files that are open already goes into a file in memory: see ``output_size``.
+The child has its own copy of memory. Before the function runs, the child takes away what a fork still shares:
+
+    file offsets        regular files are opened anew, read-only
+    connections, pipes  are replaced by closed ones
+    shared memory       is mapped read-only
+    the file system     an audit hook refuses to open a file for writing; Landlock does so for native code, where the
+                        kernel has it
+    output              what is printed, logged or written to open files goes into a file in memory (``output_size``)
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -35,11 +39,12 @@ from ..transport.slots import own_fork
 if TYPE_CHECKING:
     from .store.memory import Memory
 
+Result = TypeVar("Result")
 DIED = {
-    signal.SIGSEGV: "the process in which it was tried died: it writes to shared memory, or its native code crashed",
-    signal.SIGBUS: "the process in which it was tried died: it writes to shared memory, or its native code crashed",
-    signal.SIGALRM: "trying its samples took too long",
-    signal.SIGKILL: "the process in which it was tried was killed: there was not enough memory, or it took too long",
+    signal.SIGSEGV: "the trial's process died: a sample writes to shared memory, or native code crashed",
+    signal.SIGBUS: "the trial's process died: a sample writes to shared memory, or native code crashed",
+    signal.SIGALRM: "the trial took too long",
+    signal.SIGKILL: "the trial's process was killed: there was not enough memory, or it took too long",
 }
 PR_SET_PDEATHSIG = 1
 PR_SET_NO_NEW_PRIVS = 38
@@ -66,23 +71,23 @@ REFUSED = {
 
 
 class SideEffect(UsageError):
-    """What was tried changes something outside of its process."""
+    """The function would change something outside of its process."""
 
 
 class Trial:
-    """A function that runs in a child process. Its answer is a pickle.
+    """A function that runs in a child process.
 
     Args:
-        fn: what to run; its result is pickled.
-        limit_s: the child ends after so many seconds, whatever it does.
+        fn: what to run; the child sends its result as a pickle.
+        limit_s: seconds after which a timer ends the child.
 
     Attributes:
-        memories: for what is kept, where the ranks of a node share it.
+        memories: of the node, for what is kept, if its ranks share a cache.
     """
 
     memories: Sequence[Memory] = ()
 
-    def __init__(self, fn: Callable[[], Any], limit_s: float) -> None:
+    def __init__(self, fn: Callable[[], object], limit_s: float) -> None:
         self._parts: list[bytes] = []
         self._reader, writer = os.pipe2(os.O_CLOEXEC)
         with own_fork():
@@ -98,7 +103,7 @@ class Trial:
         self._ended = ""
 
     def wait(self, seconds: float) -> bool:
-        """Waits until the child has answered or died; returns whether it has."""
+        """Waits for the child's answer or end, at most so long; returns whether it came."""
         if self._reader < 0:
             return True
         until = time.monotonic() + seconds
@@ -113,7 +118,7 @@ class Trial:
         return False
 
     def result(self) -> Any:
-        """What the function returned. Call it once ``wait`` has returned True.
+        """What the function returned. Only after ``wait`` has returned True.
 
         Raises:
             UsageError: the function raised one, or the child died.
@@ -123,7 +128,7 @@ class Trial:
         try:
             kind, value = pickle.loads(b"".join(self._parts))
         except (EOFError, pickle.UnpicklingError):
-            raise UsageError("the process in which it was tried was ended while it answered") from None
+            raise UsageError("the trial's process was ended while it answered") from None
         if kind == "error":
             raise UsageError(value)
         return value
@@ -150,26 +155,27 @@ class Trial:
             found = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
             if found is not None and found.si_status in DIED:
                 return DIED[signal.Signals(found.si_status)]
-        return "the process in which it was tried died"
+        return "the trial's process died"
 
 
-def run_isolated(fn: Callable[[], Any], limit_s: float = 60.0) -> Any:
-    """What ``fn`` returns, called in a child. Where processes cannot be forked, it is called here.
+def run_isolated(fn: Callable[[], Result], limit_s: float = 60.0) -> Result:
+    """Calls ``fn`` in a child process and returns its result. On other systems than Linux, it is called here.
 
     Raises:
-        UsageError: ``fn`` raised one, changed something outside, took too long, or the child died.
+        UsageError: ``fn`` raised an error, would have changed something outside, took too long, or the child died.
     """
     if sys.platform != "linux":
         return fn()
     trial = Trial(fn, limit_s)
     try:
         trial.wait(limit_s + 1)
-        return trial.result()
+        result: Result = trial.result()
+        return result
     finally:
         trial.close()
 
 
-def _child(fn: Callable[[], Any], writer: int, limit_s: float) -> None:
+def _child(fn: Callable[[], object], writer: int, limit_s: float) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     signal.setitimer(signal.ITIMER_REAL, limit_s)
@@ -186,7 +192,7 @@ def _child(fn: Callable[[], Any], writer: int, limit_s: float) -> None:
         sys.addaudithook(_refuse)
         with contextlib.suppress(OSError, AttributeError):
             _forbid_writing()
-        answer: tuple[str, Any] = ("value", fn())
+        answer: tuple[str, object] = ("value", fn())
     except StokerError as e:
         answer = ("error", str(e))
     except BaseException as e:
@@ -203,7 +209,7 @@ _output = -1
 
 
 def output_size() -> int:
-    """Bytes that were printed, logged, or written to files that had been open, in this child so far."""
+    """How many bytes this child has printed, logged, or written to files that were open before."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -211,7 +217,7 @@ def output_size() -> int:
 
 
 def _refuse(event: str, args: Any) -> None:
-    """An audit hook (PEP 578)."""
+    """Refuses what would change something outside; an audit hook (PEP 578)."""
     if event == "open":
         path, mode, flags = args
         writes = (isinstance(flags, int) and flags & WRITES) or (isinstance(mode, str) and set(mode) & set("wax+"))
@@ -222,8 +228,8 @@ def _refuse(event: str, args: Any) -> None:
         _stop(REFUSED[event])
 
 
-def _is_memory(file: Any) -> bool:
-    """An anonymous file in memory, as stoker's own stores are (memfd_create(2))."""
+def _is_memory(file: object) -> bool:
+    """Whether it is an anonymous file in memory, as stoker's own stores are (memfd_create(2))."""
     return isinstance(file, int) and "memfd:" in os.readlink(f"/proc/self/fd/{file}")
 
 
@@ -233,7 +239,11 @@ def _stop(effect: str) -> None:
 
 
 def _unshare(keep: int) -> None:
-    """Takes away what a fork shares with its parent."""
+    """Replaces the files, connections and shared memory that a fork shares with its parent.
+
+    Args:
+        keep: a file descriptor that stays as it is.
+    """
     global _output
     null = os.open(os.devnull, os.O_RDWR)
     _output = os.memfd_create("output")
@@ -259,7 +269,7 @@ def _unshare(keep: int) -> None:
 
 
 def _reopen(fd: int) -> None:
-    """Gives a regular file an offset of its own, and only to read. What is open only to be written to, is no more."""
+    """Gives a regular file an offset of its own, read-only. A write-only file becomes the file of output in memory."""
     with open(f"/proc/self/fdinfo/{fd}") as info:
         found = dict(line.split(":", 1) for line in info if ":" in line)
     if "memfd:" in os.readlink(f"/proc/self/fd/{fd}"):
@@ -275,7 +285,7 @@ def _reopen(fd: int) -> None:
 
 
 def _forbid_writing() -> None:
-    """Native code opens files without Python's knowing: the kernel refuses to write, make and remove any (Landlock)."""
+    """Lets the kernel refuse to write, make and remove files (Landlock): native code raises no audit events."""
     libc = ctypes.CDLL(None, use_errno=True)
     rights = sum(1 << bit for bit in (1, *range(4, 13)))  # LANDLOCK_ACCESS_FS_: WRITE_FILE, REMOVE_DIR to MAKE_SYM
     handled = ctypes.c_uint64(rights)

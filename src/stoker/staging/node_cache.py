@@ -1,9 +1,13 @@
 """One trial and one cache in memory for all ranks of a node that have the same dataset.
 
-The first rank to look at a dataset binds a socket in the abstract namespace (unix(7)), whose name stands for the run
-and for the content of the dataset. It makes the trial, and then the memory. Whoever connects gets what the trial found
-and the memory's descriptor (SCM_RIGHTS). Nothing has a name in a file system, and the kernel takes the socket back
-however its owner ends: those who have the memory mapped keep it, and whoever comes next makes a new one.
+1. Each rank makes a name from the run and a digest of its dataset, for a socket in the abstract namespace (unix(7)).
+2. The first rank binds it (``_Owner``). It makes the trial, and then the memory.
+3. Every other rank connects (``_Member``) and waits. It receives what the trial found, and the memory's descriptor
+   (SCM_RIGHTS).
+4. A rank whose owner has ended makes its own trial.
+
+Nothing has a name in a file system. The kernel removes the socket however its owner ends; ranks that have the memory
+mapped keep it, and the next rank makes a new one.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from .store.memory import Memory
 from .store.store import Store, size_of
 from .trial import Found, find_plan
 
-DIGEST_S = 1.5  # for the digest of a dataset; one that takes longer is not shared
+DIGEST_S = 1.5  # for the digest of a dataset; a cache whose digest takes longer is not shared
 CONNECT_S = 1.0
 BACKLOG = 128  # ranks that wait while the trial runs
 HEADER = struct.Struct("<q")  # bytes that follow
@@ -38,13 +42,13 @@ HEADER = struct.Struct("<q")  # bytes that follow
 _sockets: list[socket.socket] = []
 
 
-def _forked() -> None:
-    """A child must not keep a connection, or the name of a socket that nobody answers, after its parent's end."""
+def _close_sockets() -> None:
+    """A forked child must not keep a connection, or the name of a socket that it does not answer."""
     while _sockets:
         _sockets.pop().close()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_close_sockets)
 
 
 def start_trial(dataset: Any, limit_s: float) -> Trial:
@@ -72,7 +76,7 @@ def start_trial(dataset: Any, limit_s: float) -> Trial:
 
 
 def _name(dataset: Any) -> tuple[bytes, set[str]]:
-    """Of the socket: the same in all ranks of a run that have the same dataset. And which attributes may differ."""
+    """The socket's name, the same in all ranks of a run that have the same dataset; and which attributes may differ."""
     run = [os.environ.get(k) for k in ("STOKER_RUN", "MASTER_ADDR", "MASTER_PORT")]
     content, left_out = run_isolated(lambda: digest((len(dataset), dataset)), DIGEST_S)  # it runs the user's code
     key = repr((run, os.getuid(), os.getcwd(), content))
@@ -81,19 +85,19 @@ def _name(dataset: Any) -> tuple[bytes, set[str]]:
 
 def _globals(found: Found, left_out: set[str]) -> str | None:
     """A digest of the global variables that the deterministic part reads. None: what it reads may differ by rank."""
-    kept = found.plan or found.memo
-    if kept is None:
+    plan = found.plan or found.memo
+    if plan is None:
         return ""
-    may_differ = left_out and (kept.reads is None or kept.reads & left_out)
-    return None if may_differ else digest(globals_now(kept.globals))[0]
+    may_differ = left_out and (plan.reads is None or plan.reads & left_out)
+    return None if may_differ else digest(globals_now(plan.globals))[0]
 
 
 class _Server(socket.socket):
-    """The socket of the rank that came first."""
+    """The socket of the first rank."""
 
 
 def _meet(name: bytes) -> socket.socket | None:
-    """The server, for whoever comes first; a connection to it for the others. None: it does not answer."""
+    """The server, in the first rank; a connection to it in the others. None: it does not answer."""
     until = time.monotonic() + CONNECT_S
     while time.monotonic() < until:
         server = _Server(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -102,7 +106,7 @@ def _meet(name: bytes) -> socket.socket | None:
             server.listen(BACKLOG)
             _sockets.append(server)
             return server
-        except OSError:  # somebody else has it
+        except OSError:  # another rank has it
             server.close()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(CONNECT_S)
@@ -123,12 +127,14 @@ def _uid(connection: socket.socket) -> int:
 
 
 class _Owner(Trial):
-    """The trial that others wait for. A thread hands out what it found, for as long as this process lives."""
+    """The trial that others wait for. A thread sends them what it found, as long as this process lives."""
 
     def __init__(
         self, find: Callable[[], Found], limit_s: float, server: socket.socket, samples: int, left_out: set[str]
     ) -> None:
-        self._samples, self._limit_s, self._left_out = samples, limit_s, left_out
+        self._samples = samples
+        self._limit_s = limit_s
+        self._left_out = left_out
         self._answered = threading.Event()
         try:
             super().__init__(find, limit_s)
@@ -162,7 +168,7 @@ class _Owner(Trial):
                     connection.sendall(answer)
 
     def _agree(self) -> str | None:
-        """What the others compare with theirs. Makes the memory."""
+        """Makes the memory. Returns the digest that the others compare with theirs."""
         try:
             found = self.result()
         except StokerError:
@@ -183,9 +189,12 @@ class _Member(Trial):
     def __init__(
         self, find: Callable[[], Found], limit_s: float, connection: socket.socket, left_out: set[str]
     ) -> None:
-        self._find, self._limit_s, self._left_out = find, limit_s, left_out
+        self._find = find
+        self._limit_s = limit_s
+        self._left_out = left_out
         self._connection: socket.socket | None = connection
-        self._received, self._fds = b"", list[int]()
+        self._received = b""
+        self._fds: list[int] = []
 
     def wait(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
@@ -204,7 +213,7 @@ class _Member(Trial):
         return super().wait(max(0.0, until - time.monotonic()))
 
     def _receive(self, connection: socket.socket) -> bool:
-        """Whether there is more to come."""
+        """Receives more of the answer. Returns whether it is incomplete."""
         data, fds, _, _ = socket.recv_fds(connection, 1 << 20, 4, socket.MSG_CMSG_CLOEXEC)
         self._received += data
         self._fds += fds
@@ -215,7 +224,7 @@ class _Member(Trial):
         return there >= 0 and there == HEADER.unpack_from(self._received)[0]
 
     def _take(self) -> None:
-        """Takes the other rank's answer, or begins a trial."""
+        """Uses the other rank's answer, or begins a trial."""
         memories = tuple(map(Memory.of, self._fds))
         if self._complete():
             agreed, data = pickle.loads(self._received[HEADER.size :])

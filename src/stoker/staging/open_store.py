@@ -1,44 +1,45 @@
-"""Opening what a staged dataset keeps its samples in: memory, and behind it the disk."""
+"""Opens the stores of a cache: memory, and behind it the disk."""
 
 from __future__ import annotations
 
+import os
 import shutil
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ..core import resources
-from ..core.errors import StokerWarning, UsageError
+from ..core.errors import UsageError
 from ..core.options import parse_bytes
-from ..core.types import JsonObject
+from ..core.types import JsonObject, Sample
+from ..core.warn import warn_user
 from .isolate import run_isolated
 from .store.encode import CacheError, take
-from .store.folder import Folder, SourceFile, discard, open_for
+from .store.folder import Folder, SourceFile, discard, open_for, root
 from .store.memory import Memory
 from .store.store import Store, size_of
 from .store.tiers import TieredStore
 
-RAM_SHARE = 0.5  # of the memory that is free, where no budget is given
-DISK_SHARE = 0.5  # of the disk
+RAM_SHARE = 0.5  # of the free memory, where no budget is given
+DISK_SHARE = 0.5  # of the free disk
 
 
 class CachePlan(NamedTuple):
-    """What a staged dataset wants of its cache.
+    """What to open.
 
     Attributes:
         cache: "ram", "compressed", "disk", "auto" or "device"; None: no cache.
-        samples: how many there are.
-        slots: entries that are kept; with kept calls there are others than samples.
+        samples: of the dataset.
+        slots: that are cached; where calls are cached, more than samples.
         budgets: bytes of memory, and of disk.
-        folder: where caches on disk lie.
-        memories: memory that the ranks of a node share.
+        folder: of caches on disk; None: there is none.
+        memories: that the ranks of a node share.
         name: of the cache on disk.
         key: what the samples depend on, and their source files.
-        prepare: makes the kept part of a sample anew.
-        dense: nothing runs after the kept part, so samples may lie in rows.
+        prepare: makes the deterministic part of a sample.
+        dense: that part is the sample, so samples may be stored for stacking.
     """
 
     cache: str | None
@@ -49,18 +50,19 @@ class CachePlan(NamedTuple):
     memories: Sequence[Memory]
     name: str
     key: Callable[[], tuple[JsonObject, list[SourceFile]]]
-    prepare: Callable[[int], Any]
+    prepare: Callable[[int], Sample]
     dense: bool
 
 
 def new_store(plan: CachePlan) -> TieredStore | None:
-    """What a dataset's cache lies in, opened or made; None where there can be none, which is said."""
+    """Opens or creates the stores. None where that is impossible; a warning says why."""
     if plan.cache is None or not plan.samples:
         return None
     stores: list[Store] = []
     ram, disk = plan.budgets
     if plan.slots != plan.samples:
-        ram, disk = ram or disk, 0  # answers of calls are kept in memory only
+        ram, disk = ram or disk, 0  # results of calls are cached in memory only
+    where: object = "memory"
     try:
         if ram:
             memory = plan.memories[0] if plan.memories else Memory(size_of(plan.slots, ram))
@@ -68,26 +70,28 @@ def new_store(plan: CachePlan) -> TieredStore | None:
             if plan.memories:
                 stores[0].join()
         if disk:
+            where = plan.folder
             stores.append(_on_disk(plan, disk))
     except (OSError, CacheError) as e:
-        words = (e.strerror or e) if isinstance(e, OSError) else e
-        where = plan.folder if len(stores) == bool(ram) and disk else "memory"
-        warnings.warn(f"There is no cache in {where}: {words}.", StokerWarning, stacklevel=5)
+        reason = (e.strerror or e) if isinstance(e, OSError) else e
+        warn_user(f"There is no cache in {where}: {reason}.")
     return TieredStore(stores) if stores else None
 
 
 def _on_disk(plan: CachePlan, budget: int) -> Store:
+    """A cache on disk. One that is damaged, too small, or has another sample than the dataset is made anew."""
     assert plan.folder is not None
     key, sources = plan.key()
     why = ""
     for attempt in (1, 2):
-        folder, words = open_for(plan.folder, plan.name, key, sources)
+        folder, note = open_for(plan.folder, plan.name, key, sources)
         try:
             store = Store(folder, plan.samples, budget)
             store.ready()
-            if store.account.reason and store.account.budget < budget and not store.complete:
-                raise CacheError(f"{folder.path} was full with {store.account.budget:,} bytes")
-            _compare(plan, store, folder)
+            stats = store.account
+            if stats.reason and stats.budget < budget and not store.complete:
+                raise CacheError(f"{folder.path} was full with {stats.budget:,} bytes")
+            _compare_one(plan, store, folder)
             break
         except CacheError as e:
             if attempt == 2 or not folder.writable:
@@ -95,45 +99,57 @@ def _on_disk(plan: CachePlan, budget: int) -> Store:
             why = f"{e}: it is made anew"
             discard(folder.path)
     store.clear_full()
-    words = why or words
-    if words:
-        warnings.warn(f"{words}.", StokerWarning, stacklevel=6)
+    if why or note:
+        warn_user(f"{why or note}.")
     return store
 
 
-def _compare(plan: CachePlan, store: Store, folder: Folder) -> None:
-    """One sample made anew: what changed without anybody's knowing is found before it is served."""
-    there = np.flatnonzero(store.locations)
-    if not len(there):
+def _compare_one(plan: CachePlan, store: Store, folder: Folder) -> None:
+    """Makes one sample again and compares: a change that the key does not see is found before a sample is served.
+
+    Raises:
+        CacheError: it differs.
+    """
+    stored = np.flatnonzero(store.locations)
+    if not len(stored):
         return
-    i = int(there[len(there) // 2])
-    at = int(store.where(np.array([i]))[0])
-    if not at:
-        return  # damaged; whoever asks for it makes it anew
+    i = int(stored[len(stored) // 2])
+    location = int(store.where(np.array([i]))[0])
+    if not location:
+        return  # damaged: it is made anew when it is asked for
 
-    def bits(sample: Any) -> Any:
-        words, leaves = take(sample, dense=plan.dense)
-        return words, [x.tobytes() for x in leaves]
+    def bits(sample: Sample) -> tuple[str, list[bytes]]:
+        type_spec, leaves = take(sample, dense=plan.dense)
+        return type_spec, [x.tobytes() for x in leaves]
 
-    kept = bits(store.read(at))
+    before = bits(store.read(location))
 
-    def again() -> bool:
+    def is_same() -> bool:
         try:
-            return bool(bits(plan.prepare(i)) == kept)
+            return bits(plan.prepare(i)) == before
         except Exception:
-            return True  # whoever asks for it hears why
+            return True  # the user sees it when the sample is asked for
 
     try:
-        same = run_isolated(again)
+        same = run_isolated(is_same)
     except UsageError:
-        return  # it cannot be made where nothing can be written: whoever asks for it is told what is wrong
+        return  # it cannot be made where nothing can be written; likewise
     if not same:
         raise CacheError(f"sample {i} is another than in {folder.path}")
 
 
 def ram_budget() -> int:
-    """Bytes of memory for the cache of a node, where its user says nothing."""
+    """Bytes of memory for the cache of a node, where the user sets no budget."""
     return max(1 << 20, int(resources.memory_available() * RAM_SHARE))
+
+
+def cache_folder(cache: str | None, cache_dir: str | os.PathLike[str] | None) -> Path | None:
+    """Where the cache on disk is; None: there is none."""
+    if cache == "disk":
+        return Path(cache_dir or root())
+    if cache == "auto" and (cache_dir is not None or "STOKER_CACHE" in os.environ):
+        return Path(cache_dir or root())
+    return None
 
 
 def budgets(asked: int | float | str | None, cache: str | None, disk: Path | None) -> tuple[int, int]:
@@ -146,7 +162,7 @@ def budgets(asked: int | float | str | None, cache: str | None, disk: Path | Non
         return ram, 0
     if cache == "disk" and given:
         return 0, given
-    there = disk
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    return ram, max(1, int(shutil.disk_usage(there).free * DISK_SHARE))
+    existing = disk
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    return ram, max(1, int(shutil.disk_usage(existing).free * DISK_SHARE))

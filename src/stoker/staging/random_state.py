@@ -9,53 +9,38 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core import numpy_state
-from ..sampling.generators import get_state, seed_generator, set_state
+from ..core.random_state import RandomState
+from ..sampling.generators import seed_generator
 
-Named = Sequence[tuple[str, Any]]
+Generators = Sequence[tuple[str, Any]]  # of Python, NumPy or torch, each with a path
 
 
 class RandomStates:
-    """The state of Python's, NumPy's and torch's global generators, and of some others.
+    """Saves the states of Python's, NumPy's and torch's global generators, and of some others.
 
     Args:
-        others: generators kept in objects, each with a path.
+        others: generators that objects hold.
     """
 
-    def __init__(self, others: Named = ()) -> None:
-        self._others = [(path, g, get_state(g)) for path, g in others]
-        self.python = random.getstate()
-        self.numpy = numpy_state.save()
-        self.torch = torch.get_rng_state()
+    def __init__(self, others: Generators = ()) -> None:
+        import numpy.random  # noqa: F401  each state has NumPy's
+
+        self._state = RandomState(others)
 
     def moved(self) -> list[str]:
         """Which generators are in another state now: "torch", "random", "numpy", or a path."""
-        out = [] if torch.equal(torch.get_rng_state(), self.torch) else ["torch"]
-        if random.getstate() != self.python:
-            out.append("random")
-        if _plain(numpy_state.save()) != _plain(self.numpy):
-            out.append("numpy")
-        return out + [path for path, g, state in self._others if get_state(g) != state]
+        return ["random" if name == "python" else name for name in self._state.moved()]
 
     def values(self) -> Any:
         """All of them, comparable."""
-        return self.python, _plain(self.numpy), self.torch.numpy().tobytes(), [state for _, _, state in self._others]
+        return self._state.values
 
     def restore(self) -> None:
         """Sets all of them back."""
-        for _, generator, state in self._others:
-            set_state(generator, state)
-        random.setstate(self.python)
-        numpy_state.restore(self.numpy)
-        torch.set_rng_state(self.torch)
+        self._state.restore()
 
 
-def _plain(state: Any) -> Any:
-    """What ``numpy_state.save`` gave, comparable."""
-    return state if type(state) is bytes else [x.tobytes() if isinstance(x, np.ndarray) else x for x in state]
-
-
-def seed_all(seed: int, others: Named = ()) -> None:
+def seed_all(seed: int, others: Generators = ()) -> None:
     """Seeds the global generators, and others; in place, so objects that share one go on sharing it."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 
 class NoSource(Exception):
-    """The source of a function is missing, ambiguous, or is not what runs. The message says which."""
+    """A function cannot be rewritten: its source is missing, ambiguous, or not what runs. The message says which."""
 
 
 class Function(NamedTuple):

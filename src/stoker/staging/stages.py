@@ -1,4 +1,4 @@
-"""What is said of a plan: which stages of a sample are kept, and where the cut lies."""
+"""Describes a plan for reports: which stages of a sample are kept, and where the cut lies."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def rows_of(node: Node, name: str) -> list[Row]:
     if not isinstance(node, CutNode):
         return [Row(name, "the whole sample", True, SAME)]
     rows: list[Row] = []
-    code, line = _cut_of(node)
+    code, line = _first_cut(node)
     if code is not None and not is_library(code):
         inside = bool(node.inner)
         text = " ".join(linecache.getline(code.co_filename, line).split())
@@ -81,12 +81,12 @@ def cut_of(node: Node) -> str:
     if not isinstance(node, CutNode):
         return ""
     found = next(filter(None, map(cut_of, node.inner.values())), "")
-    code, line = _cut_of(node)
+    code, line = _first_cut(node)
     return found or ("" if code is None or is_library(code) else place_of(code.co_filename, line))
 
 
-def _cut_of(node: CutNode) -> tuple[types.CodeType | None, int]:
-    """The function that was cut, and the line."""
+def _first_cut(node: CutNode) -> tuple[types.CodeType | None, int]:
+    """The first function that this node has cut in this process, and the line; None and 0 before."""
     for fn, parts in node.rewritten.values():
         return fn.__code__, parts.line
     return None, 0

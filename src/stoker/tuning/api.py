@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..core.errors import UsageError
+from ..core.random_state import preserved
 from ..loader import engine
 from ..loader.auto import profile
 from ..loader.variant import as_loader
-from ..sampling import seeding
 from .knobs import ALL_KNOBS, BUDGET_S, KNOBS
 from .measurements import Measurements
 from .result import TuneResult
@@ -43,7 +43,7 @@ def tune(
         save: keep the result where ``num_workers="auto"`` finds it.
 
     Returns:
-        The setting, and all that led to it; in a notebook a table and a plot.
+        The setting, and all that led to it; a notebook shows it as text and a plot.
 
     Raises:
         UsageError: ``thing`` is no loader or is empty, a sample cannot be loaded, or a batch takes longer than the
@@ -66,7 +66,7 @@ def tune(
     measured = Measurements(loader, budget_s, progress or (lambda _: None))
     search = Search(measured, name, knobs)
     try:
-        with seeding.unchanged():
+        with preserved():
             result = summarize(search, search.run())
     finally:
         measured.close()

@@ -19,11 +19,11 @@ from torch.utils.data import IterableDataset
 from ..core import nested, resources
 from ..core.errors import UsageError
 from ..core.options import parse_bytes
+from ..core.random_state import preserved
 from ..core.terminal import human_bytes
 from ..core.types import Batch, LoaderLike, Sample
 from ..device.accelerator import accelerator
 from ..loader.auto.tasks import SEED, keys_of
-from ..sampling import seeding
 
 REPEATS = 3  # batches in a trial, of other samples each; the first also pays for what is imported or read only once
 PATIENCE = 8  # no further repeat in a trial that has taken this part of the time left
@@ -144,7 +144,7 @@ class Accelerator:
         random_state = self._module.get_rng_state()
         seconds, why, failed = 1e-9, "", ""
         try:
-            with seeding.unchanged():
+            with preserved():
                 seconds = self._seconds(source, step, n, deadline)
         except EndOfStream:
             raise

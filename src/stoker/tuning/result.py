@@ -116,8 +116,7 @@ class TuneResult:
         path = Path(path)
         plot.check(path)
         if path.suffix == ".html":
-            page = f'<!doctype html><meta charset="utf-8"><title>stoker tune</title>{self._repr_html_()}'
-            write(path, page + f"<pre>{html.escape(str(self))}</pre>\n")
+            write(path, f'<!doctype html><meta charset="utf-8"><title>stoker tune</title>{self._repr_html_()}\n')
         else:
             plot.draw(self._curve(), path)
 
@@ -171,23 +170,11 @@ class TuneResult:
         return out
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{p.workers}</td><td>{'' if p.rate is None else f'{figure(p.rate)}'}</td>"
-            f"<td>{'' if p.low is None else f'{figure(p.low)} to {figure(p.high or p.low)}'}</td>"
-            f"<td>{'' if p.predicted is None else f'{figure(p.predicted)}'}</td></tr>"
-            for p in self.curve
-        )
-        table = f"<table><tr><th>workers</th><th>samples/s</th><th>windows</th><th>model</th></tr>{rows}</table>"
-        lines = "".join(f"<pre>{html.escape(line)}</pre>" for line in self.lines.values())
-        notes = "".join(f"<p>{html.escape(n)}</p>" for n in self.notes)
-        head = html.escape(self.text(100, colour=False).splitlines()[0])
-        return f"<div><p><b>{head}</b></p>{self._picture()}{table}{notes}{lines}</div>"
-
-    def _picture(self) -> str:
         try:
-            return plot.svg(self._curve())
+            picture = plot.svg(self._curve())
         except ImportError:
-            return ""
+            picture = ""
+        return f"<div>{picture}<pre>{html.escape(str(self))}</pre></div>"
 
     def show(self) -> None:
         """Prints it, as wide and as colourful as stdout is."""

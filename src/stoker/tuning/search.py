@@ -30,7 +30,7 @@ FEW, MANY = 3, 8  # windows of each finalist: at least where there is time, and 
 FINALISTS = 4
 NEAR = 0.6  # of the fastest single window, which may have been a lucky one: which settings are measured again
 GAIN = 1 / KNEE  # a larger setting has to be faster by this
-THREADS_GAIN = 1.05  # threads by this: in processes more code is safe
+CLEAR_GAIN = 1.05  # threads, in which less code is safe, and larger batches by this
 PREFETCH = (2, 4, 8)  # 1 leaves no slack for a consumer that is late, which an empty loop cannot see
 DEPTH = 4  # batches in flight for each worker where that takes next to no memory
 CHEAP = 64  # which is this part of the budget for batches in flight
@@ -73,17 +73,17 @@ class Search:
         s = Setting(1, batch_size=self.loader.batch_size)
         try:
             self._first(s)
-            s = self._fixed(s)
-            self.measured.rate(s)
-            s = self._climb(s)
+            s = self._climb(self._fixed(s))
         except BadSample as e:
             raise UsageError(f"{self.name}: {self._why(e, s)}") from e
-        best = self.measured.knee(self._alike(s.batch_size))
+        best = self.measured.knee(self._alike(s.batch_size) or self.measured.rates)
         self._explain(best)
         return best
 
     def _climb(self, s: Setting) -> Setting:
+        """Measures settings from ``s`` on, until the time is over. Returns the fastest by single windows."""
         try:
+            self.measured.rate(s)
             s = self._num_workers(s)
             s = self._worker_method(s)
             s = self._prefetch_factor(s)
@@ -100,7 +100,7 @@ class Search:
         return [n for n in range(1, most + 1) if n <= 4 or n in (6, 8, 12) or n % 16 == 0 or n == most]
 
     def most_samples(self) -> int:
-        """Samples in an epoch; more than anybody has where the dataset has no length."""
+        """Samples in an epoch; ``NO_BOUND`` where the dataset has no length."""
         try:
             return len(self.loader.dataset)
         except TypeError:
@@ -113,6 +113,8 @@ class Search:
     def _may_win(self, s: Setting) -> bool:
         if not s.num_workers:
             return True
+        if s.worker_method == "thread" and self.measured.windows[s].who:
+            return False  # later windows may show draws that the first did not
         if "num_workers" not in self.knobs and s.num_workers != self._base.num_workers:
             return False
         if "prefetch_factor" not in self.knobs:
@@ -128,10 +130,10 @@ class Search:
         except TooSlow:
             raise UsageError(
                 f"{self.name}: one batch takes longer than the {self.measured.budget_s:g} s there are for tuning: a "
-                "larger --budget-s, or a smaller batch"
+                "larger --time-limit, or a smaller batch"
             ) from None
         window = self.measured.windows[s]
-        if self._may_read_again(window) and window.read > READS * window.batches and not self.measured.is_over():
+        if self._reuse_tasks(window) and window.read > READS * window.batches and not self.measured.is_over():
             self.measured.forget([s])  # it was the disk that was measured
             self.measured.measure(s)
             window = self.measured.windows[s]
@@ -146,8 +148,9 @@ class Search:
             pinned=accelerator() is not None,
         )
 
-    def _may_read_again(self, window: Window) -> bool:
-        """Whether later windows draw what was drawn before: yes, unless memory cannot hold all that an epoch reads."""
+    def _reuse_tasks(self, window: Window) -> bool:
+        """Later windows draw what was drawn before, which is in memory, unless an epoch reads more than memory holds.
+        Returns whether they do."""
         tasks, samples = self.measured.tasks, self.most_samples()
         if self.measured.is_stream or not tasks.has_enough or samples == NO_BOUND:
             return False
@@ -220,7 +223,7 @@ class Search:
             self.measured.forget(all_threads)
             self.reasons["worker_method"] = f"process: {no}"
         fastest = max((k for k in all_threads if k in self.measured.rates), key=self.measured.rate, default=s)
-        return fastest if self.measured.rate(fastest) > THREADS_GAIN * self.measured.rate(s) else s
+        return fastest if self.measured.rate(fastest) > CLEAR_GAIN * self.measured.rate(s) else s
 
     def _prefetch_factor(self, s: Setting) -> Setting:
         if "prefetch_factor" in self.knobs:
@@ -253,9 +256,9 @@ class Search:
         began = s.batch_size
         while s.batch_size is not None and 2 * s.batch_size <= self.most_samples() and not self.measured.is_over():
             larger = replace(s, batch_size=2 * s.batch_size)
-            if not self._fits(replace(s, prefetch_factor=2 * s.prefetch_factor)):
+            if not self._fits(replace(s, prefetch_factor=2 * s.prefetch_factor)):  # as many bytes as the larger batch
                 break
-            if self.measured.rate(larger) <= THREADS_GAIN * self.measured.rate(s):
+            if self.measured.rate(larger) <= CLEAR_GAIN * self.measured.rate(s):
                 break
             s = larger
         self.reasons["batch_size"] = (

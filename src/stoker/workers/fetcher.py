@@ -13,7 +13,7 @@ from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..core.types import Batch, Index, JsonObject, Sample
-from ..sampling.stateful import is_stateful, put
+from ..sampling.stateful import is_stateful, load_into
 from .collate import SlotCollate
 from .faults.guard import Guard, OnSampleStart, Parts
 from .faults.policy import Failure, OnError
@@ -115,11 +115,11 @@ def state_of(dataset: Any, fetcher: Any) -> JsonObject:
 
 def put_back(fetcher: Any, state: JsonObject) -> None:
     """Restores the state of an iterable dataset's iterator. The dataset has its state already, and was started."""
-    put(fetcher.dataset_iter, state["iterator"], "dataset's iterator")
+    load_into(fetcher.dataset_iter, state["iterator"], "dataset's iterator")
     if state["ended"]:
         if next(fetcher.dataset_iter, _END) is not _END:
-            put(fetcher.dataset, state["dataset"], "dataset")
-            put(fetcher.dataset_iter, state["iterator"], "dataset's iterator")
+            load_into(fetcher.dataset, state["dataset"], "dataset")
+            load_into(fetcher.dataset_iter, state["iterator"], "dataset's iterator")
         fetcher.ended = True
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-import warnings
 from collections.abc import Iterable
 
 from ..core import processes
-from ..core.errors import StokerWarning, WorkerDiedError
+from ..core.errors import WorkerDiedError
+from ..core.warn import warn_user
 from ..transport.arena import TaskId
 from . import hangs
 from .fork_lock_detector import can_start_elsewhere
@@ -93,6 +93,6 @@ def replace_deadlocked(workers: Iterable[WorkerHandle], launcher: Launcher, spec
         if replace and not detector.closed:
             launcher.stop_forking()
         remedy = "Restarting it with forkserver." if replace else 'Use multiprocessing_context="forkserver".'
-        warnings.warn(f"{text} {remedy}", StokerWarning, stacklevel=6)
+        warn_user(f"{text} {remedy}")
         if replace:
             os.kill(pid, signal.SIGKILL)

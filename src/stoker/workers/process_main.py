@@ -27,6 +27,7 @@ from torch.utils.data._utils import signal_handling
 from torch.utils.data._utils import worker as torch_worker
 
 from ..core import resources
+from ..core.random_state import RandomState
 from ..core.types import Batch
 from ..sampling import seeding
 from ..transport.arena import ALIGN, Arena
@@ -163,7 +164,7 @@ class _Worker:
 
     def _shard(self, worker: int, dataset: object) -> TaskRunner:
         return TaskRunner(
-            self.spec, worker, dataset, self.collate, "process", seeding.seed_task, self.on_sample_start, seeding.look
+            self.spec, worker, dataset, self.collate, "process", seeding.seed_task, self.on_sample_start, RandomState
         )
 
     def run(self) -> None:
@@ -172,7 +173,7 @@ class _Worker:
         self.runner.start()
         checkpoint = self.arena.rng_checkpoint() if self.spec.saves_rng else None
         if checkpoint is not None:
-            seeding.restore(checkpoint[1])
+            RandomState.from_bytes(checkpoint[1]).restore()
         os.set_blocking(self.reader.fd, False)
         self.cpu = time.thread_time_ns()
         self.arena.ready = True
@@ -283,7 +284,7 @@ class _Worker:
                 return
         now = time.perf_counter_ns()
         if now > self.next_checkpoint_ns:
-            self.arena.save_rng_checkpoint(r.epoch, r.task, seeding.snapshot())
+            self.arena.save_rng_checkpoint(r.epoch, r.task, RandomState().to_bytes())
             self.next_checkpoint_ns = now + CHECKPOINT_NS
         data = self.runner.run(r.epoch, r.task, indices)
         if self.has_position:

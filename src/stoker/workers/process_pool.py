@@ -393,11 +393,6 @@ class ProcessPool:
         for reader in self._table.readers:
             reader.shrink()
 
-    def unlock(self) -> None:
-        """Unlocks page-locked slots that are free."""
-        for reader in self._table.readers:
-            reader.unmap_unused()
-
     def slots(self) -> int:
         """How many there are now, of all workers."""
         return sum(r.arena.slots for r in self._table.readers)

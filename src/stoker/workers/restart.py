@@ -19,15 +19,15 @@ Deaths cost tokens and batches earn them. So a loop of crashes ends with an erro
 from __future__ import annotations
 
 import logging
-import warnings
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..core.dataset_tree import file_of
-from ..core.errors import SampleTimeoutError, StokerError, StokerWarning, WorkerDiedError
+from ..core.errors import SampleTimeoutError, StokerError, WorkerDiedError
 from ..core.metrics import LoaderMetrics
 from ..core.types import Index
+from ..core.warn import warn_user
 from ..sampling.order import Task
 from ..transport.arena import TaskId
 from .faults import exit_reason
@@ -385,7 +385,7 @@ class Restarts:
         texts, self._warnings = self._warnings, []
         for text in texts:
             logger.warning(text)
-            warnings.warn(text, StokerWarning, stacklevel=8)
+            warn_user(text)
 
     def _record_death(self, dead: WorkerStatus, unanswered: Mapping[int, Index]) -> str:
         """Counts a death, and says how the worker died and where it was."""

@@ -10,7 +10,6 @@ import os
 import random
 import sys
 import time
-import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable
@@ -20,8 +19,9 @@ from typing import Any, TypeVar
 import torch
 
 from ..core import packages
-from ..core.errors import StokerWarning
-from ..sampling.generators import Found, get_state, in_words
+from ..core.random_state import get_state
+from ..core.warn import warn_user
+from ..sampling.generators import Found, in_words
 
 try:
     import numpy as np
@@ -111,7 +111,7 @@ class GlobalRngUse:
             path = in_words(str(self.shared_drawn))
             text = f"{path} is one random generator, and all worker threads draw from it. {CHANCE} "
             text += 'worker_method="process" gives each worker its own.'
-        warnings.warn(text, StokerWarning, stacklevel=2)
+        warn_user(text)
 
 
 def _torch_state() -> int:

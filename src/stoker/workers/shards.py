@@ -7,14 +7,11 @@ number that it began with: each worker makes several parts, and each part sees a
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-
 from ..core.errors import StateError, WorkerDiedError
+from ..core.random_state import RandomState
 from ..core.types import Batch, Index
 from ..sampling.order import Task
 from ..transport.messages import Times
@@ -66,11 +63,13 @@ class Shards:
                 f"num_workers={spec.shards}"
             ) from e
         self._spec, self._set_worker_info, self._own_random = spec, set_worker_info, own_random
-        self._seeds, self._random = {}, {}
-        self._runners = {}
+        self._seeds: dict[int, int] = {}
+        self._random: dict[int, RandomState] = {}
+        self._runners: dict[int, TaskRunner] = {}
         for shard, own in zip(mine, datasets, strict=True):
             self._seeds[shard] = seed(spec.base_seed, shard)
-            self._random[shard] = None if own_random else _get_random()
+            if not own_random:
+                self._random[shard] = RandomState()
             self._runners[shard] = make(shard, own)
         self._last: TaskRunner | None = None
 
@@ -79,8 +78,8 @@ class Shards:
         if runner is not self._last:
             if not self._own_random:
                 if self._last is not None:
-                    self._random[self._last.id] = _get_random()
-                _set_random(self._random[shard])
+                    self._random[self._last.id] = RandomState()
+                self._random[shard].restore()
             self._set_worker_info(shard, self._spec.shards, self._seeds[shard], runner.dataset)
             self._last = runner
         return runner
@@ -125,16 +124,6 @@ class Shards:
     def dataset(self) -> Any:
         """The dataset of the part that ran last."""
         return None if self._last is None else self._last.dataset
-
-
-def _get_random() -> Any:
-    return random.getstate(), torch.get_rng_state(), np.random.get_state()
-
-
-def _set_random(state: Any) -> None:
-    random.setstate(state[0])
-    torch.set_rng_state(state[1])
-    np.random.set_state(state[2])
 
 
 class ShardPool:

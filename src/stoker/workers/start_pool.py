@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from typing import Any
 
-from ..core.errors import BudgetError, StokerWarning
+from ..core.errors import BudgetError
 from ..core.options import Budget
+from ..core.warn import warn_user
 from ..transport.slots import Locker, SlotReader
 from .launch import SHORTAGES
 from .process_pool import ProcessPool
@@ -52,9 +52,5 @@ def start(
                 arenas.pop().arena.close()  # descriptors may be what is short
     if spec.num_workers != wanted:
         same = "" if spec.task_seeds or parts else " Random augmentation depends on that number and so differs."
-        warnings.warn(
-            f"{spec.num_workers} workers instead of {wanted}, because no more can be started: {reason}.{same}",
-            StokerWarning,
-            stacklevel=8,
-        )
+        warn_user(f"{spec.num_workers} workers instead of {wanted}, because no more can be started: {reason}.{same}")
     return pool, spec

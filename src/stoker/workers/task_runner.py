@@ -11,10 +11,10 @@ import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data.dataloader import _DatasetKind
 
+from ..core.random_state import RandomState
 from ..core.types import Batch, Index
-from ..sampling import seeding
 from ..sampling.generators import Found
-from ..sampling.stateful import is_stateful, noted, put
+from ..sampling.stateful import is_stateful, load_into, pickled_state
 from ..sampling.task_seeds import ObjectSeeds
 from ..transport.messages import Times
 from .collate import SlotCollate
@@ -126,7 +126,7 @@ class TaskRunner:
         """Begins in the middle of an epoch: restores the states of dataset and iterator, skips batches made since."""
         part = self.spec.parts[self.id]
         state = part.state or {"dataset": None, "iterator": None, "ended": False}
-        put(self.dataset, state["dataset"], "dataset")
+        load_into(self.dataset, state["dataset"], "dataset")
         self._begin()
         if not self._iterable:
             return
@@ -181,7 +181,7 @@ class TaskRunner:
             return data
         state = None
         if self._sends_state and (not self._iterable or (self.spec.tell and self._made % self.spec.tell == 0)):
-            state = noted(lambda: state_of(self.dataset, self._fetcher.fetcher if self._fetcher else None))
+            state = pickled_state(lambda: state_of(self.dataset, self._fetcher.fetcher if self._fetcher else None))
         return WorkerReply(data, self._made, state, look is not None and look() != before)
 
     def _run(self, epoch: int, number: int, indices: Index) -> Batch:
@@ -211,9 +211,9 @@ class TaskRunner:
     def probe(self, task: RetryTask) -> None:
         """Loads each sample of a task alone. The random state is as it was before."""
         if self._fetcher is not None:
-            before = seeding.snapshot()
+            before = RandomState()
             self._fetcher.guard_with_positions(self._on_sample_start).probe(task.indices, task.bad)
-            seeding.restore(before)
+            before.restore()
 
     def _begin_guard(self, guard: Guard, epoch: int, number: int, others: int = 0) -> None:
         spec = self.spec

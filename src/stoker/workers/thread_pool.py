@@ -187,7 +187,7 @@ class _Worker(threading.Thread):
                 "thread",
                 rng.seed_task,
                 self.on_sample_start,
-                rng.look,
+                rng.state,
                 pool.find_shared_generators,
             )
             pool.copy_generators(runner)
@@ -221,7 +221,7 @@ class _Worker(threading.Thread):
 
         def shard_of(shard: int, dataset: Any) -> TaskRunner:
             own = generators[shard]
-            return TaskRunner(spec, shard, dataset, collate, "thread", own.seed_task, self.on_sample_start, own.look)
+            return TaskRunner(spec, shard, dataset, collate, "thread", own.seed_task, self.on_sample_start, own.state)
 
         def set_worker_info(shard: int, shards: int, seed: int, dataset: Any) -> None:
             _set_worker_info(shard, shards, seed, dataset, generators[shard])

@@ -223,10 +223,10 @@ def test_random_state_is_noted_seldom_and_what_nobody_needs_is_let_go(monkeypatc
 @pytest.mark.parametrize(
     ("mode", "floats"),
     [
-        ("three", 20_000),  # in slots
+        ("three", 3_000),  # in slots
         ("auto", 0),
-        *(pytest.param(m, f, marks=pytest.mark.slow) for m, f in (("three", 0), ("auto", 20_000))),
-        *(pytest.param(m, f, marks=pytest.mark.slow) for m in ("persistent", "auto, persistent") for f in (0, 20_000)),
+        *(pytest.param(m, f, marks=pytest.mark.slow) for m, f in (("three", 0), ("auto", 3_000))),
+        *(pytest.param(m, f, marks=pytest.mark.slow) for m in ("persistent", "auto, persistent") for f in (0, 3_000)),
     ],
 )
 def test_any_worker_killed_at_any_moment_changes_no_bit(

@@ -67,16 +67,21 @@ def group_of(values: NDArray[Any], images: int) -> Group:
 
 def _block(values: NDArray[Any]) -> Group:
     x = values.astype(np.float64, order="C")  # HWC comes as a view of pixels that are three values apart
-    finite = np.isfinite(x)
-    nan = np.isnan(x).sum(1)
-    n = finite.sum(1)
-    low = np.where(finite, x, np.inf).min(1)
-    high = np.where(finite, x, -np.inf).max(1)
-    mean = np.where(finite, x, 0.0).sum(1) / np.maximum(n, 1)
-    x = np.where(finite, x, mean[:, None]) - mean[:, None]
+    n = np.full(len(x), x.shape[1])
+    nan = inf = np.zeros(len(x), np.int64)
+    low, high = x, x
+    finite = np.isfinite(x) if values.dtype.kind == "f" else np.True_
+    if not finite.all():
+        n, nan = finite.sum(1), np.isnan(x).sum(1)
+        inf = x.shape[1] - n - nan
+        low, high = np.where(finite, x, np.inf), np.where(finite, x, -np.inf)
+        x = np.where(finite, x, 0.0)
+    mean = x.sum(1) / np.maximum(n, 1)
+    x = x - mean[:, None]
+    x = x if finite.all() else np.where(finite, x, 0.0)
     rounding = x.sum(1)  # what rounding left of the mean
     m2 = np.einsum("cp,cp->c", x, x) - rounding * rounding / np.maximum(n, 1)
-    return Group(0, n.astype(np.float64), mean, np.maximum(m2, 0.0), low, high, nan, (~finite).sum(1) - nan)
+    return Group(0, n.astype(np.float64), mean, np.maximum(m2, 0.0), low.min(1), high.max(1), nan, inf)
 
 
 def merged(a: Group, b: Group) -> Group:

@@ -104,7 +104,7 @@ def mean_std(
     def report() -> None:
         done = record.samples + len(sweep.failed)
         if progress is not None:
-            progress(samples_done(done, samples if of is None else len(keys), sweep.seconds))
+            progress(samples_done(done, samples if of is None else len(keys), sweep.seconds, len(sweep.failed)))
 
     try:
         sweep.run(take, report)
@@ -112,7 +112,8 @@ def mean_std(
         raise
     except Exception as e:  # of an iterable dataset, or of worker_init_fn
         last_line = (str(e).strip().splitlines() or [""])[-1]  # after the traceback of an error from a worker
-        raise StokerError(f"reading {name} failed: {type(e).__name__}: {last_line}") from e
+        message = f"{type(e).__name__}: {last_line.removeprefix(f'{type(e).__name__}: ')}"
+        raise StokerError(f"reading {name} failed: {message}") from e
     failed = tuple(Failed(f.index, f.file or None, f.error.removeprefix("NoImage: ")) for f in sweep.failed)
     if not record.groups:
         _raise_nothing_read(name, sweep.failed)

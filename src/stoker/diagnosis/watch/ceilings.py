@@ -1,44 +1,53 @@
 """``stoker run --ceilings``: what the loop could do if its loader were free, and the loader if the steps were.
 
-Three spells of the script's own loop, one after the other: as it is; with one batch handed over again and again, so
-that only the steps are left; and with batches drawn and dropped, so that only the loader is. The script trains on one
-batch in the second and on none in the third, so it ends there: this is a measurement, not a run.
+Three phases of the script's own loop, one after the other::
+
+    loop    the loop as it is
+    steps   one batch is delivered again and again, so that only the steps take time
+    loader  batches are drawn and dropped, so that only the loader takes time
+
+The script trains on one batch in the second phase and on none in the third, so it ends there.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
-SPELL_S = 2.0
-FEW = 5  # batches in a spell, at least
-WARM = 5  # batches before the first
+from ...core.types import Batch
+
+PHASE_S = 2.0
+MIN_BATCHES = 5  # of a phase
+WARM_UP = 5  # batches before the first phase
+_now = time.perf_counter
 
 
 class Ceilings:
-    """The three spells of one loader.
+    """The three phases of one loader.
 
     Args:
-        count: samples in a batch.
+        count: returns the number of samples in a batch.
 
     Attributes:
-        found: samples per second: ``loop``, ``steps``, ``loader``; what was measured so far.
+        found: samples per second by phase, as far as they were measured.
         name: the loader's.
     """
 
-    def __init__(self, count: Callable[[Any], int]) -> None:
+    def __init__(self, count: Callable[[Batch], int]) -> None:
         self.found: dict[str, float] = {}
         self.name: str | None = None
         self._count = count
         self._phase = "loop"
-        self._batch: Any = None
-        self._restart()
+        self._batch: Batch = None
+        self._begin(0.0)
 
-    def _restart(self) -> None:
-        self._began, self._batches, self._samples = 0.0, 0, 0
+    def _begin(self, now: float) -> None:
+        """The phase begins now; 0.0: it warms up first."""
+        self._began = now
+        self._batches = 0
+        self._samples = 0
 
-    def next(self, draw: Callable[[], Any], ahead: int) -> Any:
+    def next(self, draw: Callable[[], Batch], ahead: int) -> Batch:
         """What the script gets for a batch.
 
         Args:
@@ -48,55 +57,50 @@ class Ceilings:
         Returns:
             The batch, or None when all is measured.
         """
-        now = time.perf_counter()
         if self._phase == "loop":
-            if self._over(now):
-                self._end("loop", "steps", now)
-            else:
+            if not self._is_over():
                 return self._draw(draw)
-        if self._phase == "steps":
-            if not self._over(now):
-                self._batches += 1
-                self._samples += self._count(self._batch)
-                return self._batch
-            self._end("steps", "loader", now)
-        self._empty(draw, ahead)
+            self._end_phase("steps")
+        if not self._is_over():
+            self._add(self._batch)
+            return self._batch
+        self._end_phase("loader")
+        self._measure_loader(draw, ahead)
         return None
 
-    def _over(self, now: float) -> bool:
-        return bool(self._began) and self._batches >= FEW and now - self._began >= SPELL_S
+    def _is_over(self) -> bool:
+        return bool(self._began) and self._batches >= MIN_BATCHES and _now() - self._began >= PHASE_S
 
-    def _end(self, phase: str, following: str, now: float) -> None:
-        self.found[phase] = self._samples / (now - self._began)
+    def _end_phase(self, following: str) -> None:
+        now = _now()
+        self.found[self._phase] = self._samples / (now - self._began)
         self._phase = following
-        self._restart()
-        self._began = now
+        self._begin(now)
 
-    def _draw(self, draw: Callable[[], Any]) -> Any:
+    def _add(self, batch: Batch) -> None:
+        self._batches += 1
+        self._samples += self._count(batch)
+
+    def _draw(self, draw: Callable[[], Batch]) -> Batch:
         try:
             self._batch = draw()
-        except StopIteration:  # what comes between two epochs is no step
-            self._restart()
+        except StopIteration:  # the time between two epochs is no step
+            self._begin(0.0)
             raise
-        self._batches += 1
-        if self._began:
-            self._samples += self._count(self._batch)
-        elif self._batches >= WARM:
-            self._restart()
-            self._began = time.perf_counter()
+        self._add(self._batch)
+        if not self._began and self._batches >= WARM_UP:
+            self._begin(_now())
         return self._batch
 
-    def _empty(self, draw: Callable[[], Any], ahead: int) -> None:
+    def _measure_loader(self, draw: Callable[[], Batch], ahead: int) -> None:
         self._batch = None
         try:
             for _ in range(ahead):
                 draw()
-            self._restart()
-            self._began = time.perf_counter()
-            while not self._over(time.perf_counter()):
-                self._samples += self._count(draw())
-                self._batches += 1
+            self._begin(_now())
+            while not self._is_over():
+                self._add(draw())
         except StopIteration:
-            if self._batches < FEW:
-                return  # too near the epoch's end to say anything
-        self.found["loader"] = self._samples / (time.perf_counter() - self._began)
+            if self._batches < MIN_BATCHES:
+                return  # too near the epoch's end
+        self.found["loader"] = self._samples / (_now() - self._began)

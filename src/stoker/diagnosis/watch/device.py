@@ -19,9 +19,9 @@ import functools
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -29,13 +29,27 @@ from ...core.metrics import LoaderMetrics
 from ...core.patches import Patches
 from ...loader.describe import made_at
 
-PAIRS = 64  # of events that the device has not passed; while there are so many, none are added
-PERIOD_S = 1e-3  # at most so often a gap is measured: an event costs some microseconds
+PAIRS = 64  # of events that the device has not passed; with 64 of them none are added
+PERIOD_S = 1e-3  # between two gaps that are measured: an event costs some microseconds
 FIRST = 8  # steps before calls are timed
 EVERY = 512  # steps between two times of timing
-SPELL = 8  # steps that are timed
+TIMED_STEPS = 8  # steps that are timed
 SYNCS = ("item", "tolist", "cpu", "numpy")
 _now = time.perf_counter
+
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Event(Protocol):
+    """``torch.cuda.Event``: a mark on the stream that the device passes."""
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool: ...
+
+    def elapsed_time(self, other: Self, /) -> float: ...
 
 
 class Gaps:
@@ -46,11 +60,11 @@ class Gaps:
         make: a new event with timing.
     """
 
-    def __init__(self, metrics: LoaderMetrics, make: Callable[[], Any]) -> None:
+    def __init__(self, metrics: LoaderMetrics, make: Callable[[], Event]) -> None:
         self._metrics, self._make = metrics, make
-        self._free: list[Any] = []
-        self._flying: deque[tuple[Any, Any, float]] = deque()
-        self._entry: Any = None
+        self._free: list[Event] = []
+        self._flying: deque[tuple[Event, Event, float]] = deque()
+        self._entry: Event | None = None
         self._last = 0.0
 
     def enter(self, now: float) -> None:
@@ -70,7 +84,7 @@ class Gaps:
         self._entry.record()
 
     def leave(self, waited: float) -> None:
-        """It returns, after so many seconds."""
+        """It returns, after a wait of so many seconds."""
         entry, self._entry = self._entry, None
         if entry is None:
             return
@@ -105,7 +119,7 @@ class Crossings:
             self._metrics.crossing_s += seconds
         if self._steps >= FIRST and since == 0:
             self.begin()
-        elif self._timing and since >= SPELL:
+        elif self._timing and since >= TIMED_STEPS:
             self.end()
 
     def begin(self) -> None:
@@ -124,7 +138,9 @@ class Crossings:
         if not _timing:
             _patches.undo()
 
-    def kind(self, name: str, tensor: Any, out: Any, args: Any, kwargs: Any) -> str:
+    def kind(
+        self, name: str, tensor: torch.Tensor, out: object, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> str:
         """What a call of a tensor's method was, as in the class; "" for none of that."""
         if name in SYNCS:
             return "sync" if tensor.device.type == self._device else ""
@@ -161,9 +177,9 @@ def _replace() -> None:
     _patches.put(torch.cuda, "synchronize", _waiting)
 
 
-def _timed(name: str, original: Any) -> Any:
+def _timed(name: str, original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(tensor: torch.Tensor, *args: object, **kwargs: object) -> object:
         began = _now()
         out = original(tensor, *args, **kwargs)
         if _timing:
@@ -171,15 +187,16 @@ def _timed(name: str, original: Any) -> Any:
             for crossings in list(_timing):
                 kind = crossings.kind(name, tensor, out, args, kwargs)
                 if kind:
-                    crossings.add(kind, frame, took, tensor.nbytes if name != "copy_" else args[0].nbytes)
+                    source = args[0] if name == "copy_" and args else tensor
+                    crossings.add(kind, frame, took, getattr(source, "nbytes", 0))
         return out
 
     return call
 
 
-def _waiting(original: Any) -> Any:
+def _waiting(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> None:
         began = _now()
         original(*args, **kwargs)
         if _timing:

@@ -1,7 +1,10 @@
-"""Watches a script's loaders from inside its process: wait, step and, in forked workers, the stages.
+"""Puts the watch on torch's loaders, and takes it off again.
 
-Two clock readings and a few additions a batch; never a device sync. What is seen goes to ``stoker run`` over a socket
-once a second and at the end, and into memory shared with it, so that a killed script leaves all it did until then.
+- ``attach`` is for ``stoker run``: the hook in the script's process calls it once, and it stays.
+- ``begin`` and ``end`` are for ``stoker.watch()`` in a notebook.
+
+What is seen goes to ``stoker run`` over a socket once a second and at the end, and into memory shared with it, so that
+a killed script leaves all it did until then.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import os
 import sys
 import types
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch.utils.data.dataloader as torch_loader
@@ -48,14 +52,14 @@ def begin() -> Watch:
 
 
 def end(watch: Watch) -> None:
-    """What is iterated from now on is not seen, unless ``stoker run`` listens."""
+    """From now on nothing is watched, unless ``stoker run`` started this process."""
     watch.on = watch.listened
     if not watch.on:
         watch.rest()
         _patches.undo()
 
 
-def attach(module: Any, late: dict[tuple[object, str], Any] | None = None) -> Watch:
+def attach(module: ModuleType, late: dict[tuple[object, str], Any] | None = None) -> Watch:
     """Puts the watch on torch's loader module; ``STOKER_APPLY`` and ``STOKER_MAX_STEPS`` say what else to do.
 
     Args:
@@ -91,14 +95,14 @@ def _new() -> Watch:
     return watch
 
 
-def _patch(module: Any, watch: Watch) -> None:
-    """Replaces the methods that the watch is told by."""
+def _patch(module: ModuleType, watch: Watch) -> None:
+    """Replaces the methods that make loaders and iterators."""
     base, iterators = module.DataLoader, module._BaseDataLoaderIter
     _patches.put(base, "__init__", _naming)
     _patches.put(base, "__iter__", lambda start: _starting(start, watch))
     for cls in subclasses(base):
         _watch_class(cls, watch)
-    _patches.put(base, "__init_subclass__", lambda told: _defining(base, told, watch))
+    _patches.put(base, "__init_subclass__", lambda original: _defining(base, original, watch))
     for cls in (iterators, *subclasses(iterators), Through):
         watch_iterators(cls, watch, _patches)
     fetch.attach(_patches)
@@ -122,8 +126,8 @@ def _starting(start: Callable[[Any], Any], watch: Watch) -> Callable[[Any], Any]
     return __iter__
 
 
-def _defining(base: Any, told: Any, watch: Watch) -> Any:
-    """Looks at the classes of loaders that are defined from now on."""
+def _defining(base: Any, original: object, watch: Watch) -> object:
+    """Watches the classes of loaders that are defined from now on."""
     if (base, "__init_subclass__") in _patches.late:
         return lambda cls: _watch_class(cls, watch)
 
@@ -134,7 +138,7 @@ def _defining(base: Any, told: Any, watch: Watch) -> Any:
     return classmethod(__init_subclass__)  # type: ignore[arg-type]
 
 
-def _watch_class(cls: Any, watch: Watch) -> None:
+def _watch_class(cls: type, watch: Watch) -> None:
     """Of a subclass, what it does in torch's place."""
     if cls.__module__.startswith("stoker."):
         return

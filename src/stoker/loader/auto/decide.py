@@ -114,7 +114,7 @@ def tuner(loader: LoaderLike, state: LoaderState) -> Callable[[int], tuple[str, 
 
     def step(waited_ns: int) -> tuple[str, int] | None:
         loader = ref()
-        if loader is None or state.hold:
+        if loader is None or state.manual_workers:
             return None
         if place is not None:
             change = place.step(waited_ns, _worked(state))
@@ -181,7 +181,7 @@ def _why_not_here(loader: LoaderLike, state: LoaderState) -> Callable[[], str]:
 
     def why_not() -> str:
         loader = ref()
-        why = "samples kill workers" if state.known else held(getattr(loader, "dataset", None))
+        why = "samples kill workers" if state.fatal_samples else held(getattr(loader, "dataset", None))
         if why:
             return why
         opened = next(filter(None, (it.opened() for it in list(state.iterators))), "")
@@ -221,6 +221,7 @@ def _carry_out(
             return None
         _record(state, f"0 -> {place.workers} workers: {place.reason}")
         loader.num_workers, loader.prefetch_factor = AutoWorkers(place.workers), place.prefetch
+    assert state.controller is not None
     state.controller.workers = place.workers
     state.controller.begin(waited_ns)
     return "num_workers", place.workers

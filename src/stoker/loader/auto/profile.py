@@ -12,6 +12,7 @@ import os
 import platform
 import sys
 import time
+import types
 from pathlib import Path
 from typing import Annotated
 
@@ -20,14 +21,13 @@ import torch
 
 from ..._version import __version__
 from ...core import resources
+from ...core.dataset_tree import walk
 from ...core.files import cache_folder, write
 from ...core.types import LoaderLike
 
 SCHEMA = 2  # is in the name of the file, so files of other versions are not found
 ENTRIES = 8  # in one file
 SOURCE = "code source"
-DEPTH = 4  # of objects in objects whose source is read
-MANY = 100  # items of a list that are looked through; a longer one holds data
 LIBRARIES = ("torch", "builtins", "stoker")  # their versions are in the key, not their source
 
 
@@ -95,27 +95,24 @@ def _cpu() -> str:
 
 
 def _code(loader: LoaderLike) -> str:
-    """A hash of the source of what runs for a sample: the dataset's classes, the callables that it holds, and the
-    collate function."""
+    """A hash of the source of what runs for a sample: the dataset's classes, what they hold that can be called, and
+    the collate function."""
     sources: dict[str, None] = {}
-
-    def add(thing: object, depth: int = 0) -> None:
-        kind = thing if inspect.isfunction(thing) or inspect.isclass(thing) else type(thing)
-        for code in inspect.getmro(kind) if inspect.isclass(kind) else (kind,):
-            if code.__module__.split(".")[0] not in LIBRARIES:
-                try:
-                    sources.setdefault(inspect.getsource(code))
-                except (OSError, TypeError):
-                    sources.setdefault(f"{code.__module__}.{code.__qualname__}")
-        held = getattr(thing, "__dict__", {})
-        if depth < DEPTH and isinstance(held, dict) and not inspect.isclass(thing):
-            for value in held.values():
-                for part in value if isinstance(value, (list, tuple)) and len(value) < MANY else (value,):
-                    if callable(part) or (hasattr(part, "__getitem__") and hasattr(part, "__dict__")):
-                        add(part, depth + 1)
-
-    add(loader.dataset)
-    add(loader.collate_fn)
+    seen: set[type | types.FunctionType] = set()
+    for _, thing in walk((loader.dataset, loader.collate_fn)):
+        if not callable(thing) and not hasattr(thing, "__getitem__"):
+            continue
+        kind = thing if isinstance(thing, (types.FunctionType, type)) else type(thing)
+        if kind in seen:
+            continue
+        seen.add(kind)
+        for cls in inspect.getmro(kind) if isinstance(kind, type) else (kind,):
+            if cls.__module__.split(".")[0] in LIBRARIES:
+                continue
+            try:
+                sources.setdefault(inspect.getsource(cls))
+            except (OSError, TypeError):
+                sources.setdefault(f"{cls.__module__}.{cls.__qualname__}")
     return hashlib.sha256("\n".join(sources).encode()).hexdigest()[:16]
 
 

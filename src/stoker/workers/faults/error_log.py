@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from ...core.errors import SampleError, StokerWarning
+from ...core.errors import SampleError
 from ...core.metrics import LoaderMetrics
 from ...core.types import Batch, Index
+from ...core.warn import warn_user
 from . import quarantine
 from .policy import Failure, Partial
 from .sample_name import called
@@ -93,11 +93,9 @@ class ErrorLog:
         if len(self.failed) == len(new):
             f = new[0]
             listed = f"; all are listed in {self._path}" if self._path is not None else ""
-            warnings.warn(
+            warn_user(
                 f"{called(f.index, f.file)} could not be loaded and is left out ({f.error}). Up to "
-                f"{self.limit:,} samples may fail{listed}.",
-                StokerWarning,
-                stacklevel=6,
+                f"{self.limit:,} samples may fail{listed}."
             )
 
     def _write(self, new: list[Failure]) -> None:
@@ -108,7 +106,7 @@ class ErrorLog:
         except OSError as e:
             self._path = None
             self.metrics.faults.pop("quarantine", None)
-            warnings.warn(f"samples that fail are not written to a file: {e}", StokerWarning, stacklevel=7)
+            warn_user(f"samples that fail are not written to a file: {e}")
 
     def _too_many(self) -> str:
         kinds = Counter(f.error.partition(":")[0] for f in self.failed.values())

@@ -1,0 +1,285 @@
+"""Random state: of the process-wide generators of torch, NumPy and Python, and of generators that objects hold.
+
+A state is captured, compared, put back, and written as text for state dicts. Every captured value is made of bytes,
+numbers and tuples, so values can be compared, hashed and pickled.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import functools
+import pickle
+import random
+import struct
+import sys
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+import numpy as np
+import torch
+
+from . import numpy_state
+from .errors import StateError
+from .numpy_state import freeze, thaw
+
+if TYPE_CHECKING:  # numpy.random takes 5 ms to load
+    Generator: TypeAlias = (
+        random.Random | torch.Generator | np.random.RandomState | np.random.Generator | np.random.BitGenerator
+    )
+Value: TypeAlias = object  # one generator's state
+
+PROCESS_WIDE = ("torch", "python", "numpy")
+NAMES = frozenset(PROCESS_WIDE) | {"generator"}  # in a state dict
+BASE64 = ":"  # begins a text in base 64; texts of version 1 are in base 85, which has no such digit
+MAX_TEXT_BYTES = 1 << 16  # of one generator's state; a text that unpacks to more was not written here
+MT_WORDS = 624  # of a Mersenne Twister
+
+
+class RandomState:
+    """The state of several random generators at one moment.
+
+    NumPy's process-wide generator is left out while ``numpy.random`` is not loaded: nothing can have drawn from it.
+
+    Args:
+        others: further generators, each with a name.
+        process_wide: which of the process-wide generators.
+
+    Attributes:
+        values: the state of each, by name.
+
+    Example:
+        >>> before = RandomState()
+        >>> _ = random.random()
+        >>> before.moved()
+        ['python']
+        >>> before.restore()
+        >>> before == RandomState()
+        True
+    """
+
+    def __init__(
+        self, others: Iterable[tuple[str, Generator]] = (), process_wide: Collection[str] = PROCESS_WIDE
+    ) -> None:
+        self._others: dict[str, Generator] = {}
+        self.values: dict[str, Value] = {}
+        if "torch" in process_wide:
+            self.values["torch"] = torch.default_generator.get_state().numpy().tobytes()
+        if "python" in process_wide:
+            self.values["python"] = random.getstate()
+        if "numpy" in process_wide and "numpy.random" in sys.modules:
+            self.values["numpy"] = numpy_state.save()
+        for name, generator in others:
+            while name in self.values:  # two local classes of one name
+                name += "'"
+            self._others[name] = generator
+            self.values[name] = get_state(generator)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RandomState) and self.values == other.values
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def moved(self, now: RandomState | None = None) -> list[str]:
+        """The names of generators whose state is another one ``now``; None: at this moment."""
+        if now is None:
+            now = RandomState(self._others.items(), self.values)
+        return [name for name, value in self.values.items() if now.values.get(name) != value]
+
+    def restore(self) -> None:
+        """Puts all generators back."""
+        for name, value in self.values.items():
+            if name in self._others:
+                set_state(self._others[name], value)
+            elif name == "torch":
+                set_state(torch.default_generator, value)
+            elif name == "python":
+                random.setstate(cast("tuple[object, ...]", value))
+            else:
+                numpy_state.restore(value)
+
+    def to_bytes(self) -> bytes:
+        """The process-wide generators' states for another process of this run; 10 KB, 40 microseconds."""
+        return pickle.dumps(self.values, protocol=5)
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> RandomState:
+        """What ``to_bytes`` wrote in a process of this run."""
+        state = cls((), ())
+        state.values = pickle.loads(raw)
+        return state
+
+    def to_text(self, name: str) -> str:
+        """One generator's state as text, for a state dict: at most 3.5 KB."""
+        value = self.values[name]
+        if name == "python":
+            return _python_text(value)
+        return _numpy_text(value) if name == "numpy" else to_text(cast(bytes, value))
+
+    @classmethod
+    def from_texts(cls, texts: Mapping[str, str], generator: torch.Generator | None) -> RandomState:
+        """The states that ``to_text`` wrote, by name; "generator" is the state of ``generator``.
+
+        Raises:
+            StateError: a text is not of a generator of that name.
+        """
+        if "generator" in texts and generator is None:
+            raise StateError("the state dict has random state for the sampler's generator, and the sampler has none")
+        state = cls((), ())
+        for name, text in texts.items():
+            if name not in NAMES:
+                continue
+            try:
+                state.values[name] = _READ.get(name, from_text)(text)
+            except (ValueError, OverflowError) as e:
+                raise StateError(f"the state dict's random state for {name} cannot be set: {e}") from None
+        if generator is not None and "generator" in texts:
+            state._others["generator"] = generator
+        return state
+
+    def restore_saved(self) -> None:
+        """``restore`` for states from a state dict.
+
+        Raises:
+            StateError: a generator does not take its state.
+        """
+        try:
+            self.restore()
+        except (RuntimeError, TypeError, ValueError, OverflowError) as e:
+            raise StateError(f"the state dict's random state cannot be set: {e}") from None
+
+
+@contextmanager
+def preserved(*generators: Generator | None) -> Iterator[None]:
+    """Puts the process-wide generators, CUDA's and ``generators`` back as they were, whatever is drawn inside."""
+    import numpy.random  # noqa: F401  # else a draw inside would load it, and nothing would put it back
+
+    before = RandomState([(str(k), g) for k, g in enumerate(generators) if g is not None])
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        before.restore()
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
+
+
+# -- one generator
+
+
+def get_state(generator: Generator) -> Value:
+    """A generator's state, which can be compared, hashed and kept."""
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes()
+    if isinstance(generator, np.random.RandomState):
+        return freeze(generator.get_state(legacy=False))
+    return freeze(bit_generator(generator).state)
+
+
+def set_state(generator: Generator, state: Value) -> None:
+    """Sets a generator to what ``get_state`` returned for it, or for one of the same kind."""
+    if isinstance(generator, random.Random):
+        generator.setstate(cast("tuple[object, ...]", state))
+    elif isinstance(generator, torch.Generator):
+        generator.set_state(torch.frombuffer(bytearray(cast(bytes, state)), dtype=torch.uint8))
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(thaw(state))
+    else:
+        bit_generator(generator).state = thaw(state)
+
+
+def bit_generator(generator: np.random.Generator | np.random.BitGenerator) -> np.random.BitGenerator:
+    """What holds the state of a NumPy generator."""
+    return generator.bit_generator if isinstance(generator, np.random.Generator) else generator
+
+
+def set_from_text(generator: torch.Generator, text: str) -> None:
+    """Sets a generator to a state from a state dict.
+
+    Raises:
+        StateError: the state is of another kind of generator.
+    """
+    try:
+        set_state(generator, from_text(text))
+    except (RuntimeError, TypeError, ValueError) as e:
+        raise StateError(f"the state dict's random state is not for this {generator.device} generator: {e}") from None
+
+
+# -- as text
+
+
+@functools.lru_cache(maxsize=64)  # scripts save after each step, and most generators have not moved since the last one
+def to_text(raw: bytes) -> str:
+    """Bytes as text. Bytes of the same significance come together, because half of torch's are always zero."""
+    if len(raw) % 8 == 0:
+        raw = np.frombuffer(raw, np.uint8).reshape(-1, 8).T.tobytes()
+    return BASE64 + base64.b64encode(zlib.compress(raw, 1)).decode()
+
+
+def from_text(text: str) -> bytes:
+    """The bytes that ``to_text`` took.
+
+    Raises:
+        ValueError: the text was not written by ``to_text``.
+    """
+    try:
+        decoder = zlib.decompressobj()
+        # State dicts of version 1 have base 85, whose encoder is 40 times slower.
+        packed = base64.b64decode(text[1:], validate=True) if text[:1] == BASE64 else base64.b85decode(text)
+        raw = decoder.decompress(packed, MAX_TEXT_BYTES)
+    except (ValueError, binascii.Error, zlib.error):
+        raise ValueError("random state as text") from None
+    if not raw or not decoder.eof:
+        raise ValueError("random state as text")
+    if len(raw) % 8 == 0:
+        raw = np.frombuffer(raw, np.uint8).reshape(8, -1).T.tobytes()
+    return raw
+
+
+def _twister_text(words: Iterable[int], gauss: float | None) -> str:
+    """The words of a Mersenne Twister, then whether half a pair of normal numbers waits, and that; 64 bits each."""
+    bits = 0 if gauss is None else struct.unpack("<Q", struct.pack("<d", gauss))[0]
+    return to_text(np.array([*words, gauss is not None, bits], np.uint64).tobytes())
+
+
+def _read_twister(text: str, length: int) -> tuple[list[int], float | None]:
+    words = np.frombuffer(from_text(text), np.uint64).tolist()
+    if len(words) != length + 2:
+        raise ValueError(f"{len(words)} words")
+    *words, has_gauss, bits = words
+    return words, struct.unpack("<d", struct.pack("<Q", bits))[0] if has_gauss else None
+
+
+@functools.lru_cache(maxsize=8)
+def _python_text(value: Value) -> str:
+    _, words, gauss = cast("tuple[int, tuple[int, ...], float | None]", value)
+    return _twister_text(words, gauss)
+
+
+def _read_python(text: str) -> Value:
+    words, gauss = _read_twister(text, MT_WORDS + 1)
+    return 3, tuple(words), gauss
+
+
+@functools.lru_cache(maxsize=8)
+def _numpy_text(value: Value) -> str:
+    state = numpy_state.as_dict(value)
+    if state["bit_generator"] != "MT19937":
+        raise StateError(f"NumPy's process-wide generator is a {state['bit_generator']}: its state cannot be saved")
+    words = [*state["state"]["key"].tolist(), int(state["state"]["pos"]), int(state["has_gauss"])]
+    return _twister_text(words, float(state["gauss"]))
+
+
+def _read_numpy(text: str) -> Value:
+    (*words, position, has_gauss), gauss = _read_twister(text, MT_WORDS + 2)
+    if position > MT_WORDS or has_gauss > 1:
+        raise ValueError(f"position {position} in {MT_WORDS} words")
+    key = {"key": np.array(words, np.uint32), "pos": position}
+    return freeze({"bit_generator": "MT19937", "state": key, "has_gauss": has_gauss, "gauss": gauss or 0.0})
+
+
+_READ: dict[str, Callable[[str], Value]] = {"python": _read_python, "numpy": _read_numpy}

@@ -1,0 +1,17 @@
+"""Messages of torch that stoker repeats, read from torch's own code at run time, so that they are always torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+def torch_message(function: Callable[..., object], start: str) -> str:
+    """The text in a function of torch that begins so; "" where this version of torch has none.
+
+    Example:
+        >>> from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+        >>> torch_message(_MultiProcessingDataLoaderIter._get_data, "Pin memory")
+        'Pin memory thread exited unexpectedly'
+    """
+    texts = (c for c in function.__code__.co_consts if isinstance(c, str))
+    return next((text for text in texts if text.startswith(start)), "")

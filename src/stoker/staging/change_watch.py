@@ -1,0 +1,56 @@
+"""Notices that a dataset has changed since its samples were cached, at little cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ..core.fingerprint import Fingerprint
+from ..core.warn import warn_user
+
+CHECK_S = 1.0  # between two checks, at least
+CHECK_SHARE = 500  # of this many parts of the time, one is spent on checking
+
+
+class ChangeWatch:
+    """Whether what a cache was made from is still the same, in one process.
+
+    Args:
+        take: makes a fingerprint of it.
+    """
+
+    def __init__(self, take: Callable[[], Fingerprint]) -> None:
+        self.is_current = True
+        self._take = take
+        self._before = take()
+        self._next_check = 0.0  # a worker checks when it begins
+
+    def changes(self) -> list[str]:
+        """What has changed since the cache was begun, for people."""
+        return self._before.changed_since(self._take(), added=True)
+
+    def check_soon(self) -> None:
+        """The next ``check`` is not left out."""
+        self._next_check = 0.0
+
+    def check(self, now: bool) -> None:
+        """Sets ``is_current``, and warns once if it is not.
+
+        Args:
+            now: this check may not be left out to save time.
+        """
+        began = time.monotonic()
+        if not now and began <= self._next_check:
+            return
+        changes = self.changes()
+        if changes and self.is_current:
+            message = "The dataset changed since it was cached, so nothing is served from the cache"
+            warn_user(f"{message}: {shortly(changes)}.")
+        self.is_current = not changes
+        ended = time.monotonic()
+        self._next_check = ended + max(CHECK_S, CHECK_SHARE * (ended - began))
+
+
+def shortly(changes: list[str]) -> str:
+    """The first changes, for people."""
+    return "; ".join(c.removeprefix("dataset[0]").removeprefix(".") for c in changes[:3])

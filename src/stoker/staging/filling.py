@@ -1,0 +1,236 @@
+"""Makes the deterministic parts of samples that are not in the cache yet, and stores them.
+
+A sample that is made is watched: one that draws random numbers in its deterministic part has none. Its whole is made by
+the dataset in every epoch, from the random states that the dataset would have found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..core.types import Index, MapDataset, Sample
+from ..sampling.generators import find_generators
+from .compare import equal_bits
+from .plan import Unplanned
+from .random_state import RandomStates
+from .split import Split
+from .store.decode import stored_copy
+from .store.encode import CacheError, foreign, take
+from .store.tables import Samples
+from .store.tiers import TieredStore
+
+COMPARE_S = 1.0  # between two comparisons, at least; the first is not in a worker's first second
+COMPARE_SHARE = 200  # of this many parts of the time, one is spent on comparing
+STORED_AT_ONCE = 1 << 20  # bytes: copies of more would be new memory, which costs a page fault a page
+MADE, DRAWN = 16, 8  # after so many samples made, caching ends if more than one in eight has no deterministic part
+
+
+class Part(NamedTuple):
+    """What was made of a sample.
+
+    Attributes:
+        value: the deterministic part.
+        nanoseconds: that it took.
+    """
+
+    value: Sample
+    nanoseconds: int
+
+
+class Filler:
+    """Fills a cache, in one process.
+
+    Args:
+        dataset: the user's.
+        split: how it was divided; None: by ``prepare`` and ``augment``.
+        functions: the user's; generators that they hold are watched, too.
+        prepare: makes the deterministic part of a sample.
+        is_whole: the deterministic part is the sample.
+        for_file: pickled values are refused.
+        disable: called with the reason why the cache cannot be used any more.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        split: Split | None,
+        functions: Sequence[object],
+        prepare: Callable[[Index], Sample],
+        is_whole: bool,
+        for_file: bool,
+        disable: Callable[[str], None],
+    ) -> None:
+        self._dataset = dataset
+        self._split = split
+        self._functions = functions
+        self._prepare = prepare
+        self._is_whole = is_whole
+        self._for_file = for_file
+        self._disable = disable
+        self._samples = len(dataset)
+        self._made = 0
+        self._without_part: set[int] = set()  # samples that draw, or take another way through the code
+        self._watch_each = split is not None and split.plan is not None and bool(split.plan.moves)
+        self._next_compare = 0.0
+        self._generators: list[tuple[str, Any]] | None = None
+        self._generators_pid = 0
+
+    def replace_dataset(self, dataset: MapDataset) -> None:
+        """From now on another object with the same content is used."""
+        self._dataset = dataset
+        self._generators = None
+
+    def random_states(self) -> RandomStates:
+        """The states of all generators that samples may draw from."""
+        if self._generators is None or self._generators_pid != os.getpid():
+            self._generators = find_generators(self._dataset, *self._functions)
+            self._generators_pid = os.getpid()
+        return RandomStates(self._generators)
+
+    def has_part(self, index: Index) -> bool:
+        """Whether this sample, as far as is known, has a deterministic part."""
+        return int(index) % self._samples not in self._without_part
+
+    def fill(self, store: TieredStore, indices: Sequence[Index], where: NDArray[np.int64]) -> dict[int, Sample] | None:
+        """Makes the samples of a batch that are not stored, and stores them.
+
+        Returns:
+            Deterministic parts, by position; a sample that has none is missing. None: the cache was disabled.
+        """
+        misses = np.flatnonzero(where == 0).tolist()
+        if not misses:
+            return {}
+        began = time.thread_time_ns()
+        states = self.random_states() if owns_global_generators() else None
+        keep_ns = time.thread_time_ns() - began
+        made_before = self._made
+        parts = self._parts(indices, misses, states if self._watch_each else None)
+        if states is not None and not self._watch_each and states.moved():
+            self._watch_each = True  # from now on, in this process, it is asked after each sample which one draws
+            states.restore()
+            self._made = made_before
+            parts = self._parts(indices, misses, states)
+        if self._too_many_draw():
+            return None
+        self._store(store, indices, parts, keep_ns)
+        return {k: part.value for k, part in parts.items()}
+
+    def _store(self, store: TieredStore, indices: Sequence[Index], parts: dict[int, Part], keep_ns: int) -> None:
+        taken: Samples = {}
+        spent = size = 0
+        began = time.thread_time_ns() - keep_ns
+        for k, part in parts.items():
+            spent += part.nanoseconds
+            size += self._take(taken, int(indices[k]) % self._samples, part.value)
+            if size > STORED_AT_ONCE:
+                store.admit(taken, spent, time.thread_time_ns() - began)
+                taken, spent, size, began = {}, 0, 0, time.thread_time_ns()
+        if taken or spent:
+            store.admit(taken, spent, time.thread_time_ns() - began)
+
+    def _take(self, taken: Samples, i: int, part: Sample) -> int:
+        """Takes a part to pieces, for the store. Returns its bytes."""
+        try:
+            type_spec, leaves = take(part, dense=self._is_whole)
+            pickled = foreign(type_spec) if self._for_file else None
+            if pickled is not None:
+                kinds = "tensors, arrays, pictures, numbers, text"
+                raise CacheError(f"a sample has a {pickled}, which a file does not keep: {kinds}")
+        except CacheError as e:
+            self._disable(str(e))
+            return 0
+        taken[i] = type_spec, leaves
+        return sum(x.nbytes for x in leaves)
+
+    def _parts(self, indices: Sequence[Index], misses: list[int], states: RandomStates | None) -> dict[int, Part]:
+        """Deterministic parts by position. Samples that have none, or fail, are left out.
+
+        Args:
+            states: are compared after each sample; None: they are not.
+        """
+        misses = [k for k in misses if self.has_part(indices[k])]
+        get_many = self._get_many() if states is None and len(misses) > 1 else None
+        if get_many is not None:
+            began = time.perf_counter_ns()
+            with contextlib.suppress(Exception):  # the sample that fails is found below
+                samples = list(get_many([indices[k] for k in misses]))
+                took = (time.perf_counter_ns() - began) // len(misses)
+                if len(samples) == len(misses):
+                    self._made += len(misses)
+                    return {k: Part(sample, took) for k, sample in zip(misses, samples, strict=True)}
+        out = {}
+        for k in misses:
+            part = self._part(indices[k], states)
+            if part is not None:
+                out[k] = part
+        return out
+
+    def _get_many(self) -> Callable[[Sequence[Index]], Sequence[Sample]] | None:
+        """The dataset's ``__getitems__``, where samples are cached as it makes them."""
+        found = getattr(self._dataset, "__getitems__", None) if self._split is not None and self._is_whole else None
+        return found if callable(found) else None
+
+    def _part(self, index: Index, before: RandomStates | None) -> Part | None:
+        """The deterministic part of a sample; None where it has none. Random states are left as they were."""
+        self._made += 1
+        began = time.perf_counter_ns()
+        value, failed, unplanned = None, False, False
+        try:
+            value = self._prepare(index)
+        except Unplanned:
+            unplanned = True
+        except Exception:  # the dataset's own code is to raise it, from the random states in which it would have
+            failed = True
+        took = time.perf_counter_ns() - began
+        moved = set(before.moved()) if before is not None else set()
+        if before is not None and moved:
+            before.restore()
+        if failed:
+            return None
+        plan = None if self._split is None else self._split.plan
+        if unplanned or moved - set(() if plan is None else plan.moves):
+            self._without_part.add(int(index) % self._samples)
+            return None
+        return Part(value, took)
+
+    def _too_many_draw(self) -> bool:
+        """Whether so many samples have no deterministic part that caching only costs. The cache is disabled then."""
+        if self._made < MADE or len(self._without_part) * DRAWN < self._made:
+            return False
+        share = f"{len(self._without_part)} of {self._made} samples"
+        self._disable(f"{share} draw random numbers, or take another way, before the cut")
+        return True
+
+    def compare_one(self, store: TieredStore, indices: Sequence[Index], locations: list[int]) -> None:
+        """Now and then makes a stored sample again and compares. A difference disables the cache."""
+        began = time.monotonic()
+        if began < self._next_compare or not owns_global_generators():
+            return
+        if not self._next_compare:
+            self._next_compare = began + COMPARE_S
+            return
+        k = next(k for k, location in enumerate(locations) if location)
+        states = self.random_states()
+        try:
+            same = equal_bits(stored_copy(self._prepare(indices[k])), stored_copy(store.read(locations[k])))
+        except (Exception, Unplanned):
+            same = True  # what fails now was right when it was stored
+        states.restore()
+        now = time.monotonic()
+        self._next_compare = now + COMPARE_SHARE * (now - began)
+        if not same:
+            self._disable(f"sample {int(indices[k])} is another than when it was cached: files or code changed")
+
+
+def owns_global_generators() -> bool:
+    """Whether no other thread draws from the process' generators meanwhile."""
+    info = torch.utils.data.get_worker_info()
+    return getattr(info, "worker_method", "process") != "thread"

@@ -1,0 +1,44 @@
+"""The command line itself: what it imports, what it leaves to a script, names of earlier versions."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker.commands import arguments, main
+
+
+def test_a_command_is_imported_when_it_runs() -> None:
+    code = (
+        "import sys; from stoker.commands.main import main; main(['check', '--json', '-']);"
+        "print({m for m in sys.modules if m.startswith('stoker.commands.')} | {'torch'} & set(sys.modules))"
+    )
+    p = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    imported = p.stdout.splitlines()[-1]
+    for name in ("bench", "tune", "stats", "run", "verify", "cache", "torch"):
+        assert name not in imported.replace("stoker.commands.check", "")
+
+
+def test_what_follows_the_script_is_the_scripts(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys, json; print(json.dumps(sys.argv[1:]))")
+    args = ["--json", "x", "--", "-m", "--workers=3", "--budget-s", "", "--help", "-n", "a b"]
+    line = [sys.executable, "-m", "stoker", "run", "--json", "r.json", str(script), *args]
+    p = subprocess.run(line, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert p.returncode == 0, p.stderr
+    assert json.loads(p.stdout) == args
+    assert json.loads((tmp_path / "r.json").read_text())["command"] == [str(script), *args]
+
+
+@pytest.mark.parametrize("name", ["--budget-s", "--time-limit"])
+def test_old_names_still_work(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["bench", "nowhere.py:x", name, "0"]) == 2
+    assert "Invalid value for '--time-limit'" in capsys.readouterr().err
+    assert main.main(["verify", "nowhere.py:x", "--workers", "few"]) == 2
+    assert "'few' is not a number of workers" in capsys.readouterr().err
+    assert main.main(["verify", "--help"]) == 0
+    assert not any(f"--{old}" in capsys.readouterr().out for old in arguments.OLD_NAMES)
