@@ -83,7 +83,7 @@ trees = st.recursive(
 
 
 def there_and_back(obj: Any) -> Any:
-    e = Encoded(obj).lay()
+    e = Encoded(obj).place()
     blob = e.blob()
     return decode(blob[: len(e.meta)], bytearray(blob[len(e.meta) :]))
 

@@ -92,7 +92,7 @@ def test_what_hangs_is_listed_as_well(target: str, capfd: pytest.CaptureFixture[
     found = json.loads(said[said.index("{") :])  # "reading" comes from the dataset
     assert [(f["index"], f["kind"]) for f in found["failed"]] == [(9, "timeout")]
     assert run(f"{target}:stuck", "--workers", "0", "--sample-timeout", "1") == 2
-    assert "sample_timeout wants workers" in capfd.readouterr().err
+    assert "sample_timeout needs workers" in capfd.readouterr().err
 
 
 def test_a_whole_dataset_is_exit_code_0(target: str, capfd: pytest.CaptureFixture[str]) -> None:

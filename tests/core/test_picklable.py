@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from stoker.core.picklable import MAX_ITEMS, culprit, refused
 from stoker.loader.auto.decide import unsafe
-from stoker.workers.fork_lock_detector import may_start_anew
-from stoker.workers.fork_server import Pickled
+from stoker.workers.fork_lock_detector import can_start_elsewhere
+from stoker.workers.handover import Pickled
 
 
 class Data(torch.utils.data.Dataset):
@@ -46,7 +46,7 @@ def large() -> Data:
 def test_a_large_dataset_is_not_copied() -> None:
     loader = torch.utils.data.DataLoader(large())
     assert peak(unsafe, loader)[0] is None
-    for call, arg in ((unsafe, loader), (may_start_anew, loader.dataset), (culprit, loader.dataset)):
+    for call, arg in ((unsafe, loader), (can_start_elsewhere, loader.dataset), (culprit, loader.dataset)):
         found, most = peak(call, arg, "dataset") if call is culprit else peak(call, arg)
         assert found in (None, True)
         assert most < 8 << 20
@@ -71,7 +71,7 @@ def test_what_lies_behind_long_containers_is_found(hidden: Any) -> None:
     assert "cannot be shared for sure (TypeError: cannot pickle '_thread.lock' object)" in str(
         unsafe(torch.utils.data.DataLoader(data))
     )
-    assert not may_start_anew(data)
+    assert not can_start_elsewhere(data)
     assert str(culprit(data, "dataset")).startswith(("dataset.last", "dataset.items"))
 
 

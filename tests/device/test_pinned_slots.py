@@ -227,7 +227,7 @@ def test_in_a_forked_child_nothing_is_asked_of_the_device() -> None:
         code = 1
         try:
             before = dict(device.calls)
-            locker.later(weakref.WeakMethod(arena.punch), 0)
+            locker.release_later(weakref.WeakMethod(arena.punch), 0)
             locker.sweep()
             other = map_shared(arena.fd, 4096)
             locker.lock(other)

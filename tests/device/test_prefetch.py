@@ -171,6 +171,6 @@ def test_devices_that_are_not_here() -> None:
     with pytest.raises(UsageError, match="transform_on_device= wants device="):
         stoker.DataLoader(range(3), transform_on_device=torch.neg)  # type: ignore[arg-type]
     if not torch.accelerator.is_available():
-        with pytest.raises(UsageError, match="device='cuda' is not here; there is none but the CPU"):
+        with pytest.raises(UsageError, match="no such device 'cuda'; found only the CPU"):
             stoker.DataLoader(range(3), device="cuda")  # type: ignore[arg-type]
         assert checked(None) == torch.device("cpu")

@@ -90,7 +90,7 @@ def test_free_slots_are_given_back(short: list[int]) -> None:
 
 
 def memory_of(loader: Any) -> int:
-    readers = [reader for it in state_of(loader).iterators for reader in it._scheduler._pool._readers]
+    readers = [reader for it in state_of(loader).iterators for reader in it._scheduler._pool._table.readers]
     return sum(Path(f"/proc/self/fd/{reader.arena.fd}").stat().st_blocks * 512 for reader in readers)
 
 

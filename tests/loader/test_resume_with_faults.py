@@ -24,7 +24,7 @@ from stoker.loader import device_iterator
 from stoker.loader.device_iterator import ResidentIter
 from stoker.loader.pin_thread import PinnedPool
 from stoker.staging import device_tier
-from stoker.workers import process_pool
+from stoker.workers import launch
 from stoker.workers.protocol import WorkerReply
 from tests.device.helpers import LateCopies
 from tests.helpers import draw
@@ -386,14 +386,15 @@ class Parts(torch.utils.data.IterableDataset[Any]):
 def room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many workers the system has processes for."""
     room = [99]
-    begin = process_pool.ProcessPool._start
+    begin, started = launch.Launcher.start, []
 
     def start(self: Any, *args: Any) -> Any:
-        if sum(p.is_alive() for p in self.processes) >= room[0]:
+        if sum(p.is_alive() for p in started) >= room[0]:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        return begin(self, *args)
+        started.append(begin(self, *args))
+        return started[-1]
 
-    monkeypatch.setattr(process_pool.ProcessPool, "_start", start)
+    monkeypatch.setattr(launch.Launcher, "start", start)
     return room
 
 

@@ -170,7 +170,7 @@ def test_calls_nest_with_their_defaults() -> None:
 def test_what_cannot_be_for_a_loader_is_said() -> None:
     with stoker.installed(on_error="skip"):
         loader: Any = DataLoader(Stream(), num_workers=1)
-        with pytest.warns(StokerWarning, match=r"DataLoader of Stream: .*on_error='skip' wants a map-style dataset"):
+        with pytest.warns(StokerWarning, match=r"DataLoader of Stream: .*on_error='skip' needs a map-style dataset"):
             assert values(loader) == list(range(8))
 
 

@@ -396,4 +396,4 @@ def test_a_measurement_in_another_process_costs_no_slot(method: str) -> None:
     bench.close()
     readers = list(slots._readers)
     assert any(reader.leases for reader in readers)
-    assert not any(reader._lost for reader in readers)
+    assert not any(reader.pinned_by_fork for reader in readers)

@@ -341,28 +341,30 @@ def test_generators_of_ones_own_are_no_reason() -> None:
             torch.rand(1), random.random(), np.random.rand()  # the consumer may draw as it likes
 
 
-def test_nobody_is_blamed_for_what_the_consumer_drew() -> None:
-    def turns() -> int:
-        torch.rand(1)  # another thread, in the middle of the call that is watched
-        return now[0]
+def test_the_consumer_may_draw_during_a_task_that_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, use, state = torch.Generator(), rng_watch.GlobalRngUse(), rng_watch._torch_state
+    states: list[int] = []
 
-    own, now = torch.Generator(), [0]
-    for moment, sure in ((0, False), (1, True)):
-        now[0] = moment
-        out, who, certain = rng_watch.watch(lambda: torch.rand(2, generator=own), turns)
-        assert len(out) == 2
-        assert who is not None
-        assert certain is sure
-    noticed = rng_watch.GlobalRngUse()
-    assert [noticed.run(0, lambda: torch.rand(1) is None) for _ in range(20)] == [False] * 20
-    assert noticed.who is None
-    assert noticed.suspect is not None
+    def torch_state() -> int:
+        if len(states) == 1:
+            torch.rand(1)  # the consumer, in the middle of the call
+        states.append(state())
+        return states[-1]
+
+    monkeypatch.setattr(rng_watch, "_torch_state", torch_state)
+    for _ in range(20):
+        use.run(0, lambda: torch.rand(2, generator=own))
+    assert states[0] != states[1]
+    assert use.who is None
+    for _ in range(2):
+        use.run(1, lambda: torch.rand(2))
+    assert use.who is not None
 
 
 def test_draws_that_begin_in_a_later_epoch_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mixup after the warm-up."""
-    monkeypatch.setattr(rng_watch, "AGAIN_S", 0.0)
-    monkeypatch.setattr(rng_watch, "AGAIN_SHARE", 1)
+    monkeypatch.setattr(rng_watch, "REWATCH_S", 0.0)
+    monkeypatch.setattr(rng_watch, "REWATCH_SHARE", 1)
 
     class Late:
         begun = False
@@ -379,28 +381,6 @@ def test_draws_that_begin_in_a_later_epoch_are_noticed(monkeypatch: pytest.Monke
     transform.begun = True
     with pytest.warns(StokerWarning, match=r"^Late \(test_thread_pool.py:\d+\) draws"):
         [list(loader) for _ in range(50)]
-
-
-def test_draws_are_noticed_in_a_thread_that_is_being_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then no name is known, but the generators move while the consumer waits."""
-    waits, state = threading.Event(), rng_watch.state
-
-    def looked() -> Any:
-        seen = state()
-        waits.set()
-        return seen
-
-    def late(x: Any) -> Any:
-        assert waits.wait(WAIT_S)
-        return x + random.random()
-
-    monkeypatch.setattr(rng_watch, "state", looked)
-    threading.setprofile(lambda *_: None)
-    try:
-        with pytest.warns(StokerWarning, match="Code in a worker thread draws"):
-            list(threads(Transformed(late), 1, batch_size=20))
-    finally:
-        threading.setprofile(None)
 
 
 # ------------------------------------------------------------------------------------------------------------ choice

@@ -26,7 +26,7 @@ from ..core.errors import StokerError, UsageError
 from ..core.nested import tensors
 from ..core.progress import Progress
 from ..core.types import Batch, LoaderLike
-from ..device.accelerator import accelerator
+from ..device.accelerator import accelerator, synchronize
 from ..loader.dataloader import DataLoader as StokerDataLoader
 from ..loader.describe import count, settings_of
 from ..loader.engine import get_iterator, torch_get_iterator
@@ -310,14 +310,14 @@ def _loop(batches: _Batches, loader: LoaderLike, plan: _Plan) -> Rates:
     waits = array("d")
     if plan.device is not None:
         torch.zeros(1).to(plan.device)  # starts the device's context, which is not the loader's time
-        _synchronize()
+        synchronize()
     plan.progress(f"{plan.prefix}the first batch")
     called = clock()
     batch = batches.next()
     first_s = clock() - called
     consume(batch)
     if plan.device is not None:
-        _synchronize()
+        synchronize()
     consume.reset()
     began = reported = asked = clock()
     ended = ""
@@ -338,7 +338,7 @@ def _loop(batches: _Batches, loader: LoaderLike, plan: _Plan) -> Rates:
             rate = len(waits) / (asked - began)
             plan.progress(f"{plan.prefix}batch {len(waits):,} of {plan.batches:,}, {rate:,.1f} batches/s")
     if plan.device is not None:
-        _synchronize()
+        synchronize()
         asked = clock()
     ranked = sorted(waits)
     p50, p95, p99 = (ranked[math.ceil(p * len(ranked)) - 1] if ranked else None for p in (0.5, 0.95, 0.99))
@@ -363,10 +363,6 @@ def _nbytes(t: torch.Tensor) -> int:
         return t.nbytes
     except RuntimeError:  # sparse: its values
         return int(t._nnz()) * t.element_size()
-
-
-def _synchronize() -> None:
-    (torch.accelerator if hasattr(torch, "accelerator") else torch.cuda).synchronize()
 
 
 def _engine(loader: DataLoader[Batch]) -> str:

@@ -1,9 +1,9 @@
-"""What of CUDA page-locked slots need: locking memory that is there, and knowing when all copies from it are done.
+"""What page-locked slots need of CUDA: to lock memory that exists, and to know when all copies from it are done.
 
-torch has neither a way to lock existing memory nor events for memory that is not its own. Locking is the runtime's
-cudaHostRegister, through ``torch.cuda.cudart()``. A *fence* is an event behind everything that any stream was asked
-for so far: the driver's cuCtxRecordEvent (CUDA 12.5; "records in hEvent all the activities of the context"), or, with
-an older one, an event on each stream of torch's pools that is not idle.
+torch can do neither for memory that it did not allocate. The runtime's cudaHostRegister locks it, through
+``torch.cuda.cudart()``. A *fence* is an event after everything that any stream was asked for so far: the driver's
+cuCtxRecordEvent (CUDA 12.5; "records in hEvent all the activities of the context"), or, with an older driver, an event
+on each busy stream of torch's pools.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
@@ -20,26 +20,30 @@ PORTABLE = 1  # cudaHostRegisterPortable: locked for every device of the process
 NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 NOT_READY = 600  # CUDA_ERROR_NOT_READY
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
-POOL = 32  # streams that torch has for each priority
+STREAMS = 32  # that torch has for each priority
+
+
+Event: TypeAlias = tuple[int, ctypes.c_void_p]
+"""Device and event."""
 
 
 class Fence(Protocol):
-    """A moment in the device's life."""
+    """A point in the work that the device was asked for."""
 
     def done(self) -> bool:
-        """Whether all that was asked for before it is done."""
+        """Whether everything before it is done."""
         ...
 
     def wait(self) -> None:
-        """Until it is."""
+        """Waits until it is."""
         ...
 
 
 class Runtime(Protocol):
-    """What ``locked`` wants of a device; tests have one that counts and fails as it is told."""
+    """What ``pinned_slots`` needs of a device; tests have one that counts and fails on demand."""
 
     def register(self, address: int, nbytes: int) -> str:
-        """Locks pages. Returns what went wrong, "" where nothing did."""
+        """Locks pages. Returns what went wrong, or ""."""
         ...
 
     def unregister(self, address: int) -> None:
@@ -47,7 +51,7 @@ class Runtime(Protocol):
         ...
 
     def fence(self) -> Fence | None:
-        """A fence behind everything asked for so far; None where there can be none just now."""
+        """A fence after everything asked for so far; None: there can be none now."""
         ...
 
 
@@ -63,7 +67,7 @@ class Cuda:
         self._runtime = torch.cuda.cudart()
         self._owner = os.getpid()
         self._driver = _Driver.load()
-        self._streams: dict[int, list[Any]] = {}
+        self._streams: dict[int, list[torch.cuda.Stream]] = {}
 
     def register(self, address: int, nbytes: int) -> str:
         code = int(self._runtime.cudaHostRegister(address, nbytes, PORTABLE))
@@ -87,27 +91,27 @@ class Cuda:
     def _devices(self) -> list[int]:
         return [i for i in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(i)]  # type: ignore[attr-defined]
 
-    def _busy(self) -> list[Any]:
-        """Streams of torch's that have something to do."""
+    def _busy(self) -> list[torch.cuda.Stream]:
+        """torch's streams that are not idle."""
         out = []
         for device in self._devices():
             if device not in self._streams:
                 made = [torch.cuda.default_stream(device)]
-                made += [torch.cuda.Stream(device, priority=p) for p in (0, -1) for _ in range(POOL)]
+                made += [torch.cuda.Stream(device, priority=p) for p in (0, -1) for _ in range(STREAMS)]
                 self._streams[device] = list({s.cuda_stream: s for s in made}.values())
             streams = [*self._streams[device], torch.cuda.current_stream(device)]
             out += [s for s in streams if not s.query()]
         return out
 
     def _consume(self) -> None:
-        """A failed call leaves an error behind which the next kernel of anybody would report as its own."""
+        """Clears the error of a failed call, which the next kernel would report as its own."""
         last = _symbol("cudaGetLastError")
         if last is not None:
             last()
 
     @contextmanager
     def _relaxed(self) -> Iterator[None]:
-        """A graph that is being captured in this thread must not fail because memory is let go meanwhile."""
+        """Lets memory be freed while this thread captures a graph, which would fail otherwise."""
         exchange = _symbol("cudaThreadExchangeStreamCaptureMode")
         mode = ctypes.c_int(RELAXED)
         if exchange is not None:
@@ -122,7 +126,7 @@ class Cuda:
 class _Events:
     """One event on each busy stream."""
 
-    def __init__(self, streams: list[Any]) -> None:
+    def __init__(self, streams: list[torch.cuda.Stream]) -> None:
         self._events = [s.record_event() for s in streams]
 
     def done(self) -> bool:
@@ -136,10 +140,10 @@ class _Events:
 class _Driver:
     """cuCtxRecordEvent, where the driver has it."""
 
-    def __init__(self, library: Any) -> None:
+    def __init__(self, library: ctypes.CDLL) -> None:
         self._cuda = library
-        self._contexts: dict[int, Any] = {}
-        self._free: dict[int, list[Any]] = {}
+        self._contexts: dict[int, ctypes.c_void_p] = {}
+        self._free: dict[int, list[ctypes.c_void_p]] = {}
 
     @classmethod
     def load(cls) -> _Driver | None:
@@ -152,21 +156,21 @@ class _Driver:
         return cls(library)
 
     def fence(self, devices: list[int]) -> Fence | None:
-        events: list[tuple[int, Any]] = []
+        events: list[Event] = []
         for device in devices:
             event = self._event(device)
             code = -1 if event is None else self._cuda.cuCtxRecordEvent(self._contexts[device], event)
-            if event is None or code:  # a graph is being captured: asked again at the next look
+            if event is None or code:  # a graph is being captured; the caller tries again later
                 self.give_back([*events, *([] if event is None else [(device, event)])])
                 return None
             events.append((device, event))
         return _ContextEvents(self, self._cuda, events)
 
-    def give_back(self, events: list[tuple[int, Any]]) -> None:
+    def give_back(self, events: list[Event]) -> None:
         for device, event in events:
             self._free[device].append(event)
 
-    def _event(self, device: int) -> Any:
+    def _event(self, device: int) -> ctypes.c_void_p | None:
         if device not in self._contexts:
             context = ctypes.c_void_p()
             if self._cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device):
@@ -185,7 +189,7 @@ class _Driver:
 
 
 class _ContextEvents:
-    def __init__(self, driver: _Driver, library: Any, events: list[tuple[int, Any]]) -> None:
+    def __init__(self, driver: _Driver, library: ctypes.CDLL, events: list[Event]) -> None:
         self._driver, self._cuda, self._events = driver, library, events
 
     def done(self) -> bool:
@@ -205,7 +209,7 @@ class _ContextEvents:
 
 
 def _symbol(name: str) -> Any:
-    """A function of the CUDA runtime that this process has loaded; None where it cannot be found."""
+    """A function of the CUDA runtime that this process has loaded; None: it was not found."""
     if name not in _symbols:
         _symbols[name] = None
         for library in (None, *_loaded("libcudart")):

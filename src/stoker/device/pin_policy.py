@@ -1,7 +1,8 @@
 """``pin_memory="auto"``: whether page-locked memory pays here, and why it does or does not.
 
-It lets the copy engine read a batch while the processor goes on (CUDA C++ Best Practices Guide, "Pinned Memory"). What
-is locked cannot be swapped and is taken from everybody else, so it has a budget; where it brings nothing it is left.
+It lets the copy engine read a batch while the processor goes on (CUDA C++ Best Practices Guide, "Pinned Memory").
+Locked memory cannot be swapped, and no other process can have it, so it has a budget. Where it brings nothing it is
+not locked.
 """
 
 from __future__ import annotations
@@ -13,23 +14,24 @@ from dataclasses import dataclass
 import torch
 
 from ..core import resources
+from .accelerator import accelerator, synchronize
 
 SHARE = 4  # at most a quarter of the memory that is granted is locked, unless asked
-SPARE = 1 << 30  # bytes of memory that stay free beside what is locked
-PAYS = 1.05  # times as fast has a copy from page-locked memory to be
+MIN_FREE = 1 << 30  # bytes of memory that stay free beside what is locked
+MIN_GAIN = 1.05  # times as fast a copy from page-locked memory has to be
 TRIES = 7
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the decision rests on.
+    """What the decision depends on.
 
     Attributes:
         accelerator: torch's name of the kind of device; None without one.
         unified: the device shares its memory with the processor.
         on_device: batches lie on the device already.
         batch_bytes: of the largest batch so far; 0 before the first.
-        batches: that may be locked at a time: those made ahead and those the consumer keeps.
+        batches: how many may be locked at a time: those made ahead and those the consumer keeps.
         free: bytes of memory.
         granted: bytes of memory.
         refused: what the system said when a page was to be locked; "" where it was locked.
@@ -64,7 +66,7 @@ class Choice:
 
 
 def decide(facts: Facts) -> Choice:
-    """The decision; the first reason that holds."""
+    """The decision. The first reason that applies is given."""
     need = facts.batches * rounded(facts.batch_bytes)
     if facts.accelerator is None:
         return Choice(False, "there is no accelerator")
@@ -78,9 +80,9 @@ def decide(facts: Facts) -> Choice:
         return Choice(
             False, f"{_mb(need)} would be locked, and a quarter of the memory granted is {_mb(facts.granted // SHARE)}"
         )
-    if need and need + SPARE > facts.free:
+    if need and need + MIN_FREE > facts.free:
         return Choice(False, f"{_mb(need)} would be locked, and {_mb(facts.free)} are free")
-    if facts.gain is not None and facts.gain < PAYS:
+    if facts.gain is not None and facts.gain < MIN_GAIN:
         return Choice(
             False,
             f"batches of {facts.batch_bytes:,} bytes are copied {facts.gain:.2f} times as fast, so it brings nothing",
@@ -90,16 +92,14 @@ def decide(facts: Facts) -> Choice:
 
 
 def rounded(nbytes: int) -> int:
-    """What torch's allocator locks for so many bytes: the next power of two (``CachingHostAllocator``)."""
+    """What torch's allocator locks for ``nbytes``: the next power of two (``CachingHostAllocator``)."""
     return 1 << (nbytes - 1).bit_length() if nbytes > 0 else 0
 
 
 def kind() -> str | None:
     """torch's name of the accelerator; None without one."""
-    found = getattr(torch, "accelerator", None)  # torch < 2.6 has none; there it is CUDA or nothing
-    if found is None:
-        return "cuda" if torch.cuda.is_available() else None
-    return str(found.current_accelerator().type) if found.is_available() else None
+    device = accelerator()
+    return None if device is None else device.type
 
 
 def unified(accelerator: str | None) -> bool:
@@ -112,7 +112,7 @@ def unified(accelerator: str | None) -> bool:
 
 
 def gain(nbytes: int, accelerator: str) -> float | None:
-    """How many times as fast a batch of so many bytes reaches the device from page-locked memory. Milliseconds.
+    """How many times as fast a batch of ``nbytes`` reaches the device from page-locked memory. Takes milliseconds.
 
     None where it cannot be measured.
     """
@@ -125,19 +125,19 @@ def gain(nbytes: int, accelerator: str) -> float | None:
 
 
 def _seconds(target: torch.Tensor, source: torch.Tensor) -> float:
-    """Of one copy, as long as the calling thread is held up and until it is done."""
+    """Of one copy, from the call until it is done."""
     times = []
     for _ in range(TRIES):
-        torch.accelerator.synchronize()
+        synchronize()
         began = time.perf_counter()
         target.copy_(source, non_blocking=True)
-        torch.accelerator.synchronize()
+        synchronize()
         times.append(time.perf_counter() - began)
     return statistics.median(times)
 
 
 def facts(batch_bytes: int = 0, batches: int = 1, refused: str = "", measured: float | None = None) -> Facts:
-    """What holds here and now."""
+    """The facts of this process, now."""
     accelerator = kind()
     return Facts(
         accelerator,

@@ -1,9 +1,11 @@
 """Page-locked slots: the memory that a worker writes is the memory that the copy engine reads, so nothing is copied.
 
-The parent locks each slot once, when it maps it (a slot is one piece: a copy may not cross the border of two
-registrations). torch's allocator knows when copies from its own blocks are done; of these it knows nothing. So a slot
-that the consumer has dropped goes back to its worker only behind a fence that was set after the drop: then nothing that
-was asked for before can still read it, on whatever stream.
+1. The parent locks each slot once, when it maps it (``Locker.lock``). A slot is locked in one piece, because a copy may
+   not cross two registrations.
+2. The consumer drops a batch: ``SlotReader`` or ``HeapWriter`` calls ``Locker.release_later``. torch's allocator does
+   not know these slots, so a copy may still be reading.
+3. ``Locker.sweep``, before each batch, sets a fence after what was dropped since the last one. When the device has
+   reached it, no stream can read these slots any more, and they go back to their workers.
 """
 
 from __future__ import annotations
@@ -15,41 +17,43 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
+
+from ..transport.mapping import Memory
 
 if TYPE_CHECKING:
     from .cuda import Fence, Runtime
 
 logger = logging.getLogger(__name__)
-Release = tuple["weakref.WeakMethod[Callable[[int], None]]", int]
+Release: TypeAlias = tuple["weakref.WeakMethod[Callable[[int], None]]", int]
 
 
 class Locker:
-    """Locks slots within a budget, and holds dropped ones back. One for a loader.
+    """Locks slots within a budget, and delays the release of dropped ones. One for a loader.
 
     Args:
         runtime: the device's.
         budget: bytes that may be locked.
 
     Attributes:
-        locked: bytes that are.
-        failed: what the system said when it locked no more; "" while it does.
-        over: slots that were left unlocked for the budget.
+        locked: bytes that are locked.
+        failed: why the system locks no more memory; "" while it does.
+        over: slots that were not locked because of the budget.
     """
 
     def __init__(self, runtime: Runtime, budget: int) -> None:
         self._runtime, self._budget = runtime, budget
         self._owner = os.getpid()
-        self._lock = threading.RLock()  # a finalizer may run in the midst of it
+        self._lock = threading.RLock()  # a finalizer may run while it is held
         self._sizes: dict[int, int] = {}
-        self._dropped: deque[Release] = deque()  # since the last fence; appended to in any thread, by finalizers too
-        self._behind: deque[tuple[Fence, list[Release]]] = deque()
+        self._dropped: deque[Release] = deque()  # since the last fence; finalizers in any thread append
+        self._fenced: deque[tuple[Fence, list[Release]]] = deque()
         self.locked = 0
         self.failed = ""
         self.over = 0
 
-    def lock(self, memory: Any) -> None:
-        """Locks a mapping, a ctypes array of bytes; it is unlocked before it is unmapped. Failing is noted."""
+    def lock(self, memory: Memory) -> None:
+        """Locks a mapping. It is unlocked before it is unmapped. A failure is noted in ``failed``."""
         address, nbytes = ctypes.addressof(memory), ctypes.sizeof(memory)
         if self.failed or os.getpid() != self._owner:
             return
@@ -57,7 +61,7 @@ class Locker:
             if self.locked + nbytes > self._budget:
                 if not self.over and self._budget:
                     logger.warning(
-                        "page-locked memory is at its budget of %s bytes: more slots stay as they are", self._budget
+                        "page-locked memory has reached its budget of %s bytes: no more slots are locked", self._budget
                     )
                 self.over += 1
                 return
@@ -68,25 +72,25 @@ class Locker:
                 self.locked -= nbytes
             return
         self._sizes[address] = nbytes
-        # Called before the finalizer that unmaps: the newest goes first (weakref's documentation).
+        # Called before the finalizer that unmaps: the newest is called first (weakref's documentation).
         weakref.finalize(memory, self._unlock, address).atexit = False
 
-    def is_locked(self, memory: Any) -> bool:
+    def is_locked(self, memory: Memory) -> bool:
         """Whether this mapping is locked."""
         return ctypes.addressof(memory) in self._sizes
 
-    def later(self, release: weakref.WeakMethod[Callable[[int], None]], slot: int) -> None:
-        """Calls ``release(slot)``, if it is still there, when no copy can read the slot any more. From any thread.
+    def release_later(self, release: weakref.WeakMethod[Callable[[int], None]], slot: int) -> None:
+        """Calls ``release(slot)`` when no copy can read the slot any more. From any thread.
 
-        Weakly, for this object lives as long as the memory it has locked, and that must not wait for itself.
+        The reference is weak: this object lives as long as the memory that it has locked.
         """
         self._dropped.append((release, slot))
 
     def sweep(self) -> int:
-        """Sets a fence behind what was dropped since the last one, and releases what is behind fences that are done.
+        """Sets a fence after what was dropped since the last one, and releases slots whose fences are done.
 
         Returns:
-            How many slots wait.
+            How many slots are not released yet.
         """
         if os.getpid() != self._owner:
             return 0
@@ -96,21 +100,21 @@ class Locker:
             if fence is None:
                 self._dropped.extendleft(reversed(some))
             else:
-                self._behind.append((fence, some))
-        while self._behind and self._behind[0][0].done():
-            for release, slot in self._behind.popleft()[1]:
+                self._fenced.append((fence, some))
+        while self._fenced and self._fenced[0][0].done():
+            for release, slot in self._fenced.popleft()[1]:
                 found = release()
                 if found is not None:
                     found(slot)
-        return len(self._dropped) + sum(len(some) for _, some in self._behind)
+        return len(self._dropped) + sum(len(some) for _, some in self._fenced)
 
     def _unlock(self, address: int) -> None:
         if os.getpid() != self._owner:
-            return  # a forked child: no call of CUDA's may be made there
+            return  # a forked child must not call CUDA
         nbytes = self._sizes.pop(address)
         fence = self._runtime.fence()
         if fence is not None:
-            fence.wait()  # a copy may be under way from the memory whose last view has just died
+            fence.wait()  # a copy from this memory may still be running
         self._runtime.unregister(address)
         with self._lock:
             self.locked -= nbytes

@@ -12,12 +12,12 @@ import threading
 import time
 from typing import Any
 
-import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ..core.nested import pin
 from ..core.processes import LEAVE_S
+from ..device import accelerator
 from ..sampling.order import Task
 from ..workers import native_threads
 from ..workers.exceptions import Caught
@@ -53,8 +53,7 @@ class PinnedPool:
         self._pool, self._device = pool, device
         self._out: queue.SimpleQueue[Result | BaseException] = queue.SimpleQueue()
         self._ending = threading.Event()
-        self._accelerator = getattr(torch, "accelerator", None)  # torch < 2.6 has none; there it is CUDA or nothing
-        self._index = self._accelerator.current_device_index() if self._accelerator else torch.cuda.current_device()
+        self._index = accelerator.current_index()
         self.thread = threading.Thread(target=self._run, name="stoker_pin", daemon=True)
         self.thread.start()
 
@@ -101,10 +100,7 @@ class PinnedPool:
     def _run(self) -> None:
         native_threads.cap_thread()  # the copy must not take every core from the consumer
         with contextlib.suppress(RuntimeError):
-            if self._accelerator:
-                self._accelerator.set_device_index(self._index)
-            else:
-                torch.cuda.set_device(self._index)
+            accelerator.set_index(self._index)
         while not self._ending.is_set():
             try:
                 result = self._pool.receive(POLL_S)

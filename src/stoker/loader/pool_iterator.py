@@ -37,9 +37,10 @@ from ..sampling.stateful import is_stateful, load_into, pickled_state
 from ..transport.task_queue import supported
 from ..workers.faults.policy import NOTHING, Failure, OnError, Partial
 from ..workers.fetcher import state_of
-from ..workers.process_pool import ProcessPool, start
+from ..workers.process_pool import ProcessPool
 from ..workers.protocol import Pool, WorkerReply, WorkerSpec
 from ..workers.restart import Restarts  # not later: the workers would compete for the cores with its import
+from ..workers.start_pool import start
 from .memory_pressure import MemoryPressure
 from .pin_thread import PinnedPool
 from .scheduler import MakeBatch, Scheduler, Tuner

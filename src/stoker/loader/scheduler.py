@@ -309,7 +309,7 @@ class Scheduler:
         if result is None:
             raise WorkerTimeoutError(f"DataLoader timed out after {timeout} seconds")
         if self._restarts is not None and not self._knobs.shared:
-            self._restarts.came(result.worker)
+            self._restarts.task_answered(result.worker)
         self._metrics.task(result.times)
         if result.nbytes > self._metrics.batch_bytes:
             self._metrics.batch_bytes = result.nbytes
@@ -329,13 +329,13 @@ class Scheduler:
     def _restart_workers(self, restarts: Restarts, e: WorkerDiedError) -> None:
         """Replaces the workers that died."""
         try:
-            lost = restarts.heal(e, self.epoch, self._tasks.with_workers() if self._knobs.shared else {})
+            lost = restarts.replace_dead(e, self.epoch, self._tasks.with_workers() if self._knobs.shared else {})
         except WorkerDiedError as worse:
             self._handle_lost_tasks(worse)
             raise
         for number, error in lost.items():  # raised when its turn comes
             self._tasks.keep(Lost(self._tasks.worker_of(number) or 0, self.epoch, number, error))
-        restarts.tell()
+        restarts.emit_warnings()
 
     def _handle_lost_tasks(self, e: WorkerDiedError) -> None:
         """What died with workers is lost, and so is skipped; the others go on."""
@@ -426,7 +426,7 @@ class Scheduler:
                 self._pool.finish()  # the workers' end, a few milliseconds, falls into the last batches
             return
         if self._restarts is not None and self._restarts.known:
-            indices = self._restarts.mark(indices)
+            indices = self._restarts.mark_known(indices)
         task = Task(self._tasks.drawn, indices)
         worker = None
         if not self._knobs.shared:
@@ -435,7 +435,7 @@ class Scheduler:
                 return
             self._load[worker] += 1
             if self._restarts is not None:
-                self._restarts.gave(worker, self.epoch, task)
+                self._restarts.task_given(worker, self.epoch, task)
         state = TaskState.HERE if self._here else TaskState.WITH_WORKER
         if not self._here:
             self._pool.submit(worker, self.epoch, task)

@@ -6,24 +6,14 @@ this; workers cannot.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ..core import resources
+from ..device.accelerator import current_device
 from .store.tiers import TieredStore
 
 SHARE = 0.5  # of the device's free memory: the model wants the rest
-
-
-def accelerator() -> torch.device | None:
-    """The device that this process computes on; None: the CPU."""
-    found: Any = getattr(torch, "accelerator", None)  # torch < 2.6 has none; there it is CUDA or nothing
-    if found is None:
-        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
-    if not found.is_available():
-        return None
-    return torch.device(found.current_accelerator().type, found.current_device_index())
+accelerator = current_device
 
 
 def free_bytes(device: torch.device) -> int:

@@ -1,34 +1,63 @@
-"""The memory of one worker, which both sides map: what each says to the other, a table of slots, and the slots.
+"""The memory of one worker, which parent and worker both map: a control block, a table of slots, and the slots.
 
-It is an anonymous file (memfd_create(2)), so a 64 MB ``/dev/shm`` cannot hurt and nothing is left behind whoever dies.
-Space is taken with fallocate(2), so shortage is an error and not a bus error. Who may write to a slot, ``ring`` says.
+It is an anonymous file (memfd_create(2)): the size of ``/dev/shm`` does not matter, and nothing is left behind when
+either process is killed. Space is taken with fallocate(2), so shortage is an error and not a bus error. ``slots`` says
+who may write to a slot.
 """
 
 from __future__ import annotations
 
+import enum
 import mmap
 import os
 import struct
 import weakref
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from .mapping import map_shared, punch
+from .mapping import Memory, map_shared, punch
 
 MAX_SLOTS = 1024  # every slot is one mapping on each side; Linux allows 65,530 mappings a process
 ALIGN = 64  # a cache line, and more than any dtype asks for
 GRAIN = 1 << 16  # slots are multiples of this, so batches of nearly one size fit each other's slots
 
-# stop, slots in use, end of the file's used part, hand, workers, epoch, memory, slot being filled, place, since, owed,
-# serving, times kept, stack, trims
-_CONTROL = struct.Struct("<16Q")
-_TABLE_AT = 128
+
+class _Word(enum.IntEnum):
+    """The 64-bit words of the control block. Each has one writer, parent or worker."""
+
+    STOP = 0  # parent
+    SLOTS = 1  # worker
+    FILE_END = 2  # worker
+    CURRENT_TASK = 3  # worker
+    WORKERS = 4  # parent
+    EPOCH = 5  # parent
+    PSS = 6  # worker
+    SLOT_BEING_FILLED = 7  # worker
+    POSITION = 8  # worker
+    DEADLINE = 9  # worker
+    PRIVATE_TASKS = 10  # parent
+    READY = 11  # worker
+    RNG_CHECKPOINTS = 12  # worker
+    STACK_FD = 13  # worker
+    TRIM_REQUESTS = 14  # parent
+
+
+_CONTROL_BYTES = 8 * 16
+_TABLE_AT = _CONTROL_BYTES
 _STAMPS_AT = _TABLE_AT + MAX_SLOTS * 16
-_KEPT_AT = _STAMPS_AT + MAX_SLOTS * 4
-KEPT_BYTES = 1 << 14  # for the random state of a worker: 10 KB
-_KEPT = struct.Struct("<QQQ")  # epoch, task, bytes
-HEADER_BYTES = -(-(_KEPT_AT + 2 * KEPT_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
+_CHECKPOINTS_AT = _STAMPS_AT + MAX_SLOTS * 4
+CHECKPOINT_BYTES = 1 << 14  # for the random state of a worker: 10 KB
+_CHECKPOINT = struct.Struct("<QQQ")  # epoch, task, bytes of state
+HEADER_BYTES = -(-(_CHECKPOINTS_AT + 2 * CHECKPOINT_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
+_TASK_BITS = 40  # of the word for the current task; the epoch is above them
+
+
+class TaskId(NamedTuple):
+    """Which task of which epoch."""
+
+    epoch: int
+    number: int
 
 
 def aligned(n: int) -> int:
@@ -36,39 +65,66 @@ def aligned(n: int) -> int:
     return -(-n // ALIGN) * ALIGN
 
 
-class _Word:
+class _Int:
     """An attribute of an arena that is one word of its control block."""
 
-    def __init__(self, at: int) -> None:
-        self._at = at
+    def __init__(self, word: _Word, offset: int = 0) -> None:
+        self._at, self._offset = int(word), offset
 
     def __get__(self, arena: Arena, _: object) -> int:
-        return arena._control[self._at]
+        value: int = arena._control[self._at]
+        return value - self._offset
 
     def __set__(self, arena: Arena, value: int) -> None:
-        arena._control[self._at] = value
+        arena._control[self._at] = value + self._offset
+
+
+class _Flag:
+    """The same for a word that is 0 or 1."""
+
+    def __init__(self, word: _Word) -> None:
+        self._at = int(word)
+
+    def __get__(self, arena: Arena, _: object) -> bool:
+        return bool(arena._control[self._at])
+
+    def __set__(self, arena: Arena, value: bool) -> None:
+        arena._control[self._at] = int(value)
 
 
 class Arena:
-    """The memory of one worker: an anonymous file with a header page and slots behind it.
+    """The memory of one worker: an anonymous file with header pages and slots behind them.
 
     Both sides hold one; ``fd`` is inherited (fork) or handed over (spawn, forkserver).
 
     Attributes:
+        stop: the parent no longer wants this worker's tasks.
+        slots: slots made so far.
         workers: how many workers there are now.
         epoch: the epoch whose tasks are wanted, where tasks are shared.
         pss: bytes of memory of the worker, as it measured last: its proportional set size. 0 before that.
-        trims: how often the parent has asked for the memory of free slots.
-        owed: tasks that a worker finds in its own pipe and is to do first.
-        stack: the descriptor, in the worker, of the file to which it writes where it is when it is asked.
+        slot_being_filled: -1 for none. If the worker dies, this slot is taken and was sent to nobody.
+        private_tasks: tasks that a worker finds in its own pipe and does before it takes shared ones.
+        ready: the worker has started, and asks for tasks.
+        stack_fd: the descriptor, in the worker, of the file to which it writes its stack when asked.
+        trim_requests: how often the parent has asked for the memory of free slots.
     """
 
-    workers = _Word(4)
-    epoch = _Word(5)
-    pss = _Word(6)
-    trims = _Word(14)
-    owed = _Word(10)
-    stack = _Word(13)
+    stop = _Flag(_Word.STOP)
+    slots = _Int(_Word.SLOTS)
+    workers = _Int(_Word.WORKERS)
+    epoch = _Int(_Word.EPOCH)
+    pss = _Int(_Word.PSS)
+    slot_being_filled = _Int(_Word.SLOT_BEING_FILLED, offset=1)
+    private_tasks = _Int(_Word.PRIVATE_TASKS)
+    ready = _Flag(_Word.READY)
+    stack_fd = _Int(_Word.STACK_FD)
+    trim_requests = _Int(_Word.TRIM_REQUESTS)
+    _file_end = _Int(_Word.FILE_END)
+    _current_task = _Int(_Word.CURRENT_TASK)
+    _position = _Int(_Word.POSITION)
+    _deadline = _Int(_Word.DEADLINE)
+    _rng_checkpoints = _Int(_Word.RNG_CHECKPOINTS)
 
     def __init__(self, fd: int | None = None) -> None:
         if fd is None:
@@ -80,114 +136,87 @@ class Arena:
                 raise
         self.fd = fd
         view = np.frombuffer(map_shared(fd, HEADER_BYTES), np.uint8).data
-        self._control = view[: _CONTROL.size].cast("Q")
+        self._control = view[:_CONTROL_BYTES].cast("Q")
         self._table = view[_TABLE_AT:_STAMPS_AT].cast("Q")
-        self.stamps = view[_STAMPS_AT : _STAMPS_AT + 4 * MAX_SLOTS].cast("I")
+        self.stamps = view[_STAMPS_AT:_CHECKPOINTS_AT].cast("I")
         self._memory = view
-        if not self._control[2]:
-            self._control[2] = HEADER_BYTES
+        if not self._file_end:
+            self._file_end = HEADER_BYTES
         self._close = weakref.finalize(self, os.close, fd)
         self._close.atexit = False  # the process' end closes it anyway
 
     def close(self) -> None:
-        """Closes the file, at once. What is mapped stays so."""
+        """Closes the file at once. Mappings stay valid."""
         self._close()
 
     @property
-    def stop(self) -> bool:
-        """The parent has given up on this worker's tasks."""
-        return bool(self._control[0])
+    def current_task(self) -> TaskId | None:
+        """The task that the worker is doing; None between two tasks."""
+        word = self._current_task
+        return TaskId(word >> _TASK_BITS, (word & (1 << _TASK_BITS) - 1) - 1) if word else None
 
-    @stop.setter
-    def stop(self, value: bool) -> None:
-        self._control[0] = int(value)
+    @current_task.setter
+    def current_task(self, task: tuple[int, int] | None) -> None:
+        self._current_task = 0 if task is None else task[0] << _TASK_BITS | task[1] + 1
 
-    @property
-    def slots(self) -> int:
-        """Slots made so far."""
-        return self._control[1]
+    def set_position(self, position: int, deadline_ns: int) -> None:
+        """Where the worker is in its task (``workers.protocol.Position``), and until when it may be there.
 
-    @property
-    def hand(self) -> tuple[int, int] | None:
-        """Epoch and number of the task that the worker has in hand; None between two tasks."""
-        word = self._control[3]
-        return (word >> 40, (word & (1 << 40) - 1) - 1) if word else None
+        Args:
+            position: an encoded ``Position``.
+            deadline_ns: of the monotonic clock; 0: no limit.
+        """
+        self._deadline = 0
+        self._position = position
+        self._deadline = deadline_ns
 
-    @hand.setter
-    def hand(self, task: tuple[int, int] | None) -> None:
-        self._control[3] = 0 if task is None else task[0] << 40 | task[1] + 1
+    def position(self) -> tuple[int, int]:
+        """Position and deadline as ``set_position`` wrote them. A position never comes with the deadline of the one
+        before: the deadline is 0 while the worker moves on."""
+        deadline = self._deadline
+        position = self._position
+        return position, deadline if deadline == self._deadline else 0
 
-    @property
-    def filling(self) -> int:
-        """The slot that the worker is filling, or -1: what a death would leave taken and sent to nobody."""
-        return self._control[7] - 1
+    def save_rng_checkpoint(self, epoch: int, task: int, state: bytes) -> None:
+        """Saves the random state in which a task begins. A kill in the middle leaves the checkpoint before."""
+        count = self._rng_checkpoints + 1
+        at = _CHECKPOINTS_AT + (count & 1) * CHECKPOINT_BYTES
+        end = at + _CHECKPOINT.size + len(state)
+        self._memory[at : at + _CHECKPOINT.size] = _CHECKPOINT.pack(epoch, task, len(state))
+        self._memory[at + _CHECKPOINT.size : end] = state
+        self._rng_checkpoints = count
 
-    @filling.setter
-    def filling(self, slot: int) -> None:
-        self._control[7] = slot + 1
+    def rng_checkpoint(self) -> tuple[TaskId, bytes] | None:
+        """The task before which random state was saved last, and the state. None: it was never saved."""
+        if not self._rng_checkpoints:
+            return None
+        at = _CHECKPOINTS_AT + (self._rng_checkpoints & 1) * CHECKPOINT_BYTES
+        epoch, task, nbytes = _CHECKPOINT.unpack_from(self._memory, at)
+        at += _CHECKPOINT.size
+        return TaskId(epoch, task), bytes(self._memory[at : at + nbytes])
 
-    @property
-    def at(self) -> tuple[int, int]:
-        """Where the worker is in its task, as ``workers.protocol`` has it, and until when it may be there: nanoseconds
-        of the monotonic clock, 0 as long as it likes, or while it moves on. A place never comes with the time of the
-        one before."""
-        until = self._control[9]
-        place = self._control[8]
-        return place, until if until == self._control[9] else 0
+    def reset(self, keep_checkpoint: bool = False) -> None:
+        """Clears what the last worker said of itself, before another one starts in this memory.
 
-    @at.setter
-    def at(self, at: tuple[int, int]) -> None:
-        self._control[9] = 0
-        self._control[8], self._control[9] = at
+        Args:
+            keep_checkpoint: the next worker goes on from the last one's random state.
+        """
+        self.stop = self.ready = False
+        self.current_task = None
+        self.slot_being_filled = -1
+        self.set_position(0, 0)
+        self.private_tasks = 0
+        if not keep_checkpoint:
+            self.pss = 0
+            self._rng_checkpoints = 0
 
-    @property
-    def serving(self) -> bool:
-        """The worker has started, and asks for tasks."""
-        return bool(self._control[11])
-
-    @serving.setter
-    def serving(self, value: bool) -> None:
-        self._control[11] = int(value)
-
-    def keep(self, epoch: int, task: int, state: bytes) -> None:
-        """Notes the random state in which a task begins. A kill in the middle leaves the state before."""
-        times = self._control[12] + 1
-        at = _KEPT_AT + (times & 1) * KEPT_BYTES
-        end = at + _KEPT.size + len(state)
-        self._memory[at : at + _KEPT.size] = _KEPT.pack(epoch, task, len(state))
-        self._memory[at + _KEPT.size : end] = state
-        self._control[12] = times
-
-    @property
-    def kept(self) -> tuple[int, int] | None:
-        """Epoch and number of the task at whose beginning random state was noted last."""
-        return self._kept()[:2] if self._control[12] else None
-
-    @property
-    def state(self) -> bytes:
-        """What was noted then; empty where nothing was."""
-        if not self._control[12]:
-            return b""
-        at = _KEPT_AT + (self._control[12] & 1) * KEPT_BYTES + _KEPT.size
-        return bytes(self._memory[at : at + self._kept()[2]])
-
-    def _kept(self) -> tuple[int, int, int]:
-        epoch, task, nbytes = _KEPT.unpack_from(self._memory, _KEPT_AT + (self._control[12] & 1) * KEPT_BYTES)
-        return epoch, task, nbytes
-
-    def forget(self) -> None:
-        """Another worker begins, whose life this is not."""
-        self.stop, self.hand, self.pss, self.filling, self.at, self.owed = False, None, 0, -1, (0, 0), 0
-        self.serving = False
-        self._control[12] = 0
-
-    def place(self, slot: int) -> tuple[int, int]:
+    def location(self, slot: int) -> tuple[int, int]:
         """Offset in the file and capacity of a slot, in bytes."""
         return self._table[2 * slot], self._table[2 * slot + 1]
 
-    def map(self, slot: int) -> Any:
+    def map(self, slot: int) -> Memory:
         """Maps a slot. It is unmapped when the last view on it dies."""
-        offset, capacity = self.place(slot)
+        offset, capacity = self.location(slot)
         return map_shared(self.fd, capacity, offset)
 
     def add(self, nbytes: int, slot: int | None = None) -> int | None:
@@ -197,7 +226,7 @@ class Arena:
             The slot's number, or None when there is no room (memory, cgroup, number of slots).
         """
         capacity = -(-nbytes // GRAIN) * GRAIN
-        offset = self._control[2]
+        offset = self._file_end
         if slot is None and self.slots >= MAX_SLOTS:
             return None
         try:
@@ -205,17 +234,17 @@ class Arena:
         except OSError:
             return None
         if slot is None:
-            slot = self._control[1]
-            self._control[1] = slot + 1
+            slot = self.slots
+            self.slots = slot + 1
         else:
             self.punch(slot)
         self._table[2 * slot], self._table[2 * slot + 1] = offset, capacity
-        self._control[2] = offset + capacity
+        self._file_end = offset + capacity
         return slot
 
     def punch(self, slot: int) -> None:
         """Gives the slot's pages back to the system; its number stays."""
-        offset, capacity = self.place(slot)
+        offset, capacity = self.location(slot)
         if capacity:
             punch(self.fd, offset, capacity)
         self._table[2 * slot + 1] = 0

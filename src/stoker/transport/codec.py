@@ -1,9 +1,9 @@
 """Any Python object as a small meta block plus leaves: blocks of bytes that go into a slot.
 
 Pickle protocol 5 (PEP 574) carries the object's skeleton; tensors and NumPy arrays are left out of the stream and
-travel as leaves. A tensor that already lies in the slot (collated there) is not copied. Tensors that overlap in
-memory go on overlapping; dtypes, strides and ``requires_grad`` are kept, as torch's own loader keeps them. What is
-no plain CPU tensor (sparse, quantized, a subclass) goes the way its class pickles itself, its storage as a leaf.
+travel as leaves. A tensor that is in the slot already (collated there) is not copied. Tensors that overlap in memory
+still overlap afterwards; dtypes, strides and ``requires_grad`` are kept, as torch's own loader keeps them. Tensors that
+are not plain (sparse, quantized, a subclass) are pickled as their class does it, with their storage as a leaf.
 
 Streams are written and read by processes that forked from, or were started by, the same parent: pickle is safe here.
 """
@@ -20,20 +20,27 @@ import sys
 from collections import ChainMap
 from collections.abc import Iterable
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch.multiprocessing import reductions as torch_reductions
 
+from ..core.types import Batch
 from .arena import ALIGN, aligned
+from .mapping import Memory
 from .slots import SlotWriter
 
-# A tensor leaf: offset, dtype, shape, strides, elements spanned, requires_grad. A buffer leaf: offset, length.
-TensorRow = tuple[int, int, tuple[int, ...], tuple[int, ...], int, bool]
+TensorRow: TypeAlias = tuple[int, int, tuple[int, ...], tuple[int, ...], int, bool]
+"""A tensor leaf: offset, dtype, shape, strides, elements spanned, requires_grad."""
+Span: TypeAlias = tuple[int, int]
+"""A buffer leaf: offset, bytes."""
+Layout: TypeAlias = tuple[torch.dtype, torch.Size, tuple[int, ...]]
+"""What decides the meta block of a batch that is one tensor: dtype, shape, strides."""
 ONE, LIST = b"1", b"L"  # instead of a stream, for the two commonest batches: a tensor, and a list of tensors
-MANY = 1000  # looks of batches to remember, on each side
-_metas: dict[tuple[Any, ...], tuple[bytes, int]] = {}
-_tables: dict[bytes, Any] = {}
+MAX_LAYOUTS = 1000  # that are remembered, on each side
+_meta_of_layout: dict[Layout, tuple[bytes, int]] = {}  # meta block, bytes of the leaf
+_decoded_meta: dict[bytes, tuple[list[TensorRow], list[Span], bytes]] = {}
 FOREIGN = ">" if sys.byteorder == "little" else "<"
 SMALL_ARRAY = 512  # bytes; a smaller array is cheaper in the stream than as a leaf
 DTYPES: list[torch.dtype] = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str)
@@ -43,7 +50,7 @@ _REDUCERS = ChainMap(ForkingPickler._extra_reducers, copyreg.dispatch_table)  # 
 
 
 def _leaf(index: int) -> torch.Tensor:
-    """Stands in the stream for tensor leaf ``index``; ``_Unpickler`` binds it to the slot at hand."""
+    """Stands in the stream for tensor leaf ``index``; ``_Unpickler`` exchanges it for ``_view``."""
     raise pickle.UnpicklingError(f"tensor leaf {index} outside of a slot")
 
 
@@ -51,7 +58,7 @@ def _storage(leaf: torch.Tensor) -> torch.UntypedStorage:
     return leaf.untyped_storage()
 
 
-def _typed_storage(leaf: torch.Tensor, code: int) -> Any:
+def _typed_storage(leaf: torch.Tensor, code: int) -> torch.TypedStorage:
     return torch.storage.TypedStorage(wrap_storage=leaf.untyped_storage(), dtype=DTYPES[code], _internal=True)
 
 
@@ -82,32 +89,28 @@ class _Pickler(pickle.Pickler):
     """Leaves tensors out of the stream and remembers them in order."""
 
     def __init__(self, stream: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
-        # Not a method: that would be a cycle, and the tensors would hold their slot until it is collected.
+        # Not a method: that would be a reference cycle, and the tensors would hold their slot until it is collected.
         super().__init__(stream, protocol=5, buffer_callback=functools.partial(_keep, buffers))
         self.dispatch_table = _REDUCERS
         self.tensors: list[torch.Tensor] = []
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> Any:  # NotImplemented, or what ``__reduce__`` returns
         if type(obj) is torch.Tensor and _plain(obj):
             if obj.requires_grad and not obj.is_leaf:
-                raise RuntimeError(
-                    "Cowardly refusing to serialize non-leaf tensor which requires_grad, since autograd does not "
-                    "support crossing process boundaries.  If you just want to transfer the data, call detach() on "
-                    "the tensor before serializing (e.g., putting it on the queue)."
-                )
+                torch_reductions.reduce_tensor(obj)  # raises torch's error
             return _leaf, (self._add(obj),)
         if isinstance(obj, torch.storage.TypedStorage) and obj._untyped_storage.device.type == "cpu":
             return _typed_storage, (_bytes_of(obj._untyped_storage), _CODES[obj.dtype])
         if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
             return _storage, (_bytes_of(obj),)
         if isinstance(obj, torch.Tensor) and obj.device.type == "cpu":
-            return obj.__reduce_ex__(5)  # the class knows what it carries; its storages come back here
+            return obj.__reduce_ex__(5)  # the class knows its attributes; its storages come back here
         if type(obj) is np.ndarray and obj.dtype.byteorder == FOREIGN:
             native = obj.astype(obj.dtype.newbyteorder("="), order="A")
-            return native.__reduce_ex__(5)  # as pickle's older protocols do, so torch
+            return native.__reduce_ex__(5)  # as pickle's older protocols, which torch uses, do
         if type(obj) is np.ndarray and not (obj.flags.writeable and obj.flags.forc) and not obj.dtype.hasobject:
-            # A batch is writable, whatever its samples were. By columns where it is so, else by rows, as torch's pickle
-            # protocol lays it; NumPy's fifth keeps other orders.
+            # A batch is writable even if its samples were not. In column order where the array is, else in row order,
+            # as with torch's pickle protocol; protocol 5 would keep other orders.
             return obj.copy(order="A").__reduce_ex__(5)
         return NotImplemented
 
@@ -119,9 +122,11 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, stream: io.BytesIO, buffers: Iterable[Any], leaves: list[TensorRow], memory: Any) -> None:
+    def __init__(
+        self, stream: io.BytesIO, buffers: Iterable[memoryview], leaves: list[TensorRow], memory: Memory
+    ) -> None:
         super().__init__(stream, buffers=buffers)
-        # Not a method: pickle's memo would hold it, it the unpickler, and so the slot until the cycle is collected.
+        # Not a method: pickle's memo would refer to it, and the slot would be held until that cycle is collected.
         self._tensor = functools.partial(_view, leaves, memory)
 
     def find_class(self, module: str, name: str) -> Any:
@@ -130,7 +135,7 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def _view(leaves: list[TensorRow], memory: Any, index: int) -> torch.Tensor:
+def _view(leaves: list[TensorRow], memory: Memory, index: int) -> torch.Tensor:
     offset, code, shape, strides, span, grad = leaves[index]
     dtype = DTYPES[code]
     if span:
@@ -146,20 +151,20 @@ def _bytes_of(s: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(s, 0, (s.nbytes(),), (1,))
 
 
-def _look(t: torch.Tensor) -> tuple[Any, ...]:
+def _layout(t: torch.Tensor) -> Layout:
     return t.dtype, t.shape, t.stride()
 
 
 class Encoded:
-    """An object taken apart: a meta block and leaves, each with its place. Lay it out, then write it.
+    """An object taken apart: a meta block and leaves. Call ``place``, then ``write`` or ``blob``.
 
     Attributes:
         meta: bytes; what ``decode`` needs beside the leaves.
         size: bytes that the leaves take, counted from the beginning of their memory.
-        inside: some leaf lies in the slot already.
+        in_slot: some leaf is in the slot already.
     """
 
-    def __init__(self, obj: Any) -> None:
+    def __init__(self, obj: Batch) -> None:
         self._buffers: list[pickle.PickleBuffer] = []
         if type(obj) is torch.Tensor and _simple(obj):
             self._tensors, self._stream = [obj], ONE
@@ -171,21 +176,21 @@ class Encoded:
             pickler.dump(obj)
             self._stream = stream.getvalue()
             self._tensors = pickler.tensors
-        self._copies: list[tuple[int, int, int]] = []  # place, address, bytes
-        self._spans: list[tuple[int, int]] = []
+        self._copies: list[tuple[int, int, int]] = []  # offset, address, bytes
+        self._spans: list[Span] = []
         self.meta = b""
         self.size = 0
-        self.inside = False
+        self.in_slot = False
 
-    def lay(self, slot: SlotWriter | None = None) -> Encoded:
-        """Gives every leaf its place, behind what ``slot`` holds already. May be called again for another slot."""
+    def place(self, slot: SlotWriter | None = None) -> Encoded:
+        """Gives every leaf its offset, behind what ``slot`` holds already. May be called again for another slot."""
         base, held, self.size = 0, 0, 0
         if slot is None or slot.whole is None:
-            if self._stream is ONE and self._known():
+            if self._stream is ONE and self._place_as_before():
                 return self
         else:
             base, held, self.size = slot.address, slot.capacity, slot.used
-        self.inside = False
+        self.in_slot = False
         rows: list[TensorRow] = []
         outside: list[tuple[int, int, int]] = []
         for i, t in enumerate(self._tensors):
@@ -196,13 +201,13 @@ class Encoded:
                 for n, step in zip(shape, strides, strict=True):
                     span += (n - 1) * step
                 if base <= at < base + held:
-                    self.inside = True
+                    self.in_slot = True
                 else:
                     outside.append((at, at + span * t.element_size(), i))
             rows.append((at - base, _CODES[t.dtype], shape, strides, span, t.requires_grad))
         self._copies = []
         if outside:
-            self._place(rows, outside)
+            self._place_copies(rows, outside)
         self._spans = []
         for b in self._buffers:
             n = b.raw().nbytes
@@ -212,23 +217,23 @@ class Encoded:
         table = marshal.dumps((rows, self._spans))
         self.meta = len(table).to_bytes(4, "little") + table + self._stream
         if self._stream is ONE and not base and self._copies:
-            if len(_metas) >= MANY:
-                _metas.clear()
-            _metas[_look(self._tensors[0])] = (self.meta, self._copies[0][2])
+            if len(_meta_of_layout) >= MAX_LAYOUTS:
+                _meta_of_layout.clear()
+            _meta_of_layout[_layout(self._tensors[0])] = (self.meta, self._copies[0][2])
         return self
 
-    def _known(self) -> bool:
-        """Small batches mostly look like the one before: then there is nothing to work out."""
+    def _place_as_before(self) -> bool:
+        """Small batches mostly have the layout of the one before, and so its meta block."""
         t = self._tensors[0]
-        known = _metas.get(_look(t))
+        known = _meta_of_layout.get(_layout(t))
         if known is None:
             return False
         self.meta, self.size = known
         self._copies = [(0, t.data_ptr(), self.size)]
-        self.inside = False
+        self.in_slot = False
         return True
 
-    def _place(self, rows: list[TensorRow], outside: list[tuple[int, int, int]]) -> None:
+    def _place_copies(self, rows: list[TensorRow], outside: list[tuple[int, int, int]]) -> None:
         """Blocks for the leaves that are not in the slot; leaves that overlap in memory share one."""
         outside.sort()
         groups: list[tuple[int, int, list[tuple[int, int]]]] = []
@@ -256,7 +261,7 @@ class Encoded:
             ctypes.memmove(address + at, np.frombuffer(b.raw(), np.uint8).ctypes.data, n)
 
     def blob(self) -> bytes:
-        """Meta and leaves in one piece, for a message that carries both. Only where nothing is ``inside``."""
+        """Meta and leaves in one piece, for a message that carries both. Only where no leaf is ``in_slot``."""
         if len(self._copies) == 1 and not self._spans and not self._copies[0][0]:
             _, source, n = self._copies[0]
             return self.meta + ctypes.string_at(source, n)
@@ -265,21 +270,21 @@ class Encoded:
         return self.meta + out.tobytes()
 
 
-def decode(meta: bytes, memory: Any) -> Any:
+def decode(meta: bytes, memory: Memory) -> Batch:
     """Puts an object together again. Its tensors and arrays are views on ``memory`` and hold it.
 
     Args:
         meta: an ``Encoded.meta``.
         memory: a writable buffer with the leaves at its beginning.
     """
-    known = _tables.get(meta)
+    known = _decoded_meta.get(meta)
     if known is None:
         n = 4 + int.from_bytes(meta[:4], "little")
         known = (*marshal.loads(meta[4:n]), bytes(meta[n:]))
-        if len(known[2]) == 1:  # nothing but tensors: the next batch of the same look has the same meta
-            if len(_tables) >= MANY:
-                _tables.clear()
-            _tables[meta] = known
+        if len(known[2]) == 1:  # only tensors: the next batch of the same layout has the same meta
+            if len(_decoded_meta) >= MAX_LAYOUTS:
+                _decoded_meta.clear()
+            _decoded_meta[meta] = known
     rows, spans, stream = known
     if stream == ONE:
         return _view(rows, memory, 0)

@@ -12,14 +12,15 @@ import functools
 import mmap
 import os
 import weakref
-from typing import Any
+from typing import Any, TypeAlias
 
 MADV_POPULATE_READ, MADV_POPULATE_WRITE = 22, 23  # linux/mman.h, kernel 5.14; Python's mmap has no names for them
+Memory: TypeAlias = Any  # a ctypes array of bytes, which NumPy's types do not know as a buffer; views keep it mapped
 _PUNCH_HOLE_KEEP_SIZE = 3  # linux/falloc.h: FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 
 
 @functools.cache
-def _libc() -> Any:
+def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
     pointer, size, integer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     libc.mmap.argtypes = pointer, size, integer, integer, integer, ctypes.c_long
@@ -30,8 +31,8 @@ def _libc() -> Any:
     return libc
 
 
-def map_shared(fd: int, length: int, offset: int = 0) -> Any:
-    """Maps ``length`` bytes of a file, readable and writable, shared with whoever maps them too.
+def map_shared(fd: int, length: int, offset: int = 0) -> Memory:
+    """Maps ``length`` bytes of a file, readable and writable, shared with other processes that map them.
 
     Returns:
         A ctypes array of bytes. It is unmapped when the last view on it dies.
@@ -49,7 +50,7 @@ def map_shared(fd: int, length: int, offset: int = 0) -> Any:
     return memory
 
 
-def populate(memory: Any, length: int, used: bool = False) -> None:
+def populate(memory: Memory, length: int, used: bool = False) -> None:
     """Brings the first pages in at once, as large pages where the system lets shared memory have them.
 
     One call instead of a fault a page, which is what costs most about memory used for the first time. All are advice
@@ -57,9 +58,9 @@ def populate(memory: Any, length: int, used: bool = False) -> None:
 
     Args:
         memory: a mapping.
-        length: of its bytes, the first so many.
-        used: somebody has written there before, so they only have to be mapped, which a read does sixteen at a time
-            and as writable as a write does; pages that are not there yet come in half as fast that way.
+        length: how many of its first bytes.
+        used: the pages exist and only have to be mapped. A read maps sixteen at a time, and as writable as a write
+            does; pages that do not exist yet come in half as fast that way.
     """
     libc, address = _libc(), ctypes.addressof(memory)
     libc.madvise(address, ctypes.sizeof(memory), mmap.MADV_HUGEPAGE)  # heeded only where shmem_enabled says "advise"

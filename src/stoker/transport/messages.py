@@ -1,8 +1,8 @@
-"""Fixed-size records on pipes: the only thing that wakes anybody. No threads, no locks, no feeder.
+"""Messages on pipes between parent and workers: no threads, no locks, no feeder.
 
-A record is one header of ``HEADER.size`` bytes and at most ``INLINE`` bytes behind it. Together they stay
-within ``PIPE_BUF``, so that a write is all or nothing (pipe(7), "PIPE_BUF"), on a non-blocking pipe as well. A payload
-that is longer is sent as several records, all but the last marked ``MORE``; only those that found no slot go that way.
+A message (``Record``) is one header of ``HEADER.size`` bytes and at most ``INLINE`` bytes of payload. Together they
+stay within ``PIPE_BUF``, so a write is all or nothing (pipe(7), "PIPE_BUF"), on a non-blocking pipe as well. A longer
+payload is sent as several records, all but the last marked ``MORE``; that happens only where no slot was free.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ..core.errors import TransportError
 HEADER = struct.Struct("<BBHIiIqqqqqqq")
 INLINE = min(getattr(select, "PIPE_BUF", 512), 4096) - HEADER.size
 READ_BYTES = 1 << 14  # at one read: a few of the longest records, a hundred and more of the common ones
-PIPE_BYTES = 1 << 20  # what a pipe is grown to when 64 KB prove too few; Linux' default upper limit
+PIPE_BYTES = 1 << 20  # of a pipe that proved too small at 64 KB; Linux' default upper limit
 
 
 class Kind(enum.IntEnum):
-    """What a record says."""
+    """What a record means."""
 
     TASK = 1  # parent to worker: fetch these indices
     RESUME = 2  # parent to worker: a new epoch begins, rebuild the fetcher
@@ -35,7 +35,7 @@ class Kind(enum.IntEnum):
     END = 5  # worker to parent: this worker's iterable dataset is exhausted
 
 
-MORE = 1  # flag: the payload goes on in this sender's next record
+MORE = 1  # flag: the payload continues in this sender's next record
 
 
 Times: TypeAlias = tuple[int, int, int, int]
@@ -47,8 +47,8 @@ class Record(NamedTuple):
     """One message.
 
     Attributes:
-        kind: what it says.
-        worker: who it concerns.
+        kind: a ``Kind``.
+        worker: the slot of the pool's table that it concerns.
         epoch: epoch of the task, counted by the parent from 0; wraps at 2**32.
         task: number of the task within its epoch.
         slot: slot that holds the leaves, or -1.
@@ -81,7 +81,7 @@ def pack(
     payload: bytes = b"",
     flags: int = 0,
 ) -> bytes:
-    """The bytes of one record; ``payload`` has to fit ``INLINE``. Its fields, and not a ``Record``: that would cost a
+    """The bytes of one record; ``payload`` has to fit ``INLINE``. Takes fields and not a ``Record``, which would cost a
     microsecond a batch on each side."""
     return HEADER.pack(kind, flags, worker, len(payload), slot, epoch, task, used, meta, *times) + payload
 
@@ -90,7 +90,7 @@ def unpack(packet: bytes) -> Record:
     """The record that ``pack`` made."""
     kind, _, worker, length, slot, epoch, task, used, meta, *times = HEADER.unpack_from(packet)
     if not 1 <= kind <= 5 or len(packet) != HEADER.size + length:
-        raise TransportError(f"{len(packet)} bytes that are no record of kind {kind}")
+        raise TransportError(f"not a message: {len(packet)} bytes of kind {kind}")
     payload = packet[HEADER.size :]
     return Record(kind, worker, epoch, task, slot, used, meta, (times[0], times[1], times[2], times[3]), payload)
 
@@ -113,13 +113,13 @@ class Reader:
     """Reads records off a pipe, whole ones only.
 
     Args:
-        fd: the read end, owned by whoever made it.
-        ready: where whole records are put; may be shared by several readers.
+        fd: the read end; the caller closes it.
+        ready: where whole records are put; several readers may share it.
     """
 
     def __init__(self, fd: int, ready: deque[Record] | None = None) -> None:
         self.fd = fd
-        self._rest = 0  # bytes of a record that has not come whole, at the beginning of the memory
+        self._rest = 0  # bytes of an incomplete record, at the beginning of the memory
         self._parts: dict[int, list[bytes]] = {}
         self._memory = bytearray(READ_BYTES)  # os.read's new 64 KB each time make malloc tidy up all that is small
         self.ready: deque[Record] = deque() if ready is None else ready
@@ -129,7 +129,7 @@ class Reader:
 
         Raises:
             BlockingIOError: nothing to read, on a non-blocking pipe.
-            TransportError: bytes that are no record.
+            TransportError: bytes that are not a record.
         """
         buf, at, head = self._memory, 0, HEADER.size
         came = os.readv(self.fd, [memoryview(buf)[self._rest :]])
@@ -140,7 +140,7 @@ class Reader:
             fields = HEADER.unpack_from(buf, at)
             kind, flags, worker, length = fields[:4]
             if not 1 <= kind <= 5 or length > INLINE:
-                raise TransportError(f"a record of kind {kind} and {length} bytes cannot be")
+                raise TransportError(f"not a message: kind {kind}, {length} bytes")
             end = at + head + length
             if end > size:
                 break
@@ -162,8 +162,8 @@ class Reader:
 class Outbox:
     """Writes records to one worker and never blocks: what the pipe does not take waits here.
 
-    A worker that is busy does not read. Were the parent to block on it while the worker blocks on a full
-    result pipe, both would wait for ever.
+    A busy worker does not read. If the parent blocked on it while it blocks on a full result pipe, both would wait
+    for ever.
 
     Attributes:
         waiting: what has not been written.
@@ -178,7 +178,7 @@ class Outbox:
     def put(
         self, kind: int, worker: int, epoch: int = 0, task: int = 0, slot: int = -1, used: int = 0, payload: bytes = b""
     ) -> None:
-        """Sends a record, or keeps it for ``flush``. A worker that has gone swallows it."""
+        """Sends a record, or keeps it for ``flush``. One for a worker that has ended is dropped."""
         if len(payload) <= INLINE:
             parts = [pack(kind, worker, epoch, task, slot, used, 0, NO_TIMES, payload)]
         else:

@@ -1,7 +1,8 @@
-"""The slot ring: shared memory written once by a worker, read in place by the consumer, used again warm.
+"""Slots: shared memory that a worker fills with a batch and the consumer reads in place, used again while it is warm.
 
 One ``Arena`` belongs to one worker. Page tables are filled at once (``mapping.populate``), which costs a third of
-touching page after page; ``docs/notes/slots.md`` has the numbers.
+touching page after page; ``docs/notes/slots.md`` has the numbers. A batch's memory is freed when its last tensor dies:
+``SlotReader.lease`` hands out an array and ``_lease_ended`` gives the slot back to the worker.
 
 Life of a slot; only the side named may make the move:
 
@@ -9,11 +10,11 @@ Life of a slot; only the side named may make the move:
                         |                    +--parent (dropped, or copied out)--> FREE
                         +--worker (batch turned out small)--> FREE
 
-A page-locked slot that the consumer drops is held back until the device has read it (``pin.locked``), and is FREE then.
+A page-locked slot that the consumer drops is FREE only when the device has read it (``device.pinned_slots``).
 
 In shared memory only "free or not" has to be known by both sides: one 32-bit stamp a slot, 0 while taken, else a
 count that grows with every release, so the worker takes the slot that was released last, whose pages are warm.
-The stamp is the only word both sides write, and each side writes it only in its own moves.
+The stamp is the only word that both sides write, and each side writes it only in its own moves.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
 from .arena import Arena, aligned
-from .mapping import populate
+from .mapping import Memory, populate
 
 if TYPE_CHECKING:
     import numpy.typing as npt  # at run time it would cost ten milliseconds
@@ -36,32 +37,40 @@ if TYPE_CHECKING:
 else:
     Bytes = np.ndarray
 
-LOST = 256 << 20  # bytes of slots that children of the user's saw; beyond, batches are copied out
+MAX_PINNED_BY_FORK = 256 << 20  # bytes of slots that forked children see; beyond, batches are copied out
 SLACK = 8  # a slot that proved too small is replaced by one an eighth larger than needed
 
 
 class SlotWriter:
-    """The worker's side of an arena: takes slots, fills them, never writes to one that anybody still sees."""
+    """The worker's side of an arena: takes slots and fills them, never one whose memory is still in use.
+
+    Attributes:
+        slot: the slot being filled; -1 for none.
+        used: bytes in use in it.
+        capacity: its size in bytes.
+        address: where its memory begins.
+        whole: its memory as an array; None while no slot is being filled.
+    """
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
-        self._maps: dict[int, tuple[int, Any]] = {}
-        self._kept: dict[int, weakref.ref[Any]] = {}
+        self._maps: dict[int, tuple[int, Memory]] = {}  # slot: offset in the file, mapping
+        self._sent: dict[int, weakref.ref[Bytes]] = {}  # alive while the dataset keeps a tensor in a slot it has sent
         self.slot = -1
         self.used = 0
         self.capacity = 0
         self.address = 0
         self.whole: Bytes | None = None
         self._stamp = 0
-        self._trims = arena.trims
+        self._trims_done = arena.trim_requests
 
     def take(self, nbytes: int) -> bool:
         """Starts filling a slot of at least ``nbytes``. Returns False when there is none to be had."""
-        self.cancel()  # one that a dataset began by ``stoker.empty``; while it keeps that, nobody writes there
+        self.cancel()  # one that a dataset began by ``stoker.empty``; it is not reused while the dataset keeps that
         slot = self._choose(nbytes)
         if slot is None:
             return False
-        offset, capacity = self.arena.place(slot)
+        offset, capacity = self.arena.location(slot)
         mapped = self._maps.get(slot)
         if mapped is None or mapped[0] != offset:
             try:
@@ -76,7 +85,7 @@ class SlotWriter:
         self.whole = np.frombuffer(mapped[1], np.uint8)
         self.address = self.whole.ctypes.data
         self.slot, self.used, self.capacity = slot, 0, capacity
-        self.arena.filling = slot
+        self.arena.slot_being_filled = slot
         return True
 
     def room(self, nbytes: int) -> int | None:
@@ -88,11 +97,13 @@ class SlotWriter:
         return at
 
     def sent(self) -> None:
-        """The slot is the parent's now. Should the dataset have kept a tensor in it, it is not written again."""
+        """The slot is the parent's now. It is not written again while the dataset keeps a tensor in it."""
         if self.whole is not None:
-            self._kept[self.slot] = weakref.ref(self.whole)
-            self.arena.filling = -1
-        self._forget()
+            self._sent[self.slot] = weakref.ref(self.whole)
+            self.arena.slot_being_filled = -1
+        self.whole = None
+        self.slot = -1
+        self.used = self.capacity = self.address = 0
 
     def cancel(self) -> None:
         """The slot was not needed after all."""
@@ -101,21 +112,18 @@ class SlotWriter:
             self.sent()
             self.arena.stamps[slot] = self._stamp
 
-    def _forget(self) -> None:
-        self.whole, self.slot, self.used, self.capacity, self.address = None, -1, 0, 0, 0
-
     def _choose(self, nbytes: int) -> int | None:
-        if self._trims != self.arena.trims:
-            self._trims = self.arena.trims
+        if self._trims_done != self.arena.trim_requests:
+            self._trims_done = self.arena.trim_requests
             self._trim()
         best = small = None
         newest = 0
         stamps = self.arena.stamps
         for slot in range(self.arena.slots):
             stamp = stamps[slot]
-            if not stamp or self._is_kept(slot):
+            if not stamp or self._is_referenced(slot):
                 continue
-            if self.arena.place(slot)[1] < nbytes:
+            if self.arena.location(slot)[1] < nbytes:
                 small = slot
             elif stamp > newest:
                 best, newest = slot, stamp
@@ -131,28 +139,29 @@ class SlotWriter:
         stamps = self.arena.stamps
         for slot in range(self.arena.slots):
             stamp = stamps[slot]
-            if stamp and not self._is_kept(slot):
+            if stamp and not self._is_referenced(slot):
                 stamps[slot] = 0
                 self._maps.pop(slot, None)
                 self.arena.punch(slot)
                 stamps[slot] = stamp
 
-    def _is_kept(self, slot: int) -> bool:
-        ref = self._kept.get(slot)
+    def _is_referenced(self, slot: int) -> bool:
+        """Whether the dataset still keeps a tensor in a slot that was sent."""
+        ref = self._sent.get(slot)
         if ref is None:
             return False
         if ref() is not None:
             return True
-        del self._kept[slot]
+        del self._sent[slot]
         return False
 
 
 class Locker(Protocol):
-    """Page-locks slots for a device: ``pin.locked``."""
+    """Page-locks slots for a device: ``device.pinned_slots``."""
 
-    def lock(self, memory: Any) -> None: ...
-    def is_locked(self, memory: Any) -> bool: ...
-    def later(self, release: weakref.WeakMethod[Callable[[int], None]], slot: int) -> None: ...
+    def lock(self, memory: Memory) -> None: ...
+    def is_locked(self, memory: Memory) -> bool: ...
+    def release_later(self, release: weakref.WeakMethod[Callable[[int], None]], slot: int) -> None: ...
 
 
 class SlotReader:
@@ -162,57 +171,60 @@ class SlotReader:
         arena: the memory.
         leases: slots that the consumer holds.
         locker: page-locks slots as they are mapped; a locked slot is free only when no device reads it any more.
+        pinned_by_fork: slots that a forked child sees, which are never written again, and their bytes in use.
     """
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
         self.locker: Locker | None = None
-        self._held_back: set[int] = set()  # dropped by the consumer, and not yet by the device
+        self._read_by_device: set[int] = set()  # the consumer has dropped them, the device may still read them
         self.leases: dict[int, tuple[weakref.ref[Bytes], int]] = {}
-        self._maps: dict[int, tuple[int, Any]] = {}
+        self._maps: dict[int, tuple[int, Memory]] = {}  # slot: offset in the file, mapping
         self._stamp = max(arena.stamps[: max(arena.slots, 1)], default=0) + 1
         self._owner = os.getpid()
-        self._lost: dict[int, int] = {}  # slot, bytes
+        self.pinned_by_fork: dict[int, int] = {}
         _readers.add(self)
 
     def lock_with(self, locker: Locker | None) -> None:
         """From now on slots are page-locked; those that are mapped already, too."""
-        if locker is None or self.locker is locker:
-            self.locker = locker
-            return
-        self.locker = locker
-        for _, memory in self._maps.values():
-            locker.lock(memory)
+        before, self.locker = self.locker, locker
+        if locker is not None and locker is not before:
+            for _, memory in self._maps.values():
+                locker.lock(memory)
 
     def lease(self, slot: int, used: int) -> Bytes:
         """The slot's first ``used`` bytes as an array. The slot is free again when nothing refers to the array."""
-        if self.worn:
+        if self.degraded:
             return self.copy(slot, used)
         try:
             whole = np.frombuffer(self._map(slot), np.uint8, count=used)
         except OSError:  # too many mappings
             return self.copy(slot, used)
-
-        def ended(_: object) -> None:
-            self.leases.pop(slot, None)
-            if self.locker is None or slot not in self._maps or not self.locker.is_locked(self._maps[slot][1]):
-                self.release(slot)
-            elif os.getpid() == self._owner:
-                self._held_back.add(slot)
-                self.locker.later(weakref.WeakMethod(self._let_go), slot)
-
-        self.leases[slot] = (weakref.ref(whole, ended), used)
+        self.leases[slot] = (weakref.ref(whole, lambda _: self._lease_ended(slot)), used)
         return whole
+
+    def _lease_ended(self, slot: int) -> None:
+        """The batch's last tensor has died: frees its slot, a page-locked one when the device has read it."""
+        self.leases.pop(slot, None)
+        if self.locker is None or slot not in self._maps or not self.locker.is_locked(self._maps[slot][1]):
+            self.release(slot)
+        elif os.getpid() == self._owner:
+            self._read_by_device.add(slot)
+            self.locker.release_later(weakref.WeakMethod(self._device_is_done), slot)
+
+    def _device_is_done(self, slot: int) -> None:
+        self._read_by_device.discard(slot)
+        self.release(slot)
 
     def shrink(self) -> None:
         """Has the worker give back the memory of free slots, before it fills the next one."""
-        self.arena.trims += 1
-        self.forget()
+        self.arena.trim_requests += 1
+        self.unmap_unused()
 
-    def forget(self) -> None:
-        """Unmaps what nobody holds; it is mapped again when it is leased."""
+    def unmap_unused(self) -> None:
+        """Unmaps slots that neither consumer nor device uses; they are mapped again when they are leased."""
         for slot in list(self._maps):
-            if slot not in self.leases and slot not in self._held_back:
+            if slot not in self.leases and slot not in self._read_by_device:
                 del self._maps[slot]
 
     def leased_bytes(self) -> int:
@@ -222,43 +234,39 @@ class SlotReader:
     def copy(self, slot: int, used: int) -> Bytes:
         """The same bytes in private memory; the slot is free at once."""
         out = np.empty(used, np.uint8)
-        offset, _ = self.arena.place(slot)
+        offset, _ = self.arena.location(slot)
         done = 0
         while done < used:
             done += os.preadv(self.arena.fd, [out[done:].data], offset + done)
         self.release(slot)
         return out
 
-    def _let_go(self, slot: int) -> None:
-        self._held_back.discard(slot)
-        self.release(slot)
-
     def release(self, slot: int) -> None:
         """Gives a slot back to its worker."""
-        # A child forked by the user inherits the leases; what ends there must not free what is in use here.
-        if os.getpid() != self._owner or slot in self._lost or slot in self._held_back:
+        # A child forked by user code inherits the leases; what ends there must not free what is in use here.
+        if os.getpid() != self._owner or slot in self.pinned_by_fork or slot in self._read_by_device:
             return
         self._stamp = self._stamp % 0xFFFFFFFF + 1  # never 0, which means "taken"
         self.arena.stamps[slot] = self._stamp
 
     def reclaim(self) -> None:
-        """After the worker has gone: frees what it was filling or had sent, but not what is leased."""
+        """After the worker's end: frees what it was filling or had sent, but not what is leased."""
         for slot in range(self.arena.slots):
             if slot not in self.leases and not self.arena.stamps[slot]:
                 self.release(slot)
 
-    def lose(self) -> None:
-        """A child of the user's sees the leased slots from now on: they are never written again. A consumer that forks
-        again and again has its batches copied out before that takes much memory."""
-        self._lost.update((slot, used) for slot, (_, used) in list(self.leases.items()))
+    def retain_for_fork(self) -> None:
+        """User code has forked: the child sees the leased slots, so they are never written again. A consumer that forks
+        again and again has its batches copied out (``degraded``) before that takes much memory."""
+        self.pinned_by_fork.update((slot, used) for slot, (_, used) in list(self.leases.items()))
 
     @property
-    def worn(self) -> bool:
-        """Too much of it has been seen by children of the user's."""
-        return bool(self._lost) and sum(self._lost.values()) > LOST
+    def degraded(self) -> bool:
+        """Forked children see so much of it that batches are copied out."""
+        return bool(self.pinned_by_fork) and sum(self.pinned_by_fork.values()) > MAX_PINNED_BY_FORK
 
-    def _map(self, slot: int) -> Any:
-        offset, _ = self.arena.place(slot)
+    def _map(self, slot: int) -> Memory:
+        offset, _ = self.arena.location(slot)
         mapped = self._maps.get(slot)
         if mapped is None or mapped[0] != offset:
             self._maps[slot] = mapped = (offset, self.arena.map(slot))
@@ -273,7 +281,7 @@ _own_fork = False
 
 @contextmanager
 def own_fork() -> Iterator[None]:
-    """Around the start of stoker's own workers, which never look at leased slots."""
+    """Around the start of stoker's own processes, which never read leased slots."""
     global _own_fork
     before, _own_fork = _own_fork, True
     try:
@@ -286,7 +294,7 @@ def _forked() -> None:
     # torch's batches survive a fork because their memory is never used again; so do those a child can see here.
     if not _own_fork:
         for reader in list(_readers):
-            reader.lose()
+            reader.retain_for_fork()
 
 
 os.register_at_fork(after_in_parent=_forked)

@@ -1,8 +1,8 @@
-"""Tasks that any worker may take: one pipe that all workers read, and memory for what no packet holds.
+"""Tasks that any worker may take: one pipe that all workers read, and memory for what does not fit a packet.
 
-In packet mode (pipe(2), ``O_DIRECT``) each write is a packet and each read takes one, whole, whoever reads. So a worker
-that is free takes the next task without the parent, who may be busy with a model, and a slow sample holds up nobody
-else. The end of the pipe says that there will be no more tasks.
+In packet mode (pipe(2), ``O_DIRECT``) each write is a packet, and each read takes one whole packet. So a free worker
+takes the next task while the parent is busy with a model, and a slow sample delays no other task. The end of the pipe
+says that there will be no more tasks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def supported() -> bool:
 
 
 class TaskQueue:
-    """The parent's side: puts tasks up.
+    """The parent's side.
 
     Attributes:
         fd: the read end of the pipe, for workers.
@@ -50,7 +50,7 @@ class TaskQueue:
         self._closed = False
 
     def put(self, epoch: int, number: int, payload: bytes) -> None:
-        """Puts up a task. Never blocks.
+        """Adds a task. Never blocks.
 
         Raises:
             TransportError: no memory for the indices of a batch.
@@ -68,14 +68,14 @@ class TaskQueue:
         self.outbox.put(Kind.TASK, 0, epoch, number, slot, len(payload))
 
     def end(self) -> None:
-        """There will be no more: workers leave when they have taken what is up."""
+        """There will be no more tasks: workers leave when they have taken those that are left."""
         self._ended = True
         self.flush()
 
     @property
-    def ended(self) -> bool:
-        """Its write end is closed; another pipe may have the number."""
-        return self._closed
+    def write_fd(self) -> int | None:
+        """The write end of the pipe; None once it is closed."""
+        return None if self._closed else self.outbox.fd
 
     def flush(self) -> bool:
         """Writes what the pipe did not take. Returns True when nothing is left."""
@@ -97,7 +97,7 @@ def take(fd: int, memory: Arena) -> Record | None:
     """The worker's side: the next task, with its payload; None at the end of the pipe.
 
     Raises:
-        BlockingIOError: no task is up.
+        BlockingIOError: there is none now.
     """
     packet = os.read(fd, PACKET)
     if not packet:
@@ -105,7 +105,7 @@ def take(fd: int, memory: Arena) -> Record | None:
     r = unpack(packet)
     if r.slot < 0:
         return r
-    offset, _ = memory.place(r.slot)
+    offset, _ = memory.location(r.slot)
     payload = os.pread(memory.fd, r.used, offset)
     memory.stamps[r.slot] = 1
     return r._replace(payload=payload)

@@ -1,8 +1,7 @@
-"""Slots for threads: private memory that is filled, read and used again warm, all within one process.
+"""Slots for worker threads: private memory that is filled, read and used again while it is warm, in one process.
 
-The same life as in ``ring``, without the two sides: a slot is free when the last tensor in it has died. A child that
-the user forks has a copy of what it saw, as of all private memory. Page-locked slots (``Locker``) wait
-for the device, too.
+A slot is free when the last tensor in it has died and, if it is page-locked (``Locker``), the device has read it.
+A forked child gets a copy of it, as of all private memory.
 """
 
 from __future__ import annotations
@@ -11,22 +10,21 @@ import ctypes
 import mmap
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from .arena import GRAIN, aligned
-from .mapping import populate
+from .mapping import Memory, populate
 from .slots import SLACK, Bytes, Locker
 
-SMALL = 1 << 16  # malloc is quicker below this
+MIN_BYTES = 1 << 16  # malloc is quicker below this
 
 
 class HeapWriter:
-    """Takes slots and fills them; ``ring.SlotWriter`` for a thread.
+    """Takes slots and fills them; ``slots.SlotWriter`` for a thread.
 
     Args:
-        budget: bytes that its slots may take together; past it there is none to be had.
+        budget: bytes that its slots may take together; beyond that ``take`` returns False.
 
     Attributes:
         locker: page-locks slots; a locked one is free only when no device reads it any more.
@@ -35,8 +33,8 @@ class HeapWriter:
     def __init__(self, budget: int) -> None:
         self._budget = budget
         self.locker: Locker | None = None
-        self._waits: set[int] = set()  # locked slots from being taken to being let go by the device
-        self._slots: list[tuple[Any, weakref.ref[Bytes] | None]] = []
+        self._locked_in_use: set[int] = set()  # from being taken until the device has read them
+        self._slots: list[tuple[Memory, weakref.ref[Bytes] | None]] = []
         self.whole: Bytes | None = None
         self.used = 0
         self.capacity = 0
@@ -48,7 +46,7 @@ class HeapWriter:
 
     def take(self, nbytes: int) -> bool:
         """Starts filling a slot of at least ``nbytes``. Returns False when there is none to be had."""
-        if nbytes < SMALL:
+        if nbytes < MIN_BYTES:
             return False
         at = self._choose(nbytes)
         if at is None:
@@ -56,12 +54,12 @@ class HeapWriter:
         memory = self._slots[at][0]
         self.whole = np.frombuffer(memory, np.uint8)
         self.used, self.capacity = 0, len(memory)
-        self._slots[at] = memory, weakref.ref(self.whole, self._behind_a_fence(at, memory))
+        self._slots[at] = memory, weakref.ref(self.whole, self._on_death(at, memory))
         return True
 
-    def _behind_a_fence(self, at: int, memory: Any) -> Callable[[Any], None] | None:
-        """What is called when the slot's last tensor has died, if the slot is locked. It waits from now on: between
-        that death and the call another thread may look for a free slot."""
+    def _on_death(self, at: int, memory: Memory) -> Callable[[object], None] | None:
+        """What is called when the last tensor in the slot has died, if the slot is page-locked. The slot is in use from
+        now on: between that death and the call another thread may look for a free slot."""
         locker = self.locker
         if locker is None:
             return None
@@ -69,12 +67,12 @@ class HeapWriter:
             locker.lock(memory)
             if not locker.is_locked(memory):
                 return None
-        self._waits.add(at)
-        let_go: weakref.WeakMethod[Callable[[int], None]] = weakref.WeakMethod(self._let_go)
-        return lambda _: locker.later(let_go, at)
+        self._locked_in_use.add(at)
+        release: weakref.WeakMethod[Callable[[int], None]] = weakref.WeakMethod(self._device_is_done)
+        return lambda _: locker.release_later(release, at)
 
-    def _let_go(self, at: int) -> None:
-        self._waits.discard(at)
+    def _device_is_done(self, at: int) -> None:
+        self._locked_in_use.discard(at)
 
     def room(self, nbytes: int) -> int | None:
         """Reserves bytes in the slot being filled: their offset, aligned, or None when they do not fit."""
@@ -95,7 +93,7 @@ class HeapWriter:
         small = None
         for i, (memory, ref) in enumerate(self._slots):
             total += len(memory)
-            if (ref is None or ref() is None) and i not in self._waits:
+            if (ref is None or ref() is None) and i not in self._locked_in_use:
                 if len(memory) >= nbytes:
                     return i
                 small = i

@@ -1,8 +1,8 @@
 """torch's collate, straight into a slot.
 
-``default_collate`` stays torch's own code; only the function it calls for tensors is exchanged in the worker process
-(``default_collate_fn_map`` is torch's documented place for that), so structure, types and errors cannot differ, and a
-user's collate function that calls ``default_collate`` inside gets the slot too.
+``default_collate`` is torch's own. Only the function that it calls for tensors is replaced in the worker
+(``default_collate_fn_map``, torch's documented hook), so structure, types and errors are the same. A user's collate
+function that calls ``default_collate`` uses the slot too.
 """
 
 from __future__ import annotations
@@ -13,37 +13,40 @@ import time
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from torch.utils.data._utils import collate as torch_collate
 
+from ..core.types import Batch, Sample
 from ..transport.arena import ALIGN
 from ..transport.messages import INLINE
+from ..transport.slots import Bytes
 
+CollateMap: TypeAlias = dict[type | tuple[type, ...], Callable[..., Batch]]
 _stock = torch_collate.default_collate_fn_map[torch.Tensor]
 _here = threading.local()
 
 
 class Writer(Protocol):
-    """Slots of a worker: ``ring.SlotWriter`` or ``heap.HeapWriter``."""
+    """Slots of a worker: ``SlotWriter`` or ``HeapWriter`` in ``transport``."""
 
     @property
-    def whole(self) -> Any: ...
+    def whole(self) -> Bytes | None: ...
     def take(self, nbytes: int) -> bool: ...
     def room(self, nbytes: int) -> int | None: ...
     def cancel(self) -> None: ...
 
 
-def _dispatch(batch: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
-    """torch's own function, but for threads that have a slot at hand: these are workers."""
+def _dispatch(batch: Sequence[torch.Tensor], *, collate_fn_map: CollateMap | None = None) -> torch.Tensor:
+    """torch's own function, except in threads that are workers and have a slot."""
     collate = getattr(_here, "collate", None)
     stack = _stock if collate is None else collate.stack
     return stack(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
 
 
-def sample_size(sample: Any) -> tuple[int, int]:
+def sample_size(sample: Sample) -> tuple[int, int]:
     """Bytes and leaves of one sample: what each sample adds to a batch, and how many blocks the batch will have."""
     if isinstance(sample, torch.Tensor):
         return sample.numel() * sample.element_size(), 1
@@ -51,9 +54,9 @@ def sample_size(sample: Any) -> tuple[int, int]:
         return sample.nbytes, 1
     if isinstance(sample, UserDict):
         sample = sample.data
-    # By their own classes' methods: what a subclass makes when it is read is not to be made once more.
+    # By their base classes' methods: a subclass may compute its items when they are read, and that is not done twice.
     if isinstance(sample, dict):
-        inner: Iterable[Any] = dict.values(sample)
+        inner: Iterable[Sample] = dict.values(sample)
     elif isinstance(sample, list):
         inner = list.__iter__(sample)
     elif isinstance(sample, tuple):
@@ -69,8 +72,8 @@ def sample_size(sample: Any) -> tuple[int, int]:
 def empty(shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
     """Uninitialised memory for a part of the batch that is being made.
 
-    In a worker it lies where the batch will be read from, so what is written there is not copied again; anywhere else
-    it is ``torch.empty``. For collate functions and ``augment_batch``.
+    In a worker it is part of the slot from which the batch is read, so it is not copied again. Elsewhere it is
+    ``torch.empty``. For collate functions and ``augment_batch``.
 
     Args:
         shape: of the tensor.
@@ -91,7 +94,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tenso
 
 
 class SlotCollate:
-    """Calls the user's collate function with a slot at hand for what ``default_collate`` stacks.
+    """Calls the user's collate function with a slot for the tensors that ``default_collate`` stacks.
 
     Args:
         collate_fn: the loader's.
@@ -99,7 +102,7 @@ class SlotCollate:
         batched: whether the function gets a list of samples (auto-collation).
     """
 
-    def __init__(self, collate_fn: Callable[[Any], Any], writer: Writer, batched: bool) -> None:
+    def __init__(self, collate_fn: Callable[[Any], Batch], writer: Writer, batched: bool) -> None:
         self.fn = collate_fn
         self._writer = writer
         self._batched = batched
@@ -107,7 +110,7 @@ class SlotCollate:
         self.expected = 0
         self.spent_ns = 0
 
-    def __call__(self, data: Any) -> Any:
+    def __call__(self, data: list[Sample] | Sample) -> Batch:
         began = time.perf_counter_ns()
         try:
             if self._batched:
@@ -126,15 +129,14 @@ class SlotCollate:
             self.spent_ns = time.perf_counter_ns() - began
 
     def cancel(self) -> None:
-        """What was collated is made once more, in the same slot."""
+        """Drops what was collated: it is made again, in the same slot."""
         self._writer.cancel()
 
-    def stack(self, batch: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
-        """What ``default_collate`` calls for tensors: torch.stack, into the slot where there is one.
+    def stack(self, batch: Sequence[torch.Tensor], *, collate_fn_map: CollateMap | None = None) -> torch.Tensor:
+        """What ``default_collate`` calls for tensors: torch.stack, into the slot if there is one.
 
-        torch's workers always stack into an ``out`` of the first sample's dtype, which makes an error of other dtypes
-        and of samples that require grad, and a batch that is contiguous whatever its samples are. Whatever is not plain
-        goes to torch's own function and fails there.
+        torch's workers always stack into an ``out`` of the first sample's dtype. So other dtypes and samples that
+        require grad are errors, and the batch is contiguous. Other kinds of tensors are passed to torch's own function.
         """
         elem = batch[0]
         if type(elem) is torch.Tensor and elem.is_cpu and elem.layout is torch.strided and not elem.is_nested:
@@ -147,7 +149,7 @@ class SlotCollate:
         return _stock(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
 
     def select(self, tables: list[torch.Tensor], rows: torch.Tensor) -> list[torch.Tensor]:
-        """Rows of each table, in the slot where there is one."""
+        """Rows of each table, in the slot if there is one."""
         sizes = [len(rows) * t.numel() // max(1, len(t)) * t.element_size() for t in tables]
         if sum(sizes) > INLINE:
             self._writer.take(sum(sizes) + (len(tables) + 1) * ALIGN)
@@ -166,7 +168,7 @@ class SlotCollate:
         return torch.empty(shape, dtype=dtype) if out is None else out[0]
 
     def _place(self, count: int, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor | None:
-        """Room for ``count`` samples in the slot; None where there is no slot, or not enough of it."""
+        """Memory for ``count`` samples in the slot; None: there is no slot, or not enough of it."""
         numel = count * math.prod(shape)
         at = self._writer.room(numel * dtype.itemsize) if numel else None
         if at is None:
@@ -179,7 +181,7 @@ class SlotCollate:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """``install``, while batches are made in a thread that is no worker's."""
+        """``install`` while this thread, which is not a worker's, makes batches."""
         before = getattr(_here, "collate", None)
         self.install()
         try:
@@ -188,7 +190,7 @@ class SlotCollate:
             _here.collate = before
 
     def install(self) -> None:
-        """Makes ``default_collate`` use ``stack`` in this thread. What somebody else has put there stays."""
+        """Makes ``default_collate`` use ``stack`` in this thread, unless other code has replaced that function."""
         _here.collate = self
         if torch_collate.default_collate_fn_map[torch.Tensor] is _stock:
             torch_collate.default_collate_fn_map[torch.Tensor] = _dispatch

@@ -1,4 +1,4 @@
-"""The stages inside a worker: fetch the samples of a task, collate them, and say what each cost."""
+"""Fetches the samples of a task, collates them, and measures what each costs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from typing import Any
 
 from torch.utils.data import Subset
 from torch.utils.data._utils import collate as torch_collate
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 from torch.utils.data.dataloader import _DatasetKind
 
+from ..core.types import Batch, Index, JsonObject, Sample
 from ..sampling.stateful import is_stateful, load_into
 from .collate import SlotCollate
-from .faults.guard import Guard, Mark, Parts
+from .faults.guard import Guard, OnSampleStart, Parts
 from .faults.policy import Failure, OnError
-from .gather import RowGather
+from .gather import RowGather, Select
 
 
 class BatchFetcher:
-    """fetch, then collate, for one worker and one epoch.
+    """Fetches and collates, for one worker and one epoch.
 
     Args:
         kind: torch's ``_DatasetKind``.
@@ -27,11 +29,13 @@ class BatchFetcher:
         auto_collation: whether a task is a list of indices.
         collate: collate function, wrapped so that it writes to a slot and is timed.
         drop_last: torch's.
-        on_error: what to do about samples that fail; None: torch's way.
-        mark: is told where in its task the worker is, before each sample; None: nobody wants to know.
+        on_error: what to do about samples that fail; None: what torch does.
+        on_sample_start: see ``Guard``; None: positions are not needed.
 
     Attributes:
-        guard: what does both, and wants to know of each task.
+        guard: handles samples that fail; None: nothing does.
+        fetcher: torch's, of an iterable dataset.
+        fetch_ns, collate_ns: what the last batch cost.
     """
 
     def __init__(
@@ -42,44 +46,44 @@ class BatchFetcher:
         collate: SlotCollate,
         drop_last: bool,
         on_error: OnError | None = None,
-        mark: Mark | None = None,
+        on_sample_start: OnSampleStart | None = None,
     ) -> None:
         self._collate = collate
-        self._what = dataset, auto_collation
+        self._dataset = dataset
+        self._auto_collation = auto_collation
         self.guard: Guard | None = None
         self.fetch_ns = 0
         self.collate_ns = 0
-        self._run: Callable[[Any], Any]
-        self.fetcher: Any = None  # torch's, of an iterable dataset
+        self._run: Callable[[Index], Batch]
+        self.fetcher: _IterableDatasetFetcher | None = None
         if kind == _DatasetKind.Map:
             self._run = _map(dataset, auto_collation, collate)
-            if on_error is not None or mark is not None:
-                self._run = self.guard = self._guarded(on_error or OnError(), mark)
-        else:  # torch's own: when an iterable has ended, and what drop_last means then, is decided in there
+            if on_error is not None or on_sample_start is not None:
+                self._run = self.guard = self._guarded(on_error or OnError(), on_sample_start)
+        else:  # torch's own: it decides when an iterable has ended, and what drop_last means then
             self.fetcher = _DatasetKind.create_fetcher(kind, dataset, auto_collation, collate, drop_last)
             self._run = self.fetcher.fetch
 
-    def _guarded(self, on_error: OnError, mark: Mark | None) -> Guard:
-        dataset, auto_collation = self._what
-        return Guard(parts(dataset, auto_collation, self._collate, self._run), on_error, mark)
+    def _guarded(self, on_error: OnError, on_sample_start: OnSampleStart | None) -> Guard:
+        return Guard(parts(self._dataset, self._auto_collation, self._collate, self._run), on_error, on_sample_start)
 
-    def watched(self, mark: Mark) -> Guard:
-        """What makes the same batches and says where it is; for tasks of workers that died."""
+    def guard_with_positions(self, on_sample_start: OnSampleStart) -> Guard:
+        """A guard that makes the same batches and says which sample it is at; for tasks of workers that died."""
         if self.guard is None:
-            return self._guarded(OnError(), mark)
-        self.guard.mark = mark
+            return self._guarded(OnError(), on_sample_start)
+        self.guard.on_sample_start = on_sample_start
         return self.guard
 
-    def again(self, guard: Guard, indices: Any, bad: dict[int, Failure]) -> Any:
-        """``run`` with samples that are not to be tried."""
+    def retry(self, guard: Guard, indices: Index, bad: dict[int, Failure]) -> Batch:
+        """``run`` without the samples in ``bad``."""
         run, self._run = self._run, functools.partial(guard, bad=bad)
         try:
             return self.run(indices)
         finally:
             self._run = run
 
-    def run(self, indices: Any) -> Any:
-        """One batch. Leaves the nanoseconds of both stages in ``fetch_ns`` and ``collate_ns``."""
+    def run(self, indices: Index) -> Batch:
+        """One batch. Sets ``fetch_ns`` and ``collate_ns``."""
         self._collate.spent_ns = 0
         began = time.perf_counter_ns()
         try:
@@ -91,15 +95,16 @@ class BatchFetcher:
     def skip(self, size: int | None) -> bool:
         """Takes the samples of one batch from an iterable dataset, and drops them. A collate function of the user's is
         called, for it may draw random numbers. Returns False at the end."""
+        assert self.fetcher is not None
         return skip(self.fetcher, size, plain=is_plain(self._collate.fn))
 
 
 _END = object()
 
 
-def state_of(dataset: Any, fetcher: Any) -> dict[str, Any]:
-    """What a dataset says of its state, and its iterator if there is one that is not the dataset; ``ended``: a batch
-    came out short, so the iterator has seen its end and the dataset may be at the next epoch's beginning."""
+def state_of(dataset: Any, fetcher: Any) -> JsonObject:
+    """The states of a dataset and of its iterator, where that is another object. ``ended``: a batch was short, so the
+    iterator has seen its end, and the dataset may be at the next epoch's beginning."""
     inner = getattr(fetcher, "dataset_iter", None)
     return {
         "dataset": dataset.state_dict() if is_stateful(dataset) and inner is not dataset else None,
@@ -108,8 +113,8 @@ def state_of(dataset: Any, fetcher: Any) -> dict[str, Any]:
     }
 
 
-def put_back(fetcher: Any, state: dict[str, Any]) -> None:
-    """Goes on with an iterable dataset that has its state already, and was started."""
+def put_back(fetcher: Any, state: JsonObject) -> None:
+    """Restores the state of an iterable dataset's iterator. The dataset has its state already, and was started."""
     load_into(fetcher.dataset_iter, state["iterator"], "dataset's iterator")
     if state["ended"]:
         if next(fetcher.dataset_iter, _END) is not _END:
@@ -118,8 +123,8 @@ def put_back(fetcher: Any, state: dict[str, Any]) -> None:
         fetcher.ended = True
 
 
-def is_plain(collate_fn: Any) -> bool:
-    """Whether it is torch's, which draws no random numbers."""
+def is_plain(collate_fn: object) -> bool:
+    """Whether a collate function is torch's, which draws no random numbers."""
     return collate_fn in (torch_collate.default_collate, torch_collate.default_convert)
 
 
@@ -134,12 +139,12 @@ def skip(fetcher: Any, size: int | None, plain: bool) -> bool:
     except StopIteration:
         return False
     except Exception:
-        pass  # it was told when it came the first time
+        pass  # it was reported when it came the first time
     return True
 
 
-def _map(dataset: Any, auto_collation: bool, collate: SlotCollate) -> Callable[[Any], Any]:
-    """torch's ``_MapDatasetFetcher`` with its look-ups done once and not once a sample."""
+def _map(dataset: Any, auto_collation: bool, collate: SlotCollate) -> Callable[[Index], Batch]:
+    """torch's ``_MapDatasetFetcher``, with attributes looked up once and not for each sample."""
     if not auto_collation:
         alone(dataset)
         return lambda index: collate(dataset[index])
@@ -148,11 +153,11 @@ def _map(dataset: Any, auto_collation: bool, collate: SlotCollate) -> Callable[[
         return staged
     many = getattr(dataset, "__getitems__", None)
 
-    def loop(indices: Any) -> Any:
+    def loop(indices: list[Index]) -> Batch:
         if many:
             return collate(many(indices))
         samples = []
-        for index in indices:  # no comprehension: where one fails, ``blame`` finds the index in this frame
+        for index in indices:  # no comprehension: if one fails, ``exceptions`` finds the index in this frame
             samples.append(dataset[index])
         return collate(samples)
 
@@ -160,20 +165,20 @@ def _map(dataset: Any, auto_collation: bool, collate: SlotCollate) -> Callable[[
 
 
 def staged_in(dataset: Any) -> Any:
-    """The dataset, or that of a ``Subset``, if it makes batches of its own (``Staged``); else None."""
+    """The dataset, or that of a ``Subset``, if it makes its own batches (``Staged``); else None."""
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return dataset if hasattr(type(dataset), "_stoker_batches") else None
 
 
-def parts(dataset: Any, auto_collation: bool, collate: Callable[[Any], Any], run: Callable[[Any], Any]) -> Parts:
-    """The ways in which ``run`` makes a batch of a map-style dataset, one by one."""
+def parts(dataset: Any, auto_collation: bool, collate: Callable[[Any], Batch], run: Callable[[Index], Batch]) -> Parts:
+    """How ``run`` makes a batch of a map-style dataset, in parts."""
     if not auto_collation:
         return Parts(dataset, False, None, dataset.__getitem__, lambda samples: collate(samples[0]))
     staged = staged_in(dataset)
     if staged is not None:
 
-        def finish(samples: list[Any]) -> Any:
+        def finish(samples: list[Sample]) -> Batch:
             batch = collate(samples)
             return batch if staged.augment_batch is None else staged.augment_batch(batch)
 
@@ -185,7 +190,7 @@ def parts(dataset: Any, auto_collation: bool, collate: Callable[[Any], Any], run
     return Parts(dataset, True, run if many else None, dataset.__getitem__, collate)
 
 
-def _staged_one(dataset: Any, index: Any) -> Any:
+def _staged_one(dataset: Any, index: Index) -> Sample:
     """A sample of a staged dataset, its own random part included."""
     while type(dataset) is Subset:
         dataset, index = dataset.dataset, dataset.indices[index]
@@ -193,14 +198,16 @@ def _staged_one(dataset: Any, index: Any) -> Any:
 
 
 def alone(dataset: Any) -> None:
-    """Samples are asked for one by one: an error where a staged dataset wants whole batches."""
+    """Checks that samples can be asked for one by one: raises where a staged dataset augments whole batches."""
     staged = staged_in(dataset)
     if staged is not None and staged.augment_batch is not None:
         staged._no_batch()
 
 
-def batches(dataset: Any, collate: Any, select: Any, fn: Any) -> Callable[[Any], Any] | None:
-    """How a dataset makes batches of its own, if it does: of a list of indices.
+def batches(
+    dataset: Any, collate: Callable[[Any], Batch], select: Select, fn: Callable[[Any], Batch]
+) -> Callable[[list[Index]], Batch] | None:
+    """The function by which a dataset makes its own batches of lists of indices; None: it makes none.
 
     Args:
         dataset: the loader's.
@@ -215,5 +222,5 @@ def batches(dataset: Any, collate: Any, select: Any, fn: Any) -> Callable[[Any],
         assert inner is not None
         make, subset = inner, dataset
         return lambda indices: make([subset.indices[i] for i in indices])
-    made: Callable[[Any], Any] = dataset._stoker_batches(collate, select, fn is torch_collate.default_collate)
+    made: Callable[[list[Index]], Batch] = dataset._stoker_batches(collate, select, fn is torch_collate.default_collate)
     return made

@@ -1,8 +1,8 @@
-"""A worker that was forked while another thread held a lock: in the child that lock is held for ever (fork(2)).
+"""Finds workers that were forked while another thread held a lock: in the child that lock stays held (fork(2)).
 
-OpenCV's and OpenMP's pools, loggers and clients have such locks. The worker never finishes its first task; nothing is
-wrong that anybody could see. It is known by what it does: nothing, in a futex, since it was forked from a process with
-threads.
+OpenCV's and OpenMP's pools, loggers and clients have such locks. Such a worker never finishes its first task, and
+reports no error. It is recognised by this: forked from a process with threads, it uses no processor time and waits in a
+futex.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ import platform
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from ..core.picklable import refused
 
-STUCK_S = 20.0  # without a moment of processor time, before the first batch
+DEADLOCK_S = 20.0  # without any processor time, before the first batch
 FUTEX = {"x86_64": "202", "aarch64": "98"}  # the system call's number
 
 
-class Watchdog:
-    """Looks at workers that have not answered yet.
+class ForkLockDetector:
+    """Checks workers that have not answered yet.
 
     Attributes:
         threads: of this process when the first of them was forked.
-        closed: from now on workers are started in another way; those that were forked are still looked at.
+        closed: new workers are started in another way; those that were forked are still checked.
     """
 
     def __init__(self) -> None:
         self.threads = _threads()
         self.closed = False
-        self._idle: dict[int, tuple[int, float]] = {}
+        self._idle: dict[int, tuple[int, float]] = {}  # by pid: processor time used, and since when it has not changed
 
-    def stuck(self, pid: int) -> bool:
-        """Whether a worker has done nothing for ``STUCK_S``, and waits for a lock. To be asked now and then."""
+    def is_deadlocked(self, pid: int) -> bool:
+        """Whether a worker has done nothing for ``DEADLOCK_S``, and waits for a lock. True once for each worker. Call
+        it every few seconds."""
         if self.threads < 2 or (self.closed and pid not in self._idle):
             return False
         now, spent = time.monotonic(), _processor_time(pid)
@@ -42,21 +42,20 @@ class Watchdog:
         if spent is None or before is None or before[0] != spent:
             self._idle[pid] = spent or 0, now
             return False
-        if now - before[1] < STUCK_S or not _waits_for_a_lock(pid):
+        if now - before[1] < DEADLOCK_S or not _waits_for_a_lock(pid):
             return False
-        self._idle[pid] = spent, now + 1e9  # said once
+        self._idle[pid] = spent, now + 1e9
         return True
 
-    def words(self, pid: int) -> str:
-        """What to say of it."""
+    def message(self, pid: int) -> str:
+        """What to tell the user about it."""
         return (
-            f"A worker (pid {pid}) waits for a lock since it was forked, and will for ever: this process had "
-            f"{self.threads} threads then, and a lock that another thread holds at that moment is never released in "
-            f'the child. multiprocessing_context="forkserver" starts workers from a process without threads'
+            f"Worker (pid {pid}) is deadlocked on a lock that another thread held when it was forked; this process had "
+            f"{self.threads} threads."
         )
 
 
-def may_start_anew(dataset: Any) -> bool:
+def can_start_elsewhere(dataset: object) -> bool:
     """Whether workers could be started from another interpreter: what they need can be pickled, and the main module
     can be imported without running the script again."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)

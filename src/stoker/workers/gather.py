@@ -1,8 +1,8 @@
-"""One gather instead of a loop, for datasets that are nothing but rows.
+"""One gather instead of a loop, for datasets that are tables of rows.
 
 ``TensorDataset``, a tensor, a NumPy array or memory map, and a ``Subset`` of one of these, collated by
-``default_collate``: a batch is ``index_select`` by its indices. A class derived from one of them may do anything in
-``__getitem__`` and is left alone, and so is whatever turns out otherwise than the loop on the first batch.
+``default_collate``: a batch is ``index_select`` by its indices. Not for derived classes, which may do anything in
+``__getitem__``, and not if the gathered first batch differs from the loop's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch.utils.data import Subset, TensorDataset
 from torch.utils.data._utils import collate as torch_collate
+
+from ..core.types import Batch, Index
 
 Select = Callable[[list[torch.Tensor], torch.Tensor], list[torch.Tensor]]
 _OWN = (TensorDataset.__getitem__, Subset.__getitem__)
@@ -35,7 +37,7 @@ class RowGather:
         select: rows of tables; a worker's puts them into a slot.
     """
 
-    def __init__(self, dataset: Any, loop: Callable[[Any], Any], select: Select = select) -> None:
+    def __init__(self, dataset: Any, loop: Callable[[list[Index]], Batch], select: Select = select) -> None:
         self._subset = dataset if type(dataset) is Subset else None
         self._data: Any = dataset.dataset if type(dataset) is Subset else dataset
         self._loop, self._select = loop, select
@@ -45,18 +47,18 @@ class RowGather:
         self.gathered = 0
 
     @staticmethod
-    def fits(dataset: Any, collate_fn: Any, auto_collation: bool) -> bool:
+    def fits(dataset: object, collate_fn: object, auto_collation: bool) -> bool:
         """Whether batches of this dataset may be gathered."""
         if not auto_collation or collate_fn is not torch_collate.default_collate:
             return False
         stack = torch_collate.default_collate_fn_map[torch.Tensor]
         if (TensorDataset.__getitem__, Subset.__getitem__) != _OWN or stack.__module__ not in _KNOWN:
-            return False  # somebody has put something else into torch's classes
+            return False  # other code has replaced methods of torch's classes
         if type(dataset) is Subset:
             dataset = dataset.dataset
         return type(dataset) in (TensorDataset, torch.Tensor, np.ndarray, np.memmap)
 
-    def __call__(self, indices: Any) -> Any:
+    def __call__(self, indices: list[Index]) -> Batch:
         """The batch of a list of indices."""
         if not self._checked:
             return self._first(indices)
@@ -67,24 +69,24 @@ class RowGather:
                     batch = self._batch(self._select(self._tables, rows))
                     self.gathered += 1
                     return batch
-            except Exception:  # an index from the end, out of range, or no index: the loop knows what that means
+            except Exception:  # a negative index, one out of range, or not an integer: the loop handles it
                 pass
         return self._loop(indices)
 
     def _sources(self) -> Any:
         return self._data.tensors if type(self._data) is TensorDataset else self._data
 
-    def _rows(self, indices: Sequence[Any]) -> torch.Tensor | None:
+    def _rows(self, indices: Sequence[Index]) -> torch.Tensor | None:
         if self._subset is not None:
             indices = [self._subset.indices[i] for i in indices]
         rows = np.array(indices)
         return torch.from_numpy(rows) if rows.dtype == _INT and rows.ndim == 1 else None
 
-    def _batch(self, selected: list[torch.Tensor]) -> Any:
+    def _batch(self, selected: list[torch.Tensor]) -> Batch:
         return selected if type(self._data) is TensorDataset else selected[0]
 
-    def _first(self, indices: Any) -> Any:
-        """Both ways; from now on the gather, if it cannot be told from the loop."""
+    def _first(self, indices: list[Index]) -> Batch:
+        """The first batch, both ways. If they are the same, later ones are gathered."""
         batch = self._loop(indices)
         self._checked = True
         try:
@@ -97,16 +99,16 @@ class RowGather:
                 pairs = zip(batch, other, strict=True) if isinstance(other, list) else [(batch, other)]
                 if type(batch) is type(other) and all(_same(a, b) for a, b in pairs):
                     self._tables = tables
-        except Exception:  # an array that torch cannot look at; the batch is made already
+        except Exception:  # an array that torch cannot read; the loop has made the batch
             pass
         return batch
 
 
 def _plain(t: torch.Tensor) -> bool:
     simple = type(t) is torch.Tensor and t.is_contiguous() and not t.requires_grad and t.ndim > 0
-    return simple and not t.is_quantized  # torch ends the process that looks at its bytes
+    return simple and not t.is_quantized  # reading its bytes crashes the process
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    look = (type(a), a.dtype, a.shape, a.stride()) == (type(b), b.dtype, b.shape, b.stride())
-    return look and torch.equal(a.view(torch.uint8), b.view(torch.uint8))  # NaNs are equal, too, if their bits are
+    alike = (type(a), a.dtype, a.shape, a.stride()) == (type(b), b.dtype, b.shape, b.stride())
+    return alike and torch.equal(a.view(torch.uint8), b.view(torch.uint8))  # NaNs are equal, too, if their bits are

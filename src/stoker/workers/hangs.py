@@ -1,4 +1,4 @@
-"""Where a worker is that takes too long: it writes its stack when it is asked, whatever it does (faulthandler)."""
+"""The stack of a worker that takes too long: it writes it when it gets a signal (faulthandler)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pathlib import Path
 
 from ..core import packages
 
-ASK = signal.SIGRTMIN + 9  # a real-time signal, which nobody else is likely to use
-ANSWER_S = 1.0  # how long is waited for a stack; what sleeps in the kernel does not answer
-SETTLED_S = 0.02  # without another line
-LINES = 16  # of a stack
-_ENGINES = tuple(  # as faulthandler writes paths
+DUMP_SIGNAL = signal.SIGRTMIN + 9  # a real-time signal, which other code is not likely to use
+ANSWER_S = 1.0  # how long to wait for a stack; a process that sleeps in the kernel does not answer
+SETTLED_S = 0.02  # a stack is complete when no line has come for so long
+MAX_LINES = 16  # of a stack
+_ENGINE = tuple(  # as faulthandler writes paths
     f'  File "{path}'.encode("ascii", "backslashreplace").decode()
     for path in (packages.PACKAGE, packages.torch_file("utils", "data", ""))
 )
 
 
-def offer() -> int:
-    """In the worker: from now on it answers. Returns its descriptor of the file to which it does."""
+def dump_on_request() -> int:
+    """In the worker: from now on it answers. Returns its descriptor of the file to which it writes."""
     fd = os.memfd_create("stoker-stack", os.MFD_CLOEXEC)
-    faulthandler.register(ASK, file=fd, all_threads=True, chain=False)
+    faulthandler.register(DUMP_SIGNAL, file=fd, all_threads=True, chain=False)
     return fd
 
 
@@ -35,7 +35,7 @@ def stack(pid: int, fd: int) -> str:
     with contextlib.suppress(OSError):
         path = Path(f"/proc/{pid}/fd/{fd}")
         before = path.stat().st_size
-        os.kill(pid, ASK)
+        os.kill(pid, DUMP_SIGNAL)
         deadline = time.monotonic() + ANSWER_S
         size, since = before, time.monotonic()
         while time.monotonic() < deadline and (size == before or time.monotonic() - since < SETTLED_S):
@@ -45,22 +45,22 @@ def stack(pid: int, fd: int) -> str:
                 size, since = now, time.monotonic()
         text = path.read_bytes()[before:].decode(errors="replace")
     threads = [lines for part in re.split(r"^\w.*", text, flags=re.MULTILINE) if (lines := _frames(part))]
-    fetches = next((t for t in threads if any(f.startswith(_ENGINES) for f in t)), None)
+    fetches = next((t for t in threads if any(f.startswith(_ENGINE) for f in t)), None)
     if threads:
-        return "\n".join(_users(fetches or threads[0]))
+        return "\n".join(_user_frames(fetches or threads[0]))
     with contextlib.suppress(OSError):
         where = Path(f"/proc/{pid}/wchan").read_text().strip("\0\n")
         if where not in ("", "0"):
             return f"  in the kernel, {where}"
-    return "  in the kernel, it gave no answer"
+    return "  in the kernel; it did not answer"
 
 
 def _frames(text: str) -> list[str]:
     return [line.rstrip() for line in text.splitlines() if line.startswith("  File")]
 
 
-def _users(frames: list[str]) -> list[str]:
+def _user_frames(frames: list[str]) -> list[str]:
     """The frames without those that called the user's code: from the engine's first one on that is not innermost."""
-    first = next((k for k, f in enumerate(frames) if not f.startswith(_ENGINES)), 0)
-    end = next((k for k in range(first, len(frames)) if frames[k].startswith(_ENGINES)), len(frames))
-    return frames[: max(1, min(end, LINES))]
+    first = next((k for k, f in enumerate(frames) if not f.startswith(_ENGINE)), 0)
+    end = next((k for k in range(first, len(frames)) if frames[k].startswith(_ENGINE)), len(frames))
+    return frames[: max(1, min(end, MAX_LINES))]

@@ -1,9 +1,8 @@
-"""How a worker waits for its next task: awake for a moment where the last wait was a short one, else asleep.
+"""How a worker waits for its next task: it polls for a moment if the last wait was short, else it sleeps at once.
 
-A worker that falls asleep between two tiny tasks loses its caches to whoever comes, and the consumer pays for waking
-it. So it asks again and again for ``AWAKE_NS``, and gives its core away each time to anybody who wants it; one wait
-that took longer, and it sleeps at once until one was short again. Virtual machines wait like this for their next
-interrupt (KVM's halt polling, kernel documentation, virt/kvm/halt-polling), mutexes for their owner.
+A worker that sleeps between two tiny tasks loses its caches, and the consumer pays for waking it. So it polls for
+``AWAKE_NS`` and yields its core each time. After a longer wait it sleeps at once, until one was short again. KVM waits
+like this for interrupts (kernel documentation, virt/kvm/halt-polling).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class Idle:
     """The waits of one worker.
 
     Args:
-        fds: pipes that wake it; -1 for one that is not there.
+        fds: pipes that wake it; -1 for none.
     """
 
     def __init__(self, *fds: int) -> None:
@@ -31,14 +30,14 @@ class Idle:
         for fd in fds:
             if fd >= 0:
                 self._poll.register(fd, select.POLLIN)
-        self._since = 0
-        self._short = False
+        self._since = 0  # when the wait began; 0: it does not wait
+        self._short = False  # the last wait was shorter than AWAKE_NS
 
     def wait(self, workers: int) -> list[tuple[int, int]]:
-        """What there is to read; empty after ``POLL_MS``, and while it waits awake, where its caller looks.
+        """The descriptors that can be read; empty after ``POLL_MS``, and while it polls: then the caller tries to read.
 
         Args:
-            workers: how many there are. More than cores, and one that is awake would keep another from its task.
+            workers: how many there are. If there are more than cores, polling would keep another one from its task.
         """
         now = time.perf_counter_ns()
         if not self._since:
@@ -49,7 +48,7 @@ class Idle:
         return self._poll.poll(POLL_MS)
 
     def over(self) -> bool:
-        """A task has come. Returns whether it was waited for."""
+        """A task has come. Returns whether the worker waited for it."""
         if not self._since:
             return False
         self._short = time.perf_counter_ns() - self._since < AWAKE_NS

@@ -14,14 +14,14 @@ from typing import Any
 import threadpoolctl
 import torch
 
-# Packages that bring pools of their own; when one has been imported since, look again for what is loaded.
-_BRING = ("cv2", "faiss", "mkl", "numba", "numpy", "scipy", "sklearn", "torch", "xgboost")
+# Packages with thread pools of their own. When one has been imported since, pools are looked for again.
+_PACKAGES = ("cv2", "faiss", "mkl", "numba", "numpy", "scipy", "sklearn", "torch", "xgboost")
 _found: dict[tuple[bool, ...], threadpoolctl.ThreadpoolController] = {}
 
 
 def look() -> threadpoolctl.ThreadpoolController:
-    """The pools of this process. Looking takes 3 ms, so a parent looks once, and its forks know."""
-    loaded = tuple(name in sys.modules for name in _BRING)
+    """The pools of this process. Finding them takes 3 ms, so a parent does it before it forks."""
+    loaded = tuple(name in sys.modules for name in _PACKAGES)
     if loaded not in _found:
         _found[loaded] = threadpoolctl.ThreadpoolController()
     return _found[loaded]
@@ -31,16 +31,16 @@ def cap_process() -> None:
     """One thread for every pool of this process. For worker processes only."""
     torch.set_num_threads(1)
     for pool in look().lib_controllers:
-        if pool.internal_api != "openblas" or not _quietly(pool):
+        if pool.internal_api != "openblas" or not _cap_openblas(pool):
             pool.set_num_threads(1)
     cv2: Any = sys.modules.get("cv2")
     if cv2 is not None:
-        cv2.setNumThreads(0)  # 0 runs without a pool; 1 would try to end threads that a fork has not
+        cv2.setNumThreads(0)  # 0 runs without a pool; 1 would try to end threads that do not exist after a fork
 
 
-def _quietly(pool: Any) -> bool:
-    """Tells OpenBLAS by the variable that ``openblas_set_num_threads`` writes. The function would, after a fork, first
-    start all threads again, and these spin for 0.1 s of CPU before they sleep."""
+def _cap_openblas(pool: threadpoolctl.LibController) -> bool:
+    """Sets the variable that ``openblas_set_num_threads`` writes. After a fork that function would first start all
+    threads again, which spin for 0.1 s of processor time before they sleep."""
     try:
         ctypes.c_int.in_dll(pool.dynlib, "blas_cpu_number").value = 1
     except (AttributeError, ValueError):  # a build that does not export it
@@ -51,11 +51,11 @@ def _quietly(pool: Any) -> bool:
 def cap_thread() -> None:
     """One thread for what this thread calls.
 
-    OpenMP's count belongs to the thread that sets it (OpenMP 5.2, 2.4, "data environment ICVs"); torch and MKL heed it.
-    Not ``torch.set_num_threads``: that also sets what threads made later begin with, the user's among them. OpenBLAS'
-    and OpenCV's counts belong to the process, and so to the main thread: they are left alone.
+    OpenMP's count belongs to the thread that sets it (OpenMP 5.2, 2.4, "data environment ICVs"); torch and MKL obey it.
+    ``torch.set_num_threads`` would also set it for threads that are made later, the user's too. The counts of OpenBLAS
+    and OpenCV belong to the whole process and are not changed.
     """
-    torch.get_num_threads()  # torch sets a thread's count when the thread first asks for it; from here on it does not
+    torch.get_num_threads()  # torch sets a thread's count at its first call; from here on it does not
     for pool in look().lib_controllers:
         if pool.user_api == "openmp":
             pool.set_num_threads(1)
@@ -93,4 +93,4 @@ class OneThread:
                 pool.set_num_threads(1)
 
 
-look()  # while torch is being imported anyway; the first batch need not wait for it
+look()  # on import, so that the first batch does not wait for it

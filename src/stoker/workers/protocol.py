@@ -1,37 +1,66 @@
-"""The border between the scheduler and whatever runs its tasks. A new kind of worker is one new file behind it."""
+"""What the scheduler and workers of any kind agree on. A new kind of worker is a new file that implements ``Pool``."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..core.errors import StokerError
+from ..core.types import Batch, Index
 from ..sampling.order import Task
+from ..transport.arena import TaskId
 from ..transport.messages import Times
 from .faults.policy import Failure, OnError
 
 if TYPE_CHECKING:
     from ..sampling.state import Part
 
-# Where a worker is in a task that is watched (``Arena.at``): 0 unknown, 1 in the batch as a whole, 2 and more a sample,
-# by its position; and one of these, where the task is an ``RetryTask`` that is to be probed.
-PROBING = 1 << 32  # samples are loaded alone
-PROBED = 1 << 33  # they could be
+
+class Phase(enum.IntEnum):
+    """What a worker does with a task, as far as it says so."""
+
+    BATCH = 0  # makes the batch
+    PROBING = 1  # loads each sample alone, to find the one that kills
+    PROBED = 2  # makes the batch; each sample could be loaded alone
+
+
+class Position(NamedTuple):
+    """Where a worker is in its task.
+
+    Attributes:
+        phase: what it does with the task.
+        sample: which sample of the task it loads; None: not known, or all at once.
+    """
+
+    phase: Phase
+    sample: int | None
+
+    @classmethod
+    def decode(cls, word: int) -> Position:
+        """Of the word in the worker's arena, which ``encode_position`` made."""
+        sample = (word & 0xFFFFFFFF) - 1
+        return cls(Phase(word >> 32), sample if sample >= 0 else None)
+
+
+def encode_position(phase: int, sample: int) -> int:
+    """A position as one word of the worker's arena; a sample of -1: not known, or all at once."""
+    return phase << 32 | sample + 1
 
 
 class RetryTask(NamedTuple):
-    """Indices of a task whose worker died, or of one with samples that are known to be bad. Goes where indices go.
+    """Takes the place of a task's indices when its worker died, or when some of its samples are known to be bad.
 
     Attributes:
         indices: of the task.
-        bad: by position, what is not to be tried.
+        bad: by position, samples that are not tried.
         replay: it was answered before, and is run only for the random state that it leaves.
-        probe: before it is run, each sample is loaded alone and let go, to see which of them kills.
-        others: how often what replaced a sample took too long: then another one is drawn.
+        probe: before it is run, each sample is loaded alone, to see which of them kills.
+        others: how often the replacement of a sample took too long: then another one is drawn.
     """
 
-    indices: Any
+    indices: Index
     bad: dict[int, Failure]
     replay: bool = False
     probe: bool = False
@@ -40,7 +69,7 @@ class RetryTask(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """All that a worker has to know; what torch hands to its ``_worker_loop``.
+    """All that a worker needs to know; torch passes the same to its ``_worker_loop``.
 
     Attributes:
         kind: torch's ``_DatasetKind``.
@@ -57,19 +86,19 @@ class WorkerSpec:
         parts: by worker, where to go on in the middle of an epoch; empty: at its beginning.
         part_epochs: epochs of the workers' life before these, for task seeds.
         batch_size: samples in a task of an iterable dataset; None for one without batches.
-        tell: how often workers say a stateful dataset's state: every so many of their tasks; 0 never, -1 not even
-            where samples go by index.
+        tell: a worker sends a stateful dataset's state every ``tell`` of its tasks; 0: of map-style datasets only;
+            -1: never.
         look: say whether the first task has moved the worker's random state.
         shards: parts of an iterable dataset, where they are not one a worker; else 0.
-        on_error: what to do about samples that fail; None: torch's way.
+        on_error: what to do about samples that fail; None: what torch does.
         restart: another worker takes the place of one that died.
-        sample_timeout: seconds that a sample may take; 0: as long as it likes.
+        sample_timeout: seconds that a sample may take; 0: no limit.
     """
 
     kind: int
     dataset: Any
     auto_collation: bool
-    collate_fn: Callable[[Any], Any]
+    collate_fn: Callable[[Any], Batch]
     drop_last: bool
     base_seed: int
     init_fn: Callable[[int], None] | None
@@ -93,62 +122,67 @@ class WorkerSpec:
         return self.sample_timeout > 0
 
     @property
-    def keeps(self) -> bool:
-        """Whether workers note their random state, which a replacement goes on from."""
+    def saves_rng(self) -> bool:
+        """Whether workers save their random state, from which a replacement goes on."""
         return self.restart and not self.task_seeds
 
 
 class WorkerReply(NamedTuple):
-    """A batch, and what its worker says beside it.
+    """A batch, and what its worker reports with it.
 
     Attributes:
         data: the batch, ``Partial`` or not, or an error in its place.
         at: batches that this worker has made.
-        state: the dataset's, pickled; None where it has none, or none is due.
+        state: the dataset's, pickled; None: it has no state, or none is due.
         moved: the first task of a resumed worker has moved its random state.
     """
 
-    data: Any
+    data: Batch
     at: int
     state: bytes | None
     moved: bool
 
 
-class Life(NamedTuple):
-    """What is known of a worker process that has ended, or hangs.
+class WorkerStatus(NamedTuple):
+    """What is known of a worker process that has died.
 
     Attributes:
         id: the worker's.
         pid: of the process.
-        exitcode: negative: ended by that signal; None: it runs.
-        hand: epoch and number of the task that it had; None between two tasks.
-        at: where it was in that (``PROBING``, ``PROBED``), and since when.
-        kept: epoch and number of the task before which its random state was noted.
+        exitcode: negative: ended by that signal; None: not known.
+        current_task: the task that it was doing; None: it died between two tasks.
+        position: where it was in that task.
+        rng_checkpoint: the task before which its random state was saved; None: never.
         nbytes: its memory, as it was measured last; 0: it was not.
-        serving: it had started.
-        hung: it was killed because it took too long over a sample: its stack; else "".
+        ready: it had started.
+        stack: where it was when it was killed because a sample took too long; "": it was not killed for that.
         leaving: it had been told to leave.
     """
 
     id: int
     pid: int | None
     exitcode: int | None
-    hand: tuple[int, int] | None
-    at: tuple[int, int]
-    kept: tuple[int, int] | None
+    current_task: TaskId | None
+    position: Position
+    rng_checkpoint: TaskId | None
     nbytes: int
-    serving: bool
-    hung: str = ""
+    ready: bool
+    stack: str = ""
     leaving: bool = False
 
+    @property
+    def timed_out(self) -> bool:
+        """It was killed because a sample took too long."""
+        return bool(self.stack)
 
-def look_s(sample_timeout: float) -> float:
-    """Seconds between two looks at whether a sample takes too long."""
+
+def check_interval_s(sample_timeout: float) -> float:
+    """Seconds between two checks whether a sample takes too long."""
     return min(0.5, max(0.01, sample_timeout / 4))
 
 
 class Result(Protocol):
-    """What came back for one task."""
+    """The answer to one task."""
 
     worker: int
     epoch: int
@@ -157,23 +191,28 @@ class Result(Protocol):
     times: Times
     nbytes: int  # memory that the batch takes
 
-    def take(self) -> Any:
+    def take(self) -> Batch:
         """The batch, or torch's ``ExceptionWrapper``. Once only."""
 
     def drop(self) -> None:
-        """Nobody wants it; gives its slot back."""
+        """Gives its slot back without delivering it."""
 
 
 class Made:
-    """A batch of this process, kept until it is delivered."""
+    """A batch made in this process, by a thread or by the consumer, until it is delivered."""
 
     __slots__ = ("_data", "ended", "epoch", "nbytes", "task", "times", "worker")
 
-    def __init__(self, worker: int, epoch: int, task: int, ended: bool, times: Times, nbytes: int, data: Any) -> None:
-        self.worker, self.epoch, self.task = worker, epoch, task
-        self.ended, self.times, self.nbytes, self._data = ended, times, nbytes, data
+    def __init__(self, worker: int, epoch: int, task: int, ended: bool, times: Times, nbytes: int, data: Batch) -> None:
+        self.worker = worker
+        self.epoch = epoch
+        self.task = task
+        self.ended = ended
+        self.times = times
+        self.nbytes = nbytes
+        self._data = data
 
-    def take(self) -> Any:
+    def take(self) -> Batch:
         data, self._data = self._data, None
         return data
 
@@ -182,14 +221,14 @@ class Made:
 
 
 class Lost:
-    """Stands for a batch that cannot be had."""
+    """The answer to a task whose batch cannot be made."""
 
     ended, nbytes, times = False, 0, (0, 0, 0, 0)
 
     def __init__(self, worker: int, epoch: int, task: int, error: StokerError) -> None:
         self.worker, self.epoch, self.task, self._error = worker, epoch, task, error
 
-    def take(self) -> Any:
+    def take(self) -> Batch:
         raise self._error
 
     def drop(self) -> None:
@@ -200,7 +239,7 @@ class Pool(Protocol):
     """Workers of one kind."""
 
     def submit(self, worker: int | None, epoch: int, task: Task) -> None:
-        """Gives a worker a task; None: whoever is free. Never blocks."""
+        """Gives a worker a task; None: any worker that is free. Never blocks."""
 
     def resume(self, epoch: int, shared_seed: int | None) -> None:
         """A new epoch begins for every worker."""
@@ -209,21 +248,21 @@ class Pool(Protocol):
         """The worker has no more work in this run; it may leave."""
 
     def resize(self, n: int) -> None:
-        """Another number of workers, where tasks are shared. Returns at once: those that are new start in the
-        background, those that go finish the task they have."""
+        """Changes the number of workers, where tasks are shared. Returns at once: new workers start in the background,
+        those that leave finish their current task."""
 
     def alive(self) -> int:
         """Workers that have not died or been told to leave."""
 
     def finish(self) -> None:
-        """There will be no more tasks for anybody. Workers leave when they have answered those they have."""
+        """There will be no more tasks. Workers leave when they have answered those that they have."""
 
     def receive(self, timeout: float | None, worker: int | None = None) -> Result | None:
         """The next result, or None after ``timeout`` seconds.
 
         Args:
-            timeout: None waits for ever.
-            worker: whose result is waited for; the others' may come first, or stay unread until asked for.
+            timeout: None: no limit.
+            worker: whose result is needed. Results of others may come first, or stay unread until they are needed.
 
         Raises:
             WorkerDiedError: a worker that was not told to leave is gone.

@@ -1,64 +1,324 @@
-"""A worker died: who goes on with its tasks, and which sample it was that kills.
+"""A worker process died: what becomes of its tasks, and which sample is to blame.
 
-The replacement is the same worker to whoever looks: id, seed, and, where workers are seeded as torch's, the random
-state in which the dead one began a task of late; from there it does again what was answered already, so the next draw
-is the one that would have come. What becomes of a task in whose midst workers die:
+The replacement has the dead worker's id, seed and memory. What becomes of the dead worker's tasks:
 
-    once                                another worker runs it as it was, and notes which sample it is at
-    twice                               another one first loads each sample alone; random state is put back
-    three times, twice at one sample    that sample is to blame, and the policy for samples decides
+1. Tasks that it had answered: nothing, where tasks have seeds of their own. Where workers are seeded as torch's
+   (``_OwnTasks``), the replacement starts from the random state that was saved last and repeats the tasks answered
+   since, without delivering them. So its next draw is the one that the dead worker would have made.
+2. The task that it was doing (``_Retries``):
 
-Deaths cost tokens, batches earn them, so a loop of crashes ends with an error, and a crash a day does not.
+    first death       another worker runs it as it was, and notes which sample it is at
+    second death      another worker first loads each sample alone; the random state is put back
+    third death, the second at one sample    that sample is to blame, and ``on_error`` decides
+
+3. Tasks that it had not begun: the replacement does them; where tasks are shared (``_SharedTasks``), any worker.
+
+Deaths cost tokens and batches earn them. So a loop of crashes ends with an error, and a crash a day does not.
 """
 
 from __future__ import annotations
 
 import logging
-import warnings
 from collections import Counter, deque
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from ..core.dataset_tree import file_of
-from ..core.errors import SampleTimeoutError, StokerError, StokerWarning, WorkerDiedError
+from ..core.errors import SampleTimeoutError, StokerError, WorkerDiedError
 from ..core.metrics import LoaderMetrics
+from ..core.types import Index
+from ..core.warn import warn_user
 from ..sampling.order import Task
+from ..transport.arena import TaskId
 from .faults import exit_reason
 from .faults.policy import Failure, plain
 from .faults.sample_name import called
 from .process_pool import ProcessPool
-from .protocol import PROBED, Life, RetryTask, WorkerSpec
+from .protocol import Phase, RetryTask, WorkerSpec, WorkerStatus
 
 logger = logging.getLogger(__name__)
-TOKENS = 10.0  # deaths in a row that are borne
-EARNED = 1 / 16  # tokens for a batch
-STARTS = 5  # deaths in a row, and no batch between, of workers that had not even started
-SURE = 3  # deaths with one task in hand before a sample of it is blamed
-LONG = 1 << 13  # more indices of a worker's tasks that are remembered, 40 bytes each, before those are let go ...
-FEW, MANY = 8, 256  # ... that nobody needs; at least and at most so many tasks
-LAST = 8  # deaths that are in the report
-Given: TypeAlias = tuple[int, Task]
-"""A task, and its epoch."""
+MAX_TOKENS = 10.0  # deaths in a row that are tolerated
+TOKENS_PER_BATCH = 1 / 16
+MAX_DEATHS_ON_START = 5  # deaths in a row of workers that had not even started, without a batch in between
+MIN_DEATHS = 3  # with one task before a sample of it is blamed
+MIN_REMEMBERED, MAX_REMEMBERED = 8, 256  # tasks of one worker that are remembered before old ones are dropped,
+REMEMBERED_INDICES = 1 << 13  # and about how many indices, at 40 bytes each
+MAX_REPORTED = 8  # deaths in the report
 
 
-class _Case:
-    """A task whose worker died."""
+class EpochTask(NamedTuple):
+    """A task and its epoch."""
+
+    epoch: int
+    task: Task
+
+    @property
+    def id(self) -> TaskId:
+        """What workers call it."""
+        return TaskId(self.epoch, self.task.number)
+
+
+class _History:
+    """What is known of a task whose workers died."""
 
     def __init__(self, bad: dict[int, Failure]) -> None:
-        self.bad = dict(bad)
-        self.deaths = self.late = 0
-        self.whole = 0  # after all its samples could be loaded alone
-        self.seen: Counter[int] = Counter()
+        self.bad = dict(bad)  # samples that are not tried, by position
+        self.deaths = 0
+        self.timeouts = 0  # at samples that could not be named
+        self.deaths_after_probe = 0
+        self.deaths_at: Counter[int] = Counter()  # by position of the sample
         self.pids: list[int | None] = []
-        self.words = ""
+        self.last_death = ""
+
+
+class _Retries:
+    """Decides how the task that a dead worker was doing is tried again, or why it is not.
+
+    Args:
+        spec: what workers do.
+        known: samples that have killed workers, by index; grows.
+
+    Attributes:
+        refunds: tokens to give back: these deaths are bounded by the policy for samples.
+    """
+
+    def __init__(self, spec: WorkerSpec, known: dict[Index, Failure]) -> None:
+        self._spec, self._known = spec, known
+        self._histories: dict[TaskId, _History] = {}
+        self._skips = spec.on_error is not None and spec.on_error.action != "raise"
+        self.refunds = 0.0
+
+    def keys(self, indices: Index) -> list[Index]:
+        """A task's indices as a list, one for each sample."""
+        indices = _without_retry(indices)
+        return list(indices) if self._spec.auto_collation else [indices]
+
+    def known_failures(self, indices: Index) -> dict[int, Failure]:
+        """By position, those of a task's samples that have killed workers before and are not tried again."""
+        if not self._known or not self._skips:
+            return {}
+        keys = [plain(i) for i in self.keys(indices)]
+        return {k: self._known[key] for k, key in enumerate(keys) if key in self._known}
+
+    def sample_at(self, dead: WorkerStatus, indices: Index) -> tuple[int, Index, str] | None:
+        """The sample that the dead worker was loading: position in the task, index and file; None: not known."""
+        keys, k = self.keys(indices), dead.position.sample
+        if k is None or k >= len(keys):
+            return None
+        return k, keys[k], file_of(self._spec.dataset, keys[k])
+
+    def retry(self, dead: WorkerStatus, task: EpochTask) -> RetryTask | StokerError:
+        """What is done with the task that a worker was doing when it died: another try, or an error for its batch."""
+        indices, number = task.task.indices, task.task.number
+        history = self._histories.setdefault(task.id, _History(self.known_failures(indices)))
+        if dead.timed_out:
+            return self._after_timeout(dead, history, task)
+        history.deaths += 1
+        history.pids.append(dead.pid)
+        history.last_death = exit_reason.why(dead.exitcode, dead.nbytes)
+        sample = self.sample_at(dead, indices)
+        if dead.position.phase is Phase.PROBED:
+            history.deaths_after_probe += 1
+            if history.deaths_after_probe > 1:
+                del self._histories[task.id]
+                return WorkerDiedError(
+                    f"{_pids(history.pids)} exited unexpectedly, each time during task {number}; the last worker "
+                    f"{history.last_death}. Each sample can be loaded alone, so no sample is to blame, but "
+                    f"collate_fn or the memory of the batch. Its samples: {str(self.keys(indices))[:200]}",
+                    [dead.id],
+                    [number],
+                )
+        elif sample is not None:
+            history.deaths_at[sample[0]] += 1
+            if history.deaths_at[sample[0]] > 1 and history.deaths >= MIN_DEATHS:
+                return self._blame(history, task, *sample)
+        return RetryTask(_without_retry(indices), history.bad, probe=history.deaths > 1, others=history.timeouts)
+
+    def _after_timeout(self, dead: WorkerStatus, history: _History, task: EpochTask) -> RetryTask | StokerError:
+        """The worker was killed because a sample took too long: that sample is known, and is not tried again."""
+        self.refunds += 1
+        indices, limit = task.task.indices, self._spec.sample_timeout
+        sample = self.sample_at(dead, indices)
+        if sample is None:
+            history.timeouts += 1
+            if history.timeouts <= MIN_DEATHS:
+                # The batch was made at once, or a replacement took too long: load the samples one by one.
+                return RetryTask(_without_retry(indices), history.bad, probe=True, others=history.timeouts)
+            which = f"one of {str(self.keys(indices))[:200]}, or its replacement,"
+        else:
+            which = called(*sample[1:])
+        if sample is None or not self._skips:
+            del self._histories[task.id]
+            return SampleTimeoutError(
+                f"{which} was not loaded within sample_timeout={limit:g} seconds, so its worker (pid {dead.pid}) was "
+                f"killed and replaced. The worker's stack was:\n{dead.stack}"
+            )
+        k, index, file = sample
+        history.bad[k] = Failure(plain(index), file, f"SampleTimeout: not loaded within {limit:g} s", "timeout")
+        logger.warning(f"{which}: not loaded within {limit:g} s; the worker's stack was:\n{dead.stack}")
+        return RetryTask(_without_retry(indices), dict(history.bad), others=history.timeouts)
+
+    def _blame(self, history: _History, task: EpochTask, k: int, index: Index, file: str) -> RetryTask | StokerError:
+        if plain(index) not in self._known:
+            self.refunds += history.deaths
+        del self._histories[task.id]
+        if not self._skips:
+            return WorkerDiedError(
+                f"{_pids(history.pids)} exited unexpectedly: {called(index, file)} kills the worker that loads it; the "
+                f'last one {history.last_death}. on_error="skip" continues without it, stoker verify finds all such '
+                "samples",
+                [],
+                [task.task.number],
+            )
+        failure = Failure(plain(index), file, f"WorkerDied: the worker that loads it {history.last_death}", "death")
+        self._known[plain(index)] = failure
+        return RetryTask(_without_retry(task.task.indices), {**history.bad, k: failure})
+
+
+class _SharedTasks:
+    """Tasks with seeds of their own, which any worker takes. Only the current task of the dead worker is run again."""
+
+    def __init__(self, pool: ProcessPool, retries: _Retries) -> None:
+        self._pool, self._retries = pool, retries
+
+    def find(self, dead: WorkerStatus, unanswered: Mapping[int, Index]) -> EpochTask | None:
+        """The task that the dead worker was doing, if it is still needed."""
+        task = dead.current_task
+        if task is None or task.number not in unanswered:
+            return None
+        return EpochTask(task.epoch, Task(task.number, unanswered[task.number]))
+
+    def for_replacement(
+        self, dead: WorkerStatus, epoch: int, unanswered: Mapping[int, Index], lost: dict[int, StokerError]
+    ) -> Sequence[tuple[int, Task]]:
+        """What the replacement does first. Tasks that are not tried again are added to ``lost``."""
+        if dead.current_task is None:
+            # It died between two tasks, or right after it took one off the queue and before it said which. So all that
+            # is unanswered is done again; the scheduler drops what comes twice.
+            again = [EpochTask(epoch, Task(number, indices)) for number, indices in unanswered.items()]
+            if self._pool.finishing:
+                return again
+            for task in again:
+                self._pool.submit(None, *task)
+            return []
+        current = self.find(dead, unanswered)
+        if current is None or current.epoch != epoch:
+            return []
+        retry = self._retries.retry(dead, current)
+        if isinstance(retry, StokerError):
+            lost[current.task.number] = retry
+            return []
+        return [(epoch, Task(current.task.number, retry))]
+
+
+class _Assigned:
+    """Tasks of one worker, oldest first: those that it has answered and may have to be repeated, then the others."""
+
+    def __init__(self) -> None:
+        self.tasks: deque[EpochTask] = deque()
+        self.answered = 0
+        self.limit = 0  # tasks that are remembered before old ones are dropped
+
+    def first_to_repeat(self, checkpoint: TaskId | None) -> int:
+        """How many of the tasks lie before the random state that was saved last."""
+        known = list(self.tasks)[: self.answered + 1]
+        at = next((k for k, task in enumerate(known) if task.id == checkpoint), 0)
+        return min(self.answered, at)
+
+
+class _OwnTasks:
+    """Tasks that belong to one worker. With torch's seeds what a task draws depends on the worker's tasks before it, so
+    those that were answered since the random state was saved are repeated for their draws."""
+
+    def __init__(self, pool: ProcessPool, spec: WorkerSpec, retries: _Retries) -> None:
+        self._pool, self._saves_rng, self._retries = pool, spec.saves_rng, retries
+        self._assigned = [_Assigned() for _ in range(spec.num_workers)]
+        self._deaths_in_repeat: Counter[TaskId] = Counter()
+        self.draws_changed = False  # since it was last reported
+
+    def given(self, worker: int, epoch: int, task: Task) -> None:
+        """A worker was given a task."""
+        assigned = self._assigned[worker]
+        assigned.tasks.append(EpochTask(epoch, task))
+        if len(assigned.tasks) > assigned.limit:
+            for _ in range(assigned.first_to_repeat(self._pool.rng_checkpoint(worker))):
+                assigned.tasks.popleft()
+                assigned.answered -= 1
+            size = len(task.indices) if type(task.indices) is list else 1
+            more = min(MAX_REMEMBERED, max(MIN_REMEMBERED, REMEMBERED_INDICES // max(1, size)))
+            assigned.limit = len(assigned.tasks) + more
+
+    def answered(self, worker: int) -> None:
+        """A worker has answered the oldest of its tasks that was unanswered."""
+        if self._saves_rng:
+            self._assigned[worker].answered += 1
+        else:
+            self._assigned[worker].tasks.popleft()
+
+    def find(self, dead: WorkerStatus, unanswered: Mapping[int, Index]) -> EpochTask | None:
+        """See ``_SharedTasks.find``."""
+        assigned = self._assigned[dead.id]
+        known = list(assigned.tasks)[: assigned.answered + 1]
+        return next((task for task in known if task.id == dead.current_task), None)
+
+    def for_replacement(
+        self, dead: WorkerStatus, epoch: int, unanswered: Mapping[int, Index], lost: dict[int, StokerError]
+    ) -> Sequence[tuple[int, Task]]:
+        """See ``_SharedTasks.for_replacement``."""
+        assigned = self._assigned[dead.id]
+        out: list[tuple[int, Task]] = []
+        if self._saves_rng:
+            self._skip_what_fails_in_repeat(dead, assigned)
+            for task in list(assigned.tasks)[assigned.first_to_repeat(dead.rng_checkpoint) : assigned.answered]:
+                indices = task.task.indices
+                bad = indices.bad if type(indices) is RetryTask else {}
+                retry = RetryTask(_without_retry(indices), bad, replay=True)
+                out.append((task.epoch, Task(task.task.number, retry)))
+        at = assigned.answered
+        rest = list(assigned.tasks)[at:]
+        if rest and dead.current_task == rest[0].id:
+            current = rest.pop(0)
+            number = current.task.number
+            again = self._retries.retry(dead, current)
+            if isinstance(again, StokerError):
+                if current.epoch == epoch:  # else of one that was left early
+                    lost[number] = again
+                del assigned.tasks[at]
+            else:
+                assigned.tasks[at] = EpochTask(current.epoch, Task(number, again._replace(probe=False)))
+                out.append((current.epoch, Task(number, again)))
+        return [*out, *rest]
+
+    def _skip_what_fails_in_repeat(self, dead: WorkerStatus, assigned: _Assigned) -> None:
+        """A sample that could be loaded once kills or hangs its worker when the task is repeated for its draws (a file
+        server may have gone). It is skipped then, and later draws may differ."""
+        answered = list(assigned.tasks)[: assigned.answered]
+        at = next((k for k, task in enumerate(answered) if task.id == dead.current_task), None)
+        if at is None:
+            return
+        task = answered[at]
+        self._deaths_in_repeat[task.id] += 1
+        if not dead.timed_out and self._deaths_in_repeat[task.id] < MIN_DEATHS:
+            return  # perhaps it was killed by chance
+        sample = self._retries.sample_at(dead, task.task.indices)
+        if sample is None:
+            del assigned.tasks[at]
+            assigned.answered -= 1
+        else:
+            k, index, file = sample
+            retry = task.task.indices
+            bad = dict(retry.bad) if type(retry) is RetryTask else {}
+            bad[k] = Failure(plain(index), file, "failed when it was loaded again")
+            assigned.tasks[at] = EpochTask(task.epoch, Task(task.task.number, RetryTask(_without_retry(retry), bad)))
+        self.draws_changed = True
 
 
 class Restarts:
-    """Replaces the dead of one pool.
+    """Replaces the dead workers of one pool.
 
     Args:
         pool: of worker processes.
-        spec: what workers were told.
+        spec: what workers do.
         known: samples that have killed workers, by index; grows.
         metrics: where deaths are counted.
 
@@ -66,60 +326,42 @@ class Restarts:
         known: the same.
     """
 
-    def __init__(self, pool: ProcessPool, spec: WorkerSpec, known: dict[Any, Failure], metrics: LoaderMetrics) -> None:
-        self._pool, self._spec, self._metrics = pool, spec, metrics
+    def __init__(
+        self, pool: ProcessPool, spec: WorkerSpec, known: dict[Index, Failure], metrics: LoaderMetrics
+    ) -> None:
         self.known = known
-        self._given: list[deque[Given]] = [deque() for _ in range(spec.num_workers)]
-        self._done = [0] * spec.num_workers  # of these, how many have been answered, and may have to be run again
-        self._long = [0] * spec.num_workers
-        self._cases: dict[tuple[int, int], _Case] = {}
-        self._in_vain: dict[tuple[int, int], _Case] = {}  # tasks that were done again for their draws only
-        self._drawn_otherwise = False
-        self._tokens, self._earned_at = TOKENS, metrics.tasks
-        self._unborn = 0
-        self._died: list[str] = []
-        self._untold: list[str] = []
-        self._keeps = spec.keeps
-        self._goes_on = spec.on_error is not None and spec.on_error.action != "raise"
+        self._pool, self._spec, self._metrics = pool, spec, metrics
+        self._retries = _Retries(spec, known)
+        self._own = None if spec.shared else _OwnTasks(pool, spec, self._retries)
+        self._tasks: _OwnTasks | _SharedTasks = self._own or _SharedTasks(pool, self._retries)
+        self._tokens = MAX_TOKENS
+        self._batches_counted = metrics.tasks
+        self._died_on_start = 0  # in a row
+        self._deaths: list[str] = []
+        self._warnings: list[str] = []
 
-    # -- what the scheduler tells
-
-    def mark(self, indices: Any) -> Any:
+    def mark_known(self, indices: Index) -> Index:
         """A task's indices, with samples that are known to kill marked as such."""
-        bad = self._bad(indices)
+        bad = self._retries.known_failures(indices)
         return RetryTask(indices, bad) if bad else indices
 
-    def _bad(self, indices: Any) -> dict[int, Failure]:
-        if not self.known or not self._goes_on:
-            return {}
-        keys = self._keys(indices)
-        return {k: self.known[plain(i)] for k, i in enumerate(keys) if plain(i) in self.known}
-
-    def gave(self, worker: int, epoch: int, task: Task) -> None:
+    def task_given(self, worker: int, epoch: int, task: Task) -> None:
         """A worker was given a task of its own."""
-        given = self._given[worker]
-        given.append((epoch, task))
-        if len(given) > self._long[worker]:
-            for _ in range(self._since(worker, self._pool.kept(worker))):
-                given.popleft()
-                self._done[worker] -= 1
-            size = len(task.indices) if type(task.indices) is list else 1
-            self._long[worker] = len(given) + min(MANY, max(FEW, LONG // max(1, size)))
+        if self._own is not None:
+            self._own.given(worker, epoch, task)
 
-    def came(self, worker: int) -> None:
-        """It answered the oldest that it had not."""
-        if self._keeps:
-            self._done[worker] += 1
-        else:
-            self._given[worker].popleft()
+    def task_answered(self, worker: int) -> None:
+        """A worker has answered the oldest of its own tasks."""
+        if self._own is not None:
+            self._own.answered(worker)
 
-    def heal(self, e: WorkerDiedError, epoch: int, asked: Mapping[int, Any]) -> dict[int, StokerError]:
-        """Puts others in the place of those that died.
+    def replace_dead(self, e: WorkerDiedError, epoch: int, unanswered: Mapping[int, Index]) -> dict[int, StokerError]:
+        """Starts a replacement for each dead worker.
 
         Args:
-            e: who.
-            epoch: that is on.
-            asked: where workers share tasks, those that nobody has answered.
+            e: says which died.
+            epoch: the current one.
+            unanswered: where workers share tasks, those that have no answer yet.
 
         Returns:
             By number, tasks that are not tried any more, and why.
@@ -129,226 +371,75 @@ class Restarts:
         """
         lost: dict[int, StokerError] = {}
         for place in e.places:
-            life = self._pool.life(place)
-            words = self._account(life, asked)
-            tasks = self._shared(life, epoch, asked, lost) if self._spec.shared else self._own(life, epoch, lost)
-            self._spend(life, words, e)
+            dead = self._pool.status(place)
+            death = self._record_death(dead, unanswered)
+            tasks = self._tasks.for_replacement(dead, epoch, unanswered, lost)
+            self._tokens += self._retries.refunds
+            self._retries.refunds = 0.0
+            self._spend_token(dead, death, e)
             self._pool.replace(place, tasks)
         return lost
 
-    def tell(self) -> None:
-        """Says who died. Apart from ``heal``: a warning may be an error to somebody."""
-        untold, self._untold = self._untold, []
-        for text in untold:
+    def emit_warnings(self) -> None:
+        """Warns of the deaths. Not in ``replace_dead``: a filter may turn the warning into an error."""
+        texts, self._warnings = self._warnings, []
+        for text in texts:
             logger.warning(text)
-            warnings.warn(text, StokerWarning, stacklevel=7)
+            warn_user(text)
 
-    # -- tasks
-
-    def _own(self, life: Life, now: int, lost: dict[int, StokerError]) -> list[tuple[int, Task]]:
-        """What a worker with tasks of its own is to do again."""
-        if self._keeps:
-            self._again_in_vain(life)
-        given, done = self._given[life.id], self._done[life.id]
-        out: list[tuple[int, Task]] = []
-        if self._keeps:
-            for epoch, (number, indices) in list(given)[self._since(life.id, life.kept) : done]:
-                bad = indices.bad if type(indices) is RetryTask else {}
-                out.append((epoch, Task(number, RetryTask(_plain(indices), bad, replay=True))))
-        rest = list(given)[done:]
-        if rest and life.hand == (rest[0][0], rest[0][1].number):
-            epoch, (number, indices) = rest.pop(0)
-            again = self._judged(life, epoch, number, indices)
-            if isinstance(again, StokerError):
-                if epoch == now:  # else of one that was left early
-                    lost[number] = again
-                del given[done]
-            else:
-                given[done] = epoch, Task(number, again._replace(probe=False))
-                out.append((epoch, Task(number, again)))
-        return out + rest
-
-    def _again_in_vain(self, life: Life) -> None:
-        """A sample that could be loaded once, and now, when only its random draws are wanted, kills or hangs: a file
-        server that is gone. Its task has been answered; it is done again without the sample, or not at all, and what
-        is drawn after it is other than it would have been. So a sample that kills has to be surely to blame."""
-        given, done = self._given[life.id], self._done[life.id]
-        at = next((j for j, (e, t) in enumerate(given) if j < done and life.hand == (e, t.number)), None)
-        if at is None:
-            return
-        epoch, (number, indices) = given[at]
-        bad = dict(indices.bad) if type(indices) is RetryTask else {}
-        case = self._in_vain.setdefault((epoch, number), _Case(bad))
-        case.deaths += 1
-        keys, k = self._keys(indices), (life.at[0] & 0xFFFFFFFF) - 2
-        known = 0 <= k < len(keys)
-        case.seen[k] += known
-        if not life.hung and case.deaths < SURE:
-            return
-        if known and (life.hung or case.seen[k] > 1):
-            bad[k] = Failure(plain(keys[k]), "", "could be loaded once, and not again")
-            given[at] = epoch, Task(number, RetryTask(_plain(indices), bad))
-        elif life.hung or case.deaths > SURE:
-            del given[at]
-            self._done[life.id] -= 1
-        else:
-            return
-        self._drawn_otherwise = True
-
-    def _since(self, worker: int, kept: tuple[int, int] | None) -> int:
-        """How many of a worker's tasks lie before the random state that was noted."""
-        answered = list(self._given[worker])[: self._done[worker] + 1]
-        at = next((k for k, (epoch, task) in enumerate(answered) if (epoch, task.number) == kept), None)
-        return min(self._done[worker], at or 0)
-
-    def _shared(
-        self, life: Life, epoch: int, asked: Mapping[int, Any], lost: dict[int, StokerError]
-    ) -> list[tuple[int, Task]]:
-        """What is to be done again where any worker may do any task."""
-        if life.hand is None:  # between two tasks, or in the instant in which it took one
-            if self._pool.finishing:
-                return [(epoch, Task(number, indices)) for number, indices in asked.items()]
-            for number, indices in asked.items():
-                self._pool.submit(None, epoch, Task(number, indices))
-            return []
-        number = life.hand[1]
-        if life.hand[0] != epoch or number not in asked:
-            return []
-        again = self._judged(life, epoch, number, asked[number])
-        if isinstance(again, StokerError):
-            lost[number] = again
-            return []
-        return [(epoch, Task(number, again))]
-
-    def _judged(self, life: Life, epoch: int, number: int, indices: Any) -> RetryTask | StokerError:
-        """How a task that was in a dead worker's hand is tried again; or why it is not."""
-        keys = self._keys(indices)
-        case = self._cases.setdefault((epoch, number), _Case(self._bad(indices)))
-        watched = case.deaths > 0 or self._spec.timed
-        if life.hung:
-            return self._late(life, case, epoch, number, indices)
-        case.deaths += 1
-        case.pids.append(life.pid)
-        case.words = exit_reason.why(life.exitcode, life.nbytes)
-        phase, k = life.at[0] >> 32 << 32, (life.at[0] & 0xFFFFFFFF) - 2
-        if watched and phase != PROBED and 0 <= k < len(keys):
-            case.seen[k] += 1
-            if case.seen[k] > 1 and case.deaths >= SURE:
-                return self._blamed(case, epoch, number, indices, k)
-        elif watched and phase == PROBED:
-            case.whole += 1
-            if case.whole > 1:
-                del self._cases[epoch, number]
-                return WorkerDiedError(
-                    f"{_pids(case.pids)} exited unexpectedly: task {number} was in hand each time, the last worker "
-                    f"{case.words}. Each of its samples can be loaded alone, so no sample is to blame: collate_fn, or "
-                    f"the memory that the batch takes. Its samples: {str(keys)[:200]}",
-                    [life.id],
-                    [number],
-                )
-        return RetryTask(_plain(indices), case.bad, probe=case.deaths > 1, others=case.late)
-
-    def _late(self, life: Life, case: _Case, epoch: int, number: int, indices: Any) -> RetryTask | StokerError:
-        """Of a worker that was killed because a sample took too long: that one is known, and not tried again."""
-        self._tokens += 1
-        keys, k = self._keys(indices), (life.at[0] & 0xFFFFFFFF) - 2
-        limit = self._spec.sample_timeout
-        if not 0 <= k < len(keys):
-            case.late += 1
-            if case.late <= SURE:
-                # A batch that is made at once: which of them is it? Or it was another one, drawn in a bad one's place.
-                return RetryTask(_plain(indices), case.bad, probe=True, others=case.late)
-            which, file, index = f"one of {str(keys)[:200]}, or what was to replace it,", "", None
-        else:
-            index = keys[k]
-            file = file_of(self._spec.dataset, index)
-            which = called(index, file)
-        if index is None or not self._goes_on:
-            del self._cases[epoch, number]
-            return SampleTimeoutError(
-                f"{which} was not loaded within sample_timeout={limit:g} seconds, so its worker (pid {life.pid}) was "
-                f"killed and replaced. It was here:\n{life.hung}"
-            )
-        case.bad[k] = Failure(plain(index), file, f"SampleTimeout: not loaded within {limit:g} s", "timeout")
-        logger.warning(f"{which}: not loaded within {limit:g} s; its worker was here:\n{life.hung}")
-        return RetryTask(_plain(indices), dict(case.bad), others=case.late)
-
-    def _blamed(self, case: _Case, epoch: int, number: int, indices: Any, k: int) -> RetryTask | StokerError:
-        index = self._keys(indices)[k]
-        file = file_of(self._spec.dataset, index)
-        if plain(index) not in self.known:
-            self._tokens += case.deaths  # what bounds these is the policy for samples
-        del self._cases[epoch, number]
-        if not self._goes_on:
-            return WorkerDiedError(
-                f"{_pids(case.pids)} exited unexpectedly: {called(index, file)} kills the worker that loads it: the "
-                f'last one {case.words}. on_error="skip" goes on without it, stoker verify finds all such samples',
-                [],
-                [number],
-            )
-        failure = Failure(plain(index), file, f"WorkerDied: the worker that loads it {case.words}", "death")
-        self.known[plain(index)] = failure
-        return RetryTask(_plain(indices), {**case.bad, k: failure})
-
-    def _keys(self, indices: Any) -> list[Any]:
-        indices = _plain(indices)
-        return list(indices) if self._spec.auto_collation else [indices]
-
-    # -- accounts
-
-    def _account(self, life: Life, asked: Mapping[int, Any]) -> str:
-        """Says that a worker died."""
-        words = f"worker {life.id} (pid {life.pid}) "
-        words += "was killed, it was late" if life.hung else exit_reason.why(life.exitcode, life.nbytes)
-        if not life.serving:
-            words += ", while it started"
-        elif life.hand is not None:
-            words += f", with task {life.hand[1]} in hand"
-            k = (life.at[0] & 0xFFFFFFFF) - 2
-            indices = asked.get(life.hand[1])
-            if not self._spec.shared:
-                given = list(self._given[life.id])[: self._done[life.id] + 1]
-                indices = next((t.indices for e, t in given if (e, t.number) == life.hand), None)
-            watched = self._spec.timed or (life.hand in self._cases)
-            if watched and indices is not None and 0 <= k < len(self._keys(indices)):
-                index = self._keys(indices)[k]
-                words += f", at {called(index, file_of(self._spec.dataset, index))}"
-        self._died.append(words)
+    def _record_death(self, dead: WorkerStatus, unanswered: Mapping[int, Index]) -> str:
+        """Counts a death, and says how the worker died and where it was."""
+        text = f"worker {dead.id} (pid {dead.pid}) "
+        text += "was killed for a timeout" if dead.timed_out else exit_reason.why(dead.exitcode, dead.nbytes)
+        if not dead.ready:
+            text += ", while it started"
+        elif dead.current_task is not None:
+            text += f", during task {dead.current_task.number}"
+            task = self._tasks.find(dead, unanswered)
+            sample = None if task is None else self._retries.sample_at(dead, task.task.indices)
+            if sample is not None:
+                text += f", at {called(*sample[1:])}"
+        self._deaths.append(text)
         faults = self._metrics.faults
-        kind = "timeouts" if life.hung else "deaths"
+        kind = "timeouts" if dead.timed_out else "deaths"
         faults[kind] = faults.get(kind, 0) + 1
-        faults["died"] = [*faults.get("died", []), words][-LAST:]
-        return words
+        faults["died"] = [*faults.get("died", []), text][-MAX_REPORTED:]
+        return text
 
-    def _spend(self, life: Life, words: str, e: WorkerDiedError) -> None:
+    def _spend_token(self, dead: WorkerStatus, death: str, e: WorkerDiedError) -> None:
         """Takes a token for a death.
 
         Raises:
-            WorkerDiedError: there is none.
+            WorkerDiedError: there is none left.
         """
-        came, self._earned_at = self._metrics.tasks - self._earned_at, self._metrics.tasks
-        self._tokens = min(max(TOKENS, self._tokens), self._tokens + came * EARNED) - 1
-        # Where others go on, one that is killed while it starts says nothing of the dataset.
-        self._unborn = 0 if life.serving else 1 if came else self._unborn + 1
-        if self._tokens >= 0 and self._unborn < STARTS:
-            changed, self._drawn_otherwise = self._drawn_otherwise, False
-            same = "its next batches have other random numbers" if changed else "no batch changes"
-            next_ = "It was about to leave" if life.leaving else "Another one takes its place"
-            self._untold.append(f"{words}. {next_}; {same}")
+        batches = self._metrics.tasks - self._batches_counted
+        self._batches_counted = self._metrics.tasks
+        self._tokens = min(max(MAX_TOKENS, self._tokens), self._tokens + batches * TOKENS_PER_BATCH) - 1
+        # If batches came, one that is killed while it starts proves nothing about the dataset.
+        self._died_on_start = 0 if dead.ready else 1 if batches else self._died_on_start + 1
+        if self._tokens >= 0 and self._died_on_start < MAX_DEATHS_ON_START:
+            same = "no batch changes"
+            if self._own is not None and self._own.draws_changed:
+                self._own.draws_changed = False
+                same = "a sample failed when it was loaded again, so later random numbers may differ"
+            what = "It had been told to leave" if dead.leaving else "A replacement has been started"
+            self._warnings.append(f"{death}. {what}; {same}")
             return
-        how = Counter(w.partition(") ")[2].partition(";")[0].partition(",")[0] for w in self._died)
+        how = Counter(w.partition(") ")[2].partition(";")[0].partition(",")[0] for w in self._deaths)
         counts = "; ".join(f"{n} {w}" for w, n in how.most_common(3))
-        started = " None of the last had even started: is the dataset to be had in a worker?" * (self._unborn >= STARTS)
+        started = ""
+        if self._died_on_start >= MAX_DEATHS_ON_START:
+            started = " None of them finished starting: can the dataset be loaded in a worker process?"
         raise WorkerDiedError(
-            f"{e}: {len(self._died)} workers died, faster than batches came, so no other is started ({counts})."
-            f"{started} The last: {words}",
+            f"{e}: {len(self._deaths)} workers died, faster than batches came, so no more are started ({counts})."
+            f"{started} The last: {death}",
             e.workers,
             e.tasks,
             e.places,
         )
 
 
-def _plain(indices: Any) -> Any:
+def _without_retry(indices: Index) -> Index:
     return indices.indices if type(indices) is RetryTask else indices
 
 

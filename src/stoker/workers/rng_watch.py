@@ -1,7 +1,7 @@
-"""Who draws from the process-wide random generators? In threads that run at the same time nobody can reproduce it.
+"""Finds code in worker threads that draws from generators which other threads use too: no seed can reproduce that.
 
-Two kinds of evidence. The generators' states move while the consumer waits: then it was not the consumer. And a task
-that is watched call by call (``sys.setprofile``, this thread's calls only) shows which line drew.
+The first tasks of each worker are watched call by call (``sys.setprofile``, calls of this thread only), which shows the
+line that draws.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import os
 import random
 import sys
 import time
-import warnings
 import zlib
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from types import FrameType
+from typing import Any, TypeVar
 
 import torch
 
 from ..core import packages
-from ..core.errors import StokerWarning
 from ..core.random_state import get_state
+from ..core.warn import warn_user
 from ..sampling.generators import Found, in_words
 
 try:
@@ -29,10 +30,11 @@ try:
 except (ModuleNotFoundError, AttributeError):
     _numpy = None
 
-TASKS = 16  # of a worker, at most, that are watched until it is sure what it draws from
-AGAIN_S = 1.0  # then one now and then: an augmentation may begin in a later epoch
-AGAIN_SHARE = 200  # and so seldom that it costs half a per cent
-DOUBTS = 4  # waits of the consumer that are looked at where such a task left a doubt
+FIRST_TASKS = 2  # of each worker that are watched
+REWATCH_S = 1.0  # then one now and then: an augmentation may begin in a later epoch,
+REWATCH_SHARE = 200  # and so seldom that it costs half a per cent
+SIGHTINGS = 2  # tasks in which a generator has to move; in one of them the consumer may have drawn meanwhile
+T = TypeVar("T")
 _QUIET = ("seed", "getstate", "setstate")
 _DRAWS = frozenset(name for name in dir(_numpy) if not name.startswith("_") and "state" not in name)
 _TORCH: tuple[str, ...] = (
@@ -60,70 +62,60 @@ class GlobalRngUse:
     """What is known of one loader's code, from one epoch to the next.
 
     Attributes:
-        who: what drew; None while nothing did.
-        suspect: what drew, or ran while the consumer did.
-        said: whether the user knows.
-        held: generators in objects that all workers use, each with its path.
-        held_looks: tasks around which these are still to be compared.
-        moved: the path of one of these that workers draw from; None while none was seen to.
-        looks: waits of the consumer during which the generators are still to be looked at, 60 microseconds each.
-        turns: moments at which the consumer began or ceased to wait; odd while it waits.
+        who: the code that draws from process-wide generators; None: none was seen to.
+        shared: generators in objects that all workers use, each with its path.
+        shared_drawn: the path of one of these that workers draw from; None: none was seen to be.
+        reported: whether the user knows.
     """
 
     def __init__(self) -> None:
         self.who: str | None = None
-        self.suspect: str | None = None
-        self.held: Found = []
-        self.moved: str | None = None
-        self.held_looks = TASKS
-        self._doubts = 0
-        self.said = False
-        self.looks = 16
-        self.turns = 0
-        self._left: dict[int, int] = {}
-        self._next: dict[int, float] = {}
+        self.shared: Found = []
+        self.shared_drawn: str | None = None
+        self.reported = False
+        self._sightings: Counter[str] = Counter()
+        self._watched: Counter[int] = Counter()  # tasks by worker
+        self._next: dict[int, float] = {}  # by worker, when to watch again
 
-    def run(self, worker: int, call: Callable[[], Any]) -> Any:
-        """Calls, watching while it is not known whether the worker's code draws: its first task, then one at times."""
-        if not self.held or self.moved is not None or self.held_looks <= 0:
-            return self._run(worker, call)
-        self.held_looks -= 1
-        turn, states = self.turns, [(path, g, get_state(g)) for path, g in self.held]
-        out = self._run(worker, call)
-        moved = [path for path, g, state in states if get_state(g) != state]
-        self._doubts += bool(moved)
-        if moved and ((turn & 1 and turn == self.turns) or self._doubts > DOUBTS):  # the consumer waited, or it goes on
-            self.moved = moved[0]
-        return out
-
-    def _run(self, worker: int, call: Callable[[], Any]) -> Any:
-        left = self._left.get(worker, TASKS)
-        if self.who is not None or (left <= 0 and time.monotonic() < self._next[worker]):
+    def run(self, worker: int, call: Callable[[], T]) -> T:
+        """Calls, and watches while it is not known whether the code draws."""
+        if self.who is not None or self.shared_drawn is not None:
+            return call()
+        if self._watched[worker] >= FIRST_TASKS and time.monotonic() < self._next[worker]:
             return call()
         began = time.monotonic()
-        out, who, sure = watch(call, lambda: self.turns)
+        states = [(path, g, get_state(g)) for path, g in self.shared]
+        out, who, certain = watch(call)
+        moved = next((path for path, g, state in states if get_state(g) != state), None)
+        if who is not None and (certain or self._is_confirmed(who)):
+            self.who = who
+        elif moved is not None and self._is_confirmed(moved):
+            self.shared_drawn = moved
         now = time.monotonic()
-        self._next[worker] = now + max(AGAIN_S, AGAIN_SHARE * (now - began))
-        self._left[worker] = 0 if sure else left - 1
-        if sure:
-            self.who = who or self.who
-        else:
-            self.suspect = who
-            self.looks = max(self.looks, DOUBTS)
+        self._next[worker] = now + max(REWATCH_S, REWATCH_SHARE * (now - began))
+        self._watched[worker] += 1
         return out
 
-    def say(self) -> None:
+    def _is_confirmed(self, name: str) -> bool:
+        self._sightings[name] += 1
+        return self._sightings[name] >= SIGHTINGS
+
+    def report(self) -> None:
         """Tells the user, once."""
-        if self.said or (self.who is None and self.moved is None):
+        if self.reported or (self.who is None and self.shared_drawn is None):
             return
-        self.said = True
+        self.reported = True
         if self.who is not None:
-            words = f"{self.who} draws from the process-wide random generators. {REMEDY}"
+            text = f"{self.who} draws from the process-wide random generators. {REMEDY}"
         else:
-            path = in_words(str(self.moved))
-            words = f"{path} is one random generator, and all worker threads draw from it. {CHANCE} "
-            words += 'worker_method="process" gives each worker its own.'
-        warnings.warn(words, StokerWarning, stacklevel=2)
+            path = in_words(str(self.shared_drawn))
+            text = f"{path} is one random generator, and all worker threads draw from it. {CHANCE} "
+            text += 'worker_method="process" gives each worker its own.'
+        warn_user(text)
+
+
+def _torch_state() -> int:
+    return zlib.crc32(torch.default_generator.get_state().numpy().data)
 
 
 def _numpy_state() -> int:
@@ -131,71 +123,58 @@ def _numpy_state() -> int:
     return zlib.crc32(state["key"]) ^ int(state["pos"])
 
 
-def state() -> tuple[int, int, int]:
-    """A fingerprint of the three generators; 30 microseconds."""
-    return (
-        zlib.crc32(torch.default_generator.get_state().numpy().data),
-        hash(random.getstate()),
-        0 if _numpy is None else _numpy_state(),
-    )
+def watch(call: Callable[[], T]) -> tuple[T, str | None, bool]:
+    """Calls, and says what in this thread drew from a process-wide generator.
 
-
-def watch(call: Callable[[], Any], turns: Callable[[], int] = lambda: 1) -> tuple[Any, str | None, bool]:
-    """Calls, and says what in this thread drew from a process-wide generator: ``"RandomFlip (flips.py:12)"``, or None;
-    and whether that is sure: what a generator did while the consumer ran may have been the consumer.
+    Returns:
+        What the call returned; ``"RandomFlip (flips.py:12)"``, or None; and whether that is certain. It is not if a
+        generator moved during a call that may draw: another thread may have drawn then.
 
     A thread that is being profiled already is not watched.
     """
     if sys.getprofile() is not None:
-        return call(), None, True
-    found: list[str] = []
-    doubts: list[str] = []
-    before: list[tuple[int, int]] = []  # torch's state, and whose turn it was, at each call that may draw
-    entered: list[tuple[int, int]] = []  # NumPy's at each frame that may; its methods are Cython's, not reported
+        return call(), None, False
+    certain: list[str] = []
+    likely: list[str] = []
+    torch_before: list[int] = []  # torch's state at each call that may draw
+    numpy_before: list[int] = []  # NumPy's at each frame that may; its methods are Cython's, which are not reported
 
-    def compare(then: tuple[int, int], now: int, frame: Any) -> None:
-        if then[0] != now:
-            (found if then[1] & 1 and then[1] == turns() else doubts).append(_name(frame))
-
-    def hook(frame: Any, event: str, function: Any) -> None:
-        if found:
+    def hook(frame: FrameType, event: str, function: object) -> None:
+        if certain:
             return
-        turn = turns()  # before the state is looked at: what moved meanwhile may have been the consumer
         if not event.startswith("c_"):
             if _numpy is not None and not _DRAWS.isdisjoint(frame.f_code.co_names):
-                now = _numpy_state()
                 if event == "call":
-                    entered.append((now, turn))
-                elif entered:
-                    compare(entered.pop(), now, frame)
+                    numpy_before.append(_numpy_state())
+                elif numpy_before and numpy_before.pop() != _numpy_state():
+                    likely.append(_name(frame))
             return
         name = getattr(function, "__name__", "")
         if getattr(function, "__self__", None) is random._inst and name not in _QUIET:
-            found.append(_name(frame))
+            certain.append(_name(frame))
         elif name.startswith(_TORCH):
-            now = zlib.crc32(torch.default_generator.get_state().numpy().data)
             if event == "c_call":
-                before.append((now, turn))
-            elif before:
-                compare(before.pop(), now, frame)
+                torch_before.append(_torch_state())
+            elif torch_before and torch_before.pop() != _torch_state():
+                likely.append(_name(frame))
 
     sys.setprofile(hook)
     try:
         out = call()
-        return out, next(iter(found or doubts), None), bool(found) or not doubts
     finally:
         sys.setprofile(None)
+    return out, next(iter(certain or likely), None), bool(certain)
 
 
-def _name(frame: Any) -> str:
+def _name(inner: FrameType) -> str:
     """The innermost code that belongs to no library."""
-    inner = frame
-    while frame is not None:
-        path = frame.f_code.co_filename
+    at: FrameType | None = inner
+    while at is not None:
+        path = at.f_code.co_filename
         if not path.startswith(_LIBRARIES) and path != random.__file__ and not path.startswith("<"):
             break
-        frame = frame.f_back
-    frame = frame or inner
+        at = at.f_back
+    frame = at or inner
     code = frame.f_code
     owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
     name = code.co_name

@@ -1,8 +1,7 @@
-"""An iterable dataset's parts, where they are more or fewer than the workers: after a resume with another number.
+"""Parts of an iterable dataset, where there are more than workers: after a resume with another number of workers.
 
-How such a dataset divides itself depends on how many workers it is told there are, so a run that goes on keeps the
-number it began with: each worker makes the parts that fall to it, and to each part it looks as if it had a worker of
-its own.
+How such a dataset divides itself depends on the number of workers in ``get_worker_info()``. So a resumed run keeps the
+number that it began with: each worker makes several parts, and each part sees a worker of its own.
 """
 
 from __future__ import annotations
@@ -13,28 +12,31 @@ from typing import Any, NamedTuple
 
 from ..core.errors import StateError, WorkerDiedError
 from ..core.random_state import RandomState
+from ..core.types import Batch, Index
 from ..sampling.order import Task
 from ..transport.messages import Times
+from .collate import SlotCollate
+from .exceptions import Caught
 from .protocol import Pool, Result, WorkerSpec
 from .task_runner import TaskRunner
 
 
 class OfShard(NamedTuple):
-    """A task's indices, and whose they are."""
+    """A task's indices, and the part that they belong to."""
 
     shard: int
-    indices: Any
+    indices: Index
 
 
 class Shards:
-    """The inside of a worker with any number of parts. See ``TaskRunner``.
+    """Does the tasks of one worker with several parts. See ``TaskRunner``.
 
     Args:
         spec: what to do; ``spec.shards`` parts over ``spec.num_workers`` workers.
         worker: this worker's id.
         dataset: this worker's; its other parts get copies.
-        make: a part's body, of its number and dataset.
-        introduce: tells ``get_worker_info()``: part, parts, seed, dataset.
+        make: a part's ``TaskRunner``, of its number and dataset.
+        set_worker_info: sets what ``get_worker_info()`` returns: part, parts, seed, dataset.
         seed: seeds a part's random state, of base seed and number; returns its seed.
         own_random: random state is each part's own; else it is process-wide and has to be changed with the part.
     """
@@ -47,7 +49,7 @@ class Shards:
         worker: int,
         dataset: Any,
         make: Callable[[int, Any], TaskRunner],
-        introduce: Callable[[int, int, int, Any], None],
+        set_worker_info: Callable[[int, int, int, Any], None],
         seed: Callable[[int, int], int],
         own_random: bool = False,
     ) -> None:
@@ -57,52 +59,53 @@ class Shards:
         except Exception as e:
             raise StateError(
                 f"{spec.shards} parts of a {type(dataset).__name__} go on with {spec.num_workers} workers, so "
-                f"some have two, and the dataset cannot be copied ({type(e).__name__}: {e}): num_workers={spec.shards}"
+                f"some have two, but the dataset cannot be copied ({type(e).__name__}: {e}). Use "
+                f"num_workers={spec.shards}"
             ) from e
-        self._spec, self._introduce, self._own_random = spec, introduce, own_random
+        self._spec, self._set_worker_info, self._own_random = spec, set_worker_info, own_random
         self._seeds: dict[int, int] = {}
         self._random: dict[int, RandomState] = {}
-        self._bodies = {}
+        self._runners: dict[int, TaskRunner] = {}
         for shard, own in zip(mine, datasets, strict=True):
             self._seeds[shard] = seed(spec.base_seed, shard)
             if not own_random:
                 self._random[shard] = RandomState()
-            self._bodies[shard] = make(shard, own)
+            self._runners[shard] = make(shard, own)
         self._last: TaskRunner | None = None
 
     def _enter(self, shard: int) -> TaskRunner:
-        body = self._bodies[shard]
-        if body is not self._last:
+        runner = self._runners[shard]
+        if runner is not self._last:
             if not self._own_random:
                 if self._last is not None:
                     self._random[self._last.id] = RandomState()
                 self._random[shard].restore()
-            self._introduce(shard, self._spec.shards, self._seeds[shard], body.dataset)
-            self._last = body
-        return body
+            self._set_worker_info(shard, self._spec.shards, self._seeds[shard], runner.dataset)
+            self._last = runner
+        return runner
 
     def start(self) -> None:
         """See ``TaskRunner.start``."""
-        for shard in self._bodies:
+        for shard in self._runners:
             self._enter(shard).start()
 
     def resume(self, shared_seed: int | None) -> None:
         """See ``TaskRunner.resume``."""
-        for shard in self._bodies:
+        for shard in self._runners:
             self._enter(shard).resume(shared_seed)
 
     def wants(self, indices: OfShard) -> bool:
         """See ``TaskRunner.wants``."""
-        return self._bodies[indices.shard].wants(indices.indices)
+        return self._runners[indices.shard].wants(indices.indices)
 
-    def run(self, epoch: int, number: int, indices: OfShard) -> Any:
+    def run(self, epoch: int, number: int, indices: OfShard) -> Batch:
         """See ``TaskRunner.run``."""
-        body = self._enter(indices.shard)
-        data = body.run(epoch, number, indices.indices)
-        self.exhausted = body.exhausted
+        runner = self._enter(indices.shard)
+        data = runner.run(epoch, number, indices.indices)
+        self.exhausted = runner.exhausted
         return data
 
-    def error(self) -> Any:
+    def error(self) -> Caught:
         """See ``TaskRunner.error``."""
         assert self._last is not None
         return self._last.error()
@@ -112,22 +115,22 @@ class Shards:
         return (0, 0, transport_ns, cpu_ns) if self._last is None else self._last.times(transport_ns, cpu_ns)
 
     @property
-    def collate(self) -> Any:
-        """The collate function with a slot at hand, the same for all."""
+    def collate(self) -> SlotCollate:
+        """The collate function with a slot, the same for all parts."""
         assert self._last is not None
         return self._last.collate
 
     @property
     def dataset(self) -> Any:
-        """Of the part that ran last."""
+        """The dataset of the part that ran last."""
         return None if self._last is None else self._last.dataset
 
 
 class ShardPool:
-    """A pool to which each part looks like a worker. See ``workers.protocol.Pool``.
+    """A pool in which each part has a number of its own, like a worker. See ``workers.protocol.Pool``.
 
     Args:
-        pool: the workers there are.
+        pool: the workers.
         shards: parts.
         workers: how many workers.
     """

@@ -1,4 +1,4 @@
-"""Ctrl-C around a fork: it is neither lost nor does it come between a fork and what has to be known of it."""
+"""Delays Ctrl-C during a fork: it is not lost, and it does not interrupt the parent before it has noted the child."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-_handler: Any = None  # of the main thread, while it forks; a child finds its parent's here
+_handler: Any = None  # of the main thread, while it forks; a child restores it
 
 
 @contextlib.contextmanager
 def waits() -> Iterator[None]:
     """Ctrl-C waits until this is over.
 
-    To block the signal is not enough: another thread takes it then, and its handler runs in the main thread all the
-    same, perhaps in somebody's hook of ``os.register_at_fork``, where whatever is raised is printed and forgotten.
+    To block the signal is not enough. Another thread takes it then, and the handler still runs in the main thread,
+    perhaps in a hook of ``os.register_at_fork``, where exceptions are printed and dropped.
     """
     global _handler
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -38,7 +38,7 @@ def waits() -> Iterator[None]:
 
 
 def begin() -> None:
-    """In a child, which does not come to the end of ``waits``: the handler is what it was."""
+    """In a child, which never reaches the end of ``waits``: restores the handler."""
     global _handler
     handler, _handler = _handler, None
     if callable(handler):

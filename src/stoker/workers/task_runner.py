@@ -1,4 +1,4 @@
-"""What a worker does with a task, of whatever kind the worker is: seed, fetch, collate, and what counts as an error."""
+"""What a worker of any kind does with a task: seed, fetch, collate, and turn an exception into an answer."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..core.random_state import RandomState
+from ..core.types import Batch, Index
 from ..sampling.generators import Found
 from ..sampling.stateful import is_stateful, load_into, pickled_state
 from ..sampling.task_seeds import ObjectSeeds
 from ..transport.messages import Times
 from .collate import SlotCollate
 from .exceptions import Caught
-from .faults.guard import Guard, Mark
+from .faults.guard import Guard, OnSampleStart
 from .fetcher import BatchFetcher, put_back, state_of
 from .protocol import RetryTask, WorkerReply, WorkerSpec
 
 FORKED = "Cannot re-initialize CUDA in forked subprocess"  # torch.cuda._lazy_init
 REMEDY = (
-    "A forked worker cannot use the device. Let the dataset give tensors of the CPU and the loader move them "
-    '(device="cuda"); '
-    "tensors that lie on the device are gathered by the main process if they are in a TensorDataset; and "
-    'multiprocessing_context="spawn" starts workers that may use it.'
+    "A forked worker cannot use the device. Let the dataset return CPU tensors and the loader move them "
+    '(device="cuda"). The main process gathers tensors on the device if they are in a TensorDataset. '
+    'multiprocessing_context="spawn" starts workers that can use the device.'
 )
 
 
 class TaskRunner:
-    """The inside of one worker.
+    """Does the tasks of one worker.
 
     Args:
         spec: what to do.
@@ -40,10 +40,10 @@ class TaskRunner:
         dataset: this worker's dataset.
         collate: the collate function with a slot at hand.
         where: "process" or "thread", for errors.
-        mark: is told the position of each sample before it is loaded, where that is wanted.
+        on_sample_start: see ``faults.guard``.
         seed_task: sets the random state that this worker's code sees, from base seed, epoch and task.
         look: what that random state is, to be compared.
-        shared: tells the generators in objects that other workers use, too.
+        shared: finds the generators in objects that other workers use too.
     """
 
     def __init__(
@@ -54,18 +54,23 @@ class TaskRunner:
         collate: SlotCollate,
         where: str,
         seed_task: Callable[[int, int, int], None],
-        mark: Mark,
-        look: Callable[[], Any],
+        on_sample_start: OnSampleStart,
+        look: Callable[[], object],
         shared: Callable[[], Found] | None = None,
     ) -> None:
-        self.spec, self.id, self.dataset, self.collate = spec, worker, dataset, collate
-        self.exhausted = False
+        self.spec = spec
+        self.id = worker
+        self.dataset = dataset
+        self.collate = collate
+        self.exhausted = False  # the iterable dataset has ended
         self._where = f"in DataLoader worker {where} {worker}"
-        self._seed_task, self._mark, self._look = seed_task, mark, look if spec.look else None
+        self._seed_task = seed_task
+        self._on_sample_start = on_sample_start
+        self._look = look if spec.look else None
         self._iterable = spec.kind == _DatasetKind.Iterable
         self._made = 0  # batches of this epoch
-        self._tells = False
-        self._stages: BatchFetcher | None = None
+        self._sends_state = False
+        self._fetcher: BatchFetcher | None = None
         self._failed: Caught | None = None
         self._shared = shared
         self._own: ObjectSeeds | None = None
@@ -73,17 +78,17 @@ class TaskRunner:
         self.share_seed(spec.shared_seed)
 
     def share_seed(self, shared_seed: int | None) -> None:
-        """torch's seed that all workers of a datapipe have in common."""
+        """Sets torch's seed that all workers of a datapipe share."""
         if isinstance(self.dataset, IterDataPipe) and shared_seed is not None:
             self._shared_rng.manual_seed(shared_seed)
             self.dataset = torch.utils.data.graph_settings.apply_random_seed(self.dataset, self._shared_rng)
 
     def start(self) -> None:
-        """Calls ``worker_init_fn`` and prepares the first epoch. What fails is told with the first task."""
+        """Calls ``worker_init_fn`` and prepares the first epoch. An error is the answer to the first task."""
         try:
             if self.spec.init_fn is not None:
                 self.spec.init_fn(self.id)
-            self.find_generators()  # now: init_fn may have exchanged them, or seeded them as it likes
+            self.find_generators()  # not before: init_fn may have exchanged or seeded them
             self._go_on() if self.spec.parts else self._begin()
         except Exception:
             self._failed = self.error()
@@ -105,40 +110,40 @@ class TaskRunner:
 
     def _begin(self) -> None:
         spec = self.spec
-        self._stages = BatchFetcher(
+        self._fetcher = BatchFetcher(
             spec.kind,
             self.dataset,
             spec.auto_collation,
             self.collate,
             spec.drop_last,
             spec.on_error,
-            self._mark if spec.timed else None,
+            self._on_sample_start if spec.timed else None,
         )
-        inner = self._stages.fetcher.dataset_iter if self._iterable else None
-        self._tells = spec.tell >= 0 and (is_stateful(self.dataset) or is_stateful(inner))
+        inner = self._fetcher.fetcher.dataset_iter if self._fetcher.fetcher is not None else None
+        self._sends_state = spec.tell >= 0 and (is_stateful(self.dataset) or is_stateful(inner))
 
     def _go_on(self) -> None:
-        """Begins in the middle of an epoch: the dataset's state, its iterator's, and what was made since then."""
+        """Begins in the middle of an epoch: restores the states of dataset and iterator, skips batches made since."""
         part = self.spec.parts[self.id]
         state = part.state or {"dataset": None, "iterator": None, "ended": False}
         load_into(self.dataset, state["dataset"], "dataset")
         self._begin()
         if not self._iterable:
             return
-        assert self._stages is not None
-        put_back(self._stages.fetcher, state)
+        assert self._fetcher is not None
+        put_back(self._fetcher.fetcher, state)
         if part.at < 0:  # of the epoch before: to its end, and then this one
-            self._stages.skip(self.spec.batch_size)
+            self._fetcher.skip(self.spec.batch_size)
             self._begin()
         for self._made in range(max(0, part.at), part.count):
             self._seed(0, 0)
-            if not self._stages.skip(self.spec.batch_size):
+            if not self._fetcher.skip(self.spec.batch_size):
                 break
         self._made = part.count
 
     def _seed(self, epoch: int, number: int) -> None:
-        """Task seeds. Which number a worker's task of an iterable dataset has depends on when others ended; how many it
-        made before does not."""
+        """Sets task seeds. For iterable datasets the seed depends on how many batches this worker made: the number
+        of a task depends on when other workers ended."""
         spec = self.spec
         if spec.task_seeds:
             if self._iterable:
@@ -148,19 +153,19 @@ class TaskRunner:
                 self._own.seed(spec.base_seed, spec.part_epochs + epoch, number)
 
     def error(self) -> Caught:
-        """The exception at hand."""
+        """The exception that is being handled."""
         e = sys.exc_info()[1]
         if isinstance(e, RuntimeError) and FORKED in str(e):
             e.args = (f"{e}\n{REMEDY}",)
         part = f"batch {self._made} of this worker" if self._iterable else ""
         return Caught(self._where, self.dataset, part)
 
-    def wants(self, indices: Any) -> bool:
-        """Whether a task is run at all: not by one whose iterable dataset has ended."""
+    def wants(self, indices: object) -> bool:
+        """Whether a task is run at all: not when the iterable dataset has ended."""
         return not self.exhausted
 
-    def run(self, epoch: int, number: int, indices: Any) -> Any:
-        """The batch of a task, or the error in its place; in a ``WorkerReply`` where there is more to say.
+    def run(self, epoch: int, number: int, indices: Index) -> Batch:
+        """The batch of a task, or the error in its place; in a ``WorkerReply`` if there is more to report.
 
         Sets ``exhausted`` when an iterable dataset has ended.
         """
@@ -172,31 +177,31 @@ class TaskRunner:
             self.collate.cancel()
             data = self._run(epoch, number, indices)
         self._made += 1
-        if self.exhausted or not (self._tells or look is not None):
+        if self.exhausted or not (self._sends_state or look is not None):
             return data
         state = None
-        if self._tells and (not self._iterable or (self.spec.tell and self._made % self.spec.tell == 0)):
-            state = pickled_state(lambda: state_of(self.dataset, self._stages.fetcher if self._stages else None))
+        if self._sends_state and (not self._iterable or (self.spec.tell and self._made % self.spec.tell == 0)):
+            state = pickled_state(lambda: state_of(self.dataset, self._fetcher.fetcher if self._fetcher else None))
         return WorkerReply(data, self._made, state, look is not None and look() != before)
 
-    def _run(self, epoch: int, number: int, indices: Any) -> Any:
+    def _run(self, epoch: int, number: int, indices: Index) -> Batch:
         if self._failed is not None:
             data, self._failed = self._failed, None
             return data
         try:
             if self.spec.task_seeds:
                 self._seed(epoch, number)
-            if self._stages is None:
-                # The reason was told with the first task. torch stumbles over a local it never set, and scripts
-                # see that type.
+            if self._fetcher is None:
+                # The first task was answered with the reason. torch fails here with a variable that it never set, and
+                # scripts see that type.
                 raise UnboundLocalError("no 'fetcher': this worker failed while it was starting")
             if type(indices) is RetryTask:
-                guard = self._stages.watched(self._mark)
-                self._tell(guard, epoch, number, indices.others)
-                return self._stages.again(guard, indices.indices, indices.bad)
-            if self._stages.guard is not None:
-                self._tell(self._stages.guard, epoch, number)
-            return self._stages.run(indices)
+                guard = self._fetcher.guard_with_positions(self._on_sample_start)
+                self._begin_guard(guard, epoch, number, indices.others)
+                return self._fetcher.retry(guard, indices.indices, indices.bad)
+            if self._fetcher.guard is not None:
+                self._begin_guard(self._fetcher.guard, epoch, number)
+            return self._fetcher.run(indices)
         except Exception as e:
             if isinstance(e, StopIteration) and self.spec.kind == _DatasetKind.Iterable:
                 self.exhausted = True
@@ -205,17 +210,17 @@ class TaskRunner:
 
     def probe(self, task: RetryTask) -> None:
         """Loads each sample of a task alone. The random state is as it was before."""
-        if self._stages is not None:
+        if self._fetcher is not None:
             before = RandomState()
-            self._stages.watched(self._mark).probe(task.indices, task.bad)
+            self._fetcher.guard_with_positions(self._on_sample_start).probe(task.indices, task.bad)
             before.restore()
 
-    def _tell(self, guard: Guard, epoch: int, number: int, others: int = 0) -> None:
+    def _begin_guard(self, guard: Guard, epoch: int, number: int, others: int = 0) -> None:
         spec = self.spec
         reseed = functools.partial(self._seed, epoch, number) if spec.task_seeds else None
         guard.begin(spec.base_seed, spec.part_epochs + epoch, number, reseed, others)
 
     def times(self, transport_ns: int, cpu_ns: int) -> Times:
         """What the last task cost."""
-        stages = self._stages
-        return (stages.fetch_ns if stages else 0, stages.collate_ns if stages else 0, transport_ns, cpu_ns)
+        fetcher = self._fetcher
+        return (fetcher.fetch_ns if fetcher else 0, fetcher.collate_ns if fetcher else 0, transport_ns, cpu_ns)

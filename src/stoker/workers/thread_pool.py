@@ -1,6 +1,11 @@
-"""Worker threads: one dataset in memory, nothing pickled, nothing started, batches handed over as they are.
+"""Worker threads: one dataset in memory, nothing pickled, no process started, batches handed over as they are.
 
-They follow torch's convention for thread workers: ``get_worker_info()`` is right in each, with ``worker_method ==
+1. consumer, ``submit``: appends a task to a ``_TaskQueue``: that of the worker, or that of all where tasks are shared.
+2. worker thread, ``_Worker``: waits for a task, makes the batch in a slot, and puts a ``Made`` into the pool's queue of
+   results.
+3. consumer, ``receive``: takes it, or raises what ended a worker, or that a sample takes too long.
+
+Threads follow torch's convention for thread workers: ``get_worker_info()`` is right in each, with ``worker_method ==
 "thread"`` and ``rng``, random generators of the worker's own.
 """
 
@@ -15,26 +20,27 @@ import threading
 import time
 import traceback
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..core import processes
-from ..core.dataset_tree import file_of
+from ..core.dataset_tree import file_of, inner_datasets
 from ..core.errors import SampleTimeoutError, UsageError, WorkerDiedError
 from ..core.options import Budget
+from ..core.types import Batch
 from ..sampling import seeding
 from ..sampling.generators import Found, find_generators, own_copies
 from ..sampling.order import Task
 from ..sampling.stateful import is_stateful
 from ..transport.slots import Locker
 from ..transport.thread_slots import HeapWriter
-from . import native_threads, rng_watch
+from . import native_threads
 from .collate import SlotCollate, sample_size
 from .exceptions import Caught
 from .faults.sample_name import called
-from .protocol import Made, WorkerReply, WorkerSpec, look_s
+from .protocol import Made, WorkerReply, WorkerSpec, check_interval_s
 from .rng_watch import GlobalRngUse
 from .task_runner import TaskRunner
 
@@ -42,8 +48,8 @@ if TYPE_CHECKING:
     from .shards import Shards
 
 logger = logging.getLogger(__name__)
-WEIGHED = 16  # one of so many batches
-FRAMES = 8  # of a stack, the innermost
+MEASURED_EVERY = 16  # batches; the size of one of them is measured
+MAX_FRAMES = 8  # of a stack, the innermost
 
 _current = threading.local()
 
@@ -52,9 +58,9 @@ def _get_worker_info() -> Any:
     return getattr(_stoker_current, "info", _worker_info)  # type: ignore[name-defined]  # noqa: F821  torch's module
 
 
-def _teach_torch() -> None:
-    """``get_worker_info`` then answers per thread. Scripts have imported the function by name, so it is this very
-    function that has to know: it keeps its identity and gets other code."""
+def _patch_get_worker_info() -> None:
+    """``get_worker_info`` then answers per thread. Scripts have imported the function by name, so the function itself
+    gets other code and keeps its identity."""
     torch_worker._stoker_current = _current  # type: ignore[attr-defined]
     torch_worker.get_worker_info.__code__ = _get_worker_info.__code__
 
@@ -62,23 +68,45 @@ def _teach_torch() -> None:
 os.register_at_fork(after_in_child=_current.__dict__.clear)  # a child forked by a worker is no worker
 
 
-class _Died:
-    """A worker ended on something that is no Exception."""
+class _Died(NamedTuple):
+    """A worker ended on something that is not an ``Exception``."""
 
-    def __init__(self, worker: int, task: tuple[int, int] | None, cause: BaseException) -> None:
-        self.worker, self.task, self.cause = worker, task, cause
+    worker: int
+    task: tuple[int, int] | None  # epoch and number of the task that it was doing
+    cause: BaseException
 
 
-class _Lane:
-    """Work that waits: of one worker, or of all where tasks are shared."""
+class _Run(NamedTuple):
+    """Make the batch of a task."""
+
+    epoch: int
+    task: Task
+
+
+class _Resume(NamedTuple):
+    """A new epoch begins."""
+
+    epoch: int
+    shared_seed: int | None
+
+
+class _Progress(NamedTuple):
+    """Which sample of its task a worker loads, and until when it may, on the monotonic clock; 0.0: no limit."""
+
+    sample: int
+    deadline: float
+
+
+class _TaskQueue:
+    """Tasks that wait: of one worker, or of all where tasks are shared."""
 
     def __init__(self) -> None:
-        self.work: deque[Any] = deque()
+        self.items: deque[_Run | _Resume] = deque()
         self.changed = threading.Condition()
 
-    def put(self, item: Any) -> None:
+    def put(self, item: _Run | _Resume) -> None:
         with self.changed:
-            self.work.append(item)
+            self.items.append(item)
             self.changed.notify()
 
     def wake(self) -> None:
@@ -86,31 +114,47 @@ class _Lane:
             self.changed.notify_all()
 
 
-def _weigh(batch: Any) -> int:
+def _size_of(batch: Batch) -> int:
     try:
         return sample_size(batch)[0]
-    except RecursionError:  # it holds itself
+    except RecursionError:  # it contains itself
         return 0
 
 
-def _introduce(worker: int, workers: int, seed: int, dataset: Any, rng: seeding.Generators) -> None:
-    """What ``get_worker_info()`` says in this thread from now on."""
+def _set_worker_info(worker: int, workers: int, seed: int, dataset: Any, rng: seeding.Generators) -> None:
+    """What ``get_worker_info()`` returns in this thread from now on."""
     _current.info = torch_worker.WorkerInfo(
         id=worker, num_workers=workers, seed=seed, dataset=dataset, rng=rng.as_torch(), worker_method="thread"
     )
 
 
 class _Worker(threading.Thread):
-    def __init__(self, pool: ThreadPool, id_: int, lane: _Lane, dataset: Any, writer: HeapWriter) -> None:
+    """One worker thread.
+
+    Attributes:
+        id: the worker's.
+        queue: where its tasks come from.
+        leaving: it has been told to leave.
+        writer: its slots.
+        task: the task that it does, or did last.
+        progress: where it is in that task; another object each time.
+        reported: where it was when it was reported to be late, and when to report it again.
+    """
+
+    def __init__(self, pool: ThreadPool, id_: int, queue: _TaskQueue, dataset: Any, writer: HeapWriter) -> None:
         super().__init__(name=f"stoker_worker_{id_}", daemon=True)
-        self.id, self.lane, self.leaving = id_, lane, False
-        self._pool, self._dataset, self._spec = pool, dataset, pool.spec
+        self.id = id_
+        self.queue = queue
+        self.leaving = False
         self.writer = writer
-        self._cpu = 0
-        self._hand: tuple[int, int] | None = None
         self.task = Task(-1, ())
-        self.at = (-1, 0.0)  # another object each time
-        self.said = self.at, 0.0  # where it was when it was said to be late, and when to say it again
+        self.progress = _Progress(-1, 0.0)
+        self.reported = self.progress, 0.0
+        self._pool = pool
+        self._dataset = dataset
+        self._spec = pool.spec
+        self._cpu = 0
+        self._current: tuple[int, int] | None = None  # epoch and number of the task that it does
 
     def run(self) -> None:
         pool = self._pool
@@ -118,10 +162,10 @@ class _Worker(threading.Thread):
             self._work()
         except BaseException as e:  # the consumer raises it
             self.leaving = True
-            pool.out.put(_Died(self.id, self._hand, e))
+            pool.results.put(_Died(self.id, self._current, e))
         finally:
             _current.__dict__.clear()
-            # The pool holds its workers: were it held by them, its batches would wait for the cycle to be collected.
+            # The pool refers to its workers. If they referred to it, its batches would be freed only with that cycle.
             del self._pool, self._dataset
 
     def _work(self) -> None:
@@ -131,92 +175,101 @@ class _Worker(threading.Thread):
         rng = seeding.Generators(spec.base_seed, self.id)
         collate = SlotCollate(spec.collate_fn, self.writer, spec.auto_collation)
         collate.install()
-        body: TaskRunner | Shards
+        runner: TaskRunner | Shards
         if spec.shards:
-            from .shards import Shards
-
-            generators: dict[int, seeding.Generators] = {}
-
-            def seeded(base_seed: int, shard: int) -> int:
-                generators[shard] = seeding.Generators(base_seed, shard)
-                return base_seed + shard
-
-            def shard_of(shard: int, dataset: Any) -> TaskRunner:
-                own = generators[shard]
-                return TaskRunner(spec, shard, dataset, collate, "thread", own.seed_task, self.mark, own.state)
-
-            def introduce(shard: int, shards: int, seed: int, dataset: Any) -> None:
-                _introduce(shard, shards, seed, dataset, generators[shard])
-
-            body = Shards(spec, self.id, self._dataset, shard_of, introduce, seeded, own_random=True)
+            runner = self._shards(collate)
         else:
-            shared = pool.held
-            body = TaskRunner(
-                spec, self.id, self._dataset, collate, "thread", rng.seed_task, self.mark, rng.state, shared
+            runner = TaskRunner(
+                spec,
+                self.id,
+                self._dataset,
+                collate,
+                "thread",
+                rng.seed_task,
+                self.on_sample_start,
+                rng.state,
+                pool.find_shared_generators,
             )
-            pool.own_generators(body)
-            _introduce(self.id, pool.count, seed, body.dataset, rng)
-        body.start()
+            pool.copy_generators(runner)
+            _set_worker_info(self.id, pool.count, seed, runner.dataset, rng)
+        runner.start()
         workers, epoch = pool.count, 0
         self._cpu = time.thread_time_ns()
-        while True:
-            item = self._wait()
-            if item is None:
-                return
+        while (item := self._next()) is not None:
             if workers != pool.count:
                 workers = pool.count
-                _introduce(self.id, workers, seed, body.dataset, rng)
-            at, what, is_task = item
-            if not is_task or (spec.shared and at != epoch):
-                epoch = at
-                if isinstance(body, TaskRunner) and pool.own_generators(body):
-                    body.find_generators()
-                    _introduce(self.id, workers, seed, body.dataset, rng)
-                body.resume(None if is_task else what)
-                if not is_task:
-                    continue
-            if body.wants(what.indices):
-                self._task(body, at, what)
+                _set_worker_info(self.id, workers, seed, runner.dataset, rng)
+            if isinstance(item, _Resume) or (spec.shared and item.epoch != epoch):
+                epoch = item.epoch
+                if isinstance(runner, TaskRunner) and pool.copy_generators(runner):
+                    runner.find_generators()
+                    _set_worker_info(self.id, workers, seed, runner.dataset, rng)
+                runner.resume(item.shared_seed if isinstance(item, _Resume) else None)
+            if isinstance(item, _Run) and runner.wants(item.task.indices):
+                self._answer(runner, item)
 
-    def mark(self, position: int, samples: int) -> None:
-        """Which sample of its task it loads, and until when it may."""
-        self.at = position, time.monotonic() + samples * self._spec.sample_timeout if samples else 0.0
+    def _shards(self, collate: SlotCollate) -> Shards:
+        """Several parts of an iterable dataset, each with generators of its own."""
+        from .shards import Shards
 
-    def _wait(self) -> Any:
-        """The next piece of work; None: leave."""
-        pool, lane = self._pool, self.lane
-        with lane.changed:
+        spec = self._spec
+        generators: dict[int, seeding.Generators] = {}
+
+        def seeded(base_seed: int, shard: int) -> int:
+            generators[shard] = seeding.Generators(base_seed, shard)
+            return base_seed + shard
+
+        def shard_of(shard: int, dataset: Any) -> TaskRunner:
+            own = generators[shard]
+            return TaskRunner(spec, shard, dataset, collate, "thread", own.seed_task, self.on_sample_start, own.state)
+
+        def set_worker_info(shard: int, shards: int, seed: int, dataset: Any) -> None:
+            _set_worker_info(shard, shards, seed, dataset, generators[shard])
+
+        return Shards(spec, self.id, self._dataset, shard_of, set_worker_info, seeded, own_random=True)
+
+    def on_sample_start(self, sample: int, samples: int) -> None:
+        """Notes which sample of its task it loads next (see ``faults.guard``), and until when that may take."""
+        limit = samples * self._spec.sample_timeout
+        self.progress = _Progress(sample, time.monotonic() + limit if samples else 0.0)
+
+    def _next(self) -> _Run | _Resume | None:
+        """The next item for this worker; None: leave."""
+        pool, queue = self._pool, self.queue
+        with queue.changed:
             while True:
                 if self.leaving or pool.closed:
                     return None
-                if lane.work:
-                    item = lane.work.popleft()
-                    if not pool.spec.shared or item[0] == pool.epoch:  # else of an epoch that was left early
+                if queue.items:
+                    item = queue.items.popleft()
+                    if not pool.spec.shared or item.epoch == pool.epoch:  # else of an epoch that was left early
                         return item
                 elif pool.finishing:
                     return None
                 else:
-                    lane.changed.wait()
+                    queue.changed.wait()
 
-    def _task(self, body: TaskRunner | Shards, epoch: int, task: Task) -> None:
-        self._hand, self.task = (epoch, task.number), task
+    def _answer(self, runner: TaskRunner | Shards, item: _Run) -> None:
+        epoch, task = item
+        self._current = epoch, task.number
+        self.task = task
         pool = self._pool
-        data = pool.noticed.run(self.id, lambda: body.run(epoch, task.number, task.indices))
-        self.at = (-1, 0.0)  # no sample is being loaded any more
+        data = pool.rng_use.run(self.id, lambda: runner.run(epoch, task.number, task.indices))
+        self.progress = _Progress(-1, 0.0)  # no sample is being loaded any more
         writer = self.writer
         if type(data) is Caught or (type(data) is WorkerReply and type(data.data) is Caught):
             writer.cancel()
         nbytes = writer.used if writer.whole is not None else 0
-        body.collate.expected = max(nbytes, body.collate.expected - body.collate.expected // 16)
+        runner.collate.expected = max(nbytes, runner.collate.expected - runner.collate.expected // 16)
         writer.sent()
         cpu = time.thread_time_ns()
-        times = body.times(0, cpu - self._cpu)
+        times = runner.times(0, cpu - self._cpu)
         self._cpu = cpu
-        # What lies in no slot is weighed: each batch where one too large is an error, else now and then.
-        if not nbytes and (pool.strict or task.number % WEIGHED == 0):
-            nbytes = _weigh(data.data if type(data) is WorkerReply else data)
-        pool.out.put(Made(self.id, epoch, task.number, body.exhausted, times, nbytes or 1, data))
-        self._hand = None
+        # A batch that is in no slot is measured: each one where one too large is an error, else now and then.
+        if not nbytes and (pool.strict or task.number % MEASURED_EVERY == 0):
+            nbytes = _size_of(data.data if type(data) is WorkerReply else data)
+        pool.results.put(Made(self.id, epoch, task.number, runner.exhausted, times, nbytes or 1, data))
+        self._current = None
 
 
 class ThreadPool:
@@ -225,7 +278,7 @@ class ThreadPool:
     Args:
         spec: what each worker does. A map-style dataset is shared by all; of an iterable one each has a copy.
         budget: how much the consumer may keep in slots.
-        noticed: what is known of the loader's use of random generators.
+        rng_use: what is known of the loader's use of random generators.
         heaps: memory of an earlier epoch's workers, used again warm; taken out of this list.
         locker: page-locks it.
 
@@ -238,46 +291,53 @@ class ThreadPool:
         self,
         spec: WorkerSpec,
         budget: Budget,
-        noticed: GlobalRngUse,
+        rng_use: GlobalRngUse,
         heaps: list[HeapWriter],
         locker: Locker | None = None,
     ) -> None:
         refuse(spec.dataset)
-        _teach_torch()
+        _patch_get_worker_info()
         import numpy.random  # noqa: F401  not in a worker: a fork meanwhile would inherit the lock of its import
 
-        self.spec, self.count = spec, spec.num_workers
-        self._locker = locker
+        self.spec = spec
+        self.count = spec.num_workers
         self.strict = budget.strict
-        self._heaps, self._heap_bytes = heaps, budget.lease_bytes // max(1, spec.num_workers)
-        self.out: queue.SimpleQueue[Made | _Died] = queue.SimpleQueue()
-        self.processes: list[_Worker] = []  # torch's iterator calls them so
-        self.closed = self.finishing = False
+        self.results: queue.SimpleQueue[Made | _Died] = queue.SimpleQueue()
+        self.processes: list[_Worker] = []  # named as in torch's iterator
+        self.closed = False
+        self.finishing = False
         self.epoch = 0
-        self.noticed = noticed
-        self._shared = _Lane()
+        self.rng_use = rng_use
+        self._locker = locker
+        self._heaps = heaps
+        self._heap_bytes = budget.lease_bytes // max(1, spec.num_workers)
+        self._shared = _TaskQueue()
         self._copying = threading.Lock()
         self._owner = os.getpid()
         if spec.kind == _DatasetKind.Map:
-            self.held()
-            noticed.held_looks = rng_watch.TASKS
+            self.find_shared_generators()
         for worker in range(spec.num_workers):
             self._add(worker)
 
-    def held(self) -> Found:
+    def find_shared_generators(self) -> Found:
         """Generators in objects that all workers use, as they are now."""
-        self.noticed.held = find_generators(self.spec.dataset, self.spec.collate_fn, thread_local=False)
-        return self.noticed.held
+        self.rng_use.shared = find_generators(self.spec.dataset, self.spec.collate_fn, thread_local=False)
+        return self.rng_use.shared
 
-    def own_generators(self, body: TaskRunner) -> bool:
-        """With task seeds, gives a worker its own copy of what leads to generators in objects, as it is now. What
-        cannot be copied stays shared, and is named when workers draw from it. Returns whether there is a copy."""
+    def copy_generators(self, runner: TaskRunner) -> bool:
+        """With task seeds, gives a worker its own copy of the objects that lead to generators. If they cannot be copied
+        they stay shared, and are named when workers draw from them. Returns whether there is a copy."""
         spec = self.spec
-        if not spec.task_seeds or spec.kind != _DatasetKind.Map or is_stateful(spec.dataset) or not self.held():
+        if (
+            not spec.task_seeds
+            or spec.kind != _DatasetKind.Map
+            or is_stateful(spec.dataset)
+            or not self.find_shared_generators()
+        ):
             return False
         with self._copying:  # not while another one copies the same
             try:
-                body.dataset, body.collate.fn = own_copies(spec.dataset, spec.collate_fn)
+                runner.dataset, runner.collate.fn = own_copies(spec.dataset, spec.collate_fn)
             except Exception as e:
                 logger.info("All worker threads share the dataset, because it cannot be copied: %s", e)
                 return False
@@ -296,12 +356,12 @@ class ThreadPool:
                 ) from e
         writer = self._heaps.pop() if self._heaps else HeapWriter(self._heap_bytes)
         writer.locker = self._locker
-        worker = _Worker(self, id_, self._shared if spec.shared else _Lane(), dataset, writer)
+        worker = _Worker(self, id_, self._shared if spec.shared else _TaskQueue(), dataset, writer)
         self.processes.append(worker)
         worker.start()
 
     def grow(self) -> None:
-        """One worker more, who gets tasks of its own."""
+        """Adds one worker, which gets tasks of its own."""
         self.count += 1
         self._add(len(self.processes))
 
@@ -321,79 +381,69 @@ class ThreadPool:
         return sum(w.is_alive() and not w.leaving for w in self.processes)
 
     def submit(self, worker: int | None, epoch: int, task: Task) -> None:
-        lane = self._shared if worker is None else self.processes[worker].lane
-        lane.put((epoch, task, True))
+        queue = self._shared if worker is None else self.processes[worker].queue
+        queue.put(_Run(epoch, task))
 
     def resume(self, epoch: int, shared_seed: int | None) -> None:
         self.epoch = epoch
         if not self.spec.shared:
             for w in self.processes:
-                w.lane.put((epoch, shared_seed, False))
+                w.queue.put(_Resume(epoch, shared_seed))
 
     def retire(self, worker: int) -> None:
         self.processes[worker].leaving = True
-        self.processes[worker].lane.wake()
+        self.processes[worker].queue.wake()
 
     def finish(self) -> None:
         self.finishing = True
         for w in self.processes:
-            w.lane.wake()
+            w.queue.wake()
 
     def receive(self, timeout: float | None, worker: int | None = None) -> Made | None:
-        item = self._get(timeout) if not self.spec.timed else self._timed(timeout)
-        self.noticed.say()
+        item = self._get_timed(timeout) if self.spec.timed else self._get(timeout)
+        self.rng_use.report()
         if isinstance(item, _Died):
-            hand = item.task
             raise WorkerDiedError(
                 f"DataLoader worker (thread {item.worker}) exited unexpectedly: {item.cause!r}",
                 [item.worker],
-                [hand[1]] if hand is not None and hand[0] == self.epoch else None,
+                [item.task[1]] if item.task is not None and item.task[0] == self.epoch else None,
             ) from item.cause
         return item
 
     def _get(self, timeout: float | None) -> Made | _Died | None:
         try:
-            return self.out.get_nowait()
-        except queue.Empty:
-            pass
-        look = self.noticed.looks > 0 and self.noticed.who is None
-        before = rng_watch.state() if look else None
-        self.noticed.turns += 1
-        try:
-            return self.out.get(timeout=timeout)
+            return self.results.get(timeout=timeout)
         except queue.Empty:
             return None
-        finally:
-            self.noticed.turns += 1
-            if look:
-                self.noticed.looks -= 1
-                if rng_watch.state() != before and self.noticed.who is None:
-                    self.noticed.who = self.noticed.suspect or "Code in a worker thread"
 
-    def _timed(self, timeout: float | None) -> Made | _Died | None:
-        """``_get``, while the others look at the clock.
+    def _get_timed(self, timeout: float | None) -> Made | _Died | None:
+        """``_get``, and checks meanwhile whether a worker takes too long over a sample.
 
         Raises:
-            SampleTimeoutError: a sample takes longer than ``sample_timeout``.
+            SampleTimeoutError: one does.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        step = look_s(self.spec.sample_timeout)
+        interval = check_interval_s(self.spec.sample_timeout)
         while True:
-            left = step if deadline is None else min(step, max(0.0, deadline - time.monotonic()))
+            left = interval if deadline is None else min(interval, max(0.0, deadline - time.monotonic()))
             item = self._get(left)
             if item is not None or (deadline is not None and time.monotonic() >= deadline):
                 return item
             for w in self.processes:
-                at = w.at
-                until = w.said[1] if w.said[0] is at else at[1]
-                if at[1] and time.monotonic() > until and w.is_alive():
-                    words = _stuck(w, at[0], w.task, self.spec)
-                    if w.at is at:  # else it has gone on meanwhile
-                        w.said = at, time.monotonic() + self.spec.sample_timeout
-                        raise SampleTimeoutError(words)
+                self._check_late(w)
+
+    def _check_late(self, worker: _Worker) -> None:
+        progress = worker.progress
+        reported, again = worker.reported
+        late = again if reported is progress else progress.deadline
+        if progress.deadline and time.monotonic() > late and worker.is_alive():
+            text = _timeout_message(worker, progress.sample, worker.task, self.spec)
+            if worker.progress is progress:  # else it has gone on meanwhile
+                worker.reported = progress, time.monotonic() + self.spec.sample_timeout
+                raise SampleTimeoutError(text)
 
     def pss(self) -> dict[int, int]:
-        """Threads have no memory of their own."""
+        """Empty: threads have no memory of their own."""
         return {}
 
     def slots(self) -> int:
@@ -405,7 +455,7 @@ class ThreadPool:
             return
         self.closed = True
         for w in self.processes:
-            w.lane.wake()
+            w.queue.wake()
         deadline = time.monotonic() + leave_s
         for w in self.processes:
             if w is not threading.current_thread():
@@ -413,27 +463,28 @@ class ThreadPool:
         self._heaps.extend(w.writer for w in self.processes if not w.is_alive())
 
 
-def _stuck(worker: _Worker, position: int, task: Task, spec: WorkerSpec) -> str:
+def _timeout_message(worker: _Worker, sample: int, task: Task, spec: WorkerSpec) -> str:
     keys = list(task.indices) if spec.auto_collation else [task.indices]
     which = f"one of {str(keys)[:200]}"
-    if 0 <= position < len(keys):
-        which = called(keys[position], file_of(spec.dataset, keys[position]))
+    if 0 <= sample < len(keys):
+        which = called(keys[sample], file_of(spec.dataset, keys[sample]))
     frame = sys._current_frames().get(worker.ident or 0)
-    stack = "".join(traceback.format_stack(frame)[-FRAMES:]) if frame is not None else ""
+    stack = "".join(traceback.format_stack(frame)[-MAX_FRAMES:]) if frame is not None else ""
     return (
         f"{which} is not loaded after sample_timeout={spec.sample_timeout:g} seconds. Threads cannot be killed, so "
-        f'this one goes on and its batch comes late or never: worker_method="process" replaces the worker and goes the '
-        f"way of on_error. It is here:\n{stack}"
+        'this one goes on, and its batch may come late or never. worker_method="process" replaces the worker and '
+        f"handles the sample as on_error says. The thread's stack:\n{stack}"
     )
 
 
 def refuse(dataset: Any) -> None:
-    """Raises for a dataset, or one inside it, that says ``thread_safe = False``."""
-    inner = [dataset, getattr(dataset, "dataset", None), *(getattr(dataset, "datasets", None) or ())]
-    for d in inner:
-        if d is not None and getattr(d, "thread_safe", None) is False:
+    """Checks that threads may share a dataset.
+
+    Raises:
+        UsageError: it says, or one inside it does, that it is not thread-safe (``thread_safe = False``).
+    """
+    for d in inner_datasets(dataset):
+        if getattr(d, "thread_safe", None) is False:
             raise UsageError(
-                f'{type(d).__name__} says that it is not thread-safe (thread_safe = False): worker_method="process"'
+                f'{type(d).__name__} says that it is not thread-safe (thread_safe = False): use worker_method="process"'
             )
-        if d is not None and d is not dataset:
-            refuse(d)

@@ -34,7 +34,7 @@ class Unpickled(Locks):
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Another thread has the lock while workers are forked, and gives it back at the end."""
-    monkeypatch.setattr(fork_lock_detector, "STUCK_S", 0.5)
+    monkeypatch.setattr(fork_lock_detector, "DEADLOCK_S", 0.5)
     monkeypatch.setattr(process_pool, "PARENT_POLL_S", 0.2)
     has, done = threading.Event(), threading.Event()
 
@@ -57,7 +57,7 @@ def test_workers_are_started_anew(held: None, workers: Any) -> None:
     loader = stoker.DataLoader(Locks(), batch_size=4, num_workers=workers, multiprocessing_context="fork")
     if workers == "auto":
         loader.resize(2)
-    with pytest.warns(StokerWarning, match=r"waits for a lock since it was forked.*\d+ threads.*that is done now"):
+    with pytest.warns(StokerWarning, match=r"is deadlocked on a lock .* \d+ threads\. Restarting it with forkserver"):
         seen = [int(v) for batch in loader for v in batch[:, 0]]
     assert seen == list(range(24))
 
@@ -78,7 +78,7 @@ def test_where_that_may_not_be_it_is_said(held: None, settings: dict[str, Any]) 
 
 
 def test_a_worker_that_only_takes_its_time_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_lock_detector, "STUCK_S", 0.05)
+    monkeypatch.setattr(fork_lock_detector, "DEADLOCK_S", 0.05)
     monkeypatch.setattr(process_pool, "PARENT_POLL_S", 0.02)
     loader = stoker.DataLoader(Naps(), batch_size=2, num_workers=2, multiprocessing_context="fork")
     assert [int(v) for batch in loader for v in batch] == list(range(8))

@@ -365,7 +365,7 @@ def test_a_list_that_cannot_be_written_is_said_and_costs_nothing(tmp_path: Path,
         os.mkfifo(path)
     else:
         path = tmp_path / "no" / "list"
-    with pytest.warns(StokerWarning, match="samples that fail are not listed"):
+    with pytest.warns(StokerWarning, match="samples that fail are not written to a file"):
         found = rows(stoker.DataLoader(Flawed({1}), batch_size=4, on_error="skip", quarantine=path))
     assert len(found) == 15
     assert not (tmp_path / "elsewhere").exists()
@@ -455,7 +455,7 @@ def test_settings_that_are_none_say_what_to_do(kw: dict[str, Any], words: str) -
 
 @pytest.mark.parametrize("on_error", ["skip", "replace", lambda i, e: None])
 def test_a_stream_cannot_go_on_and_says_so(on_error: Any) -> None:
-    with pytest.raises(UsageError, match="wants a map-style dataset: a stream that has raised has ended"):
+    with pytest.raises(UsageError, match="needs a map-style dataset: an iterator that has raised has ended"):
         stoker.DataLoader(Stream(), on_error=on_error)
 
 

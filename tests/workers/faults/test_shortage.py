@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 import stoker
 from stoker.core.errors import BudgetError, StokerWarning
-from stoker.workers import process_pool
+from stoker.workers import launch
 
 N, BATCH = 160, 8
 
@@ -37,14 +37,15 @@ def right(loader: Any) -> bool:
 def processes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many workers the system has room for, and the most that were asked for."""
     room = [3]
-    begin = process_pool.ProcessPool._start
+    begin, started = launch.Launcher.start, []
 
-    def _start(self: Any, member: Any, *rest: Any) -> Any:
-        if sum(p.is_alive() for p in self.processes) >= room[0]:
+    def start(self: Any, *args: Any) -> Any:
+        if sum(p.is_alive() for p in started) >= room[0]:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        return begin(self, member, *rest)
+        started.append(begin(self, *args))
+        return started[-1]
 
-    monkeypatch.setattr(process_pool.ProcessPool, "_start", _start)
+    monkeypatch.setattr(launch.Launcher, "start", start)
     return room
 
 
@@ -61,7 +62,7 @@ def test_fewer_workers_where_there_can_be_no_more(processes: list[int], context:
 
 def test_not_one_is_an_error_that_says_what_to_do(processes: list[int]) -> None:
     processes[0] = 0
-    with pytest.raises(BudgetError, match="num_workers=0 loads in this process"):
+    with pytest.raises(BudgetError, match="num_workers=0, which loads in this process"):
         iter(stoker.DataLoader(Numbers(), batch_size=BATCH, num_workers=4))
 
 

@@ -177,8 +177,8 @@ class Stream(IterableDataset):
         (Hanging(), {"sample_timeout": 0}, "more than 0"),
         (Hanging(), {"sample_timeout": "1"}, "more than 0"),
         (Hanging(), {"sample_timeout": True}, "more than 0"),
-        (Hanging(), {"num_workers": 0}, "wants workers"),
-        (Stream(), {}, "wants a map-style dataset"),
+        (Hanging(), {"num_workers": 0}, "needs workers"),
+        (Stream(), {}, "needs a map-style dataset"),
         (Hanging(), {"on_worker_death": "raise"}, "forbids that"),
     ],
     ids=lambda x: str(x) if isinstance(x, dict) else "",
@@ -191,7 +191,7 @@ def test_settings_that_cannot_be_say_what_to_do(dataset: Any, kw: dict[str, Any]
 def test_workers_taken_away_later_are_missed() -> None:
     loader = stoker.DataLoader(Hanging(), num_workers=1, sample_timeout=1)
     loader.num_workers = 0
-    with pytest.raises(UsageError, match="wants workers"):
+    with pytest.raises(UsageError, match="needs workers"):
         iter(loader)
 
 
@@ -286,10 +286,10 @@ def test_a_place_never_comes_with_the_time_of_the_one_before() -> None:
     pid = os.fork()
     if not pid:
         for place in itertools.count(1):
-            arena.at = place, 7 * place
+            arena.set_position(place, 7 * place)
     try:
         for _ in range(100_000):
-            place, until = arena.at
+            place, until = arena.position()
             assert until in (0, 7 * place)
     finally:
         os.kill(pid, signal.SIGKILL)

@@ -138,7 +138,7 @@ class PoolBench(Bench):
         self._method, self._budget = method, budget
         self._is_stream = loader._dataset_kind == _DatasetKind.Iterable
         self._rng_use = GlobalRngUse()
-        self._rng_use.said = True  # the tuner reports it; no warning
+        self._rng_use.reported = True  # the tuner reports it; no warning
         self._pool: _CountingPool | None = None
         self._scheduler: Scheduler | None = None
         self._metrics = LoaderMetrics()

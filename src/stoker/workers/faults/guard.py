@@ -1,4 +1,4 @@
-"""Samples one by one inside a worker: which of them failed, and what stands in its place."""
+"""Loads the samples of a batch one by one inside a worker: finds those that fail, and replaces or skips them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ...core.dataset_tree import file_of
 from ...core.errors import SampleError, StokerError
-from .policy import NOTHING, Failure, OnError, Partial, plain, words_of
+from ...core.types import Batch, Index, Sample
+from .policy import NOTHING, Failure, OnError, Partial, plain, summary
 from .sample_name import called
 
-Mark: TypeAlias = Callable[[int, int], None]
-TRIES = 32  # samples that are tried in the place of one
+OnSampleStart: TypeAlias = Callable[[int, int], None]
+"""Called with the position in the task of the sample that is loaded next, and 1. Or with -1 and how many samples are
+loaded at once next; 0: none is loaded any more."""
+MAX_REPLACEMENTS = 32  # samples that are tried in the place of one
 
 
 class Parts(NamedTuple):
@@ -22,58 +25,59 @@ class Parts(NamedTuple):
     Attributes:
         dataset: for the names of its files.
         batched: a task is a list of indices.
-        whole: makes a batch at once; None where that is nothing but ``one`` and ``finish``.
+        whole: makes a batch at once; None: ``one`` and ``finish`` do the same.
         one: loads the sample of an index.
         finish: makes a batch of samples.
     """
 
     dataset: Any
     batched: bool
-    whole: Callable[[Any], Any] | None
-    one: Callable[[Any], Any]
-    finish: Callable[[list[Any]], Any]
+    whole: Callable[[Index], Batch] | None
+    one: Callable[[Index], Sample]
+    finish: Callable[[list[Sample]], Batch]
 
 
 class Guard:
     """Makes batches as ``parts`` says, under a policy.
 
-    Whole batches stay whole (``__getitems__``, a gather, a cache) until one fails: then it is begun anew, sample by
-    sample. What takes a failed sample's place depends on the base seed, the epoch and the task, never on the worker.
+    Batches are made at once where the dataset can (``__getitems__``, a gather, a cache). One that fails is made again,
+    sample by sample. A failed sample's replacement depends on the base seed, the epoch and the task, not on the worker.
 
     Args:
         parts: of the dataset.
-        policy: what to do.
-        mark: is told the position of the sample that is about to be loaded and 1; or -1 and how many samples are about
-            to be loaded at once, 0 where none is loaded any more.
+        policy: what to do about samples that fail.
+        on_sample_start: see ``OnSampleStart``.
     """
 
-    def __init__(self, parts: Parts, policy: OnError, mark: Mark | None = None) -> None:
-        self.parts, self.policy, self.mark = parts, policy, mark or (lambda position, samples: None)
+    def __init__(self, parts: Parts, policy: OnError, on_sample_start: OnSampleStart | None = None) -> None:
+        self.parts = parts
+        self.policy = policy
+        self.on_sample_start = on_sample_start or (lambda sample, samples: None)
         self._seed: tuple[int, ...] = (0, 0, 0)
         self._reseed: Callable[[], None] | None = None
 
     def begin(
         self, base_seed: int, epoch: int, task: int, reseed: Callable[[], None] | None = None, others: int = 0
     ) -> None:
-        """The task that comes next.
+        """Prepares the next task.
 
         Args:
-            base_seed, epoch, task: what replacements are drawn from.
-            reseed: puts the random state back to where the task began, where that is known.
-            others: how often what was drawn as a replacement took too long.
+            base_seed, epoch, task: seed the choice of replacements.
+            reseed: puts the random state back to where the task began; None: that is not known.
+            others: how often a replacement took too long.
         """
         self._seed, self._reseed = (base_seed, epoch, task, others)[: 4 if others else 3], reseed
 
-    def __call__(self, indices: Any, bad: Mapping[int, Failure] | None = None) -> Any:
-        """A batch; a ``Partial`` where samples failed and the policy says how to go on.
+    def __call__(self, indices: Index, bad: Mapping[int, Failure] | None = None) -> Batch:
+        """A batch; a ``Partial`` if samples failed and were skipped or replaced.
 
         Args:
             indices: of the task.
-            bad: by position, samples that are not to be tried.
+            bad: by position, samples that are not tried.
         """
         whole, error = self.parts.whole, None
         if whole is not None and not bad:
-            self.mark(-1, len(indices))
+            self.on_sample_start(-1, len(indices))
             try:
                 return whole(indices)
             except Exception as e:
@@ -85,25 +89,25 @@ class Guard:
         samples, failures = self._load(list(indices) if self.parts.batched else [indices], bad or {})
         if not failures:
             if error is not None:
-                raise error  # no sample's
+                raise error  # not a sample's
             return self.parts.finish(samples)
         return Partial(self.parts.finish(samples) if samples else NOTHING, failures)
 
-    def probe(self, indices: Any, bad: Mapping[int, Failure]) -> None:
-        """Loads each sample that is not known to be bad alone, and lets it go."""
+    def probe(self, indices: Index, bad: Mapping[int, Failure]) -> None:
+        """Loads each sample that is not known to be bad alone, and drops it."""
         for k, index in enumerate(list(indices) if self.parts.batched else [indices]):
             if k not in bad:
-                self.mark(k, 1)
+                self.on_sample_start(k, 1)
                 with contextlib.suppress(Exception):
                     self.parts.one(index)
 
-    def _load(self, indices: Sequence[Any], bad: Mapping[int, Failure]) -> tuple[list[Any], list[Failure]]:
-        """Samples in their places, and what failed."""
-        out: list[Any] = []
+    def _load(self, indices: Sequence[Index], bad: Mapping[int, Failure]) -> tuple[list[Sample], list[Failure]]:
+        """The samples, and what failed."""
+        out: list[Sample] = []
         failures: list[Failure] = []
-        holes: list[int] = []  # places in ``out`` that others are to take
+        holes: list[int] = []  # positions in ``out`` for replacements
         for k, index in enumerate(indices):
-            self.mark(k, 1)
+            self.on_sample_start(k, 1)
             try:
                 if k in bad:
                     raise SampleError(bad[k].error)
@@ -122,14 +126,15 @@ class Guard:
                 else:
                     continue
             out.append(sample)
-        filled = self._filled(out, holes, failures)
-        self.mark(-1, 0)
+        filled = self._replace(out, holes, failures)
+        self.on_sample_start(-1, 0)
         return filled, failures
 
-    def _failure(self, index: Any, e: Exception) -> Failure:
-        return Failure(plain(index), file_of(self.parts.dataset, index), words_of(e))
+    def _failure(self, index: Index, e: Exception) -> Failure:
+        return Failure(plain(index), file_of(self.parts.dataset, index), summary(e))
 
-    def _filled(self, out: list[Any], holes: list[int], failures: list[Failure]) -> list[Any]:
+    def _replace(self, out: list[Sample], holes: list[int], failures: list[Failure]) -> list[Sample]:
+        """The samples with replacements in the holes."""
         if not holes:
             return out
         draw = random.Random(":".join(map(str, self._seed)))
@@ -140,14 +145,14 @@ class Guard:
                 out[k] = out[draw.choice(good)] if good else None
             return out if good else []
         for k in holes:
-            out[k] = self._another(draw, among, failures)
+            out[k] = self._draw(draw, among, failures)
         return out
 
-    def _another(self, draw: random.Random, among: Sequence[Any], failures: list[Failure]) -> Any:
+    def _draw(self, draw: random.Random, among: Sequence[Index], failures: list[Failure]) -> Sample:
         first = failures[-1]
-        for _ in range(TRIES):
+        for _ in range(MAX_REPLACEMENTS):
             index = among[draw.randrange(len(among))]
-            self.mark(-1, 1)
+            self.on_sample_start(-1, 1)
             try:
                 return self.parts.one(index)
             except StokerError:
@@ -155,7 +160,7 @@ class Guard:
             except Exception as e:
                 failures.append(self._failure(index, e))
         raise SampleError(
-            f"{called(first.index, first.file)} failed, and so did {TRIES} others that were tried in its place; the "
-            f"last of them: {failures[-1].error}",
+            f"{called(first.index, first.file)} failed, and so did {MAX_REPLACEMENTS} others that were tried in "
+            f"its place; the last of them: {failures[-1].error}",
             failures,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch.utils.data import (
     DistributedSampler,
@@ -16,9 +16,10 @@ from torch.utils.data import (
 
 from ...core.errors import UsageError
 from ...core.nested import pin
+from ...core.types import Batch, Index, LoaderLike, Sample
 
 ACTIONS = ("raise", "skip", "replace")
-WORDS = 300  # characters of an error
+MAX_ERROR = 300  # characters of an error
 QUARANTINE = "stoker-quarantine.jsonl"
 
 
@@ -26,20 +27,20 @@ class Failure(NamedTuple):
     """What went wrong with a sample.
 
     Attributes:
-        index: what the sampler said: a number, a word, else its ``repr``.
-        file: where the dataset has a list of them; else "".
-        error: in words, one line, the type first.
+        index: what the sampler yielded: an int, a str, else its ``repr``.
+        file: its file, if the dataset has a list of them; else "".
+        error: one line, the type first.
         kind: "error", "death" (its worker died of it) or "timeout".
     """
 
-    index: Any
+    index: Index
     file: str
     error: str
     kind: str = "error"
 
 
 class _Nothing:
-    """Stands for a batch of which no sample is left."""
+    """Stands for a batch without any sample."""
 
     def __reduce__(self) -> str:
         return "NOTHING"
@@ -49,18 +50,19 @@ NOTHING = _Nothing()
 
 
 class Partial:
-    """A batch that is not what was asked for, and why. The parent takes it apart when the batch is delivered."""
+    """A batch in which samples failed, and their failures. The parent separates them when the batch is delivered."""
 
     __slots__ = ("data", "failures")
 
-    def __init__(self, data: Any, failures: Sequence[Failure]) -> None:
-        self.data, self.failures = data, tuple(failures)
+    def __init__(self, data: Batch, failures: Sequence[Failure]) -> None:
+        self.data = data
+        self.failures = tuple(failures)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type[Partial], tuple[Batch, tuple[Failure, ...]]]:
         return Partial, (self.data, self.failures)
 
     def pin_memory(self, device: str | None = None) -> Partial:
-        """torch's hook for types of one's own."""
+        """torch's hook for types of its users."""
         data = self.data if self.data is NOTHING else pin(self.data, device)
         return Partial(data, self.failures)
 
@@ -71,28 +73,28 @@ class OnError:
 
     Attributes:
         action: "raise", "skip", "replace" or "call".
-        refill: with "skip": other samples of the batch, once more, take the places.
-        call: with "call": gets index and error; what it returns stands in place of the sample, None leaves it out.
+        refill: with "skip": other samples of the batch are repeated in their place.
+        call: with "call": gets index and error, and returns the replacement; None: skip the sample.
         among: with "replace": indices that the sampler might have drawn; None: only those of the batch are known.
     """
 
     action: str = "raise"
     refill: bool = False
-    call: Callable[[Any, Exception], Any] | None = None
-    among: Sequence[Any] | None = None
+    call: Callable[[Index, Exception], Sample] | None = None
+    among: Sequence[Index] | None = None
 
 
-def on_error_of(loader: Any) -> OnError:
+def on_error_of(loader: LoaderLike) -> OnError:
     """A loader's policy; torch's own loaders have "raise"."""
     asked = getattr(loader, "on_error", "raise")
     if callable(asked):
         return OnError("call", call=asked)
-    return OnError(asked, refill=loader.refill if asked == "skip" else False, among=_among(loader, asked))
+    return OnError(asked, refill=asked == "skip" and getattr(loader, "refill", False), among=_among(loader, asked))
 
 
-def _among(loader: Any, asked: str) -> Sequence[Any] | None:
-    """The indices that torch's own samplers draw from. What any other would never draw, a validation sample for
-    instance, is not to slip in."""
+def _among(loader: LoaderLike, asked: str) -> Sequence[Index] | None:
+    """The indices that torch's own samplers draw from. For other samplers that is unknown, and an index that they would
+    never draw, a validation sample for instance, must not be used."""
     sampler = loader.sampler
     if asked != "replace" or (loader.batch_sampler is not None and loader.batch_size is None):
         return None  # a batch_sampler of the user's: the loader's own sampler is not what draws
@@ -106,36 +108,36 @@ def _among(loader: Any, asked: str) -> Sequence[Any] | None:
     return None
 
 
-def words_of(error: BaseException) -> str:
+def summary(error: BaseException) -> str:
     """An error in one line."""
     try:
-        said = str(error)
-    except Exception:  # code of the user's
-        said = ""
-    words = " ".join(f"{type(error).__name__}: {said}".split()).rstrip(":")
-    return words if len(words) <= WORDS else words[:WORDS] + "..."
+        message = str(error)
+    except Exception:  # the user's __str__
+        message = ""
+    text = " ".join(f"{type(error).__name__}: {message}".split()).rstrip(":")
+    return text if len(text) <= MAX_ERROR else text[:MAX_ERROR] + "..."
 
 
-def plain(index: Any) -> Any:
+def plain(index: Index) -> int | str:
     """An index that any process can read."""
-    if type(index) in (int, str):
+    if isinstance(index, (int, str)) and type(index) in (int, str):
         return index
     try:
         return int(index.__index__())  # NumPy's, or a tensor of one
     except Exception:
-        return repr(index)[:WORDS]
+        return repr(index)[:MAX_ERROR]
 
 
-def check(on_error: Any, refill: Any, max_errors: Any) -> None:
-    """Raises for words that are none.
+def check(on_error: object, refill: object, max_errors: object) -> None:
+    """Checks the arguments of a loader.
 
     Raises:
-        UsageError: what is wrong, and what is right.
+        UsageError: what is wrong with one, and what is right.
     """
     if not callable(on_error) and on_error not in ACTIONS:
         raise UsageError(f"on_error={on_error!r}: one of {', '.join(map(repr, ACTIONS))}, or a function")
     if refill and on_error != "skip":
-        raise UsageError('refill=True says how on_error="skip" keeps a batch\'s size; it goes with nothing else')
+        raise UsageError('refill=True keeps the size of batches with on_error="skip", and needs that setting')
     whole = isinstance(max_errors, int) and not isinstance(max_errors, bool) and max_errors >= 0
     if max_errors is not None and not whole and not (isinstance(max_errors, float) and 0 <= max_errors < 1):
         raise UsageError(

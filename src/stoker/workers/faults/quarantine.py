@@ -1,8 +1,8 @@
 """The list of samples that failed: one line of JSON each, appended by any number of processes.
 
-Each line is one write(2) to a file that was opened with ``O_APPEND``, so lines of several ranks do not mix. It is its
-owner's alone (0600), and nobody else's file, link, pipe or device is written to. Whoever reads it takes what is an
-entry and leaves out everything else: anybody may have written to it since.
+Each line is one write(2) to a file that was opened with ``O_APPEND``, so lines of several ranks do not mix. Only its
+owner can read it (0600), and no link, pipe, device or file of another user is written to. ``read`` leaves out lines
+that are not valid entries: other programs may have written to the file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from .policy import WORDS, Failure
+from .policy import MAX_ERROR, Failure
 
 MOST = 64 << 20  # bytes that are read
 FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -37,7 +37,7 @@ def append(path: Path, failures: Iterable[Failure], dataset: str) -> None:
     try:
         st = os.fstat(fd)
         if not stat.S_ISREG(st.st_mode) or st.st_uid != os.geteuid():
-            raise PermissionError(f"{path} is no file of this user's")
+            raise PermissionError(f"{path} is not a regular file of this user")
         if st.st_mode & 0o077:
             os.fchmod(fd, 0o600)
         for f in failures:
@@ -51,7 +51,7 @@ def append(path: Path, failures: Iterable[Failure], dataset: str) -> None:
 
 
 def read(path: Path) -> list[Failure]:
-    """The entries of a file, without those lines that are none.
+    """The entries of a file, without lines that are not valid.
 
     Raises:
         OSError: it cannot be read.
@@ -59,7 +59,7 @@ def read(path: Path) -> list[Failure]:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with open(fd, "rb") as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise PermissionError(f"{path} is no file")
+            raise PermissionError(f"{path} is not a regular file")
         lines = file.read(MOST).split(b"\n")
     out = []
     for line in lines:
@@ -71,6 +71,6 @@ def read(path: Path) -> list[Failure]:
             continue
         index, file_, error, kind = (entry.get(k) for k in Failure._fields)
         if type(index) in (int, str) and type(file_) is str and type(error) is str and kind in KINDS:
-            index = index if type(index) is int else str(index)[:WORDS]
-            out.append(Failure(index, file_[:PATH], error[:WORDS], str(kind)))
+            index = index if type(index) is int else str(index)[:MAX_ERROR]
+            out.append(Failure(index, file_[:PATH], error[:MAX_ERROR], str(kind)))
     return out

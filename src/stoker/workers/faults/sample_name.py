@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from ...core.types import Index
 
-LONGEST = 200  # characters of an index that is an object
+MAX_INDEX = 200  # characters of an index that is an object
 
 
-def called(index: Any, file: str) -> str:
-    """A sample in a sentence.
+def called(index: Index, file: str) -> str:
+    """The name of a sample in messages.
 
     Example:
         >>> called(17, "a.jpg"), called("k", "")
         ('sample 17 (a.jpg)', "sample 'k'")
     """
-    words = repr(index)
-    words = words if len(words) <= LONGEST else words[:LONGEST] + "..."
-    return f"sample {words}" + (f" ({file})" if file else "")
+    text = repr(index)
+    text = text if len(text) <= MAX_INDEX else text[:MAX_INDEX] + "..."
+    return f"sample {text}" + (f" ({file})" if file else "")

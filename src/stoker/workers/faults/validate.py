@@ -1,4 +1,4 @@
-"""A loader's settings about faults: which there are, whether they go together, and what becomes of them."""
+"""Checks a loader's settings about faults, and turns them into a policy."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.utils.data.dataloader import _DatasetKind
 from ...core.errors import UsageError
 from ...core.options import AutoWorkers
 from ...core.processes import starts_processes
+from ...core.types import LoaderLike
 from ...sampling.stateful import is_stateful
 from . import policy
 from .policy import OnError
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 DEATH = (None, "restart", "raise")
 LINUX = sys.platform == "linux"
 STATE = (
-    "what state the dataset (it has state_dict() and load_state_dict()) was in when a worker died, only that worker "
-    "knew. Leave it out, and a death is torch's error"
+    "the state of the dataset (it has state_dict() and load_state_dict()) dies with its worker. Leave the setting out; "
+    "a death is torch's error then"
 )
 FOREIGN = (
     "multiprocessing_context={} does not start processes by fork, spawn or forkserver, so torch's own iterator serves "
@@ -30,25 +31,25 @@ FOREIGN = (
 )
 
 
-def asked(loader: Any) -> bool:
-    """Whether samples that fail are not simply raised."""
+def asked(loader: LoaderLike) -> bool:
+    """Whether ``on_error=`` is set to something else than "raise"."""
     return getattr(loader, "on_error", "raise") != "raise"
 
 
-def on_error(loader: Any) -> OnError | None:
-    """The policy for samples that fail; None: torch's way."""
+def on_error(loader: LoaderLike) -> OnError | None:
+    """The policy for samples that fail; None: what torch does."""
     return policy.on_error_of(loader) if asked(loader) else None
 
 
-def restarts(loader: Any) -> bool:
-    """Whether another worker takes the place of one that dies. Of a map-style dataset without a state of its own,
-    unless something else is said; loaders that are torch's own say nothing, and get torch's error."""
+def restarts(loader: LoaderLike) -> bool:
+    """Whether dead workers are replaced: for map-style datasets without ``state_dict()``, unless ``on_worker_death`` is
+    "raise". Loaders of torch's own class have no such setting, and get torch's error."""
     how = getattr(loader, "on_worker_death", "raise")
     return how != "raise" and loader._dataset_kind == _DatasetKind.Map and not is_stateful(loader.dataset)
 
 
 def check(loader: Any) -> None:
-    """Raises for settings that are none or cannot be together.
+    """Checks all settings about faults.
 
     Raises:
         UsageError: what is wrong, and what to do instead.
@@ -62,35 +63,35 @@ def check(loader: Any) -> None:
         if listed or loader.max_errors is not None:
             name = "quarantine" if listed else "max_errors"
             raise UsageError(
-                f'{name}= is about samples that are left out or replaced, and on_error="raise" does neither'
+                f'{name}= is about samples that are skipped or replaced, which on_error="raise" does not do'
             )
         return
-    words = "a function" if callable(loader.on_error) else repr(loader.on_error)
+    setting = "a function" if callable(loader.on_error) else repr(loader.on_error)
     if loader._dataset_kind != _DatasetKind.Map:
         raise UsageError(
-            f"on_error={words} wants a map-style dataset: a stream that has raised has ended, and nobody can ask it "
-            "for the next sample. Catch the error inside __iter__, where the next one is known"
+            f"on_error={setting} needs a map-style dataset: an iterator that has raised has ended. Catch the error "
+            "inside __iter__, and yield the next sample"
         )
     if not loader._auto_collation and loader.refill:
-        raise UsageError("refill=True takes samples of the same batch, and with batch_size=None there is no batch")
+        raise UsageError("refill=True repeats samples of the same batch; with batch_size=None there is no batch")
     if loader.on_error == "replace" and not loader._auto_collation and policy.on_error_of(loader).among is None:
         raise UsageError(
-            f'on_error="replace" wants to know which samples a {type(loader.sampler).__name__} might draw, and only '
-            'torch\'s own samplers say so: on_error="skip", or a function that returns another sample'
+            f'on_error="replace" does not know which samples a {type(loader.sampler).__name__} might draw, only '
+            'those of torch\'s own samplers. Use on_error="skip", or a function that returns another sample'
         )
     if not LINUX:
-        raise UsageError(f"on_error={words} is not there on {sys.platform} yet, only on Linux")
+        raise UsageError(f"on_error={setting} is not supported on {sys.platform}, only on Linux")
 
 
 def only_processes(loader: Any) -> str:
-    """Why ``worker_method="auto"`` takes processes; "" where nothing says so."""
+    """Why ``worker_method="auto"`` has to take processes; "": it does not have to."""
     if getattr(loader, "sample_timeout", None):
         return "sample_timeout is set, and threads cannot be killed"
     return 'on_worker_death="restart" is for processes' if loader.on_worker_death == "restart" else ""
 
 
 def check_timeout(loader: Any) -> None:
-    """Raises for a ``sample_timeout`` that is none, or that nobody could keep.
+    """Checks ``sample_timeout=``.
 
     Raises:
         UsageError: what is wrong, and what to do instead.
@@ -101,22 +102,24 @@ def check_timeout(loader: Any) -> None:
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < 1e6:
         raise UsageError(f"sample_timeout={seconds!r}: seconds, more than 0")
     if loader.num_workers == 0 and not loader.debug:
-        raise UsageError("sample_timeout wants workers: without any, nobody looks at the clock (num_workers=1)")
+        raise UsageError("sample_timeout needs workers: the time is checked from outside. Use num_workers=1")
     if loader._dataset_kind != _DatasetKind.Map:
-        raise UsageError("sample_timeout wants a map-style dataset: what a stream does for one sample only it knows; "
-                         "timeout= bounds the wait for a batch")  # fmt: skip
+        raise UsageError(
+            "sample_timeout needs a map-style dataset: which sample an iterator works on is not known. "
+            "Use timeout=, which bounds the wait for a batch"
+        )
     if loader.on_worker_death == "raise" and loader.worker_method != "thread":
-        raise UsageError('sample_timeout replaces the worker that hangs, and on_worker_death="raise" forbids that')
+        raise UsageError('sample_timeout replaces the worker that hangs, which on_worker_death="raise" does not allow')
     if is_stateful(loader.dataset) and loader.worker_method != "thread" and loader.num_workers > 0:
-        raise UsageError(f"sample_timeout replaces the worker that hangs, and {STATE}")
+        raise UsageError(f"sample_timeout replaces the worker that hangs, but {STATE}")
     if not LINUX:
-        raise UsageError(f"sample_timeout is not there on {sys.platform} yet, only on Linux")
+        raise UsageError(f"sample_timeout is not supported on {sys.platform}, only on Linux")
 
 
 def _check_death(loader: Any) -> None:
     how = loader.on_worker_death
     if how not in DEATH:
-        raise UsageError(f'on_worker_death={how!r}: "restart", "raise", or None: "restart" wherever that can be')
+        raise UsageError(f'on_worker_death={how!r}: use "restart", "raise", or None ("restart" where it is possible)')
     if how != "restart":
         return
     if loader.worker_method == "thread":
@@ -126,17 +129,17 @@ def _check_death(loader: Any) -> None:
         )
     if loader._dataset_kind != _DatasetKind.Map:
         raise UsageError(
-            'on_worker_death="restart" wants a map-style dataset: where in a stream a dead worker was, only its own '
-            "memory knew. Leave it out, and a death is torch's error"
+            'on_worker_death="restart" needs a map-style dataset: the position in an iterator dies with its worker. '
+            "Leave it out; a death is torch's error then"
         )
     if is_stateful(loader.dataset):
-        raise UsageError(f'on_worker_death="restart" starts another worker, and {STATE}')
+        raise UsageError(f'on_worker_death="restart" starts another worker, but {STATE}')
     if not LINUX:
-        raise UsageError(f'on_worker_death="restart" is not there on {sys.platform} yet, only on Linux')
+        raise UsageError(f'on_worker_death="restart" is not supported on {sys.platform}, only on Linux')
 
 
 def _check_context(loader: Any) -> None:
-    """Raises where torch's own iterator serves the loader and cannot do what is asked for."""
+    """Raises if torch's own iterator serves the loader and cannot do what is asked for."""
     context = loader.multiprocessing_context
     if loader.num_workers == 0 or loader.debug or starts_processes(context):
         return
@@ -156,13 +159,13 @@ def _check_context(loader: Any) -> None:
         )
 
 
-def ignored(loader: Any, *names: str) -> str:
-    """Which of these settings of a loader were given, in words; "" for none."""
+def ignored(loader: object, *names: str) -> str:
+    """The names of those of these settings that were given, as text; "" for none."""
     return ", ".join(name for name in names if getattr(loader, name, None) not in (None, 0, "raise"))
 
 
 def faults_of(loader: Any, state: Any) -> tuple[OnError, ErrorLog]:
-    """The policy of a loader that has one, and its account, which is kept from epoch to epoch in ``state``."""
+    """The policy of a loader that has one, and its error log, which lasts from epoch to epoch in ``state``."""
     from .error_log import ErrorLog  # and the list that it writes
 
     check(loader)

@@ -1,0 +1,90 @@
+"""What a new process is given: file descriptors, and an object that is pickled once for any number of processes."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+from collections.abc import Callable
+from multiprocessing import context as mp_context
+from multiprocessing import reduction
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Generic, Protocol, TypeVar
+
+T = TypeVar("T")
+_received: list[int] = []  # descriptors that came with the object that is being unpickled
+
+
+class _Duplicate(Protocol):
+    """multiprocessing's or ``_Index``: a descriptor on its way to another process."""
+
+    def detach(self) -> int: ...
+
+
+class Fd:
+    """A file descriptor that is handed to the child with its process object, under fork, spawn and forkserver."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __reduce__(self) -> tuple[Callable[[_Duplicate], Fd], tuple[_Duplicate]]:
+        return _arrived, (reduction.DupFd(self.fd),)
+
+
+def _arrived(duplicate: _Duplicate) -> Fd:
+    return Fd(duplicate.detach())
+
+
+class _Index:
+    """Stands in a pickled object for a descriptor: its index in the list that comes with the object."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def detach(self) -> int:
+        return os.dup(_received[self.index])
+
+
+class _Collector:
+    """What multiprocessing asks for while it pickles arguments (``get_spawning_popen``); keeps every descriptor."""
+
+    DupFd = _Index
+
+    def __init__(self) -> None:
+        self.fds: list[int] = []
+
+    def duplicate_for_child(self, fd: int) -> int:
+        self.fds.append(os.dup(fd))
+        return len(self.fds) - 1
+
+
+class Pickled(Generic[T]):
+    """An object pickled once for any number of processes, in anonymous shared memory, with the descriptors it holds."""
+
+    def __init__(self, obj: T) -> None:
+        collector: Any = _Collector()  # in the place of one of multiprocessing's own classes
+        before = mp_context.get_spawning_popen()
+        mp_context.set_spawning_popen(collector)
+        self.memory = Fd(os.memfd_create("stoker-spec", os.MFD_CLOEXEC))
+        try:
+            with open(self.memory.fd, "wb", closefd=False) as file:  # not by way of bytes: a dataset may be large
+                ForkingPickler(file).dump(obj)
+        except BaseException:
+            for fd in (self.memory.fd, *collector.fds):
+                os.close(fd)
+            raise
+        finally:
+            mp_context.set_spawning_popen(before)
+        self.fds = [Fd(fd) for fd in collector.fds]
+
+    def load(self) -> T:
+        """The object, in a process that was started with this."""
+        _received[:] = [fd.fd for fd in self.fds]
+        # Not read as a file: all processes share one offset.
+        obj: T = pickle.loads(mmap.mmap(self.memory.fd, 0, access=mmap.ACCESS_READ))
+        return obj
+
+    def close(self) -> None:
+        """Frees memory and descriptors."""
+        for fd in (self.memory, *self.fds):
+            os.close(fd.fd)

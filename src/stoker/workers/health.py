@@ -1,0 +1,98 @@
+"""Checks of worker processes: which have died, which take too long over a sample, which hang on a lock since a fork.
+
+The pool calls them while it waits for a result.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+
+from ..core import processes
+from ..core.errors import WorkerDiedError
+from ..core.warn import warn_user
+from ..transport.arena import TaskId
+from . import hangs
+from .fork_lock_detector import can_start_elsewhere
+from .launch import Launcher
+from .protocol import WorkerSpec
+from .worker_handle import ProcessState, WorkerHandle
+
+KILLED_S = 1.0  # how long one is waited for that was killed
+
+
+def has_ended(worker: WorkerHandle) -> bool:
+    """Whether a worker's process has ended, and the pool has not dealt with that yet."""
+    if worker.state is not ProcessState.RUNNING:
+        return False
+    return bool(worker.timeout_stack) or not processes.alive(worker.process)
+
+
+def died_error(dead: list[WorkerHandle], reason: str, epoch: int, shared: bool) -> WorkerDiedError:
+    """The error for workers that are gone unexpectedly.
+
+    Args:
+        dead: the workers.
+        reason: what is known of it; may be "".
+        epoch: the current one.
+        shared: any worker may take any task.
+    """
+    pids = ", ".join(str(w.process.pid) for w in dead if w.process.pid) or "none"
+    tasks = [w.current_task.number for w in dead if w.current_task is not None and w.current_task.epoch == epoch]
+    return WorkerDiedError(
+        f"DataLoader worker (pid(s) {pids}) exited unexpectedly{reason and f': {reason}'}",
+        [w.id for w in dead],
+        tasks if len(tasks) == len(dead) and shared else None,
+        [w.place for w in dead],
+    )
+
+
+def kill_late(workers: Iterable[WorkerHandle]) -> None:
+    """Kills workers that take too long over a sample, once they have written their stack. Writing it takes a while. A
+    worker that has gone on to another sample meanwhile is not killed."""
+    for worker in workers:
+        arena = worker.reader.arena
+        if not 0 < arena.position()[1] < time.monotonic_ns() or worker.state is not ProcessState.RUNNING:
+            continue
+        before = _where(worker)
+        if before[0] is None or not processes.alive(worker.process):
+            continue
+        pid = worker.process.pid
+        assert pid is not None
+        stack = hangs.stack(pid, arena.stack_fd)
+        if _where(worker) != before:
+            continue
+        worker.timeout_stack = stack
+        worker.process.kill()
+        worker.process.join(KILLED_S)  # what waits for a device or a file server may not even die
+        if _where(worker) != before:
+            arena.set_position(0, 0)  # it went on before the signal came: the sample it is at now is not to blame
+
+
+def _where(worker: WorkerHandle) -> tuple[TaskId | None, tuple[int, int]]:
+    arena = worker.reader.arena
+    return arena.current_task, arena.position()
+
+
+def replace_deadlocked(workers: Iterable[WorkerHandle], launcher: Launcher, spec: WorkerSpec) -> None:
+    """Warns of workers that hang on a lock since they were forked, and kills them where others can be started without
+    a fork of this process; the pool replaces them then."""
+    detector = launcher.fork_locks
+    if detector is None:
+        return
+    for worker in workers:
+        pid = worker.process.pid
+        if worker.is_gone or worker.leaving or worker.answered or pid is None or not detector.is_deadlocked(pid):
+            continue
+        text = detector.message(pid)
+        if spec.timed:
+            text += f"\nIts stack:\n{hangs.stack(pid, worker.reader.arena.stack_fd)}\n"
+        replace = spec.restart and (detector.closed or can_start_elsewhere(spec.dataset))
+        if replace and not detector.closed:
+            launcher.stop_forking()
+        remedy = "Restarting it with forkserver." if replace else 'Use multiprocessing_context="forkserver".'
+        warn_user(f"{text} {remedy}")
+        if replace:
+            os.kill(pid, signal.SIGKILL)

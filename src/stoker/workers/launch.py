@@ -1,0 +1,123 @@
+"""Starting one worker process: forked from this process, or, under spawn and forkserver, from a fork server."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import multiprocessing
+import multiprocessing.popen_fork  # here, else the first worker's start does it, on the way to the first batch
+import os
+import signal
+import threading
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING, Any, cast
+
+from ..core import processes
+from ..core.errors import UsageError, WorkerDiedError
+from ..transport.slots import own_fork
+from ..transport.task_queue import TaskQueue
+from . import native_threads, signals
+from .fork_lock_detector import ForkLockDetector
+from .handover import Fd
+from .process_main import Ends, main
+from .protocol import WorkerSpec
+from .worker_handle import WorkerHandle
+
+if TYPE_CHECKING:
+    from .fork_server import ForkServer
+
+SHORTAGES = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # of processes, descriptors, memory
+DESCRIPTORS_OF_A_FORK = 4  # multiprocessing leaks those that it got if it runs out of them half-way
+
+
+class Launcher:
+    """Starts the worker processes of one pool.
+
+    Args:
+        context: a multiprocessing context, or torch.multiprocessing itself.
+        spec: what each worker gets.
+
+    Attributes:
+        fork_server: the interpreter that workers are forked from; None where this process forks them.
+        fork_locks: finds workers that hang on a lock since they were forked; None where this process does not fork.
+    """
+
+    def __init__(self, context: Any, spec: WorkerSpec) -> None:
+        if not processes.starts_processes(context):  # a worker's code ends its process, and sets its signals
+            raise UsageError(f"{type(context).__name__} does not start processes by fork, spawn or forkserver")
+        self._context, self._spec = context, spec
+        self._owner = os.getpid()
+        self.fork_server: ForkServer | None = None
+        native_threads.look()  # once here, not in each fork
+        self.fork_locks = ForkLockDetector() if processes.method_of(context) == "fork" else None
+
+    def start(
+        self, worker: WorkerHandle, tasks: int, results: int, queue: TaskQueue | None, pipes: list[int]
+    ) -> BaseProcess:
+        """Starts a worker.
+
+        Args:
+            worker: the parent's side of it.
+            tasks, results: its ends of its pipes.
+            queue: of shared tasks.
+            pipes: the parent's ends of all pipes, which a forked worker closes.
+        """
+        method = processes.method_of(self._context)
+        # PR_SET_PDEATHSIG is about the thread that forked, and any other thread may end before the workers do.
+        known = method != "forkserver" and threading.current_thread() is threading.main_thread()
+        parent = self._owner if known else 0
+        interruptible = signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        memory = worker.reader.arena.fd
+        if method in ("spawn", "forkserver"):
+            fds = [tasks, results, memory]
+            fds += [queue.fd, queue.memory.fd] if queue is not None else []
+            server = self._running_fork_server(parent)
+            remote = server.start(worker.place, worker.id, fds, queue is not None, interruptible)
+            return cast(BaseProcess, remote)  # it has all that is used of one
+        shared = None if queue is None else (Fd(queue.fd), Fd(queue.memory.fd))
+        ends: Ends = Fd(tasks), Fd(results), Fd(memory), shared
+        to_close = pipes if method == "fork" else []
+        args = self._spec, worker.place, worker.id, ends, to_close, parent, interruptible
+        process: BaseProcess = self._context.Process(target=main, args=args)
+        process.daemon = True
+        _check_descriptors(DESCRIPTORS_OF_A_FORK, tasks)
+        with own_fork(), signals.waits() if method == "fork" else contextlib.nullcontext():
+            process.start()
+        return process
+
+    def _running_fork_server(self, parent: int) -> ForkServer:
+        reason = self.failure()
+        if reason:
+            raise WorkerDiedError(f"No worker can be started: {reason}.", [], [])
+        if self.fork_server is None or self.fork_server.killed:
+            from .fork_server import ForkServer
+
+            self.close(0.0)
+            self.fork_server = ForkServer(self._context, self._spec, parent)
+        return self.fork_server
+
+    def failure(self) -> str:
+        """Why no worker can be started any more; "" while one can."""
+        return "" if self.fork_server is None else self.fork_server.failure()
+
+    def stop_forking(self) -> None:
+        """From now on workers are started from a fork server. Those that were forked are still checked."""
+        assert self.fork_locks is not None
+        self.fork_locks.closed = True
+        self._context = multiprocessing.get_context("forkserver")
+
+    def close(self, leave_s: float) -> None:
+        """Ends the fork server. Its workers have gone."""
+        if self.fork_server is not None:
+            self.fork_server.close(leave_s)
+
+
+def _check_descriptors(n: int, fd: int) -> None:
+    """Raises OSError unless ``n`` more descriptors can be opened. ``fd`` is any that is open."""
+    copies: list[int] = []
+    try:
+        while len(copies) < n:
+            copies.append(os.dup(fd))
+    finally:
+        for copy in copies:
+            os.close(copy)

@@ -1,0 +1,169 @@
+"""The processes of one pool: their pipes, their memory, and what the pool polls."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from collections import deque
+from multiprocessing.process import BaseProcess
+
+from torch.utils.data._utils import signal_handling
+
+from ..core import processes
+from ..transport.arena import Arena
+from ..transport.messages import Outbox, Reader, Record
+from ..transport.slots import Locker, SlotReader
+from ..transport.task_queue import TaskQueue
+from .health import KILLED_S
+from .launch import Launcher
+from .worker_handle import ProcessState, WorkerHandle
+
+
+class ProcessTable:
+    """Starts and removes processes; the pool decides when.
+
+    Args:
+        launcher: starts one.
+        queue: of shared tasks.
+        arenas: memory that is used again; taken out of this list.
+        locker: page-locks the slots.
+
+    Attributes:
+        workers: by place.
+        processes: all that have not been joined.
+        readers: memory of all workers there were.
+        free_readers: memory of workers that have left.
+        ready: records that were read.
+        poll: results, and the death of a worker.
+    """
+
+    def __init__(
+        self, launcher: Launcher, queue: TaskQueue | None, arenas: list[SlotReader], locker: Locker | None
+    ) -> None:
+        self.launcher = launcher
+        self.workers: list[WorkerHandle] = []
+        self.processes: list[BaseProcess] = []
+        self.readers: list[SlotReader] = []
+        self.free_readers: list[SlotReader] = []
+        self.ready: deque[Record] = deque()
+        self.poll = select.poll()
+        self._queue = queue
+        self._arenas = arenas
+        self._locker = locker
+        self._by_inbox: dict[int, WorkerHandle] = {}
+        self._torch_has_pids = False
+
+    def prepare(self, n: int) -> None:
+        """Makes the memory of ``n`` workers. The first worker takes the first."""
+        self.free_readers = [self.take_reader() for _ in range(n)][::-1]
+
+    def take_reader(self) -> SlotReader:
+        """Memory for a worker."""
+        if self.free_readers:
+            return self.free_readers.pop()
+        reader = self._arenas.pop() if self._arenas else SlotReader(Arena())
+        reader.lock_with(self._locker)
+        self.readers.append(reader)
+        return reader
+
+    def free_place(self) -> int:
+        """A place whose worker is gone and whose results have been read, or a new one."""
+        unread = {r.worker for r in self.ready}
+        return next((w.place for w in self.workers if w.is_gone and w.place not in unread), len(self.workers))
+
+    def start(self, id_: int, place: int, reader: SlotReader) -> WorkerHandle:
+        """Starts a worker process."""
+        tasks, outbox = os.pipe()
+        try:
+            inbox, results = os.pipe()
+        except OSError:
+            os.close(tasks)
+            os.close(outbox)
+            raise
+        os.set_blocking(inbox, False)
+        worker = WorkerHandle(place, id_, reader, Outbox(outbox), Reader(inbox, self.ready))
+        self.workers[place : place + 1] = [worker]
+        self._by_inbox[inbox] = worker
+        pipes = [fd for w in self._by_inbox.values() for fd in (w.inbox.fd, w.outbox.fd)]
+        if self._queue is not None and self._queue.write_fd is not None:
+            pipes.append(self._queue.write_fd)
+        try:
+            worker.process = self.launcher.start(worker, tasks, results, self._queue, pipes)
+        except BaseException:
+            worker.leaving = True
+            worker.state = ProcessState.GONE
+            del self._by_inbox[inbox]
+            os.close(outbox)
+            os.close(inbox)
+            raise
+        finally:
+            os.close(tasks)
+            os.close(results)
+        self.processes.append(worker.process)
+        for poll in (self.poll, worker.poll):
+            poll.register(inbox, select.POLLIN)
+        self.poll.register(worker.process.sentinel, select.POLLIN)
+        return worker
+
+    def read(self, events: list[tuple[int, int]]) -> bool:
+        """Reads results into ``ready``. Returns whether the end of a process was among the events."""
+        ended = False
+        for fd, _ in events:
+            worker = self._by_inbox.get(fd)
+            if worker is None:
+                ended = True
+            elif not worker.inbox.feed():  # it has ended, or is about to
+                self.stop_polling(fd)
+                worker.poll.register(worker.process.sentinel, select.POLLIN)
+        return ended
+
+    def is_inbox(self, fds: set[int]) -> bool:
+        """Whether one of these descriptors is a result pipe."""
+        return any(fd in fds for fd in self._by_inbox)
+
+    def stop_polling(self, fd: int) -> None:
+        """Takes a descriptor out of all polls."""
+        for poll in (self.poll, *(w.poll for w in self.workers)):
+            with contextlib.suppress(KeyError):
+                poll.unregister(fd)
+
+    def remove(self, worker: WorkerHandle) -> None:
+        """Joins a process that has ended, and closes its pipes."""
+        worker.state = ProcessState.GONE
+        worker.process.join(KILLED_S if worker.timeout_stack else None)
+        self.processes.remove(worker.process)
+        if self._by_inbox.pop(worker.inbox.fd, None) is not None:
+            self.stop_polling(worker.inbox.fd)
+            os.close(worker.inbox.fd)
+            os.close(worker.outbox.fd)
+        self.stop_polling(worker.process.sentinel)
+
+    def enter_torch_pids(self) -> None:
+        """Enters the workers in torch's own table of pids: a SIGCHLD then raises in the main thread, with the signal's
+        name. Workers of a fork server are no children of this process: their sentinels report a death."""
+        self.remove_torch_pids()
+        if self.launcher.fork_server is None:
+            pids = tuple(w.process.pid or 0 for w in self.workers if w.is_active)
+            self._torch_has_pids = True  # first: Ctrl-C may come at any moment
+            signal_handling._set_worker_pids(id(self), pids)
+            signal_handling._set_SIGCHLD_handler()
+
+    def remove_torch_pids(self) -> None:
+        """Takes them out again."""
+        if self._torch_has_pids:
+            with contextlib.suppress(ValueError):  # interrupted before they were entered, or when they were taken out
+                signal_handling._remove_worker_pids(id(self))
+            self._torch_has_pids = False
+
+    def close(self, leave_s: float) -> None:
+        """Ends all processes, which have been told to leave, and frees the slots that the consumer does not hold."""
+        for worker in self._by_inbox.values():
+            os.close(worker.inbox.fd)
+            os.close(worker.outbox.fd)
+        if self._queue is not None:
+            self._queue.close()
+        processes.join(self.processes, leave_s)
+        self.launcher.close(leave_s)
+        for reader in self.readers:
+            reader.reclaim()

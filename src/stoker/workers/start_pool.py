@@ -1,0 +1,56 @@
+"""Starts a pool of worker processes, with fewer of them where the system is short of something."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..core.errors import BudgetError
+from ..core.options import Budget
+from ..core.warn import warn_user
+from ..transport.slots import Locker, SlotReader
+from .launch import SHORTAGES
+from .process_pool import ProcessPool
+from .protocol import WorkerSpec
+
+
+def start(
+    spec: WorkerSpec,
+    context: Any,
+    budget: Budget,
+    arenas: list[SlotReader],
+    locker: Locker | None,
+    parts: int = 0,
+    later: bool = False,
+) -> tuple[ProcessPool, WorkerSpec]:
+    """A pool, with fewer workers where the system has no processes, descriptors or memory for all of them.
+
+    Args:
+        spec, context, budget, arenas, locker: see ``ProcessPool``.
+        parts: of an iterable dataset, which a run keeps: then some workers have several.
+        later: see ``ProcessPool``.
+
+    Raises:
+        BudgetError: not one can be started.
+    """
+    wanted, reason = spec.num_workers, ""
+    while True:
+        try:
+            pool = ProcessPool(spec, context, budget, arenas, locker, later)
+            break
+        except OSError as e:
+            if e.errno not in SHORTAGES:
+                raise
+            reason = str(e.strerror)
+            if spec.num_workers == 1:
+                raise BudgetError(
+                    f"no worker can be started: {reason}. Use num_workers=0, which loads in this process, or raise the "
+                    "limits on open files and processes (ulimit -n, ulimit -u)"
+                ) from e
+            spec = replace(spec, num_workers=spec.num_workers // 2, shards=parts)
+            while len(arenas) > spec.num_workers:
+                arenas.pop().arena.close()  # descriptors may be what is short
+    if spec.num_workers != wanted:
+        same = "" if spec.task_seeds or parts else " Random augmentation depends on that number and so differs."
+        warn_user(f"{spec.num_workers} workers instead of {wanted}, because no more can be started: {reason}.{same}")
+    return pool, spec
