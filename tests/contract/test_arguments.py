@@ -228,7 +228,7 @@ def test_the_samplers_are_torchs() -> None:
 
 @pytest.mark.parametrize("kw", [{"max_errors": 3}, {"quarantine": "broken.jsonl"}], ids=str)
 def test_settings_for_samples_that_fail_want_a_policy(kw: dict[str, Any]) -> None:
-    with pytest.raises(stoker.core.errors.UsageError, match=f'{next(iter(kw))}= .* on_error="raise" does neither'):
+    with pytest.raises(stoker.core.errors.UsageError, match=f'{next(iter(kw))}= .* on_error="raise" does not do'):
         stoker.DataLoader(MAP, **kw)
     stoker.DataLoader(MAP, quarantine=None)
 

@@ -444,7 +444,7 @@ class Stream(IterableDataset):
         ({"on_error": "skip", "max_errors": 1.0}, r"max_errors=1\.0"),
         ({"on_error": "skip", "max_errors": True}, "max_errors=True"),
         ({"on_error": "skip", "batch_size": None, "refill": True}, "there is no batch"),
-        ({"on_error": "replace", "batch_size": None, "sampler": iter([])}, "only torch's own samplers say so"),
+        ({"on_error": "replace", "batch_size": None, "sampler": iter([])}, "those of torch's own samplers"),
     ],
     ids=str,
 )

@@ -179,7 +179,7 @@ class Stream(IterableDataset):
         (Hanging(), {"sample_timeout": True}, "more than 0"),
         (Hanging(), {"num_workers": 0}, "needs workers"),
         (Stream(), {}, "needs a map-style dataset"),
-        (Hanging(), {"on_worker_death": "raise"}, "forbids that"),
+        (Hanging(), {"on_worker_death": "raise"}, "does not allow"),
     ],
     ids=lambda x: str(x) if isinstance(x, dict) else "",
 )
