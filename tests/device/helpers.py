@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from stoker.device.prefetch import Full
+from stoker.device.prefetch import OutOfMemory
 
 
 class LateCopies:
@@ -22,7 +22,7 @@ class LateCopies:
 
     def send(self, batch: Any) -> tuple[Any, Any]:
         if self.held >= self.room:
-            raise Full("injected: out of memory")
+            raise OutOfMemory("injected: out of memory")
         self.held += 1
         self.most = max(self.most, self.held)
         moved = torch.full_like(batch, -1)

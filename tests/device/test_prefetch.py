@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 import stoker
 from stoker.core import nested as walk
 from stoker.core.errors import UsageError
-from stoker.device.prefetch import DeviceIter, Full, checked
+from stoker.device.prefetch import DeviceIter, OutOfMemory, checked
 from tests.contract import datasets as d
 from tests.device.helpers import LateCopies
 
@@ -43,10 +43,10 @@ def test_a_full_device_means_fewer_ahead_and_a_line_in_the_log(caplog: pytest.Lo
 def test_one_batch_that_does_not_fit_is_tried_again_and_then_an_error() -> None:
     class Never(LateCopies):
         def send(self, batch: Any) -> tuple[Any, Any]:
-            raise Full("injected: out of memory")
+            raise OutOfMemory("injected: out of memory")
 
     lane = Never()
-    with pytest.raises(Full):
+    with pytest.raises(OutOfMemory):
         next(DeviceIter(iter([torch.zeros(1)]), lane, 3))
     assert lane.spared == 1
 

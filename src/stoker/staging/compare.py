@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 import types
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -48,17 +49,18 @@ def _equal(a: Any, b: Any, seen: set[tuple[int, int]]) -> bool:
         return True
     seen.add((id(a), id(b)))
     if isinstance(a, dict):
-        same_keys = len(a) == len(b) and all(_equal(x, y, seen) for x, y in zip(a, b, strict=True))
-        return same_keys and all(_equal(x, y, seen) for x, y in zip(a.values(), b.values(), strict=True))
+        return _equal_items(a, b, seen) and _equal_items(a.values(), b.values(), seen)
     if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(_equal(x, y, seen) for x, y in zip(a, b, strict=True))
-    if isinstance(a, (set, frozenset)):
-        return bool(a == b)
+        return _equal_items(a, b, seen)
     if "PIL.Image" in sys.modules and isinstance(a, sys.modules["PIL.Image"].Image):
         return bool((a.mode, a.size) == (b.mode, b.size) and a.tobytes() == b.tobytes())
-    if isinstance(a, IDENTICAL):
+    if isinstance(a, (set, frozenset, *IDENTICAL)):
         return bool(a == b)
     return _equal_objects(a, b, seen)
+
+
+def _equal_items(a: Collection[object], b: Collection[object], seen: set[tuple[int, int]]) -> bool:
+    return len(a) == len(b) and all(_equal(x, y, seen) for x, y in zip(a, b, strict=True))
 
 
 def _equal_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Collection
 
 from torch.utils.data import IterableDataset
@@ -103,6 +104,9 @@ class Split:
     def __repr__(self) -> str:
         kept = sum(row.cached for row in self.rows)
         return f"<Split of {type(self.dataset).__name__}: {kept} of {len(self.rows)} stages are deterministic>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def split(dataset: MapDataset) -> Split:

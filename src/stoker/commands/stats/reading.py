@@ -81,6 +81,11 @@ def mean_std(
     Source:
         Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
     """
+    _check(samples, seed, layout, num_workers)
+    return _measured(as_loader(loader, name=name), name, key, samples, seed, layout, num_workers, progress)
+
+
+def _check(samples: int | None, seed: int, layout: str | None, num_workers: int | str) -> None:
     if samples is not None and (not isinstance(samples, int) or samples < 1):
         raise UsageError(f"samples={samples!r}: a whole number, at least 1, or None for all")
     if not isinstance(seed, int) or not 0 <= seed < 1 << 63:
@@ -89,7 +94,18 @@ def mean_std(
         raise UsageError(f"layout={layout!r}: one of {', '.join(LAYOUTS)}, or None")
     if num_workers != "auto" and (not isinstance(num_workers, int) or num_workers < 0):
         raise UsageError(f'num_workers={num_workers!r}: a whole number, at least 0, or "auto"')
-    inner = as_loader(loader, name=name)
+
+
+def _measured(
+    inner: LoaderLike,
+    name: str,
+    key: str | None,
+    samples: int | None,
+    seed: int,
+    layout: str | None,
+    num_workers: int | str,
+    progress: Callable[[str], None] | None,
+) -> ImageStats:
     keys, of = _keys(inner, samples, seed)
     if of is None and isinstance(inner.dataset, IterDataPipe) and num_workers not in ("auto", 0, 1):
         raise UsageError("an IterDataPipe is read by one worker here: leave out num_workers (--num-workers)")
@@ -106,14 +122,7 @@ def mean_std(
         if progress is not None:
             progress(samples_done(done, samples if of is None else len(keys), sweep.seconds, len(sweep.failed)))
 
-    try:
-        sweep.run(take, report)
-    except StokerError:
-        raise
-    except Exception as e:  # of an iterable dataset, or of worker_init_fn
-        last_line = (str(e).strip().splitlines() or [""])[-1]  # after the traceback of an error from a worker
-        message = f"{type(e).__name__}: {last_line.removeprefix(f'{type(e).__name__}: ')}"
-        raise StokerError(f"reading {name} failed: {message}") from e
+    _run(sweep, name, take, report)
     failed = tuple(Failed(f.index, f.file or None, f.error.removeprefix("NoImage: ")) for f in sweep.failed)
     if not record.groups:
         _raise_nothing_read(name, sweep.failed)
@@ -131,6 +140,18 @@ def mean_std(
         sweep.seconds,
         sweep.workers,
     )
+
+
+def _run(sweep: Sweep, name: str, take: Callable[[Record], None], report: Callable[[], None]) -> None:
+    """Reads all samples. An error of a sample is in its record; any other ends the reading."""
+    try:
+        sweep.run(take, report)
+    except StokerError:
+        raise
+    except Exception as e:  # of an iterable dataset, or of worker_init_fn
+        last_line = (str(e).strip().splitlines() or [""])[-1]  # after the traceback of an error from a worker
+        message = f"{type(e).__name__}: {last_line.removeprefix(f'{type(e).__name__}: ')}"
+        raise StokerError(f"reading {name} failed: {message}") from e
 
 
 def _record(key: str | None, layout: str | None, streams: bool, source: Any, index: Any) -> Record:
