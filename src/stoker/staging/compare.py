@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,10 +49,9 @@ def _equal(a: Any, b: Any, seen: set[tuple[int, int]]) -> bool:
         return True
     seen.add((id(a), id(b)))
     if isinstance(a, dict):
-        same_keys = len(a) == len(b) and all(_equal(x, y, seen) for x, y in zip(a, b, strict=True))
-        return same_keys and all(_equal(x, y, seen) for x, y in zip(a.values(), b.values(), strict=True))
+        return _equal_items(list(a), list(b), seen) and _equal_items(list(a.values()), list(b.values()), seen)
     if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(_equal(x, y, seen) for x, y in zip(a, b, strict=True))
+        return _equal_items(a, b, seen)
     if isinstance(a, (set, frozenset)):
         return bool(a == b)
     if "PIL.Image" in sys.modules and isinstance(a, sys.modules["PIL.Image"].Image):
@@ -59,6 +59,10 @@ def _equal(a: Any, b: Any, seen: set[tuple[int, int]]) -> bool:
     if isinstance(a, IDENTICAL):
         return bool(a == b)
     return _equal_objects(a, b, seen)
+
+
+def _equal_items(a: Sequence[object], b: Sequence[object], seen: set[tuple[int, int]]) -> bool:
+    return len(a) == len(b) and all(_equal(x, y, seen) for x, y in zip(a, b, strict=True))
 
 
 def _equal_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
