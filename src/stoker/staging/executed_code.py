@@ -96,17 +96,23 @@ class Executed:
         bound = frame.f_locals.get(first) if first else None
         if bound is not None and not isinstance(bound, type):
             self._classes[type(bound)] = None
-        if bound is not None and bound is not self._dataset and not code.co_filename.startswith(PACKAGE):
-            for name in names_stored(code):
-                objects = self.stored.setdefault(name, [])
-                if len(objects) < OBJECTS and not any(x is bound for x in objects):
-                    objects.append(bound)
-        if code in self._run or code.co_filename.startswith(PACKAGE):
+        if code.co_filename.startswith(PACKAGE):
+            return
+        if bound is not None and bound is not self._dataset:
+            self._note_stored(code, bound)
+        if code in self._run:
             return
         self._run.add(code)
         self._note(code, frame.f_globals)
         if bound is self._dataset:
             self._note_changes(code, first)
+
+    def _note_stored(self, code: types.CodeType, bound: object) -> None:
+        """A method of an object runs: notes the attributes that it assigns to."""
+        for name in names_stored(code):
+            objects = self.stored.setdefault(name, [])
+            if len(objects) < OBJECTS and not any(x is bound for x in objects):
+                objects.append(bound)
 
     def _note_call(self, caller: types.CodeType, called: Any) -> None:
         try:
