@@ -170,7 +170,7 @@ def test_no_slot_of_a_thread_is_written_before_the_device_has_read_it(seed: int)
     assert device.calls["fence"] > 20
     assert writer.slots < 100  # slots do come back
     let_go(rng, device, locker, held)
-    assert not writer._waits
+    assert not writer._locked_in_use
     assert locker.locked == sum(device.registered.values()) > 0
     del writer, held
     gc.collect()

@@ -36,7 +36,7 @@ def test_a_full_device_means_fewer_ahead_and_a_line_in_the_log(caplog: pytest.Lo
     with caplog.at_level(logging.WARNING, "stoker.device.prefetch"):
         got = list(DeviceIter(iter(map(torch.tensor, range(9))), lane, 4))
     assert [int(x) for x in got] == list(range(9))
-    assert [r.getMessage() for r in caplog.records][-1].startswith("the device is out of memory: 2 batch(es)")
+    assert [r.getMessage() for r in caplog.records][-1].startswith("the device is out of memory: copying 2 batch(es)")
     assert not lane.spared
 
 
