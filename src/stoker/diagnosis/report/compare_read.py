@@ -226,7 +226,8 @@ def _measured(report: _Report) -> Iterator[Measured]:
 
 
 def _run_figures(loader: _Loader) -> dict[str, float]:
-    _numbers({"batches": loader.batches, "samples": loader.samples, "epochs": loader.epochs})
+    for name in ("batches", "samples", "epochs", "wait_s", "step_s"):
+        _check(name, getattr(loader, name))
     loop_s, stages = loader.busy_s, loader.stages
     tasks, batches, pss = stages.worker.tasks, loader.batches, loader.memory.worker_pss
     return _numbers(
@@ -271,10 +272,15 @@ def _each(total: float, count: int) -> float | None:
 
 def _numbers(figures: Mapping[str, float | None]) -> dict[str, float]:
     """Those that are known."""
-    for name, x in figures.items():
-        if x is not None and not 0 <= x <= MAX_NUMBER:
-            raise ValueError(f"{name} is not between 0 and {MAX_NUMBER:g}")
-    return {name: x for name, x in figures.items() if x is not None}
+    found = {name: x for name, x in figures.items() if x is not None}
+    for name, x in found.items():
+        _check(name, x, 2 * MAX_NUMBER)  # waiting and steps were added
+    return found
+
+
+def _check(name: str, x: float, most: float = MAX_NUMBER) -> None:
+    if not 0 <= x <= most:
+        raise ValueError(f"{name} is not between 0 and {most:g}")
 
 
 def _plain(settings: Settings) -> Settings:
