@@ -419,8 +419,8 @@ class Spins(Dataset):
 @pytest.fixture
 def threads_won(monkeypatch: pytest.MonkeyPatch) -> None:
     """``stoker tune`` found two threads to be best."""
-    found = {"thread": 2, "rate": 1.0, "num_workers": 2}
-    monkeypatch.setattr(profile, "find", lambda loader: (dict(found), "stoker tune, today"))
+    found = profile.Tuned("thread", 2, 1.0)
+    monkeypatch.setattr(profile, "find", lambda loader: (found, "stoker tune, today"))
 
 
 def test_auto_takes_processes_where_nothing_is_known(caplog: Any) -> None:

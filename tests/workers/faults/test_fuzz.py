@@ -271,20 +271,19 @@ def test_profiles(tmp_path: Path, content: Any) -> None:
         patch.setenv("STOKER_PROFILES", str(tmp_path))
         one = loader("auto")  # type: ignore[arg-type]
         path = profile.path_of(one)
+        tuned = profile.Tuned("process", 2, 1.0)
         if not isinstance(content, bytes):
-            profile.save(one, {"process": 2, "rate": 1.0, "num_workers": 2})
+            profile.save(one, tuned)
             kept = json.loads(path.read_text())
-            entry = kept["entries"][0]
-            for key in content.draw(st.lists(st.sampled_from(["answer", "at", "key"]), max_size=2)):
+            entry = kept[0]
+            for key in content.draw(st.lists(st.sampled_from(["tuned", "at", "key"]), max_size=2)):
                 entry[key] = content.draw(anything)
-            if isinstance(entry["answer"], dict):
-                entry["answer"] |= content.draw(st.dictionaries(st.sampled_from(["process", "rate"]), anything))
+            if isinstance(entry["tuned"], dict):
+                entry["tuned"] |= content.draw(st.dictionaries(st.sampled_from(["num_workers", "rate"]), anything))
             content = json.dumps(kept).encode()
         path.write_bytes(content)
         found, words = profile.find(one)
         assert isinstance(words, str)
-        if found is not None:
-            assert isinstance(found.get("process", 1), int)
-            float(found.get("rate", 0.0))
-        assert profile.save(one, {"process": 2, "rate": 1.0, "num_workers": 2}) == path
-        assert profile.find(one)[0] == {"process": 2, "rate": 1.0, "num_workers": 2}
+        assert found is None or isinstance(found, profile.Tuned)
+        assert profile.save(one, tuned) == path
+        assert profile.find(one)[0] == tuned
