@@ -138,7 +138,7 @@ def test_the_way_to_a_goal_between_two_counts_ends() -> None:
 
 
 def test_no_more_workers_than_help() -> None:
-    r = stoker.tune(DataLoader(Burns(), batch_size=8), budget_s=4)
+    r = stoker.tune(DataLoader(Burns(), batch_size=8), budget_s=3)
     assert r.best.num_workers <= r.limits[0].most
     assert {g.guess.name for g in r.guesses} >= {"as many as cores", "four per GPU", "batch / GPUs", "batch / CPUs"}
     assert all(g.how for g in r.guesses)
