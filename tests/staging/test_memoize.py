@@ -23,7 +23,7 @@ SIZE = 24
 def slow_array(seed: int) -> np.ndarray[Any, Any]:
     """Work that takes some milliseconds and depends on its argument alone."""
     x = np.arange(4096.0).reshape(64, 64)
-    for _ in range(300):
+    for _ in range(60):
         x = np.sin(x) + seed
     return np.full((8, 8), seed, np.float32)
 

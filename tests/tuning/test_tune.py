@@ -125,7 +125,7 @@ def test_what_waits_gets_many_workers_and_says_what_bound_them() -> None:
 
 
 def test_no_more_workers_than_help() -> None:
-    r = stoker.tune(DataLoader(Burns(), batch_size=8), budget_s=4)
+    r = stoker.tune(DataLoader(Burns(), batch_size=8), budget_s=3)
     assert r.best.num_workers <= r.limits[0].most
     assert {g.name for g in r.guesses} >= {"as many as cores", "four per GPU", "batch / GPUs", "batch / CPUs"}
     assert all(g.how for g in r.guesses)
