@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from ...core.errors import UsageError
-from .schema import SCHEMA, Finding, LoaderReport
+from .schema import SCHEMA, LoaderReport
 
 MAX_BYTES = 64 << 20  # of a file; a report has some kilobytes
 MAX_NUMBER = 1e15  # no clock, memory or count gets there, and sums of such numbers are still numbers
@@ -29,6 +29,11 @@ Settings = dict[str, object]
 class _Loader(LoaderReport):
     # As it stands in the file: a setting that one report lacks is not compared.
     settings: Settings = msgspec.field(default_factory=dict)  # type: ignore[assignment]
+
+
+class _Finding(Struct):
+    cause: str
+    share: float
 
 
 class _Gpu(Struct):
@@ -51,7 +56,7 @@ class _Report(Struct, kw_only=True):
     machine: _Machine = msgspec.field(default_factory=_Machine)
     partial: bool = False
     exit_code: int = 0
-    findings: list[Finding] = []
+    findings: list[_Finding] = []
     verdict: str = ""
 
 

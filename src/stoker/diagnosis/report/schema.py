@@ -262,7 +262,7 @@ class Finding(Struct):
     """
 
     cause: str
-    share: float
+    share: float = 0.0
     evidence: JsonObject = {}
     fix: str = ""
     predicted_speedup: float | None = None
