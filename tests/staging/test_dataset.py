@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset
 
@@ -533,7 +534,7 @@ def equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])  # a busy machine draws slowly
+@hypothesis_settings(suppress_health_check=[HealthCheck.too_slow])  # a busy machine draws slowly
 @given(samples, st.booleans())
 def test_a_sample_comes_back_as_it_was(sample: Any, dense: bool) -> None:
     words, leaves = take(sample, dense)
@@ -543,7 +544,7 @@ def test_a_sample_comes_back_as_it_was(sample: Any, dense: bool) -> None:
         assert size in (None, leaf.nbytes)
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
+@hypothesis_settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(samples, min_size=1, max_size=40), st.integers(0, 99))
 def test_a_store_gives_back_what_it_let_in(given_samples: list[Any], seed: int) -> None:
     n, budget = len(given_samples), 1 << 22
