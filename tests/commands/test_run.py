@@ -397,7 +397,7 @@ sys.exit(cli.main(["run", {str(script(tmp_path, "raise SystemExit(7)"))!r}]))
 """
     p = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert p.returncode == 7
-    assert ("stoker's fault" in p.stderr) == ("KeyError" in error)
+    assert ("a bug in stoker" in p.stderr) == ("KeyError" in error)
     assert "cpu_ns" in p.stderr or "No space left" in p.stderr
 
 
