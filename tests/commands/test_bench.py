@@ -307,7 +307,7 @@ def test_the_copy_to_a_device_stands_beside_it(monkeypatch: pytest.MonkeyPatch) 
         return to(t, *args, **kw)
 
     monkeypatch.setattr(bench, "accelerator", lambda: device)
-    monkeypatch.setattr(bench, "_synchronize", lambda: waited.append(len(copied)))
+    monkeypatch.setattr(bench, "synchronize", lambda: waited.append(len(copied)))
     monkeypatch.setattr(torch.Tensor, "to", spied)
     found = measure(DataLoader(Rows(), batch_size=4), 8)
     assert found.device == "meta"

@@ -280,10 +280,10 @@ from stoker.loader.engine import budget
 from stoker.loader.auto import limits, profile
 loader = DataLoader([1, 2])
 for _ in range(2):
-    print(profile.key_of(loader)["machine"]["gpus"])
+    print(profile.key_of(loader)["machine gpus"])
     limits.limits(waits=0.0, each=1 << 20, nbytes=1 << 20, prefetch=2, budget=budget())
 """
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
-    assert out.stdout == "['NVIDIA X']\n" * 2, out.stderr
+    assert out.stdout == "NVIDIA X\n" * 2, out.stderr
     assert (tmp_path / "log").read_text() == "asked\n"

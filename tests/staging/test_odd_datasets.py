@@ -624,8 +624,8 @@ class Noting(torch.utils.data.Dataset[Any]):
 @pytest.mark.filterwarnings("error::stoker.core.errors.StokerWarning")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_transforms_note_and_never_read_is_no_change(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.staging.dataset.CHECK_S", 0.0)  # it is looked at each batch
-    monkeypatch.setattr("stoker.staging.dataset.CHECK_SHARE", 0)
+    monkeypatch.setattr("stoker.staging.change_watch.CHECK_S", 0.0)  # it is looked at each batch
+    monkeypatch.setattr("stoker.staging.change_watch.CHECK_SHARE", 0)
 
     def batches(dataset: Any) -> list[Any]:
         torch.manual_seed(3)

@@ -110,7 +110,7 @@ def _folders_named_by(dataset: object) -> list[str]:
     out: list[str] = []
     for _, x in walk(dataset):
         for v in attributes(x).values():
-            if v and isinstance(v, (str, bytes, os.PathLike)) and len(out) < MAX_FOLDERS:
+            if isinstance(v, (str, bytes, os.PathLike)) and v and len(out) < MAX_FOLDERS:
                 with contextlib.suppress(OSError, ValueError):
                     if os.path.isdir(v) and os.fsdecode(v) not in out:
                         out.append(os.fsdecode(v))
