@@ -162,7 +162,7 @@ class Staged(Dataset[Sample]):
             CachePlan(
                 cache=self.cache,
                 samples=self.samples,
-                slots=self.samples if self._table is None else self._table.slots,
+                slots=self.capacity,
                 budgets=self._budgets,
                 folder=self._folder,
                 memories=memories,
@@ -305,6 +305,11 @@ class Staged(Dataset[Sample]):
         """The cache in one line."""
         text = CacheState.NONE.value if self._store is None else self._store.describe()
         return text if self._device is None else f"{text}; {self._device.describe()}"
+
+    @property
+    def capacity(self) -> int:
+        """The most that its cache can hold: samples, or results of calls."""
+        return self.samples if self._table is None else self._table.slots
 
     @property
     def usable(self) -> bool:

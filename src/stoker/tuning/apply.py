@@ -155,32 +155,24 @@ class ManagedDataset:
             self.dataset = dataset
             self.staged.replace_dataset(dataset)
 
-    def in_script(self, loader: LoaderLike) -> Iterator[Batch] | None:
-        """An iterator over the epoch that begins, if it is to be made in the script's own process.
-
-        ``loader.dataset`` is the staged one.
-        """
+    def is_for_script(self, loader: LoaderLike) -> bool:
+        """Whether the epoch that begins is to be made in the script's own process."""
         staged, found = self.staged, self.found
         if staged is None or found is None or found.changes or not staged.usable:
-            return None
+            return False
         epochs = loader.__dict__.get("_stoker_epochs")
         if epochs is None:
             plan, memo = found.plan, found.memo
             sample_s = plan.read_s + plan.tail_s if plan is not None else 0.0 if memo is None else memo.served_s
             epochs = loader.__dict__["_stoker_epochs"] = CachedEpochs(sample_s, int(loader.num_workers), cores_here())
-        is_filled = epochs.is_filled(staged.account.filled, staged.slots)
+        is_filled = epochs.is_filled(staged.account.filled, staged.capacity)
         if is_filled and "_stoker_in_workers" not in loader.__dict__:
-            with engine.with_dataset(loader, self.dataset):
-                loader.__dict__["_stoker_in_workers"] = why_not(loader)
+            loader.__dict__["_stoker_in_workers"] = why_not(loader)
         may = is_filled and not loader.__dict__["_stoker_in_workers"]
         if epochs.choose(state_of(loader).metrics.by_epoch, may) is not Maker.SCRIPT:
-            return None
+            return False
         staged._begin()
-        if not (staged.usable and staged.account.filled):
-            return None
-        it = _made_by_script(loader)
-        self.by_script = self.by_script or it is not None
-        return it
+        return staged.usable and staged.account.filled > 0
 
     def report(self) -> JsonObject:
         """What a report says of the cache."""
@@ -223,19 +215,23 @@ def why_it_does_not_pay(plan: Plan) -> str:
     )
 
 
-def _made_by_script(loader: LoaderLike) -> Iterator[Batch] | None:
-    """An iterator without workers that gives the batches of the loader's workers."""
-    if not isinstance(loader.num_workers, AutoWorkers):
-        with contextlib.suppress(Exception):  # generators that cannot be copied; nothing is drawn yet
-            return EmulatedWorkersIter(loader)
-        return None
-    count, prefetch = loader.num_workers, loader.prefetch_factor
-    loader.num_workers, loader.prefetch_factor = AutoWorkers(0), None
-    try:
-        it: Iterator[Batch] = engine.get_iterator(loader)
-        return it
-    finally:
-        loader.num_workers, loader.prefetch_factor = count, prefetch
+def _made_by_script(loader: LoaderLike, known: ManagedDataset) -> Iterator[Batch] | None:
+    """An iterator without workers that gives the batches of the loader's workers; None where it cannot be made."""
+    with engine.with_dataset(loader, known.staged):
+        if isinstance(loader.num_workers, AutoWorkers):
+            count, prefetch = loader.num_workers, loader.prefetch_factor
+            loader.num_workers, loader.prefetch_factor = AutoWorkers(0), None
+            try:
+                it: Iterator[Batch] = engine.get_iterator(loader)
+            finally:
+                loader.num_workers, loader.prefetch_factor = count, prefetch
+        else:
+            try:
+                it = EmulatedWorkersIter(loader)
+            except Exception:  # generators that cannot be copied; nothing is drawn yet
+                return None
+    known.by_script = True
+    return it
 
 
 def attach(module: Any, applied: JsonObject) -> None:
@@ -248,16 +244,19 @@ def attach(module: Any, applied: JsonObject) -> None:
     """
 
     def _get_iterator(loader: LoaderLike) -> Iterator[Batch]:
-        known: ManagedDataset | None = None
+        staged: Staged | None = None
+        it: Iterator[Batch] | None = None
         with _left_as_it_is(loader):
             known = _manage(loader, applied) if _is_manageable(loader) else None
-        with engine.with_dataset(loader, None if known is None else known.staged):
-            it = None if known is None else known.in_script(loader)
-            if it is None:
+            staged = None if known is None else known.staged
+            if known is not None and known.is_for_script(loader):
+                it = _made_by_script(loader, known)
+        if it is None:
+            with engine.with_dataset(loader, staged):
                 it = engine.get_iterator(loader)
-            elif isinstance(it, EmulatedWorkersIter):
-                loader.check_worker_number_rationality()  # type: ignore[attr-defined]  # as torch does
-            return it
+        elif isinstance(it, EmulatedWorkersIter):
+            loader.check_worker_number_rationality()  # type: ignore[attr-defined]  # as torch does
+        return it
 
     module.DataLoader._get_iterator = _get_iterator
 
