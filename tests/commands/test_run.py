@@ -64,6 +64,41 @@ def test_loading_in_the_main_process_is_named(tmp_path: Path) -> None:
     assert 0 < found["share"] <= 1
 
 
+STAGED = """
+import random, time, torch
+from torch.utils.data import DataLoader, Dataset
+
+
+class Files(Dataset):
+    def __len__(self):
+        return 96
+
+    def __getitem__(self, i):
+        time.sleep(0.003)
+        x = torch.full((32, 32), float(i))
+        return x + random.random(), i
+
+
+torch.manual_seed(0)
+loader = DataLoader(Files(), batch_size=8, shuffle=True, num_workers=2)
+for epoch in range(5):
+    print([(i.tolist(), (x[:, 0, 0] - i).tolist()) for x, i in loader])
+"""
+
+
+def test_apply_gives_a_script_its_own_batches_sooner(tmp_path: Path) -> None:
+    """The whole way of ``--apply``: the trial, a cache that workers fill, and epochs that are made without them."""
+    path = script(tmp_path, STAGED)
+    plain = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120)
+    p = stoker(tmp_path, "--apply", path)
+    assert p.returncode == 0, p.stderr
+    (settings,) = report(tmp_path)["applied"]["settings"].values()
+    assert settings["cache"]["filled"] == 96
+    if settings["to"]["num_workers"] == 2:  # else there are more cores than workers, and more workers draw otherwise
+        assert p.stdout == plain.stdout
+    assert "in the script's own process" in settings["reason"]
+
+
 @pytest.mark.slow
 def test_apply_and_compare(tmp_path: Path) -> None:
     # It draws, so that it cannot be staged and workers are what pays.

@@ -160,7 +160,7 @@ def test_looks_rest_and_leave_the_switch_interval_as_it_was(
             usual = own_s
     looks.end()
     for thread in threading.enumerate():  # its last act is to set the interval, which the next test has chosen by then
-        if thread.name == "stoker_looks":
+        if thread.name == "stoker_sampler":
             thread.join(60)
     assert seen == ({usual, SWITCH_S} if own_s is None else {0.005, SWITCH_S, own_s})
     assert looks.counts

@@ -102,20 +102,20 @@ def test_epochs_that_were_left_and_what_came_between(workers: int) -> None:
 @pytest.mark.slow
 def test_no_thread_of_it_stays() -> None:
     """A notebook watches again and again."""
-    others = [t for t in threading.enumerate() if t.name == "stoker_looks"]
+    others = [t for t in threading.enumerate() if t.name == "stoker_sampler"]
     for cls in (DataLoader, stoker.DataLoader) * 2:
         loader = cls(Slow(), batch_size=8)
         with stoker.watch():
             epoch(loader)
             it = iter(loader)
             next(it)
-            looking = [t for t in threading.enumerate() if t.name == "stoker_looks" and t not in others]
+            looking = [t for t in threading.enumerate() if t.name == "stoker_sampler" and t not in others]
             assert looking
         epoch(loader)
         next(it)
         for thread in looking:
             thread.join(60)
-        assert not [t for t in threading.enumerate() if t.name == "stoker_looks" and t not in others]
+        assert not [t for t in threading.enumerate() if t.name == "stoker_sampler" and t not in others]
         assert not any(t.is_alive() for t in looking)
 
 

@@ -14,7 +14,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_worker_info
 
 import stoker
-from stoker.loader.emulated_workers import EmulatedWorkersIter
+from stoker.core.options import AutoWorkers
+from stoker.loader.emulated_workers import EmulatedWorkersIter, SeededTasksIter
 from stoker.workers.native_threads import OneThread
 from tests.contract.trace import canon
 
@@ -178,3 +179,37 @@ def test_one_thread_is_one_thread_and_then_as_before() -> None:
             assert torch.get_num_threads() == before
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
+
+
+class HereSeeded(DataLoader[Any]):
+    """With random state set for each task, as ``--apply`` does where it changes the number of workers."""
+
+    def _get_iterator(self) -> Any:
+        self.num_workers = AutoWorkers(2)
+        return SeededTasksIter(self)
+
+
+class Simple(OwnGenerators):
+    def __getitem__(self, i: int) -> Any:
+        drawn = random.gauss(0, 1), np.random.randn(), torch.randn(())
+        return i, drawn, self.rng.random(), self.flip["flip"].random()
+
+
+class Seeded(stoker.DataLoader[Any]):
+    def __init__(self, dataset: Any, **settings: Any) -> None:
+        super().__init__(dataset, task_seeds=True, **settings)
+
+
+def test_the_same_with_task_seeds() -> None:
+    settings: dict[str, Any] = {"num_workers": 2, "batch_size": 4, "shuffle": True}
+    assert epochs(HereSeeded, Simple(), **settings) == epochs(Seeded, Simple(), **settings)
+
+
+@pytest.mark.parametrize("cls", [Here, HereSeeded])
+def test_two_loaders_in_step_draw_their_orders_as_with_workers(cls: type[DataLoader[Any]]) -> None:
+    def orders(cls: type[DataLoader[Any]]) -> list[Any]:
+        torch.manual_seed(7)
+        one, two = (cls(list(range(20)), batch_size=3, shuffle=True, num_workers=2) for _ in range(2))
+        return [(a.tolist(), b.tolist()) for a, b in zip(one, two, strict=True)]
+
+    assert orders(cls) == orders(DataLoader)

@@ -21,6 +21,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,9 +39,10 @@ from ..workers.collate import SlotCollate
 from ..workers.exceptions import Caught
 from ..workers.fetcher import BatchFetcher
 from ..workers.native_threads import OneThread
+from .inline_iterator import here
 
 
-class EmulatedWorkersIter(_BaseDataLoaderIter):
+class WorkerlessIter(_BaseDataLoaderIter):
     """Iterates over a loader as torch's iterator with ``num_workers`` processes does, in the consumer's process.
 
     The sampler is read as far ahead as torch reads it, since a sampler may draw from a generator that the script uses.
@@ -48,6 +50,69 @@ class EmulatedWorkersIter(_BaseDataLoaderIter):
     Args:
         loader: torch's ``DataLoader`` or a subclass, map-style, ``num_workers`` > 0, without ``persistent_workers``,
             ``worker_init_fn`` and ``timeout``. ``loader.dataset`` is read here.
+    """
+
+    def __init__(self, loader: LoaderLike) -> None:
+        super().__init__(loader)  # type: ignore[arg-type]  # draws the base seed
+        self._workers: list[object] = []  # frameworks look for it
+        self._indices: deque[Index] = deque()
+        self._made = 0
+        for _ in range((loader.prefetch_factor or 2) * self._num_workers):
+            self._draw()
+
+    def _run(self, number: int, indices: Index) -> Batch:
+        """The batch of a task, or the error in its place."""
+        raise NotImplementedError
+
+    def _draw(self) -> None:
+        """Reads the sampler for one task more."""
+        try:
+            self._indices.append(self._next_index())  # type: ignore[no-untyped-call]
+        except StopIteration:
+            return
+
+    def _next_data(self) -> Batch:
+        if not self._indices:
+            raise StopIteration
+        batch = self._run(self._made, self._indices.popleft())
+        self._made += 1
+        self._draw()
+        if isinstance(batch, ExceptionWrapper):
+            batch.reraise()
+        if self._pin_memory:
+            batch = pin(batch, self._pin_memory_device)
+        return batch
+
+    def _shutdown_workers(self) -> None:
+        """There are none; frameworks call it."""
+
+
+class SeededTasksIter(WorkerlessIter):
+    """For a loader whose random state is set for each task, so a batch does not depend on its worker."""
+
+    class _Epoch(NamedTuple):
+        base_seed: int
+        epoch: int = 0  # of an iterator, whose workers would be new
+
+    def __init__(self, loader: LoaderLike) -> None:
+        super().__init__(loader)
+        self._make = here(
+            loader.dataset,
+            self._auto_collation,
+            self._collate_fn,
+            self._drop_last,
+            self._Epoch(int(self._base_seed)),
+        )
+
+    def _run(self, number: int, indices: Index) -> Batch:
+        try:
+            return self._make(number, indices)
+        except Exception:
+            return Caught(f"in DataLoader worker process {number % self._num_workers}", self._dataset, "")
+
+
+class EmulatedWorkersIter(WorkerlessIter):
+    """For a loader with torch's seeds.
 
     Raises:
         Exception: whatever an object that leads to a random generator says to being copied. Nothing is drawn then.
@@ -55,14 +120,9 @@ class EmulatedWorkersIter(_BaseDataLoaderIter):
 
     def __init__(self, loader: LoaderLike) -> None:
         own = [copies(loader.dataset, loader.collate_fn) for _ in range(loader.num_workers)]
-        super().__init__(loader)  # type: ignore[arg-type]  # draws the base seed
-        self._workers: list[object] = []  # frameworks look for it
+        super().__init__(loader)
         self._one_thread = OneThread()
         self._emulated = [self._emulate(worker, *of_worker) for worker, of_worker in enumerate(own)]
-        self._indices: deque[Index] = deque()
-        self._made = 0
-        for _ in range((loader.prefetch_factor or 2) * self._num_workers):
-            self._draw()
 
     def _emulate(self, number: int, dataset: object, collate_fn: Callable[..., Batch]) -> _Worker:
         info = torch_worker.WorkerInfo(
@@ -75,29 +135,9 @@ class EmulatedWorkersIter(_BaseDataLoaderIter):
         fetcher = BatchFetcher(_DatasetKind.Map, dataset, self._auto_collation, collate, self._drop_last)
         return _Worker(int(self._base_seed), info, collate, fetcher)
 
-    def _draw(self) -> None:
-        """Reads the sampler for one task more."""
-        try:
-            self._indices.append(self._next_index())  # type: ignore[no-untyped-call]
-        except StopIteration:
-            return
-
-    def _next_data(self) -> Batch:
-        if not self._indices:
-            raise StopIteration
-        worker = self._emulated[self._made % self._num_workers]
+    def _run(self, number: int, indices: Index) -> Batch:
         with preserved(), self._one_thread:
-            batch = worker.run(self._indices.popleft())
-        self._made += 1
-        self._draw()
-        if isinstance(batch, ExceptionWrapper):
-            batch.reraise()
-        if self._pin_memory:
-            batch = pin(batch, self._pin_memory_device)
-        return batch
-
-    def _shutdown_workers(self) -> None:
-        """There are none; frameworks call it."""
+            return self._emulated[number % self._num_workers].run(indices)
 
 
 class _Worker:

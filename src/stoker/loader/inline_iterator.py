@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
@@ -113,8 +113,18 @@ class InlineIter(_SingleProcessDataLoaderIter):
         return self._cursor.save().to_dict()
 
 
+class Epoch(Protocol):
+    """What task seeds are made from beside the number of the task: a ``Cursor`` has both."""
+
+    @property
+    def base_seed(self) -> int: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+
 def here(
-    dataset: MapDataset, auto_collation: bool, collate_fn: Collate, drop_last: bool, cursor: Cursor
+    dataset: MapDataset, auto_collation: bool, collate_fn: Collate, drop_last: bool, cursor: Epoch
 ) -> Callable[[int, Index], Batch]:
     """Makes batches of a map-style dataset in this process, by number and indices, as any worker would make them."""
     fetch = _DatasetKind.create_fetcher(_DatasetKind.Map, dataset, auto_collation, collate_fn, drop_last).fetch

@@ -28,7 +28,7 @@ from ..core.options import AutoWorkers, Measured
 from ..core.types import Batch, JsonObject, LoaderLike, MapDataset
 from ..loader import engine
 from ..loader.auto.limits import cores_here, first_guess
-from ..loader.emulated_workers import EmulatedWorkersIter
+from ..loader.emulated_workers import EmulatedWorkersIter, SeededTasksIter
 from ..loader.loader_state import state_of
 from ..staging.compare import equal_bits
 from ..staging.dataset import Staged
@@ -219,12 +219,7 @@ def _made_by_script(loader: LoaderLike, known: ManagedDataset) -> Iterator[Batch
     """An iterator without workers that gives the batches of the loader's workers; None where it cannot be made."""
     with engine.with_dataset(loader, known.staged):
         if isinstance(loader.num_workers, AutoWorkers):
-            count, prefetch = loader.num_workers, loader.prefetch_factor
-            loader.num_workers, loader.prefetch_factor = AutoWorkers(0), None
-            try:
-                it: Iterator[Batch] = engine.get_iterator(loader)
-            finally:
-                loader.num_workers, loader.prefetch_factor = count, prefetch
+            it: Iterator[Batch] = SeededTasksIter(loader)
         else:
             try:
                 it = EmulatedWorkersIter(loader)

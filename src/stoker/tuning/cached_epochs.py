@@ -1,9 +1,8 @@
 """Where ``stoker run --apply`` has the batches of an epoch made once all samples lie in a cache.
 
 What is left of a sample is then often so little that starting workers, and moving batches between processes, costs
-more. ``loader/emulated_workers.py`` makes the same batches in the script's own process. Where ``--apply`` changed the
-number of workers, random state is set for each task, and an iterator without workers makes them. Both ways are timed,
-an epoch each, and the faster one stays::
+more. ``loader/emulated_workers.py`` makes the same batches in the script's own process. Both ways are timed, an epoch
+each, and the faster one stays::
 
     epoch 1        workers fill the cache
     epoch 2        in the script's process, where an estimate says that this may pay
