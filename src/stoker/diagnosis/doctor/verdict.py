@@ -39,6 +39,7 @@ RULES: tuple[Callable[[LoaderStats], Finding | None], ...] = (
 FIRST, LAST, REMEDY = storage.cold_cache, workers.too_few_cores, sample_code.cacheable_prefix
 CAUSES = tuple(rule.__name__ for rule in (*RULES, FIRST, LAST))
 TRANSFERS = ("pageable_transfer", "sync_transfer", "batch_too_small")
+ABOUT_AS_MUCH = 0.1  # of the loop
 MIN_SHARE = 0.03  # of the loop; what costs less is not worth a line
 
 
@@ -97,6 +98,6 @@ def _findings(stats: LoaderStats) -> list[Finding]:
     ]
 
 
-def _rank(f: Finding, weight: float) -> tuple[float, bool, float]:
+def _rank(f: Finding, weight: float) -> float:
     """By what the fix saves; of two that save about as much the one that stoker does itself comes first."""
-    return round(f.saves * weight, 1), f.cause == REMEDY.__name__, f.saves * weight
+    return f.saves * weight + (ABOUT_AS_MUCH if f.cause == REMEDY.__name__ else 0.0)
