@@ -250,7 +250,7 @@ def test_a_fork_uses_the_loader_as_well(kw: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_a_consumer_that_forks_for_each_batch_takes_no_more_and_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "LOST", 100_000)  # five batches
+    monkeypatch.setattr(slots, "MAX_PINNED_BY_FORK", 100_000)  # five batches
     loader = stoker.DataLoader(Noise(60, 5000), batch_size=1, num_workers=1)
     for _ in range(2):
         it = iter(loader)

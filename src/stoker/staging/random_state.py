@@ -33,7 +33,7 @@ class RandomStates:
 
     def values(self) -> Any:
         """All of them, comparable."""
-        return self._state.values
+        return list(self._state.values.values())
 
     def restore(self) -> None:
         """Sets all of them back."""
