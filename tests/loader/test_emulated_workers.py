@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_
 
 import stoker
 from stoker.core.options import AutoWorkers
-from stoker.loader.emulated_workers import EmulatedWorkersIter, SeededTasksIter
+from stoker.loader.emulated_workers import EmulatedWorkersIter, SeededTasksIter, worker_copies
 from stoker.workers.native_threads import OneThread
 from tests.contract.trace import canon
 
@@ -59,7 +59,7 @@ class Uncopied(dict[str, Any]):
 
 class Here(DataLoader[Any]):
     def _get_iterator(self) -> Any:
-        return EmulatedWorkersIter(self)
+        return EmulatedWorkersIter(self, worker_copies(self))
 
 
 class DrawingSampler(Sampler[int]):

@@ -18,8 +18,9 @@ Starting workers and moving batches between processes then cost nothing. A batch
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -42,7 +43,7 @@ from ..workers.native_threads import OneThread
 from .inline_iterator import here
 
 
-class WorkerlessIter(_BaseDataLoaderIter):
+class WorkerlessIter(_BaseDataLoaderIter, ABC):
     """Iterates over a loader as torch's iterator with ``num_workers`` processes does, in the consumer's process.
 
     The sampler is read as far ahead as torch reads it, since a sampler may draw from a generator that the script uses.
@@ -60,9 +61,9 @@ class WorkerlessIter(_BaseDataLoaderIter):
         for _ in range((loader.prefetch_factor or 2) * self._num_workers):
             self._draw()
 
+    @abstractmethod
     def _run(self, number: int, indices: Index) -> Batch:
         """The batch of a task, or the error in its place."""
-        raise NotImplementedError
 
     def _draw(self) -> None:
         """Reads the sampler for one task more."""
@@ -114,12 +115,12 @@ class SeededTasksIter(WorkerlessIter):
 class EmulatedWorkersIter(WorkerlessIter):
     """For a loader with torch's seeds.
 
-    Raises:
-        Exception: whatever an object that leads to a random generator says to being copied. Nothing is drawn then.
+    Args:
+        loader: see ``WorkerlessIter``.
+        own: of each worker, an item of ``worker_copies``. They are made before, since nothing is drawn if that fails.
     """
 
-    def __init__(self, loader: LoaderLike) -> None:
-        own = [copies(loader.dataset, loader.collate_fn) for _ in range(loader.num_workers)]
+    def __init__(self, loader: LoaderLike, own: Sequence[tuple[object, Callable[..., Batch]]]) -> None:
         super().__init__(loader)
         self._one_thread = OneThread()
         self._emulated = [self._emulate(worker, *of_worker) for worker, of_worker in enumerate(own)]
@@ -230,12 +231,16 @@ def _not_a_worker() -> Iterator[None]:
         torch_worker._worker_info = info
 
 
-def copies(dataset: object, collate_fn: Callable[..., Batch]) -> tuple[object, Callable[..., Batch]]:
-    """A dataset and a collate function for one worker: copies where they hold random generators, else themselves.
+def worker_copies(loader: LoaderLike) -> list[tuple[object, Callable[..., Batch]]]:
+    """The dataset and the collate function of each worker: copies where they hold random generators, else themselves.
 
     Raises:
         Exception: whatever an object says to being copied.
     """
+    return [_copies(loader.dataset, loader.collate_fn) for _ in range(loader.num_workers)]
+
+
+def _copies(dataset: object, collate_fn: Callable[..., Batch]) -> tuple[object, Callable[..., Batch]]:
     for_worker = getattr(type(dataset), "for_worker", None)  # a cache is shared, its dataset is copied
     inner = dataset if for_worker is None else dataset.dataset  # type: ignore[attr-defined]
     own, own_collate = own_copies(inner, collate_fn)

@@ -18,7 +18,7 @@ import enum
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
@@ -28,7 +28,7 @@ from ..core.options import AutoWorkers, Measured
 from ..core.types import Batch, JsonObject, LoaderLike, MapDataset
 from ..loader import engine
 from ..loader.auto.limits import cores_here, first_guess
-from ..loader.emulated_workers import EmulatedWorkersIter, SeededTasksIter
+from ..loader.emulated_workers import EmulatedWorkersIter, SeededTasksIter, worker_copies
 from ..loader.loader_state import state_of
 from ..staging.compare import equal_bits
 from ..staging.dataset import Staged
@@ -174,6 +174,24 @@ class ManagedDataset:
         staged._begin()
         return staged.usable and staged.account.filled > 0
 
+    def without_workers(self, loader: LoaderLike) -> Callable[[LoaderLike], Iterator[Batch]]:
+        """What makes iterators of a loader without its workers; with them, if generators cannot be copied."""
+        if isinstance(loader.num_workers, AutoWorkers):
+            self.by_script = True
+            return SeededTasksIter
+        try:
+            with engine.with_dataset(loader, self.staged):
+                own = worker_copies(loader)
+        except Exception:
+            return engine.get_iterator
+        self.by_script = True
+
+        def make(loader: LoaderLike) -> Iterator[Batch]:
+            loader.check_worker_number_rationality()  # type: ignore[attr-defined]  # as torch does
+            return EmulatedWorkersIter(loader, own)
+
+        return make
+
     def report(self) -> JsonObject:
         """What a report says of the cache."""
         out: JsonObject = {
@@ -215,20 +233,6 @@ def why_it_does_not_pay(plan: Plan) -> str:
     )
 
 
-def _made_by_script(loader: LoaderLike, known: ManagedDataset) -> Iterator[Batch] | None:
-    """An iterator without workers that gives the batches of the loader's workers; None where it cannot be made."""
-    with engine.with_dataset(loader, known.staged):
-        if isinstance(loader.num_workers, AutoWorkers):
-            it: Iterator[Batch] = SeededTasksIter(loader)
-        else:
-            try:
-                it = EmulatedWorkersIter(loader)
-            except Exception:  # generators that cannot be copied; nothing is drawn yet
-                return None
-    known.by_script = True
-    return it
-
-
 def attach(module: Any, applied: JsonObject) -> None:
     """Puts stoker's engine behind ``module.DataLoader``.
 
@@ -240,18 +244,14 @@ def attach(module: Any, applied: JsonObject) -> None:
 
     def _get_iterator(loader: LoaderLike) -> Iterator[Batch]:
         staged: Staged | None = None
-        it: Iterator[Batch] | None = None
+        make: Callable[[LoaderLike], Iterator[Batch]] = engine.get_iterator
         with _left_as_it_is(loader):
             known = _manage(loader, applied) if _is_manageable(loader) else None
             staged = None if known is None else known.staged
             if known is not None and known.is_for_script(loader):
-                it = _made_by_script(loader, known)
-        if it is None:
-            with engine.with_dataset(loader, staged):
-                it = engine.get_iterator(loader)
-        elif isinstance(it, EmulatedWorkersIter):
-            loader.check_worker_number_rationality()  # type: ignore[attr-defined]  # as torch does
-        return it
+                make = known.without_workers(loader)
+        with engine.with_dataset(loader, staged):
+            return make(loader)
 
     module.DataLoader._get_iterator = _get_iterator
 

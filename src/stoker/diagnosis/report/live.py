@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 
 from ...core import terminal
@@ -14,7 +15,7 @@ SELDOM = 10  # ticks between two lines where there is no terminal
 Read = Callable[[], dict[str, JsonObject]]  # the metrics of all loaders, by name
 
 
-class Every:
+class Every(ABC):
     """A thread that calls ``tick`` once a second.
 
     Args:
@@ -33,8 +34,9 @@ class Every:
         while not self._stop.wait(EVERY_S):
             self.tick()
 
+    @abstractmethod
     def tick(self) -> None:
-        raise NotImplementedError
+        """Called once in ``EVERY_S``."""
 
     def stop(self) -> None:
         """Ends the thread."""
