@@ -9,6 +9,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+from ..core.garbage import no_collection
 from .source import Function
 
 HELPER = "_stoker"  # the name under which rewritten code finds the object that it reports to
@@ -64,7 +65,8 @@ def compiled_like(
         node.__dict__.pop("packs", None)
     ast.fix_missing_locations(module)
     flags = fn.__code__.co_flags & _FUTURE
-    compiled = compile(module, fn.__code__.co_filename, "exec", flags=flags, dont_inherit=True)
+    with no_collection():
+        compiled = compile(module, fn.__code__.co_filename, "exec", flags=flags, dont_inherit=True)
     codes = [c for c in _nested(compiled) if c.co_name == fn.__code__.co_name and c.co_name != "_stoker_scope"]
     out = []
     for code, (_, keeps) in zip(codes, trees, strict=False):

@@ -9,6 +9,8 @@ import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from ..core.garbage import no_collection
+
 
 class NoSource(Exception):
     """A function cannot be rewritten: its source is missing, ambiguous, or not what runs. The message says which."""
@@ -62,8 +64,9 @@ def _parsed(name: str, lines: tuple[str, ...]) -> tuple[dict[Any, list[Function]
     defined: dict[Any, list[Function]] = {}
     codes: dict[Any, list[types.CodeType]] = {}
     try:
-        module = ast.parse("".join(lines), name)
-        compiled = compile(module, name, "exec", dont_inherit=True)
+        with no_collection():
+            module = ast.parse("".join(lines), name)
+            compiled = compile(module, name, "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
         return defined, codes
     for tree, owner in _definitions(module, ""):

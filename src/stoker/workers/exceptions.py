@@ -19,6 +19,7 @@ from torch._utils import ExceptionWrapper
 
 from ..core import packages
 from ..core.dataset_tree import file_of, listed_file
+from ..core.garbage import no_collection
 from ..core.stacks import known_getters, known_transforms, transform_of
 from ..core.types import Attributes, Index
 from .collate import SlotCollate
@@ -105,7 +106,8 @@ class Caught(ExceptionWrapper):
         self.exc_type = kind
         self.name = kind.__name__
         self.where = where
-        self.exc_msg = "".join(traceback.format_exception(kind, error, users_part(tb)))
+        with no_collection():  # formatting a traceback parses the lines in it
+            self.exc_msg = "".join(traceback.format_exception(kind, error, users_part(tb)))
         explanation = explain(error, dataset, part)
         self.explanation = "" if explanation in self.exc_msg else explanation  # it may be a note already
         self.state = dict(getattr(error, "__dict__", {}))

@@ -1,0 +1,28 @@
+"""Pausing the garbage collector."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """No garbage collection inside.
+
+    For code that parses or compiles in a user's process. A collection runs finalizers, and one of them may parse too:
+    torch's iterators raise in a forked worker, and the hook of a test runner or a notebook formats that error.
+    CPython before 3.11.8 and 3.12.2 then raises SystemError from the parse that was interrupted (gh-106905).
+
+    Example:
+        >>> with no_collection():
+        ...     tree = ast.parse("x = 1")
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
