@@ -567,6 +567,26 @@ class Config:
     unused = 0
 
 
+class Options(dict[str, Any]):
+    """A configuration with attribute access as people write it: no AttributeError."""
+
+    __getattr__ = dict.__getitem__
+
+
+OPTIONS = Options(gain=2.0)
+
+
+def test_a_configuration_whose_attributes_are_items() -> None:
+    class Configured(Pictures):
+        options = OPTIONS
+
+        def __getitem__(self, i: int) -> Any:
+            x = torch.full((3, 8, 8), float(i)) * OPTIONS.gain + self.options.gain
+            return x + torch.rand(())
+
+    same_bits(Configured(None))
+
+
 class Gain:
     """Is called, and holds a value."""
 

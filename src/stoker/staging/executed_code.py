@@ -148,7 +148,8 @@ class Executed:
         if name == "__getitem__":
             return  # it is the function that is cut; the part before the cut has run
         for found in (value, *(getattr(c, name, None) for c in (type(self._dataset), *self._classes))):
-            fn = getattr(found, "__wrapped__", found)
+            # Not getattr(found, "__wrapped__"): a configuration's __getattr__ = dict.__getitem__ raises KeyError.
+            fn = (getattr(found, "__dict__", None) or {}).get("__wrapped__", found)
             if isinstance(fn, types.FunctionType) and not is_library(fn.__code__):
                 yield fn
 
