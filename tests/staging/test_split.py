@@ -567,6 +567,38 @@ class Config:
     unused = 0
 
 
+class Loops(Pictures):
+    """Without a class for its transforms."""
+
+    def __init__(self, *steps: Any) -> None:
+        super().__init__()
+        self.steps = list(steps)
+
+    def __getitem__(self, i: int) -> Any:
+        x = torch.full(SHAPE, float(i))
+        if self.n:
+            for step in self.steps:
+                x = step(x)
+        return x, i
+
+
+class LoopsInPairs(Loops):
+    def __getitem__(self, i: int) -> Any:
+        x, y = torch.full(SHAPE, float(i)), torch.arange(4.0)
+        for step in self.steps:
+            x, y = step(x, y)
+        return {"x": x, "y": y}
+
+
+def test_a_loop_over_transforms_is_cut_between_them() -> None:
+    found = same_bits(Loops(scale, scale, noise, scale)).split
+    assert found is not None
+    assert [row.name for row in found.rows if row.where == "Loop" and row.cached] == ["scale", "scale"]
+    found = same_bits(LoopsInPairs(lambda x, y: (scale(x), y + 1), lambda x, y: (x, noise(y)))).split
+    assert found is not None
+    assert sum(row.where == "Loop" and row.cached for row in found.rows) == 1
+
+
 class Options(dict[str, Any]):
     """A configuration with attribute access as people write it: no AttributeError."""
 
