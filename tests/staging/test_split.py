@@ -7,6 +7,7 @@ import itertools
 import os
 import random
 import secrets
+import sys
 import time
 import uuid
 import warnings
@@ -597,6 +598,30 @@ def test_a_loop_over_transforms_is_cut_between_them() -> None:
     found = same_bits(LoopsInPairs(lambda x, y: (scale(x), y + 1), lambda x, y: (x, noise(y)))).split
     assert found is not None
     assert sum(row.where == "Loop" and row.cached for row in found.rows) == 1
+
+
+class OfItsIndex(Pictures):
+    """The sample's own generator, which makes the same each time; NumPy asks the system for entropy in between."""
+
+    def __getitem__(self, i: int) -> Any:
+        rng = np.random.RandomState(
+            i + 3,
+        )
+        x = torch.from_numpy(rng.rand(4))
+        return x + torch.rand(())
+
+
+class OfEntropy(Pictures):
+    def __getitem__(self, i: int) -> Any:
+        x = torch.from_numpy(np.random.RandomState().rand(4))
+        return x + torch.rand(())
+
+
+def test_a_generator_that_is_seeded_for_the_sample_asks_nothing() -> None:
+    if sys.version_info >= (3, 11):  # whose code objects know columns
+        same_bits(OfItsIndex())
+    with pytest.raises(UsageError, match=r"draws before anything else|os.urandom"):
+        stoker.split(OfEntropy())
 
 
 class Options(dict[str, Any]):
