@@ -29,16 +29,27 @@ from .callee import Call
 from .change_watch import ChangeWatch, shortly
 from .filling import Filler
 from .memoize import Memo, Table, table_for
-from .open_store import CachePlan, budgets, cache_folder, new_store
+from .open_store import CachePlan, budget_of, cache_folder, new_store
 from .split import REMEDY, Split, map_style
 from .store.folder import SourceFile
 from .store.memory import Memory
-from .store.store import StoreStats
-from .store.tiers import TieredStore
+from .store.store import Store, StoreStats
 from .verify import changed_name
 
-TIERS = ("auto", "ram", "compressed", "disk", "device", None)
+TIERS = ("auto", "ram", "disk", "device", None)
 MAX_DISCARDS = 3  # caches in a row that served no epoch: each costs a trial
+
+
+def check_tier(cache: object) -> None:
+    """Refuses what is no value of ``cache``.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if cache == "compressed":
+        raise UsageError('cache="compressed" is gone: use "ram", or "disk" where memory is short')
+    if cache not in TIERS:
+        raise UsageError(f"cache={cache!r}: one of {', '.join(map(repr, TIERS))}")
 
 
 class CacheState(enum.Enum):
@@ -79,13 +90,11 @@ class Staged(Dataset[Sample]):
         augment: random, ``augment(prepared)``, run every time. Neither given: ``split`` finds both.
         augment_batch: random, ``augment_batch(batch)``, run once on each batch after it was collated; wants
             ``stoker.DataLoader``.
-        cache: "ram": shared memory of this run. "compressed": the same, samples compressed without loss. "disk": mapped
-            files, which the next run finds again. "auto": memory; behind it, where ``cache_dir`` or ``$STOKER_CACHE``
-            is given, the disk. "device": "ram" until all samples are stored; from the next epoch on
+        cache: "ram": shared memory of this run. "disk": mapped files, which the next run finds again.
+            "auto": the disk where ``cache_dir`` or ``$STOKER_CACHE`` is given, else memory. "device": "ram" until all samples are stored; from the next epoch on
             ``stoker.DataLoader`` makes batches on the accelerator, if they are of one shape, nothing is augmented
             sample by sample, and half of its free memory is enough. None: no cache.
-        cache_budget: bytes, ``"4GB"``, or a share of the memory granted, for the memory, or for the disk with
-            ``cache="disk"``; None: half of what is free.
+        cache_budget: bytes, ``"4GB"``, or a share of the memory granted; None: half of what is free there.
         cache_dir: where caches on disk are; None: ``$STOKER_CACHE``, else ``stoker/staged`` in the user's cache folder.
         cache_key: whatever else the samples depend on, as text; another text begins another cache on disk.
         cache_content: source files are identified by their content, not by size and time.
@@ -115,8 +124,7 @@ class Staged(Dataset[Sample]):
         _split: Split | None = None,
         _memories: Sequence[Memory] = (),
     ) -> None:
-        if cache not in TIERS:
-            raise UsageError(f"cache={cache!r}: one of {', '.join(map(repr, TIERS))}")
+        check_tier(cache)
         paths = isinstance(dataset, (list, tuple)) and bool(dataset) and isinstance(dataset[0], (str, os.PathLike))
         if paths and prepare is None:
             raise UsageError("Staged of paths wants prepare=: what to make of a path")
@@ -131,10 +139,10 @@ class Staged(Dataset[Sample]):
         self._said = (prepare, augment)
         self._key_options = cache_key, cache_content
         self._folder = cache_folder(cache, cache_dir)
-        self._budgets = budgets(cache_budget, cache, self._folder)
+        self._budget = budget_of(cache_budget, cache)
         self._memories = tuple(_memories)  # of the node, for the first store and its table
         self._table: Table | None = None
-        self._store: TieredStore | None = None
+        self._store: Store | None = None
         self._device: device_tier.DeviceTier | None = None
         self._discards = 0  # in a row
         self._epochs_are_announced = False  # by stoker's loader
@@ -156,14 +164,14 @@ class Staged(Dataset[Sample]):
         self._store = self._open_store()
         self._device = None
 
-    def _open_store(self) -> TieredStore | None:
+    def _open_store(self) -> Store | None:
         memories, self._memories = self._memories[:1], ()  # a dataset that is changed gets its own
         return new_store(
             CachePlan(
                 cache=self.cache,
                 samples=self.samples,
                 slots=self.capacity,
-                budgets=self._budgets,
+                budget=self._budget,
                 folder=self._folder,
                 memories=memories,
                 name=name_of(self.dataset),
@@ -194,7 +202,7 @@ class Staged(Dataset[Sample]):
             self._said,
             self._prepare,
             is_whole=self._augment is None,
-            for_file=self.cache == "disk",
+            for_file=self._folder is not None,
             disable=self._disable,
         )
 
@@ -303,7 +311,7 @@ class Staged(Dataset[Sample]):
     @property
     def report(self) -> str:
         """The cache in one line."""
-        text = CacheState.NONE.value if self._store is None else self._store.describe()
+        text = CacheState.NONE.value if self._store is None else self._store.account.describe()
         return text if self._device is None else f"{text}; {self._device.describe()}"
 
     @property
@@ -390,7 +398,7 @@ class Staged(Dataset[Sample]):
             return repeated
         return False
 
-    def current(self, indices: Sequence[Index] = ()) -> TieredStore | None:
+    def current(self, indices: Sequence[Index] = ()) -> Store | None:
         """The store, if samples may be served from it and stored in it here and now."""
         store = self._store
         if store is None or not store.usable:
@@ -429,14 +437,14 @@ class Staged(Dataset[Sample]):
             out.append(part if augment is None else augment(part))
         return out
 
-    def fill(self, store: TieredStore, indices: Sequence[int], where: NDArray[np.int64]) -> None:
+    def fill(self, store: Store, indices: Sequence[int], where: NDArray[np.int64]) -> None:
         """Stores samples. One that fails raises what the dataset raises."""
         parts = self._filler.fill(store, indices, where)
         for k in np.flatnonzero(where == 0).tolist() if parts is not None else ():
             if parts is not None and k not in parts and self._filler.has_part(indices[k]):
                 self.dataset[indices[k]]
 
-    def _with_cached_calls(self, store: TieredStore, table: Table, index: Index) -> Sample:
+    def _with_cached_calls(self, store: Store, table: Table, index: Index) -> Sample:
         """A sample, some calls of which are answered from memory."""
         assert self.split is not None
         assert self.split.memo is not None
@@ -444,7 +452,7 @@ class Staged(Dataset[Sample]):
             self._memo = Memo(self.dataset, store, table, self._filler.random_states, self._disable)
         return self.split.memo.root.run(self._memo, Call(self.dataset.__getitem__, (index,), {}))
 
-    def where(self, store: TieredStore, indices: Sequence[Index]) -> NDArray[np.int64] | None:
+    def where(self, store: Store, indices: Sequence[Index]) -> NDArray[np.int64] | None:
         """The locations of a batch's samples in the store; None for indices that are no numbers."""
         try:
             numbers = np.array(indices)

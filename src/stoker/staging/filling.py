@@ -24,8 +24,8 @@ from .random_state import RandomStates
 from .split import Split
 from .store.decode import stored_copy
 from .store.encode import CacheError, foreign, take
+from .store.store import Store
 from .store.tables import Samples
-from .store.tiers import TieredStore
 
 COMPARE_S = 1.0  # between two comparisons, at least; the first is not in a worker's first second
 COMPARE_SHARE = 200  # of this many parts of the time, one is spent on comparing
@@ -99,7 +99,7 @@ class Filler:
         """Whether this sample, as far as is known, has a deterministic part."""
         return int(index) % self._samples not in self._without_part
 
-    def fill(self, store: TieredStore, indices: Sequence[Index], where: NDArray[np.int64]) -> dict[int, Sample] | None:
+    def fill(self, store: Store, indices: Sequence[Index], where: NDArray[np.int64]) -> dict[int, Sample] | None:
         """Makes the samples of a batch that are not stored, and stores them.
 
         Returns:
@@ -123,7 +123,7 @@ class Filler:
         self._store(store, indices, parts, keep_ns)
         return {k: part.value for k, part in parts.items()}
 
-    def _store(self, store: TieredStore, indices: Sequence[Index], parts: dict[int, Part], keep_ns: int) -> None:
+    def _store(self, store: Store, indices: Sequence[Index], parts: dict[int, Part], keep_ns: int) -> None:
         taken: Samples = {}
         spent = size = 0
         began = time.thread_time_ns() - keep_ns
@@ -209,7 +209,7 @@ class Filler:
         self._disable(f"{share} draw random numbers, or take another way, before the cut")
         return True
 
-    def compare_one(self, store: TieredStore, indices: Sequence[Index], locations: list[int]) -> None:
+    def compare_one(self, store: Store, indices: Sequence[Index], locations: list[int]) -> None:
         """Now and then makes a stored sample again and compares. A difference disables the cache."""
         began = time.monotonic()
         if began < self._next_compare or not owns_global_generators():

@@ -27,7 +27,7 @@ from .rewrite_calls import ENTER, KEEP, KEEP_CALL, memoised
 from .store.decode import stored_copy
 from .store.encode import CacheError, take
 from .store.memory import Memory
-from .store.tiers import TieredStore
+from .store.store import Store
 
 SMALL = (int, float, str, bytes, bool, type(None), np.generic, pathlib.PurePath)
 LONGEST = 1024  # characters of an argument, or items of a tuple of arguments
@@ -191,7 +191,7 @@ class Memo:
 
     Args:
         dataset: whose methods are called.
-        store: by number of key; ``store.tiers.TieredStore``.
+        store: by number of key.
         table: numbers of keys.
         save_random: saves the random states.
         on_problem: is told why nothing may be answered from memory any more.
@@ -200,7 +200,7 @@ class Memo:
     def __init__(
         self,
         dataset: MapDataset,
-        store: TieredStore,
+        store: Store,
         table: Table,
         save_random: Callable[[], RandomStates],
         on_problem: Callable[[str], None],

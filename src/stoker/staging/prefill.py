@@ -25,7 +25,6 @@ from .dataset import Staged
 from .store.folder import PART, Folder, discard
 from .store.manage import nbytes_of
 from .store.store import FIRST_SAMPLES, Store
-from .store.tiers import TieredStore
 
 BATCH = 16  # samples in a worker's task
 LOST_S = (
@@ -235,7 +234,7 @@ class _Fills(Dataset["Failed | None"]):
                 self._together = max(1, self._together // 2) if slow else min(BATCH, self._together * 2)
             return out
 
-    def _fill(self, store: TieredStore, indices: list[int]) -> list[Failed | None]:
+    def _fill(self, store: Store, indices: list[int]) -> list[Failed | None]:
         where = self._staged.where(store, indices)
         assert where is not None
         try:
@@ -283,7 +282,7 @@ def _staged_in(dataset: Any) -> tuple[Any, NDArray[np.int64] | None]:
 def _disk_of(staged: Staged) -> tuple[Store, Folder]:
     """The store on disk, and its folder."""
     assert staged._store is not None
-    store = staged._store.stores[0]
+    store = staged._store
     assert isinstance(store.medium, Folder)
     return store, store.medium
 

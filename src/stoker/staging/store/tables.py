@@ -144,9 +144,9 @@ class Tables:
     def blocks_of(self, samples: Samples) -> dict[int, Leaf]:
         """The blocks of those samples that do not have the type of the rows."""
         row_spec = self.layout.type_spec if self.layout is not None else None
-        compress, checked = bool(self._head.compressed), not self._medium.trusted
+        checked = not self._medium.trusted
         return {
-            i: pack(type_spec, leaves, i, compress, checked)
+            i: pack(type_spec, leaves, i, checked)
             for i, (type_spec, leaves) in samples.items()
             if type_spec != row_spec
         }
