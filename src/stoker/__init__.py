@@ -21,14 +21,12 @@ __all__ = [
     "tune",
     "uninstall",
     "watch",
-    "worth",
 ]
 _MODULES = {
     "bench": ".commands.bench",
     "chunks": ".sampling.chunks",
-    "image": ".staging.image",
     "readahead": ".sampling.readahead",
-}  # documented as stoker.image.read and so on
+}  # documented as stoker.bench.measure and so on
 _HOMES = {
     "StokerError": ".core.errors",
     "StokerWarning": ".core.errors",
@@ -45,7 +43,6 @@ _HOMES = {
     "to_device": ".device.prefetch",
     "tune": ".tuning.api",
     "watch": ".diagnosis.session",
-    "worth": ".staging.estimate",
 }  # DataLoader is in .loader.dataloader
 
 if TYPE_CHECKING:
@@ -60,9 +57,7 @@ if TYPE_CHECKING:
     from .sampling import readahead as readahead
     from .sampling.chunks import ChunkSampler
     from .sampling.order import FeistelSampler
-    from .staging import image as image
     from .staging.dataset import Staged
-    from .staging.estimate import worth
     from .staging.install import install, installed, uninstall
     from .staging.split import split
     from .tuning.api import tune

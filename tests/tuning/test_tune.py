@@ -464,25 +464,6 @@ class Chance(Waits):
         return super().__getitem__(i) + torch.rand(())
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("dataset", "cache", "words"),
-    [
-        (Waits(), "auto", "auto: a sample takes "),
-        (Rows(), None, "None: a sample takes"),
-        (Chance(), "auto", "auto: "),
-        (Stream(400), None, "None: the samples of a stream"),
-    ],
-)
-def test_the_cache_is_a_knob_for_who_asks(dataset: Any, cache: str | None, words: str) -> None:
-    result = stoker.tune(DataLoader(dataset, batch_size=8), knobs=("num_workers", "cache"), budget_s=1.5, save=False)
-    assert result.best.cache == cache
-    assert result.reasons["cache"].startswith(words)
-    for line in result.lines.values():
-        assert ("DataLoader(stoker.Staged(dataset), " in line) == (cache is not None)
-    assert result.as_dict()["best"]["cache"] == cache
-
-
 def test_wrong_arguments() -> None:
     with pytest.raises(UsageError, match="no knob 'workers': one of num_workers"):
         stoker.tune(Rows(), knobs=("workers",))

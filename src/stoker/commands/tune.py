@@ -23,7 +23,7 @@ from . import arguments
     "--knobs",
     default=",".join(KNOBS),
     metavar="A,B",
-    help=f"The settings that may change, of {', '.join(ALL_KNOBS)}.  [default: all but batch_size and cache]",
+    help=f"The settings that may change, of {', '.join(ALL_KNOBS)}.  [default: all but batch_size]",
 )
 @arguments.time_limit(BUDGET_S)
 @click.option(

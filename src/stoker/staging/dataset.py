@@ -91,9 +91,10 @@ class Staged(Dataset[Sample]):
         augment_batch: random, ``augment_batch(batch)``, run once on each batch after it was collated; wants
             ``stoker.DataLoader``.
         cache: "ram": shared memory of this run. "disk": mapped files, which the next run finds again.
-            "auto": the disk where ``cache_dir`` or ``$STOKER_CACHE`` is given, else memory. "device": "ram" until all samples are stored; from the next epoch on
-            ``stoker.DataLoader`` makes batches on the accelerator, if they are of one shape, nothing is augmented
-            sample by sample, and half of its free memory is enough. None: no cache.
+            "auto": the disk where ``cache_dir`` or ``$STOKER_CACHE`` is given, else memory. "device": "ram" until all
+            samples are stored; from the next epoch on ``stoker.DataLoader`` makes batches on the accelerator, if they
+            are of one shape, nothing is augmented sample by sample, and half of its free memory is enough. None: no
+            cache.
         cache_budget: bytes, ``"4GB"``, or a share of the memory granted; None: half of what is free there.
         cache_dir: where caches on disk are; None: ``$STOKER_CACHE``, else ``stoker/staged`` in the user's cache folder.
         cache_key: whatever else the samples depend on, as text; another text begins another cache on disk.

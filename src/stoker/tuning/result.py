@@ -40,7 +40,6 @@ class Setting:
     pin_memory: bool = False
     persistent_workers: bool = False
     batch_size: int | None = None
-    cache: str | None = None
 
     @property
     def size(self) -> tuple[float, str, int]:

@@ -1,6 +1,6 @@
 """The result from what was measured: the curve, what rules of thumb would have cost, the limits, the lines to paste.
 
-Also the knobs that no window measures: page-locked memory, workers that stay, and a cache.
+Also the knobs that no window measures: page-locked memory, and workers that stay.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import time
 from dataclasses import replace
 
 from ..core import resources
-from ..core.errors import UsageError
 from ..device.accelerator import accelerator, copy_rates
 from ..loader.auto.bench import TooSlow
 from ..loader.auto.limits import Limit
@@ -23,9 +22,6 @@ from .search import Search
 NOTES = 6  # at most
 RESTART_SHARE = 0.01  # of an epoch's time, above which workers had better stay
 PIN_GAIN = 1.05  # what page-locked memory has to bring
-CACHE_GAIN = 1.2  # and a cache, in a worker's time for a sample
-CACHE_LEAST_S = 20e-6  # saved for each sample; looking at single samples cannot tell less
-CACHE_EPOCHS = 10  # after which it has to have paid for itself
 GPU_COPY = 64 << 20  # bytes, to measure a GPU's throughput with
 GUESSES_RESERVE = 0.05  # of the budget, in which no more rules of thumb are measured
 RANDOM_SAMPLERS = ("RandomSampler", "Feistel", "Chunk")
@@ -44,8 +40,6 @@ def summarize(search: Search, found: Setting) -> TuneResult:
         best = replace(best, pin_memory=_pins(search, found))
     if "persistent_workers" in search.knobs and found.num_workers:
         best = replace(best, persistent_workers=_workers_stay(search, found))
-    if "cache" in search.knobs:
-        best = replace(best, cache=_cache(search))
     with_guesses = _guesses(search, found)
     curve = _curve(search, found)
     _note_disagreement(search, found, curve)
@@ -98,30 +92,6 @@ def _workers_stay(search: Search, s: Setting) -> bool:
             reason = f"{stay}: starting workers anew takes {restart:.2g} s, {share:.1%} of an epoch of {epoch:,.3g} s"
     search.reasons["persistent_workers"] = reason
     return stay
-
-
-def _cache(search: Search) -> str | None:
-    """Whether the deterministic part of the dataset is to be kept. Measured on single samples, in this process: to
-    measure later epochs a cache would have to be filled first."""
-    if search.measured.is_stream:
-        search.reasons["cache"] = "None: the samples of a stream have no index to be kept under"
-        return None
-    from ..staging.estimate import worth  # only for those who ask
-
-    try:
-        found = worth(search.loader.dataset)
-    except UsageError as e:
-        search.reasons["cache"] = f"None: {str(e).splitlines()[0]}"
-        return None
-    now = found.prepare_s + found.augment_s
-    later = (1 - found.share) * found.prepare_s + found.share * found.read_s + found.augment_s
-    saves = now > CACHE_GAIN * later and now - later > CACHE_LEAST_S
-    cache = "auto" if saves and found.epochs < CACHE_EPOCHS else None
-    search.reasons["cache"] = (
-        f"{cache}: a sample takes {now * 1e3:.3g} ms of one worker, {later * 1e3:.3g} where what is the same each "
-        f"epoch is kept; that is {found.nbytes / 1e6:,.3g} MB, {found.share:.0%} of which fit"
-    )
-    return cache
 
 
 def _curve(search: Search, found: Setting) -> tuple[Point, ...]:
@@ -216,7 +186,7 @@ def _lines(search: Search, best: Setting) -> dict[str, str]:
 
 
 def _arguments(s: Setting, shuffle: bool, own: bool = False) -> str:
-    out = ["stoker.Staged(dataset)" if s.cache else "dataset"]
+    out = ["dataset"]
     if s.batch_size is not None:
         out.append(f"batch_size={s.batch_size}")
     if shuffle:
