@@ -25,7 +25,6 @@ from stoker.core import numpy_state
 from stoker.core.handles import held
 from stoker.loader.auto import in_process, limits
 from stoker.loader.auto.limits import first_guess
-from stoker.loader.loader_state import state_of
 
 
 class Stream(IterableDataset):
@@ -417,12 +416,6 @@ def test_an_epoch_that_is_left_without_workers_leaves_nothing() -> None:
                 break
     assert int(loader.num_workers) == 0
     assert not multiprocessing.active_children()
-
-
-def test_method_auto_takes_processes(caplog: pytest.LogCaptureFixture) -> None:
-    loader = auto(Where(), worker_method="auto")
-    epoch(loader)
-    assert state_of(loader).method == ("process", "threads are taken where stoker tune found them to be faster")
 
 
 # ---------------------------------------------------------------------------------------------------- NumPy's generator

@@ -34,7 +34,6 @@ class LoaderState:
         arenas, heaps: shared memory of the last worker processes, and memory of the last threads, warm.
         metrics: the loader's numbers.
         measured: what ``num_workers="auto"`` began with, once it has.
-        method: what ``worker_method="auto"`` came to, and why, once it has.
         profile: what ``stoker tune`` kept of the loader, and a message, once that was looked for.
         rng_watch: draws from process-wide random generators in worker threads.
         iterators: those that are alive.
@@ -60,7 +59,6 @@ class LoaderState:
         self.heaps: list[HeapWriter] = []
         self.metrics = LoaderMetrics()
         self.measured: Measured | None = None
-        self.method: tuple[str, str] | None = None
         self.profile: tuple[Tuned | None, str] | None = None
         self.rng_watch: GlobalRngUse | None = None
         self.iterators: weakref.WeakSet[PoolIter] = weakref.WeakSet()

@@ -34,7 +34,7 @@ def tune(
 
     Args:
         thing: a DataLoader (torch's own or stoker's), a Dataset, or a callable without arguments that returns one.
-        knobs: which settings may move: num_workers, worker_method, prefetch_factor, pin_memory, persistent_workers,
+        knobs: which settings may move: num_workers, prefetch_factor, pin_memory, persistent_workers,
             batch_size (the last only if asked).
         budget_s: seconds it may take, about.
         batch_size: samples in a batch, instead of the loader's own (32 for a dataset).
@@ -71,6 +71,6 @@ def tune(
     finally:
         measured.close()
     if save and "num_workers" in knobs:
-        path = profile.save(loader, profile.Tuned(result.best.worker_method, result.best.num_workers, result.rate))
+        path = profile.save(loader, profile.Tuned(result.best.num_workers, result.rate))
         result = replace(result, profile=str(path) if path else None)
     return result

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .rules_of_thumb import Guess
-
 
 class Point(NamedTuple):
     """One number of workers, in samples per second.
@@ -33,11 +31,9 @@ class Curve(NamedTuple):
         name: what was tuned.
         points: by number of workers.
         best, rate: the recommended number of workers, and its samples per second.
-        guesses: rules of thumb.
     """
 
     name: str
     points: tuple[Point, ...]
     best: int
     rate: float
-    guesses: tuple[Guess, ...]

@@ -11,9 +11,8 @@ from torch.utils.data.dataloader import _DatasetKind
 from ..core.options import Budget
 from ..core.types import JsonObject, LoaderLike
 from ..loader import engine
-from ..loader.auto.bench import Bench, PoolBench, Window
+from ..loader.auto.bench import Bench, Window
 from ..loader.auto.model import KNEE
-from ..loader.auto.remote import Remote
 from ..loader.auto.tasks import Tasks
 from ..loader.variant import variant
 from .result import Setting, figure
@@ -52,7 +51,7 @@ class Measurements:
         self.is_stream = loader._dataset_kind == _DatasetKind.Iterable
         self.window_s = min(WINDOW_S, max(0.05, budget_s / WINDOWS_IN_BUDGET))
         self._progress = progress
-        self._benches: dict[tuple[str, int | None], Bench] = {}
+        self._benches: dict[int | None, Bench] = {}
         self._running: Bench | None = None
         self._rounds: list[dict[Setting, float]] = []
         self._loaders: dict[int | None, tuple[LoaderLike, Tasks]] = {loader.batch_size: (loader, self.tasks)}
@@ -63,12 +62,9 @@ class Measurements:
 
     def bench(self, s: Setting) -> Bench:
         """The bench for a setting; the one that ran before rests from now on."""
-        method = s.worker_method if s.num_workers else "inline"
-        bench = self._benches.get((method, s.batch_size))
+        bench = self._benches.get(s.batch_size)
         if bench is None:
-            loader, tasks = self._of(s.batch_size)
-            kind = PoolBench if method == "process" else Remote
-            bench = self._benches[method, s.batch_size] = kind(loader, tasks, method, self.transport, self.deadline)
+            bench = self._benches[s.batch_size] = Bench(*self._of(s.batch_size), self.transport, self.deadline)
         if self._running is not None and self._running is not bench:
             self._running.rest()
         self._running = bench
@@ -86,17 +82,18 @@ class Measurements:
         return self._of(s.batch_size)[1].samples
 
     def measure(self, s: Setting) -> float:
-        """One more window of a setting. Returns its samples per second.
+        """One more window of a setting. Returns its samples per second; without workers, those of one that would only
+        fetch and collate.
 
         Raises:
             BadSample: a sample cannot be loaded.
             TooSlow: no batch came in the time that is left.
         """
-        window = self.bench(s).window(s.num_workers, s.prefetch_factor, self.window_s, BATCHES)
-        rate = window.rate * self.samples(s)
+        window = self.bench(s).window(max(1, s.num_workers), s.prefetch_factor, self.window_s, BATCHES)
+        rate = (window.rate if s.num_workers else 1 / window.make_s) * self.samples(s)
         self.rates.setdefault(s, []).append(rate)
         self.windows[s] = window
-        knobs = {name: getattr(s, name) for name in ("num_workers", "worker_method", "prefetch_factor", "batch_size")}
+        knobs = {name: getattr(s, name) for name in ("num_workers", "prefetch_factor", "batch_size")}
         self.tried.append({**knobs, "samples_per_s": rate, "at_s": time.monotonic() - self.began})
         self._progress(f"{s.words}: {figure(rate)} samples/s")
         return rate
@@ -143,8 +140,7 @@ class Measurements:
         """Seconds from the start of worker processes to their first batch."""
         if self._running is not None:
             self._running.rest()
-        loader, tasks = self._of(s.batch_size)
-        bench = PoolBench(loader, tasks, "process", self.transport, self.deadline)
+        bench = Bench(*self._of(s.batch_size), self.transport, self.deadline)
         try:
             return bench.seconds_to_first_batch(s.num_workers)
         finally:

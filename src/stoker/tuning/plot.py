@@ -71,21 +71,6 @@ def _figure(curve: Curve) -> Figure:
         color=ORANGE,
         weight="bold",
     )
-    names: dict[int, list[str]] = {}
-    for g in curve.guesses:
-        if g.workers is not None and g.workers <= most:
-            names.setdefault(g.workers, []).append(g.name)
-    for workers, rules in names.items():  # along the x axis, where the curve does not cover them
-        ax.annotate(
-            ", ".join(rules),
-            (workers, 0),
-            xytext=(2, 4),
-            textcoords="offset points",
-            rotation=90,
-            va="bottom",
-            fontsize=7,
-            color=GREY,
-        )
     ax.set(xlabel="num_workers", ylabel="samples/s", title=curve.name)
     ax.set_xticks([p.workers for p in curve.points])
     ax.set_ylim(0, 1.15 * max(high))

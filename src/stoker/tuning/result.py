@@ -14,7 +14,6 @@ from ..core.types import JsonObject
 from ..loader.auto.limits import Limit
 from . import plot
 from .curve import Curve, Point
-from .rules_of_thumb import Guess
 
 SCHEMA = 1
 BARS = " ▏▎▍▌▋▊▉█"
@@ -35,33 +34,30 @@ class Setting:
     """One value for each knob, by torch's names."""
 
     num_workers: int
-    worker_method: str = "process"
     prefetch_factor: int = 2
     pin_memory: bool = False
     persistent_workers: bool = False
     batch_size: int | None = None
 
     @property
-    def size(self) -> tuple[float, str, int]:
+    def size(self) -> tuple[float, int]:
         """What the smallest setting goes by. No workers counts as the largest: its work adds to the model's own, and
         does not run beside it."""
-        return self.num_workers or math.inf, self.worker_method, self.prefetch_factor
+        return self.num_workers or math.inf, self.prefetch_factor
 
     @property
     def words(self) -> str:
         """For people.
 
         Example:
-            >>> Setting(2, "thread", 4, batch_size=32).words
-            '2 threads, prefetch 4, batch 32'
+            >>> Setting(2, 4, batch_size=32).words
+            '2 workers, prefetch 4, batch 32'
         """
         if not self.num_workers:
             return "no workers"
-        kind = "thread" if self.worker_method == "thread" else "process"
-        if self.num_workers > 1:
-            kind += "s" if kind == "thread" else "es"
+        workers = "1 worker" if self.num_workers == 1 else f"{self.num_workers} workers"
         size = "" if self.batch_size is None else f", batch {self.batch_size}"
-        return f"{self.num_workers} {kind}, prefetch {self.prefetch_factor}{size}"
+        return f"{workers}, prefetch {self.prefetch_factor}{size}"
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,6 @@ class TuneResult:
         best: the knee: the smallest setting within 3 % of the fastest.
         rate: its samples per second, the median of its windows; ``low``, ``high``: the slowest and the fastest of them.
         curve: samples per second by workers, for the other knobs of ``best``.
-        guesses: rules of thumb, and what they would have cost.
         limits: what bounds the number of workers, the tightest first.
         bound: the limit that kept ``best`` small; None where more workers would not have helped.
         reasons: why each knob has its value, by torch's names.
@@ -90,7 +85,6 @@ class TuneResult:
     low: float
     high: float
     curve: tuple[Point, ...]
-    guesses: tuple[Guess, ...]
     limits: tuple[Limit, ...]
     bound: Limit | None
     reasons: dict[str, str]
@@ -120,7 +114,7 @@ class TuneResult:
             plot.draw(self._curve(), path)
 
     def _curve(self) -> Curve:
-        return Curve(self.name, self.curve, self.best.num_workers, self.rate, self.guesses)
+        return Curve(self.name, self.curve, self.best.num_workers, self.rate)
 
     def __str__(self) -> str:
         return self.text(80, colour=False)
@@ -134,17 +128,12 @@ class TuneResult:
 
         knobs = f"{b.num_workers} worker{'' if b.num_workers == 1 else 's'}"
         if b.num_workers:
-            knobs += f" ({b.worker_method}), prefetch_factor {b.prefetch_factor}"
+            knobs += f", prefetch_factor {b.prefetch_factor}"
         head = f"{self.name}: {knobs}, {figure(self.rate)} samples/s [{figure(self.low)}..{figure(self.high)}]"
         out = [bold(head), "", *self._chart(width), ""]
         out += [f"{name}: {words}" for name, words in self.reasons.items()]
         if self.bound is not None:
             out.append(f"bound by {self.bound.name}: {self.bound.words}")
-        out += ["", "rules of thumb"]
-        for g in self.guesses:
-            count = "-" if g.workers is None else str(g.workers)
-            cost = g.how if g.share is None else f"{g.share:.0%} of that rate ({g.how})"
-            out.append(f"  {g.name}: {count:>3}  {cost}")
         if self.notes:
             out += ["", *(f"note: {n}" for n in self.notes)]
         out += ["", "to paste", f"  {bold(self.lines['torch'])}"]

@@ -4,7 +4,7 @@
 
     1 worker: its times give the model of the curve and the limits
     -> workers: doubled while that pays, then the counts on both sides of the best
-    -> threads, more batches in flight, larger batches, no workers: one window each
+    -> more batches in flight, larger batches, no workers: one window each
     -> the fastest few in turns, three windows each and more while there is time
     -> the knee: the smallest setting within 3 % of the fastest, by the medians
 """
@@ -19,8 +19,7 @@ import torch
 from ..core import resources
 from ..core.errors import UsageError
 from ..device.accelerator import accelerator
-from ..loader.auto.bench import BadSample, PoolBench, TooSlow, Window
-from ..loader.auto.decide import unsafe
+from ..loader.auto.bench import BadSample, TooSlow, Window
 from ..loader.auto.limits import Limit, limits
 from ..loader.auto.model import KNEE, Model
 from .measurements import Measurements
@@ -30,7 +29,7 @@ FEW, MANY = 3, 8  # windows of each finalist: at least where there is time, and 
 FINALISTS = 4
 NEAR = 0.6  # of the fastest single window, which may have been a lucky one: which settings are measured again
 GAIN = 1 / KNEE  # a larger setting has to be faster by this
-CLEAR_GAIN = 1.05  # threads, in which less code is safe, and larger batches by this
+CLEAR_GAIN = 1.05  # larger batches by this
 PREFETCH = (2, 4, 8)  # 1 leaves no slack for a consumer that is late, which an empty loop cannot see
 DEPTH = 4  # batches in flight for each worker where that takes next to no memory
 CHEAP = 64  # which is this part of the budget for batches in flight
@@ -85,7 +84,6 @@ class Search:
         try:
             self.measured.rate(s)
             s = self._num_workers(s)
-            s = self._worker_method(s)
             s = self._prefetch_factor(s)
             s = self._batch_size(s)
             self._no_workers(s)
@@ -113,8 +111,6 @@ class Search:
     def _may_win(self, s: Setting) -> bool:
         if not s.num_workers:
             return True
-        if s.worker_method == "thread" and self.measured.windows[s].who:
-            return False  # later windows may show draws that the first did not
         if "num_workers" not in self.knobs and s.num_workers != self._base.num_workers:
             return False
         if "prefetch_factor" not in self.knobs:
@@ -174,8 +170,7 @@ class Search:
 
     def _why(self, e: BadSample, s: Setting) -> str:
         last = str(e).strip().splitlines()[-1]
-        bench = self.measured.bench(s)
-        index = bench.culprit() if isinstance(bench, PoolBench) else None
+        index = self.measured.bench(s).culprit()
         what = "a sample cannot be loaded" if index is None else f"sample {index!r} cannot be loaded"
         needs_gpu = ("CUDA" in last or "NVIDIA" in last) and accelerator() is None
         return f"{what}: {last}" + (" (it needs a GPU, and there is none here)" if needs_gpu else "")
@@ -196,34 +191,6 @@ class Search:
             if best.num_workers / 2 < n < 2 * best.num_workers and not measured.is_over():
                 measured.rate(replace(s, num_workers=n))
         return measured.knee(k for k in measured.rates if replace(k, num_workers=1) == replace(s, num_workers=1))
-
-    def _worker_method(self, s: Setting) -> Setting:
-        if "worker_method" not in self.knobs:
-            return s
-        no = (
-            "an iterable dataset: each thread would need a copy of it"
-            if self.measured.is_stream
-            else unsafe(self.loader)
-        )
-        threads = replace(s, worker_method="thread")
-        counts = [s.num_workers]
-        if "num_workers" in self.knobs:  # threads that wait for the interpreter lock want to be more than cores
-            counts += [n for n in self.counts() if n >= 2 * s.num_workers][:1]
-        try:
-            for n in counts if not no else ():
-                if not self.measured.is_over():
-                    self.measured.rate(replace(threads, num_workers=n))
-        except (BadSample, TooSlow) as e:
-            no = f"a sample could not be loaded in a thread: {str(e).splitlines()[-1]}"
-        all_threads = [k for k in self.measured.windows if k.worker_method == "thread"]
-        who = next((w for k in all_threads if (w := self.measured.windows[k].who)), None)
-        if who is not None:
-            no = f"{who} draws from the process-wide random generators, which threads cannot repeat"
-        if no:
-            self.measured.forget(all_threads)
-            self.reasons["worker_method"] = f"process: {no}"
-        fastest = max((k for k in all_threads if k in self.measured.rates), key=self.measured.rate, default=s)
-        return fastest if self.measured.rate(fastest) > CLEAR_GAIN * self.measured.rate(s) else s
 
     def _prefetch_factor(self, s: Setting) -> Setting:
         if "prefetch_factor" in self.knobs:
@@ -268,10 +235,7 @@ class Search:
 
     def _no_workers(self, s: Setting) -> None:
         if "num_workers" in self.knobs and not self.measured.is_stream and not self.measured.is_over():
-            try:
-                self.measured.measure(Setting(0, batch_size=s.batch_size))
-            except (BadSample, TooSlow) as e:
-                self.notes.append(f"no workers at all could not be measured: {str(e).splitlines()[-1]}")
+            self.measured.measure(Setting(0, batch_size=s.batch_size))
 
     # ------------------------------------------------------------------------------------------------- the fastest few
 
@@ -285,10 +249,8 @@ class Search:
 
     def _explain(self, best: Setting) -> None:
         rates, rate = self.measured.rates, self.measured.rate
-        workers = [k for k in self._alike(best.batch_size) if k.num_workers]
         if "num_workers" in self.knobs and not best.num_workers:
-            other = max(workers, key=rate)
-            self.reasons.pop("worker_method", None)
+            other = max((k for k in self._alike(best.batch_size) if k.num_workers), key=rate)
             self.reasons["num_workers"] = (
                 f"0: one process alone makes {figure(rate(best))} samples/s, {other.words} {figure(rate(other))}"
             )
@@ -297,13 +259,6 @@ class Search:
             self.reasons["num_workers"] = f"{best.num_workers} is the smallest within 3 % of the best"
             if len(rates[best]) < FEW and self.measured.is_over():
                 self.reasons["num_workers"] += ", as far as there was time to measure"
-        process = max((k for k in workers if k.worker_method == "process"), key=rate, default=None)
-        thread = max((k for k in workers if k.worker_method == "thread"), key=rate, default=None)
-        if thread is not None and process is not None:
-            self.reasons["worker_method"] = (
-                f"{best.worker_method}: {thread.num_workers} threads make {figure(rate(thread))} samples/s, "
-                f"{process.num_workers} processes {figure(rate(process))}"
-            )
         if "prefetch_factor" in self.knobs:
             self.reasons["prefetch_factor"] = self._why_prefetch(best)
 

@@ -202,7 +202,7 @@ def test_profiles(tmp_path: Path, content: Any) -> None:
         patch.setenv("STOKER_PROFILES", str(tmp_path))
         one = loader("auto")  # type: ignore[arg-type]
         path = profile.path_of(one)
-        tuned = profile.Tuned("process", 2, 1.0)
+        tuned = profile.Tuned(2, 1.0)
         if not isinstance(content, bytes):
             profile.save(one, tuned)
             kept = json.loads(path.read_text())

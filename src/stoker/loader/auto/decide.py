@@ -1,5 +1,5 @@
-"""What ``num_workers="auto"`` and ``worker_method="auto"`` decide before each iterator of a loader, and what connects
-a running iterator with ``Controller`` and ``Place``.
+"""What ``num_workers="auto"`` decides before each iterator of a loader, and what connects a running iterator with
+``Controller`` and ``Place``.
 
 Nothing is measured before the first batch. A loader begins with what ``stoker tune`` found, else with a first guess.
 """
@@ -15,15 +15,11 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _DatasetKind
 
 from ...core import resources
-from ...core.errors import UsageError
 from ...core.handles import held
 from ...core.options import AutoWorkers, Measured
-from ...core.picklable import refused
 from ...core.types import LoaderLike
-from ...sampling.generators import find_generators, in_words
 from ...sampling.stateful import is_stateful
 from ...workers.faults import validate
-from ...workers.thread_pool import refuse
 from ..inline_iterator import here
 from . import profile
 from .controller import Controller
@@ -35,35 +31,6 @@ if TYPE_CHECKING:
     from ..loader_state import LoaderState
 
 logger = logging.getLogger("stoker.loader.engine")
-
-
-def method(loader: LoaderLike, state: LoaderState) -> str:
-    """The kind of workers for ``worker_method="auto"``: processes, where any code is safe, unless ``stoker tune`` found
-    threads to be faster."""
-    if state.method is None:
-        found = _profile(loader, state)
-        threads = found is not None and found.worker_method == "thread"
-        why = validate.only_processes(loader) or (unsafe(loader) if threads else "")
-        if threads and not why:
-            state.method = "thread", "stoker tune found threads to be faster"
-        else:
-            state.method = "process", why or "threads are taken where stoker tune found them to be faster"
-        _record(state, f"worker_method={state.method[0]!r}: {state.method[1]}")
-    return state.method[0]
-
-
-def unsafe(loader: LoaderLike) -> str | None:
-    """Why threads are not tried; None where they may be. Threads share what each worker process has for itself: files,
-    connections, locks (which pickle refuses) and random generators. A dataset may also refuse them itself."""
-    try:
-        refuse(loader.dataset)
-    except UsageError as e:
-        return str(e)
-    why = refused(loader.dataset)
-    if why is not None:
-        return f"the dataset holds something that cannot be shared for sure ({type(why).__name__}: {why})"
-    found = find_generators(loader.dataset, loader.collate_fn)
-    return f"{in_words(found[0][0])} is a random generator, which threads would share" if found else None
 
 
 def begin(loader: LoaderLike, state: LoaderState, kind: str) -> None:
@@ -150,7 +117,7 @@ def _profile(loader: LoaderLike, state: LoaderState) -> profile.Tuned | None:
 
 def _first(loader: LoaderLike, state: LoaderState, kind: str) -> Measured:
     found = _profile(loader, state)
-    if found is None or found.worker_method != kind:
+    if found is None or kind != "process":
         return Measured(*first_guess(loader))
     words = state.profile[1] if state.profile is not None else ""
     if found.num_workers == 0 and not (_only_workers(loader, kind) or held(loader.dataset)):

@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 KNEE = 0.97  # the smallest setting within 3 % of the best
-APART = 0.15  # measured and predicted differ
-SLOWER = 1.2  # a batch takes so much longer in a worker that has neighbours
 
 
 @dataclass(frozen=True)
@@ -49,25 +47,3 @@ class Model:
     def waits(self) -> float:
         """Share of a worker's time in which it waits for something that is not the CPU."""
         return max(0.0, 1 - self.cpu_s / self.work_s) if self.work_s else 0.0
-
-    def disagreement(self, n: int, rate: float, work_s: float) -> str | None:
-        """Why ``n`` workers make ``rate``, with ``work_s`` for a batch, where the model says otherwise; None where both
-        agree."""
-        predicted = self.rate(n)
-        ratio = rate / predicted if predicted else 1.0
-        if abs(ratio - 1) <= APART:
-            return None
-        words = f"{n} workers make {rate:.3g} batches/s where the model has {predicted:.3g}"
-        if ratio > 1:
-            return f"{words}: the first window was slowed by something that has since ended (cold cache, other load)"
-        if self.waits > 0.5 and work_s > SLOWER * self.work_s:
-            return (
-                f"{words}: what the workers wait for saturates (a disk, a network, a lock): a batch takes "
-                f"{work_s * 1e3:.3g} ms of a worker's time, alone {self.work_s * 1e3:.3g}"
-            )
-        if work_s > SLOWER * self.work_s:
-            return (
-                f"{words}: workers slow each other down (cores, memory bandwidth, the interpreter lock): a batch "
-                f"takes {work_s * 1e3:.3g} ms of a worker's time, alone {self.work_s * 1e3:.3g}"
-            )
-        return f"{words}: workers wait for each other's turn (slow samples, order) or for the consumer"

@@ -25,7 +25,7 @@ from ...core.files import cache_folder, write
 from ...core.object_tree import walk
 from ...core.types import LoaderLike
 
-SCHEMA = 2  # is in the name of the file, so files of other versions are not found
+SCHEMA = 3  # is in the name of the file, so files of other versions are not found
 ENTRIES = 8  # in one file
 SOURCE = "code source"
 LIBRARIES = ("torch", "builtins", "stoker")  # their versions are in the key, not their source
@@ -37,7 +37,6 @@ Key = dict[str, str | int | None]  # what a result depends on
 class Tuned(msgspec.Struct, frozen=True):
     """A result: the setting, and its samples per second."""
 
-    worker_method: str
     num_workers: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
     rate: Annotated[float, msgspec.Meta(ge=0)]
 
