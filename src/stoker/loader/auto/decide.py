@@ -23,7 +23,7 @@ from ...workers.faults import validate
 from ..inline_iterator import here
 from . import profile
 from .controller import Controller
-from .in_process import Change, MakeBatch, Place, State, Worked
+from .in_process import MakeBatch, Place, State, Worked
 from .limits import cores_here, first_guess, per_core, workers_bound
 
 if TYPE_CHECKING:
@@ -45,17 +45,30 @@ def begin(loader: LoaderLike, state: LoaderState, kind: str) -> None:
         state.measured = _first(loader, state, kind)
         loader.num_workers = AutoWorkers(state.measured.workers or first_guess(loader)[0])
         if not _only_workers(loader, kind):
-            state.place = Place(_why_not_here(loader, state))
-            if not state.measured.workers:
-                state.place.state = State.TRIAL
-    place, m = state.place, state.metrics
+            state.place = Place(_why_not_here(loader, state), _opened(state), not state.measured.workers)
+    place = state.place
     if place is None:
         return
-    place.epoch(state.cursor is not None and state.cursor.finished, m.fetch_ns + m.collate_ns)
-    if place.was_called and not place.here:
-        _stay_if_shared(loader, state, place)
+    words = place.begin(state.cursor is not None and state.cursor.finished, _worked(state))
+    if place.was_called and not place.here and held(loader.dataset):
+        # Workers that are forked now would share what the dataset has opened in this process: then none are.
+        place.state = State.ONLY_HERE
+        words = f"{held(loader.dataset)} in the script's own process, and workers would share it"
+    before = int(loader.num_workers)
     if place.here:
-        _without_workers(loader, place)
+        if before:
+            place.workers, place.prefetch = before, loader.prefetch_factor or 1
+        loader.num_workers, loader.prefetch_factor = AutoWorkers(0), None
+    else:
+        _with_workers(loader, place)
+    if words:
+        _record(state, f"{before} -> {int(loader.num_workers)} workers: {words}")
+
+
+def _with_workers(loader: LoaderLike, place: Place) -> None:
+    """The settings of a loader with workers again."""
+    if not int(loader.num_workers):
+        loader.num_workers, loader.prefetch_factor = AutoWorkers(place.workers), place.prefetch
 
 
 def maker(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> MakeBatch | None:
@@ -66,8 +79,8 @@ def maker(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> MakeBatch |
     return place.timed(here(loader.dataset, loader._auto_collation, loader.collate_fn, loader.drop_last, cursor))
 
 
-def tuner(loader: LoaderLike, state: LoaderState) -> Callable[[int], tuple[str, int] | None]:
-    """The function that the scheduler calls at each delivery. It returns a setting and its new value, or None."""
+def tuner(loader: LoaderLike, state: LoaderState) -> Callable[[int], int | None]:
+    """The function that the scheduler calls at each delivery. It returns another number of workers, or None."""
     place, controller = state.place, state.controller
     if controller is None:
         ahead = max(loader.prefetch_factor or 1, getattr(loader, "_ahead", 0))
@@ -75,26 +88,23 @@ def tuner(loader: LoaderLike, state: LoaderState) -> Callable[[int], tuple[str, 
         n = int(loader.num_workers) or (place.workers if place is not None else 1)
         controller = state.controller = Controller(n, _most(state), state.measured.known, ahead)
     controller.begin(0)
-    if place is not None:
-        place.begin(0, _worked(state))
     ref = weakref.ref(loader)
 
-    def step(waited_ns: int) -> tuple[str, int] | None:
+    def step(waited_ns: int) -> int | None:
         loader = ref()
         if loader is None or state.manual_workers:
             return None
         if place is not None:
-            change = place.step(waited_ns, _worked(state))
-            if change is not None:
-                return _carry_out(change, loader, state, place, waited_ns)
-            if place.here or (place.state is State.WORKERS and not place.knows_cost):
+            place.step(waited_ns)
+            if place.here:
                 return None
+            _with_workers(loader, place)  # where a batch failed here
         decision = controller.step(waited_ns)
         if decision is None:
             return None
         _record(state, decision.reason)
         loader.num_workers = AutoWorkers(decision.workers)
-        return "num_workers", decision.workers
+        return decision.workers
 
     return step
 
@@ -145,16 +155,15 @@ def _only_workers(loader: LoaderLike, kind: str) -> bool:
 
 def _why_not_here(loader: LoaderLike, state: LoaderState) -> Callable[[], str]:
     ref = weakref.ref(loader)
+    return lambda: "samples kill workers" if state.fatal_samples else held(getattr(ref(), "dataset", None))
 
-    def why_not() -> str:
-        loader = ref()
-        why = "samples kill workers" if state.fatal_samples else held(getattr(loader, "dataset", None))
-        if why:
-            return why
-        opened = next(filter(None, (it.opened() for it in list(state.iterators))), "")
-        return f"the dataset opens {opened}" if opened else ""
 
-    return why_not
+def _opened(state: LoaderState) -> Callable[[], str | None]:
+    def opened() -> str | None:
+        found = [it.opened() for it in list(state.iterators)]
+        return next(filter(None, found), None if None in found else "")
+
+    return opened
 
 
 def _most(state: LoaderState) -> Callable[[], int]:
@@ -170,44 +179,6 @@ def _most(state: LoaderState) -> Callable[[], int]:
         return min(per_core(1 - busy) * cores_here(), max(1, workers_bound(each)[0]))
 
     return most
-
-
-def _carry_out(
-    change: Change, loader: LoaderLike, state: LoaderState, place: Place, waited_ns: int
-) -> tuple[str, int] | None:
-    """Changes the loader's settings. Returns what the scheduler has to do."""
-    if change is Change.TRY_HERE:
-        place.workers = int(loader.num_workers)
-        return "here", 0
-    if change is Change.STAY_HERE:
-        _record(state, f"{place.workers} -> 0 workers: {place.reason}")
-        _without_workers(loader, place)
-        return "here", 1
-    if int(loader.num_workers) == 0:
-        if _stay_if_shared(loader, state, place):
-            return None
-        _record(state, f"0 -> {place.workers} workers: {place.reason}")
-        loader.num_workers, loader.prefetch_factor = AutoWorkers(place.workers), place.prefetch
-    assert state.controller is not None
-    state.controller.workers = place.workers
-    state.controller.begin(waited_ns)
-    return "num_workers", place.workers
-
-
-def _without_workers(loader: LoaderLike, place: Place) -> None:
-    """The settings of a loader without workers, as torch wants them."""
-    if int(loader.num_workers):
-        place.workers, place.prefetch = int(loader.num_workers), loader.prefetch_factor or 1
-        loader.num_workers, loader.prefetch_factor = AutoWorkers(0), None
-
-
-def _stay_if_shared(loader: LoaderLike, state: LoaderState, place: Place) -> bool:
-    """Workers that are forked now would share what the dataset has opened in this process: then none are."""
-    why = held(loader.dataset)
-    if why:
-        place.stay(f"no workers any more: {why} in the script's own process, and workers would share it")
-        _record(state, place.reason)
-    return bool(why)
 
 
 def _record(state: LoaderState, decision: str) -> None:
