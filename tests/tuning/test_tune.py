@@ -262,7 +262,7 @@ def test_all_kinds_of_loaders(make: Any) -> None:
 
 
 @pytest.mark.slow
-def test_the_result_for_people_and_machines(tmp_path: Path) -> None:
+def test_the_result_for_people_and_machines() -> None:
     r = stoker.tune(Rows(), budget_s=1.5)
     assert "to paste" in str(r)
     assert "<- the knee" in str(r)
@@ -270,12 +270,6 @@ def test_the_result_for_people_and_machines(tmp_path: Path) -> None:
     d = json.loads(json.dumps(r.as_dict()))
     assert d["schema"] == 1
     assert d["best"]["num_workers"] == r.best.num_workers
-    pytest.importorskip("matplotlib")
-    for name in ("a.png", "a.svg", "a.html"):
-        r.plot(tmp_path / name)
-        assert (tmp_path / name).stat().st_size > 1000
-    with pytest.raises(UsageError, match=r"one of \.png"):
-        r.plot(tmp_path / "a.bmp")
 
 
 # ------------------------------------------------------------------------------------------------------------ limits
@@ -488,14 +482,12 @@ def run(folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str
 
 @pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    p = run(tmp_path, "train.py:make", "--budget-s", "2", "--json", "t.json", "--plot", "t.svg")
+    p = run(tmp_path, "train.py:make", "--budget-s", "2", "--json", "t.json")
     assert p.returncode == 0, p.stderr
     assert "<- the knee" in p.stdout
     assert "DataLoader(dataset, batch_size=4, shuffle=True, num_workers=" in p.stdout
     assert "\033" not in p.stdout + p.stderr
     assert json.loads((tmp_path / "t.json").read_text())["best"]["batch_size"] == 4
-    assert "<svg" in (tmp_path / "t.svg").read_text()
     p = run(tmp_path, "train:dataset", "--budget-s", "1.5", "--json", "-", "--no-save", "--knobs", "num_workers")
     assert p.returncode == 0, p.stderr
     assert json.loads(p.stdout)["profile"] is None
@@ -511,7 +503,6 @@ def test_the_command(tmp_path: Path) -> None:
         (["train.py:nothing"], "train.py has no 'nothing'"),
         (["train.py:time"], "a module, neither a Dataset nor a DataLoader"),
         (["train.py:Cuda"], "cannot be loaded"),
-        (["train.py:make", "--plot", "x.bmp"], "a plot is one of"),
         (["train.py:make", "--json", "no/where.json"], "there is no folder no"),
         (["train.py:make", "--knobs", "x"], "no knob 'x'"),
     ],

@@ -43,7 +43,7 @@ def tune(
         save: keep the result where ``num_workers="auto"`` finds it.
 
     Returns:
-        The setting, and all that led to it; a notebook shows it as text and a plot.
+        The setting, and all that led to it; a notebook shows it as text.
 
     Raises:
         UsageError: ``thing`` is no loader or is empty, a sample cannot be loaded, or a batch takes longer than the

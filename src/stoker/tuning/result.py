@@ -6,14 +6,11 @@ import html
 import math
 import sys
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from typing import NamedTuple
 
 from ..core import terminal
-from ..core.files import write
 from ..core.types import JsonObject
 from ..loader.auto.limits import Limit
-from . import plot
-from .curve import Curve, Point
 
 SCHEMA = 1
 BARS = " ▏▎▍▌▋▊▉█"
@@ -60,6 +57,25 @@ class Setting:
         return f"{workers}, prefetch {self.prefetch_factor}{size}"
 
 
+class Point(NamedTuple):
+    """One number of workers, in samples per second.
+
+    Attributes:
+        workers: how many; 0 is no worker at all.
+        rate: the median of the windows; None where it was not measured.
+        low, high: the slowest and the fastest window.
+        predicted: by the model; None where it has no figure.
+        windows: how often it was measured.
+    """
+
+    workers: int
+    rate: float | None
+    low: float | None
+    high: float | None
+    predicted: float | None
+    windows: int
+
+
 @dataclass(frozen=True)
 class TuneResult:
     """What ``stoker.tune`` found.
@@ -104,18 +120,6 @@ class TuneResult:
             "bound": None if self.bound is None else self.bound._asdict(),
         }
 
-    def plot(self, path: str | Path) -> None:
-        """Draws the curve and its knee: .png, .svg or .html. Needs ``stoker[plot]``."""
-        path = Path(path)
-        plot.check(path)
-        if path.suffix == ".html":
-            write(path, f'<!doctype html><meta charset="utf-8"><title>stoker tune</title>{self._repr_html_()}\n')
-        else:
-            plot.draw(self._curve(), path)
-
-    def _curve(self) -> Curve:
-        return Curve(self.name, self.curve, self.best.num_workers, self.rate)
-
     def __str__(self) -> str:
         return self.text(80, colour=False)
 
@@ -158,11 +162,7 @@ class TuneResult:
         return out
 
     def _repr_html_(self) -> str:
-        try:
-            picture = plot.svg(self._curve())
-        except ImportError:
-            picture = ""
-        return f"<div>{picture}<pre>{html.escape(str(self))}</pre></div>"
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def show(self) -> None:
         """Prints it, as wide and as colourful as stdout is."""

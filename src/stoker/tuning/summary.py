@@ -13,8 +13,7 @@ from ..device.accelerator import accelerator, copy_rates
 from ..loader.auto.bench import TooSlow
 from ..loader.auto.limits import Limit
 from ..loader.auto.model import KNEE
-from .curve import Point
-from .result import Setting, TuneResult
+from .result import Point, Setting, TuneResult
 from .search import Search
 
 RESTART_SHARE = 0.01  # of an epoch's time, above which workers had better stay
