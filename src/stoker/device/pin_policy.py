@@ -29,7 +29,6 @@ class Facts:
     Attributes:
         accelerator: torch's name of the kind of device; None without one.
         unified: the device shares its memory with the processor.
-        on_device: batches lie on the device already.
         batch_bytes: of the largest batch so far; 0 before the first.
         batches: how many may be locked at a time: those made ahead and those the consumer keeps.
         free: bytes of memory.
@@ -40,7 +39,6 @@ class Facts:
 
     accelerator: str | None
     unified: bool = False
-    on_device: bool = False
     batch_bytes: int = 0
     batches: int = 1
     free: int = 1 << 62
@@ -72,8 +70,6 @@ def decide(facts: Facts) -> Choice:
         return Choice(False, "there is no accelerator")
     if facts.unified:
         return Choice(False, f"{facts.accelerator} shares its memory with the processor")
-    if facts.on_device:
-        return Choice(False, "batches lie on the device already")
     if facts.refused:
         return Choice(False, f"no page can be locked here: {facts.refused}")
     if need > facts.granted // SHARE:
@@ -142,7 +138,6 @@ def facts(batch_bytes: int = 0, batches: int = 1, refused: str = "", measured: f
     return Facts(
         accelerator,
         unified(accelerator),
-        False,
         batch_bytes,
         batches,
         resources.memory_available(),

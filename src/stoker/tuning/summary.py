@@ -9,15 +9,14 @@ import contextlib
 import time
 from dataclasses import replace
 
-from ..device.accelerator import accelerator, copy_rates
 from ..loader.auto.bench import TooSlow
 from ..loader.auto.limits import Limit
 from ..loader.auto.model import KNEE
+from ..loader.pin_setup import Pinning
 from .result import Point, Setting, TuneResult
 from .search import Search
 
 RESTART_SHARE = 0.01  # of an epoch's time, above which workers had better stay
-PIN_GAIN = 1.05  # what page-locked memory has to bring
 RANDOM_SAMPLERS = ("RandomSampler", "Feistel", "Chunk")
 
 
@@ -53,16 +52,10 @@ def summarize(search: Search, found: Setting) -> TuneResult:
 
 
 def _pins(search: Search, s: Setting) -> bool:
-    device = accelerator()
-    if device is None:
-        search.reasons["pin_memory"] = "False: no accelerator"
-        return False
-    plain, locked = copy_rates(device, max(1 << 16, search.measured.windows[s].nbytes))
-    pins = locked > PIN_GAIN * plain
-    search.reasons["pin_memory"] = (
-        f"{pins}: to the device {locked / 1e9:.3g} GB/s from page-locked memory, {plain / 1e9:.3g} from other"
-    )
-    return pins
+    batches = max(1, s.num_workers) * s.prefetch_factor + 1
+    choice = Pinning().decide(search.measured.windows[s].nbytes, batches)
+    search.reasons["pin_memory"] = f"{choice.on}: {choice.why}"
+    return choice.on
 
 
 def _workers_stay(search: Search, s: Setting) -> bool:
