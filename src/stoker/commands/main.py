@@ -21,7 +21,7 @@ COMMANDS = {
     "batch-size": "Find the largest batch that fits the accelerator.",
     "compare": "Compare two reports, for example before and after a change.",
     "stats": "Mean and std of an image dataset.",
-    "cache": "Fill, list, check and remove caches on disk.",
+    "cache": "List and remove caches on disk.",
     "verify": "Read a whole dataset and list the samples that are broken.",
 }
 
