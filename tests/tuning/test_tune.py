@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
@@ -18,8 +17,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
 
 import stoker
@@ -29,14 +26,12 @@ from stoker.loader.auto import limits as limits_
 from stoker.loader.auto import profile
 from stoker.loader.auto.bench import Window
 from stoker.loader.auto.limits import limits
-from stoker.loader.auto.model import Model
 from stoker.loader.auto.tasks import Tasks
 from stoker.loader.loader_state import state_of
 from stoker.loader.variant import as_loader, find
 from stoker.tuning.knobs import KNOBS
 from stoker.tuning.measurements import Measurements
 from stoker.tuning.result import Setting
-from stoker.tuning.rules_of_thumb import guesses
 from stoker.tuning.search import Search
 
 
@@ -117,8 +112,7 @@ def test_what_waits_gets_many_workers_and_says_what_bound_them() -> None:
     assert r.low <= r.rate * 1.001
     assert r.high >= r.rate * 0.999
     one = next(p for p in r.curve if p.workers == 1)
-    assert one.predicted is not None
-    assert r.rate > 2 * (one.rate or one.predicted)
+    assert r.rate > 2 * one.rate
     assert f"num_workers={r.best.num_workers}" in r.lines["torch"]
     assert r.limits[0].most >= r.best.num_workers
     assert children() <= before
@@ -127,8 +121,6 @@ def test_what_waits_gets_many_workers_and_says_what_bound_them() -> None:
 def test_no_more_workers_than_help() -> None:
     r = stoker.tune(DataLoader(Burns(), batch_size=8), budget_s=3)
     assert r.best.num_workers <= r.limits[0].most
-    assert {g.name for g in r.guesses} >= {"as many as cores", "four per GPU", "batch / GPUs", "batch / CPUs"}
-    assert all(g.how for g in r.guesses)
     assert r.seconds < 30
     assert set(r.reasons) >= {"num_workers", "pin_memory"}
 
@@ -223,14 +215,6 @@ def test_every_knob_but_those_asked_for_stays() -> None:
 
 
 @pytest.mark.slow
-def test_batch_size_moves_only_if_asked() -> None:
-    r = stoker.tune(DataLoader(Rows(5000), batch_size=2, num_workers=1), budget_s=8, knobs=("batch_size",))
-    assert r.best.batch_size is not None
-    assert r.best.batch_size > 2
-    assert "training may want another" in r.reasons["batch_size"]
-
-
-@pytest.mark.slow
 def test_the_loader_and_all_random_state_stay_as_they_are() -> None:
     dataset = Rows()
     generator = torch.Generator().manual_seed(3)
@@ -278,21 +262,14 @@ def test_all_kinds_of_loaders(make: Any) -> None:
 
 
 @pytest.mark.slow
-def test_the_result_for_people_and_machines(tmp_path: Path) -> None:
+def test_the_result_for_people_and_machines() -> None:
     r = stoker.tune(Rows(), budget_s=1.5)
     assert "to paste" in str(r)
     assert "<- the knee" in str(r)
     assert "to paste" in r._repr_html_()
     d = json.loads(json.dumps(r.as_dict()))
-    assert d["schema"] == 1
+    assert d["schema"] == 2
     assert d["best"]["num_workers"] == r.best.num_workers
-    assert d["guesses"][0]["name"]
-    pytest.importorskip("matplotlib")
-    for name in ("a.png", "a.svg", "a.html"):
-        r.plot(tmp_path / name)
-        assert (tmp_path / name).stat().st_size > 1000
-    with pytest.raises(UsageError, match=r"one of \.png"):
-        r.plot(tmp_path / "a.bmp")
 
 
 # ------------------------------------------------------------------------------------------------------------ limits
@@ -306,7 +283,6 @@ def test_what_would_not_fit_is_never_tried(monkeypatch: pytest.MonkeyPatch) -> N
     assert r.bound is not None
     assert r.bound.name == "memory"
     assert "bytes each" in str(r)
-    assert any("not tried" in g.how for g in r.guesses)
 
 
 def test_limits_name_their_numbers() -> None:
@@ -317,39 +293,6 @@ def test_limits_name_their_numbers() -> None:
     assert next(b for b in found if b.name == "budget").most == 1
     waiting = limits(waits=0.9, each=1, nbytes=1, prefetch=1, budget=budget)
     assert max(b.most for b in waiting if b.name == "cores") > max(b.most for b in found if b.name == "cores")
-
-
-# ------------------------------------------------------------------------------------------------------- model, guesses
-
-
-@given(st.floats(1e-4, 1), st.floats(0.01, 1), st.floats(1e-6, 1e-3), st.integers(1, 64), st.integers(1, 128))
-def test_the_model_is_a_line_into_a_ceiling(work: float, busy: float, own: float, cores: int, most: int) -> None:
-    m = Model(work, work * busy, own, cores)
-    rates = [m.rate(n) for n in range(1, most + 1)]
-    assert all(b >= a * 0.999 for a, b in itertools.pairwise(rates))
-    assert rates[0] <= 1 / work * 1.001
-    assert rates[m.knee(most) - 1] >= 0.97 * rates[-1]
-    assert m.disagreement(most, rates[-1], work) is None
-
-
-def test_the_model_says_when_a_disk_saturates() -> None:
-    m = Model(work_s=0.01, cpu_s=0.001, own_s=1e-5, cores=4)
-    words = m.disagreement(8, rate=250.0, work_s=0.032)
-    assert words is not None
-    assert "saturates" in words
-    assert "32 ms" in words
-    burning = Model(work_s=0.01, cpu_s=0.01, own_s=1e-5, cores=8).disagreement(8, 300.0, 0.026)
-    assert burning is not None
-    assert "slow each other down" in burning
-
-
-def test_guesses_by_name() -> None:
-    g = {x.name: x.workers for x in guesses(cores=8, gpus=2, batch_size=64, sample_bytes=1 << 20, throughput=25e9)}
-    assert g["as many as cores"] == 8
-    assert g["four per GPU"] == 8
-    assert g["batch / GPUs"] == 32
-    assert g["batch / CPUs"] == 8
-    assert g["entry x batch x workers = GPUs x GPU throughput"] == round(2 * 25e9 / (64 << 20))
 
 
 def test_tasks_are_drawn_again_only_when_there_are_enough() -> None:
@@ -459,30 +402,6 @@ def test_what_cannot_be_tuned(thing: Any, words: str) -> None:
     assert children() <= before
 
 
-class Chance(Waits):
-    def __getitem__(self, i: int) -> torch.Tensor:
-        return super().__getitem__(i) + torch.rand(())
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("dataset", "cache", "words"),
-    [
-        (Waits(), "auto", "auto: a sample takes "),
-        (Rows(), None, "None: a sample takes"),
-        (Chance(), "auto", "auto: "),
-        (Stream(400), None, "None: the samples of a stream"),
-    ],
-)
-def test_the_cache_is_a_knob_for_who_asks(dataset: Any, cache: str | None, words: str) -> None:
-    result = stoker.tune(DataLoader(dataset, batch_size=8), knobs=("num_workers", "cache"), budget_s=1.5, save=False)
-    assert result.best.cache == cache
-    assert result.reasons["cache"].startswith(words)
-    for line in result.lines.values():
-        assert ("DataLoader(stoker.Staged(dataset), " in line) == (cache is not None)
-    assert result.as_dict()["best"]["cache"] == cache
-
-
 def test_wrong_arguments() -> None:
     with pytest.raises(UsageError, match="no knob 'workers': one of num_workers"):
         stoker.tune(Rows(), knobs=("workers",))
@@ -546,14 +465,12 @@ def run(folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str
 
 @pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    p = run(tmp_path, "train.py:make", "--budget-s", "2", "--json", "t.json", "--plot", "t.svg")
+    p = run(tmp_path, "train.py:make", "--budget-s", "2", "--json", "t.json")
     assert p.returncode == 0, p.stderr
     assert "<- the knee" in p.stdout
     assert "DataLoader(dataset, batch_size=4, shuffle=True, num_workers=" in p.stdout
     assert "\033" not in p.stdout + p.stderr
     assert json.loads((tmp_path / "t.json").read_text())["best"]["batch_size"] == 4
-    assert "<svg" in (tmp_path / "t.svg").read_text()
     p = run(tmp_path, "train:dataset", "--budget-s", "1.5", "--json", "-", "--no-save", "--knobs", "num_workers")
     assert p.returncode == 0, p.stderr
     assert json.loads(p.stdout)["profile"] is None
@@ -569,7 +486,6 @@ def test_the_command(tmp_path: Path) -> None:
         (["train.py:nothing"], "train.py has no 'nothing'"),
         (["train.py:time"], "a module, neither a Dataset nor a DataLoader"),
         (["train.py:Cuda"], "cannot be loaded"),
-        (["train.py:make", "--plot", "x.bmp"], "a plot is one of"),
         (["train.py:make", "--json", "no/where.json"], "there is no folder no"),
         (["train.py:make", "--knobs", "x"], "no knob 'x'"),
     ],

@@ -10,7 +10,7 @@ from ..core.random_state import preserved
 from ..loader import engine
 from ..loader.auto import profile
 from ..loader.variant import as_loader
-from .knobs import ALL_KNOBS, BUDGET_S, KNOBS
+from .knobs import BUDGET_S, KNOBS
 from .measurements import Measurements
 from .result import TuneResult
 from .search import Search
@@ -34,8 +34,7 @@ def tune(
 
     Args:
         thing: a DataLoader (torch's own or stoker's), a Dataset, or a callable without arguments that returns one.
-        knobs: which settings may move: num_workers, worker_method, prefetch_factor, pin_memory, persistent_workers,
-            batch_size (the last only if asked).
+        knobs: which settings may move: num_workers, worker_method, prefetch_factor, pin_memory, persistent_workers.
         budget_s: seconds it may take, about.
         batch_size: samples in a batch, instead of the loader's own (32 for a dataset).
         name: what to call it in the result.
@@ -43,7 +42,7 @@ def tune(
         save: keep the result where ``num_workers="auto"`` finds it.
 
     Returns:
-        The setting, and all that led to it; a notebook shows it as text and a plot.
+        The setting, and all that led to it; a notebook shows it as text.
 
     Raises:
         UsageError: ``thing`` is no loader or is empty, a sample cannot be loaded, or a batch takes longer than the
@@ -55,8 +54,8 @@ def tune(
         DataLoader(dataset, batch_size=32, shuffle=True, num_workers=2, persistent_workers=True)
     """
     for knob in knobs:
-        if knob not in ALL_KNOBS:
-            raise UsageError(f"no knob {knob!r}: one of {', '.join(ALL_KNOBS)}")
+        if knob not in KNOBS:
+            raise UsageError(f"no knob {knob!r}: one of {', '.join(KNOBS)}")
     if not budget_s > 0:
         raise UsageError(f"budget_s={budget_s!r}: seconds, more than 0")
     if not engine.SUPPORTED:
