@@ -80,7 +80,6 @@ def _template() -> jinja2.Template:
     environment.filters.update(
         bytes=lambda size: human_bytes(float(size or 0)),
         evidence=_evidence,
-        ceilings=lambda found: [f"{found.loop or 0:,.0f}", f"{found.steps or 0:,.0f}", f"{found.loader or 0:,.0f}"],
         totals=_totals,
         lines=_lines,
     )
