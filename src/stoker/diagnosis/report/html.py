@@ -61,16 +61,6 @@ def render(report: RunReport) -> str:
     return page.lstrip() + "\n"
 
 
-def summary(report: RunReport) -> str:
-    """The report without plots, for a notebook."""
-    rows = [
-        [loader.name, loader.settings.num_workers, f"{loader.batches:,}", f"{loader.samples_per_s:,.0f}"]
-        for loader in report.loaders
-    ]
-    found: str = _template().render(report=report, waited=_waited(report), summary=rows, figures=None)
-    return found.strip()
-
-
 def _template() -> jinja2.Template:
     import jinja2
 
