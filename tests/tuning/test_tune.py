@@ -528,7 +528,7 @@ def test_an_interrupted_command_leaves_nobody(tmp_path: Path, how: signal.Signal
     assert not alive
 
 
-@pytest.mark.parametrize("knobs", [("pin_memory",), ("persistent_workers",), ("prefetch_factor",)])
+@pytest.mark.parametrize("knobs", [("pin_memory",), ("prefetch_factor",)])
 @pytest.mark.few(2)
 def test_single_knobs(knobs: tuple[str, ...]) -> None:
     r = stoker.tune(DataLoader(Rows(), batch_size=4, num_workers=2, prefetch_factor=4), budget_s=1.5, knobs=knobs)

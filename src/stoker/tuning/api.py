@@ -34,7 +34,7 @@ def tune(
 
     Args:
         thing: a DataLoader (torch's own or stoker's), a Dataset, or a callable without arguments that returns one.
-        knobs: which settings may move: num_workers, worker_method, prefetch_factor, pin_memory, persistent_workers.
+        knobs: which settings may move: num_workers, worker_method, prefetch_factor, pin_memory.
         budget_s: seconds it may take, about.
         batch_size: samples in a batch, instead of the loader's own (32 for a dataset).
         name: what to call it in the result.
@@ -51,7 +51,7 @@ def tune(
     Example:
         >>> result = stoker.tune(loader)  # doctest: +SKIP
         >>> print(result.lines["torch"])  # doctest: +SKIP
-        DataLoader(dataset, batch_size=32, shuffle=True, num_workers=2, persistent_workers=True)
+        DataLoader(dataset, batch_size=32, shuffle=True, num_workers=2, prefetch_factor=4)
     """
     for knob in knobs:
         if knob not in KNOBS:

@@ -55,9 +55,9 @@ class Measurements:
         self._running: Bench | None = None
         self._rounds: list[dict[Setting, float]] = []
 
-    def is_over(self, reserve: float = RESERVE) -> bool:
-        """Whether there is no time for another window, but for the reserve, a share of the budget."""
-        return self.deadline - time.monotonic() < reserve * self.budget_s
+    def is_over(self) -> bool:
+        """Whether there is no time for another window, but for the reserve."""
+        return self.deadline - time.monotonic() < RESERVE * self.budget_s
 
     def bench(self, s: Setting) -> Bench:
         """The bench for a setting; the one that ran before rests from now on."""
@@ -125,16 +125,6 @@ class Measurements:
     def nbytes(self) -> int:
         """Bytes of the largest batch that crossed between processes."""
         return max((w.nbytes for w in self.windows.values()), default=0)
-
-    def restart_s(self, s: Setting) -> float:
-        """Seconds from the start of worker processes to their first batch."""
-        if self._running is not None:
-            self._running.rest()
-        bench = PoolBench(self.loader, self.tasks, "process", self.transport, self.deadline)
-        try:
-            return bench.seconds_to_first_batch(s.num_workers)
-        finally:
-            bench.close()
 
     def close(self) -> None:
         """Ends all workers."""

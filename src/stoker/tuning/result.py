@@ -34,7 +34,6 @@ class Setting:
     worker_method: str = "process"
     prefetch_factor: int = 2
     pin_memory: bool = False
-    persistent_workers: bool = False
     batch_size: int | None = None
 
     @property

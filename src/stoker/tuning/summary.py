@@ -1,22 +1,19 @@
 """The result from what was measured: the curve, the limits, the lines to paste.
 
-Also the knobs that no window measures: page-locked memory, and workers that stay.
+Also the knob that no window measures: page-locked memory.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import replace
 
 from ..device.accelerator import accelerator, copy_rates
-from ..loader.auto.bench import TooSlow
 from ..loader.auto.limits import Limit
 from .measurements import KNEE
 from .result import Point, Setting, TuneResult
 from .search import Search
 
-RESTART_SHARE = 0.01  # of an epoch's time, above which workers had better stay
 PIN_GAIN = 1.05  # what page-locked memory has to bring
 RANDOM_SAMPLERS = ("RandomSampler", "Feistel", "Chunk")
 
@@ -32,8 +29,6 @@ def summarize(search: Search, found: Setting) -> TuneResult:
     best = found
     if "pin_memory" in search.knobs:
         best = replace(best, pin_memory=_pins(search, found))
-    if "persistent_workers" in search.knobs and found.num_workers:
-        best = replace(best, persistent_workers=_workers_stay(search, found))
     rates = measured.rates[found]
     return TuneResult(
         name=search.name,
@@ -63,25 +58,6 @@ def _pins(search: Search, s: Setting) -> bool:
         f"{pins}: to the device {locked / 1e9:.3g} GB/s from page-locked memory, {plain / 1e9:.3g} from other"
     )
     return pins
-
-
-def _workers_stay(search: Search, s: Setting) -> bool:
-    """Whether starting workers anew takes a notable part of an epoch."""
-    reason, stay = "False: there was no time to measure a restart", False
-    samples = search.most_samples()
-    if search.measured.is_stream:
-        reason = "False: how long an epoch of a stream is, is not known"
-    elif s.worker_method == "thread":
-        reason = "False: threads start at once"
-    elif not search.measured.is_over(reserve=0):
-        with contextlib.suppress(TooSlow):
-            restart = search.measured.restart_s(s)
-            epoch = samples / search.measured.rate(s)
-            share = restart / (restart + epoch)
-            stay = share > RESTART_SHARE
-            reason = f"{stay}: starting workers anew takes {restart:.2g} s, {share:.1%} of an epoch of {epoch:,.3g} s"
-    search.reasons["persistent_workers"] = reason
-    return stay
 
 
 def _curve(search: Search, found: Setting) -> tuple[Point, ...]:
@@ -133,8 +109,6 @@ def _arguments(s: Setting, shuffle: bool, own: bool = False) -> str:
             out.append(f'worker_method="{s.worker_method}"')
         if s.prefetch_factor != 2:
             out.append(f"prefetch_factor={s.prefetch_factor}")
-        if s.persistent_workers:
-            out.append("persistent_workers=True")
     if s.pin_memory:
         out.append("pin_memory=True")
     return ", ".join(out)
