@@ -32,7 +32,7 @@ _HOMES = {
     "StokerWarning": ".core.errors",
     "ChunkSampler": ".sampling.chunks",
     "FeistelSampler": ".sampling.order",
-    "mean_std": ".commands.stats.reading",
+    "mean_std": ".commands.stats",
     "empty": ".workers.collate",
     "install": ".staging.install",
     "installed": ".staging.install",
@@ -47,7 +47,7 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from .commands import bench as bench
-    from .commands.stats.reading import mean_std
+    from .commands.stats import mean_std
     from .core.errors import StokerError, StokerWarning
     from .core.shared import share
     from .device.prefetch import to_device

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
@@ -18,8 +17,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
 
 import stoker
@@ -29,7 +26,6 @@ from stoker.loader.auto import limits as limits_
 from stoker.loader.auto import profile
 from stoker.loader.auto.bench import Window
 from stoker.loader.auto.limits import limits
-from stoker.loader.auto.model import Model
 from stoker.loader.auto.tasks import Tasks
 from stoker.loader.loader_state import state_of
 from stoker.loader.variant import as_loader, find
@@ -116,8 +112,7 @@ def test_what_waits_gets_many_workers_and_says_what_bound_them() -> None:
     assert r.low <= r.rate * 1.001
     assert r.high >= r.rate * 0.999
     one = next(p for p in r.curve if p.workers == 1)
-    assert one.predicted is not None
-    assert r.rate > 2 * (one.rate or one.predicted)
+    assert r.rate > 2 * one.rate
     assert f"num_workers={r.best.num_workers}" in r.lines["torch"]
     assert r.limits[0].most >= r.best.num_workers
     assert children() <= before
@@ -208,14 +203,6 @@ def test_every_knob_but_those_asked_for_stays() -> None:
 
 
 @pytest.mark.slow
-def test_batch_size_moves_only_if_asked() -> None:
-    r = stoker.tune(DataLoader(Rows(5000), batch_size=2, num_workers=1), budget_s=8, knobs=("batch_size",))
-    assert r.best.batch_size is not None
-    assert r.best.batch_size > 2
-    assert "training may want another" in r.reasons["batch_size"]
-
-
-@pytest.mark.slow
 def test_the_loader_and_all_random_state_stay_as_they_are() -> None:
     dataset = Rows()
     generator = torch.Generator().manual_seed(3)
@@ -268,7 +255,7 @@ def test_the_result_for_people_and_machines() -> None:
     assert "<- the knee" in str(r)
     assert "to paste" in r._repr_html_()
     d = json.loads(json.dumps(r.as_dict()))
-    assert d["schema"] == 1
+    assert d["schema"] == 2
     assert d["best"]["num_workers"] == r.best.num_workers
 
 
@@ -293,18 +280,6 @@ def test_limits_name_their_numbers() -> None:
     assert next(b for b in found if b.name == "budget").most == 1
     waiting = limits(waits=0.9, each=1, nbytes=1, prefetch=1, budget=budget)
     assert max(b.most for b in waiting if b.name == "cores") > max(b.most for b in found if b.name == "cores")
-
-
-# ------------------------------------------------------------------------------------------------------- model
-
-
-@given(st.floats(1e-4, 1), st.floats(0.01, 1), st.floats(1e-6, 1e-3), st.integers(1, 64), st.integers(1, 128))
-def test_the_model_is_a_line_into_a_ceiling(work: float, busy: float, own: float, cores: int, most: int) -> None:
-    m = Model(work, work * busy, own, cores)
-    rates = [m.rate(n) for n in range(1, most + 1)]
-    assert all(b >= a * 0.999 for a, b in itertools.pairwise(rates))
-    assert rates[0] <= 1 / work * 1.001
-    assert rates[m.knee(most) - 1] >= 0.97 * rates[-1]
 
 
 def test_tasks_are_drawn_again_only_when_there_are_enough() -> None:
@@ -412,11 +387,6 @@ def test_what_cannot_be_tuned(thing: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         stoker.tune(thing, budget_s=2)
     assert children() <= before
-
-
-class Chance(Waits):
-    def __getitem__(self, i: int) -> torch.Tensor:
-        return super().__getitem__(i) + torch.rand(())
 
 
 def test_wrong_arguments() -> None:
@@ -545,7 +515,7 @@ def test_an_interrupted_command_leaves_nobody(tmp_path: Path, how: signal.Signal
     assert not alive
 
 
-@pytest.mark.parametrize("knobs", [("pin_memory",), ("persistent_workers",), ("prefetch_factor",)])
+@pytest.mark.parametrize("knobs", [("pin_memory",), ("prefetch_factor",)])
 @pytest.mark.few(2)
 def test_single_knobs(knobs: tuple[str, ...]) -> None:
     r = stoker.tune(DataLoader(Rows(), batch_size=4, num_workers=2, prefetch_factor=4), budget_s=1.5, knobs=knobs)

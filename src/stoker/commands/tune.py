@@ -9,7 +9,7 @@ import click
 from ..core import output
 from ..core.options import BATCH_SIZE
 from ..core.progress import Progress
-from ..tuning.knobs import ALL_KNOBS, BUDGET_S, KNOBS
+from ..tuning.knobs import BUDGET_S, KNOBS
 from . import arguments
 
 
@@ -20,7 +20,8 @@ from . import arguments
     "--knobs",
     default=",".join(KNOBS),
     metavar="A,B",
-    help=f"The settings that may change, of {', '.join(ALL_KNOBS)}.  [default: all but batch_size]",
+    show_default=True,
+    help="The settings that may change.",
 )
 @arguments.time_limit(BUDGET_S)
 @click.option(

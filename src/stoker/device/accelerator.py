@@ -1,9 +1,11 @@
-"""The accelerator: which there is, and how to wait for it.
+"""The accelerator: which there is, how to wait for it, and how fast bytes get there.
 
 The one place that knows about torch < 2.6, which has no ``torch.accelerator``: there it is CUDA or nothing.
 """
 
 from __future__ import annotations
+
+import time
 
 import torch
 
@@ -49,3 +51,19 @@ def synchronize() -> None:
         torch.accelerator.synchronize()
     else:
         torch.cuda.synchronize()
+
+
+def copy_rates(device: torch.device, nbytes: int) -> tuple[float, float]:
+    """Bytes per second to the device, from pageable and from page-locked memory."""
+    plain = torch.zeros(nbytes, dtype=torch.uint8)
+    rates = []
+    for source in (plain, plain.pin_memory()):
+        best = 0.0
+        for _ in range(5):
+            synchronize()
+            began = time.perf_counter()
+            source.to(device, non_blocking=True)
+            synchronize()
+            best = max(best, nbytes / (time.perf_counter() - began))
+        rates.append(best)
+    return rates[0], rates[1]

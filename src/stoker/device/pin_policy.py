@@ -7,19 +7,16 @@ not locked.
 
 from __future__ import annotations
 
-import statistics
-import time
 from dataclasses import dataclass
 
 import torch
 
 from ..core import resources
-from .accelerator import accelerator, synchronize
+from .accelerator import accelerator, copy_rates
 
 SHARE = 4  # at most a quarter of the memory that is granted is locked, unless asked
 MIN_FREE = 1 << 30  # bytes of memory that stay free beside what is locked
 MIN_GAIN = 1.05  # times as fast a copy from page-locked memory has to be
-TRIES = 7
 
 
 @dataclass(frozen=True)
@@ -113,23 +110,10 @@ def gain(nbytes: int, accelerator: str) -> float | None:
     None where it cannot be measured.
     """
     try:
-        target = torch.empty(nbytes, dtype=torch.uint8, device=accelerator)
-        plain = torch.ones(nbytes, dtype=torch.uint8)
-        return _seconds(target, plain) / max(1e-9, _seconds(target, plain.pin_memory()))
+        plain, pinned = copy_rates(torch.device(accelerator), nbytes)
+        return pinned / plain
     except RuntimeError:  # out of memory, on either side
         return None
-
-
-def _seconds(target: torch.Tensor, source: torch.Tensor) -> float:
-    """Of one copy, from the call until it is done."""
-    times = []
-    for _ in range(TRIES):
-        synchronize()
-        began = time.perf_counter()
-        target.copy_(source, non_blocking=True)
-        synchronize()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
 
 
 def facts(batch_bytes: int = 0, batches: int = 1, refused: str = "", measured: float | None = None) -> Facts:

@@ -9,7 +9,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.context import get_spawning_popen
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -277,19 +276,6 @@ class Staged(Dataset[Sample]):
             self._store = self._open_store()
 
     # -- what is cached
-
-    def _on_disk(self, cache_dir: Path | None, budget: str | None) -> Staged:
-        """The same dataset with a cache on disk. None: what this one says."""
-        key, content = self._key_options
-        return Staged(
-            self.dataset,
-            *self._said,
-            cache="disk",
-            cache_dir=cache_dir or self._folder,
-            cache_budget=budget,
-            cache_key=key,
-            cache_content=content,
-        )
 
     @property
     def cache_state(self) -> CacheState:

@@ -10,7 +10,7 @@ from ..core.random_state import preserved
 from ..loader import engine
 from ..loader.auto import profile
 from ..loader.variant import as_loader
-from .knobs import ALL_KNOBS, BUDGET_S, KNOBS
+from .knobs import BUDGET_S, KNOBS
 from .measurements import Measurements
 from .result import TuneResult
 from .search import Search
@@ -34,8 +34,7 @@ def tune(
 
     Args:
         thing: a DataLoader (torch's own or stoker's), a Dataset, or a callable without arguments that returns one.
-        knobs: which settings may move: num_workers, prefetch_factor, pin_memory, persistent_workers,
-            batch_size (the last only if asked).
+        knobs: which settings may move: num_workers, prefetch_factor, pin_memory.
         budget_s: seconds it may take, about.
         batch_size: samples in a batch, instead of the loader's own (32 for a dataset).
         name: what to call it in the result.
@@ -52,11 +51,11 @@ def tune(
     Example:
         >>> result = stoker.tune(loader)  # doctest: +SKIP
         >>> print(result.lines["torch"])  # doctest: +SKIP
-        DataLoader(dataset, batch_size=32, shuffle=True, num_workers=2, persistent_workers=True)
+        DataLoader(dataset, batch_size=32, shuffle=True, num_workers=2, prefetch_factor=4)
     """
     for knob in knobs:
-        if knob not in ALL_KNOBS:
-            raise UsageError(f"no knob {knob!r}: one of {', '.join(ALL_KNOBS)}")
+        if knob not in KNOBS:
+            raise UsageError(f"no knob {knob!r}: one of {', '.join(KNOBS)}")
     if not budget_s > 0:
         raise UsageError(f"budget_s={budget_s!r}: seconds, more than 0")
     if not engine.SUPPORTED:

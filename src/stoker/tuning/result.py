@@ -12,7 +12,7 @@ from ..core import terminal
 from ..core.types import JsonObject
 from ..loader.auto.limits import Limit
 
-SCHEMA = 1
+SCHEMA = 2
 BARS = " ▏▎▍▌▋▊▉█"
 
 
@@ -33,7 +33,6 @@ class Setting:
     num_workers: int
     prefetch_factor: int = 2
     pin_memory: bool = False
-    persistent_workers: bool = False
     batch_size: int | None = None
 
     @property
@@ -58,21 +57,12 @@ class Setting:
 
 
 class Point(NamedTuple):
-    """One number of workers, in samples per second.
-
-    Attributes:
-        workers: how many; 0 is no worker at all.
-        rate: the median of the windows; None where it was not measured.
-        low, high: the slowest and the fastest window.
-        predicted: by the model; None where it has no figure.
-        windows: how often it was measured.
-    """
+    """One number of workers, in samples per second: the median of its windows, the slowest, the fastest."""
 
     workers: int
-    rate: float | None
-    low: float | None
-    high: float | None
-    predicted: float | None
+    rate: float
+    low: float
+    high: float
     windows: int
 
 
@@ -88,7 +78,7 @@ class TuneResult:
         limits: what bounds the number of workers, the tightest first.
         bound: the limit that kept ``best`` small; None where more workers would not have helped.
         reasons: why each knob has its value, by torch's names.
-        notes: where measurement and model disagree, and what else there is to know.
+        notes: what else there is to know.
         lines: to paste: ``{"torch": ..., "stoker": ...}``.
         tried: every window, in order, with its samples per second.
         seconds: how long it took.
@@ -148,17 +138,14 @@ class TuneResult:
         return "\n".join(out)
 
     def _chart(self, width: int) -> list[str]:
-        top = max((p.high or p.rate or p.predicted or 0.0) for p in self.curve) or 1.0
+        top = max(p.high for p in self.curve) or 1.0
         room = max(10, min(60, width - 36))
         out = [f"{'workers':>7}  samples/s"]
         for p in self.curve:
-            value = p.rate if p.rate is not None else p.predicted or 0.0
-            cells = value / top * room
+            cells = p.rate / top * room
             bar = "█" * int(cells) + BARS[int(cells % 1 * 8)].strip()
-            if p.rate is None:
-                bar = "·" * int(cells)
             mark = " <- the knee" if p.workers == self.best.num_workers else ""
-            out.append(f"{p.workers:>7}  {figure(value):>9} {bar}{mark}" + ("" if p.rate is not None else " (model)"))
+            out.append(f"{p.workers:>7}  {figure(p.rate):>9} {bar}{mark}")
         return out
 
     def _repr_html_(self) -> str:

@@ -2,9 +2,9 @@
 
 ::
 
-    1 worker: its times give the model of the curve and the limits
+    1 worker: its times give the limits
     -> workers: doubled while that pays, then the counts on both sides of the best
-    -> more batches in flight, larger batches, no workers: one window each
+    -> more batches in flight, no workers: one window each
     -> the fastest few in turns, three windows each and more while there is time
     -> the knee: the smallest setting within 3 % of the fastest, by the medians
 """
@@ -21,15 +21,13 @@ from ..core.errors import UsageError
 from ..device.accelerator import accelerator
 from ..loader.auto.bench import BadSample, TooSlow, Window
 from ..loader.auto.limits import Limit, limits
-from ..loader.auto.model import KNEE, Model
-from .measurements import Measurements
+from .measurements import KNEE, Measurements
 from .result import Setting, figure
 
 FEW, MANY = 3, 8  # windows of each finalist: at least where there is time, and at most
 FINALISTS = 4
 NEAR = 0.6  # of the fastest single window, which may have been a lucky one: which settings are measured again
 GAIN = 1 / KNEE  # a larger setting has to be faster by this
-CLEAR_GAIN = 1.05  # larger batches by this
 PREFETCH = (2, 4, 8)  # 1 leaves no slack for a consumer that is late, which an empty loop cannot see
 DEPTH = 4  # batches in flight for each worker where that takes next to no memory
 CHEAP = 64  # which is this part of the budget for batches in flight
@@ -48,13 +46,11 @@ class Search:
         knobs: which settings may move.
 
     Attributes:
-        model: of the curve, from one worker's times.
         limits: what bounds the number of workers, the tightest first.
         reasons: why a knob has its value.
         notes: what else there is to say.
     """
 
-    model: Model
     limits: list[Limit]
 
     def __init__(self, measurements: Measurements, name: str, knobs: Sequence[str]) -> None:
@@ -75,7 +71,7 @@ class Search:
             s = self._climb(self._fixed(s))
         except BadSample as e:
             raise UsageError(f"{self.name}: {self._why(e, s)}") from e
-        best = self.measured.knee(self._alike(s.batch_size) or self.measured.rates)
+        best = self.measured.knee(self._choices() or self.measured.rates)
         self._explain(best)
         return best
 
@@ -85,7 +81,6 @@ class Search:
             self.measured.rate(s)
             s = self._num_workers(s)
             s = self._prefetch_factor(s)
-            s = self._batch_size(s)
             self._no_workers(s)
             self._finalists(s)
         except TooSlow as e:
@@ -104,9 +99,9 @@ class Search:
         except TypeError:
             return NO_BOUND
 
-    def _alike(self, batch_size: int | None) -> list[Setting]:
+    def _choices(self) -> list[Setting]:
         """The settings from which one is recommended."""
-        return [s for s in self.measured.rates if s.batch_size == batch_size and self._may_win(s)]
+        return [s for s in self.measured.rates if self._may_win(s)]
 
     def _may_win(self, s: Setting) -> bool:
         if not s.num_workers:
@@ -120,7 +115,7 @@ class Search:
     # ----------------------------------------------------------------------------------------------- the first window
 
     def _first(self, s: Setting) -> None:
-        """Measures one worker: the model, the limits, and whether files are read."""
+        """Measures one worker: the limits, and whether files are read."""
         try:
             self.measured.measure(s)
         except TooSlow:
@@ -133,10 +128,9 @@ class Search:
             self.measured.forget([s])  # it was the disk that was measured
             self.measured.measure(s)
             window = self.measured.windows[s]
-        self.model = Model(window.work_s, window.cpu_s, window.own_s, resources.cores_granted())
         self.limits = limits(
-            waits=self.model.waits,
-            each=max(self.measured.bench(s).pss(), WORKER_BYTES),
+            waits=max(0.0, 1 - window.cpu_s / window.work_s) if window.work_s else 0.0,
+            each=max(self.measured.bench.pss(), WORKER_BYTES),
             nbytes=window.nbytes,
             prefetch=s.prefetch_factor,
             budget=self.measured.transport,
@@ -163,14 +157,14 @@ class Search:
             s = replace(s, num_workers=max(1, int(self.loader.num_workers)))
         if "prefetch_factor" not in self.knobs:
             s = replace(s, prefetch_factor=self.loader.prefetch_factor or PREFETCH[0])
-        elif self._is_cheap(s):
+        elif self._is_cheap():
             s = replace(s, prefetch_factor=DEPTH)
         self._base = s
         return s
 
     def _why(self, e: BadSample, s: Setting) -> str:
         last = str(e).strip().splitlines()[-1]
-        index = self.measured.bench(s).culprit()
+        index = self.measured.bench.culprit()
         what = "a sample cannot be loaded" if index is None else f"sample {index!r} cannot be loaded"
         needs_gpu = ("CUDA" in last or "NVIDIA" in last) and accelerator() is None
         return f"{what}: {last}" + (" (it needs a GPU, and there is none here)" if needs_gpu else "")
@@ -202,36 +196,17 @@ class Search:
                     s = deeper
         return s
 
-    def _is_cheap(self, s: Setting) -> bool:
+    def _is_cheap(self) -> bool:
         """Whether ``DEPTH`` batches in flight for each of as many workers as there may be take next to no memory."""
-        in_flight = self.measured.nbytes(s.batch_size) * DEPTH * self.limits[0].most
+        in_flight = self.measured.nbytes * DEPTH * self.limits[0].most
         return in_flight <= self.measured.transport.flight_bytes // CHEAP
 
     def _fits(self, s: Setting) -> bool:
-        nbytes = self.measured.nbytes(s.batch_size)
+        nbytes = self.measured.nbytes
         device = accelerator()
         if device is not None and device.type == "cuda" and 2 * nbytes > torch.cuda.mem_get_info()[0]:
             return False  # the batch in use, and the next one
         return nbytes * s.prefetch_factor * s.num_workers <= self.measured.transport.flight_bytes
-
-    def _batch_size(self, s: Setting) -> Setting:
-        if "batch_size" not in self.knobs:
-            return s
-        if s.batch_size is None:
-            self.reasons["batch_size"] = "the loader makes its own batches"
-            return s
-        began = s.batch_size
-        while s.batch_size is not None and 2 * s.batch_size <= self.most_samples() and not self.measured.is_over():
-            larger = replace(s, batch_size=2 * s.batch_size)
-            if not self._fits(replace(s, prefetch_factor=2 * s.prefetch_factor)):  # as many bytes as the larger batch
-                break
-            if self.measured.rate(larger) <= CLEAR_GAIN * self.measured.rate(s):
-                break
-            s = larger
-        self.reasons["batch_size"] = (
-            f"{s.batch_size}: the loader's rate only; training may want another (it had {began})"
-        )
-        return s
 
     def _no_workers(self, s: Setting) -> None:
         if "num_workers" in self.knobs and not self.measured.is_stream and not self.measured.is_over():
@@ -241,7 +216,7 @@ class Search:
 
     def _finalists(self, s: Setting) -> None:
         """Measures the fastest settings in turns, because the best of many single windows is too good to be true."""
-        alike = sorted(self._alike(s.batch_size), key=lambda k: -self.measured.rate(k))
+        alike = sorted(self._choices(), key=lambda k: -self.measured.rate(k))
         fastest = self.measured.rate(alike[0])
         finalists = [k for k in alike if self.measured.rate(k) >= NEAR * fastest][:FINALISTS]
         finalists += [] if s in finalists else [s]
@@ -250,7 +225,7 @@ class Search:
     def _explain(self, best: Setting) -> None:
         rates, rate = self.measured.rates, self.measured.rate
         if "num_workers" in self.knobs and not best.num_workers:
-            other = max((k for k in self._alike(best.batch_size) if k.num_workers), key=rate)
+            other = max((k for k in self._choices() if k.num_workers), key=rate)
             self.reasons["num_workers"] = (
                 f"0: one process alone makes {figure(rate(best))} samples/s, {other.words} {figure(rate(other))}"
             )
@@ -271,6 +246,6 @@ class Search:
         else:
             words = f"{value}: the most that was tried"
         if value == DEPTH == self._base.prefetch_factor:
-            nbytes = self.measured.nbytes(best.batch_size) * DEPTH * best.num_workers
+            nbytes = self.measured.nbytes * DEPTH * best.num_workers
             words += f"; it costs {nbytes / 1e6:.3g} MB, and takes up jitter that short windows do not show"
         return words

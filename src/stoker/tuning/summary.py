@@ -1,22 +1,19 @@
 """The result from what was measured: the curve, the limits, the lines to paste.
 
-Also the knobs that no window measures: page-locked memory, and workers that stay.
+Also the knob that no window measures: page-locked memory.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import replace
 
-from ..loader.auto.bench import TooSlow
 from ..loader.auto.limits import Limit
-from ..loader.auto.model import KNEE
 from ..loader.pin_setup import Pinning
+from .measurements import KNEE
 from .result import Point, Setting, TuneResult
 from .search import Search
 
-RESTART_SHARE = 0.01  # of an epoch's time, above which workers had better stay
 RANDOM_SAMPLERS = ("RandomSampler", "Feistel", "Chunk")
 
 
@@ -31,8 +28,6 @@ def summarize(search: Search, found: Setting) -> TuneResult:
     best = found
     if "pin_memory" in search.knobs:
         best = replace(best, pin_memory=_pins(search, found))
-    if "persistent_workers" in search.knobs and found.num_workers:
-        best = replace(best, persistent_workers=_workers_stay(search, found))
     rates = measured.rates[found]
     return TuneResult(
         name=search.name,
@@ -58,41 +53,16 @@ def _pins(search: Search, s: Setting) -> bool:
     return choice.on
 
 
-def _workers_stay(search: Search, s: Setting) -> bool:
-    """Whether starting workers anew takes a notable part of an epoch."""
-    reason, stay = "False: there was no time to measure a restart", False
-    samples = search.most_samples()
-    if search.measured.is_stream:
-        reason = "False: how long an epoch of a stream is, is not known"
-    elif not search.measured.is_over(reserve=0):
-        with contextlib.suppress(TooSlow):
-            restart = search.measured.restart_s(s)
-            epoch = samples / search.measured.rate(s)
-            share = restart / (restart + epoch)
-            stay = share > RESTART_SHARE
-            reason = f"{stay}: starting workers anew takes {restart:.2g} s, {share:.1%} of an epoch of {epoch:,.3g} s"
-    search.reasons["persistent_workers"] = reason
-    return stay
-
-
 def _curve(search: Search, found: Setting) -> tuple[Point, ...]:
-    """Samples per second by number of workers, with the batch size of ``found``."""
+    """Samples per second by number of workers."""
     measured = search.measured
     best: dict[int, Setting] = {}
     for s in measured.rates:
-        if s.batch_size == found.batch_size:
-            other = best.get(s.num_workers)
-            if other is None or s == found or (other != found and measured.rate(s) > measured.rate(other)):
-                best[s.num_workers] = s
-    points = []
-    for n in sorted({*best, *(n for n in search.counts() if n <= 2 * max(best))}):
-        rates = measured.rates[best[n]] if n in best else []
-        predicted = search.model.rate(n) * measured.samples(found) if n else None
-        if rates:
-            points.append(Point(n, measured.rate(best[n]), min(rates), max(rates), predicted, len(rates)))
-        elif predicted is not None:
-            points.append(Point(n, None, None, None, predicted, 0))
-    return tuple(points)
+        other = best.get(s.num_workers)
+        if other is None or s == found or (other != found and measured.rate(s) > measured.rate(other)):
+            best[s.num_workers] = s
+    rates = {n: measured.rates[s] for n, s in sorted(best.items())}
+    return tuple(Point(n, measured.rate(best[n]), min(each), max(each), len(each)) for n, each in rates.items())
 
 
 def _bound(search: Search, s: Setting) -> Limit | None:
@@ -118,11 +88,8 @@ def _arguments(s: Setting, shuffle: bool) -> str:
     if shuffle:
         out.append("shuffle=True")
     out.append(f"num_workers={s.num_workers}")
-    if s.num_workers:
-        if s.prefetch_factor != 2:
-            out.append(f"prefetch_factor={s.prefetch_factor}")
-        if s.persistent_workers:
-            out.append("persistent_workers=True")
+    if s.num_workers and s.prefetch_factor != 2:
+        out.append(f"prefetch_factor={s.prefetch_factor}")
     if s.pin_memory:
         out.append("pin_memory=True")
     return ", ".join(out)

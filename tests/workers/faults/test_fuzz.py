@@ -143,10 +143,9 @@ def test_a_head_that_has_forgotten_what_is_taken(tmp_path: Path, prepare: Any, h
         assert same(staged[i], prepare(i)), i
 
 
-@pytest.mark.parametrize("command", ["ls", "verify"])
 @pytest.mark.parametrize("seed", range(SEED, SEED + 8))
-def test_commands_over_such_caches(
-    whole: tuple[str, Path], tmp_path: Path, seed: int, command: str, capfd: pytest.CaptureFixture[str]
+def test_listing_such_caches(
+    whole: tuple[str, Path], tmp_path: Path, seed: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from stoker.commands import main
 
@@ -156,9 +155,9 @@ def test_commands_over_such_caches(
     (found,) = folder.caches(where)
     for path in rng.sample(sorted(p for p in found.iterdir() if p.is_file()), 2):
         print("seed", seed, path.name, hurt(path, rng))
-    code = main.main(["cache", command, "--dir", str(where)])
+    code = main.main(["cache", "ls", "--dir", str(where)])
     out = capfd.readouterr()
-    assert code in (0, 1, 2), out
+    assert code == 0, out
     assert "Traceback" not in out.err + out.out
 
 

@@ -15,7 +15,7 @@ from ..doctor.verdict import diagnose
 from . import applied as applied_findings
 from . import before_after, history, patch
 from .merge import Snapshot, merged, snapshots
-from .schema import Applied, AppliedSettings, Around, Bypassing, Ceilings, LoaderReport, RunReport
+from .schema import Applied, AppliedSettings, Around, Bypassing, LoaderReport, RunReport
 
 
 def report_of(
@@ -62,7 +62,6 @@ def report_of(
         applied=applied,
         ranks=ranks.compare(processes),
         bypassing=_bypassing(processes, loaders),
-        ceilings=_ceilings(processes),
         partial=any(not process.final for process in processes),
         diff=patch.of(patch.changes(findings)),
     )
@@ -76,10 +75,6 @@ def _applied(
     compared = before_after.compare(wall_s, loaders, settings, before, history.digest(command))
     gains = {row.name: row.samples_per_s.times_as_fast(rate=True) for row in compared.loaders}
     return Applied(settings, compared, before, {name: gain for name, gain in gains.items() if gain})
-
-
-def _ceilings(processes: Sequence[Snapshot]) -> Ceilings | None:
-    return next((p.ceilings for p in processes if p.ceilings is not None and p.ceilings.name), None)
 
 
 def _bypassing(processes: Sequence[Snapshot], loaders: Sequence[LoaderReport]) -> list[Bypassing]:

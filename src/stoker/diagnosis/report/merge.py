@@ -17,7 +17,6 @@ from ..watch import worker_record
 from .schema import (
     AppliedSettings,
     Bypassing,
-    Ceilings,
     CodeLine,
     Crossing,
     Device,
@@ -63,7 +62,6 @@ class Snapshot(Struct):
     loaders: list[LoaderMetrics] = []
     applied: dict[str, AppliedSettings] = {}
     bypassing: list[Bypassing] = []
-    ceilings: Ceilings | None = None
 
 
 def snapshots(sent: Iterable[JsonObject]) -> list[Snapshot]:

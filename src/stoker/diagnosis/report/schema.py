@@ -286,15 +286,6 @@ class Bypassing(Struct):
     seen: bool = True
 
 
-class Ceilings(Struct, omit_defaults=True):
-    """Samples per second of the loop, its steps alone and its loader alone, as far as they were measured."""
-
-    name: str | None = None
-    loop: float | None = None
-    steps: float | None = None
-    loader: float | None = None
-
-
 class RankWait(Struct):
     rank: int
     batches: int = 0
@@ -430,7 +421,6 @@ class RunReport(Struct):
     applied: Applied | None = None
     ranks: Ranks | None = None
     bypassing: list[Bypassing] = []
-    ceilings: Ceilings | None = None
     partial: bool = False
     diff: str = ""
     schema: int = SCHEMA

@@ -30,7 +30,6 @@ from ...core.patches import Patches
 from ...core.types import Batch, LoaderLike
 from ...loader.describe import bypass, count, settings_of
 from . import fetch
-from .ceilings import Ceilings
 from .clock import MAX_BRIEF, MAX_BRIEF_S, Clock
 from .fetch import TaskTimer
 from .shared_counters import WorkerTimes
@@ -250,7 +249,7 @@ def _timed(watch: Watch, original: Callable[[Any], Batch]) -> Callable[[Any], Ba
             clock.before_full(began)
         clock.inside = True
         try:
-            batch = original(self) if brief else _next(watch.ceilings, clock.metrics, original, self)
+            batch = original(self)
         except StopIteration:
             clock.ended(began, _now())
             raise
@@ -268,18 +267,3 @@ def _timed(watch: Watch, original: Callable[[Any], Batch]) -> Callable[[Any], Ba
         return batch
 
     return __next__
-
-
-def _next(ceilings: Ceilings | None, metrics: LoaderMetrics, original: Callable[[Any], Batch], it: Any) -> Batch:
-    """A batch; of the first loader by way of ``Ceilings``, at whose end the script ends."""
-    if ceilings is None:
-        return original(it)
-    ceilings.name = ceilings.name or metrics.name
-    if ceilings.name != metrics.name:
-        return original(it)
-    settings = metrics.settings
-    ahead = int(settings.get("num_workers") or 0) * int(settings.get("prefetch_factor") or 1)
-    batch = ceilings.next(lambda: original(it), ahead)
-    if "loader" in ceilings.found or batch is None:
-        raise Enough
-    return batch

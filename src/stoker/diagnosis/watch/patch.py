@@ -85,11 +85,7 @@ def attach(module: ModuleType, late: dict[tuple[object, str], Any] | None = None
 
 def _new() -> Watch:
     steps = os.environ.get("STOKER_MAX_STEPS", "")
-    watch = Watch(
-        int(steps) if steps.isdigit() else None,
-        os.environ.get("STOKER_APPLY") == "1",
-        os.environ.get("STOKER_CEILINGS") == "1",
-    )
+    watch = Watch(int(steps) if steps.isdigit() else None, os.environ.get("STOKER_APPLY") == "1")
     atexit.register(watch.end)
     os.register_at_fork(after_in_child=watch.forked)
     return watch

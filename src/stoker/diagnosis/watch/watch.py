@@ -16,9 +16,8 @@ import torch
 from ...core import resources
 from ...core.metrics import LoaderMetrics
 from ...core.types import JsonObject, LoaderLike
-from ...loader.describe import called, count, settings_of
+from ...loader.describe import called, settings_of
 from ...loader.loader_state import state_of
-from .ceilings import Ceilings
 from .clock import Clock
 from .device import DeviceWatch
 from .fetch import TaskTimer
@@ -36,13 +35,11 @@ class Watch:
     Args:
         max_steps: end the script after so many batches, or None.
         apply: put stoker's engine and measured settings behind the script's loaders.
-        ceilings: measure what loop, steps and loader could do, and end the script.
     """
 
-    def __init__(self, max_steps: int | None = None, apply: bool = False, ceilings: bool = False) -> None:
+    def __init__(self, max_steps: int | None = None, apply: bool = False) -> None:
         self.max_steps = max_steps
         self.apply = apply
-        self.ceilings = Ceilings(lambda batch: count(batch, 1)) if ceilings else None
         self.on = True
         self.listened = "STOKER_RUN" in os.environ
         self.applied: dict[str, JsonObject] = {}
@@ -108,8 +105,7 @@ class Watch:
     def clock(self, metrics: LoaderMetrics, task_timer: Callable[[], TaskTimer | None]) -> Clock:
         """For a new iterator of this loader."""
         self._restart(metrics)
-        always_full = self.max_steps is not None or self.ceilings is not None
-        made = Clock(metrics, self.row(metrics), always_full, self.delivered, self.device_of, task_timer)
+        made = Clock(metrics, self.row(metrics), self.max_steps is not None, self.delivered, self.device_of, task_timer)
         self._clocks.add(made)
         return made
 
@@ -168,7 +164,6 @@ class Watch:
             "loaders": [vars(m) for m in self.loaders.values()],
             "applied": self.applied,
             "bypassing": [{"name": n, "class": c, "reason": why} for n, (c, why) in self.bypassed.items() if why],
-            "ceilings": None if self.ceilings is None else {"name": self.ceilings.name, **self.ceilings.found},
         }
 
     def _left(self) -> dict[str, int]:

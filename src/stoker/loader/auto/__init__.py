@@ -7,5 +7,5 @@ the first batch.
     controller: in mid-epoch, how many workers
     in_process: for each epoch, whether there are any
 
-    bench: the loop with which stoker tune measures  <- tasks: indices;  model: the curve
+    bench: the loop with which stoker tune measures  <- tasks: indices
 """

@@ -205,13 +205,6 @@ class Bench:
                     total += int(Path(f"/proc/{worker.pid}/io").read_text().split()[1])  # "rchar: ..." comes first
         return total
 
-    def seconds_to_first_batch(self, n: int) -> float:
-        """Starts ``n`` workers and waits for a batch."""
-        began = time.monotonic()
-        self._begin(n, 1)
-        self.next()
-        return time.monotonic() - began
-
     def culprit(self) -> Index:
         """After ``BadSample``: the index that cannot be loaded, found by loading those of the batch one by one; None
         where none of them fails alone."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -216,22 +215,6 @@ class Store:
                     self.locations[i] = 0
                     self._head.filled -= 1
         return False
-
-    def check(self, tell: Callable[[int, int], None] | None = None) -> list[int]:
-        """Verifies all samples of a file. Returns those that were damaged; they are removed.
-
-        Args:
-            tell: called with the number of samples verified so far, and of all.
-        """
-        assert self._verified is not None
-        self._verified[:] = 0
-        damaged, stored = [], np.flatnonzero(self.locations)
-        for k, i in enumerate(stored.tolist()):
-            if not self.where(np.array([i]))[0]:
-                damaged.append(i)
-            if tell is not None:
-                tell(k + 1, len(stored))
-        return damaged
 
     def read(self, location: int) -> Sample:
         """The sample at a location that ``where`` returned; its memory is its own."""
