@@ -30,7 +30,6 @@ from .filling import Filler
 from .memoize import Memo, Table, table_for
 from .open_store import CachePlan, budget_of, cache_folder, new_store
 from .split import REMEDY, Split, map_style
-from .store.folder import SourceFile
 from .store.memory import Memory
 from .store.store import Store, StoreStats
 from .verify import changed_name
@@ -97,7 +96,6 @@ class Staged(Dataset[Sample]):
         cache_budget: bytes, ``"4GB"``, or a share of the memory granted; None: half of what is free there.
         cache_dir: where caches on disk are; None: ``$STOKER_CACHE``, else ``stoker/staged`` in the user's cache folder.
         cache_key: whatever else the samples depend on, as text; another text begins another cache on disk.
-        cache_content: source files are identified by their content, not by size and time.
 
     Raises:
         UsageError: a dataset without a length or without a deterministic part, another value of ``cache``, a wrong
@@ -120,7 +118,6 @@ class Staged(Dataset[Sample]):
         cache_budget: int | float | str | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_key: str = "",
-        cache_content: bool = False,
         _split: Split | None = None,
         _memories: Sequence[Memory] = (),
     ) -> None:
@@ -137,7 +134,7 @@ class Staged(Dataset[Sample]):
         self._changing: set[str] = set()  # of what changed before two epochs, one after the other
         self.stands_for: Any = None  # the dataset that a script's workers are told they have
         self._said = (prepare, augment)
-        self._key_options = cache_key, cache_content
+        self._cache_key = cache_key
         self._folder = cache_folder(cache, cache_dir)
         self._budget = budget_of(cache_budget, cache)
         self._memories = tuple(_memories)  # of the node, for the first store and its table
@@ -215,13 +212,12 @@ class Staged(Dataset[Sample]):
         skip = () if split.plan is None else split.plan.scratch
         return Fingerprint((self.dataset, split.globals_now()), names=split.reads, skip=skip)
 
-    def _key(self) -> tuple[JsonObject, list[SourceFile]]:
-        """The key of a cache on disk, and the files that the samples are made from."""
-        extra, content = self._key_options
+    def _key(self) -> JsonObject:
+        """What a cache on disk depends on."""
         prepare = self._said[0]
         parts = [self.dataset] if prepare is None else [self.dataset, prepare]
         cut = "" if self.split is None or self.split.plan is None else str(self.split.plan.root)
-        return key_of(self.dataset, parts, self.samples, extra, content, cut)
+        return key_of(self.dataset, parts, self.samples, self._cache_key, cut)
 
     # -- a dataset
 
@@ -423,13 +419,6 @@ class Staged(Dataset[Sample]):
                 continue
             out.append(part if augment is None else augment(part))
         return out
-
-    def fill(self, store: Store, indices: Sequence[int], where: NDArray[np.int64]) -> None:
-        """Stores samples. One that fails raises what the dataset raises."""
-        parts = self._filler.fill(store, indices, where)
-        for k in np.flatnonzero(where == 0).tolist() if parts is not None else ():
-            if parts is not None and k not in parts and self._filler.has_part(indices[k]):
-                self.dataset[indices[k]]
 
     def _with_cached_calls(self, store: Store, table: Table, index: Index) -> Sample:
         """A sample, some calls of which are answered from memory."""

@@ -95,10 +95,6 @@ class Filler:
             self._generators_pid = os.getpid()
         return RandomStates(self._generators)
 
-    def has_part(self, index: Index) -> bool:
-        """Whether this sample, as far as is known, has a deterministic part."""
-        return int(index) % self._samples not in self._without_part
-
     def fill(self, store: Store, indices: Sequence[Index], where: NDArray[np.int64]) -> dict[int, Sample] | None:
         """Makes the samples of a batch that are not stored, and stores them.
 
@@ -156,7 +152,7 @@ class Filler:
         Args:
             states: are compared after each sample; None: they are not.
         """
-        misses = [k for k in misses if self.has_part(indices[k])]
+        misses = [k for k in misses if int(indices[k]) % self._samples not in self._without_part]
         get_many = self._get_many() if states is None and len(misses) > 1 else None
         if get_many is not None:
             began = time.perf_counter_ns()

@@ -17,7 +17,7 @@ from ..core.types import JsonObject, Sample
 from ..core.warn import warn_user
 from .isolate import run_isolated
 from .store.encode import CacheError, take
-from .store.folder import Folder, SourceFile, discard, open_for, root
+from .store.folder import Folder, discard, open_for, root
 from .store.memory import Memory
 from .store.store import Store, size_of
 
@@ -36,7 +36,7 @@ class CachePlan(NamedTuple):
         folder: of caches on disk; None: the cache is in memory.
         memories: that the ranks of a node share.
         name: of the cache on disk.
-        key: what the samples depend on, and their source files.
+        key: what the samples depend on.
         prepare: makes the deterministic part of a sample.
         dense: that part is the sample, so samples may be stored for stacking.
     """
@@ -48,7 +48,7 @@ class CachePlan(NamedTuple):
     folder: Path | None
     memories: Sequence[Memory]
     name: str
-    key: Callable[[], tuple[JsonObject, list[SourceFile]]]
+    key: Callable[[], JsonObject]
     prepare: Callable[[int], Sample]
     dense: bool
 
@@ -75,10 +75,10 @@ def new_store(plan: CachePlan) -> Store | None:
 
 def _on_disk(plan: CachePlan, base: Path, budget: int) -> Store:
     """A cache on disk. One that is damaged, too small, or has another sample than the dataset is made anew."""
-    key, sources = plan.key()
+    key = plan.key()
     why = ""
     for attempt in (1, 2):
-        folder, note = open_for(base, plan.name, key, sources)
+        folder, note = open_for(base, plan.name, key)
         try:
             store = Store(folder, plan.samples, budget)
             store.ready()
