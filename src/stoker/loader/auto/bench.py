@@ -25,7 +25,7 @@ from ...core.types import Index, LoaderLike
 from ...sampling.order import Task
 from ...workers.faults import validate
 from ...workers.process_pool import ProcessPool
-from ...workers.protocol import Result, WorkerSpec
+from ...workers.protocol import WorkerSpec
 from ..scheduler import Scheduler
 from .tasks import SEED, Tasks
 
@@ -81,7 +81,7 @@ class Bench:
         self.loader, self.tasks, self.deadline = loader, tasks, deadline
         self._budget = budget
         self._is_stream = loader._dataset_kind == _DatasetKind.Iterable
-        self._pool: _CountingPool | None = None
+        self._pool: ProcessPool | None = None
         self._scheduler: Scheduler | None = None
         self._metrics = LoaderMetrics()
         self._workers = 0
@@ -90,11 +90,10 @@ class Bench:
         self._drawn: deque[Index] = deque()  # indices of the batches in flight, the oldest first
         self._delivered = 0  # in this epoch of a stream
 
-    def _start(self, n: int) -> _CountingPool:
+    def _start(self, n: int) -> ProcessPool:
         self.close()
         context = self.loader.multiprocessing_context or torch.multiprocessing
-        self._pool = _CountingPool(ProcessPool(_spec_of(self.loader, n), context, self._budget, []))
-        self._workers = n
+        self._pool, self._workers = ProcessPool(_spec_of(self.loader, n), context, self._budget, []), n
         return self._pool
 
     def prepare(self, n: int, prefetch: int) -> None:
@@ -111,7 +110,7 @@ class Bench:
         if pool is None or (self._is_stream and n != self._workers):  # a stream's workers know how many they are
             pool = self._start(n)
         while self._workers < n:
-            pool.inner.grow()
+            pool.grow()
             self._workers += 1
         timeout = max(0.0, self.deadline - time.monotonic()) + 1.0
         epoch = -1 if self._scheduler is None else self._scheduler.epoch
@@ -163,16 +162,14 @@ class Bench:
         self.prepare(n, prefetch)
         assert self._pool is not None
         for _ in range(REPEATS):
-            slots = self._pool.inner.slots()
-            window = self._measure(self._pool, n, seconds, least)
-            if self._pool.inner.slots() == slots or time.monotonic() > self.deadline:
+            slots = self._pool.slots()
+            window = self._measure(n, seconds, least)
+            if self._pool.slots() == slots or time.monotonic() > self.deadline:
                 break  # else the window measured how the kernel hands out memory, which it does only once
         return window
 
-    def _measure(self, pool: _CountingPool, n: int, seconds: float, least: int) -> Window:
-        """Counts batches when they are made: those behind a slow one wait for it, and are delivered in a burst."""
-        m, before = self._metrics, replace(self._metrics)
-        arrived, read = pool.take_in(), self._bytes_read()
+    def _measure(self, n: int, seconds: float, least: int) -> Window:
+        m, before, read = self._metrics, replace(self._metrics), self._bytes_read()
         own, began, count, took = time.thread_time(), time.monotonic(), 0, 0.0
         # Whole turns: workers in step deliver in bursts, and part of a burst would be up to n - 1 batches too many.
         while count % n or took < seconds or count < least * n:
@@ -183,11 +180,10 @@ class Bench:
             if late and count >= n and count % n == 0:
                 break
         own = (time.thread_time() - own) / count
-        made = max(1, pool.take_in() - arrived)
         tasks = max(1, m.tasks - before.tasks)
         make_ns = m.fetch_ns + m.collate_ns - before.fetch_ns - before.collate_ns
         return Window(
-            rate=made / took,
+            rate=count / took,
             batches=count,
             work_s=(make_ns + m.transport_ns - before.transport_ns) / tasks / 1e9,
             make_s=make_ns / tasks / 1e9,
@@ -200,7 +196,7 @@ class Bench:
     def _bytes_read(self) -> int:
         total = 0
         if self._pool is not None:
-            for worker in self._pool.inner.processes:
+            for worker in self._pool.processes:
                 with contextlib.suppress(OSError):  # the kernel may not tell
                     total += int(Path(f"/proc/{worker.pid}/io").read_text().split()[1])  # "rchar: ..." comes first
         return total
@@ -233,7 +229,7 @@ class Bench:
 
     def pss(self) -> int:
         """Bytes of memory of the largest worker; 0 where that is unknown."""
-        return 0 if self._pool is None else max(self._pool.inner.pss().values(), default=0)
+        return 0 if self._pool is None else max(self._pool.pss().values(), default=0)
 
     def close(self) -> None:
         """Ends the workers."""
@@ -241,35 +237,7 @@ class Bench:
         self._setting, self._workers = (0, 0), 0
         self._drawn.clear()
         if pool is not None:
-            pool.inner.close(leave_s=0.0)
-
-
-class _CountingPool:
-    """A pool that knows how many batches have arrived, and can take in those that are not asked for yet."""
-
-    def __init__(self, inner: ProcessPool) -> None:
-        self.inner = inner
-        self.submit, self.resume, self.retire = inner.submit, inner.resume, inner.retire
-        self.resize, self.alive, self.finish, self.close = inner.resize, inner.alive, inner.finish, inner.close
-        self._early: deque[Result] = deque()
-        self._arrived = 0
-
-    def receive(self, timeout: float | None, worker: int | None = None) -> Result | None:
-        if self._early:
-            return self._early.popleft()
-        result = self.inner.receive(timeout, worker)
-        self._arrived += result is not None and not result.ended
-        return result
-
-    def take_in(self) -> int:
-        """How many batches have arrived in all. Keeps those that are there for ``receive``."""
-        try:
-            while (result := self.inner.receive(0.0, None)) is not None:
-                self._arrived += not result.ended
-                self._early.append(result)
-        except WorkerDiedError as e:
-            raise BadSample(DIED.format(e)) from e
-        return self._arrived
+            pool.close(leave_s=0.0)
 
 
 def _spec_of(loader: LoaderLike, num_workers: int) -> WorkerSpec:
