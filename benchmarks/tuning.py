@@ -214,7 +214,7 @@ def steady(batches: Iterator[Any], n: int, flying: int) -> float:
 def offline(name: str, emit: Callable[..., None], rounds: int) -> Setting:
     make, kw = LOADS[name]
     began = time.monotonic()
-    result = stoker.tune(stoker.DataLoader(make(), **kw), name=name, save=False)
+    result = stoker.tune(stoker.DataLoader(make(), **kw), name=name)
     took = time.monotonic() - began
     best = Setting(result.best.num_workers, result.best.prefetch_factor)
     most = max(t["num_workers"] for t in result.tried)

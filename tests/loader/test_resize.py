@@ -668,7 +668,7 @@ def test_the_number_stays_within_its_bounds() -> None:
     for _ in range(40):
         world = World(batch_s=r.uniform(0.002, 0.2), step_s=r.uniform(0.0001, 0.05), cores=r.randint(1, 8))
         most = r.randint(1, 12)
-        c = controller(world, r.randint(1, most), most=most, measured=r.random() < 0.3)
+        c = controller(world, r.randint(1, most), most=most)
         for _ in range(60):
             world.run(c, r.randrange(10, 120), noise=r)
             assert 1 <= c.workers <= most

@@ -23,21 +23,14 @@ import stoker
 from stoker.commands import main
 from stoker.core.errors import UsageError
 from stoker.loader.auto import limits as limits_
-from stoker.loader.auto import profile
 from stoker.loader.auto.bench import Window
 from stoker.loader.auto.limits import limits
 from stoker.loader.auto.tasks import Tasks
-from stoker.loader.loader_state import state_of
 from stoker.loader.variant import as_loader, find
 from stoker.tuning.knobs import KNOBS
 from stoker.tuning.measurements import Measurements
 from stoker.tuning.result import Setting
 from stoker.tuning.search import Search
-
-
-@pytest.fixture(autouse=True)
-def _profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STOKER_PROFILES", str(tmp_path / "profiles"))
 
 
 class Rows(Dataset):
@@ -295,63 +288,6 @@ def test_tasks_are_drawn_again_only_when_there_are_enough() -> None:
     assert [runs()[0] for _ in range(4)] == [0, 10, 20, 0]
 
 
-# -------------------------------------------------------------------------------------------------------------- profile
-
-
-def test_auto_finds_the_profile_and_a_changed_key_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    loader = stoker.DataLoader(Waits(), batch_size=4, num_workers="auto")
-    assert profile.find(loader) == (None, "")
-    path = profile.save(loader, profile.Tuned(3, 100.0))
-    assert path is not None
-    next(iter(loader))
-    assert int(loader.num_workers) == 3
-    assert "stoker tune" in state_of(loader).measured.reason
-    other = stoker.DataLoader(Waits(200), batch_size=4, num_workers="auto")
-    found, words = profile.find(other)
-    assert found is None
-    assert "dataset samples was 400, is 200" in words
-    with caplog.at_level("WARNING", logger="stoker"):
-        next(iter(other))
-    assert "dataset samples was 400, is 200" in "".join(state_of(other).metrics.decisions)
-
-
-def test_a_profile_depends_on_code_and_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    loader = DataLoader(Waits(), batch_size=4, collate_fn=list)
-    profile.save(loader, profile.Tuned(3, 1.0))
-    assert profile.find(loader)[0] is not None
-    monkeypatch.setattr(profile, "_code", lambda _: "other")
-    assert "the code has changed" in profile.find(loader)[1]
-    monkeypatch.undo()
-
-
-def test_a_profile_that_is_none_of_ours_is_not_trusted(tmp_path: Path) -> None:
-    loader = DataLoader(Waits(), batch_size=4)
-    path = profile.path_of(loader)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    profile.save(loader, profile.Tuned(3, 1.0))
-    good = path.read_text()
-    for text in ("{", "{}", "[{}]", '{"schema": 1, "entries": []}', good.replace(": 3,", ": -3,"), good[:-40], "\0"):
-        path.write_text(text)
-        found, words = profile.find(loader)
-        assert found is None
-        assert words.startswith("the profile cannot be read")
-    path.write_text("[]")
-    assert profile.find(loader) == (None, "")
-    profile.save(loader, profile.Tuned(3, 1.0))
-    assert profile.find(loader)[0] == profile.Tuned(3, 1.0)
-
-
-@pytest.mark.slow
-def test_tune_keeps_what_auto_then_uses() -> None:
-    r = stoker.tune(DataLoader(Waits(), batch_size=4), budget_s=3, knobs=("num_workers",))
-    assert r.profile is not None
-    assert Path(r.profile).is_file()
-    loader = stoker.DataLoader(Waits(), batch_size=4, num_workers="auto")
-    next(iter(loader))
-    assert int(loader.num_workers) == max(1, r.best.num_workers)
-    assert stoker.tune(DataLoader(Waits(), batch_size=4), budget_s=1, save=False).profile is None
-
-
 # ------------------------------------------------------------------------------------------------------------ bad input
 
 
@@ -458,9 +394,8 @@ def test_the_command(tmp_path: Path) -> None:
     assert "DataLoader(dataset, batch_size=4, shuffle=True, num_workers=" in p.stdout
     assert "\033" not in p.stdout + p.stderr
     assert json.loads((tmp_path / "t.json").read_text())["best"]["batch_size"] == 4
-    p = run(tmp_path, "train:dataset", "--budget-s", "1.5", "--json", "-", "--no-save", "--knobs", "num_workers")
+    p = run(tmp_path, "train:dataset", "--budget-s", "1.5", "--json", "-", "--knobs", "num_workers")
     assert p.returncode == 0, p.stderr
-    assert json.loads(p.stdout)["profile"] is None
     assert json.loads(p.stdout)["best"]["batch_size"] == 32
 
 

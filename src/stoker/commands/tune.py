@@ -30,14 +30,12 @@ from . import arguments
     metavar="N",
     help=f"Samples in a batch.  [default: the loader's; {BATCH_SIZE} for a dataset]",
 )
-@click.option("--no-save", is_flag=True, help='Do not keep the result where num_workers="auto" finds it.')
 def command(
     target: str,
     json_path: Path | None,
     knobs: str,
     time_limit: float,
     batch_size: int | None,
-    no_save: bool,
 ) -> int:
     """Find a data loader's best settings by measuring.
 
@@ -63,7 +61,6 @@ def command(
             batch_size=batch_size,
             name=target,
             progress=progress,
-            save=not no_save,
         )
     output.give(result.as_dict(), json_path, result.show)
     return 0

@@ -43,7 +43,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     Args:
         dataset: map- or iterable-style dataset.
-        num_workers: as torch's; or ``"auto"``: what ``stoker tune`` found, else a first guess: as many as cores are
+        num_workers: as torch's; or ``"auto"``: a first guess, as many as cores are
             granted, divided among the ranks of the node; one for an iterable dataset, which only itself knows how to
             shard. It changes while an epoch runs; where batches are tiny it comes to 0. With ``"auto"`` random state is
             set per task, so the count cannot change a batch. The attribute reads as an int.

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from ..core.errors import UsageError
 from ..core.random_state import preserved
 from ..loader import engine
-from ..loader.auto import profile
 from ..loader.variant import as_loader
 from .knobs import BUDGET_S, KNOBS
 from .measurements import Measurements
@@ -25,7 +23,6 @@ def tune(
     batch_size: int | None = None,
     name: str | None = None,
     progress: Callable[[str], None] | None = None,
-    save: bool = True,
 ) -> TuneResult:
     """The settings a loader should have, measured on this machine.
 
@@ -39,7 +36,6 @@ def tune(
         batch_size: samples in a batch, instead of the loader's own (32 for a dataset).
         name: what to call it in the result.
         progress: called with a line of text for each measurement.
-        save: keep the result where ``num_workers="auto"`` finds it.
 
     Returns:
         The setting, and all that led to it; a notebook shows it as text.
@@ -66,10 +62,6 @@ def tune(
     search = Search(measured, name, knobs)
     try:
         with preserved():
-            result = summarize(search, search.run())
+            return summarize(search, search.run())
     finally:
         measured.close()
-    if save and "num_workers" in knobs:
-        path = profile.save(loader, profile.Tuned(result.best.num_workers, result.rate))
-        result = replace(result, profile=str(path) if path else None)
-    return result

@@ -82,7 +82,6 @@ class TuneResult:
         lines: to paste: ``{"torch": ..., "stoker": ...}``.
         tried: every window, in order, with its samples per second.
         seconds: how long it took.
-        profile: the file in which ``num_workers="auto"`` finds this again.
     """
 
     name: str
@@ -98,7 +97,6 @@ class TuneResult:
     notes: tuple[str, ...] = ()
     tried: tuple[JsonObject, ...] = field(default=(), repr=False)
     seconds: float = 0.0
-    profile: str | None = None
 
     def as_dict(self) -> JsonObject:
         """For JSON; ``docs/tune.md`` has the schema."""
@@ -133,8 +131,6 @@ class TuneResult:
         out += ["", "to paste", f"  {bold(self.lines['torch'])}"]
         out.append(f"  {bold(self.lines['stoker'])}")
         out.append(f"measured in {self.seconds:.1f} s")
-        if self.profile:
-            out.append(f'num_workers="auto" finds it in {self.profile}')
         return "\n".join(out)
 
     def _chart(self, width: int) -> list[str]:

@@ -1,9 +1,8 @@
-"""Bytes that nobody meant: as caches, states and profiles. What comes of them is right, or an error of
+"""Bytes that nobody meant: as caches and states. What comes of them is right, or an error of
 stoker's own; never another's, and never a wrong sample."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -19,7 +18,6 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.core.errors import StateError, StokerError
-from stoker.loader.auto import profile
 from stoker.staging.store import folder
 from stoker.staging.store.head import Head
 
@@ -192,28 +190,3 @@ def test_states_with_parts_exchanged(data: st.DataObject) -> None:
     except StateError:
         return
     assert len(left) == len(set(left)) <= 40
-
-
-@relaxed
-@given(st.one_of(st.binary(max_size=300), anything.map(lambda x: json.dumps(x).encode()), st.data()))
-def test_profiles(tmp_path: Path, content: Any) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STOKER_PROFILES", str(tmp_path))
-        one = loader("auto")  # type: ignore[arg-type]
-        path = profile.path_of(one)
-        tuned = profile.Tuned(2, 1.0)
-        if not isinstance(content, bytes):
-            profile.save(one, tuned)
-            kept = json.loads(path.read_text())
-            entry = kept[0]
-            for key in content.draw(st.lists(st.sampled_from(["tuned", "at", "key"]), max_size=2)):
-                entry[key] = content.draw(anything)
-            if isinstance(entry["tuned"], dict):
-                entry["tuned"] |= content.draw(st.dictionaries(st.sampled_from(["num_workers", "rate"]), anything))
-            content = json.dumps(kept).encode()
-        path.write_bytes(content)
-        found, words = profile.find(one)
-        assert isinstance(words, str)
-        assert found is None or isinstance(found, profile.Tuned)
-        assert profile.save(one, tuned) == path
-        assert profile.find(one)[0] == tuned

@@ -3,7 +3,7 @@ the first batch.
 
 ::
 
-    decide: before an iterator   <- profile: what stoker tune found;  limits: else a first guess
+    decide: before an iterator   <- limits: a first guess
     controller: in mid-epoch, how many workers
     in_process: for each epoch, whether there are any
 

@@ -111,7 +111,6 @@ class Controller:
     Args:
         workers: how many there are.
         most: how many there may be; asked each time, because it depends on what the workers do.
-        measured: ``stoker tune`` has found the number, so the first trial can wait.
         prefetch: batches in flight for each worker.
         clock: nanoseconds.
 
@@ -123,7 +122,6 @@ class Controller:
         self,
         workers: int,
         most: Callable[[], int],
-        measured: bool = False,
         prefetch: int = 8,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
@@ -135,7 +133,7 @@ class Controller:
         self._halving = False  # a step up did not pay
         self._settled_rate = 0.0  # batches/s after the last change; 0: not known
         self._calm_windows = 0
-        self._rest, self._retry = RETRY if measured else 0, RETRY  # windows: until the next trial, and of the next rest
+        self._rest, self._retry = 0, RETRY  # windows: until the next trial, and of the next rest
         self._tokens, self._refilled = float(BURST), clock()
         self.begin(0)
 

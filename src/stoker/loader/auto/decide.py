@@ -1,7 +1,7 @@
 """What ``num_workers="auto"`` decides before each iterator of a loader, and what connects a running iterator with
 ``Controller`` and ``Place``.
 
-Nothing is measured before the first batch. A loader begins with what ``stoker tune`` found, else with a first guess.
+Nothing is measured before the first batch. A loader begins with a first guess.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from ...core.types import LoaderLike
 from ...sampling.stateful import is_stateful
 from ...workers.faults import validate
 from ..inline_iterator import here
-from . import profile
 from .controller import Controller
 from .in_process import MakeBatch, Place, State, Worked
 from .limits import cores_here, first_guess, per_core, workers_bound
@@ -42,10 +41,10 @@ def begin(loader: LoaderLike, state: LoaderState, kind: str) -> None:
         kind: of its workers.
     """
     if state.measured is None:
-        state.measured = _first(loader, state, kind)
-        loader.num_workers = AutoWorkers(state.measured.workers or first_guess(loader)[0])
+        state.measured = Measured(*first_guess(loader))
+        loader.num_workers = AutoWorkers(state.measured.workers)
         if not _only_workers(loader, kind):
-            state.place = Place(_why_not_here(loader, state), _opened(state), not state.measured.workers)
+            state.place = Place(_why_not_here(loader, state), _opened(state))
     place = state.place
     if place is None:
         return
@@ -84,9 +83,8 @@ def tuner(loader: LoaderLike, state: LoaderState) -> Callable[[int], int | None]
     place, controller = state.place, state.controller
     if controller is None:
         ahead = max(loader.prefetch_factor or 1, getattr(loader, "_ahead", 0))
-        assert state.measured is not None
         n = int(loader.num_workers) or (place.workers if place is not None else 1)
-        controller = state.controller = Controller(n, _most(state), state.measured.known, ahead)
+        controller = state.controller = Controller(n, _most(state), ahead)
     controller.begin(0)
     ref = weakref.ref(loader)
 
@@ -112,28 +110,6 @@ def tuner(loader: LoaderLike, state: LoaderState) -> Callable[[int], int | None]
 def _worked(state: LoaderState) -> Worked:
     m = state.metrics
     return Worked(m.tasks, m.fetch_ns + m.collate_ns, m.cpu_ns)
-
-
-def _profile(loader: LoaderLike, state: LoaderState) -> profile.Tuned | None:
-    """What ``stoker tune`` found for a loader; its file is read once."""
-    if state.profile is None:
-        state.profile = profile.find(loader)
-        found, words = state.profile
-        if words:
-            state.metrics.decisions.append(words)
-            (logger.info if found else logger.warning)(words)
-    return state.profile[0]
-
-
-def _first(loader: LoaderLike, state: LoaderState, kind: str) -> Measured:
-    found = _profile(loader, state)
-    if found is None or kind != "process":
-        return Measured(*first_guess(loader))
-    words = state.profile[1] if state.profile is not None else ""
-    if found.num_workers == 0 and not (_only_workers(loader, kind) or held(loader.dataset)):
-        return Measured(0, f"no workers: {words}", known=True)
-    n = max(1, min(found.num_workers // resources.ranks(), workers_bound(resources.WORKER_BYTES)[0]))
-    return Measured(n, f"{n} worker{'s' if n > 1 else ''}: {words}", known=True)
 
 
 def _only_workers(loader: LoaderLike, kind: str) -> bool:

@@ -47,7 +47,6 @@ class Place:
     Args:
         why_not: why batches may not be made here, or "".
         opened: what workers have opened and keep; "" for nothing, None where that cannot be said.
-        here: the first epoch is made here.
 
     Attributes:
         state: who makes the batches.
@@ -55,13 +54,13 @@ class Place:
         workers, prefetch: the loader's settings with workers.
     """
 
-    def __init__(self, why_not: Callable[[], str], opened: Callable[[], str | None], here: bool) -> None:
-        self.state = State.HERE if here else State.WORKERS
+    def __init__(self, why_not: Callable[[], str], opened: Callable[[], str | None]) -> None:
+        self.state = State.WORKERS
         self.was_called = False
         self.workers, self.prefetch = 1, 2
         self._why_not, self._opened = why_not, opened
         self._before = Worked(0, 0, 0)
-        self._usual_ns = float(TINY_NS)  # of the loop's time, for a batch of a worker
+        self._usual_ns = 0.0  # of the loop's time, for a batch of a worker
         self._waited_ns = self._batches = 0
         self._next_look = 1
         self._found: str | None = None  # that workers have opened in this epoch; None: it is not known
