@@ -13,14 +13,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.random  # so that each RandomState has NumPy's
 import torch
 from numpy.typing import NDArray
 
+from ..core.random_state import RandomState
 from ..core.types import Index, MapDataset, Sample
 from ..sampling.generators import find_generators
 from .compare import equal_bits
 from .plan import Unplanned
-from .random_state import RandomStates
 from .split import Split
 from .store.decode import stored_copy
 from .store.encode import CacheError, foreign, take
@@ -88,12 +89,12 @@ class Filler:
         self._dataset = dataset
         self._generators = None
 
-    def random_states(self) -> RandomStates:
+    def random_states(self) -> RandomState:
         """The states of all generators that samples may draw from."""
         if self._generators is None or self._generators_pid != os.getpid():
             self._generators = find_generators(self._dataset, *self._functions)
             self._generators_pid = os.getpid()
-        return RandomStates(self._generators)
+        return RandomState(self._generators)
 
     def fill(self, store: Store, indices: Sequence[Index], where: NDArray[np.int64]) -> dict[int, Sample] | None:
         """Makes the samples of a batch that are not stored, and stores them.
@@ -146,7 +147,7 @@ class Filler:
         taken[i] = type_spec, leaves
         return sum(x.nbytes for x in leaves)
 
-    def _parts(self, indices: Sequence[Index], misses: list[int], states: RandomStates | None) -> dict[int, Part]:
+    def _parts(self, indices: Sequence[Index], misses: list[int], states: RandomState | None) -> dict[int, Part]:
         """Deterministic parts by position. Samples that have none, or fail, are left out.
 
         Args:
@@ -174,7 +175,7 @@ class Filler:
         found = getattr(self._dataset, "__getitems__", None) if self._split is not None and self._is_whole else None
         return found if callable(found) else None
 
-    def _part(self, index: Index, before: RandomStates | None) -> Part | None:
+    def _part(self, index: Index, before: RandomState | None) -> Part | None:
         """The deterministic part of a sample; None where it has none. Random states are left as they were."""
         self._made += 1
         began = time.perf_counter_ns()

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ..core.random_state import RandomState
 from ..core.types import MapDataset
 from .callee import Call, Callee, Compiled, callee_of, key_of
 from .compare import equal_bits
-from .random_state import RandomStates
 from .recompile import rebound
 from .rewrite_calls import ENTER, KEEP, KEEP_CALL, memoised
 from .store.decode import stored_copy
@@ -202,7 +202,7 @@ class Memo:
         dataset: MapDataset,
         store: Store,
         table: Table,
-        save_random: Callable[[], RandomStates],
+        save_random: Callable[[], RandomState],
         on_problem: Callable[[str], None],
     ) -> None:
         self.names = names_of(dataset)

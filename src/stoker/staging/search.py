@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Iterator
 
 from ..core.fingerprint import Fingerprint
+from ..core.random_state import RandomState
 from .callee import Call, Callee, callee_of, key_of
 from .compare import equal_bits
 from .containers import Items, Transform, items_of, with_items
@@ -19,7 +20,6 @@ from .cut_function import Cut, before_state_changes, earlier, line_of
 from .executed_code import is_closed
 from .plan import CutNode, Node, SliceNode, Unplanned, WholeNode
 from .probe import Moved, Reached, Recorder, probed
-from .random_state import RandomStates
 from .samples import TrialSamples
 from .source import NoSource, tree_of
 from .stages import place_of
@@ -52,7 +52,7 @@ class Search:
         """A node for a sample of the dataset; None where no part of it can be kept."""
         return self._node(Call(self._samples.dataset.__getitem__, (self._samples.loaded[0],), {}), DEPTH)
 
-    def _has_moved(self, states: RandomStates) -> Callable[[], bool]:
+    def _has_moved(self, states: RandomState) -> Callable[[], bool]:
         """Says whether a generator was moved since, or, on request, something that outlives a call was changed."""
         if not self._stop_at_changes:
             return lambda: bool(states.moved())
@@ -178,7 +178,7 @@ class Search:
         try:  # the container may draw for itself
             _, own_states = self._run_items(call, attribute, [], SLICE_SEEDS[0])
         except Exception:  # it cannot be empty
-            own_states = samples.seed(SLICE_SEEDS[0]).values()
+            own_states = samples.seed(SLICE_SEEDS[0]).in_order()
         if states != own_states or (before is not None and before.changed(samples.readable())):
             return None
         return (first,)
@@ -188,7 +188,7 @@ class Search:
         self._samples.seed(seed)
         part = with_items(call.function, attribute, items)
         out = call.with_copied_arguments()._replace(function=part).run()
-        return out, self._samples.states().values()
+        return out, self._samples.states().in_order()
 
 
 def _outside_of_contexts(moved: Moved, contexts: set[Position]) -> Moved:

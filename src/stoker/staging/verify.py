@@ -22,6 +22,7 @@ import numpy as np
 
 from ..core.fingerprint import Fingerprint
 from ..core.object_tree import walk
+from ..core.random_state import PROCESS_WIDE
 from ..core.types import Attributes
 from .aliases import refuse_aliases, share_memory
 from .callee import callee_of
@@ -37,7 +38,7 @@ READS = 3  # of what is kept, of which the fastest counts
 NAMES = 16  # attributes of which it is tried whether they are written before they are read
 REPEATS = 4  # of a second part that might write to what it is given
 CHANGES = "what comes before the cut changes what outlives a sample"
-GLOBAL = {"torch", "random", "numpy"}  # as ``RandomStates.moved`` calls the process' generators
+GLOBAL = set(PROCESS_WIDE)
 
 
 class Cost(NamedTuple):
@@ -153,7 +154,7 @@ class _Verification:
         began = time.perf_counter()
         sample = plan.tail(samples.dataset, argument)
         tail_s = time.perf_counter() - began
-        states_after = samples.states().values()
+        states_after = samples.states().in_order()
         samples.seed_anew()
         again = first_state[0] if first_state else self.code.run(lambda: self._head(i))
         if not equal_bits(kept.read(), stored_copy(again)):
