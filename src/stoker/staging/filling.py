@@ -20,16 +20,13 @@ from numpy.typing import NDArray
 from ..core.random_state import RandomState
 from ..core.types import Index, MapDataset, Sample
 from ..sampling.generators import find_generators
-from .compare import equal_bits
+from .change_watch import Comparison
 from .plan import Unplanned
 from .split import Split
-from .store.decode import stored_copy
 from .store.encode import CacheError, foreign, take
 from .store.store import Store
 from .store.tables import Samples
 
-COMPARE_S = 1.0  # between two comparisons, at least; the first is not in a worker's first second
-COMPARE_SHARE = 200  # of this many parts of the time, one is spent on comparing
 STORED_AT_ONCE = 1 << 20  # bytes: copies of more would be new memory, which costs a page fault a page
 MADE, DRAWN = 16, 8  # after so many samples made, caching ends if more than one in eight has no deterministic part
 
@@ -80,7 +77,7 @@ class Filler:
         self._made = 0
         self._without_part: set[int] = set()  # samples that draw, or take another way through the code
         self._watch_each = split is not None and split.plan is not None and bool(split.plan.moves)
-        self._next_compare = 0.0
+        self._comparison = Comparison()
         self._generators: list[tuple[str, Any]] | None = None
         self._generators_pid = 0
 
@@ -208,22 +205,11 @@ class Filler:
 
     def compare_one(self, store: Store, indices: Sequence[Index], locations: list[int]) -> None:
         """Now and then makes a stored sample again and compares. A difference disables the cache."""
-        began = time.monotonic()
-        if began < self._next_compare or not owns_global_generators():
-            return
-        if not self._next_compare:
-            self._next_compare = began + COMPARE_S
+        if not owns_global_generators():
             return
         k = next(k for k, location in enumerate(locations) if location)
-        states = self.random_states()
-        try:
-            same = equal_bits(stored_copy(self._prepare(indices[k])), stored_copy(store.read(locations[k])))
-        except (Exception, Unplanned):
-            same = True  # what fails now was right when it was stored
-        states.restore()
-        now = time.monotonic()
-        self._next_compare = now + COMPARE_SHARE * (now - began)
-        if not same:
+        make, read = lambda: self._prepare(indices[k]), lambda: store.read(locations[k])
+        if self._comparison.differs(self.random_states, make, read):
             self._disable(f"sample {int(indices[k])} is another than when it was cached: files or code changed")
 
 

@@ -249,16 +249,13 @@ class Store:
         if self._head.state not in (State.ROWS, State.BLOCKS) or self._no_room_for_tables:
             return False
         try:
-            self._tables = Tables(self.medium, self._head, _tables_start(self.samples), self._layout_of)
+            self._tables = Tables(self.medium, self._head, _tables_start(self.samples))
         except OSError as e:  # they do not exist yet and there is no room: this process works without
             self._no_room_for_tables = True
             with self.medium.lock():
                 self._note_error(e)
             return False
         return True
-
-    def _layout_of(self, type_spec: str, trusted: bool) -> Layout:
-        return layout(type_spec, trusted)
 
     # -- storing
 
@@ -301,7 +298,7 @@ class Store:
         head = self._head
         state = State.BLOCKS
         specs = {type_spec for type_spec, _ in samples.values()}
-        made = self._layout_of(min(specs, key=len), self.medium.trusted)
+        made = layout(min(specs, key=len), self.medium.trusted)
         if len(specs) == 1 and made.fixed and made.nbytes and len(made.type_spec) <= SPEC_BYTES:
             if made.nbytes > head.budget:
                 head.reason = f"a sample of {made.nbytes:,} bytes exceeds the budget of {head.budget:,}"
