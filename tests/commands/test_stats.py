@@ -30,7 +30,7 @@ import stoker
 from stoker.commands import main
 from stoker.commands.image_record import BLOCK, Group, group_of, merged
 from stoker.commands.stats import ImageStats, mean_std
-from stoker.core.errors import UsageError
+from stoker.core.errors import StokerError, UsageError
 from tests.helpers import interrupt
 
 REL = 1e-9
@@ -330,6 +330,15 @@ def test_a_sample_that_kills_its_worker_is_left_out() -> None:
     assert "sample 70" in found.notes[0]
     assert "SIGKILL" in found.notes[0]
     assert (found.samples, found.images, found.failed) == (200, 199, 1)
+
+
+def cannot_start(worker: int) -> None:
+    raise ValueError("no disk\nhere")
+
+
+def test_a_worker_that_cannot_start() -> None:
+    with pytest.raises(StokerError, match="reading the samples failed: here"):
+        mean_std(DataLoader(Rows(RGB), num_workers=1, worker_init_fn=cannot_start))
 
 
 # Loaders, subsets

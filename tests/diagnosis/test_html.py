@@ -32,7 +32,6 @@ def report(**changes: Any) -> RunReport:
         epochs=2,
         over_time=[[1.0, 0.5, 300.0], [2.0, 0.1, 800.0]],
         decisions=[NASTY],
-        memory={"over_time": [[0.0, 1e8], [1.0, 1.1e8]]},
     )
     finding = {
         "cause": "slow_transform",
@@ -46,7 +45,6 @@ def report(**changes: Any) -> RunReport:
         "command": ["train.py", NASTY],
         "exit_code": 1,
         "machine": {"cores": 2, "memory": 1 << 34},
-        "around": {"cores_busy": [0.5, 0.7], "over_time": [[0.5, 1.5, 1e9], [1.0, 1.6, 1e9]]},
         "loaders": [loader],
         "verdict": "input-bound",
         "findings": [finding],

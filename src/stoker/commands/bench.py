@@ -220,7 +220,7 @@ class _Batches:
     """
 
     def __init__(self, loader: DataLoader[Batch]) -> None:
-        self._loader: Any = loader
+        self._loader = loader
         self._iterator: Any = None
         self.epochs = 0
         self.delivered = 0

@@ -85,13 +85,7 @@ def versions() -> dict[str, str | None]:
 
 
 def render(machine: Machine, stream: TextIO, pinning: str) -> str:
-    """The text, no wider than the stream.
-
-    Args:
-        machine: what was found.
-        stream: where it will be printed.
-        pinning: what ``pin_memory="auto"`` decides, and why.
-    """
+    """The text, no wider than the stream."""
     colour, columns = terminal.colour_wanted(stream), terminal.width(stream)
     out = [*terminal.labelled([*_rows(machine), ("pinning", pinning)], stream, LABEL_COLUMNS), ""]
     if not machine.warnings:

@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from ..core.types import Sample
 
 BLOCK = 1 << 16  # pixels at once: half a megabyte a channel in float64, however large the image is
 MAX_DESCRIPTION = 300  # characters
+Pixels = NDArray[np.generic]  # of any real type
 
 
 class NoImage(Exception):
@@ -52,14 +53,14 @@ class Record:
     types: Counter[str] = field(default_factory=Counter)
 
 
-def group_of(values: NDArray[Any], images: int) -> Group:
+def group_of(values: Pixels, images: int) -> Group:
     """Of one sample: ``values`` [channels, pixels] of any real type, those of all its images."""
     with np.errstate(over="ignore", invalid="ignore"):  # 1e200 squared is inf, and is shown as such
         blocks = [_block(values[:, i : i + BLOCK]) for i in range(0, values.shape[1], BLOCK)]
         return functools.reduce(merged, blocks)._replace(images=images)
 
 
-def _block(values: NDArray[Any]) -> Group:
+def _block(values: Pixels) -> Group:
     x = values.astype(np.float64, order="C")  # HWC comes as a view of pixels that are three values apart
     n = np.full(len(x), x.shape[1])
     nan = inf = np.zeros(len(x), np.int64)
@@ -141,7 +142,7 @@ def _leaves(sample: Sample) -> Iterator[Sample]:
         yield sample
 
 
-def image_in(sample: Sample, key: str | None) -> Any:
+def image_in(sample: Sample, key: str | None) -> Sample:
     """The image of a sample.
 
     Args:
@@ -167,13 +168,13 @@ def image_in(sample: Sample, key: str | None) -> Any:
     raise NoImage(f"no image, but {found[:MAX_DESCRIPTION]}")
 
 
-def record_of(image: Any, layout: str | None) -> Record:
+def record_of(image: Sample, layout: str | None) -> Record:
     """The record of an image. Channels are its shorter outer axis; if both are equal a tensor's first, else the last.
 
     Raises:
         ValueError: it has no pixels.
     """
-    values: NDArray[Any]
+    values: Pixels
     if isinstance(image, torch.Tensor):
         dtype = str(image.dtype).removeprefix("torch.")
         plain = image.detach().cpu()

@@ -54,18 +54,7 @@ SI_KERNEL = 0x80  # sigaction(2): sent by the kernel, as Ctrl-C is, and so to th
 
 @dataclass(frozen=True)
 class Options:
-    """The options of ``stoker run``.
-
-    Attributes:
-        command: script or command, with its arguments.
-        module: the first word of ``command`` is a module's name, as after ``python -m``.
-        apply: replace the engine and settings of the script's loaders by stoker's.
-        json_path: where the JSON report goes; ``-`` is stdout, after what the command wrote there.
-        html_path: where the report goes as a page.
-        live: print a line about the loaders while the command runs.
-        debug: load everything in the script's own process.
-        max_steps: end each process after that many batches.
-    """
+    """The options of ``stoker run``, as ``--help`` explains them."""
 
     command: tuple[str, ...]
     module: bool
@@ -119,11 +108,7 @@ def command(**options: Any) -> int:
 
 
 class Listener:
-    """Collects the latest snapshot of every watched process.
-
-    Attributes:
-        last: by process id, the latest snapshot.
-    """
+    """Collects the latest snapshot of every watched process: ``last``, by process id."""
 
     def __init__(self) -> None:
         self.address = f"stoker-{secrets.token_hex(16)}"

@@ -15,13 +15,13 @@ from typing import NoReturn
 import click
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import Dataset, IterableDataset, RandomSampler, SequentialSampler, SubsetRandomSampler
+from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler, SubsetRandomSampler
 
 from ..core import output
 from ..core.errors import StokerError, UsageError
 from ..core.progress import Progress, samples_done
 from ..core.terminal import counted, human_seconds, printable, table
-from ..core.types import Index, JsonObject, LoaderLike, Sample
+from ..core.types import Index, JsonObject, LoaderLike, MapDataset
 from ..loader.auto.tasks import keys_of
 from ..loader.variant import as_loader, find
 from ..workers.faults.policy import Failure
@@ -184,7 +184,7 @@ def mean_std(
 def _read(
     inner: LoaderLike,
     keys: Sequence[Index],
-    read: Callable[[Dataset[Sample], Index], Record],
+    read: Callable[[MapDataset, Index], Record],
     num_workers: int | str,
     progress: Callable[[str], None] | None,
 ) -> tuple[Record, Sweep]:
@@ -225,7 +225,7 @@ def _result(name: str, record: Record, sweep: Sweep, notes: tuple[str, ...]) -> 
     )
 
 
-def _record(key: str | None, layout: str | None, dataset: Dataset[Sample], index: Index) -> Record:
+def _record(key: str | None, layout: str | None, dataset: MapDataset, index: Index) -> Record:
     """In a worker: the record of a sample."""
     return record_of(image_in(dataset[index], key), layout)
 

@@ -6,14 +6,13 @@ import functools
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch.utils.data import Dataset, Sampler, get_worker_info
 
-from ..core.errors import StokerWarning
+from ..core.errors import StokerError, StokerWarning
 from ..core.random_state import preserved
-from ..core.types import Index, LoaderLike
+from ..core.types import Batch, Index, LoaderLike, MapDataset
 from ..loader.dataloader import DataLoader
 from ..loader.loader_state import state_of
 from ..sampling import seeding
@@ -45,8 +44,8 @@ class Sweep:
         self,
         loader: LoaderLike,
         keys: Sequence[Index],
-        read: Callable[[Any, Any], object],
-        collate: Callable[[list[Any]], object],
+        read: Callable[[MapDataset, Index], object],
+        collate: Callable[[list[Batch]], object],
         num_workers: int | str,
         task_samples: int,
         seed: int = 0,
@@ -54,7 +53,7 @@ class Sweep:
     ) -> None:
         count = "auto" if num_workers else 0  # any free worker takes the next task
         self._seed = seed
-        self._loader: Any = DataLoader(
+        self._loader: DataLoader[object] = DataLoader(
             _Samples(loader.dataset, read),
             task_samples,
             sampler=_Keys(keys),
@@ -74,12 +73,11 @@ class Sweep:
         self.seconds = 0.0
         self.workers = 0
 
-    def run(self, take: Callable[[Any], None], on_progress: Callable[[], None] = lambda: None) -> None:
+    def run(self, take: Callable[[Batch], None], on_progress: Callable[[], None] = lambda: None) -> None:
         """Calls ``take`` with each result of ``collate``, in order. The workers have ended when it returns or raises.
 
         Raises:
-            StokerError: workers die, and no sample is to blame.
-            Exception: what ``worker_init_fn`` raised.
+            StokerError: workers die, and no sample is to blame; or ``worker_init_fn`` raised.
         """
         began = reported = time.monotonic()
         iterator = None
@@ -98,6 +96,10 @@ class Sweep:
                         reported = now
                         self._list_failures()
                         on_progress()
+        except StokerError:
+            raise
+        except Exception as e:  # its last line says what happened in the worker
+            raise StokerError(f"reading the samples failed: {(str(e).strip().splitlines() or [''])[-1]}") from e
         finally:
             if iterator is not None and self._loader.num_workers:
                 iterator._shutdown_workers()
@@ -111,10 +113,10 @@ class Sweep:
             self.failed = sorted(ledger.failed.values(), key=lambda f: (type(f.index) is str, f.index))
 
 
-class _Samples(Dataset[Any]):
+class _Samples(Dataset[object]):
     """What ``read`` makes of each sample of a map-style dataset."""
 
-    def __init__(self, dataset: Any, read: Callable[[Any, Any], object]) -> None:
+    def __init__(self, dataset: MapDataset, read: Callable[[MapDataset, Index], object]) -> None:
         self.dataset = dataset
         self._read = read
 

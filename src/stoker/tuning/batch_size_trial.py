@@ -51,12 +51,7 @@ class Trial:
 
 
 class Source:
-    """Batches of any size of a loader's samples.
-
-    Attributes:
-        count: how many samples there are.
-        doing: what is being done, for the words of an error.
-    """
+    """Batches of any size of a loader's samples."""
 
     def __init__(self, loader: LoaderLike) -> None:
         self._dataset, self._collate = loader.dataset, loader.collate_fn
@@ -92,13 +87,7 @@ def counted() -> tuple[ModuleType, torch.device] | None:
 
 
 class Accelerator:
-    """Trials in this process, on the device.
-
-    Args:
-        module: ``torch.cuda``, or what is like it.
-        device: where batches go.
-        margin: share of the free memory that is kept free.
-    """
+    """Trials in this process, on the device."""
 
     def __init__(self, module: ModuleType, device: torch.device, margin: float) -> None:
         self._module, self._device = module, device

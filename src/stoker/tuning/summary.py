@@ -18,12 +18,7 @@ RANDOM_SAMPLERS = ("RandomSampler", "Feistel", "Chunk")
 
 
 def summarize(search: Search, found: Setting) -> TuneResult:
-    """The result, while workers are still there to be measured.
-
-    Args:
-        search: which has run.
-        found: the setting that it recommends.
-    """
+    """The result, while workers are still there to be measured."""
     measured = search.measured
     best = found
     if "pin_memory" in search.knobs:

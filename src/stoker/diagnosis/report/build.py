@@ -26,16 +26,7 @@ def report_of(
     wall_s: float,
     apply: bool = False,
 ) -> RunReport:
-    """The report (docs/report.md).
-
-    Args:
-        command: what was run, ``-m`` before a module.
-        code: its exit code.
-        sent: the last snapshot of each process.
-        around: what the machine did meanwhile (``core.monitor``).
-        wall_s: seconds from the command's start to its end.
-        apply: whether stoker's engine and settings were behind its loaders.
-    """
+    """The report (docs/report.md)."""
     processes = snapshots(sent)
     meanwhile = msgspec.convert(around, Around)
     machine = _as_the_script_saw(resources.read(), meanwhile, processes)

@@ -23,14 +23,7 @@ MAX_TIMED = 3  # loaders whose epochs are named
 
 
 def render(report: RunReport, path: Path | None, stream: TextIO, columns: int = 0) -> str:
-    """The whole report as text that fits the stream.
-
-    Args:
-        report: the report.
-        path: where it was written, if it was.
-        stream: where the text will go; decides colour.
-        columns: that a line may have; 0: as the stream has.
-    """
+    """The whole report as text that fits the stream. ``path``: where it was written, if it was."""
     colour, columns = colour_wanted(stream), columns or width(stream)
 
     def wrapped(text: str) -> str:

@@ -24,7 +24,6 @@ from .fetch import TaskTimer
 from .shared_counters import Live, WorkerTimes
 
 FILLS = 0.05  # of its samples; a cache that grew by less in an epoch is full
-POINTS = 64  # of memory over time
 NOTES = 240  # of a loader over time; after that every other one is dropped
 SEND_S = 1.0  # between two reports of a process
 
@@ -143,9 +142,8 @@ class Watch:
             self.refresh()
         for clock in list(self._clocks):
             clock.settle()
-        for name, times in self._times.items():
+        for times in self._times.values():
             times.collect()
-            self._note_memory(self.loaders[name])
         for metrics in self.loaders.values():
             self._note_rate(metrics)
         for device in self._devices.values():
@@ -188,16 +186,6 @@ class Watch:
         metrics.over_time.append([round(x, 3) for x in point])
         if len(metrics.over_time) > NOTES:
             del metrics.over_time[1:-1:2]
-
-    def _note_memory(self, metrics: LoaderMetrics) -> None:
-        """Notes the workers' memory, all together, when it was measured anew."""
-        total = sum(metrics.worker_pss.values())
-        series = metrics.memory
-        if not total or (series and series[-1][1] == total):
-            return
-        series.append([round(time.perf_counter() - self._born, 1), total])
-        if len(series) > POINTS:
-            del series[1:-1:2]
 
     def send(self, final: bool = False) -> None:
         """Sends a snapshot to ``stoker run``, if this process was started by it."""
