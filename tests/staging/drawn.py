@@ -194,6 +194,14 @@ class InPlace:
         return x
 
 
+class Both:
+    def __init__(self, *steps):
+        self.first, self.last = steps[0], steps[-1]
+
+    def __call__(self, x, y):
+        return self.first(x), self.last(y)
+
+
 class Compose:
     def __init__(self, transforms):
         self.transforms = transforms
@@ -484,6 +492,20 @@ class Writer:
         return out
 
     def loop(self, live: list[str], depth: int) -> list[str]:
+        arrays = [x for x in live if x[0] == "a"]
+        if self.own and arrays and self.chance(0.3):
+            x, y = self.rng.choice(arrays), self.rng.choice(arrays)
+            return (
+                self.one(
+                    "for step in self.steps:\n    {x} = step({x})",
+                    "for step in [*self.steps, self.fn]:\n    {x} = step({x})",
+                    "for step in self.pairs:\n    {x}, {y} = step({x}, {y})",
+                    "for step in self.steps:\n    {x} = step({y})",
+                    "for step in self.steps:\n    {x} = step({x})\n{x} = step({x})",
+                )
+                .format(x=x, y=y)
+                .split("\n")
+            )
         inside = list(live)
         k = self.name("n")
         form = self.one("for {k} in range({m}):", "for {k}, _ in enumerate(self.names):", "for {k} in (1, index):")
@@ -607,6 +629,8 @@ def _methods(rng: random.Random) -> list[str]:
             f"self.kw = Keyword([{_items(rng, ITEMS)}])",
             f"self.seq = nn.Sequential({_items(rng, LAYERS)})",
             f"self.fn = {rng.choice(ITEMS)}",
+            f"self.steps = [{_items(rng, ITEMS)}]",
+            f"self.pairs = [Both({_items(rng, ITEMS)}) for _ in range(2)]",
         ]
     )
     out += ["def __len__(self):", "    return self.n"]

@@ -296,6 +296,58 @@ def test_what_is_changed_in_shared_memory_is_never_served_stale(kind: str, worke
             assert {int(x) for batch in loader for x in batch[:, 1]} == {level}
 
 
+class Later(Source):
+    """Has what the script sets after some epochs, or what it loads itself with the first sample."""
+
+    added: Any = None
+    loads: Any = None
+
+    def __getitem__(self, i: int) -> Any:
+        if self.loads is not None and self.added is None:
+            self.added = self.loads()
+        return torch.tensor([i, 0 if self.added is None else int(self.added[i])])
+
+
+class Reader:
+    """As h5py's files: an object with values of its own."""
+
+    def __init__(self) -> None:
+        self.options = [None, "latest"]
+
+    def __getitem__(self, i: int) -> int:
+        return 5
+
+
+AFTER_NONE: list[Any] = [np.full(N, 5), torch.full((N,), 5), [5] * N, dict.fromkeys(range(N), 5)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("value", AFTER_NONE, ids=lambda x: type(x).__name__)
+@pytest.mark.few(5)
+def test_data_set_where_there_was_none_begin_a_new_cache(value: Any, workers: int) -> None:
+    data = Later()
+    loader = stoker.DataLoader(stoker.Staged(data, cache_budget="1MB"), 10, num_workers=workers)
+    assert {int(x) for batch in loader for x in batch[:, 1]} == {0}
+    data.added = value
+    with pytest.warns(StokerWarning, match="added was None and is a"):
+        assert {int(x) for batch in loader for x in batch[:, 1]} == {5}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("loads", [lambda: np.full(N, 5), lambda: [5] * N, Reader], ids=["array", "list", "reader"])
+@pytest.mark.few(5)
+def test_what_a_dataset_opens_with_its_first_sample_is_no_change(loads: Any, workers: int) -> None:
+    data = Later()
+    data.loads = loads
+    staged = stoker.Staged(data, cache_budget="1MB")
+    loader = stoker.DataLoader(staged, 10, num_workers=workers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", StokerWarning)
+        for _ in range(3):
+            assert {int(x) for batch in loader for x in batch[:, 1]} == {5}
+    assert staged.account.filled == N
+
+
 class Remembers:
     """As MONAI's transforms: what was drawn is kept on the transform."""
 

@@ -8,6 +8,7 @@ import os
 import random
 import re
 import secrets
+import sys
 import time
 import uuid
 import warnings
@@ -566,6 +567,82 @@ def test_a_function_that_names_itself_is_cut() -> None:
 class Config:
     gain = 1.0
     unused = 0
+
+
+class Loops(Pictures):
+    """Without a class for its transforms."""
+
+    def __init__(self, *steps: Any) -> None:
+        super().__init__()
+        self.steps = list(steps)
+
+    def __getitem__(self, i: int) -> Any:
+        x = torch.full(SHAPE, float(i))
+        if self.n:
+            for step in self.steps:
+                x = step(x)
+        return x, i
+
+
+class LoopsInPairs(Loops):
+    def __getitem__(self, i: int) -> Any:
+        x, y = torch.full(SHAPE, float(i)), torch.arange(4.0)
+        for step in self.steps:
+            x, y = step(x, y)
+        return {"x": x, "y": y}
+
+
+def test_a_loop_over_transforms_is_cut_between_them() -> None:
+    found = same_bits(Loops(scale, scale, noise, scale)).split
+    assert found is not None
+    assert [row.name for row in found.rows if row.where == "Loop" and row.cached] == ["scale", "scale"]
+    found = same_bits(LoopsInPairs(lambda x, y: (scale(x), y + 1), lambda x, y: (x, noise(y)))).split
+    assert found is not None
+    assert sum(row.where == "Loop" and row.cached for row in found.rows) == 1
+
+
+class OfItsIndex(Pictures):
+    """The sample's own generator, which makes the same each time; NumPy asks the system for entropy in between."""
+
+    def __getitem__(self, i: int) -> Any:
+        rng = np.random.RandomState(
+            i + 3,
+        )
+        x = torch.from_numpy(rng.rand(4))
+        return x + torch.rand(())
+
+
+class OfEntropy(Pictures):
+    def __getitem__(self, i: int) -> Any:
+        x = torch.from_numpy(np.random.RandomState().rand(4))
+        return x + torch.rand(())
+
+
+def test_a_generator_that_is_seeded_for_the_sample_asks_nothing() -> None:
+    if sys.version_info >= (3, 11):  # whose code objects know columns
+        same_bits(OfItsIndex())
+    with pytest.raises(UsageError, match=r"draws before anything else|os.urandom"):
+        stoker.split(OfEntropy())
+
+
+class Options(dict[str, Any]):
+    """A configuration with attribute access as people write it: no AttributeError."""
+
+    __getattr__ = dict.__getitem__
+
+
+OPTIONS = Options(gain=2.0)
+
+
+def test_a_configuration_whose_attributes_are_items() -> None:
+    class Configured(Pictures):
+        options = OPTIONS
+
+        def __getitem__(self, i: int) -> Any:
+            x = torch.full((3, 8, 8), float(i)) * OPTIONS.gain + self.options.gain
+            return x + torch.rand(())
+
+    same_bits(Configured(None))
 
 
 class Gain:

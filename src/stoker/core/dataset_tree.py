@@ -29,7 +29,11 @@ def inner_datasets(dataset: Any) -> Iterator[Any]:
             continue
         seen.add(id(d))
         yield d
-        waiting += [getattr(d, "dataset", None), *(getattr(d, "datasets", None) or ())]
+        with contextlib.suppress(Exception):  # of a property, or of a __getattr__ that raises KeyError
+            waiting.append(getattr(d, "dataset", None))
+            several = getattr(d, "datasets", None)
+            if isinstance(several, (list, tuple, dict)):
+                waiting += several.values() if isinstance(several, dict) else several
 
 
 def unwrap(dataset: Any, index: Index) -> tuple[Any, Index] | None:

@@ -17,7 +17,7 @@ import sys
 import types
 import zlib
 from collections.abc import Collection, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ FEW = 64  # items of a larger one, or values of a larger array
 ARRAY_BYTES = 1 << 16  # of arrays that are compared as a whole
 
 
+Parts = dict[str, object]  # by path: a plain value, or a _Part
+
+
 class _Part(NamedTuple):
     """Something that is no plain value.
 
@@ -38,11 +41,13 @@ class _Part(NamedTuple):
         text: for people.
         identity: what is compared.
         is_code: it can be called.
+        is_data: an array, a tensor or a container that is not empty.
     """
 
     text: str
     identity: object
     is_code: bool = False
+    is_data: bool = False
 
 
 class Fingerprint:
@@ -73,7 +78,7 @@ class Fingerprint:
         self._names = names
         self._skip = skip
         self._shared = shared
-        self._parts: dict[str, object] = {}  # by path: a plain value, or a _Part
+        self._parts: Parts = {}
         self._visit(obj, path, DEPTH)
 
     def _visit(self, obj: Any, path: str, depth: int) -> None:
@@ -102,49 +107,70 @@ class Fingerprint:
         if isinstance(obj, torch.Tensor):
             if not self._shared and obj.is_shared():
                 return None, False
-            return _Part("a tensor", (tuple(obj.shape), obj.dtype, _of_tensor(obj))), False
+            return _Part("a tensor", (tuple(obj.shape), obj.dtype, _of_tensor(obj)), is_data=True), False
         if isinstance(obj, np.ndarray):
-            return _Part("an array", (obj.shape, obj.dtype.str, _of_array(obj))), False
+            return _Part("an array", (obj.shape, obj.dtype.str, _of_array(obj)), is_data=True), False
         ctypes_bytes = _ctypes_bytes(obj) if self._shared else None
         if ctypes_bytes is not None:
             return _Part("a value in shared memory", _of_array(ctypes_bytes)), False
         if isinstance(obj, CONTAINERS):
-            return _Part(f"a {type(obj).__name__} of {len(obj)}", _of_container(obj)), len(obj) <= WIDTH
+            text = f"a {type(obj).__name__} of {len(obj)}"
+            return _Part(text, _of_container(obj), is_data=len(obj) > 0), len(obj) <= WIDTH
         if isinstance(obj, types.FunctionType):
             return _Part(obj.__qualname__, obj.__code__, is_code=True), True
         if type(obj).__module__ != "builtins":
             return _Part(f"a {type(obj).__name__}", type(obj), is_code=callable(obj)), True
         return None, True
 
-    def changed(self, obj: object, added: bool = False) -> list[str]:
+    def changed(self, obj: object) -> list[str]:
         """What has changed in the same object: ``["dataset.epoch was 0 and is 1"]``. See ``changed_since``."""
-        now = Fingerprint(obj, self._path, self._names, skip=self._skip, shared=self._shared)
-        return self.changed_since(now, added)
+        return self.changed_since(Fingerprint(obj, self._path, self._names, skip=self._skip, shared=self._shared))
 
-    def changed_since(self, later: Fingerprint, added: bool = False) -> list[str]:
-        """What has changed in a later fingerprint.
+    def opened(self, later: Fingerprint) -> Parts:
+        """What was None or not there, and is something in a later fingerprint, by path without the root. It can be
+        pickled, so of objects there is the name of the class only."""
+        new = ((path, part) for path, part in later._parts.items() if self._parts.get(path) is None)
+        return {
+            path.removeprefix(self._path): _Part(part.text, None) if _is_object(part) else part
+            for path, part in new
+            if part is not None and not (isinstance(part, _Part) and part.is_code)
+        }
 
-        What an object makes when it is first needed is no change: None that became an open file, and what has a private
-        name.
+    def changed_since(self, later: Fingerprint) -> list[str]:
+        """What has changed in a later fingerprint of the same object, but for what it makes when that is first needed:
+        None that became an object, and what has a private name."""
+        out = []
+        for path, new in later._parts.items():
+            if path not in self._parts and self._is_new_attribute(path, new):
+                out.append(f"{path} is {_text(new)}")
+        for path, old in self._parts.items():
+            if path not in later._parts:
+                continue
+            new = later._parts[path]
+            is_lazy = "._" in path and (old is None or new is None)
+            if _differ(old, new) and not is_lazy:
+                out.append(_change(path, old, new))
+        return out
+
+    def added_or_changed_since(self, later: Fingerprint, opened: Parts) -> list[str]:
+        """The same, and what was added, or set where there was None.
 
         Args:
             later: of the same object.
-            added: additions count, and private names that were or are None, but no new objects under private names.
+            opened: what loading samples makes when it is first needed, by the end of its path. See ``opened``. The
+                same data are no change, and no object of the same class, nor what is inside it.
         """
-        now, out = later._parts, []
-        for path, new in now.items():
-            if path in self._parts:
+        out = []
+        for path, new in later._parts.items():
+            if path not in self._parts:
+                is_lazy = "._" in path and isinstance(new, _Part) and not new.is_data
+                if not is_lazy and not _is_opened(path, new, opened):
+                    out.append(f"{path} is {_text(new)}")
                 continue
-            is_lazy = "._" in path and isinstance(new, _Part)
-            if (added and not is_lazy) or self._is_new_attribute(path, new):
-                out.append(f"{path} is {_text(new)}")
-        for path, old in self._parts.items():
-            if path not in now:
-                continue
-            new = now[path]
-            is_lazy = "._" in path and (old is None or new is None)
-            if _differ(old, new) and (added or not is_lazy):
-                out.append(f"{path} was {_text(old)} and is {_text(new)}" if _text(old) != _text(new) else path)
+            old = self._parts[path]
+            was_set = old is None and isinstance(new, _Part) and new.is_data
+            if (was_set or _differ(old, new)) and not (old is None and _is_opened(path, new, opened)):
+                out.append(_change(path, old, new))
         return out
 
     def _is_new_attribute(self, path: str, new: object) -> bool:
@@ -152,6 +178,27 @@ class Fingerprint:
         owner, _, name = path.rpartition(".")
         is_public = name.isidentifier() and "._" not in path
         return type(new) in PLAIN and is_public and isinstance(self._parts.get(owner), _Part)
+
+
+def _is_opened(path: str, new: object, opened: Parts) -> bool:
+    for end, known in opened.items():
+        at = path.find(end)
+        if at < 0:
+            continue
+        inside = path[at + len(end) :]
+        if not inside and (known == new or (_is_object(known) and _is_object(new) and _text(known) == _text(new))):
+            return True
+        if inside[:1] in (".", "[") and _is_object(known):
+            return True
+    return False
+
+
+def _is_object(part: object) -> TypeGuard[_Part]:
+    return isinstance(part, _Part) and not part.is_data and not part.is_code
+
+
+def _change(path: str, old: object, new: object) -> str:
+    return f"{path} was {_text(old)} and is {_text(new)}" if _text(old) != _text(new) else path
 
 
 def _text(value: object) -> str:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 
-from ..core.fingerprint import Fingerprint
+from ..core.fingerprint import Fingerprint, Parts
 from ..core.random_state import RandomState
 from ..core.types import Sample
 from ..core.warn import warn_user
@@ -25,17 +25,19 @@ class ChangeWatch:
 
     Args:
         take: makes a fingerprint of it.
+        opened: what loading samples makes in it. See ``Fingerprint.opened``.
     """
 
-    def __init__(self, take: Callable[[], Fingerprint]) -> None:
+    def __init__(self, take: Callable[[], Fingerprint], opened: Parts) -> None:
         self.is_current = True
         self._take = take
+        self._opened = opened
         self._before = take()
         self._next_check = 0.0  # a worker checks when it begins
 
     def changes(self) -> list[str]:
         """What has changed since the cache was begun, for people."""
-        return self._before.changed_since(self._take(), added=True)
+        return self._before.added_or_changed_since(self._take(), self._opened)
 
     def check_soon(self) -> None:
         """The next ``check`` is not left out."""

@@ -48,6 +48,23 @@ def items_of(called: object) -> Items | None:
     return named[0] if len(named) == 1 else None
 
 
+class Loop:
+    """A loop over transforms as a container: ``for t in transforms: x = t(x)``, or ``x, y = t(x, y)``."""
+
+    def __init__(self, transforms: list[Transform]) -> None:
+        self.transforms = transforms
+
+    def __call__(self, *args: object) -> Any:
+        """What the last one returns."""
+        for transform in self.transforms:
+            out = transform(*args)
+            if len(args) == 1:
+                args = (out,)
+            elif len(args) != len(args := tuple(out)):
+                raise ValueError(f"{len(args)} values to unpack, from {transform!r}")  # as Python raises
+        return args[0] if len(args) == 1 else args
+
+
 def with_items(container: Any, attribute: str, items: list[Transform]) -> Any:
     """A shallow copy of a container with other transforms. It shares everything else with the original."""
     new = object.__new__(type(container))

@@ -191,7 +191,7 @@ class Staged(Dataset[Sample]):
             prepare = prepare or _unchanged
             self._prepare, self._augment = lambda i: prepare(self.dataset[i]), augment
         self._memo: Memo | None = None
-        self._watch = ChangeWatch(self._fingerprint)
+        self._watch = ChangeWatch(self._fingerprint, {} if split is None else split.opened)
         self._asked: set[Index] = set()  # samples, since the last check
         self._filler = Filler(
             self.dataset,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import datetime
 import dis
 import functools
 import inspect
 import itertools
+import linecache
 import os
+import random
 import sys
 import time
 import types
@@ -17,6 +20,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ..core.garbage import no_collection
 from ..core.packages import PACKAGE, in_stdlib, is_users
 from ..core.types import Attributes
 from .source import NoSource, tree_of_code
@@ -84,7 +88,7 @@ class Executed:
     def _profile(self, frame: types.FrameType, event: str, arg: object) -> None:
         code = frame.f_code
         if event == "c_call":
-            self._note_call(code, arg)
+            self._note_call(frame, arg)
             return
         if event != "call":
             return
@@ -114,10 +118,12 @@ class Executed:
             if len(objects) < OBJECTS and not any(x is bound for x in objects):
                 objects.append(bound)
 
-    def _note_call(self, caller: types.CodeType, called: Any) -> None:
+    def _note_call(self, frame: types.FrameType, called: Any) -> None:
         try:
             asks = ENTROPY.get(called)
-            if asks is None and called in CLOCKS and not is_library(caller):
+            if asks is not None and _is_seeded_anyway(frame):
+                return
+            if asks is None and called in CLOCKS and not is_library(frame.f_code):
                 asks = CLOCKS[called]
         except TypeError:  # a method of something that has no hash
             return
@@ -148,7 +154,8 @@ class Executed:
         if name == "__getitem__":
             return  # it is the function that is cut; the part before the cut has run
         for found in (value, *(getattr(c, name, None) for c in (type(self._dataset), *self._classes))):
-            fn = getattr(found, "__wrapped__", found)
+            # Not getattr(found, "__wrapped__"): a configuration's __getattr__ = dict.__getitem__ raises KeyError.
+            fn = (getattr(found, "__dict__", None) or {}).get("__wrapped__", found)
             if isinstance(fn, types.FunctionType) and not is_library(fn.__code__):
                 yield fn
 
@@ -164,6 +171,29 @@ class Executed:
         for statement in tree.body:
             if not self.changes and not is_setup(statement, first):
                 self.changes = changes_state(statement, locals_)
+
+
+def _is_seeded_anyway(frame: types.FrameType) -> bool:
+    """Whether entropy is asked for by ``np.random.RandomState(seed)``. NumPy makes a generator that is seeded by the
+    system before it sets the seed (numpy/random/mtrand.pyx)."""
+    caller = frame.f_back  # compiled code has no frame
+    if frame.f_code is not random.SystemRandom.getrandbits.__code__ or caller is None:
+        return False
+    if not hasattr(caller.f_code, "co_positions"):  # Python 3.10
+        return False
+    first, last, begin, end = next(itertools.islice(caller.f_code.co_positions(), caller.f_lasti // 2, None))
+    if first is None or last is None or begin is None or end is None:
+        return False
+    lines = [linecache.getline(caller.f_code.co_filename, k).encode() for k in range(first, last + 1)]
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][begin:]
+    try:
+        with no_collection():
+            call = ast.parse(b"".join(lines).decode(), mode="eval").body
+    except (SyntaxError, ValueError):
+        return False
+    is_given = isinstance(call, ast.Call) and any(call.args + [k.value for k in call.keywords])
+    return is_given and ast.unparse(call.func).endswith("RandomState")  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -241,13 +241,13 @@ def call_key(call: Call, names: dict[int, str]) -> CallKey | None:
     called, args, kwargs = call
     if not is_small(args) or not is_small(tuple(kwargs.values())):
         return None
-    owner = getattr(called, "__self__", None)
     name = ""
     if isinstance(called, types.MethodType):
-        name = names.get(id(owner), "")
+        name = names.get(id(called.__self__), "")
         if not name:
             return None
     elif isinstance(called, types.BuiltinFunctionType):
+        owner = called.__self__
         if owner is not None and not isinstance(owner, types.ModuleType):
             return None
         name = getattr(owner, "__name__", "")

@@ -19,9 +19,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import torch
+
 from ..core.types import Attributes, Index, MapDataset, Sample
 from .callee import Call, Callee, Compiled, callee_of, key_of
-from .containers import Items, items_of, run_with_items
+from .containers import Items, Loop, items_of, run_with_items
 from .cut_function import Cut, Parts, cut
 from .recompile import rebound
 
@@ -42,6 +44,13 @@ def only_item(items: object) -> object:
     if not isinstance(items, (list, tuple)) or len(items) != 1:
         raise Unplanned
     return items[0]
+
+
+def loop(items: object) -> Loop:
+    """A loop over transforms as a container: see ``unroll``."""
+    if not isinstance(items, (list, tuple, torch.nn.ModuleList, torch.nn.Sequential)) or not all(map(callable, items)):
+        raise Unplanned
+    return Loop(list(items))
 
 
 @dataclass
@@ -125,6 +134,7 @@ class _Helper:
 
     Unplanned = Unplanned
     only = staticmethod(only_item)
+    loop = staticmethod(loop)
 
     def __init__(self, node: CutNode, parts: Parts) -> None:
         self._node = node

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from .callee import Call, callee_of
-from .plan import only_item
+from .plan import loop, only_item
 from .recompile import compiled_like, constant, helper_call
 from .source import NoSource
 from .syntax import Position, blocks_of, calls_in, first_param, is_generator, is_setup, root_of
@@ -69,6 +69,7 @@ class Recorder:
         self._began = time.perf_counter()
 
     only = staticmethod(only_item)
+    loop = staticmethod(loop)
 
     def begin(self) -> None:
         """The function is called next."""

@@ -12,7 +12,7 @@ import numpy.random  # so that each RandomState has NumPy's
 import torch
 from torch.utils.data import Subset
 
-from ..core.fingerprint import Fingerprint
+from ..core.fingerprint import Fingerprint, Parts
 from ..core.random_state import RandomState
 from ..core.types import Attributes, Index, MapDataset, Sample
 from ..sampling.generators import find_generators, seed_generator
@@ -48,6 +48,7 @@ class TrialSamples:
         loaded: indices of samples that were loaded.
         fresh: indices of samples that were not.
         changes: attributes of the dataset that loading a sample changes, each time or for each sample once.
+        opened: attributes that loading the first sample makes. See ``Fingerprint.opened``.
         draws: loading a sample moved a generator.
         sample_s: seconds that a sample takes, the shortest of all.
         variables: module and name of the global variables that its code reads, as far as that is known.
@@ -58,6 +59,7 @@ class TrialSamples:
         self.generators = find_generators(dataset)
         self.loaded: list[int] = []
         self.changes: list[str] = []
+        self.opened: Parts = {}
         self.draws = False
         self.sample_s = float("inf")
         self.variables: set[tuple[str, str]] = set()
@@ -100,9 +102,11 @@ class TrialSamples:
         Raises:
             CacheError: no sample can be loaded.
         """
+        unopened = Fingerprint(self.dataset)
         self._load_fresh()
         self.generators = find_generators(self.dataset)  # some are made when they are first needed
         before = Fingerprint(self.dataset)
+        self.opened = unopened.opened(before)
         try:
             self._load_fresh()
         except CacheError:

@@ -29,6 +29,7 @@ import time
 from collections.abc import Collection
 from typing import NamedTuple
 
+from ..core.fingerprint import Parts
 from ..core.types import MapDataset
 from .plan import Plan, WholeNode
 from .pure_calls import MemoPlan, Survey
@@ -52,6 +53,7 @@ class Found(NamedTuple):
         sample_s: seconds that a sample takes.
         memo: calls that are kept instead, where that leaves less to do; ``plan`` is None then.
         changes: an attribute of the dataset that loading a sample changes; "" where none.
+        opened: attributes that loading the first sample makes. See ``Fingerprint.opened``.
     """
 
     plan: Plan | None
@@ -60,6 +62,7 @@ class Found(NamedTuple):
     sample_s: float = 0.0
     changes: str = ""
     memo: MemoPlan | None = None
+    opened: Parts | None = None
 
 
 def find_plan(dataset: MapDataset, limit_s: float = 30.0, changing: Collection[str] = ()) -> Found:
@@ -86,7 +89,7 @@ def find_plan(dataset: MapDataset, limit_s: float = 30.0, changing: Collection[s
     if not reason and (found.plan is None or found.plan.tail_s > MEMO_SHARE * samples.sample_s):
         found = _or_pure_calls(samples, found, changing)
     changes = next(filter(None, map(attribute_of_dataset, samples.changes)), "")
-    return found._replace(sample_s=samples.sample_s, changes=changes)
+    return found._replace(sample_s=samples.sample_s, changes=changes, opened=samples.opened)
 
 
 def _find_cut(samples: TrialSamples, until: float, changing: Collection[str]) -> Found:

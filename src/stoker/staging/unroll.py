@@ -1,10 +1,11 @@
-"""List comprehensions of one item, written as statements: a cut can then lie inside what they call."""
+"""Loops over transforms, and list comprehensions of one item, written so that a cut can lie inside what they call."""
 
 from __future__ import annotations
 
 import ast
 import copy
 import types
+from typing import Any
 
 from .recompile import helper_call
 from .source import Function, tree_of
@@ -12,7 +13,7 @@ from .syntax import calls_and_lists, root_of
 
 
 def tree_for(fn: types.FunctionType, unrolled: bool) -> Function:
-    """A copy of a function's tree, on request with its list comprehensions unrolled.
+    """A copy of a function's tree, on request with its loops over transforms and its list comprehensions unrolled.
 
     Raises:
         NoSource: see ``tree_of``.
@@ -20,13 +21,53 @@ def tree_for(fn: types.FunctionType, unrolled: bool) -> Function:
     function = tree_of(fn)
     tree = copy.deepcopy(function.tree)
     if unrolled:
+        _LoopsAsCalls(tree).visit(tree)
         tree.body = [made for k, statement in enumerate(tree.body) for made in _unroll(statement, k)]
     return function._replace(tree=tree)
 
 
 def has_unrollable(fn: types.FunctionType) -> bool:
     """Whether unrolling would change a function."""
-    return any(_is_unrollable(x) for statement in tree_of(fn).tree.body for x in ast.walk(statement))
+    tree = tree_of(fn).tree
+    return any(_is_unrollable(x) or _is_loop(x, tree) for statement in tree.body for x in ast.walk(statement))
+
+
+def _is_loop(node: ast.AST, tree: ast.FunctionDef) -> bool:
+    """Whether a statement is ``for t in transforms: x = t(x)`` or ``x, y = t(x, y)``, and ``t`` is named only there."""
+    if not isinstance(node, ast.For) or node.orelse or not isinstance(node.target, ast.Name) or len(node.body) != 1:
+        return False
+    body = node.body[0]
+    if not isinstance(body, ast.Assign) or len(body.targets) != 1 or not isinstance(body.value, ast.Call):
+        return False
+    target, call = body.targets[0], body.value
+    made = target.elts if isinstance(target, ast.Tuple) else [target]
+    names = [x.id for x in made if isinstance(x, ast.Name)]
+    given = [x.id for x in call.args if isinstance(x, ast.Name)]
+    if call.keywords or len(names) != len(made) or names != given or len(given) != len(call.args):
+        return False
+    name = node.target.id
+    used = [x for x in ast.walk(tree) if isinstance(x, ast.Name) and x.id == name]
+    return isinstance(call.func, ast.Name) and call.func.id == name and len(used) == 2
+
+
+class _LoopsAsCalls(ast.NodeTransformer):
+    """``for t in transforms: x = t(x)`` becomes ``x = _stoker.loop(transforms)(x)``."""
+
+    def __init__(self, tree: ast.FunctionDef) -> None:
+        self._tree = tree
+        self._loops = {id(x) for x in ast.walk(tree) if _is_loop(x, tree)}
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        if id(node) not in self._loops:
+            return self.generic_visit(node)
+        body: Any = node.body[0]
+        body.value.func = ast.copy_location(helper_call("loop", node.iter), body.value)
+        return body  # type: ignore[no-any-return]
+
+    def _leave(self, node: ast.AST) -> ast.AST:
+        return node if node is not self._tree else self.generic_visit(node)
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = visit_ClassDef = _leave
 
 
 def _is_unrollable(node: ast.AST) -> bool:

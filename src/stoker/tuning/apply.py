@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from ..staging.store.memory import Memory
 
 WAIT_S = 1.0  # before the first batch; a trial that takes longer goes on beside the first epoch
+PERSISTENT_WAIT_S = (
+    4.0  # the same where workers stay: they have the dataset that they are started with for the whole run
+)
 LIMIT_S = 30.0  # for a trial
 FEWEST_SAMPLES = 16  # of a dataset for which a trial is made
 LEAST_GAIN = 2.0  # times: making the first part of a sample, against copying it out of memory
@@ -312,7 +315,8 @@ def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") ->
         why_own_count: the reason for which the worker count is left alone; "": it is decided here.
     """
     known = _managed(loader.dataset)
-    known.take_result(WAIT_S if known.waited_s == 0 else 0)
+    waits_s = PERSISTENT_WAIT_S if loader.persistent_workers else WAIT_S
+    known.take_result(waits_s if known.waited_s == 0 else 0)
     if "_stoker_applied" not in loader.__dict__:
         loader.__dict__["_stoker_applied"] = True
         own = int(loader.num_workers)
