@@ -97,7 +97,7 @@ def plot(path: Path, out: Path) -> None:
     try:
         import matplotlib
     except ImportError:
-        sys.exit("drawing needs matplotlib: pip install 'stoker[plot]'")
+        sys.exit("drawing needs matplotlib: pip install matplotlib")
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "stoker"
     from matplotlib import pyplot as plt

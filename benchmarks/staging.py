@@ -39,12 +39,12 @@ def files() -> list[tuple[Path, int]]:
 
 def pixels(path: Path, scaled: bool = False) -> torch.Tensor:
     """A photograph as uint8, CHW."""
-    if scaled:
-        picture = stoker.image.read(path, SIZE)
-    else:
-        from PIL import Image
+    from PIL import Image
 
-        picture = Image.open(path).convert("RGB").resize(SIZE)
+    picture = Image.open(path)
+    if scaled:
+        picture.draft("RGB", SIZE)
+    picture = picture.convert("RGB").resize(SIZE)
     return torch.from_numpy(np.array(picture.crop(BOX))).permute(2, 0, 1)
 
 
@@ -172,12 +172,6 @@ def tight(kind: str) -> None:
         say(epoch="later", rate=epoch(loader), budget=share * each, **account)
 
 
-def psnr() -> None:
-    """What decoding small changes."""
-    for gap in (1.0, 2.0):
-        print(f"reducing_gap={gap}: {stoker.image.compare([p for p, _ in files()[:200]], SIZE, reducing_gap=gap)}")
-
-
 PAIRED = ("torch, 1 worker", "staged, 1 worker", "stoker, 1 worker")
 
 
@@ -259,4 +253,4 @@ def measure(rounds: int) -> Iterator[Line]:
 
 
 if __name__ == "__main__":
-    sys.exit(main("staging", __doc__, measure, table, one, 5, psnr=psnr, first=first))
+    sys.exit(main("staging", __doc__, measure, table, one, 5, first=first))

@@ -38,7 +38,6 @@ from . import workloads as w
 
 ROOT = Path(__file__).parent.parent
 WORKERS = (0, 1, 2, 3, 4, 6, 8, 16, 32)
-METHODS = ("process", "thread")
 PREFETCH = (2, 4, 8)
 ROUNDS = 2
 WINDOW_S = 0.7
@@ -151,33 +150,33 @@ class Rare(Far):
         return torch.zeros(16)
 
 
-# Dataset, keyword arguments, and whether threads may run it (they may not where it draws from process-wide generators).
-LOADS: dict[str, tuple[Callable[[], Any], dict[str, Any], bool]] = {
-    "jpeg": (lambda: w.Photos(w.photos()), {"batch_size": 32, "shuffle": True}, False),
-    "tiny items": (w.Tiny, {"batch_size": 64}, True),
-    "big items": (w.Big, {"batch_size": 64}, True),
-    "slow disk": (Far, {"batch_size": 16, "shuffle": True}, True),
-    "slow disk and work": (lambda: Far(0.001, 30_000), {"batch_size": 16}, True),
-    "disk that saturates": (OneDisk, {"batch_size": 16}, False),
-    "python transform": (Python, {"batch_size": 16}, True),
-    "decompression": (Packed, {"batch_size": 16}, True),
-    "stragglers": (Rare, {"batch_size": 4, "shuffle": True}, True),
-    "heavy workers": (Heavy, {"batch_size": 16}, True),
-    "in memory": (lambda: TensorDataset(torch.randn(1 << 19, 32)), {"batch_size": 1024, "shuffle": True}, True),
-    "text": (Text, {"batch_size": 64, "collate_fn": pad}, True),
-    "stream": (Stream, {"batch_size": 32}, False),
-    "stream, far": (FarStream, {"batch_size": 16}, False),
+# Dataset and keyword arguments.
+LOADS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "jpeg": (lambda: w.Photos(w.photos()), {"batch_size": 32, "shuffle": True}),
+    "tiny items": (w.Tiny, {"batch_size": 64}),
+    "big items": (w.Big, {"batch_size": 64}),
+    "slow disk": (Far, {"batch_size": 16, "shuffle": True}),
+    "slow disk and work": (lambda: Far(0.001, 30_000), {"batch_size": 16}),
+    "disk that saturates": (OneDisk, {"batch_size": 16}),
+    "python transform": (Python, {"batch_size": 16}),
+    "decompression": (Packed, {"batch_size": 16}),
+    "stragglers": (Rare, {"batch_size": 4, "shuffle": True}),
+    "heavy workers": (Heavy, {"batch_size": 16}),
+    "in memory": (lambda: TensorDataset(torch.randn(1 << 19, 32)), {"batch_size": 1024, "shuffle": True}),
+    "text": (Text, {"batch_size": 64, "collate_fn": pad}),
+    "stream": (Stream, {"batch_size": 32}),
+    "stream, far": (FarStream, {"batch_size": 16}),
 }
 
 
 def rate(name: str, s: Setting) -> tuple[float, float]:
     """Batches per second of a fresh loader with a setting, and the seconds that measuring it took."""
-    make, kw, _ = LOADS[name]
+    make, kw = LOADS[name]
     began = time.monotonic()
     more: dict[str, Any] = {"num_workers": s.num_workers}
     if s.num_workers:
         # They stay: what starting them anew costs an epoch, which is short here, is another knob.
-        more |= {"worker_method": s.worker_method, "prefetch_factor": s.prefetch_factor, "persistent_workers": True}
+        more |= {"prefetch_factor": s.prefetch_factor, "persistent_workers": True}
     batches = forever(stoker.DataLoader(make(), **kw, **more))
     n = max(1, s.num_workers)
     value = steady(batches, n, n * s.prefetch_factor)
@@ -212,22 +211,16 @@ def steady(batches: Iterator[Any], n: int, flying: int) -> float:
     raise AssertionError("they were to have no end")
 
 
-def fits(name: str, s: Setting) -> bool:
-    if s.num_workers == 0:
-        return s.worker_method == "process" and s.prefetch_factor == 2
-    return s.worker_method == "process" or LOADS[name][2]
-
-
 def offline(name: str, emit: Callable[..., None], rounds: int) -> Setting:
-    make, kw, _ = LOADS[name]
+    make, kw = LOADS[name]
     began = time.monotonic()
-    result = stoker.tune(stoker.DataLoader(make(), **kw), name=name, save=False)
+    result = stoker.tune(stoker.DataLoader(make(), **kw), name=name)
     took = time.monotonic() - began
-    best = Setting(result.best.num_workers, result.best.worker_method, result.best.prefetch_factor)
+    best = Setting(result.best.num_workers, result.best.prefetch_factor)
     most = max(t["num_workers"] for t in result.tried)
     over = [b.name for b in result.limits if b.name != "cores" and most > b.most]
     emit(what="tune", setting=cell(best), seconds=took, rate=result.rate, crossed=over, tried=len(result.tried))
-    cells = [Setting(n, m, p) for n in WORKERS for m in METHODS for p in PREFETCH if fits(name, Setting(n, m, p))]
+    cells = [Setting(n, p) for n in WORKERS for p in PREFETCH if n or p == 2]
     order, seen = random.Random(1), {c: [] for c in cells}  # type: dict[Setting, list[float]]
     for _ in range(rounds):
         order.shuffle(cells)
@@ -266,13 +259,11 @@ def share(final: Mapping[Any, list[float]], grid: Mapping[Any, list[float]], ans
 
 def online(name: str, best: Setting, emit: Callable[..., None]) -> None:
     """From the worst start; then its windows and the answer's in turns."""
-    make, kw, _ = LOADS[name]
+    make, kw = LOADS[name]
     if isinstance(make(), IterableDataset) or not best.num_workers:
         return  # shards, and a loop without workers, do not change within an epoch
     kw = {**kw, "shuffle": False}
-    loader = stoker.DataLoader(
-        make(), num_workers="auto", prefetch_factor=1, worker_method=best.worker_method, persistent_workers=True, **kw
-    )
+    loader = stoker.DataLoader(make(), num_workers="auto", prefetch_factor=1, persistent_workers=True, **kw)
     state_of(loader).measured = Measured(1)
     loader.num_workers = AutoWorkers(1)
     batches = forever(loader)
@@ -306,7 +297,7 @@ def of_the_answer(turns: list[tuple[float, float]]) -> tuple[float, float, float
 
 
 def cell(s: Setting) -> list[Any]:
-    return [s.num_workers, s.worker_method, s.prefetch_factor]
+    return [s.num_workers, "process", s.prefetch_factor]
 
 
 def table(lines: list[dict[str, Any]]) -> str:

@@ -144,7 +144,6 @@ def test_the_public_names() -> None:
         "tune",
         "uninstall",
         "watch",
-        "worth",
     ]
     assert sorted(stoker.__all__) == stoker.__all__
     assert not inspect.signature(stoker.uninstall).parameters
@@ -157,7 +156,6 @@ def test_the_public_names() -> None:
 
 def test_documented_modules_are_found_by_their_short_names() -> None:
     assert stoker.chunks.ChunkSampler is stoker.ChunkSampler
-    assert stoker.image.read
     assert stoker.readahead.__name__ == "stoker.sampling.readahead"
     assert stoker.bench.measure
 
@@ -179,7 +177,7 @@ BRANCHES = (
     ast.AsyncWith,
     ast.Assert,
 )
-LINES, COMPLEXITY, ANYS = 60, 20, 588
+LINES, COMPLEXITY, ANYS = 60, 20, 499
 # Functions that still exceed a limit. These lists only become shorter.
 LONG = {"loader/dataloader.py:__init__"}  # as many lines as arguments
 COMPLEX: set[str] = set()

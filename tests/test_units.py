@@ -282,6 +282,23 @@ def test_a_report_is_written_whole(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["r.json"]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 us"),
+        (9.996e-4, "1.0 ms"),
+        (0.99996, "1.0 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 min 0 s"),
+        (299.4, "4 min 59 s"),
+        (299.6, "5 min 0 s"),
+        (3600.0, "60 min 0 s"),
+    ],
+)
+def test_a_duration_is_rounded_before_it_is_divided(seconds: float, text: str) -> None:
+    assert terminal.human_seconds(seconds) == text
+
+
 @pytest.mark.parametrize("columns", ["40", "60", "120"])
 def test_the_text_fits_small_terminals(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", columns)

@@ -21,20 +21,18 @@ __all__ = [
     "tune",
     "uninstall",
     "watch",
-    "worth",
 ]
 _MODULES = {
     "bench": ".commands.bench",
     "chunks": ".sampling.chunks",
-    "image": ".staging.image",
     "readahead": ".sampling.readahead",
-}  # documented as stoker.image.read and so on
+}  # documented as stoker.bench.measure and so on
 _HOMES = {
     "StokerError": ".core.errors",
     "StokerWarning": ".core.errors",
     "ChunkSampler": ".sampling.chunks",
     "FeistelSampler": ".sampling.order",
-    "mean_std": ".commands.stats.reading",
+    "mean_std": ".commands.stats",
     "empty": ".workers.collate",
     "install": ".staging.install",
     "installed": ".staging.install",
@@ -45,12 +43,11 @@ _HOMES = {
     "to_device": ".device.prefetch",
     "tune": ".tuning.api",
     "watch": ".diagnosis.session",
-    "worth": ".staging.estimate",
 }  # DataLoader is in .loader.dataloader
 
 if TYPE_CHECKING:
     from .commands import bench as bench
-    from .commands.stats.reading import mean_std
+    from .commands.stats import mean_std
     from .core.errors import StokerError, StokerWarning
     from .core.shared import share
     from .device.prefetch import to_device
@@ -60,9 +57,7 @@ if TYPE_CHECKING:
     from .sampling import readahead as readahead
     from .sampling.chunks import ChunkSampler
     from .sampling.order import FeistelSampler
-    from .staging import image as image
     from .staging.dataset import Staged
-    from .staging.estimate import worth
     from .staging.install import install, installed, uninstall
     from .staging.split import split
     from .tuning.api import tune

@@ -98,7 +98,7 @@ def test_counts_are_exact_and_times_add_up(engine: str, workers: int) -> None:
     loader = variant(DataLoader(Rows(100), batch_size=4, shuffle=True), num_workers=workers, engine=engine)
     before = children()
     found = measure(loader, 17, name="it")
-    r = found.loader
+    r = found
     assert (r.batches, r.samples, r.nbytes, r.epochs) == (17, 68, 68 * 28, 1)
     assert r.first_batch_s > 0
     assert 0 < r.wait_s <= r.seconds
@@ -146,39 +146,30 @@ def test_all_tensors_of_a_batch_count() -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_more_than_an_epoch(workers: int) -> None:
     found = measure(DataLoader(Rows(10), batch_size=4, num_workers=workers), 10)
-    assert (found.loader.batches, found.loader.epochs) == (10, 4)
-    assert found.loader.samples == 3 * 10 + 2 * 4 - 4  # three epochs and two batches, less the first one's
+    assert (found.batches, found.epochs) == (10, 4)
+    assert found.samples == 3 * 10 + 2 * 4 - 4  # three epochs and two batches, less the first one's
     assert any("4 were begun" in note for note in found.notes)
     assert "epochs begun" in str(found)
 
 
 def test_streams() -> None:
     found = measure(DataLoader(Stream(1 << 60), batch_size=3, num_workers=1), 30)
-    assert (found.loader.batches, found.loader.samples, found.loader.epochs) == (30, 90, 1)
+    assert (found.batches, found.samples, found.epochs) == (30, 90, 1)
     found = measure(DataLoader(Stream(5), batch_size=3), 5)
-    assert (found.loader.batches, found.loader.epochs) == (5, 3)
+    assert (found.batches, found.epochs) == (5, 3)
     found = measure(DataLoader(Once(20), batch_size=4), 30)
-    assert (found.loader.batches, found.loader.samples, found.loader.epochs) == (4, 16, 1)
+    assert (found.batches, found.samples, found.epochs) == (4, 16, 1)
     assert any("4 of 30 batches were measured: another epoch gave no batch" in note for note in found.notes)
     found = measure(DataLoader(Once(4), batch_size=4), 30)
-    assert (found.loader.batches, found.loader.samples_per_s, found.loader.p99_s) == (0, None, None)
+    assert (found.batches, found.samples_per_s, found.p99_s) == (0, None, None)
     assert "samples/s" in str(found)
     json.dumps(found.as_dict(), allow_nan=False)
 
 
 def test_time_that_is_over() -> None:
     found = measure(DataLoader(Stream(1 << 60)), 1 << 50, budget_s=0.3)
-    assert 0 < found.loader.batches < 1 << 50
+    assert 0 < found.batches < 1 << 50
     assert any("0.3 s were over (--time-limit)" in note for note in found.notes)
-
-
-def test_a_step_is_no_waiting() -> None:
-    found = measure(DataLoader(Rows(), batch_size=4), 5, step_s=0.02)
-    r = found.loader
-    assert 5 * 0.02 <= r.step_s <= r.seconds - r.wait_s
-    assert r.wait_share is not None
-    assert r.wait_share == pytest.approx(r.wait_s / r.seconds)
-    assert "a step of 20.0 ms" in str(found)
 
 
 def test_batches_that_were_ready_are_noted() -> None:
@@ -253,8 +244,8 @@ def test_a_variant_differs_in_what_was_asked_for_and_in_nothing_else() -> None:
 
 def test_a_loader_with_batches_of_its_own() -> None:
     loader = DataLoader(Rows(), batch_sampler=BatchSampler(SequentialSampler(range(40)), 4, False))
-    assert measure(variant(loader, num_workers=1), 5).loader.samples == 20
-    assert measure(DataLoader(Rows(), batch_size=None), 5).loader.samples == 25  # a sample of 5 rows is a batch
+    assert measure(variant(loader, num_workers=1), 5).samples == 20
+    assert measure(DataLoader(Rows(), batch_size=None), 5).samples == 25  # a sample of 5 rows is a batch
     for own in (loader, DataLoader(Rows(), batch_size=None)):
         with pytest.raises(UsageError, match="makes its own batches"):
             variant(own, batch_size=8)
@@ -290,34 +281,9 @@ def test_what_has_no_batch() -> None:
             measure(loader, name="it")
     with pytest.raises(UsageError, match="drop_last leaves"):
         measure(DataLoader(Rows(3), batch_size=4, drop_last=True))
-    for kw in ({"batches": 0}, {"step_s": -1.0}, {"budget_s": 0.0}, {"budget_s": float("nan")}):
+    for kw in ({"batches": 0}, {"budget_s": 0.0}, {"budget_s": float("nan")}):
         with pytest.raises(UsageError):
             measure(DataLoader(Rows()), **kw)  # type: ignore[arg-type]
-
-
-def test_the_copy_to_a_device_stands_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its logic, with torch's device that has no memory; no accelerator was at hand."""
-    device = torch.device("meta")
-    waited: list[int] = []
-    copied: list[torch.Tensor] = []
-    to = torch.Tensor.to
-
-    def spied(t: torch.Tensor, *args: Any, **kw: Any) -> torch.Tensor:
-        copied.append(t)
-        return to(t, *args, **kw)
-
-    monkeypatch.setattr(bench, "accelerator", lambda: device)
-    monkeypatch.setattr(bench, "synchronize", lambda: waited.append(len(copied)))
-    monkeypatch.setattr(torch.Tensor, "to", spied)
-    found = measure(DataLoader(Rows(), batch_size=4), 8)
-    assert found.device == "meta"
-    assert found.with_copy is not None
-    assert found.with_copy.samples == found.loader.samples == 32
-    assert waited == [1, 3, 19]  # the context; the first batch's two tensors; those of eight more
-    head = str(found).splitlines()[2]
-    assert head.split(maxsplit=1) == ["loader", "with the copy to meta"]
-    assert "no accelerator found" not in str(found)
-    assert found.as_dict()["with_copy"]["samples_per_s"] > 0
 
 
 SCRIPT = """
@@ -358,16 +324,14 @@ def test_the_command(target: str, tmp_path: Path, capfd: pytest.CaptureFixture[s
 
     out = tmp_path / "out.json"
     line = [f"{target}:make_loader", "-n", "20", "--engine", "stoker", "--num-workers", "1", "--batch-size", "8"]
-    assert run(*line, "--step", "1", "--json", str(out)) == 0
+    assert run(*line, "--json", str(out)) == 0
     said = capfd.readouterr()
     assert "stoker's engine, 1 worker, batches of 8" in said.out
     assert all(len(line) <= 80 or target in line for line in said.out.splitlines())
-    if not torch.cuda.is_available():
-        assert "no accelerator found" in said.out
-        assert ["loader"] in [line.split() for line in said.out.splitlines()]
+    assert ["loader"] in [line.split() for line in said.out.splitlines()]
     found = json.loads(out.read_text())
-    assert (found["schema"], found["kind"], found["name"]) == (1, "bench", f"{target}:make_loader")
-    assert (found["loader"]["batches"], found["loader"]["samples"]) == (20, 160)
+    assert (found["schema"], found["kind"], found["name"]) == (2, "bench", f"{target}:make_loader")
+    assert (found["batches"], found["samples"]) == (20, 160)
     assert found["machine"]["cores"] >= 1
     assert run(f"{target}:data", "--json", "-") == 0
     assert json.loads(capfd.readouterr().out)["settings"]["batch_size"] == 32
@@ -387,7 +351,6 @@ def test_the_command(target: str, tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert "before the first batch: ValueError: broken\n" in capfd.readouterr().err
     for bad in (
         ["-n", "0"],
-        ["--step", "-1"],
         ["--num-workers", "x"],
         ["--engine", "none"],
         ["--budget-s", "0"],

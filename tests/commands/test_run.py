@@ -8,7 +8,6 @@ import pty
 import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import psutil
@@ -553,52 +552,6 @@ def test_several_loaders_nested_and_left_early(tmp_path: Path) -> None:
     assert (val["batches"], val["epochs"], val["samples"]) == (12, 3, 120)
 
 
-@pytest.mark.parametrize(
-    ("name", "nap", "step"),
-    [("slow_loader.py", 0.01, 0.001), ("slow_step.py", 0.0, 0.03)],
-)
-@pytest.mark.slow
-def test_ceilings_say_what_bounds_the_loop(tmp_path: Path, name: str, nap: float, step: float) -> None:
-    body = """
-        import time
-        from torch.utils.data import DataLoader, Dataset
-
-        class Data(Dataset):
-            def __len__(self):
-                return 100_000
-            def __getitem__(self, i):
-                time.sleep({nap})
-                return float(i)
-
-        if __name__ == "__main__":
-            for epoch in range(2):
-                for x in DataLoader(Data(), batch_size=4, num_workers=1):
-                    time.sleep({step})
-            open("end", "w")
-    """
-    (tmp_path / name).write_text(textwrap.dedent(body).replace("{nap}", str(nap)).replace("{step}", str(step)))
-    p = stoker(tmp_path, "--ceilings", name)
-    assert p.returncode == 0, p.stderr
-    found = report(tmp_path)["ceilings"]
-    if "loader" in name:
-        assert found["loader"] < found["steps"]
-        assert "the loader bounds it" in p.stderr
-    else:
-        assert found["steps"] < found["loader"]
-        assert "the steps bound it" in p.stderr
-    assert found["loop"] < 1.5 * min(found["steps"], found["loader"])
-    assert not (tmp_path / "end").exists()
-
-
-@pytest.mark.slow
-def test_ceilings_of_epochs_that_are_too_short(tmp_path: Path) -> None:
-    path = script(tmp_path)
-    p = stoker(tmp_path, "--ceilings", path)
-    assert p.returncode == 0
-    assert "not measured" in p.stderr
-    assert "epoch 1" in p.stdout
-
-
 @pytest.mark.slow
 def test_a_line_while_it_runs(tmp_path: Path) -> None:
     path = script(tmp_path, nap=0.01, step=0.02)
@@ -630,35 +583,3 @@ def test_no_line_where_nothing_moved() -> None:
         assert ticker.line() == ""
     finally:
         ticker.stop()
-
-
-@pytest.mark.slow
-def test_scalars_for_tensorboard(tmp_path: Path) -> None:
-    accumulate = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    path = script(tmp_path, nap=0.01, step=0.02)
-    p = stoker(tmp_path, "--tensorboard", tmp_path / "board", path)
-    assert p.returncode == 0, p.stderr
-    found = accumulate.EventAccumulator(str(tmp_path / "board"))
-    found.Reload()
-    tags = found.Tags()["scalars"]
-    assert {t.rsplit("/", 1)[1] for t in tags} == {
-        "samples_per_s",
-        "wait_share",
-        "num_workers",
-        "workers_memory_bytes",
-    }
-    last = found.Scalars(next(t for t in tags if t.endswith("wait_share")))[-1]
-    assert 0 <= last.value <= 1
-    assert last.step == 40
-
-
-def test_scalars_that_cannot_be_written(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from stoker.commands import main
-
-    assert main.main(["run", "--tensorboard", str(tmp_path / "a" / "b"), "train.py"]) == 2
-    assert "no folder can be made" in capfd.readouterr().err
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    assert main.main(["run", "--tensorboard", str(tmp_path / "a"), "train.py"]) == 2
-    assert "stoker[tensorboard]" in capfd.readouterr().err

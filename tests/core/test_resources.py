@@ -267,7 +267,7 @@ def test_help_has_an_example_and_version_a_number() -> None:
     assert stoker("--version").stdout.startswith("stoker 0.")
 
 
-def test_gpus_are_asked_for_once_on_the_way_to_a_profile(tmp_path: Path) -> None:
+def test_gpus_are_asked_for_once(tmp_path: Path) -> None:
     """Where pynvml is missing it is nvidia-smi that knows them, and that may take seconds."""
     smi = tmp_path / "nvidia-smi"
     smi.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/log\necho 'NVIDIA X, 1000, 900, 5, 0, GPU-0'\n")
@@ -275,12 +275,11 @@ def test_gpus_are_asked_for_once_on_the_way_to_a_profile(tmp_path: Path) -> None
     code = """
 import sys
 sys.modules["pynvml"] = None
-from torch.utils.data import DataLoader
+from stoker.core import resources
 from stoker.loader.engine import budget
-from stoker.loader.auto import limits, profile
-loader = DataLoader([1, 2])
+from stoker.loader.auto import limits
 for _ in range(2):
-    print(profile.key_of(loader)["machine gpus"])
+    print(", ".join(resources.gpu_names()))
     limits.limits(waits=0.0, each=1 << 20, nbytes=1 << 20, prefetch=2, budget=budget())
 """
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}

@@ -125,7 +125,6 @@ FREE = {"free": 64 * 1024 * MB, "granted": 64 * 1024 * MB}
 CASES: list[tuple[str, Facts, bool, str]] = [
     ("no accelerator", Facts(None), False, "no accelerator"),
     ("unified", Facts("mps", unified=True, **FREE), False, "shares its memory"),
-    ("on the device", Facts("cuda", on_device=True, **FREE), False, "lie on the device already"),
     ("refused", Facts("cuda", refused="error 1", **FREE), False, "error 1"),
     ("more than a quarter", Facts("cuda", batch_bytes=600 * MB, batches=17, **FREE), False, "a quarter"),
     ("rounded up it is more", Facts("cuda", batch_bytes=520 * MB, batches=17, **FREE), False, "a quarter"),

@@ -32,7 +32,6 @@ def report(**changes: Any) -> RunReport:
         epochs=2,
         over_time=[[1.0, 0.5, 300.0], [2.0, 0.1, 800.0]],
         decisions=[NASTY],
-        memory={"over_time": [[0.0, 1e8], [1.0, 1.1e8]]},
     )
     finding = {
         "cause": "slow_transform",
@@ -46,7 +45,6 @@ def report(**changes: Any) -> RunReport:
         "command": ["train.py", NASTY],
         "exit_code": 1,
         "machine": {"cores": 2, "memory": 1 << 34},
-        "around": {"cores_busy": [0.5, 0.7], "over_time": [[0.5, 1.5, 1e9], [1.0, 1.6, 1e9]]},
         "loaders": [loader],
         "verdict": "input-bound",
         "findings": [finding],
@@ -103,16 +101,7 @@ def test_what_a_script_is_called_is_no_markup() -> None:
     assert NASTY in found.text  # shown as it is
     figures = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL)
     assert figures is not None
-    assert set(json.loads(figures[1])) == {
-        "loop0",
-        "task0",
-        "time0",
-        "epochs0",
-        "memory0",
-        "curve0",
-        "machine",
-        "pace0",
-    }
+    assert set(json.loads(figures[1])) == {"loop0", "task0", "time0", "epochs0", "pace0"}
     assert "alert(1)" not in re.sub(r"&lt;script&gt;alert\(1\)|\\u0026lt;script\\u0026gt;alert\(1\)", "", text)
 
 
@@ -163,5 +152,5 @@ def test_it_draws_in_a_browser(tmp_path: Path) -> None:
     p = subprocess.run([*line, out.as_uri()], capture_output=True, text=True, timeout=120)
     found = Elements(p.stdout)
     plots = [a for tag, a in found.seen if tag == "div" and "js-plotly-plot" in (a.get("class") or "")]
-    assert len(plots) == 8
-    assert sum(tag == "svg" and "main-svg" in (a.get("class") or "") for tag, a in found.seen) >= 8
+    assert len(plots) == 5
+    assert sum(tag == "svg" and "main-svg" in (a.get("class") or "") for tag, a in found.seen) >= 5

@@ -20,7 +20,7 @@ import stoker
 from stoker.core.errors import BudgetError, UsageError, WorkerDiedError
 from stoker.core.metrics import LoaderMetrics
 from stoker.core.options import Budget, Knobs, parse_bytes
-from stoker.loader.auto.controller import BURST, PER_MINUTE, Controller, State
+from stoker.loader.auto.controller import BURST, PER_MINUTE, Controller
 from stoker.loader.loader_state import state_of
 from stoker.loader.scheduler import Scheduler
 
@@ -661,18 +661,16 @@ def test_a_restless_machine_moves_nothing_to_and_fro() -> None:
     assert max(times.count(minute) for minute in times) <= BURST + PER_MINUTE
 
 
-def test_all_moves_between_states_are_legal_ones() -> None:
-    """Loads that change at any moment: the controller checks each move, and the number stays within its bounds."""
+def test_the_number_stays_within_its_bounds() -> None:
+    """Loads that change at any moment."""
     print(f"STOKER_SEED={SEED}")
     r = random.Random(SEED)
-    seen = set()
     for _ in range(40):
         world = World(batch_s=r.uniform(0.002, 0.2), step_s=r.uniform(0.0001, 0.05), cores=r.randint(1, 8))
         most = r.randint(1, 12)
-        c = controller(world, r.randint(1, most), most=most, measured=r.random() < 0.3)
+        c = controller(world, r.randint(1, most), most=most)
         for _ in range(60):
             world.run(c, r.randrange(10, 120), noise=r)
-            seen.add(c.state)
             assert 1 <= c.workers <= most
             if r.random() < 0.2:
                 world.mood = r.uniform(0.3, 2.0)
@@ -680,7 +678,6 @@ def test_all_moves_between_states_are_legal_ones() -> None:
                 world.batch_s, world.step_s = r.uniform(0.002, 0.2), r.uniform(0.0001, 0.05)
             if r.random() < 0.05:
                 c.begin(int(world.waited * 1e9))
-    assert seen == set(State)
 
 
 def test_the_count_moves_in_a_real_epoch() -> None:

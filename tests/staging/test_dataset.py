@@ -665,43 +665,13 @@ def test_words_from_elsewhere_do_no_harm() -> None:
             Layout(words, trusted=False)
 
 
-class Flat(Dataset[Any]):
-    """Samples that compress well, or not at all."""
-
-    def __init__(self, well: bool) -> None:
-        self.well = well
-
-    def __len__(self) -> int:
-        return 400
-
-    def __getitem__(self, i: int) -> np.ndarray[Any, Any]:
-        if self.well:
-            return np.full(4000, i % 251, np.uint8)
-        return np.random.Generator(np.random.PCG64(i)).integers(0, 256, 4000, np.uint8)
-
-
-@pytest.mark.parametrize("cache", ["auto", "ram", "compressed"])
-def test_samples_are_compressed_where_that_is_asked_for(cache: str) -> None:
-    budget = 400 * 4000 // 3
-    staged = stoker.Staged(Flat(True), prepare=keep, cache=cache, cache_budget=budget)
-    plain = Flat(True)
-    for _ in range(2):
-        for i, batch in enumerate(stoker.DataLoader(staged, 50, num_workers=0)):
-            assert all(np.array_equal(batch[k], plain[i * 50 + k]) for k in range(0, 50, 7))
-    account = staged.account
-    compressed = cache == "compressed"
-    assert account.compressed is compressed, staged.report
-    assert account.nbytes <= budget
-    assert (account.filled == 400) if compressed else (100 < account.filled < 140)
-
-
-def test_what_does_not_compress_is_stored_as_it_is() -> None:
-    staged = stoker.Staged(Flat(False), prepare=keep, cache="compressed", cache_budget="10MB")
-    plain = Flat(False)
-    for _ in range(2):
-        for i, batch in enumerate(stoker.DataLoader(staged, 50, num_workers=0)):
-            assert all(np.array_equal(batch[k], plain[i * 50 + k]) for k in range(0, 50, 7))
-    assert staged.account.filled == 400
+def test_the_compressed_cache_is_gone() -> None:
+    for make in (
+        lambda: stoker.Staged(["x"], prepare=keep, cache="compressed"),
+        lambda: stoker.install(cache="compressed"),
+    ):
+        with pytest.raises(UsageError, match=r'is gone: use "ram"'):
+            make()
 
 
 LISTS: list[Any] = [

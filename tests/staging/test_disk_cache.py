@@ -169,26 +169,15 @@ def test_many_runs_fill_one_cache(files: list[Path], tmp_path: Path, fn: Any) ->
     assert len(list(where.iterdir())) == 1
 
 
-def test_a_changed_source_file_is_found_and_named(files: list[Path], tmp_path: Path, fn: Any) -> None:
+def test_a_changed_source_file_is_found(files: list[Path], tmp_path: Path, fn: Any) -> None:
     where = tmp_path / "cache"
     check(open_cache(files, where, fn))
     files[7].write_text("31000")
-    with pytest.warns(StokerWarning, match=r"007\.txt changed"):
+    with pytest.warns(StokerWarning, match="the source files changed"):
         staged = open_cache(files, where, fn)
     assert check(staged, values={7: 31000}) == N
-    with pytest.warns(StokerWarning, match=r"039\.txt is gone"):
+    with pytest.warns(StokerWarning, match="the source files changed"):
         stoker.Staged(list(map(str, files[:-1])), prepare=fn, cache="disk", cache_dir=where)
-
-
-def test_content_is_a_key_too(files: list[Path], tmp_path: Path) -> None:
-    where = tmp_path / "cache"
-    check(open_cache(files, where, cache_content=True))
-    found = files[7].stat()
-    files[7].write_text("71")
-    files[8].touch()  # another time, the same content
-    os.utime(files[7], ns=(found.st_atime_ns, found.st_mtime_ns))
-    with pytest.warns(StokerWarning, match=r"007\.txt changed"):
-        assert check(open_cache(files, where, cache_content=True), values={7: 71}) == N
 
 
 def test_changed_code_or_another_word_begins_another_cache(files: list[Path], tmp_path: Path) -> None:
@@ -222,7 +211,7 @@ def test_a_flipped_byte_is_never_served(files: list[Path], tmp_path: Path, fn: A
     check(open_cache(files, where, fn))
     rng = random.Random(seed)
     print("seed", seed)
-    held = [p for p in sorted(cache_of(where).iterdir()) if p.stat().st_size and p.name != "sources.json"]
+    held = [p for p in sorted(cache_of(where).iterdir()) if p.stat().st_size]
     for path in rng.sample(held, 3):
         size = path.stat().st_size
         # most of a heap is a hole
@@ -384,17 +373,13 @@ def test_nothing_in_a_cache_is_unpickled(files: list[Path], tmp_path: Path) -> N
     assert staged.account.filled == 0
 
 
-def test_memory_first_then_the_disk(files: list[Path], tmp_path: Path) -> None:
-    where = tmp_path / "cache"
-    each = 3 * 40 * 40 * 2
-    made.truncate(made.seek(0))
-    staged = stoker.Staged(list(map(str, files)), prepare=rows, cache_dir=where, cache_budget=each * 10)
-    check(staged)
-    assert check(staged) == 0
+def test_auto_is_the_disk_where_a_folder_is_given(files: list[Path], tmp_path: Path) -> None:
+    for _ in range(2):  # the second one finds what the first has stored
+        staged = stoker.Staged(list(map(str, files)), prepare=rows, cache_dir=tmp_path / "cache")
+        check(staged)
     assert staged.account.filled == N
-    assert [s.account.filled for s in staged._store.stores] == [10, N - 10]
-    batches = list(stoker.DataLoader(staged, 8, num_workers=2))
-    assert [int(x[0, 0, 0]) for b in batches for x in b] == [i * 10 for i in range(N)]
+    assert made.tell() == 0 or check(staged) == 0
+    assert isinstance(staged._store.medium, folder.Folder)
 
 
 def test_a_folder_that_cannot_be_made_is_said(files: list[Path], tmp_path: Path) -> None:
@@ -546,7 +531,7 @@ def test_source_files_are_found_however_they_are_named(how: str, tmp_path: Path)
     assert run() == [*map(float, range(20))]
     assert sorted(c.name for c in folder.caches(tmp_path / "cache")) == folders  # and is the same to the next run
     Path(names[17]).write_text("999999")
-    with pytest.warns(StokerWarning, match=r"17\.txt changed"):
+    with pytest.warns(StokerWarning, match="the source files changed"):
         assert run()[17] == 999999
 
 

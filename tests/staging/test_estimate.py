@@ -5,16 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
-import stoker
-from stoker import worth
 from stoker.diagnosis.doctor.verdict import diagnose
 from tests.diagnosis.helpers import entry, fields
 
@@ -98,25 +93,3 @@ def test_the_rule(changes: dict[str, Any], said: bool) -> None:
         assert findings[0] == mine[0]  # it may bring most
         assert mine[0].predicted_speedup is None  # how much of a sample is the same is not known
         assert "--apply tries" in mine[0].fix
-
-
-class Slow:
-    def __len__(self) -> int:
-        return 500
-
-    def __getitem__(self, i: int) -> np.ndarray[Any, Any]:
-        time.sleep(0.002)
-        return np.zeros(1000, np.uint8)
-
-
-def test_worth_says_what_it_costs_and_brings() -> None:
-    torch.manual_seed(4)
-    before = torch.get_rng_state()
-    found = worth(Slow())
-    assert torch.equal(before, torch.get_rng_state())
-    assert found.nbytes == 500_000
-    assert found.saved_s > 0.9
-    assert found.fill_s >= found.saved_s
-    assert found.epochs < 0.5
-    assert "pays" in str(found)
-    assert worth(stoker.Staged(Slow(), prepare=lambda x: x)).samples == 500

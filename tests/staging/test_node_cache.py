@@ -91,7 +91,7 @@ if __name__ == "__main__":
     trial.wait(60)
     found = trial.result()
     staged = Staged(data, _split=Split(data, found), _memories=trial.memories)
-    medium = staged._store.stores[0].medium
+    medium = staged._store.medium
     say(file=os.fstat(medium.fd).st_ino, sample_s=found.sample_s, shared=bool(trial.memories), **staged.account._asdict())
     for line in sys.stdin:
         if line == "fork\\n":
@@ -256,8 +256,8 @@ def test_the_others_budget_is_theirs_until_they_come() -> None:
     store.join()
 
     def fill() -> int:
-        left = store.admit({i: take(torch.full((each,), i, dtype=torch.uint8)) for i in range(samples)}, 0)
-        return samples - len(left)
+        store.admit({i: take(torch.full((each,), i, dtype=torch.uint8)) for i in range(samples)}, 0)
+        return store.account.filled
 
     assert 0 < fill() <= 16
     Store(Memory.of(os.dup(memory.fd)), samples, budget).join()
@@ -378,7 +378,7 @@ if __name__ == "__main__":
     (known,) = apply._datasets
     account = known.staged.account
     every = [None, None]
-    file = os.fstat(known.staged._store.stores[0].medium.fd).st_ino
+    file = os.fstat(known.staged._store.medium.fd).st_ino
     dist.all_gather_object(every, (account.prepared, account.filled, account.ranks, file, known.found.sample_s))
     assert every[0] == every[1], every
     if dist.get_rank() == 0:

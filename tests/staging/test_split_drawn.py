@@ -22,10 +22,10 @@ from torch.utils.data import DataLoader
 
 import stoker
 from stoker.core.errors import UsageError
+from stoker.core.random_state import RandomState
 from stoker.sampling.generators import find_generators
 from stoker.staging import search
 from stoker.staging.compare import equal_bits
-from stoker.staging.random_state import RandomStates
 from tests.staging.drawn import source_of
 
 EPOCHS = 3
@@ -60,7 +60,7 @@ def epochs(module: Any, data: Any, loaded: Any, workers: int) -> list[Any]:
         except Exception as e:
             out.append(f"{type(e).__name__}: {str(e).splitlines()[-1] if workers else e}")
         if not workers:
-            out.append(RandomStates(find_generators(data)).values())
+            out.append(RandomState(find_generators(data)).in_order())
             out.append(module.MODULE_RNG.bit_generator.state)
     return out
 

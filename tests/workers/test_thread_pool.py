@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import random
 import sys
@@ -21,7 +20,6 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, ge
 
 import stoker
 from stoker.core.errors import StokerWarning, UsageError, WorkerDiedError
-from stoker.loader.auto import profile
 from stoker.workers import rng_watch
 from tests.contract.trace import canon
 
@@ -386,63 +384,9 @@ def test_draws_that_begin_in_a_later_epoch_are_noticed(monkeypatch: pytest.Monke
 # ------------------------------------------------------------------------------------------------------------ choice
 
 
-def chosen(dataset: Any, caplog: Any, **kw: Any) -> str:
-    caplog.clear()
-    caplog.set_level(logging.INFO, "stoker")
-    loader = stoker.DataLoader(dataset, batch_size=4, num_workers=2, worker_method="auto", **kw)
-    next(iter(loader))
-    words = [r.getMessage() for r in caplog.records if "worker_method" in r.getMessage()]
-    assert len(words) == 1
-    assert words[0] in loader.decisions
-    return words[0]
-
-
-class Waits(Dataset):
-    """Releases the GIL, and is large: threads need not move it."""
-
-    def __len__(self) -> int:
-        return 400
-
-    def __getitem__(self, i: int) -> torch.Tensor:
-        time.sleep(0.001)
-        return torch.zeros(500_000)
-
-
-class Spins(Dataset):
-    def __len__(self) -> int:
-        return 4000
-
-    def __getitem__(self, i: int) -> int:
-        return sum(range(20_000))
-
-
-@pytest.fixture
-def threads_won(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``stoker tune`` found two threads to be best."""
-    found = profile.Tuned("thread", 2, 1.0)
-    monkeypatch.setattr(profile, "find", lambda loader: (found, "stoker tune, today"))
-
-
-def test_auto_takes_processes_where_nothing_is_known(caplog: Any) -> None:
-    assert "'process': threads are taken where stoker tune" in chosen(Waits(), caplog)
-
-
-@pytest.mark.usefixtures("threads_won")
-def test_auto_takes_threads_where_they_were_found_to_be_faster(caplog: Any) -> None:
-    assert "'thread': stoker tune found" in chosen(Waits(), caplog)
-
-
-@pytest.mark.usefixtures("threads_won")
-def test_auto_takes_processes_where_threads_are_not_safe(caplog: Any) -> None:
-    no = Spins()
-    no.thread_safe = False  # type: ignore[attr-defined]
-    assert "'process': Spins says that it is not thread-safe" in chosen(no, caplog)
-    assert "cannot be killed" in chosen(Waits(), caplog, sample_timeout=60)
-
-
-@pytest.mark.parametrize("wrong", ["threads", "", None, 3, "multiprocessing"])
+@pytest.mark.parametrize("wrong", ["threads", "auto", "", None, 3])
 def test_an_unknown_method(wrong: Any) -> None:
-    with pytest.raises(UsageError, match=r"worker_method=.*'process', 'thread', 'auto'"):
+    with pytest.raises(UsageError, match=r"worker_method=.*'process', 'thread'"):
         stoker.DataLoader(Info(), worker_method=wrong)
 
 

@@ -15,24 +15,18 @@ from . import arguments
 @click.command("batch-size")
 @arguments.target
 @click.option("--step", metavar="PATH.PY:NAME", help="A function that is called with each batch: forward and backward.")
-@click.option("--budget", metavar="4GB", help="Memory for one batch with its step.  [default: what is granted]")
-@click.option(
-    "--most", type=arguments.COUNT, metavar="N", default=65536, show_default=True, help="Try no larger batches."
-)
 @click.option(
     "--margin",
     type=click.FloatRange(0, 1, max_open=True),
     default=0.1,
     show_default=True,
-    help="Part of the budget to keep free.",
+    help="Part of the free memory to keep free.",
 )
 @arguments.time_limit(60.0)
 @arguments.json_file
 def command(
     target: str,
     step: str | None,
-    budget: str | None,
-    most: int,
     margin: float,
     time_limit: float,
     json_path: Path | None,
@@ -44,7 +38,7 @@ def command(
     \b
     Examples:
       stoker batch-size train.py:make_loader
-      stoker batch-size train.py:make_loader --step train.py:step --budget 4GB --json -
+      stoker batch-size train.py:make_loader --step train.py:step --json -
     """
     from ..loader.variant import as_loader, find
     from ..tuning.batch_size import largest  # which loads torch
@@ -53,7 +47,7 @@ def command(
     step_function = None if step is None else find(step)
     try:
         with Progress(target, time_limit) as progress:
-            found = largest(loader, step_function, budget, most, margin, time_limit, progress)
+            found = largest(loader, step_function, margin, time_limit, progress)
     except StokerError as e:
         return arguments.fail(e)
     output.give(found.as_dict(), json_path, lambda: print(found))

@@ -1,13 +1,15 @@
 """``stoker bench`` and ``stoker.bench.measure``: how fast a loader is as it stands.
 
-An empty loop runs over its batches; with an accelerator a second loop copies each batch to it. A copy of the loader is
-iterated, not the loader itself. Random state moves as iterating moves it, and no further.
+An empty loop runs over its batches. A copy of the loader is iterated, not the loader itself. Random state moves as
+iterating moves it, and no further.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import signal
+import textwrap
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -25,20 +27,20 @@ from ..core import output, processes, resources
 from ..core.errors import StokerError, UsageError
 from ..core.nested import tensors
 from ..core.progress import Progress
-from ..core.types import Batch, LoaderLike
-from ..device.accelerator import accelerator, synchronize
+from ..core.terminal import counted, human_seconds, rate, table
+from ..core.types import Batch, JsonObject
 from ..loader.dataloader import DataLoader as StokerDataLoader
 from ..loader.describe import count, settings_of
 from ..loader.engine import get_iterator, torch_get_iterator
 from ..loader.variant import ENGINES, as_loader, find, variant
 from ..staging.install import active
 from . import arguments
-from .bench_result import Bench, Rates
 
 BATCHES = 100
 TIME_LIMIT_S = 60.0
 PROGRESS_S = 0.25  # between two texts of progress
 READY_SHARE = 0.25  # a note says so if more than this part of the batches may have been ready before the clock began
+SCHEMA = 2
 MAX_ERROR = 300  # characters of an error
 WORKER_DIED = ("exited unexpectedly", "killed by signal")  # torch's texts
 
@@ -54,14 +56,6 @@ WORKER_DIED = ("exited unexpectedly", "killed by signal")  # torch's texts
     show_default=True,
     help="Batches after the first to measure.",
 )
-@click.option(
-    "--step",
-    "step_ms",
-    type=click.FloatRange(0, 1e6),
-    default=0.0,
-    metavar="MS",
-    help="Sleep after each batch, in place of a model.",
-)
 @click.option("--engine", type=click.Choice(ENGINES), help="In place of the loader's own.")
 @click.option("--num-workers", type=click.IntRange(min=0), metavar="N", help="In place of the loader's own.")
 @click.option("--batch-size", type=arguments.COUNT, metavar="N", help="In place of the loader's own; 32 for a dataset.")
@@ -70,7 +64,6 @@ WORKER_DIED = ("exited unexpectedly", "killed by signal")  # torch's texts
 def command(
     target: str,
     batches: int,
-    step_ms: float,
     engine: str | None,
     num_workers: int | None,
     batch_size: int | None,
@@ -86,22 +79,96 @@ def command(
     Examples:
       stoker bench train.py:make_loader
       stoker bench train.py:make_loader --engine torch --num-workers 4 -n 500
-      stoker bench train.py:make_loader --step 20 --json bench.json
+      stoker bench train.py:make_loader --json bench.json
     """
     loader = variant(as_loader(find(target), name=target), num_workers, batch_size, engine)
     try:
         with Progress(target, time_limit) as progress:
-            found = measure(loader, batches, step_ms / 1e3, time_limit, target, progress)
+            found = measure(loader, batches, time_limit, target, progress)
     except StokerError as e:
         return arguments.fail(e)
     output.give(found.as_dict(), json_path, lambda: print(found))
     return 0
 
 
+@dataclass(frozen=True)
+class Bench:
+    """What ``measure`` found. All numbers but ``first_batch_s`` leave out the first batch.
+
+    Attributes:
+        name: what was measured.
+        settings: of the loader, by torch's names, and ``engine``.
+        first_batch_s: seconds from ``iter()`` to the first batch: start of the workers, a first reading.
+        batches, samples, nbytes: delivered; bytes of all tensors in them.
+        seconds: of the loop.
+        epochs: how many had a batch, the first batch's included.
+        wait_s: blocked in ``next()``, and in ``iter()`` if another epoch begins.
+        p50_s, p95_s, p99_s: percentiles of the wait for one batch; None if none was measured.
+        notes: what a reader should know about the numbers.
+        machine: what the machine grants, as in ``stoker check --json``.
+    """
+
+    name: str
+    settings: JsonObject
+    first_batch_s: float
+    batches: int
+    samples: int
+    nbytes: int
+    seconds: float
+    epochs: int
+    wait_s: float
+    p50_s: float | None
+    p95_s: float | None
+    p99_s: float | None
+    notes: tuple[str, ...]
+    machine: JsonObject
+
+    @property
+    def samples_per_s(self) -> float | None:
+        return self._per_s(self.samples)
+
+    @property
+    def batches_per_s(self) -> float | None:
+        return self._per_s(self.batches)
+
+    @property
+    def mb_per_s(self) -> float | None:
+        """Megabytes (1e6 bytes) of tensors per second."""
+        return self._per_s(self.nbytes / 1e6)
+
+    def _per_s(self, amount: float) -> float | None:
+        return amount / self.seconds if self.batches else None
+
+    def as_dict(self) -> JsonObject:
+        """For JSON; ``docs/bench.md`` has the keys."""
+        rates = {name: getattr(self, name) for name in ("samples_per_s", "batches_per_s", "mb_per_s")}
+        return {"schema": SCHEMA, "kind": "bench", **dataclasses.asdict(self), **rates}
+
+    def __str__(self) -> str:
+        s = self.settings
+        workers = counted(s["num_workers"], "worker") + (" (auto)" if s["auto"] else "")
+        size = f", batches of {s['batch_size']:,}" if s["batch_size"] else ""
+        times = {"first batch": self.first_batch_s, "p50": self.p50_s, "p95": self.p95_s, "p99": self.p99_s}
+        shown = {name: "-" if x is None else human_seconds(x) for name, x in times.items()}
+        rows = [
+            ("first batch", shown["first batch"]),
+            ("samples/s", rate(self.samples_per_s)),
+            ("batches/s", rate(self.batches_per_s)),
+            ("MB/s", rate(self.mb_per_s)),
+            *((f"wait {p}", shown[p]) for p in ("p50", "p95", "p99")),
+            ("batches", f"{self.batches:,}"),
+            ("samples", f"{self.samples:,}"),
+            ("epochs begun", f"{self.epochs:,}"),
+            ("time", human_seconds(self.seconds)),
+        ]
+        head = textwrap.wrap(f"{self.name}: {s['engine']}'s engine, {workers}{size}", 80, break_long_words=False)
+        lines = [*head, "", table(["", "loader"], rows, 80), "", "rates and waits leave out the first batch"]
+        return "\n".join([*lines, *(textwrap.fill(f"note: {note}", 80) for note in self.notes)])
+
+
 def measure(
     loader: DataLoader[Batch],
     batches: int = BATCHES,
-    step_s: float = 0.0,
     budget_s: float = TIME_LIMIT_S,
     name: str = "the loader",
     progress: Callable[[str], None] | None = None,
@@ -111,8 +178,7 @@ def measure(
     Args:
         loader: torch's or stoker's, with its own engine and settings.
         batches: how many are measured after the first one; epoch after epoch if an epoch is shorter.
-        step_s: seconds to wait after each batch, in place of a model.
-        budget_s: seconds after which no further batch is requested; with an accelerator, for both runs together.
+        budget_s: seconds after which no further batch is requested.
         name: what errors and the result call it.
         progress: called with a line of text, at most every quarter second, between two batches.
 
@@ -122,73 +188,27 @@ def measure(
 
     Example:
         >>> found = measure(DataLoader(range(100), batch_size=10), batches=5)
-        >>> found.loader.batches, found.loader.samples, found.loader.nbytes
+        >>> found.batches, found.samples, found.nbytes
         (5, 50, 400)
     """
     if batches < 1:
         raise UsageError(f"batches={batches}: at least 1")
-    if not (0 <= step_s < math.inf and 0 < budget_s < math.inf):
-        raise UsageError(f"step_s={step_s}, budget_s={budget_s}: seconds")
-    device = accelerator()
-    devices = [None] if device is None else [None, device]
-    rates: list[Rates] = []
-    notes: list[str] = []
-    for destination in devices:
-        copy = variant(loader)
-        prefix = f"copying to {destination}: " if destination is not None else ""
-        plan = _Plan(name, batches, step_s, budget_s / len(devices), destination, progress or (lambda _: None), prefix)
-        rates.append(_run(copy, plan))
-        for note in _notes(copy, rates[-1], batches):
-            if prefix + note not in notes:
-                notes.append(prefix + note)
-    return Bench(
-        name,
-        {**settings_of(copy), "engine": _engine(copy)},
-        step_s,
-        rates[0],
-        rates[1] if device is not None else None,
-        None if device is None else str(device),
-        tuple(notes),
-        resources.read().as_dict(),
-    )
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """One run over a loader: see the arguments of ``measure``.
-
-    Attributes:
-        device: where batches are copied; None if they are not.
-        prefix: of each text of progress.
-    """
-
-    name: str
-    batches: int
-    step_s: float
-    time_limit_s: float
-    device: torch.device | None
-    progress: Callable[[str], None]
-    prefix: str
-
-
-def _run(loader: DataLoader[Batch], plan: _Plan) -> Rates:
-    """Runs the loop. Each failure of the loader becomes one sentence.
-
-    torch notices the death of a worker in a handler of SIGCHLD, which may raise between any two instructions until the
-    iterator has been shut down; hence errors are translated here, after that.
-    """
-    batches = _Batches(loader)
+    if not 0 < budget_s < math.inf:
+        raise UsageError(f"budget_s={budget_s}: seconds")
+    copy = variant(loader)
+    source = _Batches(copy)
     try:
-        with batches:
-            return _loop(batches, loader, plan)
+        with source:
+            found = _loop(source, copy, batches, budget_s, name, progress or (lambda _: None))
     except StopIteration:
         reason = ": drop_last leaves out a batch that is not full" if loader.drop_last else ""
-        raise UsageError(f"{plan.name} is empty, it gave no batch{reason}") from None
-    except UsageError:
-        raise
+        raise UsageError(f"{name} is empty, it gave no batch{reason}") from None
     except (Exception, SystemExit) as e:
-        after = f"after {batches.delivered:,} batches" if batches.delivered else "before the first batch"
-        raise StokerError(f"{plan.name} failed {after}: {_reason(e, batches)}") from e
+        # torch notices the death of a worker in a handler of SIGCHLD, which may raise between any two instructions
+        # until the iterator has been shut down; hence errors are translated here, after that.
+        after = f"after {source.delivered:,} batches" if source.delivered else "before the first batch"
+        raise StokerError(f"{name} failed {after}: {_reason(e, source)}") from e
+    return found
 
 
 class _Batches:
@@ -200,7 +220,7 @@ class _Batches:
     """
 
     def __init__(self, loader: DataLoader[Batch]) -> None:
-        self._loader: Any = loader
+        self._loader = loader
         self._iterator: Any = None
         self.epochs = 0
         self.delivered = 0
@@ -277,53 +297,25 @@ def _reason(error: BaseException, batches: _Batches) -> str:
     return " ".join(text.split())[:MAX_ERROR]
 
 
-class _Consumer:
-    """Takes the place of a training loop: counts each batch, copies it to the device, and sleeps for the step."""
-
-    def __init__(self, batch_size: int, plan: _Plan) -> None:
-        self._batch_size = batch_size
-        self._plan = plan
-        self._moved: list[torch.Tensor] = []  # lives until the next batch is there, as in a training loop
-        self.reset()
-
-    def reset(self) -> None:
-        """Forgets what was counted."""
-        self.samples = 0
-        self.nbytes = 0
-        self.step_s = 0.0
-
-    def __call__(self, batch: Batch) -> None:
-        found = list(tensors(batch))
-        self.samples += count(batch, self._batch_size)
-        self.nbytes += sum(_nbytes(t) for t in found)
-        if self._plan.device is not None:
-            self._moved = [t.to(self._plan.device, non_blocking=True) for t in found]
-        if self._plan.step_s:
-            began = time.perf_counter()
-            time.sleep(self._plan.step_s)  # like a step on the accelerator: the process does nothing
-            self.step_s += time.perf_counter() - began
-
-
-def _loop(batches: _Batches, loader: LoaderLike, plan: _Plan) -> Rates:
+def _loop(
+    batches: _Batches,
+    loader: DataLoader[Batch],
+    wanted: int,
+    budget_s: float,
+    name: str,
+    progress: Callable[[str], None],
+) -> Bench:
     clock = time.perf_counter
-    consume = _Consumer(loader.batch_size or 1, plan)
     waits = array("d")
-    if plan.device is not None:
-        torch.zeros(1).to(plan.device)  # starts the device's context, which is not the loader's time
-        synchronize()
-    plan.progress(f"{plan.prefix}the first batch")
+    samples = nbytes = 0
+    progress("the first batch")
     called = clock()
-    batch = batches.next()
-    first_s = clock() - called
-    consume(batch)
-    if plan.device is not None:
-        synchronize()
-    consume.reset()
+    batches.next()
     began = reported = asked = clock()
     ended = ""
-    while len(waits) < plan.batches:
-        if asked - called >= plan.time_limit_s:
-            ended = f"{plan.time_limit_s:g} s were over (--time-limit)"
+    while len(waits) < wanted:
+        if asked - called >= budget_s:
+            ended = f"{budget_s:g} s were over (--time-limit)"
             break
         try:
             batch = batches.next()
@@ -331,30 +323,29 @@ def _loop(batches: _Batches, loader: LoaderLike, plan: _Plan) -> Rates:
             ended = "another epoch gave no batch"
             break
         waits.append(clock() - asked)
-        consume(batch)
+        samples += count(batch, loader.batch_size or 1)
+        nbytes += sum(map(_nbytes, tensors(batch)))
         asked = clock()
         if asked - reported >= PROGRESS_S:
             reported = asked
-            rate = len(waits) / (asked - began)
-            plan.progress(f"{plan.prefix}batch {len(waits):,} of {plan.batches:,}, {rate:,.1f} batches/s")
-    if plan.device is not None:
-        synchronize()
-        asked = clock()
+            progress(f"batch {len(waits):,} of {wanted:,}, {len(waits) / (asked - began):,.1f} batches/s")
     ranked = sorted(waits)
     p50, p95, p99 = (ranked[math.ceil(p * len(ranked)) - 1] if ranked else None for p in (0.5, 0.95, 0.99))
-    return Rates(
-        first_batch_s=first_s,
+    return Bench(
+        name=name,
+        settings={**settings_of(loader), "engine": _engine(loader)},
+        first_batch_s=began - called,
         batches=len(waits),
-        samples=consume.samples,
-        nbytes=consume.nbytes,
+        samples=samples,
+        nbytes=nbytes,
         seconds=asked - began,
         epochs=batches.epochs,
         wait_s=sum(waits),
-        step_s=consume.step_s,
         p50_s=p50,
         p95_s=p95,
         p99_s=p99,
-        ended=ended,
+        notes=tuple(_notes(loader, ended, batches.epochs, len(waits), wanted)),
+        machine=resources.read().as_dict(),
     )
 
 
@@ -372,16 +363,14 @@ def _engine(loader: DataLoader[Batch]) -> str:
     return "stoker" if isinstance(loader, StokerDataLoader) or active() or get is get_iterator else "torch"
 
 
-def _notes(loader: DataLoader[Batch], rates: Rates, wanted: int) -> Iterator[str]:
+def _notes(loader: DataLoader[Batch], ended: str, epochs: int, measured: int, wanted: int) -> Iterator[str]:
     """What a reader of the numbers should know about them."""
-    if rates.ended:
-        yield f"{rates.batches:,} of {wanted:,} batches were measured: {rates.ended}"
-    if rates.epochs > 1:
-        yield f"an epoch is shorter than that: {rates.epochs:,} were begun, and the waits between them count"
+    if ended:
+        yield f"{measured:,} of {wanted:,} batches were measured: {ended}"
+    if epochs > 1:
+        yield f"an epoch is shorter than that: {epochs:,} were begun, and the waits between them count"
     ready = int(loader.num_workers) * (loader.prefetch_factor or 0)
-    if rates.batches and ready > READY_SHARE * rates.batches:
-        yield f"up to {ready:,} of these {rates.batches:,} batches were ready when the clock began: use a larger -n"
-    if not rates.nbytes and rates.batches:
-        yield "there is no tensor in the batches, so no bytes to count"
+    if measured and ready > READY_SHARE * measured:
+        yield f"up to {ready:,} of these {measured:,} batches were ready when the clock began: use a larger -n"
     if _engine(loader) == "torch" and getattr(loader, "worker_method", "process") != "process":
         yield "torch's workers are processes: worker_method is stoker's"

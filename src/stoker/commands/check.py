@@ -6,7 +6,7 @@ import sys
 import textwrap
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import click
 
@@ -15,10 +15,8 @@ from ..core.resources import Machine
 from ..core.terminal import human_bytes, style
 from . import arguments
 
-if TYPE_CHECKING:
-    from .copy_rates import CopyRates
-
 LABEL_COLUMNS = 16
+COPIED = 64 << 20  # bytes
 
 
 @click.command("check")
@@ -52,25 +50,27 @@ def command(json_path: Path | None) -> int:
     def show() -> None:
         print(render(machine, sys.stdout, pinning))
         if copies is not None:
-            print(f"\n{copies}")
+            rates = ", ".join(f"{rate:.3g} from {kind} memory" for kind, rate in copies.items())
+            print(f"\ncopies of {COPIED >> 20} MiB to the device, GB/s: {rates}")
 
-    more = {"versions": versions(), "pin_memory": pinning, "copies": copies and copies.as_dict()}
+    more = {"versions": versions(), "pin_memory": pinning, "copies": copies}
     output.give({**machine.as_dict(), **more}, json_path, show)
     return 0
 
 
-def _copies() -> CopyRates | None:
-    """How fast copies to the device are; None where CUDA does not reach one."""
-    import torch
+def _copies() -> dict[str, float] | None:
+    """GB/s of copies to the device from pageable and from page-locked memory; None where torch reaches no device."""
+    from ..device.accelerator import accelerator, copy_rates
 
-    from ..device.cuda import Cuda
-    from . import copy_rates
-
+    device = accelerator()
+    if device is None:
+        return None
     try:
-        return copy_rates.measure(torch, Cuda())
-    except (RuntimeError, AssertionError) as e:
+        pageable, pinned = copy_rates(device, COPIED)
+    except RuntimeError as e:
         sys.stderr.write(f"stoker: copies to the device are not measured: {str(e).splitlines()[0]}\n")
         return None
+    return {"pageable": pageable / 1e9, "pinned": pinned / 1e9}
 
 
 def versions() -> dict[str, str | None]:
@@ -85,13 +85,7 @@ def versions() -> dict[str, str | None]:
 
 
 def render(machine: Machine, stream: TextIO, pinning: str) -> str:
-    """The text, no wider than the stream.
-
-    Args:
-        machine: what was found.
-        stream: where it will be printed.
-        pinning: what ``pin_memory="auto"`` decides, and why.
-    """
+    """The text, no wider than the stream."""
     colour, columns = terminal.colour_wanted(stream), terminal.width(stream)
     out = [*terminal.labelled([*_rows(machine), ("pinning", pinning)], stream, LABEL_COLUMNS), ""]
     if not machine.warnings:

@@ -34,7 +34,7 @@ def loss(text: str) -> float:
 )
 @arguments.json_file
 def command(a: Path, b: Path, fail_above: float | None, json_path: Path | None) -> int:
-    """Compare two reports of stoker run, bench or tune (--json). Ratios are B over A.
+    """Compare two reports of stoker run. Ratios are B over A.
 
     \b
     Examples:
@@ -42,12 +42,11 @@ def command(a: Path, b: Path, fail_above: float | None, json_path: Path | None) 
       stoker compare main.json branch.json --fail-above 5%        in CI: exit code 1 if it got slower
       stoker compare main.json branch.json --json - | jq .loaders[0].ratio
     """
-    from ..diagnosis.report.compare import compare
-    from ..diagnosis.report.compare_read import load
+    from ..diagnosis.report.compare import compare, load
 
     found = compare(load(a), load(b), fail_above)
     output.give(found.as_dict(), json_path, lambda: found.show(sys.stdout))
-    if fail_above is not None and not found.judged:
+    if fail_above is not None and all(pair.loss is None for pair in found.pairs):
         raise UsageError("--fail-above has nothing to judge: no loader of both has samples/s or batches in both")
     for reason in found.failed:
         print(f"stoker: {reason}", file=sys.stderr)

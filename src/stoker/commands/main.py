@@ -20,8 +20,8 @@ COMMANDS = {
     "tune": "Find a data loader's best settings by measuring.",
     "batch-size": "Find the largest batch that fits the accelerator.",
     "compare": "Compare two reports, for example before and after a change.",
-    "stats": "Mean and std of an image dataset, and its broken samples.",
-    "cache": "Fill, list, check and remove caches on disk.",
+    "stats": "Mean and std of an image dataset.",
+    "cache": "List and remove caches on disk.",
     "verify": "Read a whole dataset and list the samples that are broken.",
 }
 
@@ -35,8 +35,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        module = ".stats.command" if name == "stats" else f".{name.replace('-', '_')}"
-        command: click.Command = import_module(module, __package__).command
+        command: click.Command = import_module(f".{name.replace('-', '_')}", __package__).command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -33,7 +33,7 @@ from ..core import output
 from ..core.errors import UsageError
 from ..core.monitor import SystemMonitor
 from ..core.types import JsonObject
-from ..diagnosis.report import history, html, schema, tensorboard, text
+from ..diagnosis.report import history, html, schema, text
 from ..diagnosis.report.build import report_of
 from ..diagnosis.report.live import Ticker
 from ..diagnosis.watch.shared_counters import LIVE, Live
@@ -54,20 +54,7 @@ SI_KERNEL = 0x80  # sigaction(2): sent by the kernel, as Ctrl-C is, and so to th
 
 @dataclass(frozen=True)
 class Options:
-    """The options of ``stoker run``.
-
-    Attributes:
-        command: script or command, with its arguments.
-        module: the first word of ``command`` is a module's name, as after ``python -m``.
-        apply: replace the engine and settings of the script's loaders by stoker's.
-        json_path: where the JSON report goes; ``-`` is stdout, after what the command wrote there.
-        html_path: where the report goes as a page.
-        live: print a line about the loaders while the command runs.
-        ceilings: measure the steps alone and the loader alone, and end the script.
-        tensorboard: folder for TensorBoard's scalars.
-        debug: load everything in the script's own process.
-        max_steps: end each process after that many batches.
-    """
+    """The options of ``stoker run``, as ``--help`` explains them."""
 
     command: tuple[str, ...]
     module: bool
@@ -75,8 +62,6 @@ class Options:
     json_path: Path
     html_path: Path | None
     live: bool
-    ceilings: bool
-    tensorboard: Path | None
     debug: bool
     max_steps: int | None
 
@@ -100,12 +85,6 @@ class Options:
 )
 @click.option("--html", "html_path", type=arguments.FILE, metavar="FILE", help="The report as a page (stoker[html]).")
 @click.option("--live", is_flag=True, help="Print a line about the loaders while the script runs.")
-@click.option(
-    "--ceilings",
-    is_flag=True,
-    help="Measure how fast the steps alone and the loader alone could be; ends the script after a few seconds.",
-)
-@click.option("--tensorboard", type=arguments.FILE, metavar="DIR", help="Scalars for TensorBoard, once a second.")
 @click.option("--debug", is_flag=True, help="Load in the script's own process: for breakpoints and plain tracebacks.")
 @click.option("--max-steps", type=arguments.COUNT, metavar="N", help="End the script after N batches.")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in python -m.")
@@ -129,11 +108,7 @@ def command(**options: Any) -> int:
 
 
 class Listener:
-    """Collects the latest snapshot of every watched process.
-
-    Attributes:
-        last: by process id, the latest snapshot.
-    """
+    """Collects the latest snapshot of every watched process: ``last``, by process id."""
 
     def __init__(self) -> None:
         self.address = f"stoker-{secrets.token_hex(16)}"
@@ -232,13 +207,11 @@ def run(options: Options) -> int:
     """
     if not sys.platform.startswith("linux"):
         raise UsageError("stoker run works on Linux only; stoker.DataLoader works everywhere")
-    if options.debug and (options.apply or options.ceilings):
-        raise UsageError("--debug loads everything in one process: it goes with neither --apply nor --ceilings")
+    if options.debug and options.apply:
+        raise UsageError("--debug loads everything in one process: it does not go with --apply")
     output.check(options.json_path)
     if options.html_path is not None:
         html.check(options.html_path)
-    if options.tensorboard is not None:
-        tensorboard.check(options.tensorboard)
     listener = Listener()
     began = time.monotonic()
     code, machine = _execute(options, listener)
@@ -246,7 +219,7 @@ def run(options: Options) -> int:
     listener.close()
     try:
         report = report_of(options.words, code, listener.snapshots(), machine, wall_s, options.apply)
-        if not options.apply and not (options.max_steps or options.ceilings or options.debug):
+        if not options.apply and not (options.max_steps or options.debug):
             history.save(report)
         _write(report, options.json_path, options.html_path)
     except OSError as e:  # the script is over: its exit code counts
@@ -285,7 +258,6 @@ def _environment(address: str, options: Options) -> dict[str, str]:
     env.update(STOKER_RUN=address, STOKER_HOME=str(SOURCE))
     switches = {
         "STOKER_APPLY": "1" if options.apply else "",
-        "STOKER_CEILINGS": "1" if options.ceilings else "",
         "STOKER_DEBUG": "1" if options.debug else "",
         "STOKER_MAX_STEPS": str(options.max_steps or ""),
     }
@@ -335,12 +307,10 @@ def _execute(options: Options, listener: Listener) -> tuple[int, JsonObject]:
     listener.start()
     threading.Thread(target=_forward, args=(process, shared_group), name="stoker_signals", daemon=True).start()
     monitor = SystemMonitor()
-    outputs: list[Ticker | tensorboard.Scalars] = [Ticker(listener.now)] if options.live else []
-    if options.tensorboard is not None:
-        outputs.append(tensorboard.Scalars(options.tensorboard, listener.now))
+    ticker = Ticker(listener.now) if options.live else None
     code = process.wait()
-    for running in outputs:
-        running.stop()
+    if ticker is not None:
+        ticker.stop()
     return code, monitor.stop()
 
 

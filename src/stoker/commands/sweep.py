@@ -1,21 +1,18 @@
-"""Reads each sample of a dataset once, in workers of a ``stoker.DataLoader``, and lists those that cannot be read."""
+"""Reads each sample of a map-style dataset once, in workers, and lists those that cannot be read."""
 
 from __future__ import annotations
 
 import functools
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
-from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
+from torch.utils.data import Dataset, Sampler, get_worker_info
 
-from ..core.errors import StokerWarning
+from ..core.errors import StokerError, StokerWarning
 from ..core.random_state import preserved
-from ..core.types import Index, LoaderLike, Sample
+from ..core.types import Batch, Index, LoaderLike, MapDataset
 from ..loader.dataloader import DataLoader
 from ..loader.loader_state import state_of
 from ..sampling import seeding
@@ -29,8 +26,8 @@ class Sweep:
 
     Args:
         loader: whose dataset is read; its ``worker_init_fn`` and multiprocessing context are used.
-        keys: samples to read; of an iterable dataset how many, None for all.
-        read: called in the worker with the dataset and a key, or with an iterable dataset's sample and None.
+        keys: samples to read.
+        read: called in the worker with the dataset and a key.
         collate: makes one object of what ``read`` returned for several samples.
         num_workers: processes; 0 reads in this one; "auto".
         task_samples: samples in one call of ``collate``.
@@ -46,49 +43,41 @@ class Sweep:
     def __init__(
         self,
         loader: LoaderLike,
-        keys: Sequence[Index] | int | None,
-        read: Callable[[Any, Any], object],
-        collate: Callable[[list[Any]], object],
+        keys: Sequence[Index],
+        read: Callable[[MapDataset, Index], object],
+        collate: Callable[[list[Batch]], object],
         num_workers: int | str,
         task_samples: int,
         seed: int = 0,
         sample_timeout: float | None = None,
     ) -> None:
-        streams = isinstance(loader.dataset, IterableDataset)
-        if streams:
-            dataset: Any = _Stream(loader.dataset, keys if isinstance(keys, int) else None, read)
-            count = 1 if num_workers == "auto" else num_workers
-            settings: dict[str, Any] = {}
-        else:
-            assert isinstance(keys, Sequence)
-            dataset = _Samples(loader.dataset, read)
-            count = "auto" if num_workers else 0  # any free worker takes the next task
-            settings = {"sampler": _Keys(keys), "on_error": "skip", "max_errors": max(1, len(keys)), "quarantine": None}
+        count = "auto" if num_workers else 0  # any free worker takes the next task
         self._seed = seed
-        self._loader: Any = DataLoader(
-            dataset,
+        self._loader: DataLoader[object] = DataLoader(
+            _Samples(loader.dataset, read),
             task_samples,
+            sampler=_Keys(keys),
             num_workers=count,
             collate_fn=collate,
             worker_init_fn=functools.partial(_start, loader.worker_init_fn) if count else None,
             multiprocessing_context=loader.multiprocessing_context if count else None,
             generator=torch.Generator().manual_seed(seed),
             sample_timeout=sample_timeout,
-            **settings,
+            on_error="skip",
+            max_errors=max(1, len(keys)),
+            quarantine=None,
         )
         if count == "auto" and num_workers != "auto":
             self._loader.resize(int(num_workers))
-        self._lists_failures = not streams
         self.failed: list[Failure] = []
         self.seconds = 0.0
         self.workers = 0
 
-    def run(self, take: Callable[[Any], None], on_progress: Callable[[], None]) -> None:
+    def run(self, take: Callable[[Batch], None], on_progress: Callable[[], None] = lambda: None) -> None:
         """Calls ``take`` with each result of ``collate``, in order. The workers have ended when it returns or raises.
 
         Raises:
-            StokerError: workers die, and no sample is to blame.
-            Exception: what an iterable dataset raised.
+            StokerError: workers die, and no sample is to blame; or ``worker_init_fn`` raised.
         """
         began = reported = time.monotonic()
         iterator = None
@@ -107,6 +96,10 @@ class Sweep:
                         reported = now
                         self._list_failures()
                         on_progress()
+        except StokerError:
+            raise
+        except Exception as e:  # its last line says what happened in the worker
+            raise StokerError(f"reading the samples failed: {(str(e).strip().splitlines() or [''])[-1]}") from e
         finally:
             if iterator is not None and self._loader.num_workers:
                 iterator._shutdown_workers()
@@ -116,14 +109,14 @@ class Sweep:
 
     def _list_failures(self) -> None:
         ledger = state_of(self._loader).ledger
-        if self._lists_failures and ledger is not None:
+        if ledger is not None:
             self.failed = sorted(ledger.failed.values(), key=lambda f: (type(f.index) is str, f.index))
 
 
-class _Samples(Dataset[Any]):
+class _Samples(Dataset[object]):
     """What ``read`` makes of each sample of a map-style dataset."""
 
-    def __init__(self, dataset: Any, read: Callable[[Any, Any], object]) -> None:
+    def __init__(self, dataset: MapDataset, read: Callable[[MapDataset, Index], object]) -> None:
         self.dataset = dataset
         self._read = read
 
@@ -132,21 +125,6 @@ class _Samples(Dataset[Any]):
 
     def __getitem__(self, key: Index) -> object:
         return self._read(self.dataset, key)
-
-
-class _Stream(IterableDataset[Any]):
-    """What ``read`` makes of each sample of an iterable dataset; ``limit`` of all workers together."""
-
-    def __init__(self, dataset: Any, limit: int | None, read: Callable[[Sample, None], object]) -> None:
-        self.dataset = dataset
-        self._limit = limit
-        self._read = read
-
-    def __iter__(self) -> Iterator[object]:
-        info = get_worker_info()
-        part, parts = (info.id, info.num_workers) if info is not None else (0, 1)
-        limit = sys.maxsize if self._limit is None else self._limit // parts + (part < self._limit % parts)
-        return (self._read(sample, None) for sample in islice(self.dataset, limit))
 
 
 class _Keys(Sampler[Index]):

@@ -9,7 +9,7 @@ import click
 from ..core import output
 from ..core.options import BATCH_SIZE
 from ..core.progress import Progress
-from ..tuning.knobs import ALL_KNOBS, BUDGET_S, KNOBS
+from ..tuning.knobs import BUDGET_S, KNOBS
 from . import arguments
 
 
@@ -17,13 +17,11 @@ from . import arguments
 @arguments.target
 @arguments.json_file
 @click.option(
-    "--plot", type=arguments.FILE, metavar="FILE", help="Draw samples/s against workers: .png, .svg or .html."
-)
-@click.option(
     "--knobs",
     default=",".join(KNOBS),
     metavar="A,B",
-    help=f"The settings that may change, of {', '.join(ALL_KNOBS)}.  [default: all but batch_size and cache]",
+    show_default=True,
+    help="The settings that may change.",
 )
 @arguments.time_limit(BUDGET_S)
 @click.option(
@@ -32,15 +30,12 @@ from . import arguments
     metavar="N",
     help=f"Samples in a batch.  [default: the loader's; {BATCH_SIZE} for a dataset]",
 )
-@click.option("--no-save", is_flag=True, help='Do not keep the result where num_workers="auto" finds it.')
 def command(
     target: str,
     json_path: Path | None,
-    plot: Path | None,
     knobs: str,
     time_limit: float,
     batch_size: int | None,
-    no_save: bool,
 ) -> int:
     """Find a data loader's best settings by measuring.
 
@@ -50,13 +45,9 @@ def command(
     \b
     Examples:
       stoker tune train.py:make_loader
-      stoker tune mypackage.data:train_set --batch-size 64 --plot curve.svg
+      stoker tune mypackage.data:train_set --batch-size 64
       stoker tune train.py:loader --knobs num_workers,prefetch_factor --time-limit 60 --json tune.json
     """
-    if plot is not None:
-        from ..tuning.plot import check
-
-        check(plot)
     from ..loader.variant import find
     from ..tuning.api import tune  # which loads torch
 
@@ -70,9 +61,6 @@ def command(
             batch_size=batch_size,
             name=target,
             progress=progress,
-            save=not no_save,
         )
-    if plot is not None:
-        result.plot(plot)
     output.give(result.as_dict(), json_path, result.show)
     return 0

@@ -84,15 +84,7 @@ def command(
 
 @dataclass
 class Verified:
-    """What was found, or has been found so far.
-
-    Attributes:
-        samples: to be read.
-        read: read so far, those that failed included.
-        failed: those that could not be read, in the order of their indices.
-        seconds: taken.
-        workers: that read.
-    """
+    """What was found, or has been found so far; ``read`` counts those that failed too."""
 
     samples: int
     read: int = 0

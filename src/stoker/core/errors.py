@@ -21,10 +21,6 @@ class BudgetError(StokerError, MemoryError):
     """The request does not fit the budget; nothing was started."""
 
 
-class ImageError(StokerError, OSError):
-    """A file that is not an image, or a corrupt one. Pillow's own errors are ``OSError``s as well."""
-
-
 class StateError(StokerError, ValueError):
     """Not a stoker state dict, one written by a newer version, or one that does not match this loader."""
 

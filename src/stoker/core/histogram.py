@@ -70,10 +70,6 @@ class Histogram:
     def count(self) -> int:
         return sum(self.bins.values())
 
-    def count_up_to(self, seconds: float) -> int:
-        """How many durations lie in bins whose middle is at most this."""
-        return sum(count for number, count in self.bins.items() if seconds_of(number) <= seconds)
-
     def quantile(self, part: float) -> float:
         """Seconds that this part of the durations does not exceed; 0.0 without any."""
         wanted, seen = part * self.count, 0

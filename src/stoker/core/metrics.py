@@ -44,7 +44,6 @@ class LoaderMetrics:
         loop_s: from each epoch's begin to its last batch or its end, all that stoker did in it included.
         by_epoch: ``[batches, wait_s, step_s, first_wait_s, loop_s, samples]`` of each epoch; the first ``EPOCHS`` of
             them.
-        memory: ``[s, bytes]``: since when the loader was first used, and its workers' memory together.
         over_time: ``[s, share of it that was waiting, samples/s]`` about once a second, since the watch began.
         gaps: waits of which both ends were seen on the device; ``gap_wait_s`` of waiting, ``gap_s`` of which the device
             had nothing to do.
@@ -82,7 +81,6 @@ class LoaderMetrics:
     step_bins: dict[int, int] = field(default_factory=dict)
     wait_bins: dict[int, int] = field(default_factory=dict)
     by_epoch: list[list[float]] = field(default_factory=list)
-    memory: list[list[float]] = field(default_factory=list)
     over_time: list[list[float]] = field(default_factory=list)
     gaps: int = 0
     gap_s: float = 0.0

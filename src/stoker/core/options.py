@@ -155,9 +155,7 @@ class Measured:
     Attributes:
         workers: the count.
         reason: why this count, as a text.
-        known: ``stoker tune`` found it for this loader, so other counts are not tried.
     """
 
     workers: int
     reason: str = ""
-    known: bool = False

@@ -66,9 +66,9 @@ class Progress:
         """Sets the text; cheap enough to be called for each batch."""
         self._text = text
 
-    def samples(self, done: int, total: int, failed: int = 0, before: int = 0) -> None:
+    def samples(self, done: int, total: int, failed: int = 0) -> None:
         """Shows how far a loop over samples is; see ``samples_done``."""
-        self(samples_done(done, total, time.monotonic() - self._began, failed, before))
+        self(samples_done(done, total, time.monotonic() - self._began, failed))
 
     def end(self) -> None:
         """Erases the line. May be called more than once."""
@@ -93,7 +93,7 @@ class Progress:
         sys.stderr.flush()
 
 
-def samples_done(done: int, total: int | None, seconds: float, failed: int = 0, before: int = 0) -> str:
+def samples_done(done: int, total: int | None, seconds: float, failed: int = 0) -> str:
     """How far a loop over samples is, and how long the rest will take.
 
     Args:
@@ -101,7 +101,6 @@ def samples_done(done: int, total: int | None, seconds: float, failed: int = 0, 
         total: how many there are; None if unknown.
         seconds: taken so far.
         failed: how many of ``done`` failed.
-        before: how many of ``done`` an earlier run did.
 
     Example:
         >>> samples_done(50, 200, 10.0, 3)
@@ -110,6 +109,6 @@ def samples_done(done: int, total: int | None, seconds: float, failed: int = 0, 
     text = f"{done:,} of {total:,} samples ({done / total:.0%})" if total else f"{done:,} samples"
     if failed:
         text += f", {failed:,} failed"
-    if total and before < done < total:
-        text += f", about {human_seconds(seconds / (done - before) * (total - done))} left"
+    if total and 0 < done < total:
+        text += f", about {human_seconds(seconds / done * (total - done))} left"
     return text

@@ -88,6 +88,10 @@ class RandomState:
             now = RandomState(self._others.items(), self.values)
         return [name for name, value in self.values.items() if now.values.get(name) != value]
 
+    def in_order(self) -> list[Value]:
+        """All states, to be compared whatever the generators are called."""
+        return list(self.values.values())
+
     def restore(self) -> None:
         """Puts all generators back."""
         for name, value in self.values.items():

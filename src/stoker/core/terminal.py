@@ -139,13 +139,14 @@ def human_seconds(s: float) -> str:
     """Seconds with a unit that suits them.
 
     Example:
-        >>> human_seconds(0.0123), human_seconds(75)
-        ('12.3 ms', '1 min 15 s')
+        >>> human_seconds(0.0123), human_seconds(75), human_seconds(299.6)
+        ('12.3 ms', '1 min 15 s', '5 min 0 s')
     """
-    if s < 1e-3:
+    if round(s * 1e6) < 1000:
         return f"{s * 1e6:.0f} us"
-    if s < 1:
+    if round(s * 1e3, 1) < 1000:
         return f"{s * 1e3:.1f} ms"
-    if s < 60:
+    if round(s, 1) < 60:
         return f"{s:.1f} s"
-    return f"{s // 60:.0f} min {s % 60:.0f} s"
+    minutes, seconds = divmod(round(s), 60)
+    return f"{minutes} min {seconds} s"

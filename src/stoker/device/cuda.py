@@ -2,8 +2,8 @@
 
 torch can do neither for memory that it did not allocate. The runtime's cudaHostRegister locks it, through
 ``torch.cuda.cudart()``. A *fence* is an event after everything that any stream was asked for so far: the driver's
-cuCtxRecordEvent (CUDA 12.5; "records in hEvent all the activities of the context"), or, with an older driver, an event
-on each busy stream of torch's pools.
+cuCtxRecordEvent (CUDA 12.5; "records in hEvent all the activities of the context"). With an older driver nothing is
+locked, and batches are copied to page-locked memory, as in torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ PORTABLE = 1  # cudaHostRegisterPortable: locked for every device of the process
 NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 NOT_READY = 600  # CUDA_ERROR_NOT_READY
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
-STREAMS = 32  # that torch has for each priority
 
 
 Event: TypeAlias = tuple[int, ctypes.c_void_p]
@@ -67,9 +66,10 @@ class Cuda:
         self._runtime = torch.cuda.cudart()
         self._owner = os.getpid()
         self._driver = _Driver.load()
-        self._streams: dict[int, list[torch.cuda.Stream]] = {}
 
     def register(self, address: int, nbytes: int) -> str:
+        if self._driver is None:
+            return "the driver is older than CUDA 12.5"
         code = int(self._runtime.cudaHostRegister(address, nbytes, PORTABLE))
         if not code:
             return ""
@@ -84,24 +84,9 @@ class Cuda:
                 self._consume()
 
     def fence(self) -> Fence | None:
-        if self._driver is not None:
-            return self._driver.fence(self._devices())
-        return _Events(self._busy())
-
-    def _devices(self) -> list[int]:
-        return [i for i in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(i)]  # type: ignore[attr-defined]
-
-    def _busy(self) -> list[torch.cuda.Stream]:
-        """torch's streams that are not idle."""
-        out = []
-        for device in self._devices():
-            if device not in self._streams:
-                made = [torch.cuda.default_stream(device)]
-                made += [torch.cuda.Stream(device, priority=p) for p in (0, -1) for _ in range(STREAMS)]
-                self._streams[device] = list({s.cuda_stream: s for s in made}.values())
-            streams = [*self._streams[device], torch.cuda.current_stream(device)]
-            out += [s for s in streams if not s.query()]
-        return out
+        if self._driver is None:
+            return None
+        return self._driver.fence([i for i in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(i)])  # type: ignore[attr-defined]
 
     def _consume(self) -> None:
         """Clears the error of a failed call, which the next kernel would report as its own."""
@@ -121,20 +106,6 @@ class Cuda:
         finally:
             if exchange is not None:
                 exchange(ctypes.byref(mode))
-
-
-class _Events:
-    """One event on each busy stream."""
-
-    def __init__(self, streams: list[torch.cuda.Stream]) -> None:
-        self._events = [s.record_event() for s in streams]
-
-    def done(self) -> bool:
-        return all(e.query() for e in self._events)
-
-    def wait(self) -> None:
-        for e in self._events:
-            e.synchronize()
 
 
 class _Driver:

@@ -7,19 +7,16 @@ not locked.
 
 from __future__ import annotations
 
-import statistics
-import time
 from dataclasses import dataclass
 
 import torch
 
 from ..core import resources
-from .accelerator import accelerator, synchronize
+from .accelerator import accelerator, copy_rates
 
 SHARE = 4  # at most a quarter of the memory that is granted is locked, unless asked
 MIN_FREE = 1 << 30  # bytes of memory that stay free beside what is locked
 MIN_GAIN = 1.05  # times as fast a copy from page-locked memory has to be
-TRIES = 7
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,6 @@ class Facts:
     Attributes:
         accelerator: torch's name of the kind of device; None without one.
         unified: the device shares its memory with the processor.
-        on_device: batches lie on the device already.
         batch_bytes: of the largest batch so far; 0 before the first.
         batches: how many may be locked at a time: those made ahead and those the consumer keeps.
         free: bytes of memory.
@@ -40,7 +36,6 @@ class Facts:
 
     accelerator: str | None
     unified: bool = False
-    on_device: bool = False
     batch_bytes: int = 0
     batches: int = 1
     free: int = 1 << 62
@@ -72,8 +67,6 @@ def decide(facts: Facts) -> Choice:
         return Choice(False, "there is no accelerator")
     if facts.unified:
         return Choice(False, f"{facts.accelerator} shares its memory with the processor")
-    if facts.on_device:
-        return Choice(False, "batches lie on the device already")
     if facts.refused:
         return Choice(False, f"no page can be locked here: {facts.refused}")
     if need > facts.granted // SHARE:
@@ -117,23 +110,10 @@ def gain(nbytes: int, accelerator: str) -> float | None:
     None where it cannot be measured.
     """
     try:
-        target = torch.empty(nbytes, dtype=torch.uint8, device=accelerator)
-        plain = torch.ones(nbytes, dtype=torch.uint8)
-        return _seconds(target, plain) / max(1e-9, _seconds(target, plain.pin_memory()))
+        plain, pinned = copy_rates(torch.device(accelerator), nbytes)
+        return pinned / plain
     except RuntimeError:  # out of memory, on either side
         return None
-
-
-def _seconds(target: torch.Tensor, source: torch.Tensor) -> float:
-    """Of one copy, from the call until it is done."""
-    times = []
-    for _ in range(TRIES):
-        synchronize()
-        began = time.perf_counter()
-        target.copy_(source, non_blocking=True)
-        synchronize()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
 
 
 def facts(batch_bytes: int = 0, batches: int = 1, refused: str = "", measured: float | None = None) -> Facts:
@@ -142,7 +122,6 @@ def facts(batch_bytes: int = 0, batches: int = 1, refused: str = "", measured: f
     return Facts(
         accelerator,
         unified(accelerator),
-        False,
         batch_bytes,
         batches,
         resources.memory_available(),

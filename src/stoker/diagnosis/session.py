@@ -69,16 +69,13 @@ class Session:
         return text.render(self._ended(), None, sys.stdout).strip()
 
     def __repr__(self) -> str:
-        """For a debugger or a log, which must not end it; a notebook shows ``_repr_html_`` or ``_repr_pretty_``."""
+        """For a debugger or a log, which must not end it; a notebook shows ``_repr_pretty_``."""
         if self._report is None:
             return "<stoker.watch(): watching; print() or stop() ends it>"
         return f"<stoker.watch(): {self._report.verdict}, {len(self._report.loaders)} loaders; print() shows it>"
 
     def _repr_pretty_(self, printer: _Printer, cycle: bool) -> None:
         printer.text(repr(self) if cycle else str(self))
-
-    def _repr_html_(self) -> str:
-        return html.summary(self._ended())
 
 
 def watch() -> Session:

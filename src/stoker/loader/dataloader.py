@@ -31,7 +31,7 @@ from .loader_state import state_of
 
 T_co = TypeVar("T_co", covariant=True)
 SHUFFLES: dict[str, Callable[..., Sampler[int]]] = {"feistel": FeistelSampler, "chunks": ChunkSampler}
-METHODS = ("process", "thread", "auto")
+METHODS = ("process", "thread")
 _TORCH_HAS_IN_ORDER = "in_order" in torch_loader.DataLoader.__init__.__code__.co_varnames  # torch >= 2.6
 
 
@@ -43,17 +43,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     Args:
         dataset: map- or iterable-style dataset.
-        num_workers: as torch's; or ``"auto"``: what ``stoker tune`` found, else a first guess: as many as cores are
+        num_workers: as torch's; or ``"auto"``: a first guess, as many as cores are
             granted, divided among the ranks of the node; one for an iterable dataset, which only itself knows how to
             shard. It changes while an epoch runs; where batches are tiny it comes to 0. With ``"auto"`` random state is
             set per task, so the count cannot change a batch. The attribute reads as an int.
         shuffle: as torch's; or ``"feistel"``: a ``FeistelSampler``, for datasets so long that torch's order, drawn as a
             whole, takes seconds and gigabytes; or ``"chunks"``: a ``ChunkSampler``, for datasets larger than memory:
             64 chunks at a time are shuffled together and read ahead. ``sampler=ChunkSampler(dataset, ...)`` says more.
-        worker_method: "process", "thread" or "auto". Threads share one dataset, start at once and pickle nothing; they
+        worker_method: "process" or "thread". Threads share one dataset, start at once and pickle nothing; they
             pay where samples are made by code that releases the GIL. ``get_worker_info().rng`` has their random
-            generators. "auto" takes threads where ``stoker tune`` found them faster, else processes; it says why in
-            the log and in ``stoker run``'s report.
+            generators.
         budget: memory for batches that are made ahead, and as much again for those that the consumer keeps: bytes,
             ``"4GB"``, or a share of the memory granted (0.5). None: a quarter of the memory granted for each.
         device: batches lie there when they are handed out, copied ahead beside what is computed

@@ -16,7 +16,6 @@ from ..core import packages
 from ..core.options import AutoWorkers
 from ..core.stacks import short
 from ..core.types import Batch, JsonObject
-from .loader_state import state_of
 
 
 def settings_of(loader: object) -> JsonObject:
@@ -38,7 +37,7 @@ def settings_of(loader: object) -> JsonObject:
         "persistent_workers": bool(get("persistent_workers")),
         "pin_memory": bool(get("pin_memory")),
         "in_order": get("in_order", True),
-        "worker_method": (state_of(loader).method or (get("worker_method", "process"),))[0],
+        "worker_method": get("worker_method", "process"),
         "multiprocessing_context": context.get_start_method() if hasattr(context, "get_start_method") else None,
         "iterable": get("_dataset_kind", 0) != 0,
     }

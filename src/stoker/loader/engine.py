@@ -214,16 +214,11 @@ def _prepare(loader: LoaderLike, state: LoaderState) -> tuple[OnError, ErrorLog]
 
 
 def _decide_workers(loader: LoaderLike, state: LoaderState) -> str:
-    """Carries out ``"auto"`` for count and kind of the workers. Returns the kind: "process" or "thread"."""
+    """Carries out ``"auto"`` for the count of the workers. Returns their kind: "process" or "thread"."""
     method = str(getattr(loader, "worker_method", "process"))
-    auto = isinstance(loader.num_workers, AutoWorkers)
-    if torch_serves(loader) or not (auto or (method == "auto" and loader.num_workers)):
-        return method
-    from .auto import decide  # not every loader asks for it
+    if isinstance(loader.num_workers, AutoWorkers) and not torch_serves(loader):
+        from .auto import decide  # not every loader asks for it
 
-    if method == "auto":
-        method = decide.method(loader, state)
-    if auto:
         decide.begin(loader, state, method)
     return method
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ..workers.rng_watch import GlobalRngUse
     from .auto.controller import Controller
     from .auto.in_process import Place
-    from .auto.profile import Tuned
     from .pool_iterator import PoolIter
 
 
@@ -34,8 +33,6 @@ class LoaderState:
         arenas, heaps: shared memory of the last worker processes, and memory of the last threads, warm.
         metrics: the loader's numbers.
         measured: what ``num_workers="auto"`` began with, once it has.
-        method: what ``worker_method="auto"`` came to, and why, once it has.
-        profile: what ``stoker tune`` kept of the loader, and a message, once that was looked for.
         rng_watch: draws from process-wide random generators in worker threads.
         iterators: those that are alive.
         controller: changes the count of ``num_workers="auto"`` while an epoch runs.
@@ -60,8 +57,6 @@ class LoaderState:
         self.heaps: list[HeapWriter] = []
         self.metrics = LoaderMetrics()
         self.measured: Measured | None = None
-        self.method: tuple[str, str] | None = None
-        self.profile: tuple[Tuned | None, str] | None = None
         self.rng_watch: GlobalRngUse | None = None
         self.iterators: weakref.WeakSet[PoolIter] = weakref.WeakSet()
         self.controller: Controller | None = None

@@ -162,7 +162,7 @@ class PoolIter(_BaseDataLoaderIter):
             restarts = Restarts(workers, spec, plan.fatal_samples, metrics)
         self._scheduler = Scheduler(pool, knobs, metrics, plan.budget, restarts, make_batch)
         if plan.standby is not None:
-            self._scheduler.make_here(leave=False)
+            self._scheduler.make_here()
         self._pressure = MemoryPressure(_shrinker(self._scheduler, workers), metrics.decisions.append)
         stays = knobs.persistent and not cursor.one_dataset
         self._fingerprint = Fingerprint(self._dataset, shared=False) if stays else None  # what is shared, workers see
@@ -326,16 +326,12 @@ class PoolIter(_BaseDataLoaderIter):
         """Whether the next batch is there, so that asking for it does not wait."""
         return self._scheduler.ready()
 
-    def opened(self) -> str:
-        """A file or connection that its workers have opened and keep, or why that cannot be said; "" for none."""
-        if self._scheduler.stopped:
-            return ""
-        if self._scheduler.ending:
-            return "perhaps something, for its workers are leaving"
+    def opened(self) -> str | None:
+        """A file or connection that its workers have opened and keep; "" for none, None where they are leaving."""
         try:
-            return opened([p.pid for p in self._workers])
-        except OSError as e:
-            return str(e)
+            return None if self._scheduler.ending else opened([p.pid for p in self._workers])
+        except OSError:
+            return None
 
     def tune(self, tuner: Tuner) -> None:
         """Asks ``tuner`` at each delivery. See ``Scheduler``."""

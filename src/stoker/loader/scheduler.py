@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 AHEAD_SHARE = 16  # part of the bytes in flight that is for what is made ahead only because some samples are slow
 NextIndices: TypeAlias = Callable[[], Index]
 MakeBatch: TypeAlias = Callable[[int, Index], Batch]  # of a task's number and indices
-Tuner: TypeAlias = Callable[[int], "tuple[str, int] | None"]
+Tuner: TypeAlias = Callable[[int], "int | None"]
 
 
 class _NotYet(Exception):
@@ -65,7 +65,7 @@ class Scheduler:
 
     Attributes:
         worker: whose batch was delivered last.
-        tuner: called at each delivery with the nanoseconds waited so far; returns a knob and its new value, or None.
+        tuner: called at each delivery with the nanoseconds waited so far; returns another number of workers, or None.
     """
 
     def __init__(
@@ -158,15 +158,9 @@ class Scheduler:
     def _window(self) -> int:
         return 1 if self._here else self._knobs.window
 
-    def make_here(self, leave: bool) -> None:
-        """The next tasks are kept for this process; those that workers have still come from there.
-
-        Args:
-            leave: workers are not needed any more. Nothing is in flight then.
-        """
+    def make_here(self) -> None:
+        """Tasks are kept for this process, until workers are asked for."""
         self._here = True
-        if leave:
-            self._pool.resize(0)
 
     def resize(self, n: int) -> None:
         """Another number of workers, from the next task on. Which batches come, and in which order, stays.
@@ -370,11 +364,7 @@ class Scheduler:
         self._spent -= 1
         change = None if self.tuner is None else self.tuner(self._waited_ns)
         if change is not None:
-            knob, value = change
-            if knob == "here":
-                self.make_here(leave=bool(value))
-            else:
-                self._resize(value)
+            self._resize(change)
         if self._wanted is not None:
             self._resize_as_wanted()
         self._fill()

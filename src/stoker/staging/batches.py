@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ..core.types import Batch, Index, Sample
 from ..workers.gather import Select
 from ..workers.gather import select as new_tensors
 from .compare import equal_bits
-from .store.tiers import GatherPlan, TieredStore
+from .store.store import Store
 
 
 class PreparedSamples(Protocol):
@@ -29,11 +30,11 @@ class PreparedSamples(Protocol):
         """An epoch begins: changes of the dataset are looked for."""
         ...
 
-    def current(self, indices: Sequence[Index] = ()) -> TieredStore | None:
+    def current(self, indices: Sequence[Index] = ()) -> Store | None:
         """The store, unless the dataset has changed."""
         ...
 
-    def where(self, store: TieredStore, indices: Sequence[Index]) -> NDArray[np.int64] | None:
+    def where(self, store: Store, indices: Sequence[Index]) -> NDArray[np.int64] | None:
         """The locations of samples in the store; None for indices that are no numbers."""
         ...
 
@@ -78,11 +79,14 @@ class Batches:
         staged = self._staged
         store = staged.current() if self._gathers else None
         where = staged.where(store, indices) if store is not None else None
-        plan = store.gather_plan(where) if store is not None and where is not None and len(where) else None
-        return self._collate(staged.make(indices)) if plan is None else self._gathered(plan, indices)
+        rows = store.rows_at(where) if store is not None and where is not None and len(where) else None
+        if store is None or rows is None:
+            return self._collate(staged.make(indices))
+        return self._gathered(store, rows, indices)
 
-    def _gathered(self, plan: GatherPlan, indices: Sequence[Index]) -> Batch:
-        store, made, columns, rows = plan
+    def _gathered(self, store: Store, rows: torch.Tensor, indices: Sequence[Index]) -> Batch:
+        made, columns = store.layout, store.columns
+        assert made is not None
         if not self._checked and not store.gather_checked:
             # Once both ways: this finds a collate function that was changed inside.
             batch = self._collate(self._staged.make(indices))

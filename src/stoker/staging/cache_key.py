@@ -25,7 +25,6 @@ from ..core.packages import is_users
 from ..core.shared import SharedDict, SharedList
 from ..core.types import JsonObject
 from .digest import dependencies_of
-from .store.folder import SourceFile, content_digest
 
 DEPTH = 8  # of objects in objects, in which file names are looked for
 TABLES = ("pandas", "polars")
@@ -41,15 +40,13 @@ class Sources:
 
     Args:
         dataset: the user's.
-        content: files are identified by their content, not by size and time.
 
     Attributes:
-        files: in the order in which they are named.
+        files: path, bytes and time of change in ns, in the order in which they are named.
     """
 
-    def __init__(self, dataset: object, content: bool) -> None:
-        self.files: list[SourceFile] = []
-        self._content = content
+    def __init__(self, dataset: object) -> None:
+        self.files: list[tuple[str, int, int]] = []
         self._seen: set[str] = set()
         self._tries = dict.fromkeys(_folders_named_by(dataset), TRIES)
         self._visit(dataset, DEPTH, set())
@@ -101,7 +98,7 @@ class Sources:
             return False
         if not stat.S_ISREG(found.st_mode):
             return False
-        self.files.append((path, found.st_size, content_digest(path) if self._content else found.st_mtime_ns))
+        self.files.append((path, found.st_size, found.st_mtime_ns))
         return True
 
 
@@ -132,31 +129,27 @@ def _items(x: Any) -> Iterator[object]:
         yield from attributes(x).values()
 
 
-def key_of(
-    dataset: object, parts: Sequence[object], samples: int, extra: str, content: bool, cut: str = ""
-) -> tuple[JsonObject, list[SourceFile]]:
-    """What a cache of this dataset depends on, and its source files.
+def key_of(dataset: object, parts: Sequence[object], samples: int, extra: str, cut: str = "") -> JsonObject:
+    """What a cache of this dataset depends on.
 
     Args:
         dataset: whose attributes name files.
         parts: what runs for a sample: the dataset, and ``prepare``.
         samples: its length.
         extra: whatever else the user says.
-        content: files are identified by their content, not by size and time.
         cut: which part of the code the samples come from.
     """
-    sources = Sources(dataset, content)
     found = [dependencies_of(part) for part in parts]
     packages = {"torch", "numpy"}.union(*(f.packages for f in found))
     return {
         "samples": samples,
-        "sources": sources.digest,
+        "the source files": Sources(dataset).digest,
         "what the dataset holds": found[0].content,
         "what prepare uses": "".join(f.content for f in found[1:]),
         "the code": hashlib.sha256("".join((cut, *(f.code for f in found))).encode()).hexdigest()[:16],
         "libraries": _versions(packages),
         "extra": extra,
-    }, sources.files
+    }
 
 
 def _versions(packages: set[str]) -> dict[str, str]:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
 from ..core.fingerprint import Fingerprint, Parts
+from ..core.random_state import RandomState
+from ..core.types import Sample
 from ..core.warn import warn_user
+from .compare import equal_bits
+from .plan import Unplanned
+from .store.decode import stored_copy
 
 CHECK_S = 1.0  # between two checks, at least
 CHECK_SHARE = 500  # of this many parts of the time, one is spent on checking
+FIRST_COMPARE_S = 1.0  # nothing is made again in a worker's first second
+COMPARE_SHARE = 200  # of this many parts of the time, one is spent on making again what is served
 
 
 class ChangeWatch:
@@ -56,3 +64,29 @@ class ChangeWatch:
 def shortly(changes: list[str]) -> str:
     """The first changes, for people."""
     return "; ".join(c.removeprefix("dataset[0]").removeprefix(".") for c in changes[:3])
+
+
+class Comparison:
+    """Now and then makes again what is served, in one process."""
+
+    def __init__(self) -> None:
+        self._process, self._next = 0, 0.0
+
+    def differs(
+        self, random_states: Callable[[], RandomState], make: Callable[[], Sample], read: Callable[[], Sample]
+    ) -> bool:
+        """Whether ``make`` makes something else than ``read`` reads; False where it is not time to look."""
+        began = time.monotonic()
+        if self._process != os.getpid():
+            self._process, self._next = os.getpid(), began + FIRST_COMPARE_S
+        if began < self._next:
+            return False
+        states = random_states()
+        try:
+            same = equal_bits(stored_copy(make()), stored_copy(read()))
+        except (Exception, Unplanned):
+            same = True  # what fails now was right when it was stored
+        states.restore()
+        now = time.monotonic()
+        self._next = now + COMPARE_SHARE * (now - began)
+        return not same

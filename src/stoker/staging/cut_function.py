@@ -61,7 +61,6 @@ class Cut(NamedTuple):
         inside: the cut continues inside that call; else the call as a whole runs every time.
         given: parameters that the caller passes again when it runs the second part.
         plain: line and column of subscripts of lists, dicts and arrays: the tail looks up again what they give.
-        remade: variables that the statement that made them makes again in the tail, for they are no data.
         unrolled: the position is one in the function with its list comprehensions unrolled: see ``unroll``.
     """
 
@@ -70,7 +69,6 @@ class Cut(NamedTuple):
     inside: bool = False
     given: tuple[str, ...] = ()
     plain: frozenset[tuple[int, int]] = frozenset()
-    remade: tuple[str, ...] = ()
     unrolled: bool = False
 
 
@@ -342,7 +340,7 @@ def _looked_up_again(
         if not bound <= once or not all(isinstance(t, (ast.Name, ast.Tuple)) for t in statement.targets):
             return False
         looks_up = is_chain(statement.value, where.plain) and not isinstance(statement.value, ast.Constant)
-        return (looks_up or bool(bound & {*where.remade})) and names_read([statement.value]) & cutter.locals <= known
+        return looks_up and names_read([statement.value]) & cutter.locals <= known
 
     def collect(block: list[ast.stmt]) -> None:
         for statement in block:

@@ -9,7 +9,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.context import get_spawning_popen
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,16 +28,26 @@ from .callee import Call
 from .change_watch import ChangeWatch, shortly
 from .filling import Filler
 from .memoize import Memo, Table, table_for
-from .open_store import CachePlan, budgets, cache_folder, new_store
+from .open_store import CachePlan, budget_of, cache_folder, new_store
 from .split import REMEDY, Split, map_style
-from .store.folder import SourceFile
 from .store.memory import Memory
-from .store.store import StoreStats
-from .store.tiers import TieredStore
+from .store.store import Store, StoreStats
 from .verify import changed_name
 
-TIERS = ("auto", "ram", "compressed", "disk", "device", None)
+TIERS = ("auto", "ram", "disk", "device", None)
 MAX_DISCARDS = 3  # caches in a row that served no epoch: each costs a trial
+
+
+def check_tier(cache: object) -> None:
+    """Refuses what is no value of ``cache``.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if cache == "compressed":
+        raise UsageError('cache="compressed" is gone: use "ram", or "disk" where memory is short')
+    if cache not in TIERS:
+        raise UsageError(f"cache={cache!r}: one of {', '.join(map(repr, TIERS))}")
 
 
 class CacheState(enum.Enum):
@@ -79,16 +88,14 @@ class Staged(Dataset[Sample]):
         augment: random, ``augment(prepared)``, run every time. Neither given: ``split`` finds both.
         augment_batch: random, ``augment_batch(batch)``, run once on each batch after it was collated; wants
             ``stoker.DataLoader``.
-        cache: "ram": shared memory of this run. "compressed": the same, samples compressed without loss. "disk": mapped
-            files, which the next run finds again. "auto": memory; behind it, where ``cache_dir`` or ``$STOKER_CACHE``
-            is given, the disk. "device": "ram" until all samples are stored; from the next epoch on
-            ``stoker.DataLoader`` makes batches on the accelerator, if they are of one shape, nothing is augmented
-            sample by sample, and half of its free memory is enough. None: no cache.
-        cache_budget: bytes, ``"4GB"``, or a share of the memory granted, for the memory, or for the disk with
-            ``cache="disk"``; None: half of what is free.
+        cache: "ram": shared memory of this run. "disk": mapped files, which the next run finds again.
+            "auto": the disk where ``cache_dir`` or ``$STOKER_CACHE`` is given, else memory. "device": "ram" until all
+            samples are stored; from the next epoch on ``stoker.DataLoader`` makes batches on the accelerator, if they
+            are of one shape, nothing is augmented sample by sample, and half of its free memory is enough. None: no
+            cache.
+        cache_budget: bytes, ``"4GB"``, or a share of the memory granted; None: half of what is free there.
         cache_dir: where caches on disk are; None: ``$STOKER_CACHE``, else ``stoker/staged`` in the user's cache folder.
         cache_key: whatever else the samples depend on, as text; another text begins another cache on disk.
-        cache_content: source files are identified by their content, not by size and time.
 
     Raises:
         UsageError: a dataset without a length or without a deterministic part, another value of ``cache``, a wrong
@@ -111,12 +118,10 @@ class Staged(Dataset[Sample]):
         cache_budget: int | float | str | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_key: str = "",
-        cache_content: bool = False,
         _split: Split | None = None,
         _memories: Sequence[Memory] = (),
     ) -> None:
-        if cache not in TIERS:
-            raise UsageError(f"cache={cache!r}: one of {', '.join(map(repr, TIERS))}")
+        check_tier(cache)
         paths = isinstance(dataset, (list, tuple)) and bool(dataset) and isinstance(dataset[0], (str, os.PathLike))
         if paths and prepare is None:
             raise UsageError("Staged of paths wants prepare=: what to make of a path")
@@ -129,12 +134,12 @@ class Staged(Dataset[Sample]):
         self._changing: set[str] = set()  # of what changed before two epochs, one after the other
         self.stands_for: Any = None  # the dataset that a script's workers are told they have
         self._said = (prepare, augment)
-        self._key_options = cache_key, cache_content
+        self._cache_key = cache_key
         self._folder = cache_folder(cache, cache_dir)
-        self._budgets = budgets(cache_budget, cache, self._folder)
+        self._budget = budget_of(cache_budget, cache)
         self._memories = tuple(_memories)  # of the node, for the first store and its table
         self._table: Table | None = None
-        self._store: TieredStore | None = None
+        self._store: Store | None = None
         self._device: device_tier.DeviceTier | None = None
         self._discards = 0  # in a row
         self._epochs_are_announced = False  # by stoker's loader
@@ -156,14 +161,14 @@ class Staged(Dataset[Sample]):
         self._store = self._open_store()
         self._device = None
 
-    def _open_store(self) -> TieredStore | None:
+    def _open_store(self) -> Store | None:
         memories, self._memories = self._memories[:1], ()  # a dataset that is changed gets its own
         return new_store(
             CachePlan(
                 cache=self.cache,
                 samples=self.samples,
                 slots=self.capacity,
-                budgets=self._budgets,
+                budget=self._budget,
                 folder=self._folder,
                 memories=memories,
                 name=name_of(self.dataset),
@@ -194,7 +199,7 @@ class Staged(Dataset[Sample]):
             self._said,
             self._prepare,
             is_whole=self._augment is None,
-            for_file=self.cache == "disk",
+            for_file=self._folder is not None,
             disable=self._disable,
         )
 
@@ -207,13 +212,12 @@ class Staged(Dataset[Sample]):
         skip = () if split.plan is None else split.plan.scratch
         return Fingerprint((self.dataset, split.globals_now()), names=split.reads, skip=skip)
 
-    def _key(self) -> tuple[JsonObject, list[SourceFile]]:
-        """The key of a cache on disk, and the files that the samples are made from."""
-        extra, content = self._key_options
+    def _key(self) -> JsonObject:
+        """What a cache on disk depends on."""
         prepare = self._said[0]
         parts = [self.dataset] if prepare is None else [self.dataset, prepare]
         cut = "" if self.split is None or self.split.plan is None else str(self.split.plan.root)
-        return key_of(self.dataset, parts, self.samples, extra, content, cut)
+        return key_of(self.dataset, parts, self.samples, self._cache_key, cut)
 
     # -- a dataset
 
@@ -269,19 +273,6 @@ class Staged(Dataset[Sample]):
 
     # -- what is cached
 
-    def _on_disk(self, cache_dir: Path | None, budget: str | None) -> Staged:
-        """The same dataset with a cache on disk. None: what this one says."""
-        key, content = self._key_options
-        return Staged(
-            self.dataset,
-            *self._said,
-            cache="disk",
-            cache_dir=cache_dir or self._folder,
-            cache_budget=budget,
-            cache_key=key,
-            cache_content=content,
-        )
-
     @property
     def cache_state(self) -> CacheState:
         """Of the cache."""
@@ -303,7 +294,7 @@ class Staged(Dataset[Sample]):
     @property
     def report(self) -> str:
         """The cache in one line."""
-        text = CacheState.NONE.value if self._store is None else self._store.describe()
+        text = CacheState.NONE.value if self._store is None else self._store.account.describe()
         return text if self._device is None else f"{text}; {self._device.describe()}"
 
     @property
@@ -390,7 +381,7 @@ class Staged(Dataset[Sample]):
             return repeated
         return False
 
-    def current(self, indices: Sequence[Index] = ()) -> TieredStore | None:
+    def current(self, indices: Sequence[Index] = ()) -> Store | None:
         """The store, if samples may be served from it and stored in it here and now."""
         store = self._store
         if store is None or not store.usable:
@@ -429,14 +420,7 @@ class Staged(Dataset[Sample]):
             out.append(part if augment is None else augment(part))
         return out
 
-    def fill(self, store: TieredStore, indices: Sequence[int], where: NDArray[np.int64]) -> None:
-        """Stores samples. One that fails raises what the dataset raises."""
-        parts = self._filler.fill(store, indices, where)
-        for k in np.flatnonzero(where == 0).tolist() if parts is not None else ():
-            if parts is not None and k not in parts and self._filler.has_part(indices[k]):
-                self.dataset[indices[k]]
-
-    def _with_cached_calls(self, store: TieredStore, table: Table, index: Index) -> Sample:
+    def _with_cached_calls(self, store: Store, table: Table, index: Index) -> Sample:
         """A sample, some calls of which are answered from memory."""
         assert self.split is not None
         assert self.split.memo is not None
@@ -444,7 +428,7 @@ class Staged(Dataset[Sample]):
             self._memo = Memo(self.dataset, store, table, self._filler.random_states, self._disable)
         return self.split.memo.root.run(self._memo, Call(self.dataset.__getitem__, (index,), {}))
 
-    def where(self, store: TieredStore, indices: Sequence[Index]) -> NDArray[np.int64] | None:
+    def where(self, store: Store, indices: Sequence[Index]) -> NDArray[np.int64] | None:
         """The locations of a batch's samples in the store; None for indices that are no numbers."""
         try:
             numbers = np.array(indices)

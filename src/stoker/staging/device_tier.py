@@ -10,7 +10,7 @@ import torch
 
 from ..core import resources
 from ..device.accelerator import current_device
-from .store.tiers import TieredStore
+from .store.store import Store
 
 SHARE = 0.5  # of the device's free memory: the model wants the rest
 accelerator = current_device
@@ -35,7 +35,7 @@ class DeviceTier:
         why: why the columns are not on the device; "" where they are.
     """
 
-    def __init__(self, store: TieredStore, device: torch.device, plain: bool, exact: bool) -> None:
+    def __init__(self, store: Store, device: torch.device, plain: bool, exact: bool) -> None:
         self.device = device
         self._columns: list[torch.Tensor] = []
         if not exact:
@@ -45,15 +45,14 @@ class DeviceTier:
         else:
             self.why = self._copy(store)
 
-    def _copy(self, store: TieredStore) -> str:
-        first = store.stores[0]
-        if len(store.stores) > 1 or first.layout is None or not first.columns:
+    def _copy(self, store: Store) -> str:
+        if store.layout is None or not store.columns:
             return "samples are not all of one shape and kind"
-        wanted, most = sum(t.nbytes for t in first.columns), int(SHARE * free_bytes(self.device))
+        wanted, most = sum(t.nbytes for t in store.columns), int(SHARE * free_bytes(self.device))
         if wanted > most:
             return f"{wanted:,} bytes are wanted, and half of what is free on {self.device} is {most:,}"
         try:
-            self._columns = [t.to(self.device, copy=True) for t in first.columns]
+            self._columns = [t.to(self.device, copy=True) for t in store.columns]
         except torch.OutOfMemoryError as e:
             return f"{self.device} is out of memory: {str(e).splitlines()[0]}"
         return ""

@@ -13,22 +13,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.random  # so that each RandomState has NumPy's
 import torch
 from numpy.typing import NDArray
 
+from ..core.random_state import RandomState
 from ..core.types import Index, MapDataset, Sample
 from ..sampling.generators import find_generators
-from .compare import equal_bits
+from .change_watch import Comparison
 from .plan import Unplanned
-from .random_state import RandomStates
 from .split import Split
-from .store.decode import stored_copy
 from .store.encode import CacheError, foreign, take
+from .store.store import Store
 from .store.tables import Samples
-from .store.tiers import TieredStore
 
-COMPARE_S = 1.0  # between two comparisons, at least; the first is not in a worker's first second
-COMPARE_SHARE = 200  # of this many parts of the time, one is spent on comparing
 STORED_AT_ONCE = 1 << 20  # bytes: copies of more would be new memory, which costs a page fault a page
 MADE, DRAWN = 16, 8  # after so many samples made, caching ends if more than one in eight has no deterministic part
 
@@ -79,7 +77,7 @@ class Filler:
         self._made = 0
         self._without_part: set[int] = set()  # samples that draw, or take another way through the code
         self._watch_each = split is not None and split.plan is not None and bool(split.plan.moves)
-        self._next_compare = 0.0
+        self._comparison = Comparison()
         self._generators: list[tuple[str, Any]] | None = None
         self._generators_pid = 0
 
@@ -88,18 +86,14 @@ class Filler:
         self._dataset = dataset
         self._generators = None
 
-    def random_states(self) -> RandomStates:
+    def random_states(self) -> RandomState:
         """The states of all generators that samples may draw from."""
         if self._generators is None or self._generators_pid != os.getpid():
             self._generators = find_generators(self._dataset, *self._functions)
             self._generators_pid = os.getpid()
-        return RandomStates(self._generators)
+        return RandomState(self._generators)
 
-    def has_part(self, index: Index) -> bool:
-        """Whether this sample, as far as is known, has a deterministic part."""
-        return int(index) % self._samples not in self._without_part
-
-    def fill(self, store: TieredStore, indices: Sequence[Index], where: NDArray[np.int64]) -> dict[int, Sample] | None:
+    def fill(self, store: Store, indices: Sequence[Index], where: NDArray[np.int64]) -> dict[int, Sample] | None:
         """Makes the samples of a batch that are not stored, and stores them.
 
         Returns:
@@ -123,7 +117,7 @@ class Filler:
         self._store(store, indices, parts, keep_ns)
         return {k: part.value for k, part in parts.items()}
 
-    def _store(self, store: TieredStore, indices: Sequence[Index], parts: dict[int, Part], keep_ns: int) -> None:
+    def _store(self, store: Store, indices: Sequence[Index], parts: dict[int, Part], keep_ns: int) -> None:
         taken: Samples = {}
         spent = size = 0
         began = time.thread_time_ns() - keep_ns
@@ -150,13 +144,13 @@ class Filler:
         taken[i] = type_spec, leaves
         return sum(x.nbytes for x in leaves)
 
-    def _parts(self, indices: Sequence[Index], misses: list[int], states: RandomStates | None) -> dict[int, Part]:
+    def _parts(self, indices: Sequence[Index], misses: list[int], states: RandomState | None) -> dict[int, Part]:
         """Deterministic parts by position. Samples that have none, or fail, are left out.
 
         Args:
             states: are compared after each sample; None: they are not.
         """
-        misses = [k for k in misses if self.has_part(indices[k])]
+        misses = [k for k in misses if int(indices[k]) % self._samples not in self._without_part]
         get_many = self._get_many() if states is None and len(misses) > 1 else None
         if get_many is not None:
             began = time.perf_counter_ns()
@@ -178,7 +172,7 @@ class Filler:
         found = getattr(self._dataset, "__getitems__", None) if self._split is not None and self._is_whole else None
         return found if callable(found) else None
 
-    def _part(self, index: Index, before: RandomStates | None) -> Part | None:
+    def _part(self, index: Index, before: RandomState | None) -> Part | None:
         """The deterministic part of a sample; None where it has none. Random states are left as they were."""
         self._made += 1
         began = time.perf_counter_ns()
@@ -209,24 +203,13 @@ class Filler:
         self._disable(f"{share} draw random numbers, or take another way, before the cut")
         return True
 
-    def compare_one(self, store: TieredStore, indices: Sequence[Index], locations: list[int]) -> None:
+    def compare_one(self, store: Store, indices: Sequence[Index], locations: list[int]) -> None:
         """Now and then makes a stored sample again and compares. A difference disables the cache."""
-        began = time.monotonic()
-        if began < self._next_compare or not owns_global_generators():
-            return
-        if not self._next_compare:
-            self._next_compare = began + COMPARE_S
+        if not owns_global_generators():
             return
         k = next(k for k, location in enumerate(locations) if location)
-        states = self.random_states()
-        try:
-            same = equal_bits(stored_copy(self._prepare(indices[k])), stored_copy(store.read(locations[k])))
-        except (Exception, Unplanned):
-            same = True  # what fails now was right when it was stored
-        states.restore()
-        now = time.monotonic()
-        self._next_compare = now + COMPARE_SHARE * (now - began)
-        if not same:
+        make, read = lambda: self._prepare(indices[k]), lambda: store.read(locations[k])
+        if self._comparison.differs(self.random_states, make, read):
             self._disable(f"sample {int(indices[k])} is another than when it was cached: files or code changed")
 
 

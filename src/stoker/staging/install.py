@@ -11,14 +11,14 @@ from typing import Any
 from torch.utils.data import dataloader as torch_loader
 from torch.utils.data.dataloader import _DatasetKind
 
-from ..core.errors import StokerError, UsageError
+from ..core.errors import StokerError
 from ..core.types import Attributes, LoaderLike
 from ..core.warn import warn_user
 from ..loader import engine
 from ..loader.adopt import behind, carried_by
 from ..loader.dataloader import OWN, DataLoader
 from ..workers.fetcher import staged_in
-from .dataset import TIERS, Staged
+from .dataset import Staged, check_tier
 
 SHARED = (
     "num_workers",
@@ -104,8 +104,7 @@ def _check(defaults: Attributes) -> None:
             continue
         why = "each loader has its own" if name in of_torch else "stoker.DataLoader has no such argument"
         raise TypeError(f"install() takes no argument {name!r}: {why}")
-    if defaults.get("cache") not in TIERS:
-        raise UsageError(f"cache={defaults['cache']!r}: one of {', '.join(map(repr, TIERS))}")
+    check_tier(defaults.get("cache"))
     DataLoader([0], **{"num_workers": 1, **{k: v for k, v in defaults.items() if k != "cache"}})  # type: ignore[arg-type]
 
 

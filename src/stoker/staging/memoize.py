@@ -8,7 +8,6 @@ outermost calls that did not, and that give other objects with the same bits whe
 from __future__ import annotations
 
 import hashlib
-import os
 import pathlib
 import time
 import types
@@ -18,21 +17,18 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ..core.random_state import RandomState
 from ..core.types import MapDataset
 from .callee import Call, Callee, Compiled, callee_of, key_of
-from .compare import equal_bits
-from .random_state import RandomStates
+from .change_watch import Comparison
 from .recompile import rebound
 from .rewrite_calls import ENTER, KEEP, KEEP_CALL, memoised
-from .store.decode import stored_copy
 from .store.encode import CacheError, take
 from .store.memory import Memory
-from .store.tiers import TieredStore
+from .store.store import Store
 
 SMALL = (int, float, str, bytes, bool, type(None), np.generic, pathlib.PurePath)
 LONGEST = 1024  # characters of an argument, or items of a tuple of arguments
-COMPARE_SHARE = 200  # of the time, one part is spent on making again what is served, to compare
-FIRST_COMPARE_S = 1.0  # not in a worker's first second
 
 
 class SiteKey(NamedTuple):
@@ -191,7 +187,7 @@ class Memo:
 
     Args:
         dataset: whose methods are called.
-        store: by number of key; ``store.tiers.TieredStore``.
+        store: by number of key.
         table: numbers of keys.
         save_random: saves the random states.
         on_problem: is told why nothing may be answered from memory any more.
@@ -200,9 +196,9 @@ class Memo:
     def __init__(
         self,
         dataset: MapDataset,
-        store: TieredStore,
+        store: Store,
         table: Table,
-        save_random: Callable[[], RandomStates],
+        save_random: Callable[[], RandomState],
         on_problem: Callable[[str], None],
     ) -> None:
         self.names = names_of(dataset)
@@ -210,8 +206,7 @@ class Memo:
         self._table = table
         self._save_random = save_random
         self._on_problem = on_problem
-        self._next_compare = 0.0
-        self._process = os.getpid()
+        self._comparison = Comparison()
 
     def answer(self, key: Key, call: Callable[[], Any]) -> Any:
         """What a call returns: a copy of what it returned before, or its result, which is kept."""
@@ -219,8 +214,8 @@ class Memo:
         number = self._table.find(key, claim=False) if store.usable else -1
         at = int(store.where(np.array([number]))[0]) if number >= 0 else 0
         if at:
-            if time.monotonic() > self._next_compare:
-                self._compare(key, call, at)
+            if self._comparison.differs(self._save_random, call, lambda: store.read(at)):
+                self._on_problem(f"a call that was kept returns something else now: {key!r}")
             return store.read(at)
         cpu = time.thread_time_ns()
         before = self._save_random()
@@ -239,23 +234,6 @@ class Memo:
             except CacheError as e:
                 self._on_problem(str(e))
         return out
-
-    def _compare(self, key: Key, call: Callable[[], Any], at: int) -> None:
-        """Now and then: makes again what is served. What differs ends the cache."""
-        began = time.monotonic()
-        if not self._next_compare or self._process != os.getpid():
-            self._process, self._next_compare = os.getpid(), began + FIRST_COMPARE_S
-            return
-        states = self._save_random()
-        try:
-            same = equal_bits(stored_copy(call()), stored_copy(self._store.read(at)))
-        except Exception:
-            same = True  # what fails now was right when it was kept
-        states.restore()
-        now = time.monotonic()
-        self._next_compare = now + COMPARE_SHARE * (now - began)
-        if not same:
-            self._on_problem(f"a call that was kept returns something else now: {key!r}")
 
 
 def call_key(call: Call, names: dict[int, str]) -> CallKey | None:

@@ -1,4 +1,4 @@
-"""Opens the stores of a cache: memory, and behind it the disk."""
+"""Opens the store of a cache, in memory or on disk."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from ..core.types import JsonObject, Sample
 from ..core.warn import warn_user
 from .isolate import run_isolated
 from .store.encode import CacheError, take
-from .store.folder import Folder, SourceFile, discard, open_for, root
+from .store.folder import Folder, discard, open_for, root
 from .store.memory import Memory
 from .store.store import Store, size_of
-from .store.tiers import TieredStore
 
 RAM_SHARE = 0.5  # of the free memory, where no budget is given
 DISK_SHARE = 0.5  # of the free disk
@@ -30,14 +29,14 @@ class CachePlan(NamedTuple):
     """What to open.
 
     Attributes:
-        cache: "ram", "compressed", "disk", "auto" or "device"; None: no cache.
+        cache: "ram", "disk", "auto" or "device"; None: no cache.
         samples: of the dataset.
         slots: that are cached; where calls are cached, more than samples.
-        budgets: bytes of memory, and of disk.
-        folder: of caches on disk; None: there is none.
+        budget: bytes; 0: half of what is free.
+        folder: of caches on disk; None: the cache is in memory.
         memories: that the ranks of a node share.
         name: of the cache on disk.
-        key: what the samples depend on, and their source files.
+        key: what the samples depend on.
         prepare: makes the deterministic part of a sample.
         dense: that part is the sample, so samples may be stored for stacking.
     """
@@ -45,46 +44,41 @@ class CachePlan(NamedTuple):
     cache: str | None
     samples: int
     slots: int
-    budgets: tuple[int, int]
+    budget: int
     folder: Path | None
     memories: Sequence[Memory]
     name: str
-    key: Callable[[], tuple[JsonObject, list[SourceFile]]]
+    key: Callable[[], JsonObject]
     prepare: Callable[[int], Sample]
     dense: bool
 
 
-def new_store(plan: CachePlan) -> TieredStore | None:
-    """Opens or creates the stores. None where that is impossible; a warning says why."""
+def new_store(plan: CachePlan) -> Store | None:
+    """Opens or creates the store. None where that is impossible; a warning says why."""
     if plan.cache is None or not plan.samples:
         return None
-    stores: list[Store] = []
-    ram, disk = plan.budgets
-    if plan.slots != plan.samples:
-        ram, disk = ram or disk, 0  # results of calls are cached in memory only
-    where: object = "memory"
+    folder = plan.folder if plan.slots == plan.samples else None  # results of calls are cached in memory only
     try:
-        if ram:
-            memory = plan.memories[0] if plan.memories else Memory(size_of(plan.slots, ram))
-            stores.append(Store(memory, plan.slots, ram, compress=plan.cache == "compressed"))
-            if plan.memories:
-                stores[0].join()
-        if disk:
-            where = plan.folder
-            stores.append(_on_disk(plan, disk))
+        if folder is not None:
+            return _on_disk(plan, folder, plan.budget or _disk_budget(folder))
+        budget = plan.budget or ram_budget() // resources.ranks()
+        memory = plan.memories[0] if plan.memories else Memory(size_of(plan.slots, budget))
+        store = Store(memory, plan.slots, budget)
+        if plan.memories:
+            store.join()
+        return store
     except (OSError, CacheError) as e:
         reason = (e.strerror or e) if isinstance(e, OSError) else e
-        warn_user(f"There is no cache in {where}: {reason}.")
-    return TieredStore(stores) if stores else None
+        warn_user(f"There is no cache in {folder or 'memory'}: {reason}.")
+    return None
 
 
-def _on_disk(plan: CachePlan, budget: int) -> Store:
+def _on_disk(plan: CachePlan, base: Path, budget: int) -> Store:
     """A cache on disk. One that is damaged, too small, or has another sample than the dataset is made anew."""
-    assert plan.folder is not None
-    key, sources = plan.key()
+    key = plan.key()
     why = ""
     for attempt in (1, 2):
-        folder, note = open_for(plan.folder, plan.name, key, sources)
+        folder, note = open_for(base, plan.name, key)
         try:
             store = Store(folder, plan.samples, budget)
             store.ready()
@@ -152,17 +146,12 @@ def cache_folder(cache: str | None, cache_dir: str | os.PathLike[str] | None) ->
     return None
 
 
-def budgets(asked: int | float | str | None, cache: str | None, disk: Path | None) -> tuple[int, int]:
-    """Bytes of memory, and of disk."""
-    if cache is None:
-        return 0, 0
-    given = None if asked is None else parse_bytes(asked, resources.memory_of_rank(), "cache_budget")
-    ram = 0 if cache == "disk" else given or ram_budget() // resources.ranks()
-    if disk is None:
-        return ram, 0
-    if cache == "disk" and given:
-        return 0, given
-    existing = disk
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    return ram, max(1, int(shutil.disk_usage(existing).free * DISK_SHARE))
+def budget_of(asked: int | float | str | None, cache: str | None) -> int:
+    """Bytes that the user grants; 0: they do not say."""
+    return 0 if cache is None or asked is None else parse_bytes(asked, resources.memory_of_rank(), "cache_budget")
+
+
+def _disk_budget(folder: Path) -> int:
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return max(1, int(shutil.disk_usage(folder).free * DISK_SHARE))

@@ -18,13 +18,13 @@ from typing import Any
 
 from ..core.fingerprint import Fingerprint
 from ..core.packages import libraries
+from ..core.random_state import RandomState
 from .aliases import share_memory
 from .callee import Call, Callee, callee_of, key_of
 from .compare import equal_bits
 from .executed_code import Executed, is_closed
 from .isolate import output_size
 from .memoize import CallKey, Key, MemoNode, SiteKey, call_key, is_small, names_of
-from .random_state import RandomStates
 from .rewrite_calls import sites_of, surveyed
 from .samples import TrialSamples
 from .source import NoSource
@@ -248,13 +248,13 @@ class Survey:
             for k, i in enumerate(indices):
                 samples.seed(COMPARE_SEED + k)
                 plain = samples.dataset[i]
-                states = samples.states().values()
+                states = samples.states().in_order()
                 samples.seed(COMPARE_SEED + k)
                 began = time.perf_counter()
                 kept = plan.root.run(replay, Call(samples.dataset.__getitem__, (i,), {}))
                 if from_memory:
                     served.append(time.perf_counter() - began)
-                if not equal_bits(plain, kept) or samples.states().values() != states:
+                if not equal_bits(plain, kept) or samples.states().in_order() != states:
                     self.reasons.append(f"with calls from memory sample {i} is another")
                     return False
         plan.served_s = mean_without_longest(served)
@@ -368,14 +368,14 @@ class _Checker:
     def _why_not(
         self,
         code: Executed,
-        before: RandomStates,
-        after: RandomStates,
+        before: RandomState,
+        after: RandomState,
         fingerprint: Fingerprint,
         first: object,
         second: object,
     ) -> str:
         changes = code.changes or next(iter(fingerprint.changed(self._survey.samples.dataset)), "")
-        if after.values() != before.values():
+        if after.in_order() != before.in_order():
             return "it draws random numbers"
         if changes:
             return f"it changes {changes}"

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+import random
 import time
 from typing import NamedTuple
 
+import numpy as np
+import numpy.random  # so that each RandomState has NumPy's
+import torch
 from torch.utils.data import Subset
 
 from ..core.fingerprint import Fingerprint, Parts
+from ..core.random_state import RandomState
 from ..core.types import Attributes, Index, MapDataset, Sample
-from ..sampling.generators import find_generators
+from ..sampling.generators import find_generators, seed_generator
 from .compare import equal_bits
 from .plan import globals_now
-from .random_state import RandomStates, seed_all
 from .store.encode import CacheError
 
 SAMPLES = 3  # whose parts are compared with the whole
@@ -68,23 +72,27 @@ class TrialSamples:
 
     # -- random states
 
-    def seed_anew(self) -> RandomStates:
+    def seed_anew(self) -> RandomState:
         """Sets other random states than ever before."""
         self._seed += 1
         return self.seed(self._seed)
 
-    def seed(self, seed: int) -> RandomStates:
+    def seed(self, seed: int) -> RandomState:
         """Sets the random states of a seed."""
-        seed_all(seed, self.generators)
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)
+        torch.default_generator.manual_seed(seed)
+        for k, (_, generator) in enumerate(self.generators):  # in place, so objects that share one go on sharing it
+            seed_generator(generator, seed + k + 1)
         return self.states()
 
-    def seed_as_wholes(self) -> RandomStates:
+    def seed_as_wholes(self) -> RandomState:
         """Sets the random states under which samples are made as a whole."""
         return self.seed(SEED)
 
-    def states(self) -> RandomStates:
+    def states(self) -> RandomState:
         """The random states now."""
-        return RandomStates(self.generators)
+        return RandomState(self.generators)
 
     # -- samples
 
@@ -136,7 +144,7 @@ class TrialSamples:
         value = self.dataset[i]
         self.sample_s = min(self.sample_s, time.perf_counter() - began)
         self.draws |= bool(before.moved())
-        states = self.states().values()
+        states = self.states().in_order()
         try:
             return Whole(copy.deepcopy(value), states)  # it may be memory that the next sample is written to
         except Exception:
@@ -155,10 +163,10 @@ class TrialSamples:
             return ""
         self.seed(5)
         together = list(self.dataset.__getitems__(self.loaded))  # type: ignore[attr-defined]
-        after = self.states().values()
+        after = self.states().in_order()
         self.seed(5)
         alone = [self.dataset[i] for i in self.loaded]
-        if equal_bits(together, alone) and self.states().values() == after:
+        if equal_bits(together, alone) and self.states().in_order() == after:
             return ""
         return "its __getitems__ makes other samples of a batch than __getitem__ does one at a time"
 

@@ -12,18 +12,17 @@ import types
 from collections.abc import Callable, Iterator
 
 from ..core.fingerprint import Fingerprint
+from ..core.random_state import RandomState
 from .callee import Call, Callee, callee_of, key_of
 from .compare import equal_bits
 from .containers import Items, Transform, items_of, with_items
 from .cut_function import Cut, before_state_changes, earlier, line_of
 from .executed_code import is_closed
-from .plan import PART, CutNode, Node, SliceNode, Unplanned, WholeNode
+from .plan import CutNode, Node, SliceNode, Unplanned, WholeNode
 from .probe import Moved, Reached, Recorder, probed
-from .random_state import RandomStates
 from .samples import TrialSamples
 from .source import NoSource, tree_of
 from .stages import place_of
-from .store.encode import CacheError, foreign, take
 from .syntax import Position
 from .unroll import has_unrollable, tree_for
 
@@ -53,7 +52,7 @@ class Search:
         """A node for a sample of the dataset; None where no part of it can be kept."""
         return self._node(Call(self._samples.dataset.__getitem__, (self._samples.loaded[0],), {}), DEPTH)
 
-    def _has_moved(self, states: RandomStates) -> Callable[[], bool]:
+    def _has_moved(self, states: RandomState) -> Callable[[], bool]:
         """Says whether a generator was moved since, or, on request, something that outlives a call was changed."""
         if not self._stop_at_changes:
             return lambda: bool(states.moved())
@@ -113,7 +112,6 @@ class Search:
             self._enter(node, copied, callee, call, depth)
         if node.where.position == (0,) and node.where.call == 0 and not node.where.inside:
             return None  # nothing is evaluated before
-        self._remake_what_is_no_data(node, callee, call)
         return node
 
     def _probe(self, copied: types.FunctionType, callee: Callee, call: Call, stop_at: Moved | None) -> Recorder:
@@ -142,20 +140,6 @@ class Search:
             names = _parameter_names(inner_call.function, node.parts(callee).repeatable)
             inner.where = inner.where._replace(given=names)
         node.inner[key_of(inner_call.function)] = inner
-
-    def _remake_what_is_no_data(self, node: CutNode, callee: Callee, call: Call) -> None:
-        """Variables that are no data (a formatter, a parser) are made again in the second part, if possible."""
-        try:
-            parts = node.parts(callee)
-            self._samples.seed(PROBE_SEED)
-            state = node.head(call.with_copied_arguments())
-            values = state[3:] if state[0] == PART else ()
-            names = [name for name, value in zip(parts.stored, values, strict=False) if _is_no_data(value)]
-        except (Exception, Unplanned):
-            return  # verifying says why
-        if names:
-            node.where = node.where._replace(remade=tuple(names))
-            node.rewritten = {}
 
     # -- containers
 
@@ -194,7 +178,7 @@ class Search:
         try:  # the container may draw for itself
             _, own_states = self._run_items(call, attribute, [], SLICE_SEEDS[0])
         except Exception:  # it cannot be empty
-            own_states = samples.seed(SLICE_SEEDS[0]).values()
+            own_states = samples.seed(SLICE_SEEDS[0]).in_order()
         if states != own_states or (before is not None and before.changed(samples.readable())):
             return None
         return (first,)
@@ -204,7 +188,7 @@ class Search:
         self._samples.seed(seed)
         part = with_items(call.function, attribute, items)
         out = call.with_copied_arguments()._replace(function=part).run()
-        return out, self._samples.states().values()
+        return out, self._samples.states().in_order()
 
 
 def _outside_of_contexts(moved: Moved, contexts: set[Position]) -> Moved:
@@ -213,14 +197,6 @@ def _outside_of_contexts(moved: Moved, contexts: set[Position]) -> Moved:
         if moved.position[:k] in contexts and moved.position[k] == "body":
             return Moved(moved.position[:k], None)
     return moved
-
-
-def _is_no_data(value: object) -> bool:
-    """Whether a value could only be kept as a pickle, or not at all."""
-    try:
-        return foreign(take(value)[0]) is not None
-    except CacheError:
-        return True
 
 
 def _next_call(call: Call, out: object) -> Call | None:

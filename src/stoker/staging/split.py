@@ -101,7 +101,16 @@ class Split:
         cells = [("kept" if row.cached else "each time", row.where, row.name, row.why) for row in self.rows]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = ["  ".join(f"{text:{n}}" for text, n in zip(row, widths, strict=True)).rstrip() for row in cells]
-        return "\n".join([*lines, *([f"not more: {self.why_not}"] if self.why_not else [])])
+        lines += [f"not more: {self.why_not}"] if self.why_not else []
+        return "\n".join([*lines, self._cost()])
+
+    def _cost(self) -> str:
+        """What keeping it takes and saves, as far as the trial has measured."""
+        plan, memo, n = self.plan, self.memo, len(self.dataset)
+        later_s = memo.served_s if memo is not None else plan.tail_s + plan.read_s if plan is not None else 0.0
+        nbytes = n * (memo or plan).nbytes  # type: ignore[union-attr]
+        times = f"{self.sample_s * 1e3:.3g} ms for a sample, {later_s * 1e3:.3g} ms once it is kept"
+        return f"about {nbytes / 1e6:,.3g} MB for {n:,} {'results of calls' if memo else 'samples'}; {times}"
 
     def __repr__(self) -> str:
         kept = sum(row.cached for row in self.rows)

@@ -23,6 +23,7 @@ import numpy as np
 
 from ..core.fingerprint import Fingerprint
 from ..core.object_tree import walk
+from ..core.random_state import PROCESS_WIDE
 from ..core.types import Attributes
 from .aliases import refuse_aliases, share_memory
 from .callee import callee_of
@@ -39,7 +40,7 @@ NAMES = 16  # attributes of which it is tried whether they are written before th
 TAILS, TAILS_S = 9, 0.1  # times that a second part is timed, and seconds after which that ends
 REPEATS = 4  # of a second part that might write to what it is given
 CHANGES = "what comes before the cut changes what outlives a sample"
-GLOBAL = {"torch", "random", "numpy"}  # as ``RandomStates.moved`` calls the process' generators
+GLOBAL = set(PROCESS_WIDE)
 
 
 def mean_without_longest(seconds: list[float]) -> float:
@@ -157,7 +158,7 @@ class _Verification:
         argument = kept.read()
         samples.seed_as_wholes()
         sample = plan.tail(samples.dataset, argument)
-        states_after = samples.states().values()
+        states_after = samples.states().in_order()
         samples.seed_anew()
         again = first_state[0] if first_state else self.code.run(lambda: self._head(i))
         if not equal_bits(kept.read(), stored_copy(again)):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from ..core.errors import UsageError
 from ..core.random_state import preserved
 from ..loader import engine
-from ..loader.auto import profile
 from ..loader.variant import as_loader
-from .knobs import ALL_KNOBS, BUDGET_S, KNOBS
+from .knobs import BUDGET_S, KNOBS
 from .measurements import Measurements
 from .result import TuneResult
 from .search import Search
@@ -25,7 +23,6 @@ def tune(
     batch_size: int | None = None,
     name: str | None = None,
     progress: Callable[[str], None] | None = None,
-    save: bool = True,
 ) -> TuneResult:
     """The settings a loader should have, measured on this machine.
 
@@ -34,16 +31,14 @@ def tune(
 
     Args:
         thing: a DataLoader (torch's own or stoker's), a Dataset, or a callable without arguments that returns one.
-        knobs: which settings may move: num_workers, worker_method, prefetch_factor, pin_memory, persistent_workers,
-            batch_size (the last only if asked).
+        knobs: which settings may move: num_workers, prefetch_factor, pin_memory.
         budget_s: seconds it may take, about.
         batch_size: samples in a batch, instead of the loader's own (32 for a dataset).
         name: what to call it in the result.
         progress: called with a line of text for each measurement.
-        save: keep the result where ``num_workers="auto"`` finds it.
 
     Returns:
-        The setting, and all that led to it; a notebook shows it as text and a plot.
+        The setting, and all that led to it; a notebook shows it as text.
 
     Raises:
         UsageError: ``thing`` is no loader or is empty, a sample cannot be loaded, or a batch takes longer than the
@@ -52,11 +47,11 @@ def tune(
     Example:
         >>> result = stoker.tune(loader)  # doctest: +SKIP
         >>> print(result.lines["torch"])  # doctest: +SKIP
-        DataLoader(dataset, batch_size=32, shuffle=True, num_workers=2, persistent_workers=True)
+        DataLoader(dataset, batch_size=32, shuffle=True, num_workers=2, prefetch_factor=4)
     """
     for knob in knobs:
-        if knob not in ALL_KNOBS:
-            raise UsageError(f"no knob {knob!r}: one of {', '.join(ALL_KNOBS)}")
+        if knob not in KNOBS:
+            raise UsageError(f"no knob {knob!r}: one of {', '.join(KNOBS)}")
     if not budget_s > 0:
         raise UsageError(f"budget_s={budget_s!r}: seconds, more than 0")
     if not engine.SUPPORTED:
@@ -67,10 +62,6 @@ def tune(
     search = Search(measured, name, knobs)
     try:
         with preserved():
-            result = summarize(search, search.run())
+            return summarize(search, search.run())
     finally:
         measured.close()
-    if save and "num_workers" in knobs:
-        path = profile.save(loader, profile.Tuned(result.best.worker_method, result.best.num_workers, result.rate))
-        result = replace(result, profile=str(path) if path else None)
-    return result

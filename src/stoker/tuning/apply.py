@@ -259,15 +259,10 @@ def attach(module: Any, applied: JsonObject) -> None:
     module.DataLoader._get_iterator = _get_iterator
 
 
-def cache_alone(module: Any, applied: JsonObject, loader: Any) -> contextlib.AbstractContextManager[None]:
+def cache_alone(module: Any, applied: JsonObject, loader: LoaderLike) -> contextlib.AbstractContextManager[None]:
     """Entered around what begins an epoch of a loader whose class makes iterators of its own (torchdata's
     ``StatefulDataLoader``): gives it the cache. Its workers are the class's. Persistent workers get no cache, for
     they are not told that an epoch begins.
-
-    Args:
-        module: torch.utils.data.dataloader.
-        applied: as for ``attach``.
-        loader: of any class.
     """
     makes: Any = getattr(type(loader), "_get_iterator", None)
     if not isinstance(loader, module.DataLoader) or makes is module.DataLoader._get_iterator:

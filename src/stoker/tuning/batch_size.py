@@ -6,17 +6,16 @@ state of the process are not touched.
 
 from __future__ import annotations
 
-import html
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from ..core.errors import UsageError, WorkerTimeoutError
 from ..core.terminal import human_bytes, human_seconds, table
 from ..core.types import JsonObject
-from .batch_size_trial import Accelerator, EndOfStream, Source, Step, Trial, counted
+from .batch_size_trial import Accelerator, Source, Step, Trial, counted
 
 SCHEMA = 1
 FINE = 16  # the search ends where what fits and what does not are this part apart
@@ -30,7 +29,7 @@ class BatchSizes:
     Attributes:
         best: the largest batch size that fits.
         trials: in the order they were made.
-        budget_bytes: memory of the device; trials may take it less ``margin``, a share.
+        budget_bytes: free memory of the device; trials may take it less ``margin``, a share.
         device: the accelerator.
         bound: which limit ended the search, in words.
         seconds: how long it took.
@@ -84,15 +83,10 @@ class BatchSizes:
     def __str__(self) -> str:
         return "\n".join([table(HEADERS, self._rows(), 80), "", *self._words()])
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
-
 
 def largest(
     loader: DataLoader[object],
     step: Step | None = None,
-    budget: int | float | str | None = None,
-    most: int = 65536,
     margin: float = 0.1,
     seconds: float = 60.0,
     progress: Callable[[str], None] | None = None,
@@ -103,10 +97,7 @@ def largest(
         loader: its dataset and its collate_fn make the batches; its workers and its sampler are not used.
         step: called with each batch on the device, for the memory of forward and backward. A model that it trains is
             trained.
-        budget: device memory that one batch with its step may take, as bytes, "4GB" or a share; by default, what is
-            free.
-        most: no larger ones are tried.
-        margin: share of the budget that is kept free.
+        margin: share of the device's free memory that is kept free.
         seconds: for all trials together.
         progress: called with a line of text before each trial.
 
@@ -121,29 +112,24 @@ def largest(
         40
     """
     began = time.monotonic()
-    source = _checked(loader, step, most, margin, seconds)
+    source = _checked(loader, step, margin, seconds)
     device = counted()
     if device is None:
         raise UsageError("the largest batch is found for the memory of an accelerator, and torch sees none here")
-    place = Accelerator(*device, budget, margin)
+    place = Accelerator(*device, margin)
     own = int(loader.batch_size or 0)
-    top = most if source.count is None else min(most, source.count)
+    top = source.count
     low, high, trials = 0, top + 1, list[Trial]()  # low fits, high does not
     size: int | None = min(own, top)
     while size is not None and (not trials or time.monotonic() < began + seconds):
         if progress is not None:
             progress(f"trying a batch of {size:,} samples" + (f", {low:,} fit" if low else ""))
-        try:
-            trials.append(place.trial(source, step, size, began + seconds))
-            low, high = (size, high) if trials[-1].fits else (low, size)
-        except EndOfStream as e:
-            top = e.args[0]
-            if not top:
-                raise UsageError("the dataset is empty") from None
+        trials.append(place.trial(source, step, size, began + seconds))
+        low, high = (size, high) if trials[-1].fits else (low, size)
         size = _next(low, high, top)
     if not low:
         raise _none_fits(place, trials[-1], None if size is None else seconds)
-    bound = _bound(place, trials, high, top, most)
+    bound = _bound(place, trials, high, top)
     if size is not None:
         bound = f"time: {seconds:g} s were over before the search was"
     return BatchSizes(low, tuple(trials), place.budget, place.name, bound, time.monotonic() - began, own, margin)
@@ -151,7 +137,7 @@ def largest(
 
 def _limit(place: Accelerator) -> str:
     margin = 1 - place.allowed / place.budget
-    return f"{human_bytes(place.allowed)} are allowed (a budget of {human_bytes(place.budget)} less {margin:.0%})"
+    return f"{human_bytes(place.allowed)} are allowed ({human_bytes(place.budget)} were free, less {margin:.0%})"
 
 
 def _none_fits(place: Accelerator, last: Trial, seconds: float | None) -> Exception:
@@ -162,13 +148,11 @@ def _none_fits(place: Accelerator, last: Trial, seconds: float | None) -> Except
     return UsageError(f"not even one sample fits: {needs}{_limit(place)}; {last.why}")
 
 
-def _bound(place: Accelerator, trials: list[Trial], high: int, top: int, most: int) -> str:
+def _bound(place: Accelerator, trials: list[Trial], high: int, top: int) -> str:
     """Which limit ended the search, in words."""
     if high <= top:
         why = next(t.why for t in trials if t.batch_size == high)
         return f"memory: a batch of {high:,} does not fit: {why}, and {_limit(place)}"
-    if top == most:
-        return f"most={most:,}: no larger ones were tried"
     return f"the dataset: it has {top:,} samples"
 
 
@@ -179,18 +163,17 @@ def _next(low: int, high: int, top: int) -> int | None:
     return (low + high) // 2 if high - low > max(1, low // FINE) else None
 
 
-def _checked(loader: object, step: object, most: int, margin: float, seconds: float) -> Source:
+def _checked(loader: object, step: object, margin: float, seconds: float) -> Source:
     if not isinstance(loader, DataLoader):
         raise UsageError(f"the loader is of type {type(loader).__name__}, which is no DataLoader")
     if loader.batch_size is None:
         raise UsageError("the loader makes its own batches (batch_size=None or a batch_sampler): their size is its own")
     if step is not None and not callable(step):
         raise UsageError(f"step is of type {type(step).__name__}, which cannot be called with a batch")
-    if most < 1 or not 0 <= margin < 1 or not 0 < seconds < float("inf"):
-        raise UsageError(
-            f"most={most}, margin={margin:g}, seconds={seconds:g}: most is at least 1, margin a share below 1, "
-            "and seconds are more than 0"
-        )
+    if isinstance(loader.dataset, IterableDataset):
+        raise UsageError("the dataset is iterable: batches of other samples cannot be drawn from it")
+    if not 0 <= margin < 1 or not 0 < seconds < float("inf"):
+        raise UsageError(f"margin={margin:g}, seconds={seconds:g}: a share below 1, and more than 0 seconds")
     source = Source(loader)
     if source.count == 0:
         raise UsageError("the dataset is empty")

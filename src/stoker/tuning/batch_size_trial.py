@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 import random
 import re
 import statistics
@@ -14,11 +13,9 @@ from dataclasses import dataclass
 from types import ModuleType
 
 import torch
-from torch.utils.data import IterableDataset
 
 from ..core import nested, resources
 from ..core.errors import UsageError
-from ..core.options import parse_bytes
 from ..core.random_state import preserved
 from ..core.terminal import human_bytes
 from ..core.types import Batch, LoaderLike, Sample
@@ -53,22 +50,13 @@ class Trial:
     why: str
 
 
-class EndOfStream(Exception):
-    """An iterable dataset ended after ``args[0]`` samples."""
-
-
 class Source:
-    """Batches of any size of a loader's samples.
-
-    Attributes:
-        count: how many samples there are; None for an iterable dataset.
-        doing: what is being done, for the words of an error.
-    """
+    """Batches of any size of a loader's samples."""
 
     def __init__(self, loader: LoaderLike) -> None:
         self._dataset, self._collate = loader.dataset, loader.collate_fn
-        self._keys = () if isinstance(self._dataset, IterableDataset) else keys_of(loader)
-        self.count = None if isinstance(self._dataset, IterableDataset) else len(self._keys)
+        self._keys = keys_of(loader)
+        self.count = len(self._keys)
         self.doing = ""
 
     def batch(self, n: int, repeat: int) -> Batch:
@@ -79,11 +67,6 @@ class Source:
 
     def _samples(self, n: int, repeat: int) -> list[Sample]:
         self.doing = "the dataset"
-        if self.count is None:
-            samples = list(itertools.islice(iter(self._dataset), n))
-            if len(samples) < n:
-                raise EndOfStream(len(samples))
-            return samples
         indices = [self._keys[i] for i in random.Random(SEED + repeat).sample(range(self.count), n)]
         if getattr(self._dataset, "__getitems__", None):
             return list(self._dataset.__getitems__(indices))
@@ -104,38 +87,22 @@ def counted() -> tuple[ModuleType, torch.device] | None:
 
 
 class Accelerator:
-    """Trials in this process, on the device.
+    """Trials in this process, on the device."""
 
-    Args:
-        module: ``torch.cuda``, or what is like it.
-        device: where batches go.
-        budget: of its memory; None for all that is free.
-        margin: share of the budget that is kept free.
-    """
-
-    def __init__(
-        self, module: ModuleType, device: torch.device, budget: int | float | str | None, margin: float
-    ) -> None:
+    def __init__(self, module: ModuleType, device: torch.device, margin: float) -> None:
         self._module, self._device = module, device
         self._host = resources.memory_available() // HOST_SHARE
         self._sample_bytes = 0.0
         self._clear()
         self._start = int(module.memory_allocated())
-        free, total = module.mem_get_info()
-        room = int(free + module.memory_reserved() - self._start)
-        self.budget = room if budget is None else parse_bytes(budget, total)
+        self.budget = int(module.mem_get_info()[0] + module.memory_reserved() - self._start)
         self.allowed = int(self.budget * (1 - margin))
         self.name = f"{device} ({module.get_device_name()})"
-        if self.budget > room:
-            raise UsageError(
-                f"a budget of {human_bytes(self.budget)}, but only {human_bytes(room)} of {device} are free"
-            )
 
     def trial(self, source: Source, step: Step | None, n: int, deadline: float) -> Trial:
         """Makes batches of ``n`` samples and steps on them.
 
         Raises:
-            EndOfStream: an iterable dataset has fewer samples.
             UsageError: the dataset, ``collate_fn`` or ``step`` raised.
         """
         if n * self._sample_bytes * COPIES > self._host:
@@ -146,8 +113,6 @@ class Accelerator:
         try:
             with preserved():
                 seconds = self._seconds(source, step, n, deadline)
-        except EndOfStream:
-            raise
         except (Exception, SystemExit) as e:  # becomes words here: its traceback would keep the batch in memory
             why = f"out of memory in {source.doing}" if _is_out_of_memory(e) else ""
             failed = "" if why else f"batch size {n:,}: {source.doing} raised {type(e).__name__}: {e}"

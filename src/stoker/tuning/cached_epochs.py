@@ -49,13 +49,7 @@ class Epoch(NamedTuple):
 
 
 class CachedEpochs:
-    """What is known of the epochs of one loader.
-
-    Args:
-        sample_s: seconds that a sample takes whose deterministic part is in the cache.
-        workers: the loader's.
-        cores: that this process may use.
-    """
+    """What is known of the epochs of one loader. ``sample_s``: of a sample whose deterministic part is in the cache."""
 
     def __init__(self, sample_s: float, workers: int, cores: int) -> None:
         self._sample_s = sample_s
@@ -77,12 +71,7 @@ class CachedEpochs:
         return stored >= FILLED * room or 0 < stored <= (1 + GROWING) * before
 
     def choose(self, rows: Sequence[Sequence[float]], filled: bool) -> Maker:
-        """Who makes the batches of the epoch that begins.
-
-        Args:
-            rows: ``LoaderMetrics.by_epoch``; the row of this epoch is not there yet.
-            filled: the cache holds nearly all samples.
-        """
+        """Who makes the batches of the epoch that begins; ``rows`` are those of the epochs before."""
         self._note(rows)
         maker = self._choice() if filled else Maker.WORKERS
         self._begun = maker, filled, len(rows)

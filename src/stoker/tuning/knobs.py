@@ -1,6 +1,4 @@
 """The settings that ``stoker tune`` may change, by torch's names, and how long it may take."""
 
-KNOBS = ("num_workers", "worker_method", "prefetch_factor", "pin_memory", "persistent_workers")
-# The last two only if asked for: another batch size changes the training, and a cache takes memory.
-ALL_KNOBS = (*KNOBS, "batch_size", "cache")
+KNOBS = ("num_workers", "prefetch_factor", "pin_memory")
 BUDGET_S = 12.0  # seconds that tuning may take

@@ -11,13 +11,11 @@ from torch.utils.data.dataloader import _DatasetKind
 from ..core.options import Budget
 from ..core.types import JsonObject, LoaderLike
 from ..loader import engine
-from ..loader.auto.bench import Bench, PoolBench, Window
-from ..loader.auto.model import KNEE
-from ..loader.auto.remote import Remote
+from ..loader.auto.bench import Bench, Window
 from ..loader.auto.tasks import Tasks
-from ..loader.variant import variant
 from .result import Setting, figure
 
+KNEE = 0.97  # the smallest setting within 3 % of the best
 WINDOW_S = 0.25  # one measurement; long enough that a scheduler tick of a busy machine is noise
 WINDOWS_IN_BUDGET = 60  # shorter windows where the budget would not hold so many
 ROUNDS = 2  # in turns, at least, for settings to be compared by them
@@ -52,51 +50,26 @@ class Measurements:
         self.is_stream = loader._dataset_kind == _DatasetKind.Iterable
         self.window_s = min(WINDOW_S, max(0.05, budget_s / WINDOWS_IN_BUDGET))
         self._progress = progress
-        self._benches: dict[tuple[str, int | None], Bench] = {}
-        self._running: Bench | None = None
+        self.bench = Bench(loader, self.tasks, self.transport, self.deadline)
         self._rounds: list[dict[Setting, float]] = []
-        self._loaders: dict[int | None, tuple[LoaderLike, Tasks]] = {loader.batch_size: (loader, self.tasks)}
 
-    def is_over(self, reserve: float = RESERVE) -> bool:
-        """Whether there is no time for another window, but for the reserve, a share of the budget."""
-        return self.deadline - time.monotonic() < reserve * self.budget_s
-
-    def bench(self, s: Setting) -> Bench:
-        """The bench for a setting; the one that ran before rests from now on."""
-        method = s.worker_method if s.num_workers else "inline"
-        bench = self._benches.get((method, s.batch_size))
-        if bench is None:
-            loader, tasks = self._of(s.batch_size)
-            kind = PoolBench if method == "process" else Remote
-            bench = self._benches[method, s.batch_size] = kind(loader, tasks, method, self.transport, self.deadline)
-        if self._running is not None and self._running is not bench:
-            self._running.rest()
-        self._running = bench
-        return bench
-
-    def _of(self, batch_size: int | None) -> tuple[LoaderLike, Tasks]:
-        if batch_size not in self._loaders:
-            other = variant(self.loader, batch_size=batch_size, num_workers=0)
-            self._loaders[batch_size] = other, Tasks(other)
-            self._loaders[batch_size][1].fresh = self.tasks.fresh
-        return self._loaders[batch_size]
-
-    def samples(self, s: Setting) -> float:
-        """Samples in a batch, on average."""
-        return self._of(s.batch_size)[1].samples
+    def is_over(self) -> bool:
+        """Whether there is no time for another window, but for the reserve."""
+        return self.deadline - time.monotonic() < RESERVE * self.budget_s
 
     def measure(self, s: Setting) -> float:
-        """One more window of a setting. Returns its samples per second.
+        """One more window of a setting. Returns its samples per second; without workers, those of one that would only
+        fetch and collate.
 
         Raises:
             BadSample: a sample cannot be loaded.
             TooSlow: no batch came in the time that is left.
         """
-        window = self.bench(s).window(s.num_workers, s.prefetch_factor, self.window_s, BATCHES)
-        rate = window.rate * self.samples(s)
+        window = self.bench.window(max(1, s.num_workers), s.prefetch_factor, self.window_s, BATCHES)
+        rate = (window.rate if s.num_workers else 1 / window.make_s) * self.tasks.samples
         self.rates.setdefault(s, []).append(rate)
         self.windows[s] = window
-        knobs = {name: getattr(s, name) for name in ("num_workers", "worker_method", "prefetch_factor", "batch_size")}
+        knobs = {name: getattr(s, name) for name in ("num_workers", "prefetch_factor", "batch_size")}
         self.tried.append({**knobs, "samples_per_s": rate, "at_s": time.monotonic() - self.began})
         self._progress(f"{s.words}: {figure(rate)} samples/s")
         return rate
@@ -135,22 +108,11 @@ class Measurements:
                 rates[s] = self.measure(s)
             self._rounds.append(rates)
 
-    def nbytes(self, batch_size: int | None) -> int:
-        """Bytes of the largest batch of this size that crossed between processes."""
-        return max((w.nbytes for s, w in self.windows.items() if s.batch_size == batch_size), default=0)
-
-    def restart_s(self, s: Setting) -> float:
-        """Seconds from the start of worker processes to their first batch."""
-        if self._running is not None:
-            self._running.rest()
-        loader, tasks = self._of(s.batch_size)
-        bench = PoolBench(loader, tasks, "process", self.transport, self.deadline)
-        try:
-            return bench.seconds_to_first_batch(s.num_workers)
-        finally:
-            bench.close()
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the largest batch that crossed between processes."""
+        return max((w.nbytes for w in self.windows.values()), default=0)
 
     def close(self) -> None:
         """Ends all workers."""
-        for bench in self._benches.values():
-            bench.close()
+        self.bench.close()

@@ -6,17 +6,13 @@ import html
 import math
 import sys
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from typing import NamedTuple
 
 from ..core import terminal
-from ..core.files import write
 from ..core.types import JsonObject
 from ..loader.auto.limits import Limit
-from . import plot
-from .curve import Curve, Point
-from .rules_of_thumb import Guess
 
-SCHEMA = 1
+SCHEMA = 2
 BARS = " ▏▎▍▌▋▊▉█"
 
 
@@ -35,34 +31,39 @@ class Setting:
     """One value for each knob, by torch's names."""
 
     num_workers: int
-    worker_method: str = "process"
     prefetch_factor: int = 2
     pin_memory: bool = False
-    persistent_workers: bool = False
     batch_size: int | None = None
-    cache: str | None = None
 
     @property
-    def size(self) -> tuple[float, str, int]:
+    def size(self) -> tuple[float, int]:
         """What the smallest setting goes by. No workers counts as the largest: its work adds to the model's own, and
         does not run beside it."""
-        return self.num_workers or math.inf, self.worker_method, self.prefetch_factor
+        return self.num_workers or math.inf, self.prefetch_factor
 
     @property
     def words(self) -> str:
         """For people.
 
         Example:
-            >>> Setting(2, "thread", 4, batch_size=32).words
-            '2 threads, prefetch 4, batch 32'
+            >>> Setting(2, 4, batch_size=32).words
+            '2 workers, prefetch 4, batch 32'
         """
         if not self.num_workers:
             return "no workers"
-        kind = "thread" if self.worker_method == "thread" else "process"
-        if self.num_workers > 1:
-            kind += "s" if kind == "thread" else "es"
+        workers = "1 worker" if self.num_workers == 1 else f"{self.num_workers} workers"
         size = "" if self.batch_size is None else f", batch {self.batch_size}"
-        return f"{self.num_workers} {kind}, prefetch {self.prefetch_factor}{size}"
+        return f"{workers}, prefetch {self.prefetch_factor}{size}"
+
+
+class Point(NamedTuple):
+    """One number of workers, in samples per second: the median of its windows, the slowest, the fastest."""
+
+    workers: int
+    rate: float
+    low: float
+    high: float
+    windows: int
 
 
 @dataclass(frozen=True)
@@ -74,15 +75,13 @@ class TuneResult:
         best: the knee: the smallest setting within 3 % of the fastest.
         rate: its samples per second, the median of its windows; ``low``, ``high``: the slowest and the fastest of them.
         curve: samples per second by workers, for the other knobs of ``best``.
-        guesses: rules of thumb, and what they would have cost.
         limits: what bounds the number of workers, the tightest first.
         bound: the limit that kept ``best`` small; None where more workers would not have helped.
         reasons: why each knob has its value, by torch's names.
-        notes: where measurement and model disagree, and what else there is to know.
+        notes: what else there is to know.
         lines: to paste: ``{"torch": ..., "stoker": ...}``.
         tried: every window, in order, with its samples per second.
         seconds: how long it took.
-        profile: the file in which ``num_workers="auto"`` finds this again.
     """
 
     name: str
@@ -91,7 +90,6 @@ class TuneResult:
     low: float
     high: float
     curve: tuple[Point, ...]
-    guesses: tuple[Guess, ...]
     limits: tuple[Limit, ...]
     bound: Limit | None
     reasons: dict[str, str]
@@ -99,7 +97,6 @@ class TuneResult:
     notes: tuple[str, ...] = ()
     tried: tuple[JsonObject, ...] = field(default=(), repr=False)
     seconds: float = 0.0
-    profile: str | None = None
 
     def as_dict(self) -> JsonObject:
         """For JSON; ``docs/tune.md`` has the schema."""
@@ -110,18 +107,6 @@ class TuneResult:
             "limits": [limit._asdict() for limit in self.limits],
             "bound": None if self.bound is None else self.bound._asdict(),
         }
-
-    def plot(self, path: str | Path) -> None:
-        """Draws the curve and its knee: .png, .svg or .html. Needs ``stoker[plot]``."""
-        path = Path(path)
-        plot.check(path)
-        if path.suffix == ".html":
-            write(path, f'<!doctype html><meta charset="utf-8"><title>stoker tune</title>{self._repr_html_()}\n')
-        else:
-            plot.draw(self._curve(), path)
-
-    def _curve(self) -> Curve:
-        return Curve(self.name, self.curve, self.best.num_workers, self.rate, self.guesses)
 
     def __str__(self) -> str:
         return self.text(80, colour=False)
@@ -135,46 +120,32 @@ class TuneResult:
 
         knobs = f"{b.num_workers} worker{'' if b.num_workers == 1 else 's'}"
         if b.num_workers:
-            knobs += f" ({b.worker_method}), prefetch_factor {b.prefetch_factor}"
+            knobs += f", prefetch_factor {b.prefetch_factor}"
         head = f"{self.name}: {knobs}, {figure(self.rate)} samples/s [{figure(self.low)}..{figure(self.high)}]"
         out = [bold(head), "", *self._chart(width), ""]
         out += [f"{name}: {words}" for name, words in self.reasons.items()]
         if self.bound is not None:
             out.append(f"bound by {self.bound.name}: {self.bound.words}")
-        out += ["", "rules of thumb"]
-        for g in self.guesses:
-            count = "-" if g.workers is None else str(g.workers)
-            cost = g.how if g.share is None else f"{g.share:.0%} of that rate ({g.how})"
-            out.append(f"  {g.name}: {count:>3}  {cost}")
         if self.notes:
             out += ["", *(f"note: {n}" for n in self.notes)]
         out += ["", "to paste", f"  {bold(self.lines['torch'])}"]
         out.append(f"  {bold(self.lines['stoker'])}")
         out.append(f"measured in {self.seconds:.1f} s")
-        if self.profile:
-            out.append(f'num_workers="auto" finds it in {self.profile}')
         return "\n".join(out)
 
     def _chart(self, width: int) -> list[str]:
-        top = max((p.high or p.rate or p.predicted or 0.0) for p in self.curve) or 1.0
+        top = max(p.high for p in self.curve) or 1.0
         room = max(10, min(60, width - 36))
         out = [f"{'workers':>7}  samples/s"]
         for p in self.curve:
-            value = p.rate if p.rate is not None else p.predicted or 0.0
-            cells = value / top * room
+            cells = p.rate / top * room
             bar = "█" * int(cells) + BARS[int(cells % 1 * 8)].strip()
-            if p.rate is None:
-                bar = "·" * int(cells)
             mark = " <- the knee" if p.workers == self.best.num_workers else ""
-            out.append(f"{p.workers:>7}  {figure(value):>9} {bar}{mark}" + ("" if p.rate is not None else " (model)"))
+            out.append(f"{p.workers:>7}  {figure(p.rate):>9} {bar}{mark}")
         return out
 
     def _repr_html_(self) -> str:
-        try:
-            picture = plot.svg(self._curve())
-        except ImportError:
-            picture = ""
-        return f"<div>{picture}<pre>{html.escape(str(self))}</pre></div>"
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def show(self) -> None:
         """Prints it, as wide and as colourful as stdout is."""

@@ -2,9 +2,9 @@
 
 ::
 
-    1 worker: its times give the model of the curve and the limits
+    1 worker: its times give the limits
     -> workers: doubled while that pays, then the counts on both sides of the best
-    -> threads, more batches in flight, larger batches, no workers: one window each
+    -> more batches in flight, no workers: one window each
     -> the fastest few in turns, three windows each and more while there is time
     -> the knee: the smallest setting within 3 % of the fastest, by the medians
 """
@@ -19,18 +19,15 @@ import torch
 from ..core import resources
 from ..core.errors import UsageError
 from ..device.accelerator import accelerator
-from ..loader.auto.bench import BadSample, PoolBench, TooSlow, Window
-from ..loader.auto.decide import unsafe
+from ..loader.auto.bench import BadSample, TooSlow, Window
 from ..loader.auto.limits import Limit, limits
-from ..loader.auto.model import KNEE, Model
-from .measurements import Measurements
+from .measurements import KNEE, Measurements
 from .result import Setting, figure
 
 FEW, MANY = 3, 8  # windows of each finalist: at least where there is time, and at most
 FINALISTS = 4
 NEAR = 0.6  # of the fastest single window, which may have been a lucky one: which settings are measured again
 GAIN = 1 / KNEE  # a larger setting has to be faster by this
-CLEAR_GAIN = 1.05  # threads, in which less code is safe, and larger batches by this
 PREFETCH = (2, 4, 8)  # 1 leaves no slack for a consumer that is late, which an empty loop cannot see
 DEPTH = 4  # batches in flight for each worker where that takes next to no memory
 CHEAP = 64  # which is this part of the budget for batches in flight
@@ -49,13 +46,11 @@ class Search:
         knobs: which settings may move.
 
     Attributes:
-        model: of the curve, from one worker's times.
         limits: what bounds the number of workers, the tightest first.
         reasons: why a knob has its value.
         notes: what else there is to say.
     """
 
-    model: Model
     limits: list[Limit]
 
     def __init__(self, measurements: Measurements, name: str, knobs: Sequence[str]) -> None:
@@ -76,7 +71,7 @@ class Search:
             s = self._climb(self._fixed(s))
         except BadSample as e:
             raise UsageError(f"{self.name}: {self._why(e, s)}") from e
-        best = self.measured.knee(self._alike(s.batch_size) or self.measured.rates)
+        best = self.measured.knee(self._choices() or self.measured.rates)
         self._explain(best)
         return best
 
@@ -85,9 +80,7 @@ class Search:
         try:
             self.measured.rate(s)
             s = self._num_workers(s)
-            s = self._worker_method(s)
             s = self._prefetch_factor(s)
-            s = self._batch_size(s)
             self._no_workers(s)
             self._finalists(s)
         except TooSlow as e:
@@ -106,15 +99,13 @@ class Search:
         except TypeError:
             return NO_BOUND
 
-    def _alike(self, batch_size: int | None) -> list[Setting]:
+    def _choices(self) -> list[Setting]:
         """The settings from which one is recommended."""
-        return [s for s in self.measured.rates if s.batch_size == batch_size and self._may_win(s)]
+        return [s for s in self.measured.rates if self._may_win(s)]
 
     def _may_win(self, s: Setting) -> bool:
         if not s.num_workers:
             return True
-        if s.worker_method == "thread" and self.measured.windows[s].who:
-            return False  # later windows may show draws that the first did not
         if "num_workers" not in self.knobs and s.num_workers != self._base.num_workers:
             return False
         if "prefetch_factor" not in self.knobs:
@@ -124,7 +115,7 @@ class Search:
     # ----------------------------------------------------------------------------------------------- the first window
 
     def _first(self, s: Setting) -> None:
-        """Measures one worker: the model, the limits, and whether files are read."""
+        """Measures one worker: the limits, and whether files are read."""
         try:
             self.measured.measure(s)
         except TooSlow:
@@ -137,10 +128,9 @@ class Search:
             self.measured.forget([s])  # it was the disk that was measured
             self.measured.measure(s)
             window = self.measured.windows[s]
-        self.model = Model(window.work_s, window.cpu_s, window.own_s, resources.cores_granted())
         self.limits = limits(
-            waits=self.model.waits,
-            each=max(self.measured.bench(s).pss(), WORKER_BYTES),
+            waits=max(0.0, 1 - window.cpu_s / window.work_s) if window.work_s else 0.0,
+            each=max(self.measured.bench.pss(), WORKER_BYTES),
             nbytes=window.nbytes,
             prefetch=s.prefetch_factor,
             budget=self.measured.transport,
@@ -167,15 +157,14 @@ class Search:
             s = replace(s, num_workers=max(1, int(self.loader.num_workers)))
         if "prefetch_factor" not in self.knobs:
             s = replace(s, prefetch_factor=self.loader.prefetch_factor or PREFETCH[0])
-        elif self._is_cheap(s):
+        elif self._is_cheap():
             s = replace(s, prefetch_factor=DEPTH)
         self._base = s
         return s
 
     def _why(self, e: BadSample, s: Setting) -> str:
         last = str(e).strip().splitlines()[-1]
-        bench = self.measured.bench(s)
-        index = bench.culprit() if isinstance(bench, PoolBench) else None
+        index = self.measured.bench.culprit()
         what = "a sample cannot be loaded" if index is None else f"sample {index!r} cannot be loaded"
         needs_gpu = ("CUDA" in last or "NVIDIA" in last) and accelerator() is None
         return f"{what}: {last}" + (" (it needs a GPU, and there is none here)" if needs_gpu else "")
@@ -197,34 +186,6 @@ class Search:
                 measured.rate(replace(s, num_workers=n))
         return measured.knee(k for k in measured.rates if replace(k, num_workers=1) == replace(s, num_workers=1))
 
-    def _worker_method(self, s: Setting) -> Setting:
-        if "worker_method" not in self.knobs:
-            return s
-        no = (
-            "an iterable dataset: each thread would need a copy of it"
-            if self.measured.is_stream
-            else unsafe(self.loader)
-        )
-        threads = replace(s, worker_method="thread")
-        counts = [s.num_workers]
-        if "num_workers" in self.knobs:  # threads that wait for the interpreter lock want to be more than cores
-            counts += [n for n in self.counts() if n >= 2 * s.num_workers][:1]
-        try:
-            for n in counts if not no else ():
-                if not self.measured.is_over():
-                    self.measured.rate(replace(threads, num_workers=n))
-        except (BadSample, TooSlow) as e:
-            no = f"a sample could not be loaded in a thread: {str(e).splitlines()[-1]}"
-        all_threads = [k for k in self.measured.windows if k.worker_method == "thread"]
-        who = next((w for k in all_threads if (w := self.measured.windows[k].who)), None)
-        if who is not None:
-            no = f"{who} draws from the process-wide random generators, which threads cannot repeat"
-        if no:
-            self.measured.forget(all_threads)
-            self.reasons["worker_method"] = f"process: {no}"
-        fastest = max((k for k in all_threads if k in self.measured.rates), key=self.measured.rate, default=s)
-        return fastest if self.measured.rate(fastest) > CLEAR_GAIN * self.measured.rate(s) else s
-
     def _prefetch_factor(self, s: Setting) -> Setting:
         if "prefetch_factor" in self.knobs:
             for value in PREFETCH:
@@ -235,49 +196,27 @@ class Search:
                     s = deeper
         return s
 
-    def _is_cheap(self, s: Setting) -> bool:
+    def _is_cheap(self) -> bool:
         """Whether ``DEPTH`` batches in flight for each of as many workers as there may be take next to no memory."""
-        in_flight = self.measured.nbytes(s.batch_size) * DEPTH * self.limits[0].most
+        in_flight = self.measured.nbytes * DEPTH * self.limits[0].most
         return in_flight <= self.measured.transport.flight_bytes // CHEAP
 
     def _fits(self, s: Setting) -> bool:
-        nbytes = self.measured.nbytes(s.batch_size)
+        nbytes = self.measured.nbytes
         device = accelerator()
         if device is not None and device.type == "cuda" and 2 * nbytes > torch.cuda.mem_get_info()[0]:
             return False  # the batch in use, and the next one
         return nbytes * s.prefetch_factor * s.num_workers <= self.measured.transport.flight_bytes
 
-    def _batch_size(self, s: Setting) -> Setting:
-        if "batch_size" not in self.knobs:
-            return s
-        if s.batch_size is None:
-            self.reasons["batch_size"] = "the loader makes its own batches"
-            return s
-        began = s.batch_size
-        while s.batch_size is not None and 2 * s.batch_size <= self.most_samples() and not self.measured.is_over():
-            larger = replace(s, batch_size=2 * s.batch_size)
-            if not self._fits(replace(s, prefetch_factor=2 * s.prefetch_factor)):  # as many bytes as the larger batch
-                break
-            if self.measured.rate(larger) <= CLEAR_GAIN * self.measured.rate(s):
-                break
-            s = larger
-        self.reasons["batch_size"] = (
-            f"{s.batch_size}: the loader's rate only; training may want another (it had {began})"
-        )
-        return s
-
     def _no_workers(self, s: Setting) -> None:
         if "num_workers" in self.knobs and not self.measured.is_stream and not self.measured.is_over():
-            try:
-                self.measured.measure(Setting(0, batch_size=s.batch_size))
-            except (BadSample, TooSlow) as e:
-                self.notes.append(f"no workers at all could not be measured: {str(e).splitlines()[-1]}")
+            self.measured.measure(Setting(0, batch_size=s.batch_size))
 
     # ------------------------------------------------------------------------------------------------- the fastest few
 
     def _finalists(self, s: Setting) -> None:
         """Measures the fastest settings in turns, because the best of many single windows is too good to be true."""
-        alike = sorted(self._alike(s.batch_size), key=lambda k: -self.measured.rate(k))
+        alike = sorted(self._choices(), key=lambda k: -self.measured.rate(k))
         fastest = self.measured.rate(alike[0])
         finalists = [k for k in alike if self.measured.rate(k) >= NEAR * fastest][:FINALISTS]
         finalists += [] if s in finalists else [s]
@@ -285,10 +224,8 @@ class Search:
 
     def _explain(self, best: Setting) -> None:
         rates, rate = self.measured.rates, self.measured.rate
-        workers = [k for k in self._alike(best.batch_size) if k.num_workers]
         if "num_workers" in self.knobs and not best.num_workers:
-            other = max(workers, key=rate)
-            self.reasons.pop("worker_method", None)
+            other = max((k for k in self._choices() if k.num_workers), key=rate)
             self.reasons["num_workers"] = (
                 f"0: one process alone makes {figure(rate(best))} samples/s, {other.words} {figure(rate(other))}"
             )
@@ -297,13 +234,6 @@ class Search:
             self.reasons["num_workers"] = f"{best.num_workers} is the smallest within 3 % of the best"
             if len(rates[best]) < FEW and self.measured.is_over():
                 self.reasons["num_workers"] += ", as far as there was time to measure"
-        process = max((k for k in workers if k.worker_method == "process"), key=rate, default=None)
-        thread = max((k for k in workers if k.worker_method == "thread"), key=rate, default=None)
-        if thread is not None and process is not None:
-            self.reasons["worker_method"] = (
-                f"{best.worker_method}: {thread.num_workers} threads make {figure(rate(thread))} samples/s, "
-                f"{process.num_workers} processes {figure(rate(process))}"
-            )
         if "prefetch_factor" in self.knobs:
             self.reasons["prefetch_factor"] = self._why_prefetch(best)
 
@@ -316,6 +246,6 @@ class Search:
         else:
             words = f"{value}: the most that was tried"
         if value == DEPTH == self._base.prefetch_factor:
-            nbytes = self.measured.nbytes(best.batch_size) * DEPTH * best.num_workers
+            nbytes = self.measured.nbytes * DEPTH * best.num_workers
             words += f"; it costs {nbytes / 1e6:.3g} MB, and takes up jitter that short windows do not show"
         return words

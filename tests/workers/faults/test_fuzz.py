@@ -1,10 +1,8 @@
-"""Bytes that nobody meant: as pictures, caches, states and profiles. What comes of them is right, or an error of
+"""Bytes that nobody meant: as caches and states. What comes of them is right, or an error of
 stoker's own; never another's, and never a wrong sample."""
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import random
 import shutil
@@ -15,12 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import stoker
-from stoker.core.errors import ImageError, StateError, StokerError
-from stoker.loader.auto import profile
+from stoker.core.errors import StateError, StokerError
 from stoker.staging.store import folder
 from stoker.staging.store.head import Head
 
@@ -28,74 +25,6 @@ SEED = int(os.environ.get("STOKER_SEED", "0"))
 relaxed = settings(
     deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
-
-
-# -- pictures
-
-
-def pictures() -> dict[str, bytes]:
-    from PIL import Image
-
-    out = {}
-    rng = random.Random(1)
-    whole = Image.frombytes("RGB", (96, 64), bytes(rng.randrange(256) for _ in range(96 * 64 * 3)))
-    for kind in ("jpeg", "png", "gif", "bmp", "tiff", "webp", "ppm"):
-        file = io.BytesIO()
-        try:
-            whole.save(file, kind)
-        except (KeyError, OSError):  # a Pillow without that one
-            continue
-        out[kind] = file.getvalue()
-    return out
-
-
-PICTURES = pictures()
-HEADS = [data[:n] for data in PICTURES.values() for n in (4, 12, 64)]
-
-
-def look(data: bytes, size: Any) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            found = stoker.image.read(data, size)
-        except ImageError as e:
-            assert isinstance(e, OSError)  # noqa: PT017
-            assert "no picture, or a broken one" in str(e)  # noqa: PT017
-        else:
-            assert found.mode == "RGB"
-
-
-@relaxed
-@given(st.sampled_from([b"", *HEADS]), st.binary(max_size=400), st.sampled_from([None, (32, 24), 16]))
-@example(b"", b"", None)
-def test_random_bytes_as_pictures(head: bytes, data: bytes, size: Any) -> None:
-    look(head + data, size)
-
-
-@relaxed
-@given(
-    st.sampled_from(sorted(PICTURES)),
-    st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), min_size=1, max_size=8),
-    st.integers(0, 1 << 20),
-    st.sampled_from([None, (32, 24)]),
-)
-def test_damaged_pictures(kind: str, changes: list[tuple[int, int]], cut: int, size: Any) -> None:
-    data = bytearray(PICTURES[kind])
-    for at, value in changes:
-        data[at % len(data)] = value
-    look(bytes(data[: len(data) - cut % len(data) if cut % 3 == 0 else None]), size)
-
-
-def test_what_is_wrong_with_the_file_and_not_the_picture_stays(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        stoker.image.read(tmp_path / "none.jpg")
-    with pytest.raises(IsADirectoryError):
-        stoker.image.read(tmp_path)
-    (tmp_path / "a.jpg").write_bytes(b"no picture")
-    with pytest.raises(ImageError, match=r"a\.jpg \(UnidentifiedImageError"):
-        stoker.image.read(tmp_path / "a.jpg")
-    with pytest.raises(stoker.core.errors.UsageError, match="mode='XYZ'"):
-        stoker.image.read(PICTURES["png"], mode="XYZ")
 
 
 # -- caches
@@ -212,10 +141,9 @@ def test_a_head_that_has_forgotten_what_is_taken(tmp_path: Path, prepare: Any, h
         assert same(staged[i], prepare(i)), i
 
 
-@pytest.mark.parametrize("command", ["ls", "verify"])
 @pytest.mark.parametrize("seed", range(SEED, SEED + 8))
-def test_commands_over_such_caches(
-    whole: tuple[str, Path], tmp_path: Path, seed: int, command: str, capfd: pytest.CaptureFixture[str]
+def test_listing_such_caches(
+    whole: tuple[str, Path], tmp_path: Path, seed: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from stoker.commands import main
 
@@ -225,9 +153,9 @@ def test_commands_over_such_caches(
     (found,) = folder.caches(where)
     for path in rng.sample(sorted(p for p in found.iterdir() if p.is_file()), 2):
         print("seed", seed, path.name, hurt(path, rng))
-    code = main.main(["cache", command, "--dir", str(where)])
+    code = main.main(["cache", "ls", "--dir", str(where)])
     out = capfd.readouterr()
-    assert code in (0, 1, 2), out
+    assert code == 0, out
     assert "Traceback" not in out.err + out.out
 
 
@@ -262,28 +190,3 @@ def test_states_with_parts_exchanged(data: st.DataObject) -> None:
     except StateError:
         return
     assert len(left) == len(set(left)) <= 40
-
-
-@relaxed
-@given(st.one_of(st.binary(max_size=300), anything.map(lambda x: json.dumps(x).encode()), st.data()))
-def test_profiles(tmp_path: Path, content: Any) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STOKER_PROFILES", str(tmp_path))
-        one = loader("auto")  # type: ignore[arg-type]
-        path = profile.path_of(one)
-        tuned = profile.Tuned("process", 2, 1.0)
-        if not isinstance(content, bytes):
-            profile.save(one, tuned)
-            kept = json.loads(path.read_text())
-            entry = kept[0]
-            for key in content.draw(st.lists(st.sampled_from(["tuned", "at", "key"]), max_size=2)):
-                entry[key] = content.draw(anything)
-            if isinstance(entry["tuned"], dict):
-                entry["tuned"] |= content.draw(st.dictionaries(st.sampled_from(["num_workers", "rate"]), anything))
-            content = json.dumps(kept).encode()
-        path.write_bytes(content)
-        found, words = profile.find(one)
-        assert isinstance(words, str)
-        assert found is None or isinstance(found, profile.Tuned)
-        assert profile.save(one, tuned) == path
-        assert profile.find(one)[0] == tuned

@@ -195,13 +195,6 @@ def test_workers_taken_away_later_are_missed() -> None:
         iter(loader)
 
 
-@pytest.mark.slow
-def test_the_kind_of_workers_is_not_measured_where_only_one_will_do() -> None:
-    loader = stoker.DataLoader(Hanging(9), 4, num_workers=2, worker_method="auto", sample_timeout=1, on_error="skip")
-    assert len(list(loader)) == 10
-    assert any("threads cannot be killed" in words for words in loader.decisions)
-
-
 class Slow(Hanging):
     """Samples 5 and 6 end when somebody says so; 6 says that it has begun."""
 

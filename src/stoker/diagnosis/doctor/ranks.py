@@ -13,11 +13,7 @@ MIN_WAIT = 0.1  # of its loop
 
 
 def compare(snapshots: Iterable[Snapshot]) -> Ranks | None:
-    """What each rank waited for, first batches left out, and the one that makes the others wait; None for one rank.
-
-    Args:
-        snapshots: of all processes; those that belong to no group have ``world`` 1.
-    """
+    """What each rank waited for, first batches left out, and the one that makes the others wait; None for one rank."""
     by_rank: dict[int, RankWait] = {}
     for s in snapshots:
         if s.world < 2:

@@ -51,16 +51,7 @@ def diagnose(
     gpus: int = 0,
     memory_granted: int = 0,
 ) -> tuple[str, list[Finding]]:
-    """Verdict and findings, the one whose fix saves most first.
-
-    Args:
-        loaders: the report's ``loaders``.
-        cores: cores granted.
-        cuda: whether the script used CUDA. Then the wait in ``next()`` bounds the device's idle time from above.
-        around: what the machine did meanwhile.
-        gpus: accelerators of the machine.
-        memory_granted: bytes.
-    """
+    """Verdict and findings, the one whose fix saves most first."""
     seen = [loader for loader in loaders if loader.batches >= MIN_BATCHES]
     if not seen:
         return "unknown", []

@@ -28,15 +28,7 @@ def compare(
     before: RememberedRun | None,
     script: str,
 ) -> Compared:
-    """The comparison.
-
-    Args:
-        wall_s: seconds of the applied run, from the start of the command to its end.
-        loaders: the report's.
-        settings: what was applied, by loader.
-        before: the observed run that is remembered, if one is.
-        script: digest of the script as it is now.
-    """
+    """The comparison."""
     cost = Cost(
         trials_s=sum(changed.measured_s for changed in settings.values()),
         fill_s=sum(changed.cache.fill_s for changed in settings.values()),

@@ -16,14 +16,7 @@ EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"
 
 
 def applied_lines(applied: Applied, columns: int, colour: bool, stream: TextIO) -> list[str]:
-    """The lines.
-
-    Args:
-        applied: the report's.
-        columns: that a line may have.
-        colour: whether there is colour.
-        stream: where the lines go; one that cannot show blocks gets plain characters.
-    """
+    """The lines. A stream that cannot show blocks gets plain characters."""
     compared = applied.compared
     headers, figures = rows(compared)
     title = style("before / after" if len(headers) > 2 else "after", "bold", colour)

@@ -15,7 +15,7 @@ from ..doctor.verdict import diagnose
 from . import applied as applied_findings
 from . import before_after, history, patch
 from .merge import Snapshot, merged, snapshots
-from .schema import Applied, AppliedSettings, Around, Bypassing, Ceilings, LoaderReport, RunReport
+from .schema import Applied, AppliedSettings, Around, Bypassing, LoaderReport, RunReport
 
 
 def report_of(
@@ -26,16 +26,7 @@ def report_of(
     wall_s: float,
     apply: bool = False,
 ) -> RunReport:
-    """The report (docs/report.md).
-
-    Args:
-        command: what was run, ``-m`` before a module.
-        code: its exit code.
-        sent: the last snapshot of each process.
-        around: what the machine did meanwhile (``core.monitor``).
-        wall_s: seconds from the command's start to its end.
-        apply: whether stoker's engine and settings were behind its loaders.
-    """
+    """The report (docs/report.md)."""
     processes = snapshots(sent)
     meanwhile = msgspec.convert(around, Around)
     machine = _as_the_script_saw(resources.read(), meanwhile, processes)
@@ -62,7 +53,6 @@ def report_of(
         applied=applied,
         ranks=ranks.compare(processes),
         bypassing=_bypassing(processes, loaders),
-        ceilings=_ceilings(processes),
         partial=any(not process.final for process in processes),
         diff=patch.of(patch.changes(findings)),
     )
@@ -76,10 +66,6 @@ def _applied(
     compared = before_after.compare(wall_s, loaders, settings, before, history.digest(command))
     gains = {row.name: row.samples_per_s.times_as_fast(rate=True) for row in compared.loaders}
     return Applied(settings, compared, before, {name: gain for name, gain in gains.items() if gain})
-
-
-def _ceilings(processes: Sequence[Snapshot]) -> Ceilings | None:
-    return next((p.ceilings for p in processes if p.ceilings is not None and p.ceilings.name), None)
 
 
 def _bypassing(processes: Sequence[Snapshot], loaders: Sequence[LoaderReport]) -> list[Bypassing]:

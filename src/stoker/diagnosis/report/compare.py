@@ -1,128 +1,202 @@
-"""Two reports side by side, the second as ratios of the first. It reads and writes nothing: ``compare_read`` reads.
+"""Two reports of ``stoker run`` side by side, the second as ratios of the first.
 
-What ``stoker bench`` and ``stoker tune`` write is compared as a report with one loader, or two.
+A report may come from anywhere: msgspec checks its types, and ``figures`` that what is compared are plausible numbers.
 """
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TextIO
+from pathlib import Path
+from typing import Annotated, NamedTuple, TextIO
 
 import msgspec
+from msgspec import Struct, field
 
 from ...core.errors import UsageError
-from ...core.terminal import colour_wanted, human_bytes, human_seconds, style, table, width
+from ...core.terminal import colour_wanted, human_bytes, human_seconds, printable, rate, short, style, table, width
 from ...core.types import JsonObject
-from .compare_read import Measured, Report, Settings
+from .schema import SCHEMA, LoaderReport, RunReport
 
-SCHEMA = 1
+MAX_BYTES = 64 << 20  # of a file; a report has some kilobytes
+MAX_NUMBER = 1e15  # no clock, memory or count gets there
+MAX_TEXT = 200  # characters of a text that is shown
 FEW = 5  # batches; with fewer a ratio is noise
 NAME = 40  # characters of a loader's name that a table of 80 columns has room for
 EXACT = 1e-9  # of a share: 95 of 100 are not more than 5 % fewer
 MEMORY = 0.05  # machines whose memory differs by less are the same
+FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "samples_per_s": ("samples/s", rate),
+    "wait_share": ("waiting, of the loop", "{:.0%}".format),
+    "loop_s": ("loop, a batch", human_seconds),
+    "wait_s": ("  waiting", human_seconds),
+    "step_s": ("  step", human_seconds),
+    "fetch_s": ("worker, a batch: fetch", human_seconds),
+    "collate_s": ("  collate", human_seconds),
+    "transport_s": ("  transport", human_seconds),
+    "worker_cpu_s": ("  CPU", human_seconds),
+    "consumer_cpu_s": ("CPU of a step", human_seconds),
+    "startup_s": ("first batch", human_seconds),
+    "workers_bytes": ("memory of workers", human_bytes),
+    "batch_bytes": ("largest batch", human_bytes),
+}
 
 
-def _rate(x: float) -> str:
-    return f"{x:,.0f}" if 1000 <= x < 1e12 else f"{x:.3g}"
+class Gpu(Struct):
+    name: str
 
 
-_FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("samples_per_s", "samples/s", _rate),
-    ("mb_per_s", "MB/s", _rate),
-    ("wait_share", "waiting, of the loop", "{:.0%}".format),
-    ("loop_s", "loop, a batch", human_seconds),
-    ("wait_s", "  waiting", human_seconds),
-    ("step_s", "  step", human_seconds),
-    ("wait_p50_s", "  wait p50", human_seconds),
-    ("wait_p95_s", "  wait p95", human_seconds),
-    ("wait_p99_s", "  wait p99", human_seconds),
-    ("fetch_s", "worker, a batch: fetch", human_seconds),
-    ("collate_s", "  collate", human_seconds),
-    ("transport_s", "  transport", human_seconds),
-    ("worker_cpu_s", "  CPU", human_seconds),
-    ("consumer_cpu_s", "CPU of a step", human_seconds),
-    ("startup_s", "first batch", human_seconds),
-    ("workers_bytes", "memory of workers", human_bytes),
-    ("batch_bytes", "largest batch", human_bytes),
-)
+class Machine(Struct):
+    """What is compared of it."""
+
+    cores: int | None = None
+    memory: int | None = None
+    gpus: list[Gpu] = []
+    python: str | None = None
+    platform: str | None = None
 
 
-@dataclass(frozen=True)
-class Pair:
+class Report(RunReport):
+    """A report, and where it was read."""
+
+    machine: Machine = field(default_factory=Machine)  # type: ignore[assignment]
+    path: str = ""
+
+    @property
+    def causes(self) -> dict[str, float]:
+        """Findings: cause, and its share of the loop."""
+        return {finding.cause: finding.share for finding in sorted(self.findings, key=lambda f: f.share)}
+
+
+class Head(Struct):
+    """What reports of all schemas have."""
+
+    schema: Annotated[int, msgspec.Meta(ge=1, le=1000)]
+    loaders: list[object]
+
+
+def load(path: Path) -> Report:
+    """Reads a file.
+
+    Raises:
+        UsageError: it cannot be read, or is no report of this version.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as e:
+        raise UsageError(f"{path} cannot be read: {e.strerror or e}") from e
+    if len(content) > MAX_BYTES:
+        raise UsageError(f"{path} is larger than {MAX_BYTES >> 20} MiB, which no report is")
+    return parse(content, str(path))
+
+
+def parse(content: bytes, path: str) -> Report:
+    """The report in a file's content; ``path`` is what errors call it.
+
+    Raises:
+        UsageError: it is no report, of another schema, or something in it has the wrong type.
+    """
+    try:
+        data = json.loads(content)  # msgspec reads no path that is not valid Unicode
+        schema = msgspec.convert(data, Head).schema
+        if schema == SCHEMA:
+            report = msgspec.convert(data, Report)
+            if not all(0 <= share <= MAX_NUMBER for share in report.causes.values()):
+                raise ValueError("the share of a finding is not plausible")
+            for loader in report.loaders:
+                figures(loader)
+            report.path = path
+            return report
+    except (ValueError, OverflowError, RecursionError) as e:  # msgspec's errors are ValueErrors
+        raise UsageError(f"{path} is not a report of stoker run: {_shown(str(e))}") from e
+    raise UsageError(
+        f"{path} has schema {schema}, this stoker compares schema {SCHEMA}: make both reports with one "
+        "version of stoker"
+    )
+
+
+def figures(loader: LoaderReport) -> dict[str, float]:
+    """Seconds of one batch (``startup_s``: to the first), bytes, samples per second; without those that are not known.
+
+    Raises:
+        ValueError: one is not plausible.
+    """
+    stages, batches, pss = loader.stages, loader.batches, loader.memory.worker_pss
+    tasks = stages.worker.tasks
+    found = {
+        "samples_per_s": loader.samples_per_s if loader.samples else None,
+        "wait_share": _over(loader.wait_s, loader.busy_s),
+        "loop_s": _over(loader.busy_s, batches),
+        "wait_s": _over(loader.wait_s, batches),
+        "step_s": _over(loader.step_s, batches),
+        "fetch_s": _over(stages.fetch.self_s, tasks),
+        "collate_s": _over(stages.collate.self_s, tasks),
+        "transport_s": _over(stages.transport.self_s, tasks),
+        "worker_cpu_s": _over(stages.worker.cpu_s, tasks),
+        "consumer_cpu_s": _over(stages.consumer.cpu_s, batches),
+        "startup_s": _over(stages.startup.wait_s, loader.epochs),
+        "workers_bytes": sum(pss) if pss else None,
+        "batch_bytes": loader.memory.batch_bytes or None,  # 0: not measured
+    }
+    for name, x in found.items():
+        if x is not None and not 0 <= x <= MAX_NUMBER:
+            raise ValueError(f"{name} of a loader is not between 0 and {MAX_NUMBER:g}")
+    return {name: x for name, x in found.items() if x is not None}
+
+
+class Pair(NamedTuple):
     """One loader in both reports."""
 
-    a: Measured
-    b: Measured
+    a: LoaderReport
+    b: LoaderReport
 
     @property
     def ratio(self) -> dict[str, float | None]:
         """By figure, b over a; None where that cannot be said."""
-        names = [name for name, _, _ in _FIGURES if name in self.a.figures and name in self.b.figures]
-        return {name: _over(self.b.figures[name], self.a.figures[name]) for name in names}
+        a, b = figures(self.a), figures(self.b)
+        return {name: _over(b[name], a[name]) for name in FIGURES if name in a and name in b}
 
     @property
     def loss(self) -> float | None:
         """How much slower b is: the part of a's samples/s that it lacks, or, where no samples were counted, by which
         part its loop takes longer a batch. Negative where b is faster; None where neither is known."""
+        ratio = self.ratio
         for name, sign in (("samples_per_s", -1.0), ("loop_s", 1.0)):
-            ratio = _over(self.b.figures.get(name), self.a.figures.get(name))
-            if ratio is not None:
-                return sign * (ratio - 1.0)
+            found = ratio.get(name)
+            if found is not None:
+                return sign * (found - 1.0)
         return None
 
     @property
     def changed(self) -> dict[str, tuple[object, object]]:
         """Settings that differ: what they are in a and in b."""
-        a, b = self.a.settings, self.b.settings
-        return {name: (a[name], b[name]) for name in a if name in b and a[name] != b[name]}
-
-    def as_dict(self) -> JsonObject:
-        """For JSON."""
-        return {
-            "name": self.a.name,
-            "name_b": self.b.name,
-            "a": self.a.figures,
-            "b": self.b.figures,
-            "ratio": self.ratio,
-            "loss": self.loss,
-            "settings": {name: list(values) for name, values in self.changed.items()},
-        }
+        a, b = ({k: _plain(v) for k, v in msgspec.to_builtins(loader.settings).items()} for loader in self)
+        return {name: (a[name], b[name]) for name in a if a[name] != b[name]}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What ``compare`` found.
-
-    Attributes:
-        a, b: the reports.
-        pairs: loaders of both, in a's order.
-        only_a, only_b: names of the others.
-        fail_above: the share of samples/s that b may lack; None: as much as it likes.
-    """
+    """What ``compare`` found. ``fail_above``: the share of samples/s that b may lack; None: as much as it likes."""
 
     a: Report
     b: Report
-    pairs: tuple[Pair, ...]
-    only_a: tuple[str, ...]
-    only_b: tuple[str, ...]
+    pairs: list[Pair]
+    only_a: list[str]
+    only_b: list[str]
     fail_above: float | None
 
     @property
     def appeared(self) -> dict[str, float]:
         """Findings of b that a has not, with the share of the loop they cost."""
-        return {cause: share for cause, share in self.b.findings.items() if cause not in self.a.findings}
+        return {cause: share for cause, share in self.b.causes.items() if cause not in self.a.causes}
 
     @property
     def vanished(self) -> dict[str, float]:
         """Findings of a that b has not."""
-        return {cause: share for cause, share in self.a.findings.items() if cause not in self.b.findings}
-
-    @property
-    def judged(self) -> bool:
-        """Whether there is a loader whose speed is known in both."""
-        return any(pair.loss is not None for pair in self.pairs)
+        return {cause: share for cause, share in self.a.causes.items() if cause not in self.b.causes}
 
     @property
     def failed(self) -> list[str]:
@@ -132,200 +206,137 @@ class Comparison:
             if self.fail_above is not None and pair.loss is not None and pair.loss > self.fail_above + EXACT:
                 what = "fewer samples/s" if pair.ratio.get("samples_per_s") is not None else "more time for a batch"
                 allowed = f"--fail-above allows {self.fail_above * 100:g}%"
-                out.append(f"{short(pair.b.name)}: {pair.loss:.1%} {what} than in A; {allowed}")
+                out.append(f"{_name(pair.b)}: {pair.loss:.1%} {what} than in A; {allowed}")
         return out
 
     @property
     def notes(self) -> list[str]:
         """What makes the comparison less fair, in sentences."""
         out = [f"A {caveat}" for caveat in _caveats(self.a)] + [f"B {caveat}" for caveat in _caveats(self.b)]
-        differs = _machines(self.a.machine, self.b.machine)
-        if differs:
-            out.append("not the same machine: " + ", ".join(f"{name} {a} and {b}" for name, a, b in differs))
-        if self.a.command != self.b.command:
-            out.append(f"not the same command: {self.a.command or 'none'} in A, {self.b.command or 'none'} in B")
-        out += [
-            f"{short(p.b.name)} of B is compared with {short(p.a.name)} of A"
-            for p in self.pairs
-            if short(p.a.name) != short(p.b.name)
-        ]
-        out += [f"{short(name)} is in A only" for name in self.only_a]
-        out += [f"{short(name)} is in B only" for name in self.only_b]
-        return out
+        out += [f"not the same machine: {differs}" for differs in _machines(self.a.machine, self.b.machine)]
+        commands = [_shown(" ".join(report.command)) or "none" for report in (self.a, self.b)]
+        out += [f"not the same command: {commands[0]} in A, {commands[1]} in B"] * (commands[0] != commands[1])
+        moved = [(_name(p.a), _name(p.b)) for p in self.pairs if _name(p.a) != _name(p.b)]
+        out += [f"{new} of B is compared with {old} of A" for old, new in moved]
+        out += [f"{name} is in A only" for name in self.only_a]
+        return out + [f"{name} is in B only" for name in self.only_b]
 
     def as_dict(self) -> JsonObject:
         """For JSON; ``docs/compare.md`` has the keys."""
-        return {
-            "schema": SCHEMA,
-            "kind": "compare",
-            "a": _head(self.a),
-            "b": _head(self.b),
-            "loaders": [pair.as_dict() for pair in self.pairs],
-            "only_a": list(self.only_a),
-            "only_b": list(self.only_b),
-            "appeared": self.appeared,
-            "vanished": self.vanished,
-            "notes": self.notes,
-            "fail_above": self.fail_above,
-            "failed": self.failed,
-        }
-
-    def __str__(self) -> str:
-        return self.text(80, colour=False)
+        loaders = [
+            {
+                "name": pair.a.name,
+                "name_b": pair.b.name,
+                "a": figures(pair.a),
+                "b": figures(pair.b),
+                "ratio": pair.ratio,
+                "loss": pair.loss,
+                "settings": pair.changed,
+            }
+            for pair in self.pairs
+        ]
+        names = ("only_a", "only_b", "appeared", "vanished", "notes", "fail_above", "failed")
+        found = {"loaders": loaders, **{name: getattr(self, name) for name in names}}
+        return {"schema": 2, "kind": "compare", "a": self.a.path, "b": self.b.path, **found}
 
     def show(self, stream: TextIO) -> None:
         """Prints it, as wide and as colourful as ``stream`` is."""
         print(self.text(width(stream), colour_wanted(stream)), file=stream)
 
-    def text(self, columns: int, colour: bool) -> str:
+    def text(self, columns: int = 80, colour: bool = False) -> str:
         """For a terminal."""
-        out = [_wrapped(f"{letter}: {report.path}", columns) for letter, report in (("A", self.a), ("B", self.b))]
+
+        def wrapped(text: str) -> str:
+            return textwrap.fill(printable(text), columns, subsequent_indent="  ", break_on_hyphens=False)
+
+        out = [wrapped(f"A: {self.a.path}"), wrapped(f"B: {self.b.path}")]
         for pair in self.pairs:
-            head, _, rows = table([short(pair.b.name), "A", "B", "B/A"], _rows(pair), columns).partition("\n")
+            head, _, rows = table([_name(pair.b), "A", "B", "B/A"], _rows(pair), columns).partition("\n")
             out += ["", style(head, "bold", colour), rows]
-            if pair.changed:
-                changed = ", ".join(f"{name} {a} -> {b}" for name, (a, b) in pair.changed.items())
-                out.append(_wrapped(f"settings: {changed}", columns))
-        out.append("")
-        if self.a.verdict and self.b.verdict:
-            same = self.a.verdict == self.b.verdict
-            out.append(
-                "verdict: " + (f"{self.b.verdict}, in both" if same else f"{self.a.verdict} -> {self.b.verdict}")
-            )
-        for word, found in (("new", self.appeared), ("gone", self.vanished)):
-            what = "costs" if word == "new" else "cost"
-            out += [_wrapped(f"{word}: {c}, which {what} {s:.0%} of the loop", columns) for c, s in found.items()]
-        out += [style(_wrapped(f"note: {note}", columns), "yellow", colour) for note in self.notes]
-        return "\n".join(out).rstrip("\n")
+            changed = ", ".join(f"{name} {_shown(str(a))} -> {_shown(str(b))}" for name, (a, b) in pair.changed.items())
+            out += [wrapped(f"settings: {changed}")] * bool(changed)
+        old, new = self.a.verdict, self.b.verdict
+        out += ["", wrapped("verdict: " + (f"{new}, in both" if old == new else f"{old} -> {new}"))]
+        out += [wrapped(f"new: {_shown(c)}, which costs {share:.0%} of the loop") for c, share in self.appeared.items()]
+        out += [wrapped(f"gone: {_shown(c)}, which cost {share:.0%} of the loop") for c, share in self.vanished.items()]
+        return "\n".join(out + [style(wrapped(f"note: {note}"), "yellow", colour) for note in self.notes])
 
 
 def compare(a: Report, b: Report, fail_above: float | None = None) -> Comparison:
-    """Compares two reports of the same command.
+    """Compares two reports.
 
     A loader's name is the line that made it, which moves when the script is edited. So loaders are matched by name,
     then by the last part of it, then by file, where that leaves one on each side.
 
-    Args:
-        a: what to compare with.
-        b: what is judged.
-        fail_above: the share of samples/s that a loader of ``b`` may lack, 0 to 1; None: whatever it lacks.
-
     Raises:
-        UsageError: they come from different commands, or have no loader in common.
-
-    Example:
-        >>> from .compare_read import parse
-        >>> entry = {"name": "t.py:3", "batches": 10, "samples": 40, "epochs": 1, "wait_s": 1.0, "step_s": 1.0}
-        >>> before = parse({"schema": 1, "loaders": [{**entry, "samples_per_s": 20.0}]}, "a.json")
-        >>> after = parse({"schema": 1, "loaders": [{**entry, "samples_per_s": 30.0}]}, "b.json")
-        >>> compare(before, after).pairs[0].ratio["samples_per_s"]
-        1.5
+        UsageError: they have no loader in common.
     """
-    if a.kind != b.kind:
-        raise UsageError(
-            f"{a.path} is of stoker {a.kind}, {b.path} of stoker {b.kind}: that is not the same measurement"
-        )
     pairs: list[Pair] = []
-    rest_a: Sequence[Measured] = a.loaders
-    rest_b: Sequence[Measured] = b.loaders
-    for part in (str, _base, _file):
+    rest_a, rest_b = list(a.loaders), list(b.loaders)
+    for part in (str, short, lambda name: short(name).rpartition(":")[0] or short(name)):
         alone_a, alone_b = _alone(rest_a, part), _alone(rest_b, part)
         found = [Pair(alone_a[name], alone_b[name]) for name in alone_a if name in alone_b]
-        rest_a = _without(rest_a, {pair.a.key for pair in found})
-        rest_b = _without(rest_b, {pair.b.key for pair in found})
+        rest_a = [loader for loader in rest_a if all(loader is not pair.a for pair in found)]
+        rest_b = [loader for loader in rest_b if all(loader is not pair.b for pair in found)]
         pairs += found
     if not pairs:
-        raise UsageError(f"no loader is in both: {a.path} has {_named(a.loaders)}, {b.path} has {_named(b.loaders)}")
-    place = {s.key: i for i, s in enumerate(a.loaders)}
-    pairs.sort(key=lambda pair: place[pair.a.key])
-    only_a, only_b = (tuple(s.name for s in rest) for rest in (rest_a, rest_b))
-    return Comparison(a, b, tuple(pairs), only_a, only_b, fail_above)
+        named = [", ".join(map(_name, report.loaders[:FEW])) or "none at all" for report in (a, b)]
+        raise UsageError(f"no loader is in both: {a.path} has {named[0]}, {b.path} has {named[1]}")
+    place = {id(loader): i for i, loader in enumerate(a.loaders)}
+    pairs.sort(key=lambda pair: place[id(pair.a)])
+    return Comparison(a, b, pairs, [_name(x) for x in rest_a], [_name(x) for x in rest_b], fail_above)
 
 
-def short(name: str) -> str:
-    """``file:line`` without the folders, and no longer than a table has room for.
+def _alone(loaders: Sequence[LoaderReport], part: Callable[[str], str]) -> dict[str, LoaderReport]:
+    """Those that no other one shares this part of the name with, by it."""
+    names = [part(loader.name) for loader in loaders]
+    return {name: loader for name, loader in zip(names, loaders, strict=True) if names.count(name) == 1}
 
-    Example:
-        >>> short("/home/me/train.py:12")
-        'train.py:12'
-    """
-    name = _base(name)
+
+def _name(loader: LoaderReport) -> str:
+    """``file:line`` without the folders, and no longer than a table has room for."""
+    name = printable(short(loader.name))
     return name if len(name) <= NAME else "..." + name[3 - NAME :]
 
 
-def _base(name: str) -> str:
-    return name.replace("\\", "/").rsplit("/", 1)[-1]
-
-
-def _file(name: str) -> str:
-    return _base(name).rpartition(":")[0] or _base(name)
-
-
-def _alone(loaders: Sequence[Measured], part: Callable[[str], str]) -> dict[str, Measured]:
-    """Those that no other one shares this part of the name with, by it."""
-    groups: dict[str, list[Measured]] = {}
-    for s in loaders:
-        groups.setdefault(part(s.key), []).append(s)
-    return {name: found[0] for name, found in groups.items() if len(found) == 1}
-
-
-def _without(loaders: Sequence[Measured], keys: set[str]) -> tuple[Measured, ...]:
-    return tuple(s for s in loaders if s.key not in keys)
-
-
-def _named(loaders: Sequence[Measured]) -> str:
-    names = [short(s.name) for s in loaders[:FEW]] + ["..."] * (len(loaders) > FEW)
-    return ", ".join(names) or "none at all"
-
-
-def _over(b: float | None, a: float | None) -> float | None:
-    return b / a if a is not None and b is not None and a > 1e-12 else None  # so little is no measurement
-
-
 def _rows(pair: Pair) -> list[list[str]]:
-    out = []
-    for name, label, text in _FIGURES:
-        a, b = pair.a.figures.get(name), pair.b.figures.get(name)
-        if a is None and b is None:
-            continue
-        ratio = _over(b, a)
-        shown = f"{ratio:.2f}x" if ratio is not None and ratio < 1e4 else "" if ratio is None else f"{ratio:.1e}x"
-        out.append([label, *("-" if x is None else text(x) for x in (a, b)), shown])
+    """The table: a row for each figure that one of both has."""
+    out, ratio = [], pair.ratio
+    both = figures(pair.a), figures(pair.b)
+    for name, (label, text) in FIGURES.items():
+        if any(name in values for values in both):
+            cells = (text(values[name]) if name in values else "-" for values in both)
+            x = ratio.get(name)
+            out.append([label, *cells, "" if x is None else f"{x:.2f}x" if x < 1e4 else f"{x:.1e}x"])
     return out
 
 
-def _wrapped(text: str, columns: int) -> str:
-    return textwrap.fill(text, columns, subsequent_indent="  ", break_on_hyphens=False)
-
-
-def _head(report: Report) -> JsonObject:
-    out: JsonObject = msgspec.to_builtins(report)
-    del out["loaders"]
-    return out
+def _over(b: float, a: float) -> float | None:
+    return b / a if a > 1e-12 else None  # so little is no measurement
 
 
 def _caveats(report: Report) -> list[str]:
-    out = []
-    if report.partial:
-        out.append("is partial: a process was killed before it reported")
+    out = ["is partial: a process was killed before it reported"] * report.partial
     if report.exit_code:
-        out.append(f"is of a command that failed, with exit code {report.exit_code}")
-    out += [
-        f"has {s.batches:,} batches of {short(s.name)}: too few to tell"
-        for s in report.loaders
-        if s.batches is not None and s.batches < FEW
-    ]
-    return out
+        out.append(f"is of a command that failed, with exit code {_shown(str(report.exit_code))}")
+    few = [loader for loader in report.loaders if loader.batches < FEW]
+    return out + [f"has {loader.batches:,} batches of {_name(loader)}: too few to tell" for loader in few]
 
 
-def _machines(a: Settings, b: Settings) -> list[tuple[str, str, str]]:
-    """What differs between the machines: its name, and its value on both."""
-    out = []
-    for name in a:
-        old, new = a[name], b.get(name, a[name])
-        if name == "memory" and isinstance(old, float | int) and isinstance(new, float | int):
-            if abs(old - new) > MEMORY * max(old, new):
-                out.append(("memory", human_bytes(old), human_bytes(new)))
-        elif old != new:
-            out.append((name, str(old), str(new)))
-    return out
+def _machines(a: Machine, b: Machine) -> list[str]:
+    """What differs between the machines, in one text; none where nothing does."""
+    memory = sorted((a.memory or 0, b.memory or 0))
+    gpus = [", ".join(gpu.name for gpu in machine.gpus) or "none" for machine in (a, b)]
+    pairs = {"cores": (a.cores, b.cores), "gpus": gpus, "python": (a.python, b.python)}
+    differs = [f"{name} {old} and {new}" for name, (old, new) in pairs.items() if old != new]
+    if memory[1] - memory[0] > MEMORY * memory[1]:
+        differs.append(f"memory {human_bytes(a.memory or 0)} and {human_bytes(b.memory or 0)}")
+    return [_shown(", ".join(differs))] * bool(differs)
+
+
+def _plain(value: object) -> object:
+    return value if value is None or isinstance(value, (str, int)) else str(value)
+
+
+def _shown(text: str) -> str:
+    return printable(text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "...")

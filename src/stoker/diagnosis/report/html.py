@@ -61,16 +61,6 @@ def render(report: RunReport) -> str:
     return page.lstrip() + "\n"
 
 
-def summary(report: RunReport) -> str:
-    """The report without plots, for a notebook."""
-    rows = [
-        [loader.name, loader.settings.num_workers, f"{loader.batches:,}", f"{loader.samples_per_s:,.0f}"]
-        for loader in report.loaders
-    ]
-    found: str = _template().render(report=report, waited=_waited(report), summary=rows, figures=None)
-    return found.strip()
-
-
 def _template() -> jinja2.Template:
     import jinja2
 
@@ -80,7 +70,6 @@ def _template() -> jinja2.Template:
     environment.filters.update(
         bytes=lambda size: human_bytes(float(size or 0)),
         evidence=_evidence,
-        ceilings=lambda found: [f"{found.loop or 0:,.0f}", f"{found.steps or 0:,.0f}", f"{found.loader or 0:,.0f}"],
         totals=_totals,
         lines=_lines,
     )

@@ -17,7 +17,6 @@ from ..watch import worker_record
 from .schema import (
     AppliedSettings,
     Bypassing,
-    Ceilings,
     CodeLine,
     Crossing,
     Device,
@@ -34,7 +33,6 @@ from .schema import (
     TaskSpread,
 )
 
-HANDOVER_S = 2e-4  # what handing over a batch takes; a shorter wait is none
 LINES = 12  # of code, of a loader, that the report has
 WHOLE = 0.9  # of the batches of the longest epoch; an epoch with fewer was left early, or is of another loader
 SUMS = (
@@ -63,7 +61,6 @@ class Snapshot(Struct):
     loaders: list[LoaderMetrics] = []
     applied: dict[str, AppliedSettings] = {}
     bypassing: list[Bypassing] = []
-    ceilings: Ceilings | None = None
 
 
 def snapshots(sent: Iterable[JsonObject]) -> list[Snapshot]:
@@ -121,14 +118,12 @@ def _entry(each: Sequence[LoaderMetrics], threads: int) -> LoaderReport:
         memory=Memory(
             worker_pss=[pss for one in each for pss in one.worker_pss.values()],
             batch_bytes=m.batch_bytes,
-            over_time=m.memory,
             own=inside["own"],
         ),
         decisions=[line for one in each for line in one.decisions],
         steps=_spread(steps),
         waits=_spread(waits),
         tasks=TaskSpread(**msgspec.structs.asdict(tasks), slow_samples=inside["slow"]),
-        ready_share=_ready_share(waits, steps),
         by_epoch=msgspec.convert(m.by_epoch, list[EpochRow]),
         filled_epochs=m.filled_epochs,
         epoch_s=epoch_times(msgspec.convert(m.by_epoch, list[EpochRow])),
@@ -154,13 +149,6 @@ def _added(bins: Iterable[Mapping[int, int]]) -> Histogram:
 def _spread(durations: Histogram) -> Spread:
     slow = durations.slow()
     return Spread(durations.count, durations.median(), durations.quantile(0.95), slow.share, slow.number)
-
-
-def _ready_share(waits: Histogram, steps: Histogram) -> float | None:
-    """The part of the batches, each epoch's first left out, that were there when the loop asked for them."""
-    if not waits.count:
-        return None
-    return waits.count_up_to(max(HANDOVER_S, 0.1 * steps.median())) / waits.count
 
 
 def _device(m: LoaderMetrics, each: Sequence[LoaderMetrics]) -> Device:
@@ -191,8 +179,8 @@ def epoch_times(rows: Sequence[EpochRow]) -> EpochTimes:
     Example:
         >>> rows = [EpochRow(10, 4.0, 1.0, 0.1, 5.0, 80), EpochRow(10, 1.0, 1.0, 0.1, 2.0, 80)]
         >>> found = epoch_times(rows)
-        >>> found.first, found.later, found.later_samples_per_s
-        (5.0, 2.0, 40.0)
+        >>> found.first, found.later
+        (5.0, 2.0)
     """
     known = [row for row in rows if row.batches and row.loop_s > 0]
     most = max((row.batches for row in known), default=0)
@@ -200,12 +188,9 @@ def epoch_times(rows: Sequence[EpochRow]) -> EpochTimes:
     if not whole:
         return EpochTimes()
     first, *later = whole
-    median = statistics.median(row.loop_s for row in later) if later else None
     return EpochTimes(
         count=len(whole),
         first=first.loop_s,
-        later=median,
-        first_samples_per_s=first.samples / first.loop_s,
-        later_samples_per_s=statistics.median(row.samples for row in later) / median if median else None,
+        later=statistics.median(row.loop_s for row in later) if later else None,
         each=[round(row.loop_s, 4) for row in whole],
     )

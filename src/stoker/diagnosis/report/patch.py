@@ -19,11 +19,7 @@ POSITIONAL = 5  # after so many of DataLoader's arguments num_workers itself may
 
 
 def changes(findings: Iterable[Finding]) -> dict[str, JsonObject]:
-    """By loader, the settings that the findings ask for. Where two disagree, the first one wins.
-
-    Args:
-        findings: the report's, the most important first.
-    """
+    """By loader, the settings that the findings ask for. Where two disagree, the first one wins."""
     out: dict[str, JsonObject] = {}
     for finding in findings:
         if finding.change and finding.loader:

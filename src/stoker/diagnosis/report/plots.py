@@ -6,8 +6,6 @@ import html
 from collections.abc import Iterable, Sequence
 
 from ...core.types import JsonObject
-from ..doctor.loader_stats import LoaderStats
-from ..doctor.model import period
 from .schema import EachEpoch, EpochRow, LoaderReport, RunReport
 
 KINDS = {
@@ -35,18 +33,11 @@ def figures(report: RunReport) -> dict[str, Figure]:
             out[f"time{i}"] = _over_time(loader.over_time)
         if len(loader.by_epoch) > 1:
             out[f"epochs{i}"] = _epochs(loader.by_epoch)
-        if len(loader.memory.over_time) > 1:
-            out[f"memory{i}"] = _memory(loader.memory.over_time)
-        curve = _curve(loader, report.machine.get("cores", 1))
-        if curve:
-            out[f"curve{i}"] = curve
     if report.applied is not None:
         compared = report.applied.compared
         for i, row in enumerate(compared.loaders):
             if len(row.each.after) > 1:
                 out[f"pace{i}"] = _pace(row.each, compared.estimated)
-    if len(report.around.over_time) > 1:
-        out["machine"] = _machine(report.around.over_time)
     return out
 
 
@@ -129,30 +120,3 @@ def _pace(each: EachEpoch, estimated: bool) -> Figure:
     data = [_bars(name, seconds, colour) for name, seconds, colour in bars if seconds]
     dtick = max(1, max(len(each.before), len(each.after)) // 10)
     return _figure(data, 260, barmode="group", xaxis={"dtick": dtick}, yaxis=SECONDS, showlegend=True)
-
-
-def _curve(loader: LoaderReport, cores: int) -> Figure | None:
-    """Samples/s against workers, as the model predicts it; None where it predicts nothing."""
-    stats = LoaderStats(loader, cores)
-    size = loader.samples / stats.batches
-    counts = sorted({*range(1, 2 * cores + 1), max(1, stats.workers)})
-    points = [(n, size / p) for n in counts if (p := period(stats, n))]
-    if not points:
-        return None
-    data = [_line("predicted, with the steps", points, WAIT, "dot", mode="lines+markers")]
-    dtick = max(1, (counts[-1] + 8) // 16)
-    return _figure(data, 260, xaxis={"dtick": dtick}, yaxis={"rangemode": "tozero"}, showlegend=True)
-
-
-def _memory(points: list[list[float]]) -> Figure:
-    data = [_line("workers, MB", ((p[0], p[1] / 1e6) for p in points), OTHER, mode="lines+markers")]
-    return _figure(data, 240, xaxis=SECONDS, yaxis={"ticksuffix": " MB", "rangemode": "tozero"})
-
-
-def _machine(points: list[list[float]]) -> Figure:
-    data = [
-        _line("cores busy", ((p[0], p[1]) for p in points), STEP),
-        _line("memory free, GB", ((p[0], p[2] / 1e9) for p in points), OTHER, "dot", yaxis="y2"),
-    ]
-    right = {"ticksuffix": " GB", "overlaying": "y", "side": "right", "rangemode": "tozero"}
-    return _figure(data, 260, xaxis=SECONDS, yaxis={"rangemode": "tozero"}, yaxis2=right)

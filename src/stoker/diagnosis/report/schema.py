@@ -62,7 +62,6 @@ class Stages(Struct, frozen=True):
 class Memory(Struct):
     worker_pss: list[int] = []
     batch_bytes: int = 0
-    over_time: list[list[float]] = []
     own: list[list[list[float]]] = []
 
 
@@ -131,8 +130,6 @@ class EpochTimes(Struct):
     count: int = 0
     first: float | None = None
     later: float | None = None
-    first_samples_per_s: float | None = None
-    later_samples_per_s: float | None = None
     each: list[float] = []
 
 
@@ -215,7 +212,6 @@ class LoaderReport(Struct):
     steps: Spread = field(default_factory=Spread)
     waits: Spread = field(default_factory=Spread)
     tasks: TaskSpread = field(default_factory=TaskSpread)
-    ready_share: float | None = None
     by_epoch: list[EpochRow] = []
     filled_epochs: int = 0
     epoch_s: EpochTimes = field(default_factory=EpochTimes)
@@ -236,13 +232,10 @@ class LoaderReport(Struct):
 class Around(Struct):
     """What the machine did meanwhile."""
 
-    cores_busy: list[float] = []
-    pressure_max: dict[str, float] = {}
     memory_stalled_max: float = 0.0
     swapped: int = 0
     memory_available_min: int | None = None
     shm_free_min: int | None = None
-    over_time: list[list[float]] = []
     gpu_busy: list[float] = []
 
 
@@ -284,15 +277,6 @@ class Bypassing(Struct):
     class_: str = field(default="", name="class")
     reason: str = ""
     seen: bool = True
-
-
-class Ceilings(Struct, omit_defaults=True):
-    """Samples per second of the loop, its steps alone and its loader alone, as far as they were measured."""
-
-    name: str | None = None
-    loop: float | None = None
-    steps: float | None = None
-    loader: float | None = None
 
 
 class RankWait(Struct):
@@ -430,7 +414,6 @@ class RunReport(Struct):
     applied: Applied | None = None
     ranks: Ranks | None = None
     bypassing: list[Bypassing] = []
-    ceilings: Ceilings | None = None
     partial: bool = False
     diff: str = ""
     schema: int = SCHEMA

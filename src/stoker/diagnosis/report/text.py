@@ -11,7 +11,7 @@ from ...core.terminal import colour_wanted, human_seconds, short, style, table, 
 from ..doctor.loader_stats import LoaderStats
 from .before_after_text import applied_lines
 from .patch import FIXED_BY_APPLY
-from .schema import Bypassing, Ceilings, Faults, Finding, Ranks, RunReport
+from .schema import Bypassing, Faults, Finding, Ranks, RunReport
 
 COLOURS = {"healthy": "green", "input-bound": "red", "transfer-bound": "red", "unknown": "yellow"}
 DIFF_COLOURS = {"+": "green", "-": "red", "@": "dim"}
@@ -23,14 +23,7 @@ MAX_TIMED = 3  # loaders whose epochs are named
 
 
 def render(report: RunReport, path: Path | None, stream: TextIO, columns: int = 0) -> str:
-    """The whole report as text that fits the stream.
-
-    Args:
-        report: the report.
-        path: where it was written, if it was.
-        stream: where the text will go; decides colour.
-        columns: that a line may have; 0: as the stream has.
-    """
+    """The whole report as text that fits the stream. ``path``: where it was written, if it was."""
     colour, columns = colour_wanted(stream), columns or width(stream)
 
     def wrapped(text: str) -> str:
@@ -47,8 +40,6 @@ def render(report: RunReport, path: Path | None, stream: TextIO, columns: int = 
             out += ["  " + line for line in lines]
         if report.ranks is not None and report.ranks.starving is not None:
             out.append(wrapped(_starving_rank(report.ranks, report.ranks.starving)))
-        if report.ceilings is not None:
-            out.append(wrapped(_ceilings(report.ceilings)))
         if report.applied is not None:
             out += applied_lines(report.applied, columns, colour, stream)
         elif path is not None and _apply_helps(report):
@@ -184,16 +175,4 @@ def _starving_rank(ranks: Ranks, starving: int) -> str:
     return (
         f"rank {starving} starves the others: it waits {human_seconds(waits[starving])} for a batch, they at most "
         f"{human_seconds(others)}, and then for it"
-    )
-
-
-def _ceilings(found: Ceilings) -> str:
-    """What loop, steps and loader make, and which of the two bounds the loop."""
-    name = short(found.name or "")
-    if found.loader is None or found.steps is None or found.loop is None:
-        return f"ceilings of {name}: not measured, the run or its epochs were too short"
-    bound = "the loader bounds it" if found.loader < found.steps else "the steps bound it"
-    return (
-        f"ceilings of {name}, samples/s: the loop {found.loop:,.0f}, its steps alone {found.steps:,.0f}, its "
-        f"loader alone {found.loader:,.0f}; {bound}"
     )

@@ -53,12 +53,7 @@ class Event(Protocol):
 
 
 class Gaps:
-    """Events around ``next()``, on the consumer's stream.
-
-    Args:
-        metrics: where ``gaps``, ``gap_s`` and ``gap_wait_s`` grow.
-        make: a new event with timing.
-    """
+    """Events around ``next()``, on the consumer's stream."""
 
     def __init__(self, metrics: LoaderMetrics, make: Callable[[], Event]) -> None:
         self._metrics, self._make = metrics, make
@@ -208,11 +203,7 @@ def _waiting(original: Callable[..., None]) -> Callable[..., None]:
 
 
 class DeviceWatch:
-    """Gaps and crossings of one loader, once its script uses CUDA.
-
-    Args:
-        metrics: the loader's.
-    """
+    """Gaps and crossings of one loader, once its script uses CUDA."""
 
     def __init__(self, metrics: LoaderMetrics) -> None:
         self._metrics = metrics

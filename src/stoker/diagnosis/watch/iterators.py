@@ -20,17 +20,16 @@ import threading
 import time
 import types
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.utils.data.dataloader as torch_loader
 
 from ...core.metrics import LoaderMetrics
 from ...core.patches import Patches
-from ...core.types import Batch, LoaderLike
+from ...core.types import Batch, Index, LoaderLike
 from ...loader.describe import bypass, count, settings_of
 from . import fetch
-from .ceilings import Ceilings
 from .clock import MAX_BRIEF, MAX_BRIEF_S, Clock
 from .fetch import TaskTimer
 from .shared_counters import WorkerTimes
@@ -38,12 +37,14 @@ from .watch import Watch
 
 _now = time.perf_counter
 _Tensor = torch.Tensor
+Start = Callable[[LoaderLike], Iterator[Batch]]
+Next = Callable[[Iterator[Batch]], Batch]
 
 
 class Fetcher(Protocol):
     """The fetcher of torch's iterators without workers."""
 
-    fetch: Callable[[Any], Batch]
+    fetch: Callable[[Index], Batch]
     _stoker_times: WorkerTimes
 
 
@@ -55,15 +56,11 @@ class Enough(SystemExit):
 
 
 class _Opening(threading.local):
-    """The loaders whose iterators this thread is making.
-
-    Attributes:
-        stack: loaders, the innermost last, each with torch's iterators that were made for it so far.
-        count: how many were ever opened.
-    """
+    """The loaders whose iterators this thread is making, the innermost last, each with torch's iterators made for it so
+    far; ``count``: how many were ever opened."""
 
     def __init__(self) -> None:
-        self.stack: list[tuple[Any, list[Any]]] = []
+        self.stack: list[tuple[LoaderLike, list[Iterator[Batch]]]] = []
         self.count = 0
 
 
@@ -83,7 +80,9 @@ class GeneratorIterator:
         return next(self._it)
 
 
-def watched_iterator(watch: Watch, patches: Patches, loader: Any, make: Callable[[], Any]) -> Any:
+def watched_iterator(
+    watch: Watch, patches: Patches, loader: LoaderLike, make: Callable[[], Iterator[Batch]]
+) -> Iterator[Batch]:
     """The iterator of a loader that ``make`` makes, with a clock in it."""
     if not watch.on or any(of is loader for of, _ in _opening.stack):
         return make()
@@ -91,7 +90,7 @@ def watched_iterator(watch: Watch, patches: Patches, loader: Any, make: Callable
     metrics = watch.metrics_of(loader)
     times = watch.times_of(metrics)
     before, WorkerTimes.current = WorkerTimes.current, times
-    made: list[Any] = []
+    made: list[Iterator[Batch]] = []
     _opening.stack.append((loader, made))
     _opening.count += 1
     # Where the consumer reads a generator, that has the clock: what is behind it may be read by another thread.
@@ -110,13 +109,19 @@ def watched_iterator(watch: Watch, patches: Patches, loader: Any, make: Callable
     fetcher = _time_fetcher(getattr(inner, "_dataset_fetcher", None), times)
     if clocked:
         # The loader may be its own iterator, and is copied and pickled.
-        on = it if it is not loader and _can_hold_clock(it) else inner
+        on = it if id(it) != id(loader) and _can_hold_clock(it) else inner
         _put_clock(watch, patches, metrics, on, fetcher, _now() - began, began)
     return it
 
 
 def _put_clock(
-    watch: Watch, patches: Patches, metrics: LoaderMetrics, it: Any, fetcher: Any, spent: float, began: float
+    watch: Watch,
+    patches: Patches,
+    metrics: LoaderMetrics,
+    it: Iterator[Batch],
+    fetcher: Fetcher | None,
+    spent: float,
+    began: float,
 ) -> None:
     """Puts a clock on an iterator, if it can have one."""
     if not _can_hold_clock(it):
@@ -133,16 +138,16 @@ def _put_clock(
     clock.started(spent, began)
 
 
-def _can_hold_clock(it: Any) -> bool:
+def _can_hold_clock(it: object) -> bool:
     return hasattr(it, "__dict__") and isinstance(getattr(type(it), "__next__", None), types.FunctionType)
 
 
-def _is_generator(loader: Any) -> bool:
+def _is_generator(loader: object) -> bool:
     own = getattr(type(loader), "__iter__", None)
     return hasattr(own, "_stoker_generator") or "_stoker_is_generator" in loader.__dict__
 
 
-def _note_settings(loader: LoaderLike, metrics: LoaderMetrics, inner: Any) -> None:
+def _note_settings(loader: LoaderLike, metrics: LoaderMetrics, inner: object) -> None:
     """The loader's settings, and whose engine its iterator is."""
     metrics.settings.update(settings_of(loader))
     ours = type(inner).__module__.startswith("stoker.")
@@ -162,11 +167,11 @@ def _time_fetcher(fetcher: Fetcher | None, times: WorkerTimes) -> Fetcher | None
     return fetcher
 
 
-def watched_iter_method(watch: Watch, patches: Patches, start: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def watched_iter_method(watch: Watch, patches: Patches, start: Start) -> Start:
     """For the ``__iter__`` of a subclass: what it returns is watched, unless the iterators that it uses are."""
 
     @functools.wraps(start)
-    def __iter__(self: Any) -> Any:
+    def __iter__(self: LoaderLike) -> Iterator[Batch]:
         if not watch.on or any(of is self for of, _ in _opening.stack):
             return start(self)
         before = _opening.count
@@ -184,7 +189,7 @@ def watched_iter_method(watch: Watch, patches: Patches, start: Callable[[Any], A
 
 
 def _read_generator(
-    watch: Watch, patches: Patches, loader: Any, it: Generator[Batch, None, None]
+    watch: Watch, patches: Patches, loader: LoaderLike, it: Generator[Batch, None, None]
 ) -> Generator[Batch, None, None]:
     """The same batches, in a generator that knows when they were asked for."""
     try:
@@ -199,7 +204,7 @@ def _read_generator(
         it.close()
 
 
-def watch_iterators(cls: Any, watch: Watch, patches: Patches) -> None:
+def watch_iterators(cls: type, watch: Watch, patches: Patches) -> None:
     """Wraps what a class of iterators defines itself of ``__init__``, ``_reset`` and ``__next__``."""
     own = vars(cls)
     if isinstance(own.get("__next__"), types.FunctionType):
@@ -215,7 +220,7 @@ def _making(watch: Watch, patches: Patches, original: Callable[..., None]) -> Ca
     """For a method that makes an iterator, or makes it begin again: of a loader, the first argument."""
 
     @functools.wraps(original)
-    def method(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+    def method(self: Iterator[Batch], loader: LoaderLike, *args: object, **kwargs: object) -> None:
         if not watch.on or not hasattr(loader, "__dict__"):
             return original(self, loader, *args, **kwargs)
         if _opening.stack:
@@ -224,7 +229,7 @@ def _making(watch: Watch, patches: Patches, original: Callable[..., None]) -> Ca
                 made.append(self)
             return original(self, loader, *args, **kwargs)
 
-        def make() -> Any:
+        def make() -> Iterator[Batch]:
             original(self, loader, *args, **kwargs)
             return self
 
@@ -234,11 +239,11 @@ def _making(watch: Watch, patches: Patches, original: Callable[..., None]) -> Ca
     return method
 
 
-def _timed(watch: Watch, original: Callable[[Any], Batch]) -> Callable[[Any], Batch]:
+def _timed(watch: Watch, original: Next) -> Next:
     """For the ``__next__`` of a class of iterators. It adds two readings of the clock to a brief batch."""
 
     @functools.wraps(original)
-    def __next__(self: Any) -> Batch:
+    def __next__(self: Iterator[Batch]) -> Batch:
         clock: Clock | None = self.__dict__.get("_stoker_clock")
         if clock is None or clock.inside:
             return original(self)
@@ -250,7 +255,7 @@ def _timed(watch: Watch, original: Callable[[Any], Batch]) -> Callable[[Any], Ba
             clock.before_full(began)
         clock.inside = True
         try:
-            batch = original(self) if brief else _next(watch.ceilings, clock.metrics, original, self)
+            batch = original(self)
         except StopIteration:
             clock.ended(began, _now())
             raise
@@ -268,18 +273,3 @@ def _timed(watch: Watch, original: Callable[[Any], Batch]) -> Callable[[Any], Ba
         return batch
 
     return __next__
-
-
-def _next(ceilings: Ceilings | None, metrics: LoaderMetrics, original: Callable[[Any], Batch], it: Any) -> Batch:
-    """A batch; of the first loader by way of ``Ceilings``, at whose end the script ends."""
-    if ceilings is None:
-        return original(it)
-    ceilings.name = ceilings.name or metrics.name
-    if ceilings.name != metrics.name:
-        return original(it)
-    settings = metrics.settings
-    ahead = int(settings.get("num_workers") or 0) * int(settings.get("prefetch_factor") or 1)
-    batch = ceilings.next(lambda: original(it), ahead)
-    if "loader" in ceilings.found or batch is None:
-        raise Enough
-    return batch

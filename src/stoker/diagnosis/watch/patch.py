@@ -14,7 +14,7 @@ import functools
 import os
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -22,10 +22,11 @@ import torch.utils.data.dataloader as torch_loader
 
 from ...core.errors import UsageError
 from ...core.patches import Patches, subclasses
+from ...core.types import Batch, LoaderLike
 from ...loader import engine  # noqa: F401  defines stoker's iterators: classes that exist are watched
 from ...loader.describe import named
 from . import fetch
-from .iterators import GeneratorIterator, watch_iterators, watched_iter_method, watched_iterator
+from .iterators import GeneratorIterator, Start, watch_iterators, watched_iter_method, watched_iterator
 from .watch import Watch
 
 _own: Watch | None = None  # the watch on this process, once there is one
@@ -59,7 +60,7 @@ def end(watch: Watch) -> None:
         _patches.undo()
 
 
-def attach(module: ModuleType, late: dict[tuple[object, str], Any] | None = None) -> Watch:
+def attach(module: ModuleType, late: dict[tuple[object, str], Callable[..., object]] | None = None) -> Watch:
     """Puts the watch on torch's loader module; ``STOKER_APPLY`` and ``STOKER_MAX_STEPS`` say what else to do.
 
     Args:
@@ -85,11 +86,7 @@ def attach(module: ModuleType, late: dict[tuple[object, str], Any] | None = None
 
 def _new() -> Watch:
     steps = os.environ.get("STOKER_MAX_STEPS", "")
-    watch = Watch(
-        int(steps) if steps.isdigit() else None,
-        os.environ.get("STOKER_APPLY") == "1",
-        os.environ.get("STOKER_CEILINGS") == "1",
-    )
+    watch = Watch(int(steps) if steps.isdigit() else None, os.environ.get("STOKER_APPLY") == "1")
     atexit.register(watch.end)
     os.register_at_fork(after_in_child=watch.forked)
     return watch
@@ -110,7 +107,7 @@ def _patch(module: ModuleType, watch: Watch) -> None:
 
 def _naming(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: LoaderLike, *args: object, **kwargs: object) -> None:
         dataset = args[0] if args else kwargs.get("dataset")
         self.__dict__["_stoker_name"] = named.name(self, dataset, sys._getframe(1))
         init(self, *args, **kwargs)
@@ -118,9 +115,9 @@ def _naming(init: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-def _starting(start: Callable[[Any], Any], watch: Watch) -> Callable[[Any], Any]:
+def _starting(start: Start, watch: Watch) -> Start:
     @functools.wraps(start)
-    def __iter__(self: Any) -> Any:
+    def __iter__(self: LoaderLike) -> Iterator[Batch]:
         return watched_iterator(watch, _patches, self, lambda: start(self))
 
     return __iter__

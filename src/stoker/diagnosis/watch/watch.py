@@ -16,16 +16,14 @@ import torch
 from ...core import resources
 from ...core.metrics import LoaderMetrics
 from ...core.types import JsonObject, LoaderLike
-from ...loader.describe import called, count, settings_of
+from ...loader.describe import called, settings_of
 from ...loader.loader_state import state_of
-from .ceilings import Ceilings
 from .clock import Clock
 from .device import DeviceWatch
 from .fetch import TaskTimer
 from .shared_counters import Live, WorkerTimes
 
 FILLS = 0.05  # of its samples; a cache that grew by less in an epoch is full
-POINTS = 64  # of memory over time
 NOTES = 240  # of a loader over time; after that every other one is dropped
 SEND_S = 1.0  # between two reports of a process
 
@@ -36,13 +34,11 @@ class Watch:
     Args:
         max_steps: end the script after so many batches, or None.
         apply: put stoker's engine and measured settings behind the script's loaders.
-        ceilings: measure what loop, steps and loader could do, and end the script.
     """
 
-    def __init__(self, max_steps: int | None = None, apply: bool = False, ceilings: bool = False) -> None:
+    def __init__(self, max_steps: int | None = None, apply: bool = False) -> None:
         self.max_steps = max_steps
         self.apply = apply
-        self.ceilings = Ceilings(lambda batch: count(batch, 1)) if ceilings else None
         self.on = True
         self.listened = "STOKER_RUN" in os.environ
         self.applied: dict[str, JsonObject] = {}
@@ -108,8 +104,7 @@ class Watch:
     def clock(self, metrics: LoaderMetrics, task_timer: Callable[[], TaskTimer | None]) -> Clock:
         """For a new iterator of this loader."""
         self._restart(metrics)
-        always_full = self.max_steps is not None or self.ceilings is not None
-        made = Clock(metrics, self.row(metrics), always_full, self.delivered, self.device_of, task_timer)
+        made = Clock(metrics, self.row(metrics), self.max_steps is not None, self.delivered, self.device_of, task_timer)
         self._clocks.add(made)
         return made
 
@@ -147,9 +142,8 @@ class Watch:
             self.refresh()
         for clock in list(self._clocks):
             clock.settle()
-        for name, times in self._times.items():
+        for times in self._times.values():
             times.collect()
-            self._note_memory(self.loaders[name])
         for metrics in self.loaders.values():
             self._note_rate(metrics)
         for device in self._devices.values():
@@ -168,7 +162,6 @@ class Watch:
             "loaders": [vars(m) for m in self.loaders.values()],
             "applied": self.applied,
             "bypassing": [{"name": n, "class": c, "reason": why} for n, (c, why) in self.bypassed.items() if why],
-            "ceilings": None if self.ceilings is None else {"name": self.ceilings.name, **self.ceilings.found},
         }
 
     def _left(self) -> dict[str, int]:
@@ -193,16 +186,6 @@ class Watch:
         metrics.over_time.append([round(x, 3) for x in point])
         if len(metrics.over_time) > NOTES:
             del metrics.over_time[1:-1:2]
-
-    def _note_memory(self, metrics: LoaderMetrics) -> None:
-        """Notes the workers' memory, all together, when it was measured anew."""
-        total = sum(metrics.worker_pss.values())
-        series = metrics.memory
-        if not total or (series and series[-1][1] == total):
-            return
-        series.append([round(time.perf_counter() - self._born, 1), total])
-        if len(series) > POINTS:
-            del series[1:-1:2]
 
     def send(self, final: bool = False) -> None:
         """Sends a snapshot to ``stoker run``, if this process was started by it."""

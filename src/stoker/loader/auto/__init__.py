@@ -3,9 +3,9 @@ the first batch.
 
 ::
 
-    decide: before an iterator   <- profile: what stoker tune found;  limits: else a first guess
+    decide: before an iterator   <- limits: a first guess
     controller: in mid-epoch, how many workers
-    in_process: in mid-epoch, whether there are any
+    in_process: for each epoch, whether there are any
 
-    bench: the loop with which stoker tune measures  <- tasks: indices;  remote: in a child process;  model: the curve
+    bench: the loop with which stoker tune measures  <- tasks: indices
 """

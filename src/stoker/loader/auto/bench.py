@@ -3,8 +3,6 @@
 A bench keeps its workers warm between measurements. A measurement runs stoker's own scheduler over the first *n* of
 them, so a slow sample delays here what it would delay in training. Workers that a setting does not use stay idle.
 The loader's own sampler, its generator and the random state of this process are not touched.
-
-``Bench`` is the loop. ``PoolBench`` runs it over workers, ``InlineBench`` (``remote.py``) without any.
 """
 
 from __future__ import annotations
@@ -27,9 +25,7 @@ from ...core.types import Index, LoaderLike
 from ...sampling.order import Task
 from ...workers.faults import validate
 from ...workers.process_pool import ProcessPool
-from ...workers.protocol import Result, WorkerSpec
-from ...workers.rng_watch import GlobalRngUse
-from ...workers.thread_pool import ThreadPool
+from ...workers.protocol import WorkerSpec
 from ..scheduler import Scheduler
 from .tasks import SEED, Tasks
 
@@ -54,92 +50,38 @@ class Window(NamedTuple):
         rate: batches per second.
         batches: how many were delivered.
         work_s: wall seconds that a worker spends on a batch.
+        make_s: of that, seconds to fetch and collate it, which a process without workers would spend as well.
         cpu_s: CPU seconds of that.
         own_s: CPU seconds that this process spends on a batch.
         nbytes: size of the largest batch; 0 where it does not cross between processes.
         read: bytes that the workers read from files.
-        who: code in threads that drew from process-wide random generators; None where none did.
     """
 
     rate: float
     batches: int
     work_s: float
+    make_s: float
     cpu_s: float
     own_s: float
     nbytes: int = 0
     read: int = 0
-    who: str | None = None
 
 
 class Bench:
-    """The loop that measures. A subclass says how a batch is made.
+    """The loop that measures, over worker processes.
 
     Args:
         loader: whose dataset and collate function are run.
         tasks: which indices.
+        budget: memory of the transport.
         deadline: ``time.monotonic()`` at which measuring has to be over.
     """
 
-    def __init__(self, loader: LoaderLike, tasks: Tasks, deadline: float) -> None:
+    def __init__(self, loader: LoaderLike, tasks: Tasks, budget: Budget, deadline: float) -> None:
         self.loader, self.tasks, self.deadline = loader, tasks, deadline
-
-    def prepare(self, n: int, prefetch: int) -> None:
-        """Makes ready for a measurement with ``n`` workers: afterwards each has made a batch."""
-        raise NotImplementedError
-
-    def next(self) -> None:
-        """Takes one batch.
-
-        Raises:
-            BadSample: it cannot be made.
-            TooSlow: it did not come before the deadline.
-        """
-        raise NotImplementedError
-
-    def window(self, n: int, prefetch: int, seconds: float, least: int) -> Window:
-        """Measures for ``seconds``, and at least ``least`` batches of each worker."""
-        self.prepare(n, prefetch)
-        return self._loop(max(1, n), seconds, least)
-
-    def _loop(self, n: int, seconds: float, least: int) -> Window:
-        own, began, count, took = time.thread_time(), time.monotonic(), 0, 0.0
-        # Whole turns: workers in step deliver in bursts, and part of a burst would be up to n - 1 batches too many.
-        while count % n or took < seconds or count < least * n:
-            self.next()
-            count += 1
-            took = time.monotonic() - began
-            late = took >= LATE * seconds or time.monotonic() >= self.deadline
-            if late and count >= n and count % n == 0:
-                break
-        own = (time.thread_time() - own) / count
-        return Window(count / took, count, took / count, own, own)
-
-    def rest(self) -> None:
-        """Finishes what was begun; until the next measurement the bench costs nothing."""
-
-    def pss(self) -> int:
-        """Bytes of memory of the largest worker; 0 where that is unknown."""
-        return 0
-
-    def close(self) -> None:
-        """Ends the workers."""
-
-
-class PoolBench(Bench):
-    """Worker processes, or threads of this process.
-
-    Args:
-        method: "process" or "thread".
-        budget: memory of the transport.
-    """
-
-    def __init__(self, loader: LoaderLike, tasks: Tasks, method: str, budget: Budget, deadline: float) -> None:
-        super().__init__(loader, tasks, deadline)
-        self._method, self._budget = method, budget
+        self._budget = budget
         self._is_stream = loader._dataset_kind == _DatasetKind.Iterable
-        self._rng_use = GlobalRngUse()
-        self._rng_use.reported = True  # the tuner reports it; no warning
-        self._pool: _CountingPool | None = None
+        self._pool: ProcessPool | None = None
         self._scheduler: Scheduler | None = None
         self._metrics = LoaderMetrics()
         self._workers = 0
@@ -148,18 +90,14 @@ class PoolBench(Bench):
         self._drawn: deque[Index] = deque()  # indices of the batches in flight, the oldest first
         self._delivered = 0  # in this epoch of a stream
 
-    def _start(self, n: int) -> _CountingPool:
+    def _start(self, n: int) -> ProcessPool:
         self.close()
-        spec = _spec_of(self.loader, n)
-        inner: ProcessPool | ThreadPool
-        if self._method == "thread":
-            inner = ThreadPool(spec, self._budget, self._rng_use, [])
-        else:
-            inner = ProcessPool(spec, self.loader.multiprocessing_context or torch.multiprocessing, self._budget, [])
-        self._pool, self._workers = _CountingPool(inner), n
+        context = self.loader.multiprocessing_context or torch.multiprocessing
+        self._pool, self._workers = ProcessPool(_spec_of(self.loader, n), context, self._budget, []), n
         return self._pool
 
     def prepare(self, n: int, prefetch: int) -> None:
+        """Makes ready for a measurement with ``n`` workers: afterwards each has made a batch."""
         if self._setting != (n, prefetch):
             self.rest()
             self._begin(n, prefetch)
@@ -172,7 +110,7 @@ class PoolBench(Bench):
         if pool is None or (self._is_stream and n != self._workers):  # a stream's workers know how many they are
             pool = self._start(n)
         while self._workers < n:
-            pool.inner.grow()
+            pool.grow()
             self._workers += 1
         timeout = max(0.0, self.deadline - time.monotonic()) + 1.0
         epoch = -1 if self._scheduler is None else self._scheduler.epoch
@@ -190,6 +128,12 @@ class PoolBench(Bench):
         return indices
 
     def next(self) -> None:
+        """Takes one batch.
+
+        Raises:
+            BadSample: it cannot be made.
+            TooSlow: it did not come before the deadline.
+        """
         assert self._scheduler is not None
         try:
             data = self._scheduler.next()
@@ -214,46 +158,48 @@ class PoolBench(Bench):
             self._drawn.popleft()
 
     def window(self, n: int, prefetch: int, seconds: float, least: int) -> Window:
+        """Measures for ``seconds``, and at least ``least`` batches of each worker."""
         self.prepare(n, prefetch)
         assert self._pool is not None
         for _ in range(REPEATS):
-            slots = self._pool.inner.slots()
-            window = self._measure(self._pool, n, seconds, least)
-            if self._pool.inner.slots() == slots or time.monotonic() > self.deadline:
+            slots = self._pool.slots()
+            window = self._measure(n, seconds, least)
+            if self._pool.slots() == slots or time.monotonic() > self.deadline:
                 break  # else the window measured how the kernel hands out memory, which it does only once
         return window
 
-    def _measure(self, pool: _CountingPool, n: int, seconds: float, least: int) -> Window:
-        """Counts batches when they are made: those behind a slow one wait for it, and are delivered in a burst."""
-        m, before = self._metrics, replace(self._metrics)
-        arrived, read = pool.take_in(), self._bytes_read()
-        window = self._loop(n, seconds, least)
-        made = max(1, pool.take_in() - arrived)
+    def _measure(self, n: int, seconds: float, least: int) -> Window:
+        m, before, read = self._metrics, replace(self._metrics), self._bytes_read()
+        own, began, count, took = time.thread_time(), time.monotonic(), 0, 0.0
+        # Whole turns: workers in step deliver in bursts, and part of a burst would be up to n - 1 batches too many.
+        while count % n or took < seconds or count < least * n:
+            self.next()
+            count += 1
+            took = time.monotonic() - began
+            late = took >= LATE * seconds or time.monotonic() >= self.deadline
+            if late and count >= n and count % n == 0:
+                break
+        own = (time.thread_time() - own) / count
         tasks = max(1, m.tasks - before.tasks)
-        wall = m.fetch_ns + m.collate_ns + m.transport_ns - before.fetch_ns - before.collate_ns - before.transport_ns
-        return window._replace(
-            rate=window.rate * made / window.batches,
-            work_s=wall / tasks / 1e9,
+        make_ns = m.fetch_ns + m.collate_ns - before.fetch_ns - before.collate_ns
+        return Window(
+            rate=count / took,
+            batches=count,
+            work_s=(make_ns + m.transport_ns - before.transport_ns) / tasks / 1e9,
+            make_s=make_ns / tasks / 1e9,
             cpu_s=(m.cpu_ns - before.cpu_ns) / tasks / 1e9,
+            own_s=own,
             nbytes=m.batch_bytes,
             read=self._bytes_read() - read,
-            who=self._rng_use.who,
         )
 
     def _bytes_read(self) -> int:
         total = 0
-        if self._pool is not None and isinstance(self._pool.inner, ProcessPool):
-            for worker in self._pool.inner.processes:
+        if self._pool is not None:
+            for worker in self._pool.processes:
                 with contextlib.suppress(OSError):  # the kernel may not tell
                     total += int(Path(f"/proc/{worker.pid}/io").read_text().split()[1])  # "rchar: ..." comes first
         return total
-
-    def seconds_to_first_batch(self, n: int) -> float:
-        """Starts ``n`` workers and waits for a batch."""
-        began = time.monotonic()
-        self._begin(n, 1)
-        self.next()
-        return time.monotonic() - began
 
     def culprit(self) -> Index:
         """After ``BadSample``: the index that cannot be loaded, found by loading those of the batch one by one; None
@@ -271,6 +217,7 @@ class PoolBench(Bench):
         return None
 
     def rest(self) -> None:
+        """Finishes what was begun; until the next measurement the bench costs nothing."""
         if self._scheduler is None:
             return
         self._setting, self._draining = (0, 0), True
@@ -281,42 +228,16 @@ class PoolBench(Bench):
         self._drawn.clear()
 
     def pss(self) -> int:
-        return 0 if self._pool is None else max(self._pool.inner.pss().values(), default=0)
+        """Bytes of memory of the largest worker; 0 where that is unknown."""
+        return 0 if self._pool is None else max(self._pool.pss().values(), default=0)
 
     def close(self) -> None:
+        """Ends the workers."""
         pool, self._pool, self._scheduler = self._pool, None, None
         self._setting, self._workers = (0, 0), 0
         self._drawn.clear()
         if pool is not None:
-            pool.inner.close(leave_s=0.0)
-
-
-class _CountingPool:
-    """A pool that knows how many batches have arrived, and can take in those that are not asked for yet."""
-
-    def __init__(self, inner: ProcessPool | ThreadPool) -> None:
-        self.inner = inner
-        self.submit, self.resume, self.retire = inner.submit, inner.resume, inner.retire
-        self.resize, self.alive, self.finish, self.close = inner.resize, inner.alive, inner.finish, inner.close
-        self._early: deque[Result] = deque()
-        self._arrived = 0
-
-    def receive(self, timeout: float | None, worker: int | None = None) -> Result | None:
-        if self._early:
-            return self._early.popleft()
-        result = self.inner.receive(timeout, worker)
-        self._arrived += result is not None and not result.ended
-        return result
-
-    def take_in(self) -> int:
-        """How many batches have arrived in all. Keeps those that are there for ``receive``."""
-        try:
-            while (result := self.inner.receive(0.0, None)) is not None:
-                self._arrived += not result.ended
-                self._early.append(result)
-        except WorkerDiedError as e:
-            raise BadSample(DIED.format(e)) from e
-        return self._arrived
+            pool.close(leave_s=0.0)
 
 
 def _spec_of(loader: LoaderLike, num_workers: int) -> WorkerSpec:

@@ -1,21 +1,10 @@
 """Who decides the number of workers in mid-epoch: hill climbing with one knob, while the consumer takes batches.
 
 More workers are tried while the consumer waits, fewer while it does not. Each change is a trial: the next window of
-batches keeps it or undoes it. A token bucket rations changes, so that a noisy machine does not move the number to and
-fro. The scheduler carries a decision out between two tasks; no batch changes by it.
-
-::
-
-    GROWING ---> FLATTENING ---> NARROWING ---> RESTING      the consumer waits: more workers, until they do not pay;
-       |  ^          |               |           ^   |       then fewer, if the last steps up brought little
-       v  |          |               |           |   |
-    SHRINKING <------+---------------+           |   |       the consumer does not wait: fewer workers
-       |                                         |   |
-       +-----------------------------------------+   |       with fewer it waits
-                                                     |
-    GROWING or SHRINKING <---------------------------+       after a while, one more trial
-
-    any state ---> GROWING                                   the load has changed
+batches keeps it or undoes it. Steps up double while they pay in full; after one that did not, they are halved. When no
+step is left, or fewer workers made the consumer wait, the number rests, longer each time, until the load changes. A
+token bucket rations changes, so that a noisy machine does not move the number to and fro. The scheduler carries a
+decision out between two tasks; no batch changes by it.
 """
 
 from __future__ import annotations
@@ -35,31 +24,12 @@ WAITS = 0.1  # share of the time that the consumer waits, above which more worke
 FLOWS = 0.01  # and below which fewer are, after
 CALM = 4  # windows of that
 PAYS = 1.05  # more workers have to bring 5 %
-LINEAR = 0.8  # what doubling brought of what it could have, for the next step to double again
+LINEAR = 0.85  # what a step of several workers has to bring of what it could
 CHANGED = 1.3  # the load is another one when the rate has moved by this factor
 RETRY = 12  # windows at rest until one more trial, for the last one may have had a bad window; doubled each time
 RETRY_MOST = 128
 BURST = 16  # changes that may follow each other
 PER_MINUTE = 4  # changes that are granted anew: the bound on a machine that never comes to rest
-
-
-class State(Enum):
-    """What may be tried next."""
-
-    GROWING = "more workers may pay"
-    FLATTENING = "more may pay, but the last step up brought less than it could"
-    NARROWING = "more do not pay, and fewer may make as much"
-    SHRINKING = "the consumer does not wait, and fewer may do"
-    RESTING = "neither more nor fewer are better"
-
-
-MOVES = {
-    State.GROWING: {State.GROWING, State.FLATTENING, State.SHRINKING, State.RESTING},
-    State.FLATTENING: {State.GROWING, State.FLATTENING, State.NARROWING, State.SHRINKING},
-    State.NARROWING: {State.GROWING, State.SHRINKING, State.RESTING},
-    State.SHRINKING: {State.GROWING, State.RESTING},
-    State.RESTING: {State.GROWING, State.SHRINKING},
-}
 
 
 class Decision(NamedTuple):
@@ -141,31 +111,29 @@ class Controller:
     Args:
         workers: how many there are.
         most: how many there may be; asked each time, because it depends on what the workers do.
-        measured: ``stoker tune`` has found the number, so the first trial can wait.
         prefetch: batches in flight for each worker.
         clock: nanoseconds.
 
     Attributes:
         workers: as many as there are to be now.
-        state: what may be tried next.
     """
 
     def __init__(
         self,
         workers: int,
         most: Callable[[], int],
-        measured: bool = False,
         prefetch: int = 8,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self.workers, self.state = workers, State.RESTING if measured else State.GROWING
+        self.workers = workers
         self._most, self._clock = most, clock
         self._windows = Windows(prefetch, clock)
         self._trial: Trial | None = None
         self._stride = workers  # of the next step up
+        self._halving = False  # a step up did not pay
         self._settled_rate = 0.0  # batches/s after the last change; 0: not known
         self._calm_windows = 0
-        self._windows_at_rest, self._retry = 0, RETRY
+        self._rest, self._retry = 0, RETRY  # windows: until the next trial, and of the next rest
         self._tokens, self._refilled = float(BURST), clock()
         self.begin(0)
 
@@ -194,73 +162,44 @@ class Controller:
             if undone is not None:
                 return undone
         elif self._settled_rate and not 1 / CHANGED < window.rate / self._settled_rate < CHANGED:
-            self._wake()
+            self._end_search(0)  # what did not pay before may pay now
+            self._settled_rate = 0.0
         self._settled_rate = self._settled_rate or window.rate
         self._calm_windows = self._calm_windows + 1 if window.wait < FLOWS else 0
-        return self._next_trial(window) if self._may_try() else None
-
-    def _next_trial(self, window: Window) -> Decision | None:
-        n = self.workers
-        waits, calm = window.wait > WAITS, self._calm_windows >= CALM
-        if self.state is State.RESTING:
-            self._windows_at_rest += 1
-            if self._windows_at_rest < self._retry or not (waits or calm):
-                return None
-            self._retry = min(RETRY_MOST, 2 * self._retry)
-            self._go(State.GROWING if waits else State.SHRINKING)
-        elif waits and self.state is State.SHRINKING:
-            self._go(State.GROWING)
-        elif calm and self.state is not State.SHRINKING:
-            self._go(State.SHRINKING)
-        if waits and self.state in (State.GROWING, State.FLATTENING):
-            most = self._most()
-            if n < most:
-                return self._try(min(most, n + self._stride), window)
-            self._go(State.RESTING if self.state is State.GROWING else State.NARROWING)
-        if waits and self.state is State.NARROWING:
-            if n > 1:
-                return self._try(n - max(1, n // 4), window)
-            self._go(State.RESTING)
-        if calm and self.state is State.SHRINKING and n > 1:
-            return self._try(n - 1, window)
-        return None
+        if self._rest:
+            self._rest -= 1
+            return None
+        n, wanted = self.workers, self.workers
+        if window.wait > WAITS:
+            wanted = max(n, min(self._most(), n + self._stride))
+        elif self._calm_windows >= CALM:
+            wanted = max(1, n - 1)
+        return self._try(wanted, window) if wanted != n and self._may_try() else None
 
     def _judge(self, trial: Trial, window: Window) -> Decision | None:
         """Keeps what a trial changed, or undoes it."""
         now, before, was = self.workers, trial.workers, trial.before
         words = f"{now} made {window.rate:.3g} batches/s, {was.rate:.3g} before"
+        gain = window.rate / was.rate
         if now > before:
-            if window.rate < PAYS * was.rate:
-                self._stride //= 2
-                if not self._stride or now - before == 1:
-                    self._go(State.RESTING if self.state is State.GROWING else State.NARROWING)
+            if gain < PAYS or (now - before > 1 and gain < LINEAR * now / before):
+                self._halving, self._stride = True, (now - before) // 2
+                if not self._stride:
+                    self._end_search(self._retry)
                 return self._set(before, words)
-            is_linear = window.rate / was.rate >= LINEAR * now / before
-            if not is_linear:
-                self._go(State.FLATTENING)
-            self._stride, self._retry = now if is_linear else max(1, now // 4), RETRY
-        else:
-            waits_now = window.wait > was.wait + FLOWS and was.wait < WAITS
-            if waits_now or window.rate * PAYS < was.rate:
-                self._go(State.RESTING)
-                if was.wait < WAITS:
-                    words = f"with {now} the consumer waited {window.wait:.0%} of its time"
-                return self._set(before, words)
-        self._settled_rate = window.rate
+            self._stride = max(1, (now - before) // 2) if self._halving else now
+        elif (window.wait > was.wait + FLOWS and was.wait < WAITS) or gain * PAYS < 1:
+            self._end_search(self._retry)
+            if was.wait < WAITS:
+                words = f"with {now} the consumer waited {window.wait:.0%} of its time"
+            return self._set(before, words)
+        self._retry, self._settled_rate = RETRY, window.rate
         return None
 
-    def _wake(self) -> None:
-        """The load has changed: what did not pay before may pay now."""
-        self._go(State.GROWING)
-        self._retry = RETRY
-        self._settled_rate = 0.0
-
-    def _go(self, state: State) -> None:
-        assert state in MOVES[self.state], f"{self.state} -> {state}"
-        self.state = state
-        self._windows_at_rest = 0
-        if state is State.GROWING:
-            self._stride = max(1, self.workers // 4)
+    def _end_search(self, rest: int) -> None:
+        """The next search begins with small steps, after so many windows."""
+        self._rest, self._retry = rest, min(RETRY_MOST, 2 * self._retry) if rest else RETRY
+        self._stride, self._halving = max(1, self.workers // 4), False
 
     def _may_try(self) -> bool:
         """Whether there are tokens for a trial and its undoing."""

@@ -1,7 +1,7 @@
-"""What ``num_workers="auto"`` and ``worker_method="auto"`` decide before each iterator of a loader, and what connects
-a running iterator with ``Controller`` and ``Place``.
+"""What ``num_workers="auto"`` decides before each iterator of a loader, and what connects a running iterator with
+``Controller`` and ``Place``.
 
-Nothing is measured before the first batch. A loader begins with what ``stoker tune`` found, else with a first guess.
+Nothing is measured before the first batch. A loader begins with a first guess.
 """
 
 from __future__ import annotations
@@ -15,19 +15,14 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _DatasetKind
 
 from ...core import resources
-from ...core.errors import UsageError
 from ...core.handles import held
 from ...core.options import AutoWorkers, Measured
-from ...core.picklable import refused
 from ...core.types import LoaderLike
-from ...sampling.generators import find_generators, in_words
 from ...sampling.stateful import is_stateful
 from ...workers.faults import validate
-from ...workers.thread_pool import refuse
 from ..inline_iterator import here
-from . import profile
 from .controller import Controller
-from .in_process import Change, MakeBatch, Place, State, Worked
+from .in_process import MakeBatch, Place, State, Worked
 from .limits import cores_here, first_guess, per_core, workers_bound
 
 if TYPE_CHECKING:
@@ -35,35 +30,6 @@ if TYPE_CHECKING:
     from ..loader_state import LoaderState
 
 logger = logging.getLogger("stoker.loader.engine")
-
-
-def method(loader: LoaderLike, state: LoaderState) -> str:
-    """The kind of workers for ``worker_method="auto"``: processes, where any code is safe, unless ``stoker tune`` found
-    threads to be faster."""
-    if state.method is None:
-        found = _profile(loader, state)
-        threads = found is not None and found.worker_method == "thread"
-        why = validate.only_processes(loader) or (unsafe(loader) if threads else "")
-        if threads and not why:
-            state.method = "thread", "stoker tune found threads to be faster"
-        else:
-            state.method = "process", why or "threads are taken where stoker tune found them to be faster"
-        _record(state, f"worker_method={state.method[0]!r}: {state.method[1]}")
-    return state.method[0]
-
-
-def unsafe(loader: LoaderLike) -> str | None:
-    """Why threads are not tried; None where they may be. Threads share what each worker process has for itself: files,
-    connections, locks (which pickle refuses) and random generators. A dataset may also refuse them itself."""
-    try:
-        refuse(loader.dataset)
-    except UsageError as e:
-        return str(e)
-    why = refused(loader.dataset)
-    if why is not None:
-        return f"the dataset holds something that cannot be shared for sure ({type(why).__name__}: {why})"
-    found = find_generators(loader.dataset, loader.collate_fn)
-    return f"{in_words(found[0][0])} is a random generator, which threads would share" if found else None
 
 
 def begin(loader: LoaderLike, state: LoaderState, kind: str) -> None:
@@ -75,20 +41,33 @@ def begin(loader: LoaderLike, state: LoaderState, kind: str) -> None:
         kind: of its workers.
     """
     if state.measured is None:
-        state.measured = _first(loader, state, kind)
-        loader.num_workers = AutoWorkers(state.measured.workers or first_guess(loader)[0])
+        state.measured = Measured(*first_guess(loader))
+        loader.num_workers = AutoWorkers(state.measured.workers)
         if not _only_workers(loader, kind):
-            state.place = Place(_why_not_here(loader, state))
-            if not state.measured.workers:
-                state.place.state = State.TRIAL
-    place, m = state.place, state.metrics
+            state.place = Place(_why_not_here(loader, state), _opened(state))
+    place = state.place
     if place is None:
         return
-    place.epoch(state.cursor is not None and state.cursor.finished, m.fetch_ns + m.collate_ns)
-    if place.was_called and not place.here:
-        _stay_if_shared(loader, state, place)
+    words = place.begin(state.cursor is not None and state.cursor.finished, _worked(state))
+    if place.was_called and not place.here and held(loader.dataset):
+        # Workers that are forked now would share what the dataset has opened in this process: then none are.
+        place.state = State.ONLY_HERE
+        words = f"{held(loader.dataset)} in the script's own process, and workers would share it"
+    before = int(loader.num_workers)
     if place.here:
-        _without_workers(loader, place)
+        if before:
+            place.workers, place.prefetch = before, loader.prefetch_factor or 1
+        loader.num_workers, loader.prefetch_factor = AutoWorkers(0), None
+    else:
+        _with_workers(loader, place)
+    if words:
+        _record(state, f"{before} -> {int(loader.num_workers)} workers: {words}")
+
+
+def _with_workers(loader: LoaderLike, place: Place) -> None:
+    """The settings of a loader with workers again."""
+    if not int(loader.num_workers):
+        loader.num_workers, loader.prefetch_factor = AutoWorkers(place.workers), place.prefetch
 
 
 def maker(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> MakeBatch | None:
@@ -99,35 +78,31 @@ def maker(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> MakeBatch |
     return place.timed(here(loader.dataset, loader._auto_collation, loader.collate_fn, loader.drop_last, cursor))
 
 
-def tuner(loader: LoaderLike, state: LoaderState) -> Callable[[int], tuple[str, int] | None]:
-    """The function that the scheduler calls at each delivery. It returns a setting and its new value, or None."""
+def tuner(loader: LoaderLike, state: LoaderState) -> Callable[[int], int | None]:
+    """The function that the scheduler calls at each delivery. It returns another number of workers, or None."""
     place, controller = state.place, state.controller
     if controller is None:
         ahead = max(loader.prefetch_factor or 1, getattr(loader, "_ahead", 0))
-        assert state.measured is not None
         n = int(loader.num_workers) or (place.workers if place is not None else 1)
-        controller = state.controller = Controller(n, _most(state), state.measured.known, ahead)
+        controller = state.controller = Controller(n, _most(state), ahead)
     controller.begin(0)
-    if place is not None:
-        place.begin(0, _worked(state))
     ref = weakref.ref(loader)
 
-    def step(waited_ns: int) -> tuple[str, int] | None:
+    def step(waited_ns: int) -> int | None:
         loader = ref()
         if loader is None or state.manual_workers:
             return None
         if place is not None:
-            change = place.step(waited_ns, _worked(state))
-            if change is not None:
-                return _carry_out(change, loader, state, place, waited_ns)
-            if place.here or (place.state is State.WORKERS and not place.knows_cost):
+            place.step(waited_ns)
+            if place.here:
                 return None
+            _with_workers(loader, place)  # where a batch failed here
         decision = controller.step(waited_ns)
         if decision is None:
             return None
         _record(state, decision.reason)
         loader.num_workers = AutoWorkers(decision.workers)
-        return "num_workers", decision.workers
+        return decision.workers
 
     return step
 
@@ -135,28 +110,6 @@ def tuner(loader: LoaderLike, state: LoaderState) -> Callable[[int], tuple[str, 
 def _worked(state: LoaderState) -> Worked:
     m = state.metrics
     return Worked(m.tasks, m.fetch_ns + m.collate_ns, m.cpu_ns)
-
-
-def _profile(loader: LoaderLike, state: LoaderState) -> profile.Tuned | None:
-    """What ``stoker tune`` found for a loader; its file is read once."""
-    if state.profile is None:
-        state.profile = profile.find(loader)
-        found, words = state.profile
-        if words:
-            state.metrics.decisions.append(words)
-            (logger.info if found else logger.warning)(words)
-    return state.profile[0]
-
-
-def _first(loader: LoaderLike, state: LoaderState, kind: str) -> Measured:
-    found = _profile(loader, state)
-    if found is None or found.worker_method != kind:
-        return Measured(*first_guess(loader))
-    words = state.profile[1] if state.profile is not None else ""
-    if found.num_workers == 0 and not (_only_workers(loader, kind) or held(loader.dataset)):
-        return Measured(0, f"no workers: {words}", known=True)
-    n = max(1, min(found.num_workers // resources.ranks(), workers_bound(resources.WORKER_BYTES)[0]))
-    return Measured(n, f"{n} worker{'s' if n > 1 else ''}: {words}", known=True)
 
 
 def _only_workers(loader: LoaderLike, kind: str) -> bool:
@@ -178,16 +131,15 @@ def _only_workers(loader: LoaderLike, kind: str) -> bool:
 
 def _why_not_here(loader: LoaderLike, state: LoaderState) -> Callable[[], str]:
     ref = weakref.ref(loader)
+    return lambda: "samples kill workers" if state.fatal_samples else held(getattr(ref(), "dataset", None))
 
-    def why_not() -> str:
-        loader = ref()
-        why = "samples kill workers" if state.fatal_samples else held(getattr(loader, "dataset", None))
-        if why:
-            return why
-        opened = next(filter(None, (it.opened() for it in list(state.iterators))), "")
-        return f"the dataset opens {opened}" if opened else ""
 
-    return why_not
+def _opened(state: LoaderState) -> Callable[[], str | None]:
+    def opened() -> str | None:
+        found = [it.opened() for it in list(state.iterators)]
+        return next(filter(None, found), None if None in found else "")
+
+    return opened
 
 
 def _most(state: LoaderState) -> Callable[[], int]:
@@ -203,44 +155,6 @@ def _most(state: LoaderState) -> Callable[[], int]:
         return min(per_core(1 - busy) * cores_here(), max(1, workers_bound(each)[0]))
 
     return most
-
-
-def _carry_out(
-    change: Change, loader: LoaderLike, state: LoaderState, place: Place, waited_ns: int
-) -> tuple[str, int] | None:
-    """Changes the loader's settings. Returns what the scheduler has to do."""
-    if change is Change.TRY_HERE:
-        place.workers = int(loader.num_workers)
-        return "here", 0
-    if change is Change.STAY_HERE:
-        _record(state, f"{place.workers} -> 0 workers: {place.reason}")
-        _without_workers(loader, place)
-        return "here", 1
-    if int(loader.num_workers) == 0:
-        if _stay_if_shared(loader, state, place):
-            return None
-        _record(state, f"0 -> {place.workers} workers: {place.reason}")
-        loader.num_workers, loader.prefetch_factor = AutoWorkers(place.workers), place.prefetch
-    assert state.controller is not None
-    state.controller.workers = place.workers
-    state.controller.begin(waited_ns)
-    return "num_workers", place.workers
-
-
-def _without_workers(loader: LoaderLike, place: Place) -> None:
-    """The settings of a loader without workers, as torch wants them."""
-    if int(loader.num_workers):
-        place.workers, place.prefetch = int(loader.num_workers), loader.prefetch_factor or 1
-        loader.num_workers, loader.prefetch_factor = AutoWorkers(0), None
-
-
-def _stay_if_shared(loader: LoaderLike, state: LoaderState, place: Place) -> bool:
-    """Workers that are forked now would share what the dataset has opened in this process: then none are."""
-    why = held(loader.dataset)
-    if why:
-        place.stay(f"no workers any more: {why} in the script's own process, and workers would share it")
-        _record(state, place.reason)
-    return bool(why)
 
 
 def _record(state: LoaderState, decision: str) -> None:

@@ -43,8 +43,8 @@ class Tasks:
             many = loader.batch_size if loader._auto_collation else 0
             self.fresh = False
             return lambda: [None] * many if many else None
-        if type(loader.sampler) is SequentialSampler and loader.batch_sampler is not None and loader.batch_size:
-            return _Runs(len(loader.dataset), loader.batch_size)
+        if type(loader.sampler) is SequentialSampler and type(loader.batch_sampler) is BatchSampler:
+            return _Cycle(loader.batch_sampler)  # it has no state
         draw = Draw.like(loader)
         if draw is not None:
             return draw
@@ -76,21 +76,8 @@ class Tasks:
         return task
 
 
-class _Runs:
-    """A sequential sampler's tasks, over and over."""
-
-    def __init__(self, n: int, size: int) -> None:
-        self._n, self._size, self._at = n, size, 0
-
-    def __call__(self) -> list[int]:
-        at = self._at
-        end = min(at + self._size, self._n)
-        self._at = end % self._n
-        return list(range(at, end))
-
-
 class _Cycle:
-    """Another sampler's tasks, epoch after epoch."""
+    """A sampler's tasks, epoch after epoch."""
 
     def __init__(self, sampler: Iterable[Index]) -> None:
         self._sampler, self._it = sampler, iter(sampler)

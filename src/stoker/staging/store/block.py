@@ -1,8 +1,7 @@
 """A sample of any type as one block of bytes that contains its own description.
 
-A block has, in little-endian: a crc32 of everything that follows and of the sample's index; the length of the type,
-whose highest bit says that the rest is compressed; the length of the block; then the type, the size of each leaf, the
-leaves. Compression is zlib (RFC 1950), level 1: higher levels cost more than they save (``docs/notes/staging.md``).
+A block has, in little-endian: a crc32 of everything that follows and of the sample's index; the length of the type; the
+length of the block; then the type, the size of each leaf, the leaves.
 """
 
 from __future__ import annotations
@@ -18,22 +17,19 @@ from .decode import layout
 from .encode import ALIGN
 from .spec import Leaf
 
-LEVEL = 1
-_HEADER = struct.Struct("<IIQ")  # checksum, bytes of the type with the flag, bytes of the block
+_HEADER = struct.Struct("<IIQ")  # checksum, bytes of the type, bytes of the block
 _CRC_BYTES = 4
-_COMPRESSED = 1 << 31
 
 
 def _padded(n: int) -> int:
     return -(-n // ALIGN) * ALIGN
 
 
-def pack(type_spec: str, leaves: Sequence[Leaf], i: int, compress: bool, checked: bool = True) -> Leaf:
+def pack(type_spec: str, leaves: Sequence[Leaf], i: int, checked: bool = True) -> Leaf:
     """Sample ``i`` as a block. Its length is a multiple of ``ALIGN`` bytes.
 
     Args:
         type_spec, leaves: of the sample, from ``encode.take``.
-        compress: smaller, if it compresses at all.
         checked: with a checksum.
     """
     text = type_spec.encode()
@@ -48,15 +44,7 @@ def pack(type_spec: str, leaves: Sequence[Leaf], i: int, compress: bool, checked
         block[to : to + x.nbytes] = x
         block[to + x.nbytes : to + _padded(x.nbytes)] = 0
         to += _padded(x.nbytes)
-    flag = 0
-    if compress:
-        small = zlib.compress(block[_HEADER.size :].data, LEVEL)
-        compressed_length = _HEADER.size + len(small)
-        if _padded(compressed_length) < length:
-            block = np.zeros(_padded(compressed_length), np.uint8)
-            block[_HEADER.size : compressed_length] = np.frombuffer(small, np.uint8)
-            length, flag = compressed_length, _COMPRESSED
-    block[: _HEADER.size] = np.frombuffer(_HEADER.pack(0, len(text) | flag, length), np.uint8)
+    block[: _HEADER.size] = np.frombuffer(_HEADER.pack(0, len(text), length), np.uint8)
     if checked:
         block[:_CRC_BYTES] = np.frombuffer(_crc_of(block[:length], i).to_bytes(_CRC_BYTES, "little"), np.uint8)
     return block
@@ -66,9 +54,6 @@ def unpack(heap: Leaf, offset: int, trusted: bool) -> Sample:
     """The sample at an offset of the heap. In a file the caller has to ask ``is_intact`` first."""
     _, spec_bytes, length = _HEADER.unpack(heap[offset : offset + _HEADER.size].tobytes())
     body = heap[offset + _HEADER.size : offset + length]
-    if spec_bytes & _COMPRESSED:
-        spec_bytes ^= _COMPRESSED
-        body = np.frombuffer(zlib.decompress(body.data), np.uint8)
     made = layout(body[:spec_bytes].tobytes().decode(), trusted)
     count = len(made.sizes)
     sizes = struct.unpack(f"<{count}Q", body[spec_bytes : spec_bytes + 8 * count].tobytes())

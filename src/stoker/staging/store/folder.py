@@ -5,8 +5,7 @@
 - ``manifest.json``: format, number of samples, and what the cache depends on;
 - ``place.npy``: the location of each sample (see ``tables``); ``head.npy``, ``words.npy``: see ``head``;
 - ``column-0.npy`` ...: samples of one type, a column a leaf; ``crc.npy``: a checksum a row;
-- ``heap.npy``: samples of other types, each with its checksum;
-- ``sources.json``: the files that the samples were made from.
+- ``heap.npy``: samples of other types, each with its checksum.
 
 The files are sparse until they are written. Nothing in them is ever unpickled.
 """
@@ -25,9 +24,9 @@ import tempfile
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -41,11 +40,8 @@ FORMAT = 2
 GROWING = ("column-", "heap")  # tables whose room is taken block by block; that of others is taken at once
 PART = ".part"
 MANIFEST = "manifest.json"
-SOURCES = "sources.json"
 REMOVED = ".gone-"  # prefix of the folder into which a cache is moved before it is removed
 MAX_HEADER = 1000  # bytes of the header of a NumPy file; ours have 118
-
-SourceFile: TypeAlias = tuple[str, int, "int | str"]  # path, bytes, and mtime in ns or a digest of the content
 
 
 def root() -> Path:
@@ -266,14 +262,13 @@ class Opened(NamedTuple):
     note: str
 
 
-def open_for(base: Path, name: str, key: JsonObject, sources: list[SourceFile]) -> Opened:
+def open_for(base: Path, name: str, key: JsonObject) -> Opened:
     """The folder of a cache for this key: complete, partly filled, or new.
 
     Args:
         base: where caches are.
         name: for people.
         key: what the samples depend on; texts and numbers.
-        sources: the files that samples are made from.
 
     Raises:
         OSError: it cannot be created or opened.
@@ -292,10 +287,10 @@ def open_for(base: Path, name: str, key: JsonObject, sources: list[SourceFile]) 
         if final.is_dir():
             return Opened(Folder(final), note)
         if not part.is_dir():
-            note = note or _what_changed(base, name, key, sources)
+            note = note or _what_changed(base, name, key)
             base.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
-                _create(base, part, key, sources)
+                _create(base, part, key)
             except OSError as e:
                 if e.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another run was first
                     raise
@@ -304,13 +299,12 @@ def open_for(base: Path, name: str, key: JsonObject, sources: list[SourceFile]) 
     raise FileNotFoundError(f"{part} was removed while it was opened")
 
 
-def _create(base: Path, part: Path, key: JsonObject, sources: list[SourceFile]) -> None:
+def _create(base: Path, part: Path, key: JsonObject) -> None:
     """A folder with its manifest. It gets its name once that is written."""
     temporary = Path(tempfile.mkdtemp(prefix=".stoker-", dir=base))
     try:
         manifest = {"format": FORMAT, "made": time.strftime("%Y-%m-%d %H:%M:%S"), "key": key}
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
-        (temporary / SOURCES).write_text(json.dumps(sources))
         os.rename(temporary, part)
     except OSError:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -335,26 +329,7 @@ def caches(base: Path) -> list[Path]:
         return []
 
 
-def sources_of(cache: Path) -> Iterator[SourceFile]:
-    """The files that a cache was made from.
-
-    Raises:
-        OSError, ValueError, TypeError, RecursionError: the list is missing or damaged.
-    """
-    for path, nbytes, version in json.loads((cache / SOURCES).read_text()):
-        yield str(path), int(nbytes), version
-
-
-def content_digest(path: str) -> str:
-    """What identifies a source file with ``cache_content=True``."""
-    h = hashlib.blake2b(digest_size=16)
-    with open(path, "rb") as file:
-        while part := file.read(1 << 20):
-            h.update(part)
-    return h.hexdigest()
-
-
-def _what_changed(base: Path, name: str, key: JsonObject, sources: list[SourceFile]) -> str:
+def _what_changed(base: Path, name: str, key: JsonObject) -> str:
     """How this key differs from that of the newest cache of the same name; "" where it does not, or there is none."""
     others = [p for p in caches(base) if p.name.rpartition("-")[0] == name]
     if not others:
@@ -369,29 +344,8 @@ def _what_changed(base: Path, name: str, key: JsonObject, sources: list[SourceFi
         before = old.get(field)
         if before == value:
             continue
-        if field == "sources":
-            out += _changed_files(newest, sources)
-        elif isinstance(value, dict) and isinstance(before, dict):
+        if isinstance(value, dict) and isinstance(before, dict):
             out += [f"{k} was {before.get(k)}, is {v}" for k, v in value.items() if before.get(k) != v]
         else:
             out.append(f"{field} was {before}, is {value}" if isinstance(value, int) else f"{field} changed")
     return f"{newest.name} is not used: {'; '.join(out[:3])}" if out else ""
-
-
-def _changed_files(cache: Path, sources: list[SourceFile]) -> list[str]:
-    try:
-        before = {path: (nbytes, version) for path, nbytes, version in sources_of(cache)}
-    except (OSError, ValueError, TypeError, RecursionError):
-        return ["the source files changed"]
-    now = {path: (nbytes, version) for path, nbytes, version in sources}
-    groups = {
-        "changed": [p for p in now if p in before and before[p] != now[p]],
-        "is new": [p for p in now if p not in before],
-        "is gone": [p for p in before if p not in now],
-    }
-    out = [
-        f"{paths[0]} {what}" + (f" and {len(paths) - 1:,} more" if len(paths) > 1 else "")
-        for what, paths in groups.items()
-        if paths
-    ]
-    return out or ["the order of the source files changed"]

@@ -58,7 +58,6 @@ class Head:
     prepare_ns = _Number(12)  # that took
     check_memory_at = _Number(13)  # bytes reserved from which on free memory is looked at again
     gather_checked = _Number(14)  # a gathered batch was compared with one of single samples
-    compressed = _Number(15)  # blocks are compressed
     ranks = _Number(16)  # of this node, for which the budget is
     ranks_joined = _Number(17)
     store_ns = _Number(18)  # CPU time that storing samples took

@@ -39,15 +39,6 @@ PICKLED = "o"  # the name of the class
 _MAIN = ("__main__", "__mp_main__")
 
 
-def without_classes(tree: Spec) -> Spec:
-    """The same leaves in plain tuples, where they were in dicts, named tuples or other containers with a class."""
-    if tree[0] in (TUPLE, LIST):
-        return [tree[0], [without_classes(item) for item in tree[1]]]
-    if tree[0] in (DICT, NAMED_TUPLE):
-        return [TUPLE, [without_classes(item) for item in tree[2]]]
-    return tree
-
-
 def class_name(cls: type) -> str:
     """``module:qualified name`` of a class."""
     module = cls.__module__

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 
 from ...core.types import Sample
 from .decode import Layout, layout
-from .encode import CacheError, foreign
+from .encode import CacheError
 from .head import NUMBERS, SPEC_BYTES, Head, State
 from .memory import Memory
 from .tables import PAGE, Medium, Samples, Tables
@@ -47,7 +46,6 @@ class StoreStats(NamedTuple):
         prepare_s: seconds that took, summed.
         keep_s: seconds of CPU that storing them took, summed.
         reason: why no more samples are stored, "" while they are.
-        compressed: whether blocks are compressed.
         ranks: of this node that fill and read it.
     """
 
@@ -59,14 +57,12 @@ class StoreStats(NamedTuple):
     prepare_s: float
     keep_s: float
     reason: str
-    compressed: bool = False
     ranks: int = 1
 
     def describe(self) -> str:
         """In one line."""
         share = self.filled / max(1, self.samples)
         text = f"{self.filled:,} of {self.samples:,} samples ({share:.0%}) in {self.nbytes / 1e6:,.1f} MB"
-        text += ", compressed" * self.compressed
         return f"{text}; {self.reason}" if self.reason else text
 
 
@@ -80,22 +76,20 @@ def _tables_start(samples: int) -> int:
 
 
 class Store:
-    """Samples by their index.
+    """Samples by their index. One that is stored stays.
 
     Args:
         medium: memory or a folder.
         samples: length of the dataset.
         budget: bytes that may be reserved.
-        compress: samples are compressed, and so none of them are rows.
 
     Raises:
         CacheError: it is a store of another dataset, or damaged.
     """
 
-    def __init__(self, medium: Medium, samples: int, budget: int, compress: bool = False) -> None:
+    def __init__(self, medium: Medium, samples: int, budget: int) -> None:
         self.medium = medium
         self.samples = samples
-        self._compress = compress
         numbers = medium.table("head", np.int64, NUMBERS, 0)
         self._head = Head(numbers, medium.table("words", np.uint8, 2 * SPEC_BYTES, PAGE))
         self.locations: NDArray[np.int64] = medium.table("place", np.int64, samples, PAGE + 2 * SPEC_BYTES)
@@ -116,7 +110,7 @@ class Store:
         self._no_room_for_tables = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Store, (self.medium, self.samples, self._head.budget, self._compress)
+        return Store, (self.medium, self.samples, self._head.budget)
 
     # -- state
 
@@ -148,7 +142,6 @@ class Store:
             prepare_s=head.prepare_ns / 1e9,
             keep_s=head.store_ns / 1e9,
             reason=head.reason,
-            compressed=bool(head.compressed),
             ranks=max(1, head.ranks_joined),
         )
 
@@ -223,27 +216,17 @@ class Store:
                     self._head.filled -= 1
         return False
 
-    def check(self, tell: Callable[[int, int], None] | None = None) -> list[int]:
-        """Verifies all samples of a file. Returns those that were damaged; they are removed.
-
-        Args:
-            tell: called with the number of samples verified so far, and of all.
-        """
-        assert self._verified is not None
-        self._verified[:] = 0
-        damaged, stored = [], np.flatnonzero(self.locations)
-        for k, i in enumerate(stored.tolist()):
-            if not self.where(np.array([i]))[0]:
-                damaged.append(i)
-            if tell is not None:
-                tell(k + 1, len(stored))
-        return damaged
-
     def read(self, location: int) -> Sample:
         """The sample at a location that ``where`` returned; its memory is its own."""
         self.ready()
         assert self._tables is not None
         return self._tables.read(location)
+
+    def rows_at(self, locations: NDArray[np.int64]) -> torch.Tensor | None:
+        """The rows of samples, for a gather from ``columns``; None where not all are rows, or rows do not stack."""
+        if int(locations.min()) <= 0 or self.layout is None or not self.columns:
+            return None
+        return torch.from_numpy(locations - 1)
 
     @property
     def layout(self) -> Layout | None:
@@ -266,7 +249,7 @@ class Store:
         if self._head.state not in (State.ROWS, State.BLOCKS) or self._no_room_for_tables:
             return False
         try:
-            self._tables = Tables(self.medium, self._head, _tables_start(self.samples), self._layout_of)
+            self._tables = Tables(self.medium, self._head, _tables_start(self.samples))
         except OSError as e:  # they do not exist yet and there is no room: this process works without
             self._no_room_for_tables = True
             with self.medium.lock():
@@ -274,48 +257,35 @@ class Store:
             return False
         return True
 
-    def _layout_of(self, type_spec: str, trusted: bool) -> Layout:
-        return layout(type_spec, trusted)
-
     # -- storing
 
-    def admit(self, samples: Samples, prepare_ns: int, keep_ns: int = 0) -> Samples:
+    def admit(self, samples: Samples, prepare_ns: int, keep_ns: int = 0) -> None:
         """Stores samples as far as there is room.
 
         Args:
             samples: what ``encode.take`` returned, by index.
             prepare_ns: what they took to prepare, together.
             keep_ns: CPU time that storing them took so far; this call adds its own.
-
-        Returns:
-            Those that are not stored.
         """
         began = time.thread_time_ns()
-        if not self.medium.writable:
-            return samples
-        refused: Samples = {}
-        if not self.medium.trusted:
-            refused = {i: sample for i, sample in samples.items() if foreign(sample[0])}
-            samples = {i: sample for i, sample in samples.items() if i not in refused}
-            if refused and not samples:
-                return refused
+        if not self.medium.writable or not self.usable:
+            return
         with self.medium.lock():
             self._head.prepared += len(samples)
             self._head.prepare_ns += prepare_ns
             if self._head.state == State.UNDECIDED and not self._enough():
                 for i, (type_spec, leaves) in samples.items():  # copied: user code may write to the sample later
                     self._first[i] = type_spec, [x.copy() for x in leaves]
-                return refused
+                return
             samples, self._first = {**self._first, **samples}, {}
             if self._head.state == State.UNDECIDED:
                 self._decide(samples)
             if self._head.state == State.DISABLED or self._head.reason_length:
-                return refused | samples
+                return
         if self.ready():
             self._store(samples, began - keep_ns)
             if self.complete:
                 self.medium.seal()
-        return refused | {i: sample for i, sample in samples.items() if not self.locations[i]}
 
     def _enough(self) -> bool:
         return self._head.prepared >= min(FIRST_SAMPLES, self.samples // 8)
@@ -326,11 +296,10 @@ class Store:
         They are rows where the first have one type of one size.
         """
         head = self._head
-        head.compressed = self._compress
         state = State.BLOCKS
         specs = {type_spec for type_spec, _ in samples.values()}
-        made = self._layout_of(min(specs, key=len), self.medium.trusted)
-        if not self._compress and len(specs) == 1 and made.fixed and made.nbytes and len(made.type_spec) <= SPEC_BYTES:
+        made = layout(min(specs, key=len), self.medium.trusted)
+        if len(specs) == 1 and made.fixed and made.nbytes and len(made.type_spec) <= SPEC_BYTES:
             if made.nbytes > head.budget:
                 head.reason = f"a sample of {made.nbytes:,} bytes exceeds the budget of {head.budget:,}"
                 state = State.DISABLED

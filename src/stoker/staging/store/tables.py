@@ -68,7 +68,6 @@ class Tables:
         medium: in which the tables are.
         head: of the store; how samples are stored has been decided.
         start: where the tables begin in memory.
-        make_layout: for the type of the rows; a tool that only reads bytes brings its own.
 
     Attributes:
         layout: of the samples in rows; None where all are blocks.
@@ -79,9 +78,7 @@ class Tables:
         OSError: there is no room for the tables.
     """
 
-    def __init__(
-        self, medium: Medium, head: Head, start: int, make_layout: Callable[[str, bool], Layout] = layout
-    ) -> None:
+    def __init__(self, medium: Medium, head: Head, start: int) -> None:
         self._medium = medium
         self._head = head
         self.layout: Layout | None = None
@@ -89,7 +86,7 @@ class Tables:
         self._columns: list[_Column] = []
         self._crc: NDArray[np.uint32] | None = None  # of each row; in a file only
         if head.state == State.ROWS:
-            self.layout = make_layout(head.spec, medium.trusted)
+            self.layout = layout(head.spec, medium.trusted)
             start = self._open_columns(self.layout, head.rows, start)
             self.tensors = _tensors(self.layout, [c.rows for c in self._columns])
         self._heap_start = start
@@ -144,9 +141,9 @@ class Tables:
     def blocks_of(self, samples: Samples) -> dict[int, Leaf]:
         """The blocks of those samples that do not have the type of the rows."""
         row_spec = self.layout.type_spec if self.layout is not None else None
-        compress, checked = bool(self._head.compressed), not self._medium.trusted
+        checked = not self._medium.trusted
         return {
-            i: pack(type_spec, leaves, i, compress, checked)
+            i: pack(type_spec, leaves, i, checked)
             for i, (type_spec, leaves) in samples.items()
             if type_spec != row_spec
         }

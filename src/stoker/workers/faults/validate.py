@@ -83,13 +83,6 @@ def check(loader: Any) -> None:
         raise UsageError(f"on_error={setting} is not supported on {sys.platform}, only on Linux")
 
 
-def only_processes(loader: Any) -> str:
-    """Why ``worker_method="auto"`` has to take processes; "": it does not have to."""
-    if getattr(loader, "sample_timeout", None):
-        return "sample_timeout is set, and threads cannot be killed"
-    return 'on_worker_death="restart" is for processes' if loader.on_worker_death == "restart" else ""
-
-
 def check_timeout(loader: Any) -> None:
     """Checks ``sample_timeout=``.
 

@@ -1,0 +1,200 @@
+"""For ``stoker stats``: what a worker makes of a sample, and how two such records are merged. No pixels are sent.
+
+Mean and sum of squared deviations are float64, in two passes over a block of pixels. Blocks, images and records are
+merged by the updating formula of Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
+sample variances", Stanford STAN-CS-79-773, 1979. A sum of squares, whose difference would lose digits, is never formed.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..core.types import Sample
+
+BLOCK = 1 << 16  # pixels at once: half a megabyte a channel in float64, however large the image is
+MAX_DESCRIPTION = 300  # characters
+Pixels = NDArray[np.generic]  # of any real type
+
+
+class NoImage(Exception):
+    """A sample has no image; the message says what it is instead."""
+
+
+class Group(NamedTuple):
+    """Images of one channel count and one unit, a number for each channel; ``n`` counts finite values, ``m2`` is the
+    sum of their squared deviations."""
+
+    images: int
+    n: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    m2: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    nan: NDArray[np.int64]
+    inf: NDArray[np.int64]
+
+
+@dataclass
+class Record:
+    """What is known about some samples; ``groups`` are by channel count and scale (255 for uint8, else 1)."""
+
+    samples: int = 1
+    groups: dict[tuple[int, int], Group] = field(default_factory=dict)
+    shapes: Counter[str] = field(default_factory=Counter)
+    types: Counter[str] = field(default_factory=Counter)
+
+
+def group_of(values: Pixels, images: int) -> Group:
+    """Of one sample: ``values`` [channels, pixels] of any real type, those of all its images."""
+    with np.errstate(over="ignore", invalid="ignore"):  # 1e200 squared is inf, and is shown as such
+        blocks = [_block(values[:, i : i + BLOCK]) for i in range(0, values.shape[1], BLOCK)]
+        return functools.reduce(merged, blocks)._replace(images=images)
+
+
+def _block(values: Pixels) -> Group:
+    x = values.astype(np.float64, order="C")  # HWC comes as a view of pixels that are three values apart
+    n = np.full(len(x), x.shape[1])
+    nan = inf = np.zeros(len(x), np.int64)
+    low, high = x, x
+    finite = np.isfinite(x) if values.dtype.kind == "f" else np.True_
+    if not finite.all():
+        n, nan = finite.sum(1), np.isnan(x).sum(1)
+        inf = x.shape[1] - n - nan
+        low, high = np.where(finite, x, np.inf), np.where(finite, x, -np.inf)
+        x = np.where(finite, x, 0.0)
+    mean = x.sum(1) / np.maximum(n, 1)
+    x = x - mean[:, None]
+    x = x if finite.all() else np.where(finite, x, 0.0)
+    rounding = x.sum(1)  # what rounding left of the mean
+    m2 = np.einsum("cp,cp->c", x, x) - rounding * rounding / np.maximum(n, 1)
+    return Group(0, n.astype(np.float64), mean, np.maximum(m2, 0.0), low.min(1), high.max(1), nan, inf)
+
+
+def merged(a: Group, b: Group) -> Group:
+    """The group of both (Chan, Golub and LeVeque, 1979).
+
+    Example:
+        >>> both = merged(group_of(np.array([[1.0]]), 1), group_of(np.array([[3.0]]), 1))
+        >>> [float(x[0]) for x in (both.n, both.mean, both.m2)]
+        [2.0, 2.0, 2.0]
+    """
+    n = a.n + b.n
+    share = np.divide(b.n, n, out=np.zeros_like(n), where=n > 0)
+    delta = b.mean - a.mean
+    return Group(
+        a.images + b.images,
+        n,
+        a.mean + delta * share,
+        a.m2 + b.m2 + delta * (delta * (a.n * share)),
+        np.minimum(a.low, b.low),
+        np.maximum(a.high, b.high),
+        a.nan + b.nan,
+        a.inf + b.inf,
+    )
+
+
+def joined(records: Sequence[Record]) -> Record:
+    """One record of many; the ``collate_fn`` of the workers, so that what they send does not grow with the batch."""
+    out = Record(0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for record in records:
+            out.samples += record.samples
+            for key, group in record.groups.items():
+                out.groups[key] = merged(out.groups[key], group) if key in out.groups else group
+            out.shapes.update(record.shapes)
+            out.types.update(record.types)
+    return out
+
+
+def _is_pil(thing: object) -> bool:
+    pil = sys.modules.get("PIL.Image")  # loaded wherever there is such an image
+    return pil is not None and isinstance(thing, pil.Image)
+
+
+def _is_image(thing: object, kinds: str) -> bool:
+    """Whether it is a PIL image, or a tensor or array of 2 to 4 dimensions, of uint8 or one of these NumPy kinds."""
+    if isinstance(thing, torch.Tensor):
+        kind = "f" if thing.is_floating_point() else "c" if thing.is_complex() else "i"
+        return 2 <= thing.ndim <= 4 and (
+            ("b" if thing.dtype == torch.bool else kind) in kinds or thing.dtype == torch.uint8
+        )
+    if isinstance(thing, np.ndarray):
+        return 2 <= thing.ndim <= 4 and (thing.dtype.kind in kinds or thing.dtype == np.uint8)
+    return _is_pil(thing)
+
+
+def _leaves(sample: Sample) -> Iterator[Sample]:
+    if isinstance(sample, Mapping):
+        sample = list(sample.values())
+    if isinstance(sample, (list, tuple)):
+        for part in sample:
+            yield from _leaves(part)
+    else:
+        yield sample
+
+
+def image_in(sample: Sample, key: str | None) -> Sample:
+    """The image of a sample.
+
+    Args:
+        sample: a tensor, array, PIL image, or tuple, list or dict of these.
+        key: a dict's key, a tuple's index or a field. None: the first image, at any depth, of a floating type or uint8;
+            if there is none, the first one of another integer type.
+
+    Raises:
+        NoImage: there is none.
+    """
+    if key is not None:
+        part = int(key) if isinstance(sample, (list, tuple)) and key.isdigit() else key
+        try:
+            sample = getattr(sample, key) if hasattr(sample, key) else sample[part]
+        except (LookupError, TypeError):
+            raise NoImage(f"there is no {key!r} in a sample: it is a {type(sample).__name__}") from None
+    for kinds in ("f", "iu") if key is None else ("fiub",):
+        for leaf in _leaves(sample):
+            if _is_image(leaf, kinds):
+                return leaf
+    parts = list(_leaves(sample))
+    found = ", ".join(f"{type(x).__name__} {tuple(getattr(x, 'shape', ()))}".removesuffix(" ()") for x in parts)
+    raise NoImage(f"no image, but {found[:MAX_DESCRIPTION]}")
+
+
+def record_of(image: Sample, layout: str | None) -> Record:
+    """The record of an image. Channels are its shorter outer axis; if both are equal a tensor's first, else the last.
+
+    Raises:
+        ValueError: it has no pixels.
+    """
+    values: Pixels
+    if isinstance(image, torch.Tensor):
+        dtype = str(image.dtype).removeprefix("torch.")
+        plain = image.detach().cpu()
+        values = (plain.double() if plain.dtype.is_floating_point and plain.dtype.itemsize < 4 else plain).numpy()
+    elif _is_pil(image):
+        values = np.asarray(image)
+        values = values.astype(np.uint8) * np.uint8(255) if image.mode == "1" else values  # as ToTensor does
+        dtype, layout = f"{values.dtype} (PIL {image.mode})", "HWC"
+    else:
+        values, dtype = image, str(image.dtype)
+    if values.size == 0:
+        raise ValueError(f"an image without pixels: its shape is {values.shape}")
+    shape = "x".join(map(str, values.shape))
+    if values.ndim == 2:
+        layout, values = "HW", values[None]
+    values = values if values.ndim == 4 else values[None]
+    first, last = values.shape[1], values.shape[3]
+    layout = layout or ("CHW" if first < last or (first == last and isinstance(image, torch.Tensor)) else "HWC")
+    values = np.moveaxis(values, -1, 1) if layout == "HWC" else values
+    images, channels = values.shape[:2]
+    group = group_of(values.swapaxes(0, 1).reshape(channels, -1), images)
+    scale = 255 if values.dtype == np.uint8 else 1
+    return Record(1, {(channels, scale): group}, Counter([shape]), Counter([f"{layout} {dtype}"]))

@@ -1,0 +1,269 @@
+"""``stoker stats`` and ``stoker.mean_std``: mean and std of each channel of a dataset's images.
+
+``image_record`` has what a worker makes of a sample, and the arithmetic.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler, SubsetRandomSampler
+
+from ..core import output
+from ..core.errors import StokerError, UsageError
+from ..core.progress import Progress, samples_done
+from ..core.terminal import counted, human_seconds, printable, table
+from ..core.types import Index, JsonObject, LoaderLike, MapDataset
+from ..loader.auto.tasks import keys_of
+from ..loader.variant import as_loader, find
+from ..workers.faults.policy import Failure
+from ..workers.faults.sample_name import called
+from . import arguments
+from .image_record import Group, Record, image_in, joined, record_of
+from .sweep import Sweep
+
+SCHEMA = 2
+TASK_SAMPLES = 16  # in a worker's task
+SEED = 0  # of the draw of samples, and of augmentation
+SHOWN = 10  # shapes in the text; JSON has all
+LAYOUTS = ("CHW", "HWC")
+NO_IMAGE = "NoImage: "
+
+
+@click.command("stats")
+@arguments.target
+@click.option("--key", metavar="NAME", help="The image in a sample: a dict's key, a tuple's index or a field.")
+@click.option("--samples", type=arguments.COUNT, metavar="N", help="Read N random ones.")
+@click.option("--layout", type=click.Choice(LAYOUTS), help="Where channels are, if the guess is wrong.")
+@arguments.num_workers
+@arguments.json_file
+def command(
+    target: str,
+    key: str | None,
+    samples: int | None,
+    layout: str | None,
+    num_workers: int | str,
+    json_path: Path | None,
+) -> int:
+    """Mean and std of an image dataset.
+
+    TARGET is a DataLoader, a Dataset, or a function that returns one: path.py:name or package.module:name. Measure the
+    images as Normalize gets them: without Normalize itself. stoker verify lists samples that cannot be read.
+
+    \b
+    Examples:
+      stoker stats train.py:train_set
+      stoker stats mypackage.data:make_loader --samples 5000 --num-workers 8
+      stoker stats train.py:train_set --key image --json stats.json
+    """
+    settings: JsonObject = {"key": key, "samples": samples, "layout": layout, "num_workers": num_workers}
+    try:
+        with Progress(target) as progress:
+            found = mean_std(find(target), **settings, name=target, progress=progress)
+    except StokerError as e:
+        return arguments.fail(e)
+    output.give(found.as_dict(), json_path, lambda: print(found))
+    return 0
+
+
+@dataclass(frozen=True)
+class ImageStats:
+    """The result of ``mean_std``. Its numbers, one for each channel, are in the data's own unit.
+
+    Attributes:
+        name: what was read.
+        samples: how many were read, unreadable ones included; ``failed`` of them could not be read.
+        images: that the numbers are of.
+        scale: 255 for uint8, by which ``normalize`` divides as torchvision's ToTensor does; 1 for other types.
+        mean, std, min, max: of finite values; std is the population's (divided by n).
+        nan, inf: values that are left out.
+        shapes, types: how many samples have which.
+        notes: what a reader should know about the numbers.
+        seconds: taken.
+    """
+
+    name: str
+    samples: int
+    failed: int
+    images: int
+    scale: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    min: tuple[float, ...]
+    max: tuple[float, ...]
+    nan: tuple[int, ...]
+    inf: tuple[int, ...]
+    shapes: dict[str, int]
+    types: dict[str, int]
+    notes: tuple[str, ...]
+    seconds: float
+
+    @property
+    def normalize(self) -> str:
+        """The line: ``Normalize(mean=[...], std=[...])``."""
+        mean, std = (", ".join(f"{x / self.scale:.6g}" for x in values) for values in (self.mean, self.std))
+        return f"Normalize(mean=[{mean}], std=[{std}])"
+
+    def as_dict(self) -> JsonObject:
+        """For JSON, with None in place of NaN."""
+        numbers = {name: [None if x != x else x for x in getattr(self, name)] for name in ("mean", "std", "min", "max")}
+        return {"schema": SCHEMA, **asdict(self), **numbers, "normalize": self.normalize}
+
+    def __str__(self) -> str:
+        columns = (self.mean, self.std, self.min, self.max, self.nan, self.inf)
+        rows = [[str(i), *(f"{x:.6g}" for x in values)] for i, values in enumerate(zip(*columns, strict=True))]
+        uint8 = ", for values / 255 as torchvision's ToTensor makes of uint8" if self.scale == 255 else ""
+        constant = ", ".join(str(i) for i, std in enumerate(self.std) if std == 0)
+        out = [f"{self.name}: {counted(self.samples, 'sample')}, {human_seconds(self.seconds)}", ""]
+        out += [table(["channel", "mean", "std", "min", "max", "NaN", "Inf"], rows, 120), self.normalize + uint8, ""]
+        out += [f"shapes: {_most_common(self.shapes)}", f"types: {_most_common(self.types)}"]
+        out += [f"std 0, by which Normalize would divide: channel {constant} is constant"] * bool(constant)
+        return "\n".join([*out, *(f"note: {note}" for note in self.notes)])
+
+
+def mean_std(
+    loader: object,
+    *,
+    key: str | None = None,
+    samples: int | None = None,
+    layout: str | None = None,
+    num_workers: int | str = "auto",
+    name: str = "the dataset",
+    progress: Callable[[str], None] | None = None,
+) -> ImageStats:
+    """Mean and standard deviation of each channel of a dataset's images.
+
+    Each sample of the dataset is read once, before ``collate_fn`` and with the random augmentation that the dataset
+    does. Of the loader's samplers only a ``SubsetRandomSampler`` counts; other orders and weights are ignored.
+
+    Args:
+        loader: a DataLoader (stoker's or torch's), a Dataset, or a callable without arguments that returns one. Images
+            may be of any size and real type: tensors, arrays or PIL images, [C, H, W], [H, W, C], [H, W], or batches of
+            these. Channels are the shorter outer axis; if both are equal a tensor's first axis, an array's last.
+        key: the image in a sample: a dict's key, a tuple's index or a field's name. None: the first PIL image, or
+            floating or uint8 tensor or array of 2 to 4 dimensions.
+        samples: how many to read, drawn at random without replacement, the same each time. None: all.
+        layout: "CHW" or "HWC", where the rule above is wrong. PIL images are always HWC.
+        num_workers: worker processes; 0 reads in this process; "auto" begins with one a core and adapts. The count does
+            not change a bit of the result, except that 0 changes random augmentation.
+        name: what the result and errors call it.
+        progress: called with a line of text now and then.
+
+    Raises:
+        UsageError: a wrong argument, an empty or an iterable dataset, or no image in any sample.
+        StokerError: no sample could be read.
+
+    Example:
+        >>> found = mean_std([np.zeros((3, 2, 2)), np.ones((3, 2, 2))], layout="CHW", num_workers=0)
+        >>> found.mean, found.std, found.normalize
+        ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), 'Normalize(mean=[0.5, 0.5, 0.5], std=[0.5, 0.5, 0.5])')
+    """
+    if layout not in (None, *LAYOUTS):
+        raise UsageError(f"layout={layout!r}: one of {', '.join(LAYOUTS)}, or None")
+    inner = as_loader(loader, name=name)
+    if isinstance(inner.dataset, IterableDataset):
+        raise UsageError(f"{name} is an iterable dataset, whose samples cannot be read by their index")
+    every = keys_of(inner)
+    keys = every
+    if samples is not None and samples < len(every):
+        keys = [every[i] for i in sorted(random.Random(SEED).sample(range(len(every)), samples))]
+    record, sweep = _read(inner, keys, functools.partial(_record, key, layout), num_workers, progress)
+    if not record.groups:
+        _raise_nothing_read(name, sweep.failed)
+    return _result(name, record, sweep, tuple(_notes(record, sweep.failed, inner, len(keys) / len(every))))
+
+
+def _read(
+    inner: LoaderLike,
+    keys: Sequence[Index],
+    read: Callable[[MapDataset, Index], Record],
+    num_workers: int | str,
+    progress: Callable[[str], None] | None,
+) -> tuple[Record, Sweep]:
+    record = Record(0)
+    sweep = Sweep(inner, keys, read, joined, num_workers, TASK_SAMPLES, SEED)
+
+    def take(part: Record) -> None:
+        nonlocal record
+        record = joined([record, part])
+
+    def report() -> None:
+        if progress is not None:
+            done = record.samples + len(sweep.failed)
+            progress(samples_done(done, len(keys), sweep.seconds, len(sweep.failed)))
+
+    sweep.run(take, report)
+    return record, sweep
+
+
+def _result(name: str, record: Record, sweep: Sweep, notes: tuple[str, ...]) -> ImageStats:
+    (_, scale), g = max(record.groups.items(), key=lambda item: (item[1].images, item[0]))
+    return ImageStats(
+        name=name,
+        samples=record.samples + len(sweep.failed),
+        failed=len(sweep.failed),
+        images=g.images,
+        scale=scale,
+        mean=_floats(g, g.mean),
+        std=_floats(g, np.sqrt(g.m2 / np.maximum(g.n, 1))),
+        min=_floats(g, g.low),
+        max=_floats(g, g.high),
+        nan=tuple(g.nan.tolist()),
+        inf=tuple(g.inf.tolist()),
+        shapes=dict(record.shapes),
+        types=dict(record.types),
+        notes=notes,
+        seconds=sweep.seconds,
+    )
+
+
+def _record(key: str | None, layout: str | None, dataset: MapDataset, index: Index) -> Record:
+    """In a worker: the record of a sample."""
+    return record_of(image_in(dataset[index], key), layout)
+
+
+def _raise_nothing_read(name: str, failed: Sequence[Failure]) -> NoReturn:
+    """Raises the error that says why there is no result."""
+    if not failed:
+        raise UsageError(f"{name} is empty")
+    for f in failed:
+        if f.error.startswith(NO_IMAGE):
+            raise UsageError(f"{name} has no image in its samples; sample {f.index}: {f.error.removeprefix(NO_IMAGE)}")
+    where = called(failed[0].index, failed[0].file)
+    raise StokerError(f"none of the {len(failed):,} samples of {name} could be read; {where}: {failed[0].error}")
+
+
+def _notes(record: Record, failed: Sequence[Failure], loader: LoaderLike, share: float) -> Iterator[str]:
+    """What a reader of the numbers should know about them."""
+    if failed:
+        first = f"{called(failed[0].index, failed[0].file)}: {failed[0].error}"
+        left_out = (
+            f"{counted(len(failed), 'sample')} could not be read and {'is' if len(failed) == 1 else 'are'} left out"
+        )
+        yield printable(f"{left_out}; the first is {first} (stoker verify lists all)")
+    if share < 1:
+        yield f"a random subset, {share:.2g} of all, the same each time"
+    if not isinstance(loader.sampler, (RandomSampler, SequentialSampler, SubsetRandomSampler)):
+        yield f"the loader's {type(loader.sampler).__name__} is ignored: each sample counts once"
+    if len(record.groups) > 1:
+        most = max(g.images for g in record.groups.values())
+        others = sum(g.images for g in record.groups.values()) - most
+        yield f"{counted(others, 'image')} of other channel counts or types left out: one Normalize does not fit all"
+
+
+def _floats(g: Group, x: NDArray[np.float64]) -> tuple[float, ...]:
+    return tuple(np.where(g.n == 0, np.nan, x).tolist())
+
+
+def _most_common(counts: dict[str, int]) -> str:
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    more = f" and {len(ranked) - SHOWN:,} others" if len(ranked) > SHOWN else ""
+    return ", ".join(f"{name} ({n:,})" for name, n in ranked[:SHOWN]) + more
