@@ -55,7 +55,6 @@ class Machine(Struct):
     memory: int | None = None
     gpus: list[Gpu] = []
     python: str | None = None
-    platform: str | None = None
 
 
 class Report(RunReport):
