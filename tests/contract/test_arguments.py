@@ -135,6 +135,19 @@ def loaders() -> Iterator[tuple[str, Any]]:
     yield "auto stream", stoker.DataLoader(STREAM, batch_size=3, num_workers="auto")
 
 
+def test_processes_have_two_names() -> None:
+    """ "multiprocessing" is the word of torch's proposal of this argument."""
+    loader = stoker.DataLoader(MAP, batch_size=3, num_workers=1, worker_method="multiprocessing")
+    assert loader.worker_method == "process"
+    assert len(list(loader)) == len(loader)
+    theirs = torch.utils.data.DataLoader(MAP, batch_size=3, num_workers=1)
+    with stoker.installed(worker_method="multiprocessing"):
+        assert len(list(theirs)) == len(theirs)
+    assert theirs.worker_method == "process"  # type: ignore[attr-defined]
+    with pytest.raises(stoker.core.errors.UsageError, match="one of 'process', 'thread', 'auto'"):
+        stoker.DataLoader(MAP, worker_method="multiprocess")
+
+
 @pytest.mark.parametrize("name", [name for name, _ in loaders()])
 def test_a_loader_can_be_built_again_from_its_attributes(name: str) -> None:
     """Every argument is a public attribute of the same name, and all of them together make the same loader again."""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -272,3 +273,62 @@ def test_every_context_of_multiprocessing_starts_processes() -> None:
         assert starts_processes(multiprocessing.get_context(method))
     assert starts_processes(torch.multiprocessing)
     assert not starts_processes(OtherContext())
+
+
+class Open(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+    """Says when its iterator is closed."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def __iter__(self) -> Any:
+        worker = torch.utils.data.get_worker_info()
+        assert worker is not None
+        try:
+            yield from range(100)
+        finally:
+            _note(self.folder, f"closed {worker.id}")
+
+
+class Mortal(d.Map):
+    """Says when it is destroyed in a process that is not the one it was made in."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(100, "int")
+        self.folder, self.maker = folder, os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() != self.maker:
+            _note(self.folder, f"destroyed {torch.utils.data.get_worker_info() is None}")
+
+
+def _note(folder: str, text: str) -> None:
+    with open(os.path.join(folder, f"{text} {os.getpid()}"), "w"):
+        pass
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", [Open, Mortal])
+@pytest.mark.parametrize("early", [False, True], ids=["whole", "left early"])
+def test_what_a_worker_has_is_released_when_torch_releases_it(
+    kind: type[Any], context: str, early: bool, tmp_path: Path
+) -> None:
+    """A generator's ``finally`` runs in a worker that ends. So does ``__del__`` of a dataset since torch 2.14, except
+    under fork, where the dataset is a copy of the parent's."""
+    said = {}
+    for name, cls in (("stoker", stoker.DataLoader), ("torch", torch.utils.data.DataLoader)):
+        folder = tmp_path / name
+        folder.mkdir()
+        loader = cls(kind(str(folder)), batch_size=5, num_workers=2, multiprocessing_context=context)
+        it = iter(loader)
+        for _ in range(3):
+            next(it)
+        if not early:
+            for _ in it:
+                pass
+        it._shutdown_workers()
+        del it
+        said[name] = sorted(path.name.rpartition(" ")[0] for path in folder.iterdir())
+    assert said["stoker"] == said["torch"]
+    if kind is Open:
+        assert said["stoker"] == ["closed 0", "closed 1"]

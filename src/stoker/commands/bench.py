@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 from ..core import output, processes, resources
 from ..core.errors import StokerError, UsageError
 from ..core.nested import tensors
+from ..core.options import worker_word
 from ..core.progress import Progress
 from ..core.types import Batch, LoaderLike
 from ..device.accelerator import accelerator, synchronize
@@ -383,5 +384,5 @@ def _notes(loader: DataLoader[Batch], rates: Rates, wanted: int) -> Iterator[str
         yield f"up to {ready:,} of these {rates.batches:,} batches were ready when the clock began: use a larger -n"
     if not rates.nbytes and rates.batches:
         yield "there is no tensor in the batches, so no bytes to count"
-    if _engine(loader) == "torch" and getattr(loader, "worker_method", "process") != "process":
+    if _engine(loader) == "torch" and worker_word(getattr(loader, "worker_method", "process")) != "process":
         yield "torch's workers are processes: worker_method is stoker's"

@@ -23,7 +23,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 from ..core import resources
 from ..core.big_objects import big
 from ..core.errors import StateError
-from ..core.options import AutoWorkers, Budget, parse_bytes
+from ..core.options import AutoWorkers, Budget, parse_bytes, worker_word
 from ..core.processes import starts_processes
 from ..core.random_state import set_from_text
 from ..core.types import JsonObject, LoaderLike, MapDataset
@@ -215,7 +215,7 @@ def _prepare(loader: LoaderLike, state: LoaderState) -> tuple[OnError, ErrorLog]
 
 def _decide_workers(loader: LoaderLike, state: LoaderState) -> str:
     """Carries out ``"auto"`` for count and kind of the workers. Returns the kind: "process" or "thread"."""
-    method = str(getattr(loader, "worker_method", "process"))
+    method = worker_word(str(getattr(loader, "worker_method", "process")))
     auto = isinstance(loader.num_workers, AutoWorkers)
     if torch_serves(loader) or not (auto or (method == "auto" and loader.num_workers)):
         return method
