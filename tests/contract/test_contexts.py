@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing.context
 import os
 import pickle
@@ -17,10 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 import stoker
 import stoker.core.errors
 from stoker.core.processes import starts_processes
+from stoker.loader.torch_messages import torch_message
 
 from . import datasets as d
 from . import trace
@@ -41,6 +44,14 @@ def test_the_same_under_other_contexts(kind: str, context: str, persistent: bool
     assert trace.run(stoker.DataLoader, build, plan) == trace.run(torch.utils.data.DataLoader, build, plan)
 
 
+def test_the_default_start_method_is_this_pythons() -> None:
+    """Which is forkserver since Python 3.14: for torch's loader, and so for stoker's."""
+    code = "import multiprocessing, torch, stoker; print(multiprocessing.get_start_method())"
+    p = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    plain = subprocess.run([sys.executable, "-c", code.replace(", torch, stoker", "")], capture_output=True, text=True)
+    assert p.stdout == plain.stdout
+
+
 class Unpicklable(d.Map):
     def __init__(self) -> None:
         super().__init__(4, "tensor")
@@ -48,8 +59,9 @@ class Unpicklable(d.Map):
 
 
 def test_what_cannot_be_pickled_is_named() -> None:
+    hint = torch_message(_MultiProcessingDataLoaderIter.__init__, "Got pickle error")  # "" in older versions
     with (
-        pytest.warns(UserWarning, match="pickle error"),
+        pytest.warns(UserWarning, match="pickle error") if hint else contextlib.nullcontext(),
         pytest.raises((AttributeError, pickle.PicklingError, TypeError)) as e,
     ):
         iter(stoker.DataLoader(Unpicklable(), num_workers=1, multiprocessing_context="spawn"))
