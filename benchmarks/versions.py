@@ -1,8 +1,9 @@
 """Which torch and Python the tests pass with: ``python -m benchmarks.versions run|table``.
 
 ``run`` makes an environment for each pair in ``PLAN`` (``.venv-versions/TORCH-pyPYTHON``, some gigabytes for a CUDA
-build) and runs the contract tests and those of the engine in it, one pair after the other. Nothing is installed into
-the checkout. A pair that cannot be had gets a line that says why. ``table`` prints what stands in docs/versions.md.
+build) and runs folders of tests in it, one after the other. Nothing is installed into the checkout. The file of results
+has a line for each folder, which a later run replaces, or one that says why a pair could not be had. ``table`` prints
+what stands in docs/versions.md.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -25,7 +27,7 @@ from stoker.core.files import write
 ROOT = Path(__file__).parent.parent
 ENVIRONMENTS = ROOT / ".venv-versions"
 KEPT = ROOT / "benchmarks" / "results" / "2026-11-25-versions.jsonl"
-TESTS = ("contract", "core", "device", "loader", "sampling", "transport", "workers")
+TESTS = ("contract", "transport", "device", "sampling", "core", "loader", "workers", "staging")
 TOOLS = ("hypothesis", "jinja2", "pillow", "pytest", "pytest-timeout")
 PLAN = {  # Pythons by torch; those that a release has no build for are left out
     "2.15.0": ("3.11", "3.12", "3.13", "3.14"),
@@ -34,7 +36,7 @@ PLAN = {  # Pythons by torch; those that a release has no build for are left out
     "2.8.0": ("3.11", "3.10", "3.13"),
     "2.4.1": ("3.11", "3.10", "3.12"),
 }
-LIMIT_S = 3600  # for the tests of one pair
+LIMIT_S = 3600  # for one folder of tests
 ABOUT = "import platform, sys, torch; print(platform.python_version(), torch.__version__)"
 FITS = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
 
@@ -77,27 +79,32 @@ def installed(folder: Path, interpreter: str, torch: str) -> str:
     return ""
 
 
-def tried(folder: Path, tests: list[str]) -> dict[str, Any]:
-    """Runs the tests in an environment, and counts."""
-    python = str(folder / "bin" / "python")
-    about = subprocess.run([python, "-W", "ignore", "-c", ABOUT], capture_output=True, text=True)
-    if about.returncode:
-        return {"failure": f"import torch: {about.stderr.strip().splitlines()[-1]}"}
-    version, torch = about.stdout.split()
-    out: dict[str, Any] = {"build": torch, "version": version, "tests": tests}
+def versions_in(folder: Path) -> dict[str, str]:
+    """Of Python and of the build of torch in an environment; ``failure`` where torch cannot be imported."""
+    line = [str(folder / "bin" / "python"), "-W", "ignore", "-c", ABOUT]
+    p = subprocess.run(line, capture_output=True, text=True)
+    if p.returncode:
+        return {"failure": f"import torch: {p.stderr.strip().splitlines()[-1]}"}
+    return dict(zip(("version", "build"), p.stdout.split(), strict=True))
+
+
+def tried(folder: Path, tests: str) -> dict[str, Any]:
+    """Runs a folder of tests in an environment, and counts."""
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
-        line = [python, "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={report}", *tests]
+        line = [str(folder / "bin" / "python"), "-W", "ignore", "-m", "pytest", "-p", "no:cacheprovider"]
+        line += [f"--junitxml={report}", "--disable-warnings", f"tests/{tests}"]
+        line += ["--tb=native"]  # CPython 3.11.7 may fail to parse the source for pytest's own (gh-106905)
+        line += ["--timeout-method=signal"]  # a test that hangs has failed, and the others run
         env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HYPOTHESIS_STORAGE_DIRECTORY": scratch}
         env["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
         try:
             p = subprocess.run(line, cwd=ROOT, env=env, timeout=LIMIT_S, stdout=sys.stderr)
         except subprocess.TimeoutExpired:
-            return {**out, "failure": f"longer than {LIMIT_S} s"}
+            return {"failure": f"longer than {LIMIT_S} s"}
         if not report.exists():
-            return {**out, "failure": f"pytest ended with exit code {p.returncode}"}
-        suite = next(ElementTree.parse(report).getroot().iter("testsuite"))
-    return {**out, **counted(suite)}
+            return {"failure": f"pytest ended with exit code {p.returncode}"}
+        return counted(next(ElementTree.parse(report).getroot().iter("testsuite")))
 
 
 def counted(suite: ElementTree.Element) -> dict[str, Any]:
@@ -120,24 +127,39 @@ def counted(suite: ElementTree.Element) -> dict[str, Any]:
 
 def run(a: argparse.Namespace) -> int:
     found = pythons()
-    machine = resources.read()
+    platform = resources.read().platform
     wanted = [(t, p) for t, several in PLAN.items() for p in several]
     if a.only:
-        wanted = [tuple(pair.split("-py")) for pair in a.only.split(",")]  # type: ignore[misc]
-    failed = False
+        wanted = [(t, p) for t, _, p in (pair.partition("-py") for pair in a.only.split(","))]
+    good = True
     for torch, python in wanted:
         folder = ENVIRONMENTS / f"{torch}-py{python}"
-        line: dict[str, Any] = {"torch": torch, "python": python, "platform": machine.platform}
+        about = {"torch": torch, "python": python, "platform": platform}
         why = f"no Python {python} here" if python not in found else installed(folder, found[python], torch)
-        line |= {"not_installed": why} if why else tried(folder, [f"tests/{name}" for name in a.tests.split(",")])
+        if why:
+            keep(a.json, {**about, "tests": None, "not_installed": why})
+            continue
+        about |= versions_in(folder)
+        for tests in a.tests.split(","):
+            line = {**about, "tests": tests, **({} if "failure" in about else tried(folder, tests))}
+            keep(a.json, line)
+            good = good and "failure" not in line and not line["failed"]
         if a.drop:
             shutil.rmtree(folder, ignore_errors=True)
-        failed = failed or bool(line.get("failed") or "failure" in line)
-        a.json.parent.mkdir(parents=True, exist_ok=True)
-        before = [old for old in read(a.json) if (old["torch"], old["python"]) != (torch, python)]
-        write(a.json, "".join(json.dumps(each) + "\n" for each in (*before, line)))
-        print(f"torch {torch}, Python {python}: {cell(line)}{why and f' ({why})'}", flush=True)
-    return 1 if failed else 0
+    return 0 if good else 1
+
+
+def keep(path: Path, line: dict[str, Any]) -> None:
+    """Adds a line to a file of results, in the place of an earlier one of the same pair and tests, and prints it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pair = line["torch"], line["python"]
+    others = [old for old in read(path) if (old["torch"], old["python"]) != pair]
+    same = [old for old in read(path) if (old["torch"], old["python"]) == pair]
+    if line["tests"] is not None:  # it could be installed, so the others of the pair stay
+        others += [old for old in same if old["tests"] not in (None, line["tests"])]
+    write(path, "".join(json.dumps(each) + "\n" for each in (*others, line)))
+    said = line.get("not_installed") or f"{line['tests']}: {cell([line])}"
+    print(f"torch {pair[0]}, Python {pair[1]}: {said}", flush=True)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -145,16 +167,16 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def cell(line: dict[str, Any] | None) -> str:
+def cell(lines: list[dict[str, Any]]) -> str:
     """What the table says about one pair."""
-    if line is None:
-        return "not run"
-    if "not_installed" in line:
-        return "not installed"
-    if "failure" in line:
-        return str(line["failure"])
+    if not lines:
+        return ""
+    if "not_installed" in lines[0]:
+        return "not to be had"
     names = ("passed", "failed", "skipped")
-    return ", ".join(f"{line[name]} {name}" for name in names if line[name] or name == "passed")
+    numbers = {name: sum(line.get(name, 0) for line in lines) for name in names}
+    numbers["failed"] += sum("failure" in line for line in lines)
+    return ", ".join(f"{numbers[name]:,} {name}" for name in names if numbers[name] or name == "passed")
 
 
 def _key(version: str) -> tuple[int, ...]:
@@ -162,21 +184,36 @@ def _key(version: str) -> tuple[int, ...]:
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """torch x Python, newest torch first, and below it what failed or could not be installed."""
-    by_pair = {(line["torch"], line["python"]): line for line in lines}
+    """torch x Python, newest torch first; below it what was not run, what failed, and what could not be installed."""
+    by_pair: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for line in lines:
+        by_pair.setdefault((line["torch"], line["python"]), []).append(line)
     torches = sorted({t for t, _ in by_pair}, key=_key, reverse=True)
     columns = sorted({p for _, p in by_pair}, key=_key)
     full = {p: next((e["version"] for e in lines if e["python"] == p and "version" in e), p) for p in columns}
     out = [f"| torch | {' | '.join(f'Python {full[p]}' for p in columns)} |", "|---" * (len(columns) + 1) + "|"]
-    out += [f"| {t} | {' | '.join(cell(by_pair.get((t, p))) for p in columns)} |" for t in torches]
+    out += [f"| {t} | {' | '.join(cell(by_pair.get((t, p), [])) for p in columns)} |" for t in torches]
     notes = [
-        f"- torch {t}, Python {p}: {line['not_installed']}"
-        if "not_installed" in line
-        else f"- torch {t}, Python {p}: failed: {', '.join(f'`{name}`' for name in line['failures'])}"
-        for (t, p), line in sorted(by_pair.items(), key=lambda e: (_key(e[0][0]), _key(e[0][1])), reverse=True)
-        if "not_installed" in line or line.get("failures")
+        f"- torch {torch}, Python {python}: {note}"
+        for torch in torches
+        for python in columns
+        for note in _notes(by_pair.get((torch, python), []))
     ]
     return "\n".join([*out, *([""] if notes else []), *notes])
+
+
+def _notes(lines: list[dict[str, Any]]) -> Iterator[str]:
+    if lines and "not_installed" in lines[0]:
+        yield lines[0]["not_installed"]
+        return
+    ran = [line["tests"] for line in lines]
+    if ran and set(ran) != set(TESTS):
+        yield f"only {', '.join(f'tests/{name}' for name in TESTS if name in ran)}"
+    for line in lines:
+        if "failure" in line:
+            yield f"tests/{line['tests']}: {line['failure']}"
+        elif line["failures"]:
+            yield f"failed: {', '.join(f'`{name}`' for name in line['failures'])}"
 
 
 def main() -> int:
