@@ -65,9 +65,9 @@ $(SCRIPTS_STAMP): $(STAMP) pyproject.toml $(FRAMEWORKS)
 	"$$@" --no-deps -e .; \
 	pwd -P > $@
 
-.PHONY: always help setup demo test test-slow test-scripts lint types bench bench-gpu clean
+.PHONY: always help setup demo test test-slow test-scripts test-versions lint types bench bench-gpu clean
 help: ## this list
-	@sed -nE 's/^([a-z-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
 	@echo "  PYTHON=/path/to/python chooses the interpreter (3.10 to 3.13)"
 
 setup: $(STAMP) ## the virtual environment in .venv, everything pinned
@@ -89,6 +89,9 @@ test-slow: $(STAMP) ## those that take longest, half an hour
 test-scripts: $(SCRIPTS_STAMP) ## scripts of Lightning, Hugging Face, MONAI, ... as people write them
 	@.venv-scripts/bin/python -m pytest tests/scripts -m scripts
 
+test-versions: $(STAMP) ## contract and engine with other versions of torch and Python: hours, and gigabytes each
+	@$(PY) -m benchmarks.versions run --drop
+
 lint: $(STAMP) ## ruff: lint and format
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
@@ -107,6 +110,6 @@ bench-gpu: $(STAMP) ## the same with a device; says so where there is none
 	@$(PY) -m benchmarks gpu
 
 clean: ## remove everything that make made
-	rm -rf .venv .venv-scripts examples/data examples/.data.making-* benchmarks/data benchmarks/results/local
+	rm -rf .venv .venv-scripts .venv-versions examples/data examples/.data.making-* benchmarks/data benchmarks/results/local
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
 	find src tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +

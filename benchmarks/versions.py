@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -24,10 +23,11 @@ from xml.etree import ElementTree
 from stoker.core import resources
 from stoker.core.files import write
 
+from .versions_table import TESTS, cell, read, table
+
 ROOT = Path(__file__).parent.parent
 ENVIRONMENTS = ROOT / ".venv-versions"
 KEPT = ROOT / "benchmarks" / "results" / "2026-11-25-versions.jsonl"
-TESTS = ("contract", "transport", "device", "sampling", "core", "loader", "workers", "staging")
 TOOLS = ("hypothesis", "jinja2", "pillow", "pytest", "pytest-timeout")
 PLAN = {  # Pythons by torch; those that a release has no build for are left out
     "2.15.0": ("3.11", "3.12", "3.13", "3.14"),
@@ -52,7 +52,7 @@ def pythons() -> dict[str, str]:
         except (OSError, subprocess.CalledProcessError):
             continue
         found.setdefault(p.stdout.strip(), path)
-    return found
+    return {version: found[version] for version in wanted if version in found}
 
 
 def installed(folder: Path, interpreter: str, torch: str) -> str:
@@ -160,60 +160,6 @@ def keep(path: Path, line: dict[str, Any]) -> None:
     write(path, "".join(json.dumps(each) + "\n" for each in (*others, line)))
     said = line.get("not_installed") or f"{line['tests']}: {cell([line])}"
     print(f"torch {pair[0]}, Python {pair[1]}: {said}", flush=True)
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file of results; none if there is no such file."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def cell(lines: list[dict[str, Any]]) -> str:
-    """What the table says about one pair."""
-    if not lines:
-        return ""
-    if "not_installed" in lines[0]:
-        return "not to be had"
-    names = ("passed", "failed", "skipped")
-    numbers = {name: sum(line.get(name, 0) for line in lines) for name in names}
-    numbers["failed"] += sum("failure" in line for line in lines)
-    return ", ".join(f"{numbers[name]:,} {name}" for name in names if numbers[name] or name == "passed")
-
-
-def _key(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")))
-
-
-def table(lines: list[dict[str, Any]]) -> str:
-    """torch x Python, newest torch first; below it what was not run, what failed, and what could not be installed."""
-    by_pair: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for line in lines:
-        by_pair.setdefault((line["torch"], line["python"]), []).append(line)
-    torches = sorted({t for t, _ in by_pair}, key=_key, reverse=True)
-    columns = sorted({p for _, p in by_pair}, key=_key)
-    full = {p: next((e["version"] for e in lines if e["python"] == p and "version" in e), p) for p in columns}
-    out = [f"| torch | {' | '.join(f'Python {full[p]}' for p in columns)} |", "|---" * (len(columns) + 1) + "|"]
-    out += [f"| {t} | {' | '.join(cell(by_pair.get((t, p), [])) for p in columns)} |" for t in torches]
-    notes = [
-        f"- torch {torch}, Python {python}: {note}"
-        for torch in torches
-        for python in columns
-        for note in _notes(by_pair.get((torch, python), []))
-    ]
-    return "\n".join([*out, *([""] if notes else []), *notes])
-
-
-def _notes(lines: list[dict[str, Any]]) -> Iterator[str]:
-    if lines and "not_installed" in lines[0]:
-        yield lines[0]["not_installed"]
-        return
-    ran = [line["tests"] for line in lines]
-    if ran and set(ran) != set(TESTS):
-        yield f"only {', '.join(f'tests/{name}' for name in TESTS if name in ran)}"
-    for line in lines:
-        if "failure" in line:
-            yield f"tests/{line['tests']}: {line['failure']}"
-        elif line["failures"]:
-            yield f"failed: {', '.join(f'`{name}`' for name in line['failures'])}"
 
 
 def main() -> int:
