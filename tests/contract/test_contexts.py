@@ -193,7 +193,7 @@ class Drawn(torch.utils.data.Dataset):
         return i, np.random.randint(1000)
 for loader_class in (stoker.DataLoader, torch.utils.data.DataLoader):
     torch.manual_seed(1)
-    print([b[1].tolist() for b in loader_class(Drawn(), batch_size=4, num_workers=2)])
+    print([b[1].tolist() for b in loader_class(Drawn(), batch_size=4, num_workers=2, multiprocessing_context="fork")])
 """
 
 
