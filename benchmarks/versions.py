@@ -97,7 +97,6 @@ def tried(folder: Path, tests: str) -> dict[str, Any]:
         line += ["--tb=native"]  # CPython 3.11.7 may fail to parse the source for pytest's own (gh-106905)
         line += ["--timeout-method=signal"]  # a test that hangs has failed, and the others run
         env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HYPOTHESIS_STORAGE_DIRECTORY": scratch}
-        env["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
         try:
             p = subprocess.run(line, cwd=ROOT, env=env, timeout=LIMIT_S, stdout=sys.stderr)
         except subprocess.TimeoutExpired:

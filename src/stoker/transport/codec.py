@@ -80,7 +80,7 @@ def _plain(t: torch.Tensor) -> bool:
 
 
 def _array(a: np.ndarray[Any, Any]) -> Any:
-    """What pickle makes of an array, laid out as torch's loader lays it out, and writable even if the sample was not."""
+    """What pickle makes of an array: laid out as torch's loader lays it out, and writable whatever the sample was."""
     if KEEPS_LAYOUT:
         if a.flags.writeable:
             return NotImplemented
