@@ -442,7 +442,7 @@ def test_auto_takes_processes_where_threads_are_not_safe(caplog: Any) -> None:
     assert "cannot be killed" in chosen(Waits(), caplog, sample_timeout=60)
 
 
-@pytest.mark.parametrize("wrong", ["threads", "", None, 3, "multiprocessing"])
+@pytest.mark.parametrize("wrong", ["threads", "", None, 3, "multiprocess"])
 def test_an_unknown_method(wrong: Any) -> None:
     with pytest.raises(UsageError, match=r"worker_method=.*'process', 'thread', 'auto'"):
         stoker.DataLoader(Info(), worker_method=wrong)

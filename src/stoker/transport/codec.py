@@ -20,7 +20,7 @@ import sys
 from collections import ChainMap
 from collections.abc import Iterable
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ from ..core.types import Batch
 from .arena import ALIGN, aligned
 from .mapping import Memory
 from .slots import SlotWriter
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 TensorRow: TypeAlias = tuple[int, int, tuple[int, ...], tuple[int, ...], int, bool]
 """A tensor leaf: offset, dtype, shape, strides, elements spanned, requires_grad."""
@@ -79,7 +82,7 @@ def _plain(t: torch.Tensor) -> bool:
     )
 
 
-def _array(a: np.ndarray[Any, Any]) -> Any:
+def _array(a: npt.NDArray[np.generic]) -> object:
     """What pickle makes of an array: laid out as torch's loader lays it out, and writable whatever the sample was."""
     if KEEPS_LAYOUT:
         if a.flags.writeable:
