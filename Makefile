@@ -23,21 +23,21 @@ endif
 # wheels are surest. What a set-up that was interrupted left is not built upon: a package may lie there by half.
 $(STAMP): pyproject.toml constraints.txt
 	@set -e; \
-	fits='import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info < (3, 14))'; \
+	fits='import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info < (3, 15))'; \
 	if test -n "$(PYTHON)"; then \
 		python="$(PYTHON)"; \
-		"$$python" -c "$$fits" 2>/dev/null || { echo "PYTHON=$$python does not run as a Python 3.10 to 3.13 with venv" >&2; exit 1; }; \
+		"$$python" -c "$$fits" 2>/dev/null || { echo "PYTHON=$$python does not run as a Python 3.10 to 3.14 with venv" >&2; exit 1; }; \
 		same() { test "$$("$$python" -c '$(WHO)')" = "$$($(PY) -c '$(WHO)')"; }; \
 	else \
 		same() { :; }; \
 	fi; \
 	if test -e $(UNFINISHED) || ! $(PY) -c "$$fits" 2>/dev/null || ! $(PY) -m pip --version >/dev/null 2>&1 || ! same; then \
 		if test -z "$$python"; then \
-			for p in python3.11 python3.12 python3.13 python3.10 python3; do \
+			for p in python3.11 python3.12 python3.13 python3.10 python3.14 python3; do \
 				if $$p -c "$$fits" >/dev/null 2>&1; then python=$$p; break; fi; \
 			done; \
 		fi; \
-		test -n "$$python" || { echo "no Python 3.10 to 3.13 with venv runs here; make PYTHON=/path/to/python" >&2; exit 1; }; \
+		test -n "$$python" || { echo "no Python 3.10 to 3.14 with venv runs here; make PYTHON=/path/to/python" >&2; exit 1; }; \
 		echo "making .venv with $$python"; \
 		rm -rf .venv; mkdir .venv; touch $(UNFINISHED); \
 		"$$python" -m venv .venv; \
@@ -65,10 +65,10 @@ $(SCRIPTS_STAMP): $(STAMP) pyproject.toml $(FRAMEWORKS)
 	"$$@" --no-deps -e .; \
 	pwd -P > $@
 
-.PHONY: always help setup demo test test-slow test-scripts lint types bench bench-gpu clean
+.PHONY: always help setup demo test test-slow test-scripts test-versions lint types bench bench-gpu clean
 help: ## this list
-	@sed -nE 's/^([a-z-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
-	@echo "  PYTHON=/path/to/python chooses the interpreter (3.10 to 3.13)"
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
+	@echo "  PYTHON=/path/to/python chooses the interpreter (3.10 to 3.14)"
 
 setup: $(STAMP) ## the virtual environment in .venv, everything pinned
 
@@ -89,6 +89,9 @@ test-slow: $(STAMP) ## those that take longest, half an hour
 test-scripts: $(SCRIPTS_STAMP) ## scripts of Lightning, Hugging Face, MONAI, ... as people write them
 	@.venv-scripts/bin/python -m pytest tests/scripts -m scripts
 
+test-versions: $(STAMP) ## contract and engine with other versions of torch and Python: hours, and gigabytes each
+	@$(PY) -m benchmarks.versions run --drop
+
 lint: $(STAMP) ## ruff: lint and format
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
@@ -107,6 +110,6 @@ bench-gpu: $(STAMP) ## the same with a device; says so where there is none
 	@$(PY) -m benchmarks gpu
 
 clean: ## remove everything that make made
-	rm -rf .venv .venv-scripts examples/data examples/.data.making-* benchmarks/data benchmarks/results/local
+	rm -rf .venv .venv-scripts .venv-versions examples/data examples/.data.making-* benchmarks/data benchmarks/results/local
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
 	find src tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +

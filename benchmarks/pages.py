@@ -1,4 +1,4 @@
-"""All that README.md and benchmarks/README.md show of results: ``python -m benchmarks.pages`` draws it anew.
+"""What README.md and pages beside it show of results: ``python -m benchmarks.pages`` draws it anew.
 
 Pictures are drawn from ``results/``. A table stands between ``<!-- $ COMMAND -->`` and ``<!-- end -->``: it is what
 that command prints.
@@ -22,7 +22,7 @@ from . import demo
 from .scripts.__main__ import by_round, later, paired
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
+PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md", ROOT / "docs" / "versions.md")
 RESULTS = ROOT / "benchmarks" / "results" / "2026-11-24-two-cores-scripts.jsonl"
 GAINS = {  # scripts in the picture of gains, and what they are
     "pil_compose": "Pillow, transforms\nof one's own",

@@ -6,8 +6,10 @@ The library is compiled once: where bytecode is not kept, each process they star
 from __future__ import annotations
 
 import compileall
+import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,10 @@ import stoker
 compileall.compile_dir(Path(stoker.__file__).parent, quiet=2)
 # A job in the background is started with SIGINT ignored, and so would be the scripts that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Most tests define their datasets where only a forked worker finds them. Fork was the default on Linux before Python
+# 3.14; tests/contract/test_contexts.py is about the other start methods, and about the default.
+if sys.platform == "linux" and sys.version_info >= (3, 14):
+    multiprocessing.set_start_method("fork")
 # No example depends on the clock, nor on the run, unless others are asked for.
 settings.register_profile(
     "stoker",

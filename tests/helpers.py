@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 import torch
 from torch.utils.data import get_worker_info
 
@@ -36,6 +37,28 @@ def draw() -> tuple[float, float]:
     rng = getattr(info, "rng", None) if info is not None and getattr(info, "worker_method", "") == "thread" else None
     python, cpu = (random, None) if rng is None else (rng.random_generator, rng.torch_generator)
     return python.random(), float(torch.rand((), generator=cpu))
+
+
+def own_generator() -> torch.Generator | None:
+    """torch's generator of this worker, if it is a thread. ``torch.random.thread_safe_generator()`` came with 2.12."""
+    info = get_worker_info()
+    if getattr(info, "worker_method", "") != "thread":
+        return None
+    return info.rng.torch_generator  # type: ignore[union-attr,no-any-return]
+
+
+def pretend_device(patch: pytest.MonkeyPatch) -> None:
+    """torch finds a device, which nothing uses."""
+    cuda = torch.device("cuda")
+    if hasattr(torch, "accelerator"):
+        patch.setattr(torch.accelerator, "is_available", lambda: True)
+        patch.setattr(torch.accelerator, "current_accelerator", lambda: cuda)
+        patch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+        patch.setattr(torch.accelerator, "set_device_index", lambda i: None)
+    else:  # torch < 2.6
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "current_device", lambda: 0)
+        patch.setattr(torch.cuda, "set_device", lambda i: None)
 
 
 def shm() -> set[str]:

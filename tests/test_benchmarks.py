@@ -6,10 +6,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import table
+from benchmarks import table, versions, versions_table
 from benchmarks.peers import __main__ as peers
 from benchmarks.scripts import __main__ as scripts
 
@@ -146,3 +147,39 @@ def test_scripts_are_compared_within_rounds_and_with_the_faster_bare_one() -> No
 def test_scripts_that_are_not_there_are_wrong_usage() -> None:
     line = [sys.executable, "-m", "benchmarks.scripts", "run", "--only", "nothing"]
     assert subprocess.run(line, cwd=ROOT, capture_output=True).returncode == 2
+
+
+REPORT = """<testsuites><testsuite tests="4" skipped="1" time="7.4">
+<testcase classname="tests.workers.test_idle" name="test_a"/><testcase classname="tests.workers.test_idle" name="test_b[1]">
+<failure message="no"/></testcase><testcase classname="tests.workers.test_idle" name="test_c"><skipped/></testcase>
+<testcase classname="tests.workers.test_idle" name="test_d"/></testsuite></testsuites>"""
+
+
+def test_a_later_run_of_the_same_tests_replaces_an_earlier_one(tmp_path: Path) -> None:
+    kept = tmp_path / "versions.jsonl"
+    old, new = {"torch": "2.4.1", "python": "3.10"}, {"torch": "2.15.0", "python": "3.11", "version": "3.11.7"}
+    green = {"passed": 3, "failed": 0, "skipped": 0, "failures": []}
+    red = versions.counted(next(ElementTree.fromstring(REPORT).iter("testsuite")))
+    versions.keep(kept, {**old, "tests": None, "not_installed": "no Python 3.10 here"})
+    versions.keep(kept, {**new, "tests": "workers", **green})
+    versions.keep(kept, {**new, "tests": "workers", **red})
+    versions.keep(kept, {**new, "tests": "core", **green})
+    versions.keep(kept, {**new, "tests": "loader", "failure": "longer than 3600 s"})
+    assert versions_table.table(versions_table.read(kept)).splitlines() == [
+        "| torch | Python 3.10 | Python 3.11.7 |",
+        "|---|---|---|",
+        "| 2.15.0 |  | 5 passed, 2 failed, 1 skipped |",
+        "| 2.4.1 | not to be had |  |",
+        "",
+        "- torch 2.15.0, Python 3.11: only tests/core, tests/loader, tests/workers",
+        "- torch 2.15.0, Python 3.11: failed: `tests/workers/test_idle.py::test_b[1]`",
+        "- torch 2.15.0, Python 3.11: tests/loader: longer than 3600 s",
+        "- torch 2.4.1, Python 3.10: no Python 3.10 here",
+    ]
+    versions.keep(kept, {**old, "tests": "core", **green})
+    assert "3.10 here" not in kept.read_text()
+
+
+def test_every_folder_of_tests_is_there() -> None:
+    assert all((ROOT / "tests" / name).is_dir() for name in versions_table.TESTS)
+    assert versions.pythons()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import demo, pages
+from benchmarks import demo, pages, versions, versions_table
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -44,6 +44,11 @@ def test_the_picture_of_gains_shows_the_stored_runs(shade: str) -> None:
             assert f">{applied:.1f} s, {ratio:.1f}x<" in drawn, ANEW
         ratios = [ratio for _, _, ratio in scripts.values()]
         assert f"{min(ratios):.1f} to {max(ratios):.1f} times less" in README
+
+
+def test_the_versions_are_those_of_the_stored_results() -> None:
+    shown = versions_table.table(versions_table.read(versions.KEPT))
+    assert f"-->\n{shown}\n<!-- end -->" in (ROOT / "docs" / "versions.md").read_text(), ANEW
 
 
 @pytest.mark.slow

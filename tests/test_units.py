@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import random
+import sys
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from stoker.sampling import seeding
 from stoker.transport.codec import Encoded, decode
 from stoker.transport.messages import INLINE, Kind, Outbox, Reader, Record, send
 from tests.contract.trace import canon
+from tests.helpers import pretend_device
 
 DTYPES = [
     torch.float32,
@@ -322,3 +324,14 @@ def test_the_report_says_what_workers_weigh_and_what_was_decided() -> None:
     out = text.render(made, Path("r.json"), io.StringIO())
     assert "workers (PSS): 2 x up to 120 MB, together 220 MB" in out
     assert "1 -> 2 workers: the consumer waits 40% of its time" in out
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="devices are looked for in /dev")
+def test_a_build_for_cuda_without_a_gpu_queues_no_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which nothing would read, and which cost a new worker 2 ms."""
+    pretend_device(monkeypatch)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(seeding, "_CUDA_NODES", ("no-such-device*",))
+    assert not seeding._may_have_accelerator()
+    monkeypatch.setattr(seeding, "_CUDA_NODES", ("no-such-device*", "nul[a-l]"))
+    assert seeding._may_have_accelerator()

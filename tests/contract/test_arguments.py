@@ -97,7 +97,9 @@ def test_the_signature_is_torchs() -> None:
     ours = inspect.signature(stoker.DataLoader.__init__).parameters
     look = [(p.name, p.kind, p.default) for p in ours.values()]
     assert look[: len(theirs)] == [(p.name, p.kind, p.default) for p in theirs.values()]
+    newer = [] if "in_order" in theirs else [("in_order", inspect.Parameter.KEYWORD_ONLY)]  # torch < 2.6
     assert [(name, kind) for name, kind, _ in look[len(theirs) :]] == [
+        *newer,
         ("worker_method", inspect.Parameter.KEYWORD_ONLY),
         ("budget", inspect.Parameter.KEYWORD_ONLY),
         ("debug", inspect.Parameter.KEYWORD_ONLY),
@@ -133,6 +135,19 @@ def loaders() -> Iterator[tuple[str, Any]]:
     yield "no batches", stoker.DataLoader(MAP, batch_size=None)
     yield "stream", stoker.DataLoader(STREAM, batch_size=3, num_workers=1)
     yield "auto stream", stoker.DataLoader(STREAM, batch_size=3, num_workers="auto")
+
+
+def test_processes_have_two_names() -> None:
+    """ "multiprocessing" is the word of torch's proposal of this argument."""
+    loader = stoker.DataLoader(MAP, batch_size=3, num_workers=1, worker_method="multiprocessing")
+    assert loader.worker_method == "process"
+    assert len(list(loader)) == len(loader)
+    theirs = torch.utils.data.DataLoader(MAP, batch_size=3, num_workers=1)
+    with stoker.installed(worker_method="multiprocessing"):
+        assert len(list(theirs)) == len(theirs)
+    assert theirs.worker_method == "process"  # type: ignore[attr-defined]
+    with pytest.raises(stoker.core.errors.UsageError, match="one of 'process', 'thread', 'auto'"):
+        stoker.DataLoader(MAP, worker_method="multiprocess")
 
 
 @pytest.mark.parametrize("name", [name for name, _ in loaders()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing.context
 import os
 import pickle
@@ -11,15 +12,18 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 import stoker
 import stoker.core.errors
 from stoker.core.processes import starts_processes
+from stoker.loader.torch_messages import torch_message
 
 from . import datasets as d
 from . import trace
@@ -40,6 +44,14 @@ def test_the_same_under_other_contexts(kind: str, context: str, persistent: bool
     assert trace.run(stoker.DataLoader, build, plan) == trace.run(torch.utils.data.DataLoader, build, plan)
 
 
+def test_the_default_start_method_is_this_pythons() -> None:
+    """Which is forkserver since Python 3.14: for torch's loader, and so for stoker's."""
+    code = "import multiprocessing, torch, stoker; print(multiprocessing.get_start_method())"
+    p = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    plain = subprocess.run([sys.executable, "-c", code.replace(", torch, stoker", "")], capture_output=True, text=True)
+    assert p.stdout == plain.stdout
+
+
 class Unpicklable(d.Map):
     def __init__(self) -> None:
         super().__init__(4, "tensor")
@@ -47,8 +59,9 @@ class Unpicklable(d.Map):
 
 
 def test_what_cannot_be_pickled_is_named() -> None:
+    hint = torch_message(_MultiProcessingDataLoaderIter.__init__, "Got pickle error")  # "" in older versions
     with (
-        pytest.warns(UserWarning, match="pickle error"),
+        pytest.warns(UserWarning, match="pickle error") if hint else contextlib.nullcontext(),
         pytest.raises((AttributeError, pickle.PicklingError, TypeError)) as e,
     ):
         iter(stoker.DataLoader(Unpicklable(), num_workers=1, multiprocessing_context="spawn"))
@@ -180,7 +193,7 @@ class Drawn(torch.utils.data.Dataset):
         return i, np.random.randint(1000)
 for loader_class in (stoker.DataLoader, torch.utils.data.DataLoader):
     torch.manual_seed(1)
-    print([b[1].tolist() for b in loader_class(Drawn(), batch_size=4, num_workers=2)])
+    print([b[1].tolist() for b in loader_class(Drawn(), batch_size=4, num_workers=2, multiprocessing_context="fork")])
 """
 
 
@@ -272,3 +285,62 @@ def test_every_context_of_multiprocessing_starts_processes() -> None:
         assert starts_processes(multiprocessing.get_context(method))
     assert starts_processes(torch.multiprocessing)
     assert not starts_processes(OtherContext())
+
+
+class Open(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+    """Says when its iterator is closed."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def __iter__(self) -> Any:
+        worker = torch.utils.data.get_worker_info()
+        assert worker is not None
+        try:
+            yield from range(100)
+        finally:
+            _note(self.folder, f"closed {worker.id}")
+
+
+class Mortal(d.Map):
+    """Says when it is destroyed in a process that is not the one it was made in."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(100, "int")
+        self.folder, self.maker = folder, os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() != self.maker:
+            _note(self.folder, f"destroyed {torch.utils.data.get_worker_info() is None}")
+
+
+def _note(folder: str, text: str) -> None:
+    with open(os.path.join(folder, f"{text} {os.getpid()}"), "w"):
+        pass
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", [Open, Mortal])
+@pytest.mark.parametrize("early", [False, True], ids=["whole", "left early"])
+def test_what_a_worker_has_is_released_when_torch_releases_it(
+    kind: type[Any], context: str, early: bool, tmp_path: Path
+) -> None:
+    """A generator's ``finally`` runs in a worker that ends. So does ``__del__`` of a dataset since torch 2.14, except
+    under fork, where the dataset is a copy of the parent's."""
+    said = {}
+    for name, cls in (("stoker", stoker.DataLoader), ("torch", torch.utils.data.DataLoader)):
+        folder = tmp_path / name
+        folder.mkdir()
+        loader = cls(kind(str(folder)), batch_size=5, num_workers=2, multiprocessing_context=context)
+        it = iter(loader)
+        for _ in range(3):
+            next(it)
+        if not early:
+            for _ in it:
+                pass
+        it._shutdown_workers()
+        del it
+        said[name] = sorted(path.name.rpartition(" ")[0] for path in folder.iterdir())
+    assert said["stoker"] == said["torch"]
+    if kind is Open:
+        assert said["stoker"] == ["closed 0", "closed 1"]

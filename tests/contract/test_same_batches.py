@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 from typing import Any
@@ -19,6 +20,7 @@ from . import datasets as d
 from . import trace
 
 SEED = int(os.environ.get("STOKER_SEED", "0"))
+TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(torch.utils.data.DataLoader.__init__).parameters  # since 2.6
 CONFIGS, FAST, PER_TEST = 500, 200, 20
 
 
@@ -60,7 +62,9 @@ def draw(rng: random.Random) -> tuple[Any, dict[str, Any], str]:
         kw["persistent_workers"] = rng.random() < 0.4
         kw["timeout"] = rng.choice([0, 0, 60])
         # With one worker the order of completion is the order of asking.
-        kw["in_order"] = workers > 1 or rng.random() < 0.7
+        in_order = workers > 1 or rng.random() < 0.7
+        if TORCH_HAS_IN_ORDER:
+            kw["in_order"] = in_order
     kw["pin_memory"] = rng.random() < 0.1
 
     def build() -> tuple[tuple[Any, ...], dict[str, Any]]:

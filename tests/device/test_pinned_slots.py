@@ -25,6 +25,7 @@ from stoker.transport.mapping import map_shared
 from stoker.transport.slots import SlotReader, SlotWriter
 from stoker.transport.thread_slots import HeapWriter
 from tests.contract import datasets as d
+from tests.helpers import pretend_device
 
 
 class LateFence:
@@ -247,10 +248,7 @@ def test_in_a_forked_child_nothing_is_asked_of_the_device() -> None:
 def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     """A loader that takes this machine for one with a device."""
     fake = FakeDevice()
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
-    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
-    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda i: None)
+    pretend_device(monkeypatch)
     monkeypatch.setattr(pin_policy, "unified", lambda _: False)
     monkeypatch.setattr(pin_policy, "gain", lambda *_: 3.0)
     monkeypatch.setattr(pin_setup, "runtime", lambda: fake)

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 import stoker
 from stoker.core import nested as walk
 from stoker.core.errors import UsageError
+from stoker.device.accelerator import accelerator
 from stoker.device.prefetch import DeviceIter, OutOfMemory, checked
 from tests.contract import datasets as d
 from tests.device.helpers import LateCopies
@@ -170,7 +171,7 @@ def test_devices_that_are_not_here() -> None:
         stoker.to_device([], "cpu", depth=0)
     with pytest.raises(UsageError, match="transform_on_device= wants device="):
         stoker.DataLoader(range(3), transform_on_device=torch.neg)  # type: ignore[arg-type]
-    if not torch.accelerator.is_available():
+    if accelerator() is None:
         with pytest.raises(UsageError, match="no such device 'cuda'; found only the CPU"):
             stoker.DataLoader(range(3), device="cuda")  # type: ignore[arg-type]
         assert checked(None) == torch.device("cpu")

@@ -11,6 +11,7 @@ import torch
 import stoker
 from stoker.loader.loader_state import state_of
 from tests.contract import datasets as d
+from tests.helpers import pretend_device
 
 pinned: list[Any] = []
 
@@ -27,10 +28,7 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
         return type(data)(copy(x) for x in data) if isinstance(data, (list, tuple)) else data
 
     pinned.clear()
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
-    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
-    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda i: None)
+    pretend_device(monkeypatch)
     monkeypatch.setattr(pin_thread, "pin", copy)
 
 

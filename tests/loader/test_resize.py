@@ -23,6 +23,7 @@ from stoker.core.options import Budget, Knobs, parse_bytes
 from stoker.loader.auto.controller import BURST, PER_MINUTE, Controller
 from stoker.loader.loader_state import state_of
 from stoker.loader.scheduler import Scheduler
+from tests.helpers import own_generator
 
 SEED = int(os.environ.get("STOKER_SEED", "0"))
 METHODS = ["process", "thread"]
@@ -39,8 +40,7 @@ class Drawn(Dataset):
         return self.n
 
     def __getitem__(self, i: int) -> torch.Tensor:
-        generator = torch.random.thread_safe_generator()
-        return torch.cat([torch.tensor([float(i)]), torch.rand(3, generator=generator)])
+        return torch.cat([torch.tensor([float(i)]), torch.rand(3, generator=own_generator())])
 
 
 def auto(dataset: Any, workers: int, **kw: Any) -> Any:

@@ -133,7 +133,8 @@ class Generator(Base):
 class Native(Base):
     """Its code is C's."""
 
-    __getitem__ = functools.partial(lambda i: torch.arange(8.0) + i)
+    # Since Python 3.14 a partial that is no staticmethod is bound, like a function.
+    __getitem__ = staticmethod(functools.partial(lambda i: torch.arange(8.0) + i))
 
 
 def test_a_decorated_function_is_cut_inside() -> None:

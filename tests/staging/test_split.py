@@ -546,7 +546,10 @@ def test_what_the_script_changes_in_each_epoch_is_left_to_the_second_part() -> N
         warnings.simplefilter("always")
         for data.epoch in range(5):
             assert equal_bits(torch.cat(list(loader)), torch.stack([data[i] for i in range(len(data))]))
-    assert ["epoch was" in str(w.message) for w in said] == [True, True]
+    ours = [
+        str(w.message) for w in said if issubclass(w.category, stoker.StokerWarning)
+    ]  # Python 3.12's are about fork
+    assert ["epoch was" in message for message in ours] == [True, True]
     assert staged.account.filled == len(data)
     assert not staged.is_exact
 

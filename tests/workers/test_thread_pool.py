@@ -22,6 +22,7 @@ import stoker
 from stoker.core.errors import StokerWarning, UsageError, WorkerDiedError
 from stoker.workers import rng_watch
 from tests.contract.trace import canon
+from tests.helpers import own_generator
 
 SEED = int(os.environ.get("STOKER_SEED", "0"))
 WAIT_S = 60
@@ -40,10 +41,10 @@ class Told(Dataset):
     def __getitem__(self, i: int) -> tuple[int, int, int, int, float, int, float]:
         info = get_worker_info()
         assert info is not None
-        rng = info.rng
-        python = rng.random_generator if info.worker_method == "thread" else random
-        drawn = torch.rand((), generator=torch.random.thread_safe_generator())
-        numpy = rng.numpy_generator.random() if info.worker_method == "thread" else 0.0
+        thread = getattr(info, "worker_method", "process") == "thread"  # torch's has it since 2.12
+        python = info.rng.random_generator if thread else random
+        drawn = torch.rand((), generator=own_generator())
+        numpy = info.rng.numpy_generator.random() if thread else 0.0
         assert info.dataset is not None
         return i, info.id, info.num_workers, info.seed, float(drawn), python.randrange(1000), numpy
 
@@ -63,7 +64,7 @@ def test_what_a_worker_is_told() -> None:
         assert len(set((seed - id_).tolist())) == 1  # base seed
     assert ids == {0, 1, 2}
     assert get_worker_info() is None
-    assert torch.random.thread_safe_generator() is None
+    assert own_generator() is None
 
 
 def test_the_same_batches_as_processes_and_the_same_again() -> None:
@@ -303,7 +304,7 @@ class Noise:
 
 class Quiet:
     def __call__(self, x: Any) -> Any:
-        return x + torch.rand((), generator=torch.random.thread_safe_generator())
+        return x + torch.rand((), generator=own_generator())
 
 
 class Transformed(Dataset):
@@ -328,7 +329,8 @@ def test_draws_from_process_wide_generators_are_said_once_by_name(transform: Any
     assert len(said) == 1
     name = type(transform).__name__
     assert said[0].startswith(f"{name} (test_thread_pool.py:")
-    assert "thread_safe_generator" in said[0]
+    assert "get_worker_info().rng" in said[0]
+    assert ("torch.random.thread_safe_generator()" in said[0]) == hasattr(torch.random, "thread_safe_generator")
 
 
 def test_generators_of_ones_own_are_no_reason() -> None:
@@ -384,7 +386,7 @@ def test_draws_that_begin_in_a_later_epoch_are_noticed(monkeypatch: pytest.Monke
 # ------------------------------------------------------------------------------------------------------------ choice
 
 
-@pytest.mark.parametrize("wrong", ["threads", "auto", "", None, 3])
+@pytest.mark.parametrize("wrong", ["threads", "auto", "", None, 3, "multiprocess"])
 def test_an_unknown_method(wrong: Any) -> None:
     with pytest.raises(UsageError, match=r"worker_method=.*'process', 'thread'"):
         stoker.DataLoader(Info(), worker_method=wrong)

@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader
 from ..core import output, processes, resources
 from ..core.errors import StokerError, UsageError
 from ..core.nested import tensors
+from ..core.options import worker_word
 from ..core.progress import Progress
 from ..core.terminal import counted, human_seconds, rate, table
 from ..core.types import Batch, JsonObject
@@ -372,5 +373,5 @@ def _notes(loader: DataLoader[Batch], ended: str, epochs: int, measured: int, wa
     ready = int(loader.num_workers) * (loader.prefetch_factor or 0)
     if measured and ready > READY_SHARE * measured:
         yield f"up to {ready:,} of these {measured:,} batches were ready when the clock began: use a larger -n"
-    if _engine(loader) == "torch" and getattr(loader, "worker_method", "process") != "process":
+    if _engine(loader) == "torch" and worker_word(getattr(loader, "worker_method", "process")) != "process":
         yield "torch's workers are processes: worker_method is stoker's"

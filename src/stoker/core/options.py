@@ -11,6 +11,11 @@ from .types import Attributes
 BATCH_SIZE = 32  # for a dataset that is given without a loader
 
 
+def worker_word(method: str) -> str:
+    """``worker_method=`` in stoker's words: "process" is "multiprocessing" in torch's proposal of that argument."""
+    return "process" if method == "multiprocessing" else method
+
+
 class Workers(int):
     """The worker count of a ``stoker.DataLoader``: an int that carries the loader's other settings.
 

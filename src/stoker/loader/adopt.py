@@ -14,7 +14,7 @@ from torch.utils.data import dataloader as torch_loader
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..core.errors import UsageError
-from ..core.options import AutoWorkers, Workers
+from ..core.options import AutoWorkers, Workers, worker_word
 from ..core.types import Attributes, Batch, LoaderLike
 from ..core.warn import warn_user
 from ..device.prefetch import ahead, checked
@@ -137,6 +137,7 @@ def _adopt(loader: Any, given: Attributes, own: Attributes) -> None:
         return
     held["_stoker_given"] = given
     held.update({name: given.get(name, default) for name, default in own.items()})
+    held["worker_method"] = worker_word(loader.worker_method)
     held["device"] = None if loader.device is None else checked(loader.device)
     iterable = loader._dataset_kind == _DatasetKind.Iterable
     if "num_workers" in given and not (iterable and loader.num_workers):  # which divides its stream by their number

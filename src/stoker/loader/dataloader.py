@@ -16,7 +16,7 @@ from torch.utils.data.sampler import Sampler
 
 from ..core import resources
 from ..core.errors import BudgetError, UsageError
-from ..core.options import AutoWorkers, Measured, Workers, parse_bytes
+from ..core.options import AutoWorkers, Measured, Workers, parse_bytes, worker_word
 from ..core.types import Attributes, Batch, Index, JsonObject, Sample
 from ..device.prefetch import ahead, checked
 from ..sampling.chunks import ChunkSampler
@@ -50,9 +50,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         shuffle: as torch's; or ``"feistel"``: a ``FeistelSampler``, for datasets so long that torch's order, drawn as a
             whole, takes seconds and gigabytes; or ``"chunks"``: a ``ChunkSampler``, for datasets larger than memory:
             64 chunks at a time are shuffled together and read ahead. ``sampler=ChunkSampler(dataset, ...)`` says more.
-        worker_method: "process" or "thread". Threads share one dataset, start at once and pickle nothing; they
-            pay where samples are made by code that releases the GIL. ``get_worker_info().rng`` has their random
-            generators.
+        worker_method: "process" ("multiprocessing" is the same, and reads as "process") or "thread". Threads share one
+            dataset, start at once and pickle nothing; they pay where samples are made by code that releases the GIL.
+            ``get_worker_info().rng`` has their random generators.
         budget: memory for batches that are made ahead, and as much again for those that the consumer keeps: bytes,
             ``"4GB"``, or a share of the memory granted (0.5). None: a quarter of the memory granted for each.
         device: batches lie there when they are handed out, copied ahead beside what is computed
@@ -135,7 +135,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         task_seeds: bool = False,
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
-        self.worker_method = worker_method
+        self.worker_method = worker_word(worker_method)
         self.budget = budget
         self.debug = debug
         self.device = None if device is None else checked(device)

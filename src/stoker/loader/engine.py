@@ -23,7 +23,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 from ..core import resources
 from ..core.big_objects import big
 from ..core.errors import StateError
-from ..core.options import AutoWorkers, Budget, parse_bytes
+from ..core.options import AutoWorkers, Budget, parse_bytes, worker_word
 from ..core.processes import starts_processes
 from ..core.random_state import set_from_text
 from ..core.types import JsonObject, LoaderLike, MapDataset
@@ -215,7 +215,7 @@ def _prepare(loader: LoaderLike, state: LoaderState) -> tuple[OnError, ErrorLog]
 
 def _decide_workers(loader: LoaderLike, state: LoaderState) -> str:
     """Carries out ``"auto"`` for the count of the workers. Returns their kind: "process" or "thread"."""
-    method = str(getattr(loader, "worker_method", "process"))
+    method = worker_word(str(getattr(loader, "worker_method", "process")))
     if isinstance(loader.num_workers, AutoWorkers) and not torch_serves(loader):
         from .auto import decide  # not every loader asks for it
 

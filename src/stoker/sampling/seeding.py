@@ -14,6 +14,7 @@ import random
 import sys
 import types
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,7 +26,23 @@ from ..core.random_state import RandomState
 
 NumpySeed: TypeAlias = int | list[int]
 _MASK = (1 << 64) - 1
-_ACCELERATED = not hasattr(torch, "accelerator") or torch.accelerator.current_accelerator() is not None
+_CUDA_NODES = ("nvidia[0-9c]*", "nvhost-*gpu*", "nvgpu", "nvmap", "dxg", "kfd")  # servers, Tegra, WSL, ROCm: in /dev
+
+
+def _may_have_accelerator() -> bool:
+    """Whether this build of torch may find a device here. The driver is not asked: CUDA could not be used in workers
+    that are forked later."""
+    if hasattr(torch, "accelerator"):
+        device = torch.accelerator.current_accelerator()  # of this build; it need not be there
+        kind = "" if device is None else device.type
+    else:  # torch < 2.6, which does not say what else it was built for
+        kind = "cuda" if torch.backends.cuda.is_built() else "unknown"
+    if kind == "cuda" and sys.platform == "linux":
+        return any(next(Path("/dev").glob(node), None) for node in _CUDA_NODES)
+    return bool(kind)
+
+
+_ACCELERATED = _may_have_accelerator()
 
 
 def splitmix64(x: int) -> int:
@@ -48,7 +65,7 @@ def task_seed(base_seed: int, epoch: int, task: int) -> int:
 
 def _seed_torch(seed: int) -> None:
     # torch.manual_seed queues the seed for CUDA with a formatted stack: 2 ms for a new process' first batch, 0.1 ms
-    # for every task. A build without accelerators never reads that queue.
+    # for every task. Without a device nothing ever reads that queue.
     if _ACCELERATED:
         torch.manual_seed(seed)
     else:

@@ -20,7 +20,7 @@ import sys
 from collections import ChainMap
 from collections.abc import Iterable
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ from ..core.types import Batch
 from .arena import ALIGN, aligned
 from .mapping import Memory
 from .slots import SlotWriter
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 TensorRow: TypeAlias = tuple[int, int, tuple[int, ...], tuple[int, ...], int, bool]
 """A tensor leaf: offset, dtype, shape, strides, elements spanned, requires_grad."""
@@ -42,6 +45,9 @@ MAX_LAYOUTS = 1000  # that are remembered, on each side
 _meta_of_layout: dict[Layout, tuple[bytes, int]] = {}  # meta block, bytes of the leaf
 _decoded_meta: dict[bytes, tuple[list[TensorRow], list[Span], bytes]] = {}
 FOREIGN = ">" if sys.byteorder == "little" else "<"
+# torch's loader pickles with the default protocol. Since Python 3.14 that is 5, which keeps the order in memory and the
+# byte order of an array without gaps.
+KEEPS_LAYOUT = pickle.DEFAULT_PROTOCOL >= 5
 SMALL_ARRAY = 512  # bytes; a smaller array is cheaper in the stream than as a leaf
 DTYPES: list[torch.dtype] = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str)
 _CODES = {d: i for i, d in enumerate(DTYPES)}
@@ -76,6 +82,21 @@ def _plain(t: torch.Tensor) -> bool:
     )
 
 
+def _array(a: npt.NDArray[np.generic]) -> object:
+    """What pickle makes of an array: laid out as torch's loader lays it out, and writable whatever the sample was."""
+    if KEEPS_LAYOUT:
+        if a.flags.writeable:
+            return NotImplemented
+        copy = a.copy(order="K")
+        dense = a.flags.forc or copy.strides == a.strides  # NumPy copies others itself, in row order
+        return copy.__reduce_ex__(5) if dense else NotImplemented
+    if a.dtype.byteorder == FOREIGN:
+        return a.astype(a.dtype.newbyteorder("="), order="A").__reduce_ex__(5)
+    if not (a.flags.writeable and a.flags.forc):  # in column order where the array is, else in row order
+        return a.copy(order="A").__reduce_ex__(5)
+    return NotImplemented
+
+
 def _keep(buffers: list[pickle.PickleBuffer], b: pickle.PickleBuffer) -> bool:
     """Keeps an array out of the stream; True leaves it in."""
     with b.raw() as raw:
@@ -105,13 +126,8 @@ class _Pickler(pickle.Pickler):
             return _storage, (_bytes_of(obj),)
         if isinstance(obj, torch.Tensor) and obj.device.type == "cpu":
             return obj.__reduce_ex__(5)  # the class knows its attributes; its storages come back here
-        if type(obj) is np.ndarray and obj.dtype.byteorder == FOREIGN:
-            native = obj.astype(obj.dtype.newbyteorder("="), order="A")
-            return native.__reduce_ex__(5)  # as pickle's older protocols, which torch uses, do
-        if type(obj) is np.ndarray and not (obj.flags.writeable and obj.flags.forc) and not obj.dtype.hasobject:
-            # A batch is writable even if its samples were not. In column order where the array is, else in row order,
-            # as with torch's pickle protocol; protocol 5 would keep other orders.
-            return obj.copy(order="A").__reduce_ex__(5)
+        if type(obj) is np.ndarray and not obj.dtype.hasobject:
+            return _array(obj)
         return NotImplemented
 
     def _add(self, t: torch.Tensor) -> int:

@@ -51,6 +51,10 @@ FIRST_PSS_NS = 50_000_000  # a worker measures its memory after its first batch,
 PSS_SHARE = 500  # and then so seldom that it costs 0.2 % of its time, for that walks the page tables
 CHECKPOINT_NS = 20_000_000  # between two saves of the random state, 32 us each: a replacement repeats half of that
 NEVER_NS = 1 << 62
+# Since torch 2.14 a worker destroys a dataset that nothing else in its process refers to: not under fork, where it is a
+# copy of the parent's. Before, ``__del__`` of a dataset never ran in a worker.
+_DESTROYS_DATASETS = torch.__version__ >= "2.14"  # compared as versions, by torch
+_kept: list[WorkerSpec] = []
 
 
 def die_with_parent(parent: int) -> None:
@@ -91,6 +95,7 @@ def main(
     # Garbage of the parent is not collected here: another loader's iterator would try to end its workers. Pages that
     # the collector does not touch stay shared.
     gc.freeze()
+    serving: _Worker | None = None
     try:
         signals.begin()
         if interruptible:
@@ -104,11 +109,14 @@ def main(
         if hasattr(torch.multiprocessing, "_set_thread_name"):
             torch.multiprocessing._set_thread_name("stoker_worker")
         native_threads.cap_process()
-        _Worker(spec if isinstance(spec, WorkerSpec) else spec.load(), place, worker, ends).run()
+        serving = _Worker(spec if isinstance(spec, WorkerSpec) else spec.load(), place, worker, ends)
+        serving.run()
     except (KeyboardInterrupt, BrokenPipeError):
         pass  # the parent reports the first, and no longer reads after the second
     finally:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # on the way out it would be a traceback
+        if serving is not None:
+            serving.release()
 
 
 def set_worker_info(worker: int, workers: int, seed: int, dataset: Any) -> None:
@@ -181,6 +189,15 @@ class _Worker:
             self._serve_own()
         else:
             self._serve_shared(self.queue_memory)
+
+    def release(self) -> None:
+        """Lets go of all that this worker has made, as torch's does when it ends: the iterator of an iterable dataset
+        is closed, which runs the ``finally`` of a generator, and the dataset is destroyed where torch's would be."""
+        if _DESTROYS_DATASETS:
+            torch_worker._worker_info = None
+        else:
+            _kept.append(self.spec)
+        self.__dict__.clear()  # it is part of a reference cycle
 
     def _set_worker_info(self) -> None:
         if isinstance(self.runner, TaskRunner):

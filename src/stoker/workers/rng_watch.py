@@ -52,10 +52,10 @@ _TORCH += ("cauchy_", "geometric_")
 _LIBRARIES = (packages.torch(), *([] if _numpy is None else [packages.folder(np.__file__)]))
 
 CHANCE = "Threads take turns by chance, so no seed reproduces that."
-REMEDY = (
-    f"{CHANCE} torch.random.thread_safe_generator() and "
-    'get_worker_info().rng give each worker generators of its own; so does worker_method="process".'
-)
+_OWN = "get_worker_info().rng gives"
+if hasattr(torch.random, "thread_safe_generator"):  # since torch 2.12
+    _OWN = "torch.random.thread_safe_generator() and get_worker_info().rng give"
+REMEDY = f'{CHANCE} {_OWN} each worker generators of its own; so does worker_method="process".'
 
 
 class GlobalRngUse:

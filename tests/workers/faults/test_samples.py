@@ -27,6 +27,7 @@ from stoker.loader.loader_state import state_of
 from stoker.workers.faults import quarantine
 from stoker.workers.faults.error_log import bound
 from stoker.workers.faults.policy import Failure
+from tests.helpers import own_generator
 
 SEED = int(os.environ.get("STOKER_SEED", "0"))
 KINDS: dict[str, dict[str, Any]] = {
@@ -55,7 +56,7 @@ class Flawed(Dataset):
         return self.n
 
     def __getitem__(self, i: int) -> torch.Tensor:
-        drawn = torch.rand((), generator=torch.random.thread_safe_generator())
+        drawn = torch.rand((), generator=own_generator())
         if i in self.bad:
             raise ValueError(f"sample {i} is\nbroken")
         return torch.stack([torch.tensor(float(i)), drawn])

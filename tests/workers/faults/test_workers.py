@@ -35,6 +35,7 @@ from stoker.transport import codec
 from stoker.transport import slots as ring
 from stoker.workers import process_main, restart
 from stoker.workers.faults import exit_reason
+from tests.helpers import pretend_device
 
 SEED = int(os.environ.get("STOKER_SEED", "0"))
 LIMIT_S = 90  # for what takes a second or two
@@ -456,10 +457,7 @@ def test_behind_a_thread_that_pins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the pinning thread hears of the death, and the consumer replaces the worker."""
     from stoker.loader import pin_thread
 
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
-    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
-    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda i: None)
+    pretend_device(monkeypatch)
     monkeypatch.setattr(pin_thread, "pin", lambda data, device=None: data.clone())
     for mode in ("two", "auto", "persistent"):
         calm = bits(loader_of(Drawn(floats=3000), MODES[mode]))
