@@ -7,7 +7,6 @@ import gc
 import os
 import random
 import signal
-import time
 import zlib
 from typing import Any
 
@@ -19,8 +18,6 @@ from torch.utils.data import Dataset
 import stoker
 from stoker.core.options import Budget
 from stoker.loader import engine
-from stoker.loader.auto.remote import Remote
-from stoker.loader.auto.tasks import Tasks
 from stoker.loader.loader_state import state_of
 from stoker.transport import slots
 from stoker.transport.arena import MAX_SLOTS, Arena
@@ -384,16 +381,3 @@ def test_the_ring_does_not_grow_with_the_epoch() -> None:
     for _ in loader:
         pass
     assert all(a is b for a, b in zip(sorted(arenas, key=id), sorted(state_of(loader).arenas, key=id), strict=True))
-
-
-@pytest.mark.parametrize("method", ["thread", "inline"])
-def test_a_measurement_in_another_process_costs_no_slot(method: str) -> None:
-    """It never looks at the batches that the script holds, so their slots are used again."""
-    loader = stoker.DataLoader(Noise(8, 50_000), batch_size=2, num_workers=1)
-    held = list(loader)
-    assert held[0][0].shape == (2, 50_000)
-    bench = Remote(loader, Tasks(loader), method, Budget(1 << 30, 1 << 30), time.monotonic() + 60)
-    bench.close()
-    readers = list(slots._readers)
-    assert any(reader.leases for reader in readers)
-    assert not any(reader.pinned_by_fork for reader in readers)

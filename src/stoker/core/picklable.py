@@ -18,17 +18,11 @@ CONTAINERS = (list, tuple, dict, set, frozenset)
 NUMBERS = (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)
 
 
-def refused(obj: object, to_start: bool = False) -> Exception | None:
-    """The error that pickle raises for an object; None if there is none.
-
-    Args:
-        obj: the object.
-        to_start: use multiprocessing's pickler too, which can pickle more where it starts a process.
-    """
+def refused(obj: object) -> Exception | None:
+    """The error that multiprocessing's pickler raises for an object when it starts a process; None if there is none."""
     trial = _Trial()
-    if to_start:
-        registered: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
-        trial.dispatch_table = {**copyreg.dispatch_table, **registered}
+    registered: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+    trial.dispatch_table = {**copyreg.dispatch_table, **registered}
     try:
         trial.dump(obj)
         while trial.later:
@@ -42,7 +36,7 @@ def refused(obj: object, to_start: bool = False) -> Exception | None:
 
 def culprit(obj: object, path: str, depth: int = 0) -> str | None:
     """Path of the innermost attribute or item that pickle refuses; None if it refuses none."""
-    if refused(obj, to_start=True) is None:
+    if refused(obj) is None:
         return None
     inner: list[tuple[str, object]] = []
     if isinstance(obj, dict):

@@ -63,7 +63,7 @@ def can_start_elsewhere(dataset: object) -> bool:
         guarded = path is None or "__name__" in Path(path).read_text(errors="replace")
     except OSError:
         return False
-    return guarded and refused(dataset, to_start=True) is None
+    return guarded and refused(dataset) is None
 
 
 def _threads() -> int:
