@@ -90,7 +90,8 @@ class Info(Dataset):
     def __getitem__(self, i: int) -> str:
         info = get_worker_info()
         assert info is not None
-        return f"{threading.current_thread().name} {info.id} {info.worker_method}"
+        method = getattr(info, "worker_method", "multiprocessing")  # in processes only since torch 2.12
+        return f"{threading.current_thread().name} {info.id} {method}"
 
 
 def test_the_info_is_right_in_every_thread_at_once() -> None:
