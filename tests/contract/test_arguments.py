@@ -146,7 +146,7 @@ def test_processes_have_two_names() -> None:
     with stoker.installed(worker_method="multiprocessing"):
         assert len(list(theirs)) == len(theirs)
     assert theirs.worker_method == "process"  # type: ignore[attr-defined]
-    with pytest.raises(stoker.core.errors.UsageError, match="one of 'process', 'thread', 'auto'"):
+    with pytest.raises(stoker.core.errors.UsageError, match="one of 'process', 'thread'"):
         stoker.DataLoader(MAP, worker_method="multiprocess")
 
 
