@@ -73,6 +73,14 @@ def command(folder: Path, a: Any, b: Any, *args: str) -> int:
     return cli.main(["compare", str(folder / "a.json"), str(folder / "b.json"), *args])
 
 
+def test_a_report_of_schema_1_is_compared() -> None:
+    old = report(schema=1)
+    del old["wall_s"]
+    old["loaders"][0] |= {"device": None, "cacheable": {}, "helpers": []}
+    (pair,) = compared(old, report()).pairs
+    assert pair.ratio["samples_per_s"] == 1.0
+
+
 @pytest.mark.slow
 def test_two_runs_of_a_script(
     real: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -207,8 +215,7 @@ def test_what_stands_between_two_reports_is_said() -> None:
         (b"[1]", "Expected `object`, got `array`"),
         (b"null", "Expected `object`, got `null`"),
         ({"schema": 1}, "missing required field `loaders`"),
-        (report(schema=1), "has schema 1, this stoker compares schema 2: make both reports with one version of stoker"),
-        (report(schema=3), "has schema 3"),
+        (report(schema=3), "has schema 3, this stoker compares schema 1 to 2: make both reports with one version"),
         (report(schema=10**400), "is not a report"),
         (report(schema="1"), "Expected `int`, got `str` - at `$.schema`"),
         (report(schema=True), "Expected `int`, got `bool` - at `$.schema`"),

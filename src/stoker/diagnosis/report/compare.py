@@ -96,13 +96,13 @@ def parse(content: bytes, path: str) -> Report:
     """The report in a file's content; ``path`` is what errors call it.
 
     Raises:
-        UsageError: it is no report, of another schema, or something in it has the wrong type.
+        UsageError: it is no report, of a later schema, or something in it has the wrong type.
     """
     try:
         data = json.loads(content)  # msgspec reads no path that is not valid Unicode
         schema = msgspec.convert(data, Head).schema
-        if schema == SCHEMA:
-            report = msgspec.convert(data, Report)
+        if schema in (1, SCHEMA):
+            report = msgspec.convert(_of_schema_1(data) if schema == 1 else data, Report)
             if not all(0 <= share <= MAX_NUMBER for share in report.causes.values()):
                 raise ValueError("the share of a finding is not plausible")
             for loader in report.loaders:
@@ -112,9 +112,15 @@ def parse(content: bytes, path: str) -> Report:
     except (ValueError, OverflowError, RecursionError) as e:  # msgspec's errors are ValueErrors
         raise UsageError(f"{path} is not a report of stoker run: {_shown(str(e))}") from e
     raise UsageError(
-        f"{path} has schema {schema}, this stoker compares schema {SCHEMA}: make both reports with one "
+        f"{path} has schema {schema}, this stoker compares schema 1 to {SCHEMA}: make both reports with one "
         "version of stoker"
     )
+
+
+def _of_schema_1(data: JsonObject) -> JsonObject:
+    """A report of schema 1, which had no wall clock, and null where nothing was seen."""
+    loaders = [{k: v for k, v in x.items() if v is not None} if isinstance(x, dict) else x for x in data["loaders"]]
+    return {"wall_s": 0.0, **data, "loaders": loaders}
 
 
 def figures(loader: LoaderReport) -> dict[str, float]:
