@@ -107,7 +107,7 @@ def drawn(rng: random.Random, deep: bool, workers: bool) -> None:
 
 
 RANDOM = st.randoms(use_true_random=False)
-QUICK = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+QUICK = settings(max_examples=7, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
 
 @QUICK
