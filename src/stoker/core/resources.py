@@ -9,7 +9,6 @@ but not the cgroup, is not used here: workers and the first batch would wait for
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import platform
@@ -314,12 +313,6 @@ def _affinity() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-@functools.cache
-def gpu_names() -> tuple[str, ...]:
-    """Names of the GPUs of this process, read once: without NVML nvidia-smi is run, which takes up to seconds."""
-    return tuple(gpu.name for gpu in gpus())
 
 
 def read(with_gpus: bool = True) -> Machine:

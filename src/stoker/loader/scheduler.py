@@ -109,11 +109,6 @@ class Scheduler:
         """All tasks of the epoch are given out."""
         return self._exhausted and not self._stopped
 
-    @property
-    def stopped(self) -> bool:
-        """There is no further epoch."""
-        return self._stopped
-
     def stop(self) -> None:
         """The pool is about to be closed."""
         self._stopped = True
