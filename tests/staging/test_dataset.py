@@ -296,6 +296,33 @@ def test_what_is_changed_in_shared_memory_is_never_served_stale(kind: str, worke
             assert {int(x) for batch in loader for x in batch[:, 1]} == {level}
 
 
+class Levelled(Source):
+    """Its level is a ``multiprocessing.Value`` with a lock, as curricula have one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = multiprocessing.Value("i", 0)
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.tensor([i, self.level.value]), torch.rand(())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_shared_value_with_a_lock_is_read_in_the_trial(workers: int) -> None:
+    data = Levelled()
+    found = stoker.split(data)
+    assert not found.exact
+    staged = stoker.Staged(data, cache_budget="1MB")
+    loader = stoker.DataLoader(staged, 10, num_workers=workers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StokerWarning)
+        for level in (0, 0, 1, 1):
+            with data.level.get_lock():
+                data.level.value = level
+            assert {int(x) for batch, _ in loader for x in batch[:, 1]} == {level}
+    assert staged.account.filled == N
+
+
 class Later(Source):
     """Has what the script sets after some epochs, or what it loads itself with the first sample."""
 

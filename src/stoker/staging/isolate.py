@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import mmap
 import os
 import pickle
 import re
@@ -47,6 +48,7 @@ DIED = {
     signal.SIGKILL: "the trial's process was killed: there was not enough memory, or it took too long",
 }
 PR_SET_PDEATHSIG = 1
+MAP_FIXED = 0x10
 PR_SET_NO_NEW_PRIVS = 38
 NICE = 5  # the trial gives way to the script's own work
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -302,12 +304,21 @@ def _forbid_writing() -> None:
 
 
 def _protect_shared_memory() -> None:
-    """Makes writable shared mappings read-only: a write ends this process instead of reaching others."""
+    """Makes writable shared mappings read-only: a write ends this process instead of reaching others. Semaphores become
+    this process's own, for also reading a ``multiprocessing.Value`` takes its lock."""
     libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
     with open("/proc/self/maps") as maps:
         lines = maps.readlines()
     for line in lines:
         found = re.match(r"([0-9a-f]+)-([0-9a-f]+) rw.s \S+ \S+ \S+\s*(.*)", line)
         if found and not found[3].startswith("/dev/nvidia"):
-            start, end = int(found[1], 16), int(found[2], 16)
-            libc.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(end - start), 1)  # PROT_READ
+            start, size = int(found[1], 16), int(found[2], 16) - int(found[1], 16)
+            if not found[3].startswith("/dev/shm/sem."):  # sem_open(3)
+                libc.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(size), mmap.PROT_READ)
+                continue
+            content = ctypes.string_at(start, size)
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED
+            rights = mmap.PROT_READ | mmap.PROT_WRITE
+            libc.mmap(ctypes.c_void_p(start), ctypes.c_size_t(size), rights, flags, -1, ctypes.c_long(0))
+            ctypes.memmove(start, content, size)
