@@ -19,7 +19,7 @@ class Distant(Dataset):
 
 def main():
     loader = DataLoader(Distant(), batch_size=16, shuffle=True, num_workers=2)  # torch's own: it is not changed
-    result = stoker.tune(loader, budget_s=6, save=False)
+    result = stoker.tune(loader, budget_s=6)
     print(result)
     best = result.best
     print(f"\n{best.num_workers} workers where the loader had {loader.num_workers}: {result.reasons['num_workers']}")
