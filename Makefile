@@ -80,10 +80,10 @@ demo: $(STAMP) ## an untouched training script on real photographs, five epochs:
 	@.venv/bin/stoker run --apply --json $(REPORT)-applied.json --html $(REPORT).html examples/train_lazy.py
 	@printf 'as a page: $(REPORT).html\n'
 
-test: $(STAMP) ## the fast tests, four minutes on two cores
+test: $(STAMP) ## the fast tests, five minutes on two cores
 	@$(PY) -m pytest
 
-test-slow: $(STAMP) ## those that take longest, half an hour
+test-slow: $(STAMP) ## those that take longest, three quarters of an hour
 	@$(PY) -m pytest -m slow
 
 test-scripts: $(SCRIPTS_STAMP) ## scripts of Lightning, Hugging Face, MONAI, ... as people write them

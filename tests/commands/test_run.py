@@ -258,6 +258,7 @@ def test_a_script_that_does_not_exist(tmp_path: Path) -> None:
     assert report(tmp_path)["exit_code"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sig", [signal.SIGTERM, *(pytest.param(s, marks=pytest.mark.slow) for s in (signal.SIGINT, signal.SIGKILL))]
 )

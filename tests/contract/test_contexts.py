@@ -319,6 +319,7 @@ def _note(folder: str, text: str) -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", [Open, Mortal])
 @pytest.mark.parametrize("early", [False, True], ids=["whole", "left early"])

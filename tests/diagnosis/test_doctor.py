@@ -210,6 +210,7 @@ def deep(n: int) -> Iterator[int]:
         yield from deep(n - 1)
 
 
+@pytest.mark.slow
 def test_looks_take_nothing_from_the_code_they_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another signal's handler raises, again and again, now and then in the middle of a look: it is heard each time."""
     seed = int(time.time())

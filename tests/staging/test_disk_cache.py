@@ -325,6 +325,7 @@ def test_the_budget_of_the_disk(files: list[Path], tmp_path: Path, fn: Any) -> N
     assert check(larger) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="root may write anywhere")
 @pytest.mark.parametrize("fn", [rows, pytest.param(prepare, marks=pytest.mark.slow)], ids=["columns", "heap"])
 def test_a_folder_that_can_only_be_read(files: list[Path], tmp_path: Path, fn: Any) -> None:

@@ -96,6 +96,7 @@ def test_what_was_put_over_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
 
 
+@pytest.mark.slow
 def test_apply_stays_after_an_install_within_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         textwrap.dedent("""

@@ -176,6 +176,7 @@ def test_two_ranks_fill_and_read_one_cache(start: Callable[..., Rank]) -> None:
         assert again["prepared"] == 64  # nothing was made twice
 
 
+@pytest.mark.slow
 def test_calls_that_one_rank_made_are_answered_to_the_other(start: Callable[..., Rank]) -> None:
     ranks = [start(0, CALLS="1"), start(1, CALLS="1")]
     first, second = (r.hear() for r in ranks)

@@ -132,6 +132,7 @@ def test_out_of_memory_is_told_apart_from_errors(device: Device) -> None:
     assert next(t.why for t in found.trials if t.batch_size == 32) == "out of memory in step"
 
 
+@pytest.mark.slow
 def test_host_memory_bounds_it_too(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "memory_available", lambda: 1000)
     assert largest(loader(Small(), 16)).best <= 31  # 8 bytes a sample, twice, in half of 1000
@@ -142,6 +143,7 @@ def test_not_even_one_sample(device: Device) -> None:
         largest(loader(Small()), lambda batch: device.take(65 * MIB))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [40, 3])
 def test_the_dataset_bounds_it(device: Device, n: int) -> None:
     found = largest(loader(Small(n)))
@@ -157,6 +159,7 @@ def test_the_samplers_own_indices(device: Device) -> None:
     assert largest(loader(Small(), sampler=SubsetRandomSampler([5, 6, 7])), step).best == 3
 
 
+@pytest.mark.slow
 def test_stokers_loader_and_a_collate_fn_of_its_own(device: Device) -> None:
     def collate(samples: list[torch.Tensor]) -> dict[str, Any]:
         assert len({int(s) for s in samples}) == len(samples)  # no sample twice
@@ -208,6 +211,7 @@ def test_without_an_accelerator_it_says_so(monkeypatch: pytest.MonkeyPatch) -> N
         largest(loader(Small()))
 
 
+@pytest.mark.slow
 def test_time_that_is_over(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(batch_size.time, "monotonic", lambda: clock[0])

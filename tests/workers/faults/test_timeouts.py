@@ -96,6 +96,7 @@ def test_the_sample_and_the_line_are_named_and_the_others_come(mode: str, datase
     assert list(itertools.chain(*rows)) == [float(i) for i in range(40) if not 8 <= i < 12]
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("dataset", [Hanging, pytest.param(Batched, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", ["two", "auto"])
