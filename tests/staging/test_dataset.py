@@ -375,6 +375,36 @@ def test_what_a_dataset_opens_with_its_first_sample_is_no_change(loads: Any, wor
     assert staged.account.filled == N
 
 
+class Holder:
+    """Holds attributes."""
+
+
+def test_what_is_opened_elsewhere_is_no_excuse() -> None:
+    """The name alone of what a dataset opens does not hide a change of another object's attribute of that name."""
+
+    class Two(Later):
+        def __init__(self) -> None:
+            super().__init__()
+            self.loads, self.other = Reader, Holder()
+
+        def __getitem__(self, i: int) -> Any:
+            x = super().__getitem__(i)
+            return x if getattr(self.other, "added", None) is None else x + self.other.added.gain
+
+    class Gain:
+        gain = 2
+
+        def __init__(self) -> None:
+            self.gain = 3
+
+    data = Two()
+    loader = stoker.DataLoader(stoker.Staged(data, cache_budget="1MB"), 10)
+    assert {int(x) for batch in loader for x in batch[:, 1]} == {5}
+    data.other.added = Gain()
+    with pytest.warns(StokerWarning, match="is 3"):
+        assert {int(x) for batch in loader for x in batch[:, 1]} == {8}
+
+
 class Remembers:
     """As MONAI's transforms: what was drawn is kept on the transform."""
 

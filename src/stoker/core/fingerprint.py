@@ -112,7 +112,7 @@ class Fingerprint:
             return _Part("an array", (obj.shape, obj.dtype.str, _of_array(obj)), is_data=True), False
         ctypes_bytes = _ctypes_bytes(obj) if self._shared else None
         if ctypes_bytes is not None:
-            return _Part("a value in shared memory", _of_array(ctypes_bytes)), False
+            return _Part("a value in shared memory", _of_array(ctypes_bytes), is_data=True), False
         if isinstance(obj, CONTAINERS):
             text = f"a {type(obj).__name__} of {len(obj)}"
             return _Part(text, _of_container(obj), is_data=len(obj) > 0), len(obj) <= WIDTH
@@ -157,8 +157,8 @@ class Fingerprint:
 
         Args:
             later: of the same object.
-            opened: what loading samples makes when it is first needed, by the end of its path. See ``opened``. The
-                same data are no change, and no object of the same class, nor what is inside it.
+            opened: what loading samples makes when it is first needed, by its path. See ``opened``. The same data are
+                no change, and no object of the same class, nor what is inside it.
         """
         out = []
         for path, new in later._parts.items():
@@ -181,16 +181,10 @@ class Fingerprint:
 
 
 def _is_opened(path: str, new: object, opened: Parts) -> bool:
-    for end, known in opened.items():
-        at = path.find(end)
-        if at < 0:
-            continue
-        inside = path[at + len(end) :]
-        if not inside and (known == new or (_is_object(known) and _is_object(new) and _text(known) == _text(new))):
-            return True
-        if inside[:1] in (".", "[") and _is_object(known):
-            return True
-    return False
+    if path in opened:
+        known = opened[path]
+        return known == new or (_is_object(known) and _is_object(new) and _text(known) == _text(new))
+    return any(path.startswith((f"{p}.", f"{p}[")) and _is_object(known) for p, known in opened.items())
 
 
 def _is_object(part: object) -> TypeGuard[_Part]:

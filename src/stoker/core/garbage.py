@@ -16,6 +16,7 @@ def no_collection() -> Iterator[None]:
     CPython before 3.11.8 and 3.12.2 then raises SystemError from the parse that was interrupted (gh-106905).
 
     Example:
+        >>> import ast
         >>> with no_collection():
         ...     tree = ast.parse("x = 1")
     """

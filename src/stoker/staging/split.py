@@ -47,7 +47,7 @@ class Split:
         memo: which calls are kept instead.
         exact: a sample is kept as it is: nothing in it is random.
         sample_s: seconds that a sample takes as a whole.
-        opened: attributes that loading the first sample makes.
+        opened: attributes that loading the first sample makes, as ``Staged`` names them.
         why_not: why not more is kept; "" where everything is.
 
     Raises:
@@ -71,7 +71,7 @@ class Split:
         self.rows: list[Row] = found.rows
         self.why_not = found.why_not
         self.sample_s = found.sample_s
-        self.opened = found.opened or {}
+        self.opened = {f"dataset[0]{path}": part for path, part in (found.opened or {}).items()}
         self.exact = self.plan is not None and self.plan.exact
 
     def prepare(self, index: Index) -> PreparedState:

@@ -5,6 +5,7 @@ What happens to a loader::
     first iterated      a trial of its dataset begins in a child process (TRIAL_RUNS)
     ... WAIT_S later    the trial has ended: the first epoch fills the cache (STAGED), or nothing is kept (NOT_STAGED)
                         it has not: the first epoch runs without a cache, and the trial ends beside it
+                        (workers that persist keep that dataset, so for them the wait is PERSISTENT_WAIT_S)
     next epochs         a trial that ended meanwhile takes effect when an epoch begins
 
 The worker count is decided once, when a loader is first iterated. A failure in here leaves the loader as its script
