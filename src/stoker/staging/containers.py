@@ -58,10 +58,10 @@ class Loop:
         """What the last one returns."""
         for transform in self.transforms:
             out = transform(*args)
-            if len(args) == 1:
-                args = (out,)
-            elif len(args) != len(args := tuple(out)):
-                raise ValueError(f"{len(args)} values to unpack, from {transform!r}")  # as Python raises
+            made = (out,) if len(args) == 1 else tuple(out)
+            if len(made) != len(args):
+                raise ValueError(f"{len(args)} values to unpack, got {len(made)} from {transform!r}")  # as Python does
+            args = made
         return args[0] if len(args) == 1 else args
 
 

@@ -45,6 +45,8 @@ def _is_loop(node: ast.AST, tree: ast.FunctionDef) -> bool:
     given = [x.id for x in call.args if isinstance(x, ast.Name)]
     if call.keywords or len(names) != len(made) or names != given or len(given) != len(call.args):
         return False
+    if isinstance(target, ast.Tuple) and len(made) == 1:  # x, = t(x)
+        return False
     name = node.target.id
     used = [x for x in ast.walk(tree) if isinstance(x, ast.Name) and x.id == name]
     return isinstance(call.func, ast.Name) and call.func.id == name and len(used) == 2
