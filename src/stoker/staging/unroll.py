@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 import types
 from typing import Any
 
@@ -34,22 +35,14 @@ def has_unrollable(fn: types.FunctionType) -> bool:
 
 def _is_loop(node: ast.AST, tree: ast.FunctionDef) -> bool:
     """Whether a statement is ``for t in transforms: x = t(x)`` or ``x, y = t(x, y)``, and ``t`` is named only there."""
-    if not isinstance(node, ast.For) or node.orelse or not isinstance(node.target, ast.Name) or len(node.body) != 1:
+    if not isinstance(node, ast.For) or not isinstance(node.target, ast.Name) or node.orelse or len(node.body) != 1:
         return False
-    body = node.body[0]
-    if not isinstance(body, ast.Assign) or len(body.targets) != 1 or not isinstance(body.value, ast.Call):
+    loop = node.target.id
+    made, _, value = ast.unparse(node.body[0]).partition(" = ")
+    names = made.strip("()")  # "x, y"; Python 3.10 unparses a tuple with parentheses
+    if not re.fullmatch(r"\w+(, \w+)*", names) or value != f"{loop}({names})":
         return False
-    target, call = body.targets[0], body.value
-    made = target.elts if isinstance(target, ast.Tuple) else [target]
-    names = [x.id for x in made if isinstance(x, ast.Name)]
-    given = [x.id for x in call.args if isinstance(x, ast.Name)]
-    if call.keywords or len(names) != len(made) or names != given or len(given) != len(call.args):
-        return False
-    if isinstance(target, ast.Tuple) and len(made) == 1:  # x, = t(x)
-        return False
-    name = node.target.id
-    used = [x for x in ast.walk(tree) if isinstance(x, ast.Name) and x.id == name]
-    return isinstance(call.func, ast.Name) and call.func.id == name and len(used) == 2
+    return sum(isinstance(x, ast.Name) and x.id == loop for x in ast.walk(tree)) == 2
 
 
 class _LoopsAsCalls(ast.NodeTransformer):
