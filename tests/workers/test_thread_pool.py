@@ -347,12 +347,14 @@ def test_the_consumer_may_draw_during_a_task_that_is_watched(monkeypatch: pytest
     states: list[int] = []
 
     def torch_state() -> int:
-        if len(states) == 1:
-            torch.rand(1)  # the consumer, in the middle of the call
+        if len(states) in (1, 13, 25):
+            torch.rand(1)  # the consumer, in the middle of a few of the calls
         states.append(state())
         return states[-1]
 
     monkeypatch.setattr(rng_watch, "_torch_state", torch_state)
+    monkeypatch.setattr(rng_watch, "REWATCH_S", 0.0)
+    monkeypatch.setattr(rng_watch, "REWATCH_SHARE", 0)
     for _ in range(20):
         use.run(0, lambda: torch.rand(2, generator=own))
     assert states[0] != states[1]

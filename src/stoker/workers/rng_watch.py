@@ -13,8 +13,9 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -35,6 +36,7 @@ REWATCH_S = 1.0  # then one now and then: an augmentation may begin in a later e
 REWATCH_SHARE = 200  # and so seldom that it costs half a per cent
 SIGHTINGS = 2  # tasks in which a generator has to move; in one of them the consumer may have drawn meanwhile
 T = TypeVar("T")
+Call = tuple[str, int, str]  # file, line and function of a call that may draw
 _QUIET = ("seed", "getstate", "setstate")
 _DRAWS = frozenset(name for name in dir(_numpy) if not name.startswith("_") and "state" not in name)
 _TORCH: tuple[str, ...] = (
@@ -74,6 +76,8 @@ class GlobalRngUse:
         self.shared_drawn: str | None = None
         self.reported = False
         self._sightings: Counter[str] = Counter()
+        self._moved: Counter[Call] = Counter()  # calls during which a generator moved
+        self._still: Counter[Call] = Counter()  # calls that could have drawn and did not
         self._watched: Counter[int] = Counter()  # tasks by worker
         self._next: dict[int, float] = {}  # by worker, when to watch again
 
@@ -85,16 +89,26 @@ class GlobalRngUse:
             return call()
         began = time.monotonic()
         states = [(path, g, get_state(g)) for path, g in self.shared]
-        out, who, certain = watch(call)
+        watched = watch(call)
         moved = next((path for path, g, state in states if get_state(g) != state), None)
-        if who is not None and (certain or self._is_confirmed(who)):
+        who = watched.certain or self._confirmed(watched.likely)
+        if who is not None:
             self.who = who
         elif moved is not None and self._is_confirmed(moved):
             self.shared_drawn = moved
         now = time.monotonic()
         self._next[worker] = now + max(REWATCH_S, REWATCH_SHARE * (now - began))
         self._watched[worker] += 1
-        return out
+        return watched.out
+
+    def _confirmed(self, calls: list[PossibleDraw]) -> str | None:
+        """The first of these calls that draws; not one that now and then coincided with a draw of another thread."""
+        for call in calls:
+            (self._moved if call.moved else self._still)[call.where] += 1
+        for where, name in {call.where: call.name for call in calls if call.moved}.items():
+            if self._is_confirmed(name) and self._moved[where] > 2 * self._still[where]:
+                return name
+        return None
 
     def _is_confirmed(self, name: str) -> bool:
         self._sightings[name] += 1
@@ -119,35 +133,72 @@ def _torch_state() -> int:
 
 
 def _numpy_state() -> int:
-    state = _numpy.get_state(legacy=False)["state"]
-    return zlib.crc32(state["key"]) ^ int(state["pos"])
+    state = _numpy.get_state(legacy=False)
+    position = (state["state"]["pos"], state["has_gauss"])  # normal() makes two at once and keeps the second
+    return hash((zlib.crc32(state["state"]["key"]), *position))
 
 
-def watch(call: Callable[[], T]) -> tuple[T, str | None, bool]:
-    """Calls, and says what in this thread drew from a process-wide generator.
+def _may_draw_from_numpy(frame: FrameType) -> bool:
+    """Whether this function names NumPy, or something of ``numpy.random``, and one of the methods that draw."""
+    names = frame.f_code.co_names
+    if _numpy is None or _DRAWS.isdisjoint(names):
+        return False
+    if "numpy" in names:
+        return True
+    found = [frame.f_globals.get(name) for name in names]
+    return any(it is np or it is np.random or getattr(it, "__self__", None) is _numpy for it in found)
 
-    Returns:
-        What the call returned; ``"RandomFlip (flips.py:12)"``, or None; and whether that is certain. It is not if a
-        generator moved during a call that may draw: another thread may have drawn then.
 
-    A thread that is being profiled already is not watched.
+class PossibleDraw(NamedTuple):
+    """A call that may draw from a process-wide generator.
+
+    Attributes:
+        where: the call's place in the code.
+        moved: whether a generator moved during the call; another thread may have drawn then.
+        name: ``"RandomFlip (flips.py:12)"``; empty if no generator moved.
     """
+
+    where: Call
+    moved: bool
+    name: str
+
+
+@dataclass(frozen=True)
+class Watched(Generic[T]):
+    """What a watched call returned, and what in this thread drew from a process-wide generator.
+
+    Attributes:
+        certain: ``"RandomFlip (flips.py:12)"``: this called the standard library's generator; None: nothing did.
+        likely: the calls of torch's and NumPy's functions that may have drawn.
+    """
+
+    out: T
+    certain: str | None
+    likely: list[PossibleDraw]
+
+
+def watch(call: Callable[[], T]) -> Watched[T]:
+    """Calls, and looks at what draws. A thread that is being profiled already is not watched."""
     if sys.getprofile() is not None:
-        return call(), None, False
+        return Watched(call(), None, [])
     certain: list[str] = []
-    likely: list[str] = []
+    likely: list[PossibleDraw] = []
     torch_before: list[int] = []  # torch's state at each call that may draw
     numpy_before: list[int] = []  # NumPy's at each frame that may; its methods are Cython's, which are not reported
+
+    def possible(frame: FrameType, line: int, function: str, moved: bool) -> None:
+        where = (frame.f_code.co_filename, line, function)
+        likely.append(PossibleDraw(where, moved, _name(frame) if moved else ""))
 
     def hook(frame: FrameType, event: str, function: object) -> None:
         if certain:
             return
         if not event.startswith("c_"):
-            if _numpy is not None and not _DRAWS.isdisjoint(frame.f_code.co_names):
+            if _may_draw_from_numpy(frame):
                 if event == "call":
                     numpy_before.append(_numpy_state())
-                elif numpy_before and numpy_before.pop() != _numpy_state():
-                    likely.append(_name(frame))
+                elif numpy_before:
+                    possible(frame, frame.f_code.co_firstlineno, "", numpy_before.pop() != _numpy_state())
             return
         name = getattr(function, "__name__", "")
         if getattr(function, "__self__", None) is random._inst and name not in _QUIET:
@@ -155,15 +206,15 @@ def watch(call: Callable[[], T]) -> tuple[T, str | None, bool]:
         elif name.startswith(_TORCH):
             if event == "c_call":
                 torch_before.append(_torch_state())
-            elif torch_before and torch_before.pop() != _torch_state():
-                likely.append(_name(frame))
+            elif torch_before:
+                possible(frame, frame.f_lineno, name, torch_before.pop() != _torch_state())
 
     sys.setprofile(hook)
     try:
         out = call()
     finally:
         sys.setprofile(None)
-    return out, next(iter(certain or likely), None), bool(certain)
+    return Watched(out, next(iter(certain), None), likely)
 
 
 def _name(inner: FrameType) -> str:
