@@ -287,3 +287,9 @@ def _read_numpy(text: str) -> Value:
 
 
 _READ: dict[str, Callable[[str], Value]] = {"python": _read_python, "numpy": _read_numpy}
+
+
+def owns_global_generators() -> bool:
+    """Whether no other thread draws from the process' generators meanwhile."""
+    info = torch.utils.data.get_worker_info()
+    return getattr(info, "worker_method", "process") != "thread"

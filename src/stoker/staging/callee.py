@@ -6,7 +6,7 @@ import copy
 import functools
 import types
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
@@ -14,6 +14,7 @@ from ..core.types import Attributes
 from .containers import items_of
 
 Rewritten = TypeVar("Rewritten")
+Arguments: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
 
 
 class Call(NamedTuple):

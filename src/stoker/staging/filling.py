@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.random  # so that each RandomState has NumPy's
-import torch
 from numpy.typing import NDArray
 
-from ..core.random_state import RandomState
+from ..core.random_state import RandomState, owns_global_generators
 from ..core.types import Index, MapDataset, Sample
 from ..sampling.generators import find_generators
 from .change_watch import Comparison
@@ -211,9 +210,3 @@ class Filler:
         make, read = lambda: self._prepare(indices[k]), lambda: store.read(locations[k])
         if self._comparison.differs(self.random_states, make, read):
             self._disable(f"sample {int(indices[k])} is another than when it was cached: files or code changed")
-
-
-def owns_global_generators() -> bool:
-    """Whether no other thread draws from the process' generators meanwhile."""
-    info = torch.utils.data.get_worker_info()
-    return getattr(info, "worker_method", "process") != "thread"

@@ -7,6 +7,7 @@ outermost calls that did not, and that give other objects with the same bits whe
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import pathlib
 import time
@@ -17,12 +18,13 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ..core.random_state import RandomState
+from ..core.random_state import RandomState, owns_global_generators
 from ..core.types import MapDataset
-from .callee import Call, Callee, Compiled, callee_of, key_of
+from .callee import Arguments, Call, Callee, Compiled, callee_of, key_of
 from .change_watch import Comparison
+from .plan import Node, PreparedState, Unplanned
 from .recompile import rebound
-from .rewrite_calls import ENTER, KEEP, KEEP_CALL, memoised
+from .rewrite_calls import ENTER, KEEP, KEEP_CALL, KEEP_PREFIX, Selection, memoised
 from .store.encode import CacheError, take
 from .store.memory import Memory
 from .store.store import Store
@@ -59,8 +61,17 @@ class Answers(Protocol):
 
     names: dict[int, str]
 
-    def answer(self, key: Key, call: Callable[[], Any]) -> Any:
-        """What the call returns."""
+    def answer(self, key: Key, call: Callable[[], Any], variables: Callable[[], Any] | None = None) -> Any:
+        """What the call returns.
+
+        Args:
+            key: identifies it.
+            call: makes it.
+            variables: a function whose closure has the local variables that the call reads.
+        """
+
+    def states(self) -> RandomState:
+        """The states of the random generators."""
 
 
 def is_small(value: object) -> bool:
@@ -77,12 +88,19 @@ class MemoNode(Compiled[types.FunctionType]):
     Attributes:
         by_values: numbers of calls that are identified by the local variables that they mention.
         by_args: numbers of calls that are identified by their function and arguments.
+        inlined: by number of a call in ``by_values`` or ``prefixes``, the definitions that are taken into it.
+        dropped: definitions that are used by nothing else.
+        prefixes: by number of a call, and ``key_of`` what is called: how it is made in two parts, of which the first is
+            kept. It is identified by the local variables that it mentions.
         entered: nodes of functions that it calls and in which calls are kept, by number and ``key_of``.
         shown: what is kept, for reports: "train.py:31 self.load_image(j)".
     """
 
     by_values: set[int] = field(default_factory=set)
     by_args: set[int] = field(default_factory=set)
+    inlined: dict[int, set[int]] = field(default_factory=dict)
+    dropped: set[int] = field(default_factory=set)
+    prefixes: dict[int, dict[str, Node]] = field(default_factory=dict)
     entered: dict[tuple[int, str], MemoNode] = field(default_factory=dict)
     shown: list[str] = field(default_factory=list)
 
@@ -94,7 +112,8 @@ class MemoNode(Compiled[types.FunctionType]):
         def make() -> types.FunctionType:
             methods = dict.fromkeys((number for number, _ in self.entered), ENTER)
             methods |= dict.fromkeys(self.by_args, KEEP_CALL) | dict.fromkeys(self.by_values, KEEP)
-            return memoised(callee.fn, callee.is_method, methods)
+            methods |= dict.fromkeys(self.prefixes, KEEP_PREFIX)
+            return memoised(callee.fn, callee.is_method, Selection(methods, self.inlined, self.dropped))
 
         fn = self.compile(callee, make, lambda known: rebound(known, callee.fn, True))
         return fn(*callee.first, *call.args, _stoker=_Helper(self, answers, callee), **call.kwargs)
@@ -116,11 +135,49 @@ class _Helper:
 
     def keep(self, number: int, call: Callable[[], Any], values: tuple[object, ...]) -> Any:
         """A call that may be answered from memory, identified by the local variables that it mentions."""
+        key = self._key(number, values)
+        return call() if key is None else self._answers.answer(key, call, call)
+
+    def _key(self, number: int, values: tuple[object, ...]) -> SiteKey | None:
         owner = self._answers.names.get(id(self._callee.bound), "")
         if not is_small(values) or (self._callee.is_method and not owner):
-            return call()  # or a method of an object that is made anew for each sample
+            return None  # or a method of an object that is made anew for each sample
         code = self._callee.fn.__code__
-        return self._answers.answer(SiteKey(code.co_filename, code.co_firstlineno, number, owner, values), call)
+        return SiteKey(code.co_filename, code.co_firstlineno, number, owner, values)
+
+    def keep_prefix(
+        self, number: int, called: Callable[..., Any], arguments: Callable[[], Arguments], values: tuple[object, ...]
+    ) -> Any:
+        """A call whose first part may be answered from memory."""
+        key, node = self._key(number, values), self._node.prefixes[number].get(key_of(called))
+        if key is not None and node is not None and owns_global_generators():
+            with contextlib.suppress(Unplanned):
+                head = lambda: self._head(node, Call(called, *arguments()))  # noqa: E731
+                state = self._answers.answer(key, head, arguments)
+                return node.tail(called, (), state)
+        return Call(called, *arguments()).run()
+
+    def _head(self, node: Node, call: Call) -> PreparedState:
+        """The first part of a call.
+
+        Raises:
+            Unplanned: it fails, draws, or takes another branch. Random states are as before; the call has to be made.
+        """
+        before = self._answers.states()
+        try:
+            state = node.head(call)
+        except (Exception, Unplanned):
+            before.restore()
+            raise Unplanned from None
+        if before.moved():
+            before.restore()
+            raise Unplanned
+        return state
+
+    @staticmethod
+    def arguments(*args: object, **kwargs: object) -> Arguments:
+        """The arguments of a call."""
+        return args, kwargs
 
     def keep_call(self, number: int, called: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
         """A call that may be answered from memory, identified by its arguments."""
@@ -204,21 +261,21 @@ class Memo:
         self.names = names_of(dataset)
         self._store = store
         self._table = table
-        self._save_random = save_random
+        self.states = save_random
         self._on_problem = on_problem
         self._comparison = Comparison()
 
-    def answer(self, key: Key, call: Callable[[], Any]) -> Any:
+    def answer(self, key: Key, call: Callable[[], Any], variables: Callable[[], Any] | None = None) -> Any:
         """What a call returns: a copy of what it returned before, or its result, which is kept."""
         store = self._store
         number = self._table.find(key, claim=False) if store.usable else -1
         at = int(store.where(np.array([number]))[0]) if number >= 0 else 0
         if at:
-            if self._comparison.differs(self._save_random, call, lambda: store.read(at)):
+            if self._comparison.differs(self.states, call, lambda: store.read(at)):
                 self._on_problem(f"a call that was kept returns something else now: {key!r}")
             return store.read(at)
         cpu = time.thread_time_ns()
-        before = self._save_random()
+        before = self.states()
         keep_ns = time.thread_time_ns() - cpu
         began = time.perf_counter_ns()
         out = call()

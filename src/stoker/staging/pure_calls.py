@@ -2,34 +2,35 @@
 
 1. Samples are made with every call reported: how long it took, and whether it moved a generator (``Survey``).
 2. The outermost calls that did not, and that took long enough, are selected.
-3. Each selected call is made twice, under other random states, and must give the same bits (``_Checker``). One that
+3. Each selected call is made twice, under other random states, and must give the same bits (``Checker``). One that
    does not is struck out, and the selection is made anew.
 4. With calls answered from memory, samples must have the bits, and leave the random states, that they have without.
 """
 
 from __future__ import annotations
 
-import copy
+import ast
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.fingerprint import Fingerprint
 from ..core.packages import libraries
-from ..core.random_state import RandomState
-from .aliases import share_memory
-from .callee import Call, Callee, callee_of, key_of
+from .callee import Call, callee_of, key_of
+from .check_calls import Checker, Replay
 from .compare import equal_bits
-from .executed_code import Executed, is_closed
-from .isolate import output_size
-from .memoize import CallKey, Key, MemoNode, SiteKey, call_key, is_small, names_of
-from .rewrite_calls import sites_of, surveyed
+from .containers import items_of
+from .executed_code import is_closed
+from .memoize import Key, MemoNode, SiteKey, call_key, is_small, names_of
+from .plan import Node, SliceNode, Unplanned
+from .rewrite_calls import surveyed
 from .samples import TrialSamples
+from .search import Search
 from .source import NoSource
-from .store.encode import CacheError
-from .verify import Kept, file_positions, mean_without_longest
+from .stages import cut_of
+from .surveyed_function import SurveyedFunction
+from .verify import mean_without_longest
 
 WORTH_S = 100e-6  # a call that is kept takes at least so long
 WORTH_SHARE = 0.02  # and such a part of a sample
@@ -38,7 +39,7 @@ DEPTH = 5
 ROUNDS = 6  # selections that are verified
 PAYS = 0.7  # of a sample's time is left at most, or nothing is kept
 SEED = 20  # of the first sample of a survey
-CHECK_SEED, SECOND_CALL_SEED, COMPARE_SEED = 40, 90, 60
+CHECK_SEED, COMPARE_SEED = 40, 60
 
 
 @dataclass
@@ -62,36 +63,6 @@ class MemoPlan:
     sites: int = 0
 
 
-class _SurveyedFunction:
-    """What was seen of the calls of one function.
-
-    Attributes:
-        callee: the function.
-        seconds: by number of a call: how long it took each time, without its arguments.
-        seconds_with_args: the same, with what was evaluated for its arguments.
-        not_by_args: numbers of calls that draw, or whose arguments are no small values.
-        not_by_values: numbers of calls that draw, or for whose arguments something draws, or that mention local
-            variables that are no small values.
-        struck: numbers of calls that must not be kept.
-        inner: what was seen of the functions that it calls, by number and ``key_of``.
-    """
-
-    def __init__(self, callee: Callee) -> None:
-        self.callee = callee
-        self.seconds: dict[int, list[float]] = {}
-        self.seconds_with_args: dict[int, list[float]] = {}
-        self.not_by_args: set[int] = set()
-        self.not_by_values: set[int] = set()
-        self.struck: set[int] = set()
-        self.inner: dict[tuple[int, str], _SurveyedFunction] = {}
-
-    def all(self) -> Iterator[_SurveyedFunction]:
-        """It, and those inside."""
-        yield self
-        for function in self.inner.values():
-            yield from function.all()
-
-
 class Survey:
     """Looks for calls that can be kept.
 
@@ -108,6 +79,7 @@ class Survey:
         self._visits = 0
         self._least_s = WORTH_S
         self._methods: set[str] = set()
+        self._inline = not samples.changes  # what a call reads may be another value where its variable is used
 
     def run(self) -> MemoPlan | None:
         """Calls to be kept, verified; None where none pays."""
@@ -116,15 +88,18 @@ class Survey:
         callee = callee_of(samples.dataset.__getitem__)
         if callee is None or is_closed(callee.fn, libraries()):
             return None
-        self._root = _SurveyedFunction(callee)
-        self._least_s = max(WORTH_S, WORTH_SHARE * samples.sample_s)
+        self._root = SurveyedFunction(callee)
+        times = [samples.sample_s]
         try:
             for k, i in enumerate(indices):
                 samples.seed(SEED + k)
+                began = time.perf_counter()
                 self._run_surveyed(self._root, Call(samples.dataset.__getitem__, (i,), {}), DEPTH)
+                times.append(time.perf_counter() - began)
         except NoSource as e:
             self.reasons.append(str(e))
             return None
+        self._least_s = max(WORTH_S, WORTH_SHARE * min(times))
         for _ in range(ROUNDS):
             self._methods.clear()
             node = self._select(self._root)
@@ -138,13 +113,13 @@ class Survey:
 
     # -- what calls do
 
-    def _run_surveyed(self, function: _SurveyedFunction, call: Call, depth: int) -> Any:
+    def _run_surveyed(self, function: SurveyedFunction, call: Call, depth: int) -> Any:
         callee = function.callee
         copied = surveyed(callee.fn, callee.is_method)
         return copied(*callee.first, *call.args, _stoker=_Visitor(self, function, depth), **call.kwargs)
 
     def visit(
-        self, function: _SurveyedFunction, number: int, run: Callable[[], Any], values: tuple[object, ...] | None
+        self, function: SurveyedFunction, number: int, run: Callable[[], Any], values: tuple[object, ...] | None
     ) -> Any:
         """A call is made: what it costs, and whether it could be kept."""
         self._visits += 1
@@ -155,21 +130,31 @@ class Survey:
         began = time.perf_counter()
         out = run()
         function.seconds_with_args.setdefault(number, []).append(time.perf_counter() - began)
-        if values is None or not is_small(values) or before.moved():
-            function.not_by_values.add(number)
+        if before.moved():
+            function.drew.add(number)
+        names = function.sites[number].mentioned
+        if values is not None and names:
+            large = {name for name, value in zip(names, values, strict=True) if not is_small(value)}
+            function.large.setdefault(number, set()).update(large)
         return out
 
-    def call(self, function: _SurveyedFunction, number: int, call: Call, depth: int) -> Any:
+    def call(self, function: SurveyedFunction, number: int, call: Call, depth: int) -> Any:
         """The call itself, its arguments being evaluated."""
+        has_key = call_key(call, self._names) is not None
+        if not has_key and number not in function.calls and _may_be_cut(call):
+            function.calls[number] = call.with_copied_arguments()
         before = self.samples.states()
         began = time.perf_counter()
         out = self._run(function, number, call, depth)
         function.seconds.setdefault(number, []).append(time.perf_counter() - began)
-        if call_key(call, self._names) is None or before.moved():
+        moved = bool(before.moved())
+        if moved:
+            function.draws_itself.add(number)
+        if moved or not has_key:
             function.not_by_args.add(number)
         return out
 
-    def _run(self, function: _SurveyedFunction, number: int, call: Call, depth: int) -> Any:
+    def _run(self, function: SurveyedFunction, number: int, call: Call, depth: int) -> Any:
         """Makes a call. If it is one of a Python function, the calls in there are surveyed, too."""
         callee = callee_of(call.function)
         if callee is None or depth <= 1 or self._visits > VISITS or is_closed(callee.fn, libraries()):
@@ -178,44 +163,85 @@ class Survey:
             surveyed(callee.fn, callee.is_method)
         except NoSource:
             return call.run()
-        inner = function.inner.setdefault((number, key_of(call.function)), _SurveyedFunction(callee))
+        inner = function.inner.setdefault((number, key_of(call.function)), SurveyedFunction(callee))
         inner.callee = callee
         return self._run_surveyed(inner, call, depth - 1)
 
     # -- choosing
 
-    def _select(self, function: _SurveyedFunction) -> MemoNode | None:
+    def _select(self, function: SurveyedFunction) -> MemoNode | None:
         """The outermost calls that can be kept and take long enough; None where there are none."""
         node = MemoNode()
-        sites = sites_of(function.callee.fn)
-        file = os.path.basename(function.callee.fn.__code__.co_filename)
+        sites = function.sites
         by_args = self._slow(function.seconds) - function.struck - function.not_by_args
-        fit = by_args | (self._slow(function.seconds_with_args) - function.struck - function.not_by_values)
-        for n in sorted(fit):
-            site = sites[n]
-            if not site.around & fit:
-                (node.by_args if n in by_args else node.by_values).add(n)
-                node.shown.append(f"{file}:{site.line} {site.text}")
+        by_values = {
+            n: taken
+            for n in self._slow(function.seconds_with_args) - function.struck - function.drew - by_args
+            for taken in [function.definitions_for(n, self._inline)]
+            if taken is not None
+        }
+        prefixes = self._prefixes(function)
+        fit = by_args | set(by_values) | set(prefixes)
+        outermost = {n for n in fit if not sites[n].around & fit}
+        inlined = {n: taken for n, taken in (by_values | prefixes).items() if n in outermost}
+        node.dropped = function.definitions.superfluous(inlined)
+        kept = {n for n in outermost if n not in node.dropped}
+        node.inlined = {n: taken for n, taken in inlined.items() if taken and n in kept}
+        node.by_args, node.by_values = kept & by_args, kept & set(by_values)
+        for n in kept & set(prefixes):
+            found = function.prefixes[n]
+            assert found is not None
+            node.prefixes[n] = {key_of(function.calls[n].function): found}
+        file = os.path.basename(function.callee.fn.__code__.co_filename)
+        node.shown = [f"{file}:{sites[n].line} {_shown(function, n, node)}" for n in sorted(kept)]
         if any("self." in sites[n].text for n in node.by_args):
             self._methods |= {sites[n].function for n in node.by_args}
-        kept = node.by_values | node.by_args
         for (n, key), inner in function.inner.items():
-            if n not in kept and not sites[n].around & kept:
-                found = self._select(inner)
-                if found is not None:
-                    node.entered[n, key] = found
+            if n not in kept | node.dropped and not sites[n].around & (kept | node.dropped):
+                within = self._select(inner)
+                if within is not None:
+                    node.entered[n, key] = within
         return node if kept or node.entered else None
+
+    def _prefixes(self, function: SurveyedFunction) -> dict[int, set[int]]:
+        """Calls that draw and have a first part that can be kept, with the definitions to be taken into each."""
+        out = {}
+        for n, call in function.calls.items():
+            if n not in function.draws_itself or n in function.struck or function.arguments_draw(n):
+                continue
+            taken = function.definitions_for(n, self._inline)
+            if taken is None:
+                continue
+            if n not in function.prefixes:
+                function.prefixes[n] = self._prefix(call)
+            if function.prefixes[n] is not None:
+                out[n] = taken
+        return out
+
+    def _prefix(self, call: Call) -> Node | None:
+        """How a call is made in two parts; None where the first one takes no time, or there is none."""
+        found = Search(self.samples).prefix(call.with_copied_arguments())
+        if found is None:
+            return None
+        copied = call.with_copied_arguments()
+        began = time.perf_counter()
+        try:
+            found.head(copied)
+        except (Exception, Unplanned):
+            return None
+        return found if time.perf_counter() - began > self._least_s else None
 
     def _slow(self, seconds: dict[int, list[float]]) -> set[int]:
         """Numbers of calls that take long enough to be kept."""
         return {n for n, spent in seconds.items() if sorted(spent)[len(spent) // 2] > self._least_s}
 
-    def _select_in_other_branches(self, node: MemoNode, function: _SurveyedFunction) -> None:
+    def _select_in_other_branches(self, node: MemoNode, function: SurveyedFunction) -> None:
         """Calls of the same methods in branches that no sample took are kept, too."""
-        for n, site in sites_of(function.callee.fn).items():
-            if site.function in self._methods and not site.around & (node.by_values | node.by_args):
+        kept = node.by_values | node.by_args | set(node.prefixes)
+        for n, site in function.sites.items():
+            if site.function in self._methods and not site.around & kept:
                 node.by_args.add(n)
-        node.by_args -= node.by_values | {n for n, _ in node.entered}
+        node.by_args -= node.by_values | node.dropped | {n for n, _ in node.entered}
         for key, inner in node.entered.items():
             self._select_in_other_branches(inner, function.inner[key])
 
@@ -224,7 +250,7 @@ class Survey:
     def _check(self, plan: MemoPlan, indices: list[int]) -> bool:
         """Whether each selected call is pure. One that is not is struck out, for the next selection."""
         samples = self.samples
-        checker = _Checker(self)
+        checker = Checker(samples, self.changing, self.strike)
         for i in indices:
             samples.seed(CHECK_SEED)
             try:
@@ -242,7 +268,7 @@ class Survey:
     def _compare(self, plan: MemoPlan, indices: list[int]) -> bool:
         """Whether samples with calls from memory are those without, the first time and when all calls are answered."""
         samples = self.samples
-        replay = _Replay(samples)
+        replay = Replay(samples)
         served: list[float] = []
         for from_memory in (False, True):
             for k, i in enumerate(indices):
@@ -269,15 +295,30 @@ class Survey:
                     function.struck.add(key.site)
             else:
                 name = key.function.rpartition(".")[2]
-                sites = sites_of(function.callee.fn)
-                function.struck |= {n for n, site in sites.items() if site.function.endswith(name)}
+                function.struck |= {n for n, site in function.sites.items() if site.function.endswith(name)}
         self.reasons.append(why)
+
+
+def _may_be_cut(call: Call) -> bool:
+    """Whether a call may have a first part: it runs a container of transforms, or a Python function of the user's."""
+    callee = callee_of(call.function)
+    return items_of(call.function) is not None or (callee is not None and not is_closed(callee.fn, libraries()))
+
+
+def _shown(function: SurveyedFunction, number: int, node: MemoNode) -> str:
+    """What is kept of a call, for reports."""
+    inlined = node.inlined.get(number)
+    text = ast.unparse(function.definitions.inlined(number, inlined)) if inlined else function.sites[number].text
+    for found in node.prefixes.get(number, {}).values():
+        first = f"{found.kept} of {len(found.names)} transforms" if isinstance(found, SliceNode) else ""
+        text += f": up to {cut_of(found) or first}"
+    return text
 
 
 class _Visitor:
     """What a surveyed function finds as ``_stoker``."""
 
-    def __init__(self, survey: Survey, function: _SurveyedFunction, depth: int) -> None:
+    def __init__(self, survey: Survey, function: SurveyedFunction, depth: int) -> None:
         self._survey = survey
         self._function = function
         self._depth = depth
@@ -293,96 +334,3 @@ class _Visitor:
         if callee_of(getter) is None:
             return value[index]
         return self.visit(number, lambda: self.call(number, getter, index), values)
-
-
-class _Replay:
-    """Answers calls as a ``Memo`` does, with copies of what they returned first; what it keeps is its own."""
-
-    def __init__(self, samples: TrialSamples) -> None:
-        self.names = names_of(samples.dataset)
-        self._samples = samples
-        self._kept: dict[str, Kept] = {}
-
-    def answer(self, key: Key, call: Callable[[], Any]) -> Any:
-        kept = self._kept.get(repr(key))
-        if kept is not None:
-            return kept.read()
-        before = self._samples.states()
-        out = call()
-        if not before.moved():
-            self._kept[repr(key)] = Kept(out)
-        return out
-
-
-class _Checker:
-    """Stands where ``Memo`` stands: makes each kept call twice, under other random states, and compares.
-
-    Attributes:
-        struck: a call must not be kept.
-        checked: calls so far.
-        nbytes: of what they returned.
-        names_read: as ``Executed.names``, of all calls.
-        variables: as ``Executed.variables``.
-        looks_up_names: as ``Executed.looks_up_names``.
-    """
-
-    def __init__(self, survey: Survey) -> None:
-        self.names = names_of(survey.samples.dataset)
-        self.struck = False
-        self.checked = 0
-        self.nbytes = 0.0
-        self.names_read: set[str] = set()
-        self.variables: set[tuple[str, str]] = set()
-        self.looks_up_names = False
-        self._survey = survey
-
-    def answer(self, key: Key, call: Callable[[], Any]) -> Any:
-        samples, code = self._survey.samples, Executed(self._survey.samples.dataset)
-        states = samples.states()
-        fingerprint = Fingerprint(samples.dataset)
-        written = file_positions(samples.dataset), output_size()
-        first = code.run(call)
-        states_after = samples.states()
-        samples.seed(SECOND_CALL_SEED + self.checked)
-        second = call()
-        states.restore()
-        self.checked += 1
-        self.names_read |= code.names
-        self.variables |= code.variables
-        self.looks_up_names |= code.looks_up_names
-        why = self._why_not(code, states, states_after, fingerprint, first, second)
-        if not why and (file_positions(samples.dataset), output_size()) != written:
-            why = "it prints, logs or writes to a file"
-        if not why:
-            try:
-                self.nbytes += Kept(first).nbytes
-            except CacheError as e:
-                why = str(e)
-        if why:
-            self.struck = True
-            called = key.function if isinstance(key, CallKey) else f"{os.path.basename(key.file)}:{key.function_line}"
-            self._survey.strike(key, f"the call {called} is not kept: {why}")
-            return second
-        return copy.deepcopy(second)
-
-    def _why_not(
-        self,
-        code: Executed,
-        before: RandomState,
-        after: RandomState,
-        fingerprint: Fingerprint,
-        first: object,
-        second: object,
-    ) -> str:
-        changes = code.changes or next(iter(fingerprint.changed(self._survey.samples.dataset)), "")
-        if after.in_order() != before.in_order():
-            return "it draws random numbers"
-        if changes:
-            return f"it changes {changes}"
-        if code.asks:
-            return f"it asks {code.asks}"
-        for name in sorted(code.names & self._survey.changing):
-            return f"it reads {name}, which the script changes in each epoch"
-        if share_memory(first, second):
-            return "its results are one and the same object"
-        return "" if equal_bits(first, second) else "it gives other bits on a repeat"

@@ -9,16 +9,17 @@ from __future__ import annotations
 import ast
 import copy
 import types
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from .inline_variables import Definitions
 from .recompile import compiled_like, constant, helper_call
 from .source import NoSource, tree_of
 from .syntax import COMPREHENSIONS, FRAME_READERS, first_param, is_generator, is_item
 
 SCOPES = (ast.Lambda, *COMPREHENSIONS)
 INLINE = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)  # must run in the function's own frame
-KEEP, KEEP_CALL, ENTER = "keep", "keep_call", "enter"  # methods of the helper, see ``memoised``
+KEEP, KEEP_CALL, KEEP_PREFIX, ENTER = "keep", "keep_call", "keep_prefix", "enter"  # methods: see ``Selection``
 
 
 class Site(NamedTuple):
@@ -29,12 +30,34 @@ class Site(NamedTuple):
         text: its source.
         function: the source of what is called: "self.load"; "self.rows.__getitem__" for a subscript.
         line: where it stands.
+        mentioned: local variables that it reads, without ``self``; None where it binds variables of its own.
+        given: those of them that a definition may be taken for, each with the number of the call that defines it.
     """
 
     around: set[int]
     text: str
     function: str
     line: int
+    mentioned: list[str] | None
+    given: Mapping[str, int]
+
+
+class Selection(NamedTuple):
+    """What ``memoised`` replaces in a function.
+
+    Attributes:
+        methods: by number of a site. ``KEEP``: it becomes ``_stoker.keep(number, lambda: call, values)``, with the
+            local variables that it mentions. ``KEEP_CALL``: ``_stoker.keep_call(number, f, ...)``. ``ENTER``:
+            ``_stoker.enter(number, f, ...)``, for the function is rewritten itself. ``KEEP_PREFIX``:
+            ``_stoker.keep_prefix(number, f, lambda: (args, kwargs), values)``.
+        inlined: by number of a site that is kept, the definitions whose variables identify it, in the place of the
+            variables that they define (see ``inline_variables``).
+        dropped: those that are used by nothing else: they are made by the calls that are kept.
+    """
+
+    methods: Mapping[int, str]
+    inlined: Mapping[int, Collection[int]]
+    dropped: Collection[int]
 
 
 def surveyed(fn: types.FunctionType, is_method: bool) -> types.FunctionType:
@@ -48,33 +71,40 @@ def surveyed(fn: types.FunctionType, is_method: bool) -> types.FunctionType:
     return _rewritten(fn, is_method, None)
 
 
-def memoised(fn: types.FunctionType, is_method: bool, methods: Mapping[int, str]) -> types.FunctionType:
+def memoised(fn: types.FunctionType, is_method: bool, selected: Selection) -> types.FunctionType:
     """A copy in which some sites are replaced.
 
     Args:
         fn: any Python function.
         is_method: it is called with ``self``.
-        methods: by number of a site. ``KEEP``: it becomes ``_stoker.keep(number, lambda: call, values)``, with the
-            local variables that it mentions. ``KEEP_CALL``: ``_stoker.keep_call(number, f, ...)``. ``ENTER``:
-            ``_stoker.enter(number, f, ...)``, for the function is rewritten itself.
+        selected: which, and by what.
 
     Raises:
         NoSource: as ``surveyed``.
     """
-    return _rewritten(fn, is_method, methods)
+    return _rewritten(fn, is_method, selected)
 
 
-def sites_of(fn: types.FunctionType) -> dict[int, Site]:
+def definitions_of(fn: types.FunctionType) -> Definitions:
+    """The assignments of calls to local variables."""
+    tree = tree_of(fn).tree
+    return Definitions(tree, _numbers(tree))
+
+
+def sites_of(fn: types.FunctionType, is_method: bool) -> dict[int, Site]:
     """The calls and subscripts of a function, by number."""
     tree = tree_of(fn).tree
     numbers = _numbers(tree)
+    variables = _variables(fn, tree, is_method)
+    given = Definitions(tree, numbers).given
     out: dict[int, Site] = {}
 
     def collect(node: ast.AST, around: set[int]) -> None:
         number = numbers.get(id(node))
         if number is not None and isinstance(node, (ast.Call, ast.Subscript)):
             called = ast.unparse(_function_of(node))
-            out[number] = Site(around, ast.unparse(node), called, node.lineno)
+            mentioned = _mentioned(node, variables)
+            out[number] = Site(around, ast.unparse(node), called, node.lineno, mentioned, given.get(number, {}))
             around = around | {number}
         for child in ast.iter_child_nodes(node):
             collect(child, around)
@@ -93,14 +123,38 @@ def _reads_frame(x: ast.AST) -> bool:
     return isinstance(x, ast.Name) and x.id in FRAME_READERS
 
 
-def _rewritten(fn: types.FunctionType, is_method: bool, methods: Mapping[int, str] | None) -> types.FunctionType:
+def _variables(fn: types.FunctionType, tree: ast.FunctionDef, is_method: bool) -> set[str]:
+    """All variables of a function, and of comprehensions and lambdas inside it, without ``self``."""
+    found = {x.id for x in ast.walk(tree) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
+    found |= {x.arg for x in ast.walk(tree) if isinstance(x, ast.arg)} | set(fn.__code__.co_freevars)
+    return found - {first_param(tree, is_method), "__class__"}
+
+
+def _mentioned(node: ast.AST, variables: set[str]) -> list[str] | None:
+    """Local variables that a site reads; None where it binds variables of its own."""
+    if any(isinstance(x, SCOPES) for x in ast.walk(node)):
+        return None
+    return sorted({x.id for x in ast.walk(node) if isinstance(x, ast.Name) and x.id in variables})
+
+
+def _rewritten(fn: types.FunctionType, is_method: bool, selected: Selection | None) -> types.FunctionType:
     function = tree_of(fn)
     tree = copy.deepcopy(function.tree)
     if is_generator(tree):
         raise NoSource(f"{tree.name} is a generator or a coroutine")
-    variables = {x.id for x in ast.walk(tree) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
-    variables |= {x.arg for x in ast.walk(tree) if isinstance(x, ast.arg)} | set(fn.__code__.co_freevars)
-    rewriter = _Rewriter(_numbers(tree), variables - {first_param(tree, is_method), "__class__"}, methods)
+    numbers = _numbers(tree)
+    inlined: dict[int, ast.expr] = {}
+    known_by: dict[int, ast.expr] = {}
+    if selected is not None and selected.inlined:
+        definitions = Definitions(tree, numbers)
+        for number, taken in selected.inlined.items():
+            known_by[number] = definitions.inlined(number, taken)
+            inlined[number] = definitions.inlined(number, selected.dropped)
+        for statement in definitions.assignments(selected.dropped):
+            assert isinstance(statement, (ast.Assign, ast.AnnAssign))
+            statement.value = ast.copy_location(ast.Constant(None), statement)
+    methods = None if selected is None else selected.methods
+    rewriter = _Rewriter(numbers, _variables(fn, tree, is_method), methods, inlined, known_by)
     tree.body = [rewriter.visit(statement) for statement in tree.body]
     (made,) = compiled_like(fn, function, [(tree, True)])
     return made
@@ -112,13 +166,24 @@ class _Rewriter(ast.NodeTransformer):
     Args:
         numbers: of the sites, by id.
         variables: all of the function, and of comprehensions and lambdas inside it.
-        methods: see ``memoised``; None: all are reported.
+        methods: see ``Selection``; None: all are reported.
+        inlined: what stands in the place of a site, by number.
+        known_by: an expression whose variables identify a site, by number; otherwise its own do.
     """
 
-    def __init__(self, numbers: dict[int, int], variables: set[str], methods: Mapping[int, str] | None) -> None:
+    def __init__(
+        self,
+        numbers: dict[int, int],
+        variables: set[str],
+        methods: Mapping[int, str] | None,
+        inlined: Mapping[int, ast.expr],
+        known_by: Mapping[int, ast.expr],
+    ) -> None:
         self._numbers = numbers
         self._variables = variables
         self._methods = methods
+        self._inlined = inlined
+        self._known_by = known_by
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         return self._site(node)
@@ -132,11 +197,12 @@ class _Rewriter(ast.NodeTransformer):
     def _site(self, node: ast.Call | ast.Subscript) -> ast.AST:
         number = self._numbers[id(node)]
         method = "visit" if self._methods is None else self._methods.get(number)
-        names = self._mentioned(node)
+        whole = self._inlined.get(number, node)
+        names = _mentioned(self._known_by.get(number, node), self._variables)
         needs_frame = any(isinstance(x, INLINE) or _reads_frame(x) for x in ast.walk(node))  # not that of a lambda
         is_frame_reader = isinstance(node, ast.Call) and _reads_frame(node.func)
         self.generic_visit(node)
-        if method is None or is_frame_reader or (method == KEEP and (needs_frame or names is None)):
+        if method is None or is_frame_reader or (method in (KEEP, KEEP_PREFIX) and (needs_frame or names is None)):
             return node
         values = constant(None)
         if names is not None:
@@ -145,7 +211,12 @@ class _Rewriter(ast.NodeTransformer):
         if method in (KEEP_CALL, ENTER):
             made = _helped(method, number, node)
         elif method == KEEP:
-            made = helper_call(KEEP, constant(number), _thunk(node), values)
+            made = helper_call(KEEP, constant(number), _thunk(whole), values)
+        elif method == KEEP_PREFIX:
+            assert isinstance(whole, ast.Call)
+            called = helper_call("arguments", *whole.args)
+            called.keywords = whole.keywords
+            made = helper_call(KEEP_PREFIX, constant(number), whole.func, _thunk(called), values)
         elif isinstance(node, ast.Subscript):
             made = helper_call("item", constant(number), node.value, node.slice, values)
         else:
@@ -162,12 +233,6 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         return node
-
-    def _mentioned(self, node: ast.AST) -> list[str] | None:
-        """Local variables that a site reads; None where it binds variables of its own."""
-        if any(isinstance(x, SCOPES) for x in ast.walk(node)):
-            return None
-        return sorted({x.id for x in ast.walk(node) if isinstance(x, ast.Name) and x.id in self._variables})
 
 
 def _function_of(node: ast.Call | ast.Subscript) -> ast.expr:

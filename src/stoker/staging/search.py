@@ -52,6 +52,15 @@ class Search:
         """A node for a sample of the dataset; None where no part of it can be kept."""
         return self._node(Call(self._samples.dataset.__getitem__, (self._samples.loaded[0],), {}), DEPTH)
 
+    def prefix(self, call: Call) -> Node | None:
+        """A node for any call that moves generators; None where no part of it can be kept."""
+        try:
+            found = self._node(call, DEPTH - 1)
+        except (Exception, Unplanned) as e:  # the user's, for some random numbers
+            self.reasons.append(f"{key_of(call.function)} cannot be cut: {type(e).__name__}: {e}")
+            return None
+        return None if isinstance(found, WholeNode) else found
+
     def _has_moved(self, states: RandomState) -> Callable[[], bool]:
         """Says whether a generator was moved since, or, on request, something that outlives a call was changed."""
         if not self._stop_at_changes:

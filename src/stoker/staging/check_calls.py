@@ -1,0 +1,138 @@
+"""Stand-ins for ``Memo`` with which a trial verifies a selection of calls (see ``pure_calls``)."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import types
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+from ..core.fingerprint import Fingerprint
+from ..core.random_state import RandomState
+from .aliases import share_memory
+from .compare import equal_bits
+from .executed_code import Executed
+from .isolate import output_size
+from .memoize import CallKey, Key, is_small, names_of
+from .recompile import HELPER
+from .samples import TrialSamples
+from .store.encode import CacheError
+from .verify import Kept, file_positions
+
+SECOND_CALL_SEED = 90
+
+
+class Replay:
+    """Answers calls as a ``Memo`` does, with copies of what they returned first; what it keeps is its own."""
+
+    def __init__(self, samples: TrialSamples) -> None:
+        self.names = names_of(samples.dataset)
+        self.states = samples.states
+        self._kept: dict[str, Kept] = {}
+
+    def answer(self, key: Key, call: Callable[[], Any], variables: Callable[[], Any] | None = None) -> Any:
+        kept = self._kept.get(repr(key))
+        if kept is not None:
+            return kept.read()
+        before = self.states()
+        out = call()
+        if not before.moved():
+            self._kept[repr(key)] = Kept(out)
+        return out
+
+
+class Checker:
+    """Stands where ``Memo`` stands: makes each kept call twice, under other random states, and compares.
+
+    Args:
+        samples: of the dataset.
+        changing: attributes that the script changes in each epoch: the calls must not read them.
+        strike: is told of a call that must not be kept, and why.
+
+    Attributes:
+        struck: a call must not be kept.
+        checked: calls so far.
+        nbytes: of what they returned.
+        names_read: as ``Executed.names``, of all calls.
+        variables: as ``Executed.variables``.
+        looks_up_names: as ``Executed.looks_up_names``.
+    """
+
+    def __init__(self, samples: TrialSamples, changing: Collection[str], strike: Callable[[Key, str], None]) -> None:
+        self.names = names_of(samples.dataset)
+        self.states = samples.states
+        self.struck = False
+        self.checked = 0
+        self.nbytes = 0.0
+        self.names_read: set[str] = set()
+        self.variables: set[tuple[str, str]] = set()
+        self.looks_up_names = False
+        self._samples = samples
+        self._changing = changing
+        self._strike = strike
+
+    def answer(self, key: Key, call: Callable[[], Any], variables: Callable[[], Any] | None = None) -> Any:
+        samples, code = self._samples, Executed(self._samples.dataset)
+        states = samples.states()
+        fingerprint = Fingerprint(samples.dataset)
+        arguments = list(self._arguments(variables))
+        written = file_positions(samples.dataset), output_size()
+        first = code.run(call)
+        states_after = samples.states()
+        samples.seed(SECOND_CALL_SEED + self.checked)
+        second = call()
+        states.restore()
+        self.checked += 1
+        self.names_read |= code.names
+        self.variables |= code.variables
+        self.looks_up_names |= code.looks_up_names
+        why = self._why_not(code, states, states_after, fingerprint, first, second)
+        if not why and not all(equal_bits(value, copied) for value, copied in arguments):
+            why = "it changes what it is called with"
+        if not why and (file_positions(samples.dataset), output_size()) != written:
+            why = "it prints, logs or writes to a file"
+        if not why:
+            try:
+                self.nbytes += Kept(first).nbytes
+            except CacheError as e:
+                why = str(e)
+        if why:
+            self.struck = True
+            called = key.function if isinstance(key, CallKey) else f"{os.path.basename(key.file)}:{key.function_line}"
+            self._strike(key, f"the call {called} is not kept: {why}")
+            return second
+        return copy.deepcopy(second)
+
+    def _why_not(
+        self,
+        code: Executed,
+        before: RandomState,
+        after: RandomState,
+        fingerprint: Fingerprint,
+        first: object,
+        second: object,
+    ) -> str:
+        changes = code.changes or next(iter(fingerprint.changed(self._samples.dataset)), "")
+        if after.in_order() != before.in_order():
+            return "it draws random numbers"
+        if changes:
+            return f"it changes {changes}"
+        if code.asks:
+            return f"it asks {code.asks}"
+        for name in sorted(code.names & set(self._changing)):
+            return f"it reads {name}, which the script changes in each epoch"
+        if share_memory(first, second):
+            return "its results are one and the same object"
+        return "" if equal_bits(first, second) else "it gives other bits on a repeat"
+
+    def _arguments(self, variables: Callable[[], Any] | None) -> Iterator[tuple[object, object]]:
+        """The values of the local variables that a call reads, each with a copy, so far as they can be copied."""
+        if not isinstance(variables, types.FunctionType):
+            return
+        for name, cell in zip(variables.__code__.co_freevars, variables.__closure__ or (), strict=True):
+            value = cell.cell_contents
+            if name != HELPER and not is_small(value) and id(value) not in self.names:
+                with contextlib.suppress(Exception):
+                    yield value, copy.deepcopy(value)

@@ -1,0 +1,84 @@
+"""What a survey of pure calls saw of one function (see ``pure_calls``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .callee import Call, Callee
+from .plan import Node
+from .rewrite_calls import definitions_of, sites_of
+
+
+class SurveyedFunction:
+    """What was seen of the calls of one function.
+
+    Attributes:
+        callee: the function.
+        sites: its calls, by number.
+        definitions: its assignments of calls to variables.
+        seconds: by number of a call: how long it took each time, without its arguments.
+        seconds_with_args: the same, with what was evaluated for its arguments.
+        not_by_args: numbers of calls that draw, or whose arguments are no small values.
+        drew: numbers of calls that draw, or for whose arguments something draws.
+        draws_itself: numbers of calls that draw.
+        large: by number of a call, the local variables in it that are no small values.
+        calls: by number, the first call that has other arguments than small values.
+        prefixes: by number of a call, how it can be made in two parts; None: it cannot.
+        struck: numbers of calls that must not be kept.
+        inner: what was seen of the functions that it calls, by number and ``key_of``.
+    """
+
+    def __init__(self, callee: Callee) -> None:
+        self.callee = callee
+        self.sites = sites_of(callee.fn, callee.is_method)
+        self.definitions = definitions_of(callee.fn)
+        self.seconds: dict[int, list[float]] = {}
+        self.seconds_with_args: dict[int, list[float]] = {}
+        self.not_by_args: set[int] = set()
+        self.drew: set[int] = set()
+        self.draws_itself: set[int] = set()
+        self.large: dict[int, set[str]] = {}
+        self.calls: dict[int, Call] = {}
+        self.prefixes: dict[int, Node | None] = {}
+        self.struck: set[int] = set()
+        self.inner: dict[tuple[int, str], SurveyedFunction] = {}
+
+    def definitions_for(self, number: int, inline: bool) -> set[int] | None:
+        """The definitions that have to be taken into a call, so that it mentions small values only.
+
+        Args:
+            number: of the call.
+            inline: definitions may be taken into calls.
+
+        Returns:
+            None where it is not possible.
+        """
+        site = self.sites[number]
+        large = self.large.get(number, set())
+        if site.mentioned is None or (large and not inline):
+            return None
+        out: set[int] = set()
+        for name in large:
+            definition = site.given.get(name)
+            if definition is None or not self._is_pure(definition):
+                return None
+            inner = self.definitions_for(definition, inline)
+            if inner is None:
+                return None
+            out |= {definition} | inner
+        return out
+
+    def _is_pure(self, definition: int) -> bool:
+        found = self.definitions.by_number[definition]
+        is_replaced = not found.mentions_itself or found.name in self.large.get(definition, ())
+        return is_replaced and definition in self.seconds_with_args and definition not in self.drew | self.struck
+
+    def arguments_draw(self, number: int) -> bool:
+        """Whether something draws for the arguments of a call."""
+        return any(number in site.around and n in self.drew for n, site in self.sites.items())
+
+    def all(self) -> Iterator[SurveyedFunction]:
+        """It, and those inside."""
+        yield self
+        for function in self.inner.values():
+            yield from function.all()
