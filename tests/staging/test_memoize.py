@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import random
+import textwrap
 import time
 import warnings
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,7 +17,9 @@ from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset
 import stoker
 from stoker.staging.callee import Call
 from stoker.staging.compare import equal_bits
+from stoker.staging.inline_variables import Definitions
 from stoker.staging.memoize import Table, call_key, is_small, names_of
+from stoker.staging.with_blocks import with_functions
 
 SIZE = 24
 
@@ -285,3 +289,158 @@ def test_a_table_gives_each_key_a_number_of_its_own_until_it_is_full() -> None:
     assert [table.find(("a", k), claim=False) for k in range(48)] == numbers
     assert table.find(("b", 1), claim=True) == -1
     assert table.find(("b", 1), claim=False) == -1
+
+
+# ------------------------------------------------------------------------- variables, with blocks, containers
+
+
+class Scale:
+    def __call__(self, x: Any) -> Any:
+        return torch.from_numpy(slow_array(int(x.sum()) % 7)) + x
+
+
+class Flip:
+    def __call__(self, x: Any) -> Any:
+        return x.flip(0) if random.random() < 0.5 else x
+
+
+class Chain:
+    def __init__(self, *steps: Any) -> None:
+        self.steps = list(steps)
+
+    def __call__(self, x: Any) -> Any:
+        for step in self.steps:
+            x = step(x)
+        return x
+
+
+class Opened:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __enter__(self) -> Any:
+        return torch.from_numpy(slow_array(self.number))
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class TwoImages(Samples):
+    """Two images, each loaded, converted and transformed by statements of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transform = Chain(Scale(), Flip())
+
+    def __getitem__(self, i: int) -> Any:
+        other = random.randrange(len(self))
+        one = self.load_image(i)
+        two = self.load_image(other)
+        one = one.float()
+        two = two.float()
+        height = one.shape[0]
+        if self.transform is not None:
+            one = self.transform(one)
+            two = self.transform(two)
+        return one, two, height
+
+
+class InBlocks(TwoImages):
+    """Images that ``with`` blocks load."""
+
+    def load(self, number: int) -> Any:
+        with Opened(number) as file:
+            image = file.float()
+            image = image * 2
+        return self.transform(image)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.load(self.numbers[random.randrange(len(self))]), self.load(self.numbers[i])
+
+
+class Written(TwoImages):
+    """What is written to is not what was loaded."""
+
+    def __getitem__(self, i: int) -> Any:
+        other = random.randrange(len(self))
+        image = self.load_image(other)
+        image += i
+        return self.transform(image), other
+
+
+class WritesToArgument(TwoImages):
+    """The call writes to what it is called with, which is returned, too."""
+
+    def brighter(self, image: Any) -> Any:
+        image.clamp_(max=110.0)  # some images only
+        return torch.from_numpy(slow_array(int(image.sum()) % 5))
+
+    def __getitem__(self, i: int) -> Any:
+        other = random.randrange(len(self))
+        image = self.load_image(other)
+        out = self.brighter(image)
+        return out, image, other
+
+
+@pytest.mark.parametrize("kind", [TwoImages, InBlocks])
+def test_calls_are_known_by_what_their_variables_were_assigned(kind: Any) -> None:
+    staged = stoker.Staged(kind())
+    assert staged.split is not None
+    assert staged.split.memo is not None, staged.split
+    shown = " ".join(staged.split.memo.root.all_shown())
+    assert "up to 1 of 2 transforms" in shown
+    assert "self.transform(self.load_image(other).float())" in shown or "self.transform(_with_line_" in shown
+    assert equal_bits(batches(kind()), batches(staged))
+
+
+@pytest.mark.parametrize("kind", [Written, WritesToArgument])
+def test_an_object_that_was_written_to_is_no_key(kind: Any) -> None:
+    staged = stoker.Staged(kind())
+    assert staged.split is not None
+    assert staged.split.memo is not None, staged.split
+    shown = " ".join(staged.split.memo.root.all_shown())
+    assert "transform(" not in shown
+    assert "brighter(" not in shown
+    assert equal_bits(batches(kind()), batches(staged))
+
+
+def inlined(body: str, call: str) -> str:
+    """The source of a call, with all definitions that may be taken into it."""
+    tree = with_functions(
+        cast(ast.FunctionDef, ast.parse(f"def f(self, p, q):\n{textwrap.indent(body, '    ')}").body[0])
+    )
+    calls = [x for x in ast.walk(tree) if isinstance(x, ast.Call)]
+    numbers = {id(x): n for n, x in enumerate(calls)}
+    number = next(numbers[id(x)] for x in calls if ast.unparse(x) == call)
+    found = Definitions(tree, numbers)
+    return ast.unparse(found.inlined(number, range(len(calls))))
+
+
+@pytest.mark.parametrize(
+    ("body", "call", "expected"),
+    [
+        ("x = a(p)\ny = b(x)", "b(x)", "b(a(p))"),
+        ("x = a(p)\nx = b(x)\nx = c(x, q)", "c(x, q)", "c(b(a(p)), q)"),
+        ("x = a(p)\ns = x.shape\ny = b(x)", "b(x)", "b(a(p))"),
+        ("x = a(p)\nif q:\n    x = b(x)", "b(x)", "b(a(p))"),
+        ("x = a(p)\ny = b(x) if q else x", "b(x)", "b(a(p))"),
+        ("with a(p) as f:\n    x = g(f)\ny = b(x)", "b(x)", "b(_with_line_2(p))"),
+        # something may have changed between
+        ("x = a(p)\nx += 1\ny = b(x)", "b(x)", "b(x)"),
+        ("x = a(p)\nx[0] = 1\ny = b(x)", "b(x)", "b(x)"),
+        ("x = a(p)\nself.z = 1\ny = b(x)", "b(x)", "b(x)"),
+        ("x = a(p)\nc(x)\ny = b(x)", "b(x)", "b(x)"),
+        ("x = a(p)\nz = x\ny = b(x)", "b(x)", "b(x)"),
+        ("x = a(p)\np = q\ny = b(x)", "b(x)", "b(x)"),
+        ("x = a(p)\nif q:\n    x = c(q)\ny = b(x)", "b(x)", "b(x)"),
+        ("x = a(p)\nfor _ in q:\n    y = b(x)", "b(x)", "b(x)"),
+        ("x = a(p)\ntry:\n    y = b(x)\nexcept E:\n    pass", "b(x)", "b(x)"),
+        ("x = a(p)\ny = b(x, x)", "b(x, x)", "b(x, x)"),
+        ("x = a(p)\ny = [b(x) for _ in q]", "b(x)", "b(x)"),
+        ("def c():\n    return x\nx = a(p)\ny = b(x)", "b(x)", "b(x)"),
+        ("x = a(p)\nx, y = q\nz = b(x)", "b(x)", "b(x)"),
+        ("with self.lock:\n    x = a(p)\ny = b(x)", "b(x)", "b(x)"),
+    ],
+)
+def test_definitions(body: str, call: str, expected: str) -> None:
+    assert inlined(body, call) == expected

@@ -19,12 +19,25 @@ import copy
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from .syntax import COMPREHENSIONS, FUNCTIONS, names_bound, names_read, operands
+from .syntax import COMPREHENSIONS, FUNCTIONS, names_bound, names_read, operands, params_of
 
 LOOKS = {"size", "width", "height", "mode", "shape", "ndim", "dtype", "format"}  # reading these changes no object
 _FRAME = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)  # a call with one of these runs in its own frame only
 _SCOPES = (*FUNCTIONS, *COMPREHENSIONS)
+
+
+class Use(NamedTuple):
+    """A use of a variable.
+
+    Attributes:
+        calls: numbers of the calls around it that the definition may be taken into.
+        is_last: the same statement assigns the variable anew.
+    """
+
+    calls: frozenset[int]
+    is_last: bool
 
 
 @dataclass
@@ -35,7 +48,7 @@ class Definition:
         name: of the variable.
         mentions: other variables that the call mentions, and those of definitions that may be taken into it.
         mentions_itself: the call mentions the variable that it is assigned to.
-        uses: for each use of the variable that certainly sees it, the calls around it that it may be taken into.
+        uses: those that certainly see it, in order.
         usable: nothing can have written to the object, or changed what the call reads, so far.
         is_lost: uses that cannot be told from those of other assignments may see it, too.
     """
@@ -43,7 +56,7 @@ class Definition:
     name: str
     mentions: set[str]
     mentions_itself: bool
-    uses: list[frozenset[int]] = field(default_factory=list)
+    uses: list[Use] = field(default_factory=list)
     usable: bool = True
     is_lost: bool = False
 
@@ -71,13 +84,14 @@ class Definitions:
         self._statements: dict[int, ast.stmt] = {}
         self._certain: Counter[str] = Counter()  # uses of which the definition is known, by variable
         self._blocked: set[tuple[int, str]] = set()
+        self._bound: set[str] = set()  # by the statement that is looked at
         reads = [x.id for x in ast.walk(tree) if isinstance(x, ast.Name) and not isinstance(x.ctx, ast.Store)]
         reads += [
             x.target.id for x in ast.walk(tree) if isinstance(x, ast.AugAssign) and isinstance(x.target, ast.Name)
         ]
         self._reads = Counter(reads)
         scopes = [x for x in ast.walk(tree) if isinstance(x, FUNCTIONS) and x is not tree]
-        self._captured = names_read(scopes)  # by functions that may run at any time
+        self._captured = {name for x in scopes for name in _free(x)}  # by functions that may run at any time
         if not any(isinstance(x, (ast.Global, ast.Nonlocal, ast.NamedExpr)) for x in ast.walk(tree)):
             self._block(tree.body, {})
         for number, name in self._blocked:
@@ -102,10 +116,29 @@ class Definitions:
             if found.is_lost and self._certain[found.name] != self._reads[found.name]:
                 continue
             if found.uses and all(
-                any(number in kept.get(call, ()) or call in out for call in calls) for calls in found.uses
+                any(number in kept.get(call, ()) or call in out for call in use.calls) for use in found.uses
             ):
                 out.add(number)
         return out
+
+    def may_write(self, call: int, taken: Collection[int], dropped: Collection[int]) -> bool:
+        """Whether a call may write to an object that is used after it, too: then it must be made.
+
+        Args:
+            call: its number.
+            taken: definitions that are taken into it.
+            dropped: definitions that are made for it alone.
+        """
+        for number in set(self.given.get(call, {}).values()).intersection(taken):
+            found = self.by_number[number]
+            if number in dropped:
+                if self.may_write(number, taken, dropped):
+                    return True
+                continue
+            last = max(k for k, use in enumerate(found.uses) if call in use.calls)
+            if not found.uses[last].is_last and (found.is_lost or last + 1 < len(found.uses)):
+                return True
+        return False
 
     def assignments(self, numbers: Collection[int]) -> list[ast.stmt]:
         """The assignments whose values are these calls."""
@@ -124,6 +157,7 @@ class Definitions:
 
     def _simple(self, statement: ast.stmt, reaching: Reaching) -> None:
         value = getattr(statement, "value", None)
+        self._bound = names_bound([statement])
         for child in [value] if isinstance(value, ast.expr) else operands(statement):
             self._expression(child, reaching, ())
         if not isinstance(statement, (ast.Assign, ast.AnnAssign)):
@@ -156,6 +190,7 @@ class Definitions:
         reaching[name] = number, self.by_number[number]
 
     def _if(self, statement: ast.If, reaching: Reaching) -> None:
+        self._bound = set()
         self._expression(statement.test, reaching, ())
         bound: set[str] = set()
         for block in (statement.body, statement.orelse):
@@ -169,7 +204,7 @@ class Definitions:
 
     def _other(self, statement: ast.stmt, reaching: Reaching) -> None:
         """Loops, ``with``, ``try``, ``x += 1`` and what is rare: nothing is taken across their borders."""
-        self._lose(names_read([statement]), reaching)
+        self._lose(_free(statement), reaching)
         self._forget(names_bound([statement]), reaching)
         if _stores_into_objects([statement]):
             self._forbid(reaching.values())
@@ -207,7 +242,7 @@ class Definitions:
             return
         number, found = reaching[name]
         self._certain[name] += 1
-        found.uses.append(frozenset(around if found.usable else ()))
+        found.uses.append(Use(frozenset(around if found.usable else ()), name in self._bound))
         for call in around:
             if found.usable and self.given.get(call, {}).get(name, number) == number:
                 self.given.setdefault(call, {})[name] = number
@@ -248,6 +283,12 @@ class _Replace(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return self._replaced.get(node.id, node)
+
+
+def _free(node: ast.AST) -> set[str]:
+    """Variables that a statement reads, or a function reads of those around it."""
+    found = names_read([node])
+    return found - names_bound(node.body) - set(params_of(node)) if isinstance(node, ast.FunctionDef) else found
 
 
 def _has_own_frame(node: ast.AST) -> bool:

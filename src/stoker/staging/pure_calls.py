@@ -182,9 +182,14 @@ class Survey:
         }
         prefixes = self._prefixes(function)
         fit = by_args | set(by_values) | set(prefixes)
-        outermost = {n for n in fit if not sites[n].around & fit}
-        inlined = {n: taken for n, taken in (by_values | prefixes).items() if n in outermost}
-        node.dropped = function.definitions.superfluous(inlined)
+        while True:
+            outermost = {n for n in fit if not sites[n].around & fit}
+            inlined = {n: taken for n, taken in (by_values | prefixes).items() if n in outermost}
+            node.dropped = function.definitions.superfluous(inlined)
+            may_write = {n for n, t in inlined.items() if function.definitions.may_write(n, t, node.dropped)}
+            if not may_write:
+                break
+            fit -= may_write
         kept = {n for n in outermost if n not in node.dropped}
         node.inlined = {n: taken for n, taken in inlined.items() if taken and n in kept}
         node.by_args, node.by_values = kept & by_args, kept & set(by_values)

@@ -1,0 +1,100 @@
+"""Makes functions of ``with`` blocks that compute one variable, so that they are calls like others.
+
+::
+
+    with Image.open(path) as file:           def _with_line_1(path):
+        image = file.convert("RGB")              with Image.open(path) as file:
+                                                     image = file.convert("RGB")
+                                                 return image
+                                             image = _with_line_1(path)
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections import Counter
+
+from .syntax import FRAME_READERS, FUNCTIONS, names_bound, params_of, read_before_bound
+
+PREFIX = "_with_line_"
+_OWN_FRAME = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, *FUNCTIONS)  # what cannot be moved to a function
+
+
+def with_functions(tree: ast.FunctionDef) -> ast.FunctionDef:
+    """A copy of a function, in which ``with`` blocks that compute one variable are calls of functions.
+
+    Blocks that do not use what ``as`` binds stay: calls in them may be known by small values themselves.
+    """
+    tree = copy.deepcopy(tree)
+    rewriter = _Rewriter(names_bound(tree.body) | set(params_of(tree)), _reads(tree))
+    for statement in tree.body:
+        rewriter.visit(statement)
+    tree.body = rewriter.block(tree.body)
+    return tree
+
+
+class _Rewriter(ast.NodeVisitor):
+    """Replaces blocks.
+
+    Args:
+        variables: local variables of the function.
+        reads: how often each is read.
+    """
+
+    def __init__(self, variables: set[str], reads: Counter[str]) -> None:
+        self._variables = variables
+        self._reads = reads
+
+    def generic_visit(self, node: ast.AST) -> None:
+        if isinstance(node, FUNCTIONS):
+            return
+        super().generic_visit(node)
+        for name in ("body", "orelse", "finalbody"):
+            statements = getattr(node, name, None)
+            if isinstance(statements, list):
+                setattr(node, name, self.block(statements))
+
+    def block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
+        """The statements, with functions for blocks."""
+        return [x for statement in statements for x in self._replaced(statement)]
+
+    def _replaced(self, statement: ast.stmt) -> list[ast.stmt]:
+        result = self._result(statement) if isinstance(statement, ast.With) else ""
+        if not result or not isinstance(statement, ast.With):
+            return [statement]
+        name = f"{PREFIX}{statement.lineno}"
+        needed = sorted(read_before_bound(_flat(statement)) & self._variables)
+        arguments = ast.arguments([], [ast.arg(x) for x in needed], None, [], [], None, [])
+        function = ast.FunctionDef(name, arguments, [statement, ast.Return(ast.Name(result, ast.Load()))], [])
+        call = ast.Call(ast.Name(name, ast.Load()), [ast.Name(x, ast.Load()) for x in needed], [])
+        made = (function, ast.Assign([ast.Name(result, ast.Store())], call))
+        return [ast.fix_missing_locations(ast.copy_location(x, statement)) for x in made]
+
+    def _result(self, block: ast.With) -> str:
+        """The one variable of a block that the rest of the function reads; "" where the block stays."""
+        names = {x.optional_vars.id for x in block.items if isinstance(x.optional_vars, ast.Name)}
+        inside = _reads(block)
+        if (
+            len(names) != len([x for x in block.items if x.optional_vars is not None])
+            or not names.intersection(inside)
+            or not all(_assigns_a_variable(x) for x in block.body)
+            or any(isinstance(x, _OWN_FRAME) or getattr(x, "id", "") in FRAME_READERS for x in ast.walk(block))
+        ):
+            return ""
+        results = [x for x in names_bound([block]) if self._reads[x] > inside[x]]
+        return results[0] if len(results) == 1 and results[0] not in names else ""
+
+
+def _assigns_a_variable(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Assign) and all(isinstance(x, ast.Name) for x in statement.targets)
+
+
+def _flat(block: ast.With) -> list[ast.stmt]:
+    """What a block does, as assignments."""
+    nothing = ast.Name("_", ast.Store())
+    return [*(ast.Assign([x.optional_vars or nothing], x.context_expr) for x in block.items), *block.body]
+
+
+def _reads(node: ast.AST) -> Counter[str]:
+    return Counter(x.id for x in ast.walk(node) if isinstance(x, ast.Name) and not isinstance(x.ctx, ast.Store))
