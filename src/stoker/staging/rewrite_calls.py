@@ -11,11 +11,11 @@ import types
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from .blocks_as_calls import blocks_as_calls
 from .inline_variables import Definitions
 from .recompile import compiled_like, constant, helper_call
 from .source import NoSource, tree_of
 from .syntax import COMPREHENSIONS, FRAME_READERS, first_param, is_generator, is_item
-from .with_blocks import with_functions
 
 SCOPES = (ast.Lambda, *COMPREHENSIONS)
 INLINE = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)  # must run in the function's own frame
@@ -87,13 +87,13 @@ def memoised(fn: types.FunctionType, is_method: bool, selected: Selection) -> ty
 
 def definitions_of(fn: types.FunctionType) -> Definitions:
     """The assignments of calls to local variables."""
-    tree = with_functions(tree_of(fn).tree)
+    tree = blocks_as_calls(tree_of(fn).tree)
     return Definitions(tree, _numbers(tree))
 
 
 def sites_of(fn: types.FunctionType, is_method: bool) -> dict[int, Site]:
     """The calls and subscripts of a function, by number."""
-    tree = with_functions(tree_of(fn).tree)
+    tree = blocks_as_calls(tree_of(fn).tree)
     numbers = _numbers(tree)
     variables = _variables(fn, tree, is_method)
     given = Definitions(tree, numbers).given
@@ -139,7 +139,7 @@ def _mentioned(node: ast.AST, variables: set[str]) -> list[str] | None:
 
 def _rewritten(fn: types.FunctionType, is_method: bool, selected: Selection | None) -> types.FunctionType:
     function = tree_of(fn)
-    tree = with_functions(function.tree)
+    tree = blocks_as_calls(function.tree)
     if is_generator(tree):
         raise NoSource(f"{tree.name} is a generator or a coroutine")
     numbers = _numbers(tree)

@@ -1,12 +1,18 @@
-"""Makes functions of ``with`` blocks that compute one variable, so that they are calls like others.
+"""Makes functions of blocks that compute one variable, so that they are calls like others.
 
 ::
 
     with Image.open(path) as file:           def _with_line_1(path):
-        image = file.convert("RGB")              with Image.open(path) as file:
-                                                     image = file.convert("RGB")
+        image = file.convert("L")                with Image.open(path) as file:
+                                                     image = file.convert("L")
                                                  return image
                                              image = _with_line_1(path)
+
+    if image.mode != "RGB":                  def _if_line_3(image):
+        image = image.convert("RGB")             if image.mode != "RGB":
+                                                     image = image.convert("RGB")
+                                                 return image
+                                             image = _if_line_3(image)
 """
 
 from __future__ import annotations
@@ -17,14 +23,14 @@ from collections import Counter
 
 from .syntax import FRAME_READERS, FUNCTIONS, names_bound, params_of, read_before_bound
 
-PREFIX = "_with_line_"
 _OWN_FRAME = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, *FUNCTIONS)  # what cannot be moved to a function
 
 
-def with_functions(tree: ast.FunctionDef) -> ast.FunctionDef:
-    """A copy of a function, in which ``with`` blocks that compute one variable are calls of functions.
+def blocks_as_calls(tree: ast.FunctionDef) -> ast.FunctionDef:
+    """A copy of a function, in which some blocks that compute one variable are calls of functions.
 
-    Blocks that do not use what ``as`` binds stay: calls in them may be known by small values themselves.
+    Calls in other blocks may be known by small values themselves. So of ``with``, only blocks that use what ``as``
+    binds are replaced, and of ``if``, only those that change the variable that is tested.
     """
     tree = copy.deepcopy(tree)
     rewriter = _Rewriter(names_bound(tree.body) | set(params_of(tree)), _reads(tree))
@@ -60,18 +66,22 @@ class _Rewriter(ast.NodeVisitor):
         return [x for statement in statements for x in self._replaced(statement)]
 
     def _replaced(self, statement: ast.stmt) -> list[ast.stmt]:
-        result = self._result(statement) if isinstance(statement, ast.With) else ""
-        if not result or not isinstance(statement, ast.With):
+        result = ""
+        if isinstance(statement, ast.With):
+            result, needed = self._of_with(statement), read_before_bound(_flat(statement))
+        elif isinstance(statement, ast.If):
+            result, needed = _of_if(statement), set(_reads(statement))
+        if not result or _has_own_frame(statement):
             return [statement]
-        name = f"{PREFIX}{statement.lineno}"
-        needed = sorted(read_before_bound(_flat(statement)) & self._variables)
-        arguments = ast.arguments([], [ast.arg(x) for x in needed], None, [], [], None, [])
+        name = f"_{type(statement).__name__.lower()}_line_{statement.lineno}"
+        params = sorted(needed & self._variables)
+        arguments = ast.arguments([], [ast.arg(x) for x in params], None, [], [], None, [])
         function = ast.FunctionDef(name, arguments, [statement, ast.Return(ast.Name(result, ast.Load()))], [])
-        call = ast.Call(ast.Name(name, ast.Load()), [ast.Name(x, ast.Load()) for x in needed], [])
+        call = ast.Call(ast.Name(name, ast.Load()), [ast.Name(x, ast.Load()) for x in params], [])
         made = (function, ast.Assign([ast.Name(result, ast.Store())], call))
         return [ast.fix_missing_locations(ast.copy_location(x, statement)) for x in made]
 
-    def _result(self, block: ast.With) -> str:
+    def _of_with(self, block: ast.With) -> str:
         """The one variable of a block that the rest of the function reads; "" where the block stays."""
         names = {x.optional_vars.id for x in block.items if isinstance(x.optional_vars, ast.Name)}
         inside = _reads(block)
@@ -79,11 +89,25 @@ class _Rewriter(ast.NodeVisitor):
             len(names) != len([x for x in block.items if x.optional_vars is not None])
             or not names.intersection(inside)
             or not all(_assigns_a_variable(x) for x in block.body)
-            or any(isinstance(x, _OWN_FRAME) or getattr(x, "id", "") in FRAME_READERS for x in ast.walk(block))
         ):
             return ""
         results = [x for x in names_bound([block]) if self._reads[x] > inside[x]]
         return results[0] if len(results) == 1 and results[0] not in names else ""
+
+
+def _of_if(block: ast.If) -> str:
+    """The variable that a block tests and changes; "" where it does anything else."""
+    first = block.body[0]
+    if len(block.body) > 1 or block.orelse or not isinstance(first, ast.Assign) or len(first.targets) > 1:
+        return ""
+    target = first.targets[0]
+    if not isinstance(target, ast.Name) or target.id not in _reads(block.test) or target.id not in _reads(first.value):
+        return ""
+    return target.id
+
+
+def _has_own_frame(block: ast.stmt) -> bool:
+    return any(isinstance(x, _OWN_FRAME) or getattr(x, "id", "") in FRAME_READERS for x in ast.walk(block))
 
 
 def _assigns_a_variable(statement: ast.stmt) -> bool:
