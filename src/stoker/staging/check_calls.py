@@ -16,6 +16,7 @@ from .compare import equal_bits
 from .executed_code import Executed
 from .isolate import output_size
 from .memoize import CallKey, Key, is_small, names_of
+from .plan import Unplanned
 from .recompile import HELPER
 from .samples import TrialSamples
 from .store.encode import CacheError
@@ -79,7 +80,12 @@ class Checker:
         fingerprint = Fingerprint(samples.dataset)
         arguments = list(self._arguments(variables))
         written = file_positions(samples.dataset), output_size()
-        first = code.run(call)
+        try:
+            first = code.run(call)
+        except Unplanned:
+            self.struck = True
+            self._strike(key, "the first part of a call draws or fails")
+            raise
         states_after = samples.states()
         samples.seed(SECOND_CALL_SEED + self.checked)
         second = call()

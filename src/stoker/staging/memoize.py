@@ -12,6 +12,7 @@ import hashlib
 import pathlib
 import time
 import types
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -30,6 +31,7 @@ from .store.memory import Memory
 from .store.store import Store
 
 SMALL = (int, float, str, bytes, bool, type(None), np.generic, pathlib.PurePath)
+FAILURES = 16  # of the first part of a call, one after the other: then the call is made as a whole
 LONGEST = 1024  # characters of an argument, or items of a tuple of arguments
 
 
@@ -92,6 +94,7 @@ class MemoNode(Compiled[types.FunctionType]):
         dropped: definitions that are used by nothing else.
         prefixes: by number of a call, and ``key_of`` what is called: how it is made in two parts, of which the first is
             kept. It is identified by the local variables that it mentions.
+        failures: by number of a call in ``prefixes``: how often its first part failed since it succeeded.
         entered: nodes of functions that it calls and in which calls are kept, by number and ``key_of``.
         shown: what is kept, for reports: "train.py:31 self.load_image(j)".
     """
@@ -101,6 +104,7 @@ class MemoNode(Compiled[types.FunctionType]):
     inlined: dict[int, set[int]] = field(default_factory=dict)
     dropped: set[int] = field(default_factory=set)
     prefixes: dict[int, dict[str, Node]] = field(default_factory=dict)
+    failures: Counter[int] = field(default_factory=Counter)
     entered: dict[tuple[int, str], MemoNode] = field(default_factory=dict)
     shown: list[str] = field(default_factory=list)
 
@@ -150,29 +154,29 @@ class _Helper:
     ) -> Any:
         """A call whose first part may be answered from memory."""
         key, node = self._key(number, values), self._node.prefixes[number].get(key_of(called))
-        if key is not None and node is not None and owns_global_generators():
+        may_be_cut = self._node.failures[number] < FAILURES and owns_global_generators()
+        if key is not None and node is not None and may_be_cut:
             with contextlib.suppress(Unplanned):
-                head = lambda: self._head(node, Call(called, *arguments()))  # noqa: E731
+                head = lambda: self._head(number, node, Call(called, *arguments()))  # noqa: E731
                 state = self._answers.answer(key, head, arguments)
                 return node.tail(called, (), state)
         return Call(called, *arguments()).run()
 
-    def _head(self, node: Node, call: Call) -> PreparedState:
+    def _head(self, number: int, node: Node, call: Call) -> PreparedState:
         """The first part of a call.
 
         Raises:
             Unplanned: it fails, draws, or takes another branch. Random states are as before; the call has to be made.
         """
         before = self._answers.states()
-        try:
-            state = node.head(call)
-        except (Exception, Unplanned):
-            before.restore()
-            raise Unplanned from None
-        if before.moved():
-            before.restore()
-            raise Unplanned
-        return state
+        with contextlib.suppress(Exception, Unplanned):
+            state = node.head(call.with_copied_arguments())  # where it fails, it may have written to them
+            if not before.moved():
+                self._node.failures[number] = 0
+                return state
+        before.restore()
+        self._node.failures[number] += 1
+        raise Unplanned
 
     @staticmethod
     def arguments(*args: object, **kwargs: object) -> Arguments:
