@@ -11,6 +11,7 @@ import random
 from .drawn import HEADER, indented
 
 LOADS = ("load({k})", "self.read({k})", "TABLE[{k}]", "TABLE[{k}] + 1", "np.sqrt(load({k}))", "self.table[{k}].copy()")
+LOADS += ("load(self.order[random.randrange(self.n)])", "double(load(random.choice(self.order)))")
 LOADS += ("self.rows[{k}]['x']", "self.scaled({k})", "pairs[{k}][0].copy()", "self.remembered({k})")
 CALLS = ("double({x})", "np.sin({x})", "{x}.copy()", "write_in({x})", "np.ascontiguousarray({x}[::-1])", "tripled({x})")
 CALLS += ("self.tf({x})", "self.fixed({x})", "shake({x})", "Scale(2)({x})", "np.clip({x}, 0, {k})", "InPlace()({x})")
@@ -136,6 +137,7 @@ def source_of(rng: random.Random) -> str:
             "self.table = np.arange(4.0 * n).reshape(n, 4)",
             "self.rows = [{'x': np.arange(4.0) + k} for k in range(n)]",
             "self.pairs = [(np.arange(4.0) * k, k) for k in range(n)]",
+            "self.order = list(range(n))[::-1]",
             f"self.tf, self.fixed = {container.format(items)}, Compose([{fixed}])",
         ]
     )

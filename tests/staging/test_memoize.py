@@ -428,6 +428,14 @@ def inlined(body: str, call: str) -> str:
         ("x = a(p)\ny = b(x) if q else x", "b(x)", "b(a(p))"),
         ("with a(p) as f:\n    x = g(f)\ny = b(x)", "b(x)", "b(_with_line_2(p))"),
         ("x = a(p)\nif x.mode != 'L':\n    x = x.convert('L')\ny = b(x)", "b(x)", "b(_if_line_3(a(p)))"),
+        ("y = b(a(self.z[random.randrange(9)]))", "a(_drawn_2)", "a(_drawn_2)"),
+        ("if p:\n    x = a(1)\nelse:\n    x = a(q[2])\ny = b(x)", "b(x)", "b(a(_either_2))"),
+        ("if p:\n    x = a(1)\nelse:\n    x = c(2)\ny = b(x)", "b(x)", "b(x)"),
+        (
+            "y = b(g(), a(self.z[random.randrange(9)]))",
+            "a(self.z[random.randrange(9)])",
+            "a(self.z[random.randrange(9)])",
+        ),
         # something may have changed between
         ("x = a(p)\nx += 1\ny = b(x)", "b(x)", "b(x)"),
         ("x = a(p)\nx[0] = 1\ny = b(x)", "b(x)", "b(x)"),

@@ -21,6 +21,7 @@ import ast
 import copy
 from collections import Counter
 
+from .drawn_arguments import arguments_before_calls
 from .syntax import FRAME_READERS, FUNCTIONS, names_bound, params_of, read_before_bound
 
 _OWN_FRAME = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, *FUNCTIONS)  # what cannot be moved to a function
@@ -62,8 +63,8 @@ class _Rewriter(ast.NodeVisitor):
                 setattr(node, name, self.block(statements))
 
     def block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
-        """The statements, with functions for blocks."""
-        return [x for statement in statements for x in self._replaced(statement)]
+        """The statements, with functions for blocks, and drawn arguments of calls in variables."""
+        return [x for statement in arguments_before_calls(statements) for x in self._replaced(statement)]
 
     def _replaced(self, statement: ast.stmt) -> list[ast.stmt]:
         result = ""
