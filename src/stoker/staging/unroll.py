@@ -1,4 +1,5 @@
-"""Loops over transforms, and list comprehensions of one item, written so that a cut can lie inside what they call."""
+"""Loops over transforms, list comprehensions of one item, and decorators' ``*args``, written so that a cut can lie
+inside what they call."""
 
 from __future__ import annotations
 
@@ -10,21 +11,55 @@ from typing import Any
 
 from .recompile import helper_call
 from .source import Function, tree_of
-from .syntax import calls_and_lists, root_of
+from .syntax import FRAME_READERS, bound_once, calls_and_lists, params_of, root_of
+
+SELF = "_stoker_self"
 
 
-def tree_for(fn: types.FunctionType, unrolled: bool) -> Function:
+def tree_for(fn: types.FunctionType, unrolled: bool, named: bool = False) -> Function:
     """A copy of a function's tree, on request with its loops over transforms and its list comprehensions unrolled.
+
+    Args:
+        fn: any Python function.
+        unrolled: whether to unroll.
+        named: ``self`` gets a name if it is only the first of ``*args``.
 
     Raises:
         NoSource: see ``tree_of``.
     """
     function = tree_of(fn)
     tree = copy.deepcopy(function.tree)
+    if named:
+        _name_self(tree)
     if unrolled:
         _LoopsAsCalls(tree).visit(tree)
         tree.body = [made for k, statement in enumerate(tree.body) for made in _unroll(statement, k)]
     return function._replace(tree=tree)
+
+
+def _name_self(tree: ast.FunctionDef) -> None:
+    """``def wrapper(*args): return fn(*args)``, as decorators are written, becomes ``def wrapper(self, *args): return
+    fn(self, *args)``."""
+    name = "" if tree.args.vararg is None else tree.args.vararg.arg
+    if tree.args.posonlyargs or tree.args.args or name not in bound_once(tree.body, params_of(tree)):
+        return
+    if any(isinstance(x, ast.Name) and x.id in FRAME_READERS for x in ast.walk(tree)):
+        return
+
+    class Named(ast.NodeTransformer):
+        def visit_Starred(self, node: ast.Starred) -> Any:
+            if not isinstance(node.value, ast.Name) or node.value.id != name:
+                return self.generic_visit(node)
+            return [ast.copy_location(ast.Name(SELF, ast.Load()), node), node]
+
+        def visit_Name(self, node: ast.Name) -> ast.AST:
+            if node.id != name:
+                return node
+            first: list[ast.expr] = [ast.Name(SELF, ast.Load()), ast.Starred(node, ast.Load())]
+            return ast.copy_location(ast.Tuple(first, ast.Load()), node)
+
+    tree.body = [Named().visit(statement) for statement in tree.body]
+    tree.args.args = [ast.arg(SELF)]
 
 
 def has_unrollable(fn: types.FunctionType) -> bool:
