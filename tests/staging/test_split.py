@@ -631,6 +631,21 @@ def test_variables_that_the_second_part_assigns_together_are_not_kept() -> None:
     assert found.plan.nbytes < 4 * small + 64
 
 
+class Boxes(Pictures):
+    """The samples of the trial have one box each."""
+
+    def __getitem__(self, i: int) -> Any:
+        x = [scale(y) for y in [torch.full(SHAPE, float(i))]]
+        boxes = [2.0] * (3 if i == 5 else 1)
+        shift = random.random()
+        shifted = [box + shift for box in boxes]
+        return x, shifted
+
+
+def test_lists_of_the_second_part_may_have_any_length() -> None:
+    same_bits(Boxes())
+
+
 class WithoutGradients(Pictures):
     """The context is part of what is cut."""
 

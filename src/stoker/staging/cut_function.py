@@ -46,7 +46,7 @@ from .syntax import (
     sets_something,
     shallow_copy,
 )
-from .unroll import SELF, tree_for
+from .unroll import SELF, as_in_source, is_first_of_list, tree_for
 
 STATE = "_stoker_state"
 MISSING = "_stoker_missing"
@@ -231,11 +231,11 @@ class _Cutter:
         before, statement, after = block[:k], block[k], block[k + 1 :]
         if len(position) > 1:
             entered, rest = self._enter(statement, (*around, k), str(position[1]))
-            return [*before, *entered], [*rest, *after]
-        if self.where.call is None:
-            return [*before, self._pack(statement, None)], block[k:]
+            return [*before, *entered], [*rest, *as_in_source(after)]
+        if self.where.call is None or is_first_of_list(statement):
+            return [*before, self._pack(statement, None)], as_in_source(block[k:])
         head, changed = self._inside(statement)
-        return [*before, *head], [changed, *after]
+        return [*before, *head], [changed, *as_in_source(after)]
 
     def _enter(self, statement: ast.stmt, place: Position, name: str) -> tuple[list[ast.stmt], list[ast.stmt]]:
         """A statement in one of whose blocks the cut lies: what stands in its place in the head, and in the tail."""

@@ -91,6 +91,7 @@ class _LoopsAsCalls(ast.NodeTransformer):
         if id(node) not in self._loops:
             return self.generic_visit(node)
         body: Any = node.body[0]
+        body.source = (copy.deepcopy(node), 1)
         body.value.func = ast.copy_location(helper_call("loop", node.iter), body.value)
         return body  # type: ignore[no-any-return]
 
@@ -117,12 +118,14 @@ def _unroll(statement: ast.stmt, number: int) -> list[ast.stmt]:
     loop = next(iter(calls_and_lists(root)), None)
     if not isinstance(loop, ast.ListComp) or not _is_unrollable(loop):
         return [statement]
+    source = copy.deepcopy(statement)
     item, value = f"_stoker_item{number}", f"_stoker_value{number}"
     each = loop.generators[0]
     for x in ast.walk(loop.elt):
         if isinstance(x, ast.Name) and isinstance(each.target, ast.Name) and x.id == each.target.id:
             x.id = item
     only = ast.Assign([ast.Name(item, ast.Store())], helper_call("only", each.iter))
+    only.source = (source, 3)  # type: ignore[attr-defined]
     made = ast.Assign([ast.Name(value, ast.Store())], loop.elt)
 
     class InPlace(ast.NodeTransformer):
@@ -131,3 +134,29 @@ def _unroll(statement: ast.stmt, number: int) -> list[ast.stmt]:
             return ast.copy_location(one, node) if node is loop else node
 
     return [ast.copy_location(only, loop), ast.copy_location(made, loop), InPlace().visit(statement)]
+
+
+def is_first_of_list(statement: ast.stmt) -> bool:
+    """Whether it asks for the item of an unrolled list."""
+    return getattr(statement, "source", (None, 1))[1] > 1
+
+
+def as_in_source(block: list[ast.stmt]) -> list[ast.stmt]:
+    """Statements that are not cut inside, with what was unrolled in them as it was: lists of other samples may have
+    more items, which the second part finds when it is too late to make the sample as a whole."""
+
+    class Loops(ast.NodeTransformer):
+        def visit_Assign(self, node: ast.Assign) -> Any:
+            return getattr(node, "source", (node, 1))[0]
+
+    out: list[ast.stmt] = []
+    skipped = 0
+    for statement in block:
+        if skipped:
+            skipped -= 1
+            continue
+        if is_first_of_list(statement):
+            statement, number = statement.source  # type: ignore[attr-defined]
+            skipped = number - 1
+        out.append(Loops().visit(statement))
+    return out
