@@ -547,6 +547,7 @@ def test_what_the_script_changes_in_each_epoch_is_left_to_the_second_part() -> N
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for data.epoch in range(5):
+            staged._begin()  # as --apply does where it has batches made in the script's process
             assert equal_bits(torch.cat(list(loader)), torch.stack([data[i] for i in range(len(data))]))
     ours = [
         str(w.message) for w in said if issubclass(w.category, stoker.StokerWarning)

@@ -25,6 +25,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from collections.abc import Collection
 from typing import NamedTuple
@@ -144,4 +145,8 @@ def _or_pure_calls(samples: TrialSamples, found: Found, changing: Collection[str
 
 
 def _joined(reasons: list[str]) -> str:
-    return "; ".join(dict.fromkeys(filter(None, reasons)))
+    """Reasons as one text; the first of those that differ in numbers only: "seen was a dict of 2 and is a dict of 3"."""
+    first: dict[str, str] = {}
+    for reason in filter(None, reasons):
+        first.setdefault(re.sub(r"\d+", "", reason), reason)
+    return "; ".join(first.values())

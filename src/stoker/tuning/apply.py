@@ -204,6 +204,7 @@ class ManagedDataset:
             "why_not": self.reason,
             "filled": 0,
             "samples": len(self.dataset),
+            "calls": False,
             "nbytes": 0,
             "shared": 1,  # ranks of this node that fill and read one cache: "nbytes" is counted in each of them
             "trial_s": self.start_s + self.waited_s,
@@ -212,10 +213,12 @@ class ManagedDataset:
         }
         if self.staged is None or self.found is None:
             return out
-        account, plan = self.staged.account, self.found.plan
+        account, now = self.staged.account, self.staged.split or self.found  # a dataset that changed was looked at anew
+        plan = now.plan
         out |= {
-            "kept": "; ".join(f"{row.where} {row.name}".strip() for row in self.found.rows if row.cached),
-            "why_not": self.found.why_not,
+            "kept": "; ".join(f"{row.where} {row.name}".strip() for row in now.rows if row.cached),
+            "why_not": now.why_not,
+            "calls": now.memo is not None,
             "filled": account.filled,
             "nbytes": account.nbytes,
             "shared": account.ranks,
