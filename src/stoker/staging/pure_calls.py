@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import os
 import time
+import types
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ from .compare import equal_bits
 from .executed_code import Executed, is_closed
 from .isolate import output_size
 from .memoize import CallKey, Key, MemoNode, SiteKey, call_key, is_small, names_of
+from .recompile import rebound
 from .rewrite_calls import sites_of, surveyed
 from .samples import TrialSamples
 from .source import NoSource
@@ -32,7 +34,7 @@ from .store.encode import CacheError
 from .verify import Kept, file_positions, mean_without_longest
 
 WORTH_S = 100e-6  # a call that is kept takes at least so long
-WORTH_SHARE = 0.02  # and such a part of a sample
+WORTH_SHARE = 0.02  # and, all times that a sample makes it, such a part of a sample
 VISITS = 3000  # calls that one survey looks at; then the rest of the code runs as it is
 DEPTH = 5
 ROUNDS = 6  # selections that are verified
@@ -84,6 +86,13 @@ class _SurveyedFunction:
         self.not_by_values: set[int] = set()
         self.struck: set[int] = set()
         self.inner: dict[tuple[int, str], _SurveyedFunction] = {}
+        self._copy: types.FunctionType | None = None
+
+    def copied(self) -> types.FunctionType:
+        """A copy that reports its calls, made once: a sample may call it often. See ``surveyed``."""
+        fn, known = self.callee.fn, self._copy
+        self._copy = surveyed(fn, self.callee.is_method) if known is None else rebound(known, fn, True)
+        return self._copy
 
     def all(self) -> Iterator[_SurveyedFunction]:
         """It, and those inside."""
@@ -106,7 +115,8 @@ class Survey:
         self.reasons: list[str] = []
         self._names = names_of(samples.dataset)
         self._visits = 0
-        self._least_s = WORTH_S
+        self._asking_s = 0.0  # seconds that went into rewriting functions, and not into calls
+        self._least_s = 0.0  # of all samples together
         self._methods: set[str] = set()
 
     def run(self) -> MemoPlan | None:
@@ -117,7 +127,7 @@ class Survey:
         if callee is None or is_closed(callee.fn, libraries()):
             return None
         self._root = _SurveyedFunction(callee)
-        self._least_s = max(WORTH_S, WORTH_SHARE * samples.sample_s)
+        self._least_s = WORTH_SHARE * samples.sample_s * len(indices)
         try:
             for k, i in enumerate(indices):
                 samples.seed(SEED + k)
@@ -139,9 +149,8 @@ class Survey:
     # -- what calls do
 
     def _run_surveyed(self, function: _SurveyedFunction, call: Call, depth: int) -> Any:
-        callee = function.callee
-        copied = surveyed(callee.fn, callee.is_method)
-        return copied(*callee.first, *call.args, _stoker=_Visitor(self, function, depth), **call.kwargs)
+        copied, first = function.copied(), function.callee.first
+        return copied(*first, *call.args, _stoker=_Visitor(self, function, depth), **call.kwargs)
 
     def visit(
         self, function: _SurveyedFunction, number: int, run: Callable[[], Any], values: tuple[object, ...] | None
@@ -151,20 +160,18 @@ class Survey:
         if self._visits > VISITS:
             function.struck.add(number)
             return run()
-        before = self.samples.states()
-        began = time.perf_counter()
+        before, began = self.samples.states(), time.perf_counter() - self._asking_s
         out = run()
-        function.seconds_with_args.setdefault(number, []).append(time.perf_counter() - began)
+        function.seconds_with_args.setdefault(number, []).append(time.perf_counter() - self._asking_s - began)
         if values is None or not is_small(values) or before.moved():
             function.not_by_values.add(number)
         return out
 
     def call(self, function: _SurveyedFunction, number: int, call: Call, depth: int) -> Any:
         """The call itself, its arguments being evaluated."""
-        before = self.samples.states()
-        began = time.perf_counter()
+        before, began = self.samples.states(), time.perf_counter() - self._asking_s
         out = self._run(function, number, call, depth)
-        function.seconds.setdefault(number, []).append(time.perf_counter() - began)
+        function.seconds.setdefault(number, []).append(time.perf_counter() - self._asking_s - began)
         if call_key(call, self._names) is None or before.moved():
             function.not_by_args.add(number)
         return out
@@ -174,12 +181,16 @@ class Survey:
         callee = callee_of(call.function)
         if callee is None or depth <= 1 or self._visits > VISITS or is_closed(callee.fn, libraries()):
             return call.run()
+        began, key = time.perf_counter(), (number, key_of(call.function))
+        inner = function.inner.get(key) or _SurveyedFunction(callee)
+        inner.callee = callee
         try:
-            surveyed(callee.fn, callee.is_method)
+            inner.copied()
         except NoSource:
             return call.run()
-        inner = function.inner.setdefault((number, key_of(call.function)), _SurveyedFunction(callee))
-        inner.callee = callee
+        finally:
+            self._asking_s += time.perf_counter() - began
+        function.inner[key] = inner
         return self._run_surveyed(inner, call, depth - 1)
 
     # -- choosing
@@ -208,7 +219,8 @@ class Survey:
 
     def _slow(self, seconds: dict[int, list[float]]) -> set[int]:
         """Numbers of calls that take long enough to be kept."""
-        return {n for n, spent in seconds.items() if sorted(spent)[len(spent) // 2] > self._least_s}
+        typical = {n: sorted(spent)[len(spent) // 2] for n, spent in seconds.items()}
+        return {n for n, s in typical.items() if s > WORTH_S and s * len(seconds[n]) > self._least_s}
 
     def _select_in_other_branches(self, node: MemoNode, function: _SurveyedFunction) -> None:
         """Calls of the same methods in branches that no sample took are kept, too."""

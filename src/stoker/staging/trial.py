@@ -145,7 +145,7 @@ def _or_pure_calls(samples: TrialSamples, found: Found, changing: Collection[str
 
 
 def _joined(reasons: list[str]) -> str:
-    """Reasons as one text; the first of those that differ in numbers only: "seen was a dict of 2 and is a dict of 3"."""
+    """Reasons as one text; the first of those that differ in numbers only: "seen was a dict of 2"."""
     first: dict[str, str] = {}
     for reason in filter(None, reasons):
         first.setdefault(re.sub(r"\d+", "", reason), reason)
