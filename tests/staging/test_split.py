@@ -647,6 +647,24 @@ def test_lists_of_the_second_part_may_have_any_length() -> None:
     same_bits(Boxes())
 
 
+class Remembers(Pictures):
+    """Keeps its samples in a list of its own, which copies in workers would not fill."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: list[Any] = [None] * self.n
+
+    def __getitem__(self, i: int) -> Any:
+        if self.known[i] is None:
+            self.known[i] = torch.full(SHAPE, float(i))
+        return self.known[i] + torch.rand(())
+
+
+def test_a_list_that_samples_fill_is_a_change_of_the_dataset() -> None:
+    assert find_plan(Remembers()).changes == "known"
+    assert find_plan(Pictures(noise)).changes == ""
+
+
 class WithoutGradients(Pictures):
     """The context is part of what is cut."""
 

@@ -89,7 +89,7 @@ def find_plan(dataset: MapDataset, limit_s: float = 30.0, changing: Collection[s
         samples.sample_s = min(samples.sample_s, found.plan.head_s + found.plan.tail_s)
     if not reason and (found.plan is None or found.plan.tail_s > MEMO_SHARE * samples.sample_s):
         found = _or_pure_calls(samples, found, changing)
-    changes = next(filter(None, map(attribute_of_dataset, samples.changes)), "")
+    changes = next(filter(None, map(attribute_of_dataset, samples.filled)), "")
     return found._replace(sample_s=samples.sample_s, changes=changes, opened=samples.opened)
 
 
