@@ -650,9 +650,9 @@ def test_lists_of_the_second_part_may_have_any_length() -> None:
 class Remembers(Pictures):
     """Keeps its samples in a list of its own, which copies in workers would not fill."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.known: list[Any] = [None] * self.n
+    def __init__(self, n: int) -> None:
+        super().__init__(n=n)
+        self.known: list[Any] = [None] * n
 
     def __getitem__(self, i: int) -> Any:
         if self.known[i] is None:
@@ -661,7 +661,8 @@ class Remembers(Pictures):
 
 
 def test_a_list_that_samples_fill_is_a_change_of_the_dataset() -> None:
-    assert find_plan(Remembers()).changes == "known"
+    assert find_plan(Remembers(20)).changes == "known"
+    assert find_plan(Remembers(500)).changes == "known"
     assert find_plan(Pictures(noise)).changes == ""
 
 
