@@ -407,6 +407,12 @@ def test_gil_bound() -> None:
     assert "gil_bound" not in causes(settings=threads, stages=at_once, wait_s=2.0, step_s=0.2, cores=4)
 
 
+def test_stokers_own_engine_is_not_told_to_copy_less() -> None:
+    late: dict[str, Any] = {"wait_s": 2.0, "waits": {"median_s": 0.02}}
+    assert "slow_transport" in causes(**late)
+    assert "slow_transport" not in causes(**late, settings={"engine": "stoker"})
+
+
 def test_a_datasets_own_threads() -> None:
     """The fetching thread waits for a pool of threads, which together use one core, or more."""
     waits = [{"kind": "fetch", "name": "__getitems__", "line": "train.py:9", "ran": 0.1, "waited": 0.9}]

@@ -182,6 +182,8 @@ def test_what_was_applied_stands_first_and_its_first_epoch_is_nobodys_fault() ->
         "cacheable_prefix, applied: stoker caches PIL's decoding and Resize, up to train.py:31: 80 of 80 samples"
         in said
     )
+    of_calls = {**SETTINGS, "cache": {**CACHE, "calls": True, "filled": 95}}
+    assert ": 95 results of calls, " in shown(full({NAME: of_calls}))
 
 
 def test_later_epochs_are_those_after_the_cache_was_filled() -> None:

@@ -57,6 +57,19 @@ class Mosaic(Samples):
         return image.flip(0) if random.random() < 0.5 else image, i
 
 
+class Plain(Samples):
+    """Four calls a sample, each a quarter of its time."""
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.cat([self.load_image(j) for j in random.choices(range(len(self)), k=4)])
+
+
+def test_short_calls_that_are_made_often_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.staging.pure_calls.WORTH_SHARE", 0.5)
+    monkeypatch.setattr("stoker.staging.pure_calls.DEPTH", 1)  # the calls inside are not looked at
+    assert "self.load_image(j)" in str(stoker.split(Plain()))
+
+
 class Pair(Samples):
     def __getitem__(self, i: int) -> Any:
         other = int(torch.randint(len(self), ()))

@@ -125,6 +125,21 @@ class Decorated(Base):
         return x + torch.rand(())
 
 
+class DecoratedTwice(Base):
+    """The second part needs ``self``, which the decorators know as one of their arguments."""
+
+    gain = 2.0
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(4)
+
+    @torch.no_grad()
+    @logged
+    def __getitem__(self, i: int) -> Any:
+        x = (torch.arange(8.0) + i).exp().log()
+        return x * self.gain + self.rng.random()
+
+
 class Generator(Base):
     def __getitem__(self, i: int) -> Any:
         yield torch.rand(())
@@ -139,6 +154,15 @@ class Native(Base):
 
 def test_a_decorated_function_is_cut_inside() -> None:
     same_epochs(Decorated)
+
+
+def test_decorators_pass_self_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.staging.search.WORTH_S", 0.0)
+    same_epochs(DecoratedTwice)
+    found = stoker.split(DecoratedTwice())
+    assert found.plan is not None
+    assert found.plan.nbytes < 64
+    assert "self.rng.random()" in found.rows[-1].name
 
 
 def test_a_generator_function_says_why_not() -> None:

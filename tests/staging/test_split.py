@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import decimal
 import functools
 import itertools
 import os
@@ -22,7 +24,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 import stoker
-from stoker.core.errors import UsageError
+from stoker.core.errors import StokerWarning, UsageError
 from stoker.core.random_state import RandomState
 from stoker.sampling.generators import find_generators
 from stoker.staging.compare import equal_bits
@@ -545,6 +547,7 @@ def test_what_the_script_changes_in_each_epoch_is_left_to_the_second_part() -> N
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for data.epoch in range(5):
+            staged._begin()  # as --apply does where it has batches made in the script's process
             assert equal_bits(torch.cat(list(loader)), torch.stack([data[i] for i in range(len(data))]))
     ours = [
         str(w.message) for w in said if issubclass(w.category, stoker.StokerWarning)
@@ -602,6 +605,153 @@ def test_a_loop_over_transforms_is_cut_between_them() -> None:
     found = same_bits(LoopsInPairs(lambda x, y: (scale(x), y + 1), lambda x, y: (x, noise(y)))).split
     assert found is not None
     assert sum(row.where == "Loop" and row.cached for row in found.rows) == 1
+
+
+class InPairs(Pictures):
+    """Detection's way: the target's dictionary is passed on, and written to."""
+
+    def __getitem__(self, i: int) -> Any:
+        x, target = torch.full(SHAPE, float(i)), {"boxes": torch.arange(4.0)}
+        if self.transform is not None:
+            x, target = self.transform(x, target)
+        return x, target
+
+
+def halve_pair(x: torch.Tensor, target: dict[str, torch.Tensor]) -> Any:
+    target["boxes"] = target["boxes"] / 2
+    return halve(x), target
+
+
+def test_variables_that_the_second_part_assigns_together_are_not_kept() -> None:
+    transform = Joint([halve_pair, lambda x, target: (noise(x), target)])
+    found = same_bits(InPairs(transform)).split
+    assert found is not None
+    assert found.plan is not None
+    assert kept(found) == ["halve_pair"]
+    small = halve(torch.empty(SHAPE)).numel() + 4
+    assert found.plan.nbytes < 4 * small + 64
+
+
+class Boxes(Pictures):
+    """The samples of the trial have one box each."""
+
+    def __getitem__(self, i: int) -> Any:
+        x = [scale(y) for y in [torch.full(SHAPE, float(i))]]
+        boxes = [2.0] * (3 if i == 5 else 1)
+        shift = random.random()
+        shifted = [box + shift for box in boxes]
+        return x, shifted
+
+
+def test_lists_of_the_second_part_may_have_any_length() -> None:
+    same_bits(Boxes())
+
+
+class Remembers(Pictures):
+    """Keeps its samples in a list of its own, which copies in workers would not fill."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n=n)
+        self.known: list[Any] = [None] * n
+
+    def __getitem__(self, i: int) -> Any:
+        if self.known[i] is None:
+            self.known[i] = torch.full(SHAPE, float(i))
+        return self.known[i] + torch.rand(())
+
+
+def test_a_list_that_samples_fill_is_a_change_of_the_dataset() -> None:
+    assert find_plan(Remembers(20)).changes == "known"
+    assert find_plan(Remembers(500)).changes == "known"
+    assert find_plan(Pictures(noise)).changes == ""
+
+
+class WithoutGradients(Pictures):
+    """The context is part of what is cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.ones(8, requires_grad=True)
+
+    def __getitem__(self, i: int) -> Any:
+        with torch.no_grad(), contextlib.suppress(ZeroDivisionError):
+            x = torch.full(SHAPE, float(i)) * self.weight
+            i // (i - 4)  # fails for one sample
+            x = (x * self.weight + torch.rand(())) * self.weight
+        return x * torch.rand(())
+
+
+class WithDigits(Pictures):
+    """What is set inside a context is undone at its end."""
+
+    def __getitem__(self, i: int) -> Any:
+        with decimal.localcontext() as context:
+            x = decimal.Decimal(i) / 7
+            context.prec = 3
+            x = x / 7
+            return x / 7 + decimal.Decimal(random.random())
+
+
+class WithFilters(Pictures):
+    def __getitem__(self, i: int) -> Any:
+        with warnings.catch_warnings():
+            x = torch.full(SHAPE, float(i))
+            warnings.simplefilter("ignore")
+            x = scale(x)
+            warnings.warn("seen by nobody", stacklevel=1)
+            return noise(x)
+
+
+def test_both_parts_enter_a_context() -> None:
+    lines = {WithoutGradients: "torch.rand(())", WithDigits: "context.prec", WithFilters: "warnings.simplefilter"}
+    for cls, line in lines.items():
+        data: Any = cls()
+        found = same_bits(data).split
+        assert found is not None
+        assert [line in row.name for row in found.rows] == [False, True]
+
+
+class Louder:
+    gain = 1.0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.gain * torch.rand(())
+
+
+class LooksUp(Pictures):
+    """The second part gets an object of the dataset's from the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gains = {"train": Louder()}
+
+    def __getitem__(self, i: int) -> Any:
+        x = torch.full(SHAPE, float(i))
+        gain = self.gains.get("train")
+        return gain(x)  # type: ignore[misc]
+
+
+class PassesItself(Pictures):
+    gain = 1.0
+
+    def __getitem__(self, i: int) -> Any:
+        x = torch.full(SHAPE, float(i))
+        owner = [self][0]
+        return x + owner.gain * torch.rand(())
+
+
+def test_what_the_second_part_reads_of_the_dataset_is_the_datasets_own() -> None:
+    for data in (LooksUp(), PassesItself()):
+        staged = same_bits(data, 2)
+        gain: Any = data.gains["train"] if isinstance(data, LooksUp) else data
+        gain.gain = 100.0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", StokerWarning)
+            staged._begin()
+            seeded(data)
+            parts = [staged[i] for i in range(len(data))]
+        seeded(data)
+        assert equal_bits(parts, [data[i] for i in range(len(data))])
 
 
 class OfItsIndex(Pictures):

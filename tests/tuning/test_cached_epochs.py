@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from stoker.staging.plan import Plan, WholeNode
+from stoker.tuning.apply import why_it_does_not_pay
 from stoker.tuning.cached_epochs import MOST_S, CachedEpochs, Maker, why_not
 
 FILLING = [20.0, 2.0, 0.2, 0.1, 2.2, 640.0]
@@ -84,3 +86,12 @@ def test_what_needs_processes_of_its_own(dataset: Any, settings: dict[str, Any])
 
 def test_what_does_not() -> None:
     assert why_not(DataLoader(Samples(x=torch.rand(3)), num_workers=2, collate_fn=list)) == ""
+
+
+def test_a_small_part_of_a_long_sample_does_not_pay() -> None:
+    def plan(head_s: float, tail_s: float) -> Plan:
+        return Plan(WholeNode(), head_s=head_s, tail_s=tail_s, read_s=20e-6)
+
+    assert why_it_does_not_pay(plan(200e-6, 1e-3)) == ""
+    assert "takes 200 us of 20,200 us" in why_it_does_not_pay(plan(200e-6, 20e-3))
+    assert why_it_does_not_pay(plan(60e-6, 0.0)) != ""

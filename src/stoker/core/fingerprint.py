@@ -28,6 +28,7 @@ from .object_tree import CONTAINERS, DEPTH, PLAIN, VALUES, WIDTH, children, is_r
 NODES = 20_000  # objects that are looked at
 WHOLE = 10_000  # items of a container that are compared as a whole
 FEW = 64  # items of a larger one, or values of a larger array
+DATA = (torch.Tensor, np.ndarray, *CONTAINERS, *(t for t in PLAIN if t is not type(None)))
 ARRAY_BYTES = 1 << 16  # of arrays that are compared as a whole
 
 
@@ -237,13 +238,16 @@ def _ctypes_bytes(x: Any) -> NDArray[np.uint8] | None:
 
 
 def _of_container(x: Any) -> int:
-    """A hash of the items, where they are plain, or tuples of such; else 0: they are visited one by one."""
+    """A hash of the items, where they are plain, or tuples of such. Else they are visited one by one, unless there are
+    many: then it says which are data, so that filling a list of None with arrays is seen."""
     items: Iterable[Any] = x.items() if isinstance(x, dict) else x
     if len(x) > WHOLE:
         items = x[:: len(x) // FEW] if isinstance(x, (list, tuple)) else itertools.islice(items, FEW)
     try:
         found = tuple(items)
-        return hash(found) if _all_plain(found) else 0
+        if _all_plain(found):
+            return hash(found)
+        return hash(tuple(isinstance(v, DATA) for v in found)) if len(x) > WIDTH else 0
     except Exception:  # a container class of the user's
         return 0
 

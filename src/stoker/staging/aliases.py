@@ -17,6 +17,7 @@ from .store.encode import CacheError
 
 NUMBERS_AND_TEXT = (int, float, complex, str, bytes, bool, type(None), np.generic)
 DESCRIPTIONS = (type, range, np.dtype, torch.dtype, torch.device, pathlib.PurePath, enum.Enum, types.ModuleType)
+DEPTH = 6  # of containers and objects in each other
 IMMUTABLE = (*NUMBERS_AND_TEXT, *DESCRIPTIONS, datetime.date, datetime.timedelta)
 
 
@@ -33,17 +34,33 @@ def share_memory(a: object, b: object) -> bool:
     return a is b and not isinstance(a, (*IMMUTABLE, *IDENTICAL))
 
 
-def refuse_aliases(state: object) -> None:
-    """Variables that are one and the same object, or share memory, must stay so.
+def hold_one_object(a: object, b: object, depth: int = DEPTH) -> bool:
+    """Whether two results of the same call hold one and the same object: it belongs to the dataset, and what is kept of
+    it would not see that its attributes are changed."""
+    if isinstance(a, (*IMMUTABLE, *IDENTICAL, torch.Tensor, np.ndarray)) or type(a) is not type(b) or not depth:
+        return False
+    if isinstance(a, (list, tuple)):
+        return any(hold_one_object(x, y, depth - 1) for x, y in zip(a, b, strict=False))  # type: ignore[call-overload]
+    if a is b and not isinstance(a, dict):
+        return True
+    inside, other = (x if isinstance(x, dict) else getattr(x, "__dict__", {}) for x in (a, b))
+    return any(hold_one_object(inside[k], other.get(k), depth - 1) for k in inside)
+
+
+def refuse_aliases(state: object, dataset: object) -> None:
+    """Variables that are one and the same object, or share memory, must stay so; and none may be the dataset, of which
+    what is kept would be a copy.
 
     Raises:
-        CacheError: two of them do.
+        CacheError: two of them do, or one is.
     """
     seen: dict[int, object] = {}
     ranges: list[tuple[int, int]] = []
     waiting = [state]
     while waiting:
         x = waiting.pop()
+        if x is dataset:
+            raise CacheError("a variable before the cut is the dataset itself")
         if isinstance(x, IMMUTABLE) or callable(x):
             continue
         if id(x) in seen and not isinstance(x, (tuple, frozenset)):

@@ -28,10 +28,11 @@ class Call(NamedTuple):
         """Makes the call."""
         return self.function(*self.args, **self.kwargs)
 
-    def with_copied_arguments(self) -> Call:
-        """The same call with copies of its arguments, if they can be copied: the function may write to them."""
+    def with_copied_arguments(self, dataset: object) -> Call:
+        """The same call with copies of its arguments, if they can be copied: the function may write to them. The
+        dataset itself is not copied: a copy's generators would be others."""
         try:
-            return Call(self.function, *copy.deepcopy((self.args, self.kwargs)))
+            return Call(self.function, *copy.deepcopy((self.args, self.kwargs), {id(dataset): dataset}))
         except Exception:
             return self
 

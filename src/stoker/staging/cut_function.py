@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import itertools
 import types
 from typing import Any, NamedTuple
 
@@ -42,9 +43,10 @@ from .syntax import (
     params_of,
     read_before_bound,
     root_of,
+    sets_something,
     shallow_copy,
 )
-from .unroll import tree_for
+from .unroll import SELF, as_in_source, is_first_of_list, tree_for
 
 STATE = "_stoker_state"
 MISSING = "_stoker_missing"
@@ -62,6 +64,7 @@ class Cut(NamedTuple):
         given: parameters that the caller passes again when it runs the second part.
         plain: line and column of subscripts of lists, dicts and arrays: the tail looks up again what they give.
         unrolled: the position is one in the function with its list comprehensions unrolled: see ``unroll``.
+        entered: positions of ``with`` statements that the tail enters, too; others close what only the head needs.
     """
 
     position: Position
@@ -70,6 +73,7 @@ class Cut(NamedTuple):
     given: tuple[str, ...] = ()
     plain: frozenset[tuple[int, int]] = frozenset()
     unrolled: bool = False
+    entered: frozenset[Position] = frozenset()
 
 
 class Parts(NamedTuple):
@@ -101,8 +105,12 @@ def earlier(position: Position) -> Position | None:
 
 def line_of(fn: types.FunctionType, where: Cut) -> int:
     """The line of the statement at a position."""
-    node: Any = tree_for(fn, where.unrolled).tree.body
-    for step in where.position:
+    return _line_at(tree_for(fn, where.unrolled).tree, where.position)
+
+
+def _line_at(tree: ast.FunctionDef, position: Position) -> int:
+    node: Any = tree.body
+    for step in position:
         node = node[step] if isinstance(step, int) else getattr(node, step)
     return int(node.lineno)
 
@@ -116,15 +124,21 @@ def before_state_changes(fn: types.FunctionType, is_method: bool, where: Cut) ->
     locals_, first = local_variables(tree), first_param(tree, is_method)
     block: list[ast.stmt] = tree.body
     around: Position = ()
+    in_context = False
     for depth in range(0, len(where.position), 2):
         last: Any = where.position[depth]
         for k, statement in enumerate(block[:last]):
             changed = "" if is_setup(statement, first) else changes_state(statement, locals_)
+            changed = changed or (sets_something(statement, locals_) if in_context else "")
             if changed:
                 return where._replace(position=(*around, k), call=None, inside=False), changed
         if depth + 1 < len(where.position):
+            entered: Any = block[last]
+            if (*around, last) in where.entered:
+                in_context = True  # what is set inside, ``warnings.simplefilter``, is undone before the tail enters it
+                locals_ = locals_ - names_bound([x.optional_vars for x in entered.items if x.optional_vars])
             name = where.position[depth + 1]
-            block, around = getattr(block[last], str(name)), (*around, last, name)
+            block, around = getattr(entered, str(name)), (*around, last, name)
     return where, ""
 
 
@@ -139,12 +153,12 @@ def cut(fn: types.FunctionType, is_method: bool, where: Cut) -> Parts:
     Raises:
         NoSource: see ``tree_of``.
     """
-    function = tree_for(fn, where.unrolled)
+    function = tree_for(fn, where.unrolled, is_method or SELF in where.given)
     tree = function.tree
     params, first = params_of(tree), first_param(tree, is_method)
     passed = {first, *where.given} - {""}
     cutter = _Cutter(where, {*params, *names_bound(tree.body)}, passed)
-    head, rest = cutter.block(tree.body, where.position)
+    head, rest = cutter.block(tree.body, ())
     again = _looked_up_again(cutter, head, rest, bound_once(tree.body, params), set(params))
     assigned = {*params, *names_bound(head)} - passed - names_bound(again)
     stored = tuple(sorted(assigned & read_before_bound([*again, *rest])))
@@ -160,7 +174,7 @@ def cut(fn: types.FunctionType, is_method: bool, where: Cut) -> Parts:
     unbound = [ast.copy_location(_unbind(name), (rest or tree.body)[0]) for name in stored if name not in params]
     tail_tree.body = [*unbound, *again, *rest] or [ast.Pass()]
     head_fn, tail_fn = compiled_like(fn, function, [(head_tree, True), (tail_tree, False)])
-    line = rest[0].lineno if rest else tree.body[-1].lineno
+    line = _line_at(tree, where.position) if rest else tree.body[-1].lineno
     return Parts(head_fn, tail_fn, stored, tuple(cutter.repeatable), line)
 
 
@@ -210,21 +224,22 @@ class _Cutter:
         self.repeatable: list[int | str] = []
         self._alive: list[ast.stmt] = []  # so that no id is used twice
 
-    def block(self, block: list[ast.stmt], position: Position) -> tuple[list[ast.stmt], list[ast.stmt]]:
-        """The two parts of a block."""
+    def block(self, block: list[ast.stmt], around: Position) -> tuple[list[ast.stmt], list[ast.stmt]]:
+        """The two parts of a block; ``around``: where it stands."""
+        position = self.where.position[len(around) :]
         k: Any = position[0]
         before, statement, after = block[:k], block[k], block[k + 1 :]
         if len(position) > 1:
-            entered, rest = self._enter(statement, str(position[1]), position[2:])
-            return [*before, entered], [*rest, *after]
-        if self.where.call is None:
-            return [*before, self._pack(statement, None)], block[k:]
+            entered, rest = self._enter(statement, (*around, k), str(position[1]))
+            return [*before, *entered], [*rest, *as_in_source(after)]
+        if self.where.call is None or is_first_of_list(statement):
+            return [*before, self._pack(statement, None)], as_in_source(block[k:])
         head, changed = self._inside(statement)
-        return [*before, *head], [changed, *after]
+        return [*before, *head], [changed, *as_in_source(after)]
 
-    def _enter(self, statement: ast.stmt, name: str, deeper: Position) -> tuple[ast.stmt, list[ast.stmt]]:
+    def _enter(self, statement: ast.stmt, place: Position, name: str) -> tuple[list[ast.stmt], list[ast.stmt]]:
         """A statement in one of whose blocks the cut lies: what stands in its place in the head, and in the tail."""
-        head, rest = self.block(getattr(statement, name), deeper)
+        head, rest = self.block(getattr(statement, name), (*place, name))
         entered: Any = copy.copy(statement)
         self.entered[id(entered)] = name
         self._alive.append(entered)
@@ -241,7 +256,13 @@ class _Cutter:
                 handler.body = [*handler.body, leave]
             entered.handlers = [_reraises_unplanned(statement), *handlers]
             rest = [again]
-        return entered, rest
+        elif isinstance(statement, ast.With):
+            if place in self.where.entered:
+                within = copy.copy(statement)
+                within.body = rest
+                rest = [within]
+            return [entered, leave], rest  # it swallowed an exception
+        return [entered], rest
 
     def _pack(self, at: ast.stmt, inner: ast.expr | None) -> ast.stmt:
         """``return _stoker.pack(locals(), inner)``"""
@@ -297,8 +318,8 @@ class _Cutter:
         """What stands for the call in the tail: the rest of it, with the arguments that can be passed again."""
         function, args, keywords = _as_call(target)
         values: list[tuple[int | str, ast.expr]] = []
-        if isinstance(target, ast.Call) and not any(isinstance(x, ast.Starred) for x in args):
-            values += enumerate(args)
+        if isinstance(target, ast.Call):
+            values += enumerate(itertools.takewhile(lambda x: not isinstance(x, ast.Starred), args))
         values += [(k.arg, k.value) for k in keywords if k.arg is not None]
         passed = []
         for key, value in values:

@@ -340,8 +340,9 @@ class Staged(Dataset[Sample]):
             return
         changes = self._watch.changes()
         if not changes and len(self.dataset) == self.samples:
-            self._discards = 0
-            self._changed.clear()
+            if self.account.filled:  # else nothing was made since the last change: the same epoch is announced twice
+                self._discards = 0
+                self._changed.clear()
             return
         changed = set(map(changed_name, changes))
         self._changing |= changed & self._changed

@@ -170,7 +170,9 @@ class _Helper:
         """
         before = self._answers.states()
         with contextlib.suppress(Exception, Unplanned):
-            state = node.head(call.with_copied_arguments())  # where it fails, it may have written to them
+            state = node.head(
+                call.with_copied_arguments(self._callee.bound)
+            )  # where it fails, it may have written to them
             if not before.moved():
                 self._node.failures[number] = 0
                 return state

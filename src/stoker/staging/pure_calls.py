@@ -24,7 +24,6 @@ from .containers import items_of
 from .executed_code import is_closed
 from .memoize import Key, MemoNode, SiteKey, call_key, is_small, names_of
 from .plan import Node, SliceNode, Unplanned
-from .rewrite_calls import surveyed
 from .samples import TrialSamples
 from .search import Search
 from .source import NoSource
@@ -33,7 +32,7 @@ from .surveyed_function import SurveyedFunction
 from .verify import mean_without_longest
 
 WORTH_S = 100e-6  # a call that is kept takes at least so long
-WORTH_SHARE = 0.02  # and such a part of a sample
+WORTH_SHARE = 0.02  # and, all times that a sample makes it, such a part of a sample
 VISITS = 3000  # calls that one survey looks at; then the rest of the code runs as it is
 DEPTH = 5
 ROUNDS = 6  # selections that are verified
@@ -77,7 +76,9 @@ class Survey:
         self.reasons: list[str] = []
         self._names = names_of(samples.dataset)
         self._visits = 0
-        self._least_s = WORTH_S
+        self._asking_s = 0.0  # seconds that went into rewriting functions, and not into calls
+        self._least_s = 0.0  # of a sample
+        self._samples = 1  # that were surveyed
         self._methods: set[str] = set()
         self._inline = not samples.changes  # what a call reads may be another value where its variable is used
 
@@ -93,13 +94,13 @@ class Survey:
         try:
             for k, i in enumerate(indices):
                 samples.seed(SEED + k)
-                began = time.perf_counter()
+                began = time.perf_counter() - self._asking_s
                 self._run_surveyed(self._root, Call(samples.dataset.__getitem__, (i,), {}), DEPTH)
-                times.append(time.perf_counter() - began)
+                times.append(time.perf_counter() - self._asking_s - began)
         except NoSource as e:
             self.reasons.append(str(e))
             return None
-        self._least_s = max(WORTH_S, WORTH_SHARE * min(times))
+        self._least_s, self._samples = WORTH_SHARE * min(times), len(indices)
         for _ in range(ROUNDS):
             self._methods.clear()
             node = self._select(self._root)
@@ -114,9 +115,8 @@ class Survey:
     # -- what calls do
 
     def _run_surveyed(self, function: SurveyedFunction, call: Call, depth: int) -> Any:
-        callee = function.callee
-        copied = surveyed(callee.fn, callee.is_method)
-        return copied(*callee.first, *call.args, _stoker=_Visitor(self, function, depth), **call.kwargs)
+        copied, first = function.copied(), function.callee.first
+        return copied(*first, *call.args, _stoker=_Visitor(self, function, depth), **call.kwargs)
 
     def visit(
         self, function: SurveyedFunction, number: int, run: Callable[[], Any], values: tuple[object, ...] | None
@@ -126,10 +126,9 @@ class Survey:
         if self._visits > VISITS:
             function.struck.add(number)
             return run()
-        before = self.samples.states()
-        began = time.perf_counter()
+        before, began = self.samples.states(), time.perf_counter() - self._asking_s
         out = run()
-        function.seconds_with_args.setdefault(number, []).append(time.perf_counter() - began)
+        function.seconds_with_args.setdefault(number, []).append(time.perf_counter() - self._asking_s - began)
         if before.moved():
             function.drew.add(number)
         names = function.sites[number].mentioned
@@ -142,11 +141,10 @@ class Survey:
         """The call itself, its arguments being evaluated."""
         has_key = call_key(call, self._names) is not None
         if not has_key and number not in function.calls and _may_be_cut(call):
-            function.calls[number] = call.with_copied_arguments()
-        before = self.samples.states()
-        began = time.perf_counter()
+            function.calls[number] = call.with_copied_arguments(self.samples.dataset)
+        before, began = self.samples.states(), time.perf_counter() - self._asking_s
         out = self._run(function, number, call, depth)
-        function.seconds.setdefault(number, []).append(time.perf_counter() - began)
+        function.seconds.setdefault(number, []).append(time.perf_counter() - self._asking_s - began)
         moved = bool(before.moved())
         if moved:
             function.draws_itself.add(number)
@@ -159,12 +157,16 @@ class Survey:
         callee = callee_of(call.function)
         if callee is None or depth <= 1 or self._visits > VISITS or is_closed(callee.fn, libraries()):
             return call.run()
+        began, key = time.perf_counter(), (number, key_of(call.function))
         try:
-            surveyed(callee.fn, callee.is_method)
+            inner = function.inner.get(key) or SurveyedFunction(callee)
+            inner.callee = callee
+            inner.copied()
         except NoSource:
             return call.run()
-        inner = function.inner.setdefault((number, key_of(call.function)), SurveyedFunction(callee))
-        inner.callee = callee
+        finally:
+            self._asking_s += time.perf_counter() - began
+        function.inner[key] = inner
         return self._run_surveyed(inner, call, depth - 1)
 
     # -- choosing
@@ -225,21 +227,23 @@ class Survey:
 
     def _prefix(self, call: Call) -> Node | None:
         """How a call is made in two parts; None where the first one takes no time, or there is none."""
-        found = Search(self.samples).prefix(call.with_copied_arguments())
+        found = Search(self.samples).prefix(call.with_copied_arguments(self.samples.dataset))
         if found is None:
             return None
-        copied = call.with_copied_arguments()
+        copied = call.with_copied_arguments(self.samples.dataset)
         began = time.perf_counter()
         try:
             found.head(copied)
         except (Exception, Unplanned):
             return None
-        return found if time.perf_counter() - began > self._least_s else None
+        return found if time.perf_counter() - began > max(WORTH_S, self._least_s) else None
 
     def _slow(self, seconds: dict[int, list[float]]) -> set[int]:
         """Numbers of calls that take long enough to be kept."""
         # The shorter times: what else the machine does only adds to them.
-        return {n for n, spent in seconds.items() if sorted(spent)[len(spent) // 4] > self._least_s}
+        typical = {n: sorted(spent)[len(spent) // 4] for n, spent in seconds.items()}
+        least_s = self._least_s * self._samples
+        return {n for n, s in typical.items() if s > WORTH_S and s * len(seconds[n]) > least_s}
 
     def _select_in_other_branches(self, node: MemoNode, function: SurveyedFunction) -> None:
         """Calls of the same methods in branches that no sample took are kept, too."""

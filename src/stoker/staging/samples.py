@@ -48,6 +48,7 @@ class TrialSamples:
         loaded: indices of samples that were loaded.
         fresh: indices of samples that were not.
         changes: attributes of the dataset that loading a sample changes, each time or for each sample once.
+        filled: the same, and what is set where there was None: a list that the dataset keeps its samples in.
         opened: attributes that loading the first sample makes. See ``Fingerprint.opened``.
         draws: loading a sample moved a generator.
         sample_s: seconds that a sample takes, the shortest of all.
@@ -59,6 +60,7 @@ class TrialSamples:
         self.generators = find_generators(dataset)
         self.loaded: list[int] = []
         self.changes: list[str] = []
+        self.filled: list[str] = []
         self.opened: Parts = {}
         self.draws = False
         self.sample_s = float("inf")
@@ -111,7 +113,9 @@ class TrialSamples:
             self._load_fresh()
         except CacheError:
             self.load(self.loaded[0])
-        self.changes = before.changed(self.dataset)
+        after = Fingerprint(self.dataset)
+        self.changes = before.changed_since(after)
+        self.filled = before.added_or_changed_since(after, {})
 
     def some(self) -> list[int]:
         """Indices of some samples that can be loaded."""

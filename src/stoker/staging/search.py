@@ -8,6 +8,7 @@ which ``verify`` tests; ``weaker_plans`` are the next guesses, each of which kee
 from __future__ import annotations
 
 import contextlib
+import inspect
 import types
 from collections.abc import Callable, Iterator
 
@@ -24,7 +25,7 @@ from .samples import TrialSamples
 from .source import NoSource, tree_of
 from .stages import place_of
 from .syntax import Position
-from .unroll import has_unrollable, tree_for
+from .unroll import SELF, has_unrollable, tree_for
 
 DEPTH = 8  # calls inside calls that a cut may continue in
 WORTH_S = 50e-6  # what a call must take before it draws, for the cut to continue inside it
@@ -68,8 +69,8 @@ class Search:
         before = Fingerprint(self._samples.readable())
         return lambda: bool(states.moved()) or bool(before.changed(self._samples.readable()))
 
-    def _node(self, call: Call, depth: int) -> Node | None:
-        """A node for a call that moves generators; None where no part of it can be kept."""
+    def _node(self, call: Call, depth: int, given: tuple[str, ...] = ()) -> Node | None:
+        """A node for a call that moves generators; None where no part of it can be kept. ``given``: see ``Cut``."""
         if not depth:
             return None
         items = items_of(call.function)
@@ -86,30 +87,31 @@ class Search:
         try:
             if has_unrollable(callee.fn):
                 with contextlib.suppress(Unplanned):  # lists of more than one item
-                    return self._cut(call, callee, depth, True)
-            return self._cut(call, callee, depth, False)
+                    return self._cut(call, callee, depth, Cut((0,), given=given, unrolled=True))
+            return self._cut(call, callee, depth, Cut((0,), given=given))
         except NoSource as e:
             self.reasons.append(str(e))
             return whole
 
     # -- functions
 
-    def _cut(self, call: Call, callee: Callee, depth: int, unrolled: bool) -> Node | None:
-        """A node for a Python function."""
-        fn = callee.fn
+    def _cut(self, call: Call, callee: Callee, depth: int, cut: Cut) -> Node | None:
+        """A node for a Python function; ``cut``: how it is to be cut, wherever that is."""
+        fn, unrolled = callee.fn, cut.unrolled
         copied = probed(fn, callee.is_method, unrolled)
         seen = self._probe(copied, callee, call, None)
         changed = ""
         if seen.first is None:
-            end = Cut((len(tree_for(fn, unrolled).tree.body),), unrolled=unrolled)
+            end = cut._replace(position=(len(tree_for(fn, unrolled).tree.body),))
             where, changed = before_state_changes(fn, callee.is_method, end)
             if not changed:
                 return WholeNode()
             seen.first = Moved(where.position, None)
         if depth < DEPTH and seen.elapsed < WORTH_S:
             return None  # it draws at once: there is next to nothing to be kept
-        position, number = _outside_of_contexts(seen.first, seen.contexts)
-        where = Cut(position, number, plain=frozenset(seen.plain), unrolled=unrolled)
+        position, number = seen.first
+        plain, entered = frozenset(seen.plain), frozenset(seen.contexts)
+        where = cut._replace(position=position, call=number, plain=plain, entered=entered)
         where, earlier_change = before_state_changes(fn, callee.is_method, where)
         changed = earlier_change or changed
         if changed:
@@ -126,7 +128,7 @@ class Search:
     def _probe(self, copied: types.FunctionType, callee: Callee, call: Call, stop_at: Moved | None) -> Recorder:
         states = self._samples.seed(PROBE_SEED)
         seen = Recorder(self._has_moved(states), stop_at)
-        call = call.with_copied_arguments()
+        call = call.with_copied_arguments(self._samples.dataset)
         seen.begin()
         copied(*callee.first, *call.args, _stoker=seen, **call.kwargs)
         seen.settle()
@@ -141,14 +143,12 @@ class Search:
             inner_call = reached.call
         else:
             return
-        inner = self._node(inner_call, depth - 1)
-        if inner is None:
-            return
-        node.where = where._replace(inside=True)
-        if isinstance(inner, CutNode):
-            names = _parameter_names(inner_call.function, node.parts(callee).repeatable)
-            inner.where = inner.where._replace(given=names)
-        node.inner[key_of(inner_call.function)] = inner
+        entered = CutNode(where._replace(inside=True))
+        given = _parameter_names(inner_call.function, entered.parts(callee).repeatable)
+        inner = self._node(inner_call, depth - 1, given)
+        if inner is not None:
+            node.where = entered.where
+            node.inner[key_of(inner_call.function)] = inner
 
     # -- containers
 
@@ -196,16 +196,8 @@ class Search:
         """What a container with these transforms returns, and the random states that it leaves."""
         self._samples.seed(seed)
         part = with_items(call.function, attribute, items)
-        out = call.with_copied_arguments()._replace(function=part).run()
+        out = call.with_copied_arguments(self._samples.dataset)._replace(function=part).run()
         return out, self._samples.states().in_order()
-
-
-def _outside_of_contexts(moved: Moved, contexts: set[Position]) -> Moved:
-    """Before the outermost ``with`` statement around a position that does more than close something."""
-    for k in range(1, len(moved.position), 2):
-        if moved.position[:k] in contexts and moved.position[k] == "body":
-            return Moved(moved.position[:k], None)
-    return moved
 
 
 def _next_call(call: Call, out: object) -> Call | None:
@@ -224,6 +216,8 @@ def _parameter_names(called: object, repeatable: tuple[int | str, ...]) -> tuple
         return ()
     code = callee.fn.__code__
     names = code.co_varnames[: code.co_argcount][1 if callee.is_method else 0 :]
+    if not code.co_argcount and not callee.is_method and code.co_flags & inspect.CO_VARARGS and repeatable == (0,):
+        return (SELF,)
     if any(isinstance(key, int) and key >= len(names) for key in repeatable):
         return ()
     out = tuple(names[key] if isinstance(key, int) else key for key in repeatable)

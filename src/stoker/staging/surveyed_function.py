@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterator
 
 from .callee import Call, Callee
 from .plan import Node
-from .rewrite_calls import definitions_of, sites_of
+from .recompile import rebound
+from .rewrite_calls import definitions_of, sites_of, surveyed
 
 
 class SurveyedFunction:
@@ -42,6 +44,13 @@ class SurveyedFunction:
         self.prefixes: dict[int, Node | None] = {}
         self.struck: set[int] = set()
         self.inner: dict[tuple[int, str], SurveyedFunction] = {}
+        self._copy: types.FunctionType | None = None
+
+    def copied(self) -> types.FunctionType:
+        """A copy that reports its calls, made once: a sample may call it often. See ``surveyed``."""
+        fn, known = self.callee.fn, self._copy
+        self._copy = surveyed(fn, self.callee.is_method) if known is None else rebound(known, fn, True)
+        return self._copy
 
     def definitions_for(self, number: int, inline: bool) -> set[int] | None:
         """The definitions that have to be taken into a call, so that it mentions small values only.

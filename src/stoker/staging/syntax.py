@@ -57,6 +57,19 @@ def changes_state(statement: ast.stmt, locals_: set[str]) -> str:
     return ""
 
 
+def sets_something(statement: ast.stmt, locals_: set[str]) -> str:
+    """A call in a statement that is made for its effect, and not on a local variable: ``warnings.simplefilter()``. ""
+    where there is none."""
+    for x in ast.walk(statement):
+        if isinstance(x, ast.Expr) and isinstance(x.value, ast.Call):
+            root: ast.expr = x.value.func
+            while isinstance(root, (ast.Attribute, ast.Subscript)):
+                root = root.value
+            if not (isinstance(root, ast.Name) and root.id in locals_):
+                return ast.unparse(x.value)
+    return ""
+
+
 def is_setup(statement: ast.stmt, first: str) -> bool:
     """``if self.file is None: self.file = ...``: opens something when it is first needed. Both parts run it.
 
@@ -250,9 +263,17 @@ def read_before_bound(block: list[ast.stmt]) -> set[str]:
     bound: set[str] = set()
     needed: set[str] = set()
     for statement in block:
+        if isinstance(statement, ast.With):
+            for item in statement.items:
+                needed |= names_read([item.context_expr]) - bound
+                bound |= names_bound([item.optional_vars] if item.optional_vars else [])
+            needed |= read_before_bound(statement.body) - bound
+            continue
         needed |= names_read([statement]) - bound
         if isinstance(statement, ast.Assign):
-            bound |= {t.id for t in statement.targets if isinstance(t, ast.Name)}
+            bound |= names_bound(statement.targets)
+        elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+            bound |= names_bound([statement.target])
     return needed
 
 

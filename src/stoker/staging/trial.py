@@ -25,6 +25,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from collections.abc import Collection
 from typing import NamedTuple
@@ -88,7 +89,7 @@ def find_plan(dataset: MapDataset, limit_s: float = 30.0, changing: Collection[s
         samples.sample_s = min(samples.sample_s, found.plan.head_s + found.plan.tail_s)
     if not reason and (found.plan is None or found.plan.tail_s > MEMO_SHARE * samples.sample_s):
         found = _or_pure_calls(samples, found, changing)
-    changes = next(filter(None, map(attribute_of_dataset, samples.changes)), "")
+    changes = next(filter(None, map(attribute_of_dataset, samples.filled)), "")
     return found._replace(sample_s=samples.sample_s, changes=changes, opened=samples.opened)
 
 
@@ -144,4 +145,8 @@ def _or_pure_calls(samples: TrialSamples, found: Found, changing: Collection[str
 
 
 def _joined(reasons: list[str]) -> str:
-    return "; ".join(dict.fromkeys(filter(None, reasons)))
+    """Reasons as one text; the first of those that differ in numbers only: "seen was a dict of 2"."""
+    first: dict[str, str] = {}
+    for reason in filter(None, reasons):
+        first.setdefault(re.sub(r"\d+", "", reason), reason)
+    return "; ".join(first.values())

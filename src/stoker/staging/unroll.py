@@ -1,4 +1,5 @@
-"""Loops over transforms, and list comprehensions of one item, written so that a cut can lie inside what they call."""
+"""Loops over transforms, list comprehensions of one item, and decorators' ``*args``, written so that a cut can lie
+inside what they call."""
 
 from __future__ import annotations
 
@@ -10,21 +11,55 @@ from typing import Any
 
 from .recompile import helper_call
 from .source import Function, tree_of
-from .syntax import calls_and_lists, root_of
+from .syntax import FRAME_READERS, bound_once, calls_and_lists, params_of, root_of
+
+SELF = "_stoker_self"
 
 
-def tree_for(fn: types.FunctionType, unrolled: bool) -> Function:
+def tree_for(fn: types.FunctionType, unrolled: bool, named: bool = False) -> Function:
     """A copy of a function's tree, on request with its loops over transforms and its list comprehensions unrolled.
+
+    Args:
+        fn: any Python function.
+        unrolled: whether to unroll.
+        named: ``self`` gets a name if it is only the first of ``*args``.
 
     Raises:
         NoSource: see ``tree_of``.
     """
     function = tree_of(fn)
     tree = copy.deepcopy(function.tree)
+    if named:
+        _name_self(tree)
     if unrolled:
         _LoopsAsCalls(tree).visit(tree)
         tree.body = [made for k, statement in enumerate(tree.body) for made in _unroll(statement, k)]
     return function._replace(tree=tree)
+
+
+def _name_self(tree: ast.FunctionDef) -> None:
+    """``def wrapper(*args): return fn(*args)``, as decorators are written, becomes ``def wrapper(self, *args): return
+    fn(self, *args)``."""
+    name = "" if tree.args.vararg is None else tree.args.vararg.arg
+    if tree.args.posonlyargs or tree.args.args or name not in bound_once(tree.body, params_of(tree)):
+        return
+    if any(isinstance(x, ast.Name) and x.id in FRAME_READERS for x in ast.walk(tree)):
+        return
+
+    class Named(ast.NodeTransformer):
+        def visit_Starred(self, node: ast.Starred) -> Any:
+            if not isinstance(node.value, ast.Name) or node.value.id != name:
+                return self.generic_visit(node)
+            return [ast.copy_location(ast.Name(SELF, ast.Load()), node), node]
+
+        def visit_Name(self, node: ast.Name) -> ast.AST:
+            if node.id != name:
+                return node
+            first: list[ast.expr] = [ast.Name(SELF, ast.Load()), ast.Starred(node, ast.Load())]
+            return ast.copy_location(ast.Tuple(first, ast.Load()), node)
+
+    tree.body = [Named().visit(statement) for statement in tree.body]
+    tree.args.args = [ast.arg(SELF)]
 
 
 def has_unrollable(fn: types.FunctionType) -> bool:
@@ -56,6 +91,7 @@ class _LoopsAsCalls(ast.NodeTransformer):
         if id(node) not in self._loops:
             return self.generic_visit(node)
         body: Any = node.body[0]
+        body.source = (copy.deepcopy(node), 1)
         body.value.func = ast.copy_location(helper_call("loop", node.iter), body.value)
         return body  # type: ignore[no-any-return]
 
@@ -82,12 +118,14 @@ def _unroll(statement: ast.stmt, number: int) -> list[ast.stmt]:
     loop = next(iter(calls_and_lists(root)), None)
     if not isinstance(loop, ast.ListComp) or not _is_unrollable(loop):
         return [statement]
+    source = copy.deepcopy(statement)
     item, value = f"_stoker_item{number}", f"_stoker_value{number}"
     each = loop.generators[0]
     for x in ast.walk(loop.elt):
         if isinstance(x, ast.Name) and isinstance(each.target, ast.Name) and x.id == each.target.id:
             x.id = item
     only = ast.Assign([ast.Name(item, ast.Store())], helper_call("only", each.iter))
+    only.source = (source, 3)  # type: ignore[attr-defined]
     made = ast.Assign([ast.Name(value, ast.Store())], loop.elt)
 
     class InPlace(ast.NodeTransformer):
@@ -96,3 +134,29 @@ def _unroll(statement: ast.stmt, number: int) -> list[ast.stmt]:
             return ast.copy_location(one, node) if node is loop else node
 
     return [ast.copy_location(only, loop), ast.copy_location(made, loop), InPlace().visit(statement)]
+
+
+def is_first_of_list(statement: ast.stmt) -> bool:
+    """Whether it asks for the item of an unrolled list."""
+    return getattr(statement, "source", (None, 1))[1] > 1
+
+
+def as_in_source(block: list[ast.stmt]) -> list[ast.stmt]:
+    """Statements that are not cut inside, with what was unrolled in them as it was: lists of other samples may have
+    more items, which the second part finds when it is too late to make the sample as a whole."""
+
+    class Loops(ast.NodeTransformer):
+        def visit_Assign(self, node: ast.Assign) -> Any:
+            return getattr(node, "source", (node, 1))[0]
+
+    out: list[ast.stmt] = []
+    skipped = 0
+    for statement in block:
+        if skipped:
+            skipped -= 1
+            continue
+        if is_first_of_list(statement):
+            statement, number = statement.source  # type: ignore[attr-defined]
+            skipped = number - 1
+        out.append(Loops().visit(statement))
+    return out

@@ -25,7 +25,7 @@ from ..core.fingerprint import Fingerprint
 from ..core.object_tree import walk
 from ..core.random_state import PROCESS_WIDE
 from ..core.types import Attributes
-from .aliases import refuse_aliases, share_memory
+from .aliases import hold_one_object, refuse_aliases, share_memory
 from .callee import callee_of
 from .compare import equal_bits
 from .executed_code import Executed
@@ -79,7 +79,8 @@ def verify(plan: Plan, samples: TrialSamples, changing: Collection[str] = ()) ->
         return why
     plan.globals = sorted(code.variables)
     is_native = callee_of(samples.dataset.__getitem__) is None  # what native code reads is unknown
-    plan.reads = None if code.looks_up_names or is_native else code.names
+    is_unknown = code.looks_up_names or is_native or verification.holds_objects
+    plan.reads = None if is_unknown else code.names
     # The shortest times: what else the machine does only adds to them.
     plan.head_s = min(c.head_s for c in costs)
     plan.read_s = min(c.read_s for c in costs)
@@ -112,10 +113,12 @@ class _Verification:
 
     Attributes:
         code: looks at the code of the first part.
+        holds_objects: what is kept has objects of the dataset's own, of which the second part may read anything.
     """
 
     def __init__(self, plan: Plan, samples: TrialSamples) -> None:
         self.code = Executed(samples.dataset)
+        self.holds_objects = False
         self._plan = plan
         self._samples = samples
 
@@ -152,7 +155,7 @@ class _Verification:
         state = self._head(i)
         head_s = time.perf_counter() - began
         moved = states.moved()
-        refuse_aliases(state)
+        refuse_aliases(state, samples.dataset)
         kept = Kept(state)
         read_s = min(kept.time_of_reading() for _ in range(READS))  # the first one maps new memory
         argument = kept.read()
@@ -163,6 +166,7 @@ class _Verification:
         again = first_state[0] if first_state else self.code.run(lambda: self._head(i))
         if not equal_bits(kept.read(), stored_copy(again)):
             raise CacheError("what comes before the cut gives other bits on a repeat")
+        self.holds_objects |= hold_one_object(state, again)
         if not plan.exact and share_memory(state, again):
             self._verify_unwritten(kept)
         if not equal_bits(whole.value, sample):

@@ -51,6 +51,7 @@ LIMIT_S = 30.0  # for a trial
 FEWEST_SAMPLES = 16  # of a dataset for which a trial is made
 LEAST_GAIN = 2.0  # times: making the first part of a sample, against copying it out of memory
 LEAST_GAIN_S = 50e-6  # and at least so much less
+LEAST_GAIN_SHARE = 0.02  # of a sample's time
 LEAST_SHARE = 0.05  # of a dataset that has to fit into the cache
 TINY_SAMPLE_S = 100e-6  # samples that take no longer are mostly views of memory: a worker would copy them
 TINY_BATCH_S = 0.002  # a batch that takes no longer in the script's own process stays there
@@ -133,7 +134,7 @@ class ManagedDataset:
             return found.why_not
         why = "" if found.plan is None else why_it_does_not_pay(found.plan)
         if why:
-            return why
+            return f"{why}; not more, because {found.why_not}" if found.why_not else why
         staged = Staged(self.dataset, _split=Split(self.dataset, found), _memories=memories)
         nbytes = kept.nbytes * len(self.dataset)
         if staged.account.budget < LEAST_SHARE * nbytes:
@@ -204,6 +205,7 @@ class ManagedDataset:
             "why_not": self.reason,
             "filled": 0,
             "samples": len(self.dataset),
+            "calls": False,
             "nbytes": 0,
             "shared": 1,  # ranks of this node that fill and read one cache: "nbytes" is counted in each of them
             "trial_s": self.start_s + self.waited_s,
@@ -212,10 +214,12 @@ class ManagedDataset:
         }
         if self.staged is None or self.found is None:
             return out
-        account, plan = self.staged.account, self.found.plan
+        account, now = self.staged.account, self.staged.split or self.found  # a dataset that changed was looked at anew
+        plan = now.plan
         out |= {
-            "kept": "; ".join(f"{row.where} {row.name}".strip() for row in self.found.rows if row.cached),
-            "why_not": self.found.why_not,
+            "kept": "; ".join(f"{row.where} {row.name}".strip() for row in now.rows if row.cached),
+            "why_not": now.why_not,
+            "calls": now.memo is not None,
             "filled": account.filled,
             "nbytes": account.nbytes,
             "shared": account.ranks,
@@ -229,11 +233,12 @@ class ManagedDataset:
 
 def why_it_does_not_pay(plan: Plan) -> str:
     """Why the first part of a sample is not worth keeping; "" if it is."""
-    if plan.head_s >= max(LEAST_GAIN * plan.read_s, plan.read_s + LEAST_GAIN_S):
+    least_s = max(LEAST_GAIN_S, LEAST_GAIN_SHARE * (plan.head_s + plan.tail_s))
+    if plan.head_s >= max(LEAST_GAIN * plan.read_s, plan.read_s + least_s):
         return ""
     return (
-        f"it would not pay: the deterministic part of a sample takes {plan.head_s * 1e6:,.0f} us, "
-        f"copying it out of memory {plan.read_s * 1e6:,.0f} us"
+        f"it would not pay: the deterministic part of a sample takes {plan.head_s * 1e6:,.0f} us of "
+        f"{(plan.head_s + plan.tail_s) * 1e6:,.0f} us, copying it out of memory {plan.read_s * 1e6:,.0f} us"
     )
 
 

@@ -22,6 +22,8 @@ def slow_transport(stats: LoaderStats) -> Finding | None:
     service, busy, now = stats.service, stats.busy, stats.loop
     if not stats.starved or not stats.workers or service is None or busy is None:
         return None
+    if stats.loader.settings.engine != "torch":
+        return None  # it copies less already
     if allocates_each_batch(stats):
         part = stats.stage_share(stats.loader.stages.collate.self_s)
         period = max(stats.step, service * (1 - part * stats.kernel_share) / stats.workers)

@@ -33,8 +33,9 @@ def _cached(name: str, settings: AppliedSettings, row: LoaderChange) -> Finding 
     if cut and cut not in kept:
         text += f", up to {cut}"
     if cache.filled:
-        of = f" of {cache.samples:,}" if cache.samples else ""
-        text += f": {cache.filled:,}{of} samples, {human_bytes(cache.nbytes)}"
+        of = f"of {cache.samples:,} " if cache.samples else ""
+        what = "results of calls" if cache.calls else f"{of}samples"
+        text += f": {cache.filled:,} {what}, {human_bytes(cache.nbytes)}"
     if cache.why_not:
         text += f"; not more, because {cache.why_not}"
     return Finding(

@@ -134,13 +134,15 @@ class EpochTimes(Struct):
 
 
 class Cache(Struct):
-    """What ``--apply`` caches for a loader."""
+    """What ``--apply`` caches for a loader. ``calls``: ``filled`` counts results of calls, of which a sample has any
+    number."""
 
     kept: str = ""
     cut: str = ""
     why_not: str = ""
     filled: int = 0
     samples: int = 0
+    calls: bool = False
     nbytes: int = 0
     shared: int = 1
     trial_s: float = 0.0
