@@ -35,7 +35,6 @@ from ..core.monitor import SystemMonitor
 from ..core.types import JsonObject
 from ..diagnosis.report import history, html, schema, text
 from ..diagnosis.report.build import report_of
-from ..diagnosis.report.live import Ticker
 from ..diagnosis.watch.shared_counters import LIVE, Live
 from . import arguments
 
@@ -61,7 +60,6 @@ class Options:
     apply: bool
     json_path: Path
     html_path: Path | None
-    live: bool
     debug: bool
     max_steps: int | None
 
@@ -84,7 +82,6 @@ class Options:
     help="The report; - is stdout.",
 )
 @click.option("--html", "html_path", type=arguments.FILE, metavar="FILE", help="The report as a page (stoker[html]).")
-@click.option("--live", is_flag=True, help="Print a line about the loaders while the script runs.")
 @click.option("--debug", is_flag=True, help="Load in the script's own process: for breakpoints and plain tracebacks.")
 @click.option("--max-steps", type=arguments.COUNT, metavar="N", help="End the script after N batches.")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in python -m.")
@@ -161,15 +158,6 @@ class Listener:
                         self._live[int(snapshot["pid"])] = live
                     except (ValueError, KeyError, TypeError):
                         continue  # half a line of a process that was killed
-
-    def now(self) -> dict[str, JsonObject]:
-        """Each loader of the process that reported last, as it stands at this moment."""
-        out: dict[str, JsonObject] = {}
-        for pid, snapshot in list(self.last.items())[-1:]:
-            for i, metrics in enumerate(snapshot["loaders"]):
-                values = zip(LIVE, self._live[pid].row(i), strict=True)
-                out[metrics["name"]] = {**metrics, **{k: max(v, metrics[k]) for k, v in values}}
-        return out
 
     def snapshots(self) -> list[JsonObject]:
         """The last snapshot of each process; of one that was killed, brought up to its last batch."""
@@ -307,11 +295,7 @@ def _execute(options: Options, listener: Listener) -> tuple[int, JsonObject]:
     listener.start()
     threading.Thread(target=_forward, args=(process, shared_group), name="stoker_signals", daemon=True).start()
     monitor = SystemMonitor()
-    ticker = Ticker(listener.now) if options.live else None
-    code = process.wait()
-    if ticker is not None:
-        ticker.stop()
-    return code, monitor.stop()
+    return process.wait(), monitor.stop()
 
 
 def _forward(process: subprocess.Popen[bytes], shared_group: bool) -> None:
