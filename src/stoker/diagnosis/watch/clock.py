@@ -24,7 +24,6 @@ from collections.abc import Callable
 from ...core.histogram import Histogram
 from ...core.metrics import EPOCHS, LoaderMetrics
 from .device import DeviceWatch
-from .fetch import TaskTimer
 
 LONG_STEP_S = 2e-3  # from here on every batch is full
 MAX_BRIEF = 32  # numbers in ``times``, two a batch
@@ -42,7 +41,6 @@ class Clock:
         always_full: no batch may be brief.
         on_batches: called whenever batches were worked out, with their number and the time.
         find_device: returns the watch on the device, once the script uses one.
-        task_timer: returns the timer of the tasks of an iterator without workers, once there is one.
 
     Attributes:
         metrics: the loader's numbers.
@@ -67,9 +65,7 @@ class Clock:
         "_first",
         "_made",
         "_on_batches",
-        "_paused",
         "_row",
-        "_task_timer",
         "brief",
         "inside",
         "metrics",
@@ -86,7 +82,6 @@ class Clock:
         always_full: bool,
         on_batches: Callable[[int, float], None],
         find_device: Callable[[LoaderMetrics], DeviceWatch | None],
-        task_timer: Callable[[], TaskTimer | None] = lambda: None,
     ) -> None:
         self.metrics = metrics
         self.size: int = metrics.settings.get("batch_size") or 1
@@ -100,8 +95,6 @@ class Clock:
         self._on_batches = on_batches
         self._find_device = find_device
         self._device: DeviceWatch | None = None
-        self._task_timer = task_timer
-        self._paused: TaskTimer | None = None  # the timer, while batches are brief
         self._epoch = [0.0] * 6  # batches, wait_s, step_s, first_wait_s, loop_s, samples
         self._began = self._made = _now()  # of the epoch; of this clock
         self._first = True  # no batch of the epoch has come yet
@@ -154,9 +147,6 @@ class Clock:
             self._device = self._find_device(self.metrics)
         self.settle()
         self.brief = step_s < LONG_STEP_S and self._device is None and not self._always_full
-        timer = self._task_timer() if self.brief else None
-        if timer is not None and timer.short:
-            timer.paused, self._paused = True, timer
         self._cpu = None if self.brief else _cpu()
         self._came = _now()
 
@@ -164,14 +154,9 @@ class Clock:
         """Enough brief batches have come: works them out. The next one is full."""
         self._brief_steps += len(self.times) // 2
         self.settle()
-        self._end_brief()
+        self.brief = False
         self._cpu = _cpu()
         self._came = _now()
-
-    def _end_brief(self) -> None:
-        if self._paused is not None:
-            self._paused.resume()
-        self._paused, self.brief = None, False
 
     def ended(self, asked: float, now: float) -> None:
         """There is no more batch. The wait for that, and the step before it, count."""
@@ -191,7 +176,7 @@ class Clock:
     def failed(self) -> None:
         """``next()`` raised: what follows is no step."""
         self.settle()
-        self._end_brief()
+        self.brief = False
         self._came = 0.0
 
     def forked(self, row: memoryview[float]) -> None:
@@ -212,8 +197,6 @@ class Clock:
                 steps.append(asked - came)
             came = times[i + 1]
             waits.append(came - asked)
-        if self._paused is not None:
-            self._paused.took += waits  # without workers the consumer waits for its own fetching and nothing else
         count, wait_s, step_s = len(waits), sum(waits), sum(steps)
         m.wait_s += wait_s
         m.step_s += step_s

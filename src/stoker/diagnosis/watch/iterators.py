@@ -31,7 +31,6 @@ from ...core.types import Batch, Index, LoaderLike
 from ...loader.describe import bypass, count, settings_of
 from . import fetch
 from .clock import MAX_BRIEF, MAX_BRIEF_S, Clock
-from .fetch import TaskTimer
 from .shared_counters import WorkerTimes
 from .watch import Watch
 
@@ -106,22 +105,16 @@ def watched_iterator(
     ours = type(inner).__module__.startswith("stoker.") or isinstance(inner, torch_loader._BaseDataLoaderIter)
     if ours or metrics.name not in watch.bypassed:  # else a user's own, around one of torch's of an earlier epoch
         watch.bypassed[metrics.name] = type(loader).__qualname__, bypass(loader, inner)
-    fetcher = _time_fetcher(getattr(inner, "_dataset_fetcher", None), times)
+    _time_fetcher(getattr(inner, "_dataset_fetcher", None), times)
     if clocked:
         # The loader may be its own iterator, and is copied and pickled.
         on = it if id(it) != id(loader) and _can_hold_clock(it) else inner
-        _put_clock(watch, patches, metrics, on, fetcher, _now() - began, began)
+        _put_clock(watch, patches, metrics, on, _now() - began, began)
     return it
 
 
 def _put_clock(
-    watch: Watch,
-    patches: Patches,
-    metrics: LoaderMetrics,
-    it: Iterator[Batch],
-    fetcher: Fetcher | None,
-    spent: float,
-    began: float,
+    watch: Watch, patches: Patches, metrics: LoaderMetrics, it: Iterator[Batch], spent: float, began: float
 ) -> None:
     """Puts a clock on an iterator, if it can have one."""
     if not _can_hold_clock(it):
@@ -130,11 +123,7 @@ def _put_clock(
         if "__next__" in vars(cls):
             watch_iterators(cls, watch, patches)
             break
-
-    def task_timer() -> TaskTimer | None:
-        return None if fetcher is None else fetcher.__dict__.get("_stoker_task_timer")
-
-    clock = it.__dict__["_stoker_clock"] = watch.clock(metrics, task_timer)
+    clock = it.__dict__["_stoker_clock"] = watch.clock(metrics)
     clock.started(spent, began)
 
 
@@ -156,15 +145,13 @@ def _note_settings(loader: LoaderLike, metrics: LoaderMetrics, inner: object) ->
         metrics.settings["engine"] = "stoker" if ours else "torch"
 
 
-def _time_fetcher(fetcher: Fetcher | None, times: WorkerTimes) -> Fetcher | None:
-    """Times what an iterator fetches in this process. Returns torch's fetcher, if that is what is timed."""
+def _time_fetcher(fetcher: Fetcher | None, times: WorkerTimes) -> None:
+    """Times what an iterator fetches in this process."""
     if fetcher is None:
-        return None
+        return
     fetcher._stoker_times = times
     if hasattr(vars(fetcher).get("fetch"), "gathered"):
         fetcher.fetch = fetch.timed_gather(fetcher.fetch, times)
-        return None
-    return fetcher
 
 
 def watched_iter_method(watch: Watch, patches: Patches, start: Start) -> Start:
@@ -198,7 +185,7 @@ def _read_generator(
             metrics = watch.metrics_of(loader)
             _note_settings(loader, metrics, it)
             watch.bypassed.setdefault(metrics.name, (type(loader).__qualname__, bypass(loader, it)))
-            _put_clock(watch, patches, metrics, outer, None, 0.0, _now())
+            _put_clock(watch, patches, metrics, outer, 0.0, _now())
         yield from outer
     finally:
         it.close()

@@ -20,7 +20,6 @@ from ...loader.describe import called, settings_of
 from ...loader.loader_state import state_of
 from .clock import Clock
 from .device import DeviceWatch
-from .fetch import TaskTimer
 from .shared_counters import Live, WorkerTimes
 
 FILLS = 0.05  # of its samples; a cache that grew by less in an epoch is full
@@ -101,10 +100,10 @@ class Watch:
             self._devices[metrics.name] = DeviceWatch(metrics)
         return self._devices[metrics.name]
 
-    def clock(self, metrics: LoaderMetrics, task_timer: Callable[[], TaskTimer | None]) -> Clock:
+    def clock(self, metrics: LoaderMetrics) -> Clock:
         """For a new iterator of this loader."""
         self._restart(metrics)
-        made = Clock(metrics, self.row(metrics), self.max_steps is not None, self.delivered, self.device_of, task_timer)
+        made = Clock(metrics, self.row(metrics), self.max_steps is not None, self.delivered, self.device_of)
         self._clocks.add(made)
         return made
 
