@@ -74,7 +74,8 @@ class Sweep:
         self.workers = 0
 
     def run(self, take: Callable[[Batch], None], on_progress: Callable[[], None] = lambda: None) -> None:
-        """Calls ``take`` with each result of ``collate``, in order. The workers have ended when it returns or raises.
+        """Calls ``take`` with each result of ``collate``, in order, and ``on_progress`` now and then, also at the end.
+        The workers have ended when it returns or raises.
 
         Raises:
             StokerError: workers die, and no sample is to blame; or ``worker_init_fn`` raised.
@@ -106,6 +107,7 @@ class Sweep:
         self.workers = int(self._loader.num_workers)
         self.seconds = time.monotonic() - began
         self._list_failures()
+        on_progress()
 
     def _list_failures(self) -> None:
         ledger = state_of(self._loader).ledger

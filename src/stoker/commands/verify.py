@@ -35,14 +35,12 @@ SHOWN = 20  # samples in the text; --json and --quarantine have all
 @click.option(
     "--sample-timeout", type=arguments.SECONDS, help="Seconds after which a sample counts as broken.  [default: none]"
 )
-@click.option("--again", type=arguments.FILE, help="Read only the samples that this quarantine file lists.")
 @click.option("--quarantine", "listing", type=arguments.FILE, help="Append broken samples to this file.")
 @arguments.json_file
 def command(
     target: str,
     num_workers: int | str,
     sample_timeout: float | None,
-    again: Path | None,
     listing: Path | None,
     json_path: Path | None,
 ) -> int:
@@ -57,7 +55,6 @@ def command(
       stoker verify train.py:train_set
       stoker verify train.py:make_loader --num-workers 8 --json broken.json
       stoker verify train.py:train_set --quarantine broken.jsonl
-      stoker verify train.py:train_set --again broken.jsonl     are they repaired?
     """
     if listing is not None:
         check_writable(listing)
@@ -67,8 +64,7 @@ def command(
             found = verify(
                 loader,
                 num_workers,
-                again,
-                lambda v: progress.samples(v.read + len(v.failed), v.samples, len(v.failed)),
+                lambda v: progress.samples(v.read, v.samples, len(v.failed)),
                 sample_timeout,
             )
     except StokerError as e:
@@ -113,7 +109,6 @@ class Verified:
 def verify(
     loader: LoaderLike,
     workers: int | str = "auto",
-    again: Path | None = None,
     on_progress: Callable[[Verified], None] | None = None,
     sample_timeout: float | None = None,
 ) -> Verified:
@@ -122,12 +117,11 @@ def verify(
     Args:
         loader: its samples are read: those of a ``SubsetRandomSampler``, or all.
         workers: processes; 0 reads in this one, which a sample that kills its process then ends.
-        again: a quarantine file: only samples that it lists are read.
         on_progress: called now and then.
         sample_timeout: seconds that a sample may take before it counts as broken.
 
     Raises:
-        UsageError: an iterable dataset; a file that cannot be read; a ``sample_timeout`` without workers.
+        UsageError: an iterable dataset; a ``sample_timeout`` without workers.
         StokerError: workers die, and no sample is to blame.
     """
     if isinstance(loader.dataset, IterableDataset):
@@ -135,23 +129,24 @@ def verify(
             f"{type(loader.dataset).__name__} is an iterable dataset: it ends with its first error, so the other "
             "samples cannot be read"
         )
-    keys = keys_of(loader) if again is None else _listed(again, len(loader.dataset))
+    keys = keys_of(loader)
     found = Verified(len(keys))
     if not found.samples:
         return found
     sweep = Sweep(loader, keys, _read, len, workers, TASK_SAMPLES, sample_timeout=sample_timeout)
+    good = 0
 
     def take(n: int) -> None:
-        found.read += n
+        nonlocal good
+        good += n
 
     def report() -> None:
         found.failed, found.seconds, found.workers = sweep.failed, sweep.seconds, sweep.workers
+        found.read = good + len(found.failed)
         if on_progress is not None:
             on_progress(found)
 
     sweep.run(take, report)
-    found.failed, found.seconds, found.workers = sweep.failed, sweep.seconds, sweep.workers
-    found.read += len(found.failed)
     if found.read != found.samples:
         raise StokerError(f"only {found.read:,} of {found.samples:,} samples were read, for an unknown reason")
     return found
@@ -166,16 +161,6 @@ def _read(dataset: Any, key: Index) -> int:
         dataset, key = dataset.dataset, dataset.indices[key]
     dataset._whole(key)
     return 1
-
-
-def _listed(path: Path, samples: int) -> list[Index]:
-    """The samples in a quarantine file, each once, in order: numbers within the dataset, and other keys."""
-    try:
-        found = {f.index for f in quarantine.read(path)}
-    except OSError as e:
-        raise UsageError(f"{path} cannot be read: {e.strerror or e}") from e
-    good = {i for i in found if not isinstance(i, int) or -samples <= i < samples}
-    return sorted(good, key=lambda i: (type(i) is str, i))
 
 
 def _text(found: Verified) -> str:
