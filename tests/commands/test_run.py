@@ -425,9 +425,9 @@ def test_a_report_that_cannot_be_made_leaves_the_exit_code(error: str, tmp_path:
     code = f"""
 import sys
 from stoker.commands import main as cli
-from stoker.diagnosis.report import schema
+from stoker.core import output
 def fail(*_): raise {error}
-schema.save = fail
+output.give = fail
 sys.exit(cli.main(["run", {str(script(tmp_path, "raise SystemExit(7)"))!r}]))
 """
     p = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)

@@ -33,8 +33,9 @@ from ..core import output
 from ..core.errors import UsageError
 from ..core.monitor import SystemMonitor
 from ..core.types import JsonObject
-from ..diagnosis.report import history, html, schema, text
+from ..diagnosis.report import history, html, text
 from ..diagnosis.report.build import report_of
+from ..diagnosis.report.schema import RunReport
 from ..diagnosis.watch.shared_counters import LIVE, Live
 from . import arguments
 
@@ -223,20 +224,17 @@ def run(options: Options) -> int:
     return code
 
 
-def _write(report: schema.RunReport, json_path: Path, html_path: Path | None) -> None:
+def _write(report: RunReport, json_path: Path, html_path: Path | None) -> None:
     """Writes the report and prints it. A command that failed before its first batch leaves an earlier report alone."""
     empty = bool(report.exit_code) and not report.loaders and not report.bypassing
     if empty and json_path.is_file():
         sys.stderr.write(text.render(report, None, sys.stderr) + f"the report of an earlier run is kept: {json_path}\n")
         return
-    printed = str(json_path) == "-"
-    if printed:
-        print(schema.encode(report), end="", flush=True)
-    else:
-        schema.save(report, json_path)
+    output.give(report.as_dict(), json_path, lambda: None)
+    sys.stdout.flush()  # a signal may end this process
     if html_path is not None:
         html.save(report, html_path)
-    sys.stderr.write(text.render(report, None if printed else json_path, sys.stderr))
+    sys.stderr.write(text.render(report, None if str(json_path) == "-" else json_path, sys.stderr))
 
 
 def _environment(address: str, options: Options) -> dict[str, str]:

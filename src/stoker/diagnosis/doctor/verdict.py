@@ -90,5 +90,7 @@ def _findings(stats: LoaderStats) -> list[Finding]:
 
 
 def _rank(f: Finding, weight: float) -> float:
-    """By what the fix saves; of two that save about as much the one that stoker does itself comes first."""
-    return f.saves * weight + (ABOUT_AS_MUCH if f.cause == REMEDY.__name__ else 0.0)
+    """By what the fix saves, as predicted or else all that the cause costs; of two that save about as much the one that
+    stoker does itself comes first."""
+    saves = 1 - 1 / f.predicted_speedup if f.predicted_speedup else f.share
+    return saves * weight + (ABOUT_AS_MUCH if f.cause == REMEDY.__name__ else 0.0)

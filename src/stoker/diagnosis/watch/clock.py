@@ -52,29 +52,6 @@ class Clock:
         size: the loader's batch size, for batches that do not say theirs.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_always_full",
-        "_began",
-        "_brief_steps",
-        "_came",
-        "_cpu",
-        "_device",
-        "_epoch",
-        "_find_device",
-        "_first",
-        "_made",
-        "_on_batches",
-        "_row",
-        "brief",
-        "inside",
-        "metrics",
-        "samples",
-        "settled",
-        "size",
-        "times",
-    )
-
     def __init__(
         self,
         metrics: LoaderMetrics,
