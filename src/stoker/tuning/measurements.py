@@ -74,11 +74,9 @@ class Measurements:
         self._progress(f"{s.words}: {figure(rate)} samples/s")
         return rate
 
-    def forget(self, settings: Iterable[Setting]) -> None:
-        """Drops what was measured of these settings, which are no choice."""
-        for s in list(settings):
-            self.rates.pop(s, None)
-            self.windows.pop(s, None)
+    def forget(self, s: Setting) -> None:
+        """Drops what was measured of a setting, which is no choice."""
+        del self.rates[s], self.windows[s]
 
     def rate(self, s: Setting) -> float:
         """The median of a setting's windows, which is measured if it was not."""
