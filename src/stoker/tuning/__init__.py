@@ -3,6 +3,5 @@
 ::
 
     api: tune() -> search: which settings -> measurements: windows of each -> result
-    batch_size -> batch_size_trial
     apply: engine, cache and number of workers behind loaders of an unchanged script
 """
