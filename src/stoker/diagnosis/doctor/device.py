@@ -28,12 +28,7 @@ def pageable_transfer(stats: LoaderStats) -> Finding | None:
     return Finding(
         "pageable_transfer",
         part,
-        {
-            "line": found.line,
-            "ms_per_step": found.seconds / device.steps * 1e3,
-            "bytes_per_step": found.bytes / device.steps,
-            "pin_memory": pinned,
-        },
+        {"line": found.line, "ms_per_step": found.seconds / device.steps * 1e3},
         f"copies to the device at {found.line} take {part:.0%} of the loop, because their memory is not page-locked: "
         f"{advice}, and .to(device, non_blocking=True)",
         1 / (1 - part + left),
@@ -57,12 +52,7 @@ def sync_transfer(stats: LoaderStats) -> Finding | None:
     return Finding(
         "sync_transfer",
         idle,
-        {
-            "line": found.line,
-            "calls_per_step": found.calls / steps,
-            "blocked_share": waiting + copying,
-            "device_idle_share": idle,
-        },
+        {"line": found.line, "calls_per_step": found.calls / steps, "blocked_share": waiting + copying},
         f"each step waits for the device at {found.line}, and the device idles {idle:.0%} of the time with its data "
         f"there: {advice}",
         1 / (1 - idle),
@@ -81,7 +71,7 @@ def batch_too_small(stats: LoaderStats) -> Finding | None:
     return Finding(
         "batch_too_small",
         idle,
-        {"device_idle_share": idle, "step_cpu_share": used, "step_ms": stats.step * 1e3, "batch_size": size},
+        {"step_cpu_share": used, "step_ms": stats.step * 1e3},
         f"steps of {stats.step * 1e3:.3g} ms keep a core busy with launches and leave the device idle {idle:.0%} of "
         f'the time: a larger batch than {size}, torch.compile(mode="reduce-overhead"), or CUDA graphs',
         1 / (1 - idle),
@@ -95,7 +85,7 @@ def pin_memory_wasted(stats: LoaderStats) -> Finding | None:
     return Finding(
         "pin_memory_wasted",
         0.0,
-        {"pin_memory": True, "accelerators": 0},
+        {},
         "pin_memory=False: there is no accelerator",
         change={"pin_memory": False},
     )

@@ -75,7 +75,7 @@ def prefetch_too_small(stats: LoaderStats) -> Finding | None:
     return Finding(
         "prefetch_too_small",
         1 - best / now,
-        {"prefetch_factor": depth, "worker_busy_share": busy, "p95_over_median": uneven},
+        {"worker_busy_share": busy, "p95_over_median": uneven},
         f"prefetch_factor={deeper} (now {depth}): the loop is uneven, and workers idle in its long steps",
         now / best,
         {"prefetch_factor": deeper},
@@ -97,12 +97,7 @@ def checkpoint_or_logging(stats: LoaderStats) -> Finding | None:
     return Finding(
         "checkpoint_or_logging",
         share,
-        {
-            "long_steps": steps.slow_count,
-            "of": steps.count,
-            "median_step_ms": steps.median_s * 1e3,
-            "share_of_steps": steps.slow_share,
-        },
+        {"median_step_ms": steps.median_s * 1e3, "share_of_steps": steps.slow_share},
         f"{steps.slow_count} of {steps.count} steps take over 3 times the median (a checkpoint, a log, an "
         "evaluation): do that less often, or in the background",
         1 / (1 - share),

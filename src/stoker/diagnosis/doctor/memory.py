@@ -31,12 +31,7 @@ def memory_pressure(stats: LoaderStats) -> Finding | None:
     return Finding(
         "memory_pressure",
         share * stats.weight,
-        {
-            "stalled_share": share,
-            "swapped_bytes": swapped,
-            "memory_available_min": stats.around.memory_available_min or 0,
-            "stored_bytes": stats.loader.kernel.stored,
-        },
+        {"stalled_share": share, "swapped_bytes": swapped},
         f"memory is short, {' and '.join(seen)}: use fewer workers, smaller batches, or a dataset that fits",
     )
 

@@ -87,12 +87,7 @@ def stragglers(stats: LoaderStats) -> Finding | None:
     return Finding(
         "stragglers",
         share,
-        {
-            "slow_tasks": tasks.slow_count,
-            "of": tasks.count,
-            "share_of_task_time": tasks.slow_share,
-            "samples": worst,
-        },
+        {"share_of_task_time": tasks.slow_share, "samples": worst},
         f"{tasks.slow_count} of {tasks.count} tasks take over 3 times the median{names}: fix or split those samples, "
         "or prefetch deeper",
         1 / max(1e-3, 1 - share),

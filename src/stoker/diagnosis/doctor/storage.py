@@ -29,17 +29,10 @@ def slow_storage(stats: LoaderStats) -> Finding | None:
     if not shares or part - stalled(stats) < MIN_WAITING * max(MIN_TIME_WITH_CORE, 1 - stats.coreless):
         return None
     line = max(shares, key=lambda code: shares[code])
-    evidence = {
-        "line": line,
-        "share_of_a_task": part,
-        "looks": stats.loader.looks,
-        "stored_bytes": stats.loader.kernel.stored,
-        "major_faults": stats.loader.kernel.faults,
-    }
     return Finding(
         "slow_storage",
         stats.share * part * stats.explained_by_code,
-        evidence,
+        {"line": line, "share_of_a_task": part, "looks": stats.loader.looks},
         f"workers wait {part:.0%} of a task's time at {line}: use more workers, which wait at the same time, or a "
         "local copy",
         without(stats, part),

@@ -38,7 +38,7 @@ def main_process_loading(stats: LoaderStats) -> Finding | None:
     return Finding(
         "main_process_loading",
         stats.share,
-        {"num_workers": 0, "cores": stats.cores, "wait_ms": stats.wait * 1e3, "step_ms": stats.step * 1e3},
+        {"wait_ms": stats.wait * 1e3, "step_ms": stats.step * 1e3},
         f"load in worker processes: num_workers={stats.cores}",
         gain,
         {"num_workers": stats.cores},
@@ -53,17 +53,10 @@ def too_few_workers(stats: LoaderStats) -> Finding | None:
     busy = service / workers / stats.loop
     if busy < ALWAYS_BUSY or gil_bound(stats):
         return None
-    evidence = {
-        "num_workers": workers,
-        "cores": stats.cores,
-        "worker_busy_share": min(1.0, busy),
-        "worker_ms_per_batch": service * 1e3,
-        "worker_cpu_ms_per_batch": stats.cpu * 1e3,
-    }
     return Finding(
         "too_few_workers",
         stats.share,
-        evidence,
+        {"worker_busy_share": min(1.0, busy), "worker_ms_per_batch": service * 1e3},
         f"num_workers={stats.cores} (now {workers})",
         speedup(stats, stats.cores),
         {"num_workers": stats.cores},
@@ -76,17 +69,10 @@ def too_many_workers(stats: LoaderStats) -> Finding | None:
         return None
     extra = 1 - stats.cores / stats.workers
     startup = stats.startup / stats.total * extra if stats.total else 0.0
-    evidence = {
-        "num_workers": stats.workers,
-        "cores": stats.cores,
-        "delayed_share": stats.delayed,
-        "startup_s": stats.startup,
-        "memory_bytes": sum(stats.loader.memory.worker_pss),
-    }
     return Finding(
         "too_many_workers",
         max(startup, stats.share * stats.delayed * extra),
-        evidence,
+        {"delayed_share": stats.delayed, "startup_s": stats.startup},
         f"num_workers={stats.cores} (now {stats.workers}): the workers compute, and {stats.delayed:.0%} of their time "
         f"they wait for one of {stats.cores} cores",
         1 / (1 - startup) if startup < 1 else None,
@@ -109,7 +95,7 @@ def too_few_cores(stats: LoaderStats) -> Finding | None:
     return Finding(
         "too_few_cores",
         stats.share,
-        {"cores_wanted": cores_wanted, "cores": stats.cores, "worker_cpu_ms_per_batch": stats.cpu * 1e3},
+        {"cores_wanted": cores_wanted, "worker_cpu_ms_per_batch": stats.cpu * 1e3},
         f"the loop and its workers want {cores_wanted:.1f} of {stats.cores} cores, and no part of a sample stands out: "
         "more workers bring nothing; make a sample cheaper, or use more cores",
     )
@@ -128,7 +114,7 @@ def worker_startup(stats: LoaderStats) -> Finding | None:
             return Finding(
                 "worker_startup",
                 share,
-                {"pause_s": pause, "epochs": epochs, "num_workers": stats.workers},
+                {"pause_s": pause, "epochs": epochs},
                 f"each epoch begins with a pause of {pause * 1e3:,.0f} ms while workers start: {way.fix}",
                 1 / (1 - share),
                 way.change,
@@ -175,7 +161,7 @@ def thread_oversubscription(stats: LoaderStats) -> Finding | None:
     return Finding(
         "thread_oversubscription",
         stats.share,  # it slows all that the workers do
-        {"cpu_of_all_threads_over_own": ratio, "delayed_share": stats.delayed, "num_workers": stats.workers},
+        {"cpu_of_all_threads_over_own": ratio, "delayed_share": stats.delayed},
         "one native thread a worker: OMP_NUM_THREADS=1, cv2.setNumThreads(0), or stoker.DataLoader, which caps them",
     )
 
@@ -199,7 +185,7 @@ def _gil_bound_workers(stats: LoaderStats) -> Finding | None:
     return Finding(
         "gil_bound",
         stats.share * (1 - 1 / min(stats.workers, stats.cores)),
-        {"cores_used": used, "threads": stats.workers, "cores": stats.cores},
+        {"cores_used": used},
         f"{stats.workers} threads use {used:.1f} cores together, because they compute in Python: "
         'worker_method="process"',
         stats.loop / best if period(stats, stats.cores) else None,
@@ -218,7 +204,7 @@ def _gil_bound_helpers(stats: LoaderStats) -> Finding | None:
     return Finding(
         "gil_bound",
         stats.share,
-        {"cores_used": used, "fetching_thread_waits": stats.waits, "cores": stats.cores},
+        {"cores_used": used, "fetching_thread_waits": stats.waits},
         f"threads of the dataset's own use {used:.1f} cores together, as threads do that compute in Python: "
         f"worker processes instead (num_workers={stats.cores})",
         max(1.0, stats.loop / max(stats.step, service / stats.cores)) if more else None,
