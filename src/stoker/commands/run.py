@@ -174,15 +174,11 @@ def command_line(command: Sequence[str], module: bool) -> list[str]:
     """The command line to execute: this Python runs a script or a module; other commands are looked up on PATH."""
     if module:
         return [sys.executable, "-m", *command]
-    first = command[0]
-    path = Path(first)
-    if path.suffix == ".py" or (path.is_file() and not os.access(path, os.X_OK)):
-        return [sys.executable, *command]
-    if os.sep in first and path.is_file():
+    path = Path(command[0])
+    is_script = path.suffix == ".py" or (path.is_file() and not os.access(path, os.X_OK))
+    if shutil.which(command[0]) and not is_script:
         return list(command)
-    if shutil.which(first):
-        return list(command)
-    return [sys.executable, *command]  # does not exist: Python prints its own error
+    return [sys.executable, *command]  # of what does not exist Python prints its own error
 
 
 def run(options: Options) -> int:

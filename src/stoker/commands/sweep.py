@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from torch.utils.data import Dataset, Sampler, get_worker_info
+from torch.utils.data import Dataset, get_worker_info
 
 from ..core.errors import StokerError, StokerWarning
 from ..core.random_state import preserved
@@ -56,7 +56,7 @@ class Sweep:
         self._loader: DataLoader[object] = DataLoader(
             _Samples(loader.dataset, read),
             task_samples,
-            sampler=_Keys(keys),
+            sampler=keys,
             num_workers=count,
             collate_fn=collate,
             worker_init_fn=functools.partial(_start, loader.worker_init_fn) if count else None,
@@ -127,19 +127,6 @@ class _Samples(Dataset[object]):
 
     def __getitem__(self, key: Index) -> object:
         return self._read(self.dataset, key)
-
-
-class _Keys(Sampler[Index]):
-    """Yields given keys in order."""
-
-    def __init__(self, keys: Sequence[Index]) -> None:
-        self._keys = keys
-
-    def __iter__(self) -> Iterator[Index]:
-        return iter(self._keys)
-
-    def __len__(self) -> int:
-        return len(self._keys)
 
 
 def _start(init_fn: Callable[[int], None] | None, worker: int) -> None:
