@@ -33,11 +33,6 @@ class Sweep:
         task_samples: samples in one call of ``collate``.
         seed: for random augmentation. The number of workers, if there are any, does not change what it draws.
         sample_timeout: seconds that a sample may take before it counts as failed.
-
-    Attributes:
-        failed: samples that could not be read, in the order of their keys; complete when the pass has ended.
-        seconds: taken so far.
-        workers: processes that read.
     """
 
     def __init__(
@@ -69,7 +64,7 @@ class Sweep:
         )
         if count == "auto" and num_workers != "auto":
             self._loader.resize(int(num_workers))
-        self.failed: list[Failure] = []
+        self.failed: list[Failure] = []  # in the order of their keys; complete when the pass has ended
         self.seconds = 0.0
         self.workers = 0
 

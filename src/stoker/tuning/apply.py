@@ -59,26 +59,16 @@ _entries: list[tuple[JsonObject, ManagedDataset]] = []
 
 
 class ManagedDataset:
-    """A dataset of the script's, and what is known of it.
-
-    Attributes:
-        dataset: the script's own.
-        found: by the trial; None before its end, and if it failed.
-        reason: why nothing is kept; "" otherwise.
-        staged: the dataset with its cache; None where nothing is kept, or not yet.
-        start_s: seconds that the script waited while the trial was started.
-        waited_s: seconds that it waited for the trial's end.
-        by_script: whether batches that came from the cache were made in the script's own process.
-    """
+    """A dataset of the script's, and what is known of it."""
 
     def __init__(self, dataset: MapDataset) -> None:
         self.dataset = dataset
-        self.found: Found | None = None
-        self.reason = ""
-        self.staged: Staged | None = None
-        self.start_s = 0.0
-        self.waited_s = 0.0
-        self.by_script = False
+        self.found: Found | None = None  # by the trial
+        self.reason = ""  # why nothing is kept
+        self.staged: Staged | None = None  # the dataset with its cache
+        self.start_s = 0.0  # that the script waited while the trial was started
+        self.waited_s = 0.0  # that it waited for the trial's end
+        self.by_script = False  # batches that came from the cache were made in the script's own process
         self._trial: Trial | None = None
         if hasattr(type(dataset), "_stoker_batches"):
             self.reason = "the dataset is staged already"

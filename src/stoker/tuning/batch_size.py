@@ -39,21 +39,13 @@ Step = Callable[[Batch], object]
 
 @dataclass(frozen=True)
 class Trial:
-    """One batch size that was tried.
-
-    Attributes:
-        batch_size: samples in the batch.
-        fits: within the budget less the margin.
-        peak_bytes: the most memory it took beyond what was there before; of what does not fit, what is known.
-        samples_per_s: making the batch and the step, in one process; None where it does not fit.
-        why: why it does not fit, "" where it does.
-    """
+    """One batch size that was tried."""
 
     batch_size: int
-    fits: bool
-    peak_bytes: int
-    samples_per_s: float | None
-    why: str
+    fits: bool  # within the budget less the margin
+    peak_bytes: int  # the most that it took beyond what was there before; of what does not fit, what is known
+    samples_per_s: float | None  # of making the batch and the step, in one process; None where it does not fit
+    why: str  # it does not fit
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,6 @@ class Measurements:
         loader: what is tuned.
         budget_s: seconds that it may take.
         progress: called with a line for each window.
-
-    Attributes:
-        rates: samples per second of each window.
-        windows: the newest window of each setting.
-        tried: all windows, in order, for the JSON.
-        is_stream: the dataset is iterable.
     """
 
     def __init__(self, loader: LoaderLike, budget_s: float, progress: Callable[[str], None]) -> None:
@@ -44,9 +38,9 @@ class Measurements:
         self.deadline = self.began + budget_s
         self.transport: Budget = engine.budget(loader)
         self.tasks = Tasks(loader)
-        self.rates: dict[Setting, list[float]] = {}
-        self.windows: dict[Setting, Window] = {}
-        self.tried: list[JsonObject] = []
+        self.rates: dict[Setting, list[float]] = {}  # samples per second of each window
+        self.windows: dict[Setting, Window] = {}  # the newest of each setting
+        self.tried: list[JsonObject] = []  # all windows, in order, for the JSON
         self.is_stream = loader._dataset_kind == _DatasetKind.Iterable
         self.window_s = min(WINDOW_S, max(0.05, budget_s / WINDOWS_IN_BUDGET))
         self._progress = progress

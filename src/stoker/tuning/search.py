@@ -48,19 +48,14 @@ class Search:
         measurements: of the loader that is tuned.
         name: what to call it in errors.
         knobs: which settings may move.
-
-    Attributes:
-        limits: what bounds the number of workers, the tightest first.
-        reasons: why a knob has its value.
-        notes: what else there is to say.
     """
 
-    limits: list[Limit]
+    limits: list[Limit]  # of the number of workers, the tightest first
 
     def __init__(self, measurements: Measurements, name: str, knobs: Sequence[str]) -> None:
         self.measured, self.name, self.knobs = measurements, name, knobs
         self.loader = measurements.loader
-        self.reasons: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}  # why a knob has its value
         self.notes: list[str] = [measurements.tasks.note] if measurements.tasks.note else []
 
     def run(self) -> Setting:

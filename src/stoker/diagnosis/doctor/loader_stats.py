@@ -19,24 +19,15 @@ class LoaderStats:
     """What the rules look at: one loader of a run.
 
     "Loop" is waiting and stepping together; "wait" is without what each epoch waits for its workers to start.
-
-    Attributes:
-        loader: an entry of the report's ``loaders``.
-        cores: cores granted.
-        cuda: whether the script used CUDA.
-        around: what the machine did meanwhile.
-        weight: the loader's part of the time of all loaders.
-        gpus: accelerators of the machine.
-        memory: bytes that are granted; 0 where that is not known.
     """
 
     loader: LoaderReport
-    cores: int = 1
-    cuda: bool = False
+    cores: int = 1  # granted
+    cuda: bool = False  # the script used it
     around: Around = field(default_factory=Around)
-    weight: float = 1.0
-    gpus: int = 0
-    memory: int = 0
+    weight: float = 1.0  # the loader's part of the time of all loaders
+    gpus: int = 0  # of the machine
+    memory: int = 0  # bytes that are granted; 0 where that is not known
 
     # Seconds of one batch.
 

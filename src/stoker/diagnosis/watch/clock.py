@@ -41,15 +41,6 @@ class Clock:
         always_full: no batch may be brief.
         on_batches: called whenever batches were worked out, with their number and the time.
         find_device: returns the watch on the device, once the script uses one.
-
-    Attributes:
-        metrics: the loader's numbers.
-        brief: of the next batch only the times are wanted.
-        inside: ``next()`` runs; a ``next()`` inside another one is not timed.
-        times: of batches that are not worked out yet: asked, came, asked, came, ...
-        samples: in those batches.
-        settled: when they were worked out last.
-        size: the loader's batch size, for batches that do not say theirs.
     """
 
     def __init__(
@@ -61,12 +52,12 @@ class Clock:
         find_device: Callable[[LoaderMetrics], DeviceWatch | None],
     ) -> None:
         self.metrics = metrics
-        self.size: int = metrics.settings.get("batch_size") or 1
-        self.brief = False
-        self.inside = False
-        self.times: list[float] = []
-        self.samples = 0
-        self.settled = 0.0
+        self.size: int = metrics.settings.get("batch_size") or 1  # for batches that do not say theirs
+        self.brief = False  # of the next batch only the times are wanted
+        self.inside = False  # ``next()`` runs; a ``next()`` inside another one is not timed
+        self.times: list[float] = []  # of batches that are not worked out yet: asked, came, asked, came, ...
+        self.samples = 0  # in those batches
+        self.settled = 0.0  # when they were worked out last
         self._row = row
         self._always_full = always_full
         self._on_batches = on_batches
