@@ -37,7 +37,6 @@ CACHE = {
     "filled": 80,
     "samples": 80,
     "nbytes": 3 << 20,
-    "trial_s": 0.5,
     "fill_s": 0.4,
     "discarded": "",
 }

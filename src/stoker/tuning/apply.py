@@ -174,15 +174,11 @@ class ManagedDataset:
 
     def report(self) -> JsonObject:
         """What a report says of the cache, without what is empty."""
-        out: JsonObject = {
-            "why_not": self.reason,
-            "samples": len(self.dataset),
-            "trial_s": self.start_s + self.waited_s,
-        }
+        out: JsonObject = {"why_not": self.reason, "samples": len(self.dataset)}
         if self.staged is None or self.found is None:
             return out
         account, plan = self.staged.account, self.found.plan
-        out |= {
+        return out | {
             "kept": "; ".join(f"{row.where} {row.name}".strip() for row in self.found.rows if row.cached),
             "why_not": self.found.why_not,
             "filled": account.filled,
@@ -190,10 +186,8 @@ class ManagedDataset:
             "shared": account.ranks,  # of this node, that fill and read one cache: "nbytes" is counted in each of them
             "fill_s": account.keep_s,
             "discarded": "" if self.staged.usable else account.reason,
+            "cut": "" if plan is None else plan.shown,
         }
-        if plan is not None:
-            out |= {"cut": plan.shown, "head_s": plan.head_s, "tail_s": plan.tail_s, "read_s": plan.read_s}
-        return out
 
 
 def why_it_does_not_pay(plan: Plan) -> str:

@@ -139,12 +139,8 @@ class Cache(Struct):
     samples: int = 0
     nbytes: int = 0
     shared: int = 1
-    trial_s: float = 0.0
     fill_s: float = 0.0
     discarded: str = ""
-    head_s: float | None = None
-    tail_s: float | None = None
-    read_s: float | None = None
 
 
 class LoaderSettings(Struct):
@@ -276,7 +272,6 @@ class ChangedSettings(Struct, omit_defaults=True):
     """Settings that ``--apply`` may change; None: not this one."""
 
     num_workers: int | None = None
-    prefetch_factor: int | None = None
     staged: bool | None = None
 
 
@@ -288,14 +283,6 @@ class AppliedSettings(Struct):
     reason: str = ""
     measured_s: float = 0.0
     cache: Cache = field(default_factory=Cache)
-
-    def changed(self) -> dict[str, int]:
-        """Worker count and prefetch depth, as far as they differ from before."""
-        pairs = {
-            "num_workers": (self.before.num_workers, self.after.num_workers),
-            "prefetch_factor": (self.before.prefetch_factor, self.after.prefetch_factor),
-        }
-        return {name: new for name, (old, new) in pairs.items() if new is not None and new != old}
 
 
 class Change(Struct):

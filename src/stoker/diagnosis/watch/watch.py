@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import socket
-import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -149,7 +148,6 @@ class Watch:
             device.collect(final)
         return {
             "pid": os.getpid(),
-            "argv": sys.argv,
             "rank": int(os.environ.get("RANK", "0")) if os.environ.get("RANK", "0").isdigit() else 0,
             "world": int(os.environ.get("WORLD_SIZE", "1")) if os.environ.get("WORLD_SIZE", "1").isdigit() else 1,
             "final": final,
