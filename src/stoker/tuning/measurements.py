@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable
 
 from torch.utils.data.dataloader import _DatasetKind
 
+from ..core import terminal
 from ..core.options import Budget
 from ..core.types import JsonObject, LoaderLike
 from ..loader import engine
 from ..loader.auto.bench import Bench, Window
 from ..loader.auto.tasks import Tasks
-from .result import Setting, figure
+from .result import Setting
 
 KNEE = 0.97  # the smallest setting within 3 % of the best
 WINDOW_S = 0.25  # one measurement; long enough that a scheduler tick of a busy machine is noise
@@ -65,7 +66,7 @@ class Measurements:
         self.windows[s] = window
         knobs = {name: getattr(s, name) for name in ("num_workers", "prefetch_factor", "batch_size")}
         self.tried.append({**knobs, "samples_per_s": rate, "at_s": time.monotonic() - self.began})
-        self._progress(f"{s.words}: {figure(rate)} samples/s")
+        self._progress(f"{s.words}: {terminal.rate(rate)} samples/s")
         return rate
 
     def forget(self, s: Setting) -> None:

@@ -18,14 +18,14 @@ from dataclasses import replace
 
 import torch
 
-from ..core import resources
+from ..core import resources, terminal
 from ..core.errors import UsageError
 from ..device.accelerator import accelerator
 from ..loader.auto.bench import BadSample, TooSlow, Window
 from ..loader.auto.limits import Limit, limits
 from ..loader.pin_setup import Pinning
 from .measurements import KNEE, Measurements
-from .result import Point, Setting, TuneResult, figure
+from .result import Point, Setting, TuneResult
 
 FEW, MANY = 3, 8  # windows of each finalist: at least where there is time, and at most
 FINALISTS = 4
@@ -214,9 +214,8 @@ class Search:
         rates, rate = self.measured.rates, self.measured.rate
         if "num_workers" in self.knobs and not best.num_workers:
             other = max((k for k in rates if k.num_workers), key=rate)
-            self.reasons["num_workers"] = (
-                f"0: one process alone makes {figure(rate(best))} samples/s, {other.words} {figure(rate(other))}"
-            )
+            alone, with_workers = terminal.rate(rate(best)), terminal.rate(rate(other))
+            self.reasons["num_workers"] = f"0: one process alone makes {alone} samples/s, {other.words} {with_workers}"
             return
         if "num_workers" in self.knobs:
             self.reasons["num_workers"] = f"{best.num_workers} is the smallest within 3 % of the best"
