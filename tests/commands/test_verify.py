@@ -146,7 +146,7 @@ def test_an_interrupt_leaves_nobody(target: str) -> None:
 def test_progress_says_how_far(target: str) -> None:
     told: list[tuple[int, int]] = []
     loader: Any = stoker.DataLoader([torch_free] * 5000, batch_size=4)
-    found = verify(loader, 0, on_progress=lambda v: told.append((v.read, v.samples)))
+    found = verify(loader, 0, on_progress=lambda done, total, failed: told.append((done, total)))
     assert told[0] == (0, 5000)
     assert (found.read, found.failed) == (5000, [])
 

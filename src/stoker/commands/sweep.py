@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 
 import torch
 from torch.utils.data import Dataset, get_worker_info
@@ -17,8 +17,6 @@ from ..loader.dataloader import DataLoader
 from ..loader.loader_state import state_of
 from ..sampling import seeding
 from ..workers.faults.policy import Failure
-
-PROGRESS_S = 0.1  # between two calls of on_progress
 
 
 class Sweep:
@@ -64,34 +62,24 @@ class Sweep:
         )
         if count == "auto" and num_workers != "auto":
             self._loader.resize(int(num_workers))
-        self.failed: list[Failure] = []  # in the order of their keys; complete when the pass has ended
         self.seconds = 0.0
-        self.workers = 0
 
-    def run(self, take: Callable[[Batch], None], on_progress: Callable[[], None] = lambda: None) -> None:
-        """Calls ``take`` with each result of ``collate``, in order, and ``on_progress`` now and then, also at the end.
-        The workers have ended when it returns or raises.
+    def results(self) -> Generator[Batch, None, None]:
+        """Yields each result of ``collate``, in order. The workers have ended when it ends, raises or is closed.
 
         Raises:
             StokerError: workers die, and no sample is to blame; or ``worker_init_fn`` raised.
         """
-        began = reported = time.monotonic()
+        began = time.monotonic()
         iterator = None
         try:
             with warnings.catch_warnings(), preserved():
                 warnings.simplefilter("ignore", StokerWarning)  # the result lists what failed
                 seeding.seed_worker(self._seed, 0)  # for 0 workers
-                on_progress()
                 iterator = iter(self._loader)
-                self.workers = int(self._loader.num_workers)
                 for batch in iterator:
-                    take(batch)
-                    now = time.monotonic()
-                    self.seconds = now - began
-                    if now - reported > PROGRESS_S:
-                        reported = now
-                        self._list_failures()
-                        on_progress()
+                    self.seconds = time.monotonic() - began
+                    yield batch
         except StokerError:
             raise
         except Exception as e:  # its last line says what happened in the worker
@@ -99,15 +87,23 @@ class Sweep:
         finally:
             if iterator is not None and self._loader.num_workers:
                 iterator._shutdown_workers()
-        self.workers = int(self._loader.num_workers)
         self.seconds = time.monotonic() - began
-        self._list_failures()
-        on_progress()
 
-    def _list_failures(self) -> None:
+    @property
+    def workers(self) -> int:
+        """Processes that read."""
+        return int(self._loader.num_workers)
+
+    @property
+    def failures(self) -> Collection[Failure]:
+        """Samples that could not be read so far."""
         ledger = state_of(self._loader).ledger
-        if ledger is not None:
-            self.failed = sorted(ledger.failed.values(), key=lambda f: (type(f.index) is str, f.index))
+        return ledger.failed.values() if ledger is not None else ()
+
+    @property
+    def failed(self) -> list[Failure]:
+        """The same in the order of their keys."""
+        return sorted(self.failures, key=lambda f: (type(f.index) is str, f.index))
 
 
 class _Samples(Dataset[object]):

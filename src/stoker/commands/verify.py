@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,12 +62,7 @@ def command(
     loader = as_loader(find(target), name=target)
     try:
         with Progress(target, doing="reading") as progress:
-            found = verify(
-                loader,
-                num_workers,
-                lambda v: progress.samples(v.read, v.samples, len(v.failed)),
-                sample_timeout,
-            )
+            found = verify(loader, num_workers, progress.samples, sample_timeout)
     except StokerError as e:
         return arguments.fail(e)
     if listing is not None and found.failed:
@@ -80,7 +76,7 @@ def command(
 
 @dataclass
 class Verified:
-    """What was found, or has been found so far; ``read`` counts those that failed too."""
+    """What was found; ``read`` counts those that failed too."""
 
     samples: int
     read: int = 0
@@ -109,7 +105,7 @@ class Verified:
 def verify(
     loader: LoaderLike,
     workers: int | str = "auto",
-    on_progress: Callable[[Verified], None] | None = None,
+    on_progress: Callable[[int, int, int], None] = lambda done, total, failed: None,
     sample_timeout: float | None = None,
 ) -> Verified:
     """Reads each sample of a loader's dataset once, without its collate function and without a cache.
@@ -117,7 +113,7 @@ def verify(
     Args:
         loader: its samples are read: those of a ``SubsetRandomSampler``, or all.
         workers: processes; 0 reads in this one, which a sample that kills its process then ends.
-        on_progress: called now and then.
+        on_progress: called now and then with the samples that are read, all of them, and those that failed.
         sample_timeout: seconds that a sample may take before it counts as broken.
 
     Raises:
@@ -130,23 +126,16 @@ def verify(
             "samples cannot be read"
         )
     keys = keys_of(loader)
-    found = Verified(len(keys))
-    if not found.samples:
-        return found
+    if not keys:
+        return Verified(0)
     sweep = Sweep(loader, keys, _read, len, workers, TASK_SAMPLES, sample_timeout=sample_timeout)
+    on_progress(0, len(keys), 0)
     good = 0
-
-    def take(n: int) -> None:
-        nonlocal good
-        good += n
-
-    def report() -> None:
-        found.failed, found.seconds, found.workers = sweep.failed, sweep.seconds, sweep.workers
-        found.read = good + len(found.failed)
-        if on_progress is not None:
-            on_progress(found)
-
-    sweep.run(take, report)
+    with closing(sweep.results()) as results:
+        for n in results:
+            good += n
+            on_progress(good + len(sweep.failures), len(keys), len(sweep.failures))
+    found = Verified(len(keys), good + len(sweep.failures), sweep.failed, sweep.seconds, sweep.workers)
     if found.read != found.samples:
         raise StokerError(f"only {found.read:,} of {found.samples:,} samples were read, for an unknown reason")
     return found
