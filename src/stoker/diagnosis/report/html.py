@@ -6,22 +6,20 @@ transforms, messages). Plots are bars of HTML, each part with a title that has i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...core.errors import UsageError
 from ...core.files import check_writable, write
 from ...core.terminal import human_bytes, human_seconds
-from ...core.types import JsonObject
 from . import before_after_text
-from .schema import CodeLine, Compared, LoaderReport, RunReport
+from .schema import Compared, LoaderReport, RunReport
 from .text import bypassing_text, waited, wall_clock
 
 if TYPE_CHECKING:
     import jinja2
 
-LINES = 8  # of code, a loader
 MISSING = "--html needs jinja2: pip install 'stoker[html]'"
 KINDS = {
     "decode": "#d97706",
@@ -84,7 +82,7 @@ def render(report: RunReport) -> str:
     page: str = _template().render(
         report=report,
         command=" ".join(report.command),
-        waited=_waited(report),
+        waited=waited(report) if report.loaders else "" if report.bypassing else "no DataLoader was iterated",
         notes=[wall_clock(report), *map(bypassing_text, report.bypassing)],
         compared=before_after_text.rows(report.applied.compared) if report.applied else None,
         applied_notes=list(before_after_text.notes(report.applied)) if report.applied else [],
@@ -99,20 +97,8 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(
-        bytes=lambda size: human_bytes(float(size or 0)),
-        evidence=_evidence,
-        totals=_totals,
-        lines=_lines,
-        plots=_plots,
-    )
+    environment.filters.update(bytes=human_bytes, shown=_shown, totals=_totals, plots=_plots)
     return environment.get_template("page.html")
-
-
-def _waited(report: RunReport) -> str:
-    if not report.loaders:
-        return "" if report.bypassing else ": no DataLoader was iterated"
-    return f": {waited(report)}"
 
 
 def _totals(loader: LoaderReport) -> list[object]:
@@ -129,15 +115,8 @@ def _totals(loader: LoaderReport) -> list[object]:
     ]
 
 
-def _lines(where: Sequence[CodeLine]) -> list[list[str]]:
-    return [[w.line, w.name, w.kind, f"{w.ran:.1%}", f"{w.waited:.1%}"] for w in where[:LINES]]
-
-
-def _evidence(evidence: JsonObject) -> list[list[str]]:
-    return [[name, _shown(name, value)] for name, value in evidence.items()]
-
-
-def _shown(name: str, value: object) -> str:
+def _shown(value: object, name: str) -> str:
+    """A number of a finding's evidence in the unit that its name says."""
     if isinstance(value, list):
         return ", ".join(map(str, value))
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -42,7 +42,6 @@ class Gaps:
 
     def __init__(self, metrics: LoaderMetrics, make: Callable[[], torch.cuda.Event]) -> None:
         self._metrics, self._make = metrics, make
-        self._free: list[torch.cuda.Event] = []
         self._flying: deque[tuple[torch.cuda.Event, torch.cuda.Event, float]] = deque()
         self._entry: torch.cuda.Event | None = None
         self._last = 0.0
@@ -55,12 +54,11 @@ class Gaps:
             m.gaps += 1
             m.gap_s += min(waited, first.elapsed_time(second) / 1e3)
             m.gap_wait_s += waited
-            self._free += [first, second]
         if now - self._last < PERIOD_S or len(self._flying) >= PAIRS:
             self._entry = None
             return
         self._last = now
-        self._entry = self._free.pop() if self._free else self._make()
+        self._entry = self._make()
         self._entry.record()
 
     def leave(self, waited: float) -> None:
@@ -68,7 +66,7 @@ class Gaps:
         entry, self._entry = self._entry, None
         if entry is None:
             return
-        end = self._free.pop() if self._free else self._make()
+        end = self._make()
         end.record()
         self._flying.append((entry, end, waited))
 
