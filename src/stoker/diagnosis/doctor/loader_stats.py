@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ..report.schema import Around, Crossing, LoaderReport
 
 STARVED = 0.10  # of the loop's time; a loop that waits less is not worth fixing
@@ -12,6 +14,7 @@ RARE = 1 / 9  # of the steps; if more of them are long, the loop is uneven
 MIN_GAPS = 10  # waits whose ends were seen on the device; fewer decide nothing
 MIN_TIMED_STEPS = 4  # steps in which its calls were timed; fewer decide nothing
 MIN_STACKS = 30  # stack samples; fewer say nothing of a tenth
+MIN_BATCHES = 5  # of an epoch that counts
 
 
 @dataclass(frozen=True)
@@ -193,3 +196,24 @@ class LoaderStats:
     def bottleneck(self) -> bool:
         """Whether the loop waits for batches being made: workers idle little, or there are none."""
         return self.starved and (not self.workers or (self.busy is not None and self.busy >= BUSY))
+
+
+# A loader as it is in its later epochs: without what happens once, such as a cold cache or a cache being filled.
+
+
+def filling_epochs(loader: LoaderReport) -> int:
+    """The first epochs, in which stoker filled a cache; 0 where it did not, or where no epoch followed them."""
+    if not loader.cache.filled:
+        return 0
+    first = max(1, loader.filled_epochs)
+    return first if any(e.batches >= MIN_BATCHES for e in loader.by_epoch[first:]) else 0
+
+
+def later_epochs(loader: LoaderReport) -> LoaderReport:
+    """The loader with waits and steps such as those of its later epochs, for as many batches."""
+    first = filling_epochs(loader)
+    epochs = loader.by_epoch[first:] if first else [e for e in loader.by_epoch if e.batches >= MIN_BATCHES][1:]
+    scale = loader.batches / sum(e.batches for e in epochs)
+    wait_s = sum(e.later_wait_s for e in epochs) * scale
+    step_s = sum(e.step_s for e in epochs) * scale
+    return msgspec.structs.replace(loader, wait_s=loader.stages.startup.wait_s + wait_s, step_s=step_s)

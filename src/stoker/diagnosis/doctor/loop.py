@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..report.schema import Finding, Spread
 from .loader_stats import RARE, LoaderStats
+from .model import period
 
 MIN_UNEXPLAINED = 0.25  # of the loop
 IDLE_FOR_TRANSPORT = 0.7  # workers busier than this cannot make batches faster
@@ -24,17 +25,17 @@ def slow_transport(stats: LoaderStats) -> Finding | None:
         return None
     if allocates_each_batch(stats):
         part = stats.stage_share(stats.loader.stages.collate.self_s)
-        period = max(stats.step, service * (1 - part * stats.kernel_share) / stats.workers)
+        best = max(stats.step, service * (1 - part * stats.kernel_share) / stats.workers)
         return Finding(
             "slow_transport",
             stats.share * part,
             {"collate_share_of_a_task": part, "kernel_share_of_cpu": stats.kernel_share},
             "each batch gets new shared memory, which the kernel clears page by page: stoker run --apply, which uses "
             "the same memory again",
-            now / period,
+            now / best,
         )
-    period = max(stats.step, service / stats.workers, (stats.cpu + stats.step_cpu) / stats.cores)
-    unexplained = (now - period) / now
+    best = period(stats, stats.workers) or now
+    unexplained = (now - best) / now
     often = stats.loader.waits.median_s >= MIN_UNEXPLAINED * now  # waits that come now and then have another cause
     if busy > IDLE_FOR_TRANSPORT or unexplained < MIN_UNEXPLAINED or not often or stats.code_shares("fetch", ran=False):
         return None
@@ -43,7 +44,7 @@ def slow_transport(stats: LoaderStats) -> Finding | None:
         unexplained,
         {"worker_busy_share": busy, "unexplained_share": unexplained, "worker_ms_per_batch": service * 1e3},
         "workers finish batches in time, and the batches arrive late: stoker run --apply, which copies less",
-        now / period if period > 0 else None,
+        now / best,
     )
 
 
@@ -59,8 +60,8 @@ def allocates_each_batch(stats: LoaderStats) -> bool:
 
 def prefetch_too_small(stats: LoaderStats) -> Finding | None:
     """Workers idle while the loop waits, because too few batches are made ahead of an uneven loop."""
-    depth, busy, service = stats.loader.settings.prefetch_factor, stats.busy, stats.service
-    if not stats.starved or not stats.workers or busy is None or service is None or busy > IDLE_FOR_PREFETCH:
+    depth, busy = stats.loader.settings.prefetch_factor, stats.busy
+    if not stats.starved or not stats.workers or busy is None or busy > IDLE_FOR_PREFETCH:
         return None
     if not isinstance(depth, int) or depth >= DEEP:
         return None
@@ -68,7 +69,7 @@ def prefetch_too_small(stats: LoaderStats) -> Finding | None:
     if stats.coreless > CORELESS or 0 < steps.slow_count <= steps.count * RARE:
         return None  # there is no core, or there is a pause now and then, which no depth would bridge
     uneven = max(_uneven(steps), _uneven(tasks))
-    best = max(stats.step, service / stats.workers, (stats.cpu + stats.step_cpu) / stats.cores)
+    best = period(stats, stats.workers) or now
     if uneven < UNEVEN or best > 0.9 * now or tasks.slow_share > 0.3:
         return None
     deeper = max(8, 4 * depth)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from ..report.schema import Finding
-from .loader_stats import LoaderStats
+from .loader_stats import MIN_BATCHES, LoaderStats
 from .memory import stalled
 from .model import without
-from .once import MIN_BATCHES
 
 MIN_WAITING = 0.3  # of the time in which the worker had a core, or wanted none
 MIN_TIME_WITH_CORE = 0.5  # of a task's time counts as such at least: the little that is left would say nothing

@@ -9,8 +9,7 @@ import msgspec
 
 from ..report.schema import Around, Finding, LoaderReport
 from . import device, loop, memory, sample_code, storage, workers
-from .loader_stats import STARVED, LoaderStats
-from .once import MIN_BATCHES, filling_epochs, later_epochs
+from .loader_stats import MIN_BATCHES, STARVED, LoaderStats, filling_epochs, later_epochs
 
 RULES: tuple[Callable[[LoaderStats], Finding | None], ...] = (
     workers.main_process_loading,
