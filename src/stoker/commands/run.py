@@ -237,16 +237,13 @@ def _environment(address: str, options: Options) -> dict[str, str]:
     env = dict(os.environ)
     path = env.get("PYTHONPATH")
     env["PYTHONPATH"] = f"{HOOK}{os.pathsep}{path}" if path else str(HOOK)
-    env.update(STOKER_RUN=address, STOKER_HOME=str(SOURCE))
-    switches = {
-        "STOKER_APPLY": "1" if options.apply else "",
-        "STOKER_DEBUG": "1" if options.debug else "",
-        "STOKER_MAX_STEPS": str(options.max_steps or ""),
-    }
-    for name, value in switches.items():
-        env.pop(name, None)
-        if value:
-            env[name] = value
+    env.update(
+        STOKER_RUN=address,
+        STOKER_HOME=str(SOURCE),
+        STOKER_APPLY="1" if options.apply else "",
+        STOKER_DEBUG="1" if options.debug else "",
+        STOKER_MAX_STEPS=str(options.max_steps or ""),
+    )
     return env
 
 

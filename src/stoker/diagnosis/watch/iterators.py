@@ -101,10 +101,7 @@ def watched_iterator(
         WorkerTimes.current = before
         _opening.stack.pop()
     inner = made[-1] if made and not isinstance(it, torch_loader._BaseDataLoaderIter) else it
-    _note_settings(loader, metrics, inner)
-    ours = type(inner).__module__.startswith("stoker.") or isinstance(inner, torch_loader._BaseDataLoaderIter)
-    if ours or metrics.name not in watch.bypassed:  # else a user's own, around one of torch's of an earlier epoch
-        watch.bypassed[metrics.name] = type(loader).__qualname__, bypass(loader, inner)
+    _note_engine(watch, loader, metrics, inner)
     _time_fetcher(getattr(inner, "_dataset_fetcher", None), times)
     if clocked:
         # The loader may be its own iterator, and is copied and pickled.
@@ -136,13 +133,14 @@ def _is_generator(loader: object) -> bool:
     return hasattr(own, "_stoker_generator") or "_stoker_is_generator" in loader.__dict__
 
 
-def _note_settings(loader: LoaderLike, metrics: LoaderMetrics, inner: object) -> None:
-    """The loader's settings, and whose engine its iterator is."""
+def _note_engine(watch: Watch, loader: LoaderLike, metrics: LoaderMetrics, inner: object) -> None:
+    """The loader's settings, whose engine its iterator is, and why that is not stoker's."""
     metrics.settings.update(settings_of(loader))
     ours = type(inner).__module__.startswith("stoker.")
     # An iterator of a user's class may wrap one of torch's that was made for an earlier epoch.
-    if ours or isinstance(inner, torch_loader._BaseDataLoaderIter) or "engine" not in metrics.settings:
+    if ours or isinstance(inner, torch_loader._BaseDataLoaderIter) or metrics.name not in watch.bypassed:
         metrics.settings["engine"] = "stoker" if ours else "torch"
+        watch.bypassed[metrics.name] = type(loader).__qualname__, bypass(loader, inner)
 
 
 def _time_fetcher(fetcher: Fetcher | None, times: WorkerTimes) -> None:
@@ -183,8 +181,7 @@ def _read_generator(
         outer = GeneratorIterator(it)
         if watch.on:
             metrics = watch.metrics_of(loader)
-            _note_settings(loader, metrics, it)
-            watch.bypassed.setdefault(metrics.name, (type(loader).__qualname__, bypass(loader, it)))
+            _note_engine(watch, loader, metrics, it)
             _put_clock(watch, patches, metrics, outer, 0.0, _now())
         yield from outer
     finally:
