@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import Struct
 
+from ...core.types import JsonObject
 from ..report.schema import Around, Crossing, LoaderReport
 
 STARVED = 0.10  # of the loop's time; a loop that waits less is not worth fixing
@@ -15,6 +17,16 @@ MIN_GAPS = 10  # waits whose ends were seen on the device; fewer decide nothing
 MIN_TIMED_STEPS = 4  # steps in which its calls were timed; fewer decide nothing
 MIN_STACKS = 30  # stack samples; fewer say nothing of a tenth
 MIN_BATCHES = 5  # of an epoch that counts
+
+
+class Found(Struct, frozen=True):
+    """What a rule found; ``schema.Finding`` has the same fields, and the rule's name."""
+
+    share: float
+    evidence: JsonObject
+    fix: str
+    predicted_speedup: float | None = None
+    change: JsonObject = {}
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..report.schema import Finding
-from .loader_stats import MIN_BATCHES, LoaderStats
+from .loader_stats import MIN_BATCHES, Found, LoaderStats
 from .memory import stalled
 from .model import without
 
@@ -16,7 +15,7 @@ MIN_SLEPT = 0.25  # of what the first epoch lost, in workers that sleep; the res
 MIN_STORED = 16 << 20  # bytes read from storage
 
 
-def slow_storage(stats: LoaderStats) -> Finding | None:
+def slow_storage(stats: LoaderStats) -> Found | None:
     """Workers wait while cores are idle: for a disk, a network, or another process' lock."""
     if not stats.bottleneck or stats.loader.settings.worker_method == "thread":
         return None  # a thread that waits may wait for the interpreter's lock
@@ -28,8 +27,7 @@ def slow_storage(stats: LoaderStats) -> Finding | None:
     if not shares or part - stalled(stats) < MIN_WAITING * max(MIN_TIME_WITH_CORE, 1 - stats.coreless):
         return None
     line = max(shares, key=lambda code: shares[code])
-    return Finding(
-        "slow_storage",
+    return Found(
         stats.share * part * stats.explained_by_code,
         {"line": line, "share_of_a_task": part, "looks": stats.loader.looks},
         f"workers wait {part:.0%} of a task's time at {line}: use more workers, which wait at the same time, or a "
@@ -38,7 +36,7 @@ def slow_storage(stats: LoaderStats) -> Finding | None:
     )
 
 
-def cold_cache(stats: LoaderStats) -> Finding | None:
+def cold_cache(stats: LoaderStats) -> Found | None:
     """The first epoch reads from storage, the others from memory."""
     loader = stats.loader
     epochs = [e for e in loader.by_epoch if e.batches >= MIN_BATCHES]
@@ -53,8 +51,7 @@ def cold_cache(stats: LoaderStats) -> Finding | None:
     # A first epoch may be slow for other reasons; while a disk reads, its workers sleep.
     if share * stats.weight < MIN_LOST or _slept_s(stats) < MIN_SLEPT * lost_s:
         return None
-    return Finding(
-        "cold_cache",
+    return Found(
         share,
         {"first_epoch_wait_ms": first * 1e3, "later_wait_ms": later * 1e3, "stored_bytes": loader.kernel.stored},
         "only the first epoch waits, for storage: nothing to do over many epochs; else read the files once before",
