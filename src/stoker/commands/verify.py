@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -91,15 +91,8 @@ class Verified:
 
     def as_dict(self) -> JsonObject:
         """For JSON."""
-        return {
-            "schema": 1,
-            "samples": self.samples,
-            "read": self.read,
-            "failed": [f._asdict() for f in self.failed],
-            "seconds": self.seconds,
-            "samples_per_s": self.rate,
-            "workers": self.workers,
-        }
+        failed = [f._asdict() for f in self.failed]
+        return {"schema": 1, **asdict(self), "failed": failed, "samples_per_s": self.rate}
 
 
 def verify(
