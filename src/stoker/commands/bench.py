@@ -96,17 +96,10 @@ def command(
 class Bench:
     """What ``measure`` found. All numbers but ``first_batch_s`` leave out the first batch.
 
-    Attributes:
-        name: what was measured.
-        settings: of the loader, by torch's names, and ``engine``.
-        first_batch_s: seconds from ``iter()`` to the first batch: start of the workers, a first reading.
-        batches, samples, nbytes: delivered; bytes of all tensors in them.
-        seconds: of the loop.
-        epochs: how many had a batch, the first batch's included.
-        wait_s: blocked in ``next()``, and in ``iter()`` if another epoch begins.
-        p50_s, p95_s, p99_s: percentiles of the wait for one batch; None if none was measured.
-        notes: what a reader should know about the numbers.
-        machine: what the machine grants, as in ``stoker check --json``.
+    ``first_batch_s`` is from ``iter()`` to the first batch, ``seconds`` the loop after it. ``wait_s`` was spent in
+    ``next()``, and in ``iter()`` where another epoch began; ``p50_s``, ``p95_s`` and ``p99_s`` are percentiles of the
+    wait for one batch. ``nbytes`` are of all tensors; ``epochs`` had a batch, the first one's included; ``machine`` is
+    as in ``stoker check --json``.
     """
 
     name: str

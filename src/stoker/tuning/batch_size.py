@@ -50,17 +50,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """What ``largest`` found.
+    """What ``largest`` found: ``best`` is the largest batch size that fits, ``own`` the loader's own.
 
-    Attributes:
-        best: the largest batch size that fits.
-        trials: in the order they were made.
-        budget_bytes: free memory of the device; trials may take it less ``margin``, a share.
-        device: the accelerator.
-        bound: which limit ended the search, in words.
-        seconds: how long it took.
-        own: the loader's own batch size.
-        margin: the share of the budget that is kept free.
+    ``budget_bytes`` is the free memory of ``device``, of which the share ``margin`` is kept free; ``bound`` says which
+    limit ended the search.
     """
 
     best: int

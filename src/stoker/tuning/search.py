@@ -100,8 +100,6 @@ class Search:
         except TypeError:
             return NO_BOUND
 
-    # ----------------------------------------------------------------------------------------------- the first window
-
     def _first(self, s: Setting) -> None:
         """Measures one worker: the limits, and whether files are read."""
         try:
@@ -157,8 +155,6 @@ class Search:
         needs_gpu = ("CUDA" in last or "NVIDIA" in last) and accelerator() is None
         return f"{what}: {last}" + (" (it needs a GPU, and there is none here)" if needs_gpu else "")
 
-    # ----------------------------------------------------------------------------------------- one window of a setting
-
     def _num_workers(self, s: Setting) -> Setting:
         if "num_workers" not in self.knobs:
             return s
@@ -200,8 +196,6 @@ class Search:
         if "num_workers" in self.knobs and not self.measured.is_stream and not self.measured.is_over():
             self.measured.measure(Setting(0, batch_size=s.batch_size))
 
-    # ------------------------------------------------------------------------------------------------- the fastest few
-
     def _finalists(self, s: Setting) -> None:
         """Measures the fastest settings in turns, because the best of many single windows is too good to be true."""
         alike = sorted(self.measured.rates, key=lambda k: -self.measured.rate(k))
@@ -236,8 +230,6 @@ class Search:
             nbytes = self.measured.nbytes * DEPTH * best.num_workers
             words += f"; it costs {nbytes / 1e6:.3g} MB, and takes up jitter that short windows do not show"
         return words
-
-    # ------------------------------------------------------------------------------------------------------ the result
 
     def result(self, found: Setting) -> TuneResult:
         """The result, while workers are still there to be measured."""
