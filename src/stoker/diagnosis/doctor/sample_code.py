@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from .loader_stats import Found, LoaderStats
-from .loop import allocates_each_batch
+from .loader_stats import MIN_BATCHES, Found, LoaderStats
+from .loop import MIN_COLLATE, allocates_each_batch
 from .model import without
 
 MIN_CODE = 0.3  # of a task's time, in one decoder or one transform
-MIN_COLLATE = 0.35  # of a task's time
 MIN_SLOW_TIME = 0.1  # of the tasks' time, in slow tasks
 MIN_SLOW_WAIT = 0.4  # of the waiting, in a few long waits
 MIN_SLOW_TASKS = 3
 MAX_SLOW_TASKS = 0.2  # of the tasks; if more of them are slow, the loader is
 DELAYED = 0.4  # of a worker's life, without a core
 MIN_REPEATED = 1.1  # speed-up of later epochs, if making samples again cost nothing
-MIN_BATCHES = 5  # of an epoch; a shorter one is not gone through for its samples
 
 
 def slow_decode(stats: LoaderStats) -> Found | None:

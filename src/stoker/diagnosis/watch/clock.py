@@ -75,7 +75,7 @@ class Clock:
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()  # an iterator that is copied or pickled has no clock afterwards
 
-    def started(self, seconds: float, began: float | None = None) -> None:
+    def started(self, seconds: float, began: float) -> None:
         """The epoch began.
 
         Args:
@@ -84,7 +84,7 @@ class Clock:
         """
         m = self.metrics
         self._made = _now()
-        self._began = self._made - seconds if began is None else began
+        self._began = began
         if m.left_at:
             m.between_s += max(0.0, _now() - seconds - m.left_at)
             m.left_at = 0.0
