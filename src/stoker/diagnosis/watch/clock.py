@@ -33,7 +33,7 @@ _cpu = time.process_time
 
 
 class Clock:
-    """See the module.
+    """See the module. The epoch has begun.
 
     Args:
         metrics: the loader's numbers.
@@ -41,6 +41,8 @@ class Clock:
         always_full: no batch may be brief.
         on_batches: called whenever batches were worked out, with their number and the time.
         find_device: returns the watch on the device, once the script uses one.
+        waited_s: seconds that the consumer waited for ``iter()``.
+        began: when it called that. Time since then that is not in ``waited_s`` is what stoker measured.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class Clock:
         always_full: bool,
         on_batches: Callable[[int, float], None],
         find_device: Callable[[LoaderMetrics], DeviceWatch | None],
+        waited_s: float,
+        began: float,
     ) -> None:
         self.metrics = metrics
         self.size: int = metrics.settings.get("batch_size") or 1  # for batches that do not say theirs
@@ -64,35 +68,24 @@ class Clock:
         self._find_device = find_device
         self._device: DeviceWatch | None = None
         self._epoch = [0.0] * 6  # batches, wait_s, step_s, first_wait_s, loop_s, samples
-        self._began = self._made = _now()  # of the epoch; of this clock
+        self._began = began  # of the epoch
+        self._made = _now()
         self._first = True  # no batch of the epoch has come yet
         self._came = 0.0  # when the last batch came; 0.0 where no step follows it
         self._cpu: float | None = None  # CPU time then; None where it was not read
         self._brief_steps = 0  # since CPU time was read
         if len(metrics.by_epoch) < EPOCHS:
             metrics.by_epoch.append(self._epoch)
+        if metrics.left_at:
+            metrics.between_s += max(0.0, self._made - waited_s - metrics.left_at)
+            metrics.left_at = 0.0
+        metrics.epochs += 1
+        metrics.wait_s += waited_s
+        metrics.first_wait_s += waited_s
+        self._epoch[1] = self._epoch[3] = waited_s
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()  # an iterator that is copied or pickled has no clock afterwards
-
-    def started(self, seconds: float, began: float) -> None:
-        """The epoch began.
-
-        Args:
-            seconds: that the consumer waited for ``iter()``.
-            began: when it called that. Time since then that is not in ``seconds`` is what stoker measured.
-        """
-        m = self.metrics
-        self._made = _now()
-        self._began = began
-        if m.left_at:
-            m.between_s += max(0.0, _now() - seconds - m.left_at)
-            m.left_at = 0.0
-        m.epochs += 1
-        m.wait_s += seconds
-        m.first_wait_s += seconds
-        self._epoch[1] += seconds
-        self._epoch[3] += seconds
 
     def before_full(self, now: float) -> None:
         """``next()`` begins, and this batch is full."""

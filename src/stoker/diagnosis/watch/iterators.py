@@ -120,8 +120,7 @@ def _put_clock(
         if "__next__" in vars(cls):
             watch_iterators(cls, watch, patches)
             break
-    clock = it.__dict__["_stoker_clock"] = watch.clock(metrics)
-    clock.started(spent, began)
+    it.__dict__["_stoker_clock"] = watch.clock(metrics, spent, began)
 
 
 def _can_hold_clock(it: object) -> bool:

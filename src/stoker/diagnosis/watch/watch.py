@@ -99,10 +99,11 @@ class Watch:
             self._devices[metrics.name] = DeviceWatch(metrics)
         return self._devices[metrics.name]
 
-    def clock(self, metrics: LoaderMetrics) -> Clock:
+    def clock(self, metrics: LoaderMetrics, waited_s: float, began: float) -> Clock:
         """For a new iterator of this loader."""
         self._restart(metrics)
-        made = Clock(metrics, self.row(metrics), self.max_steps is not None, self.delivered, self.device_of)
+        row, always_full = self.row(metrics), self.max_steps is not None
+        made = Clock(metrics, row, always_full, self.delivered, self.device_of, waited_s, began)
         self._clocks.add(made)
         return made
 
