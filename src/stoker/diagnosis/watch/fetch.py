@@ -112,7 +112,7 @@ class TaskTimer:
             self._took.append(took)
             if looked_into:
                 self._looked_into = False
-                self._short = took < SHORT_S and (self._short or self._tasks > ONE_IN)
+                self._short = took < SHORT_S and (self._short or self._tasks >= ONE_IN)
                 self.hand_over(_cpu() - cpu, took)
             elif took > SHORT_S:
                 self._short = False
