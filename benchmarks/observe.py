@@ -11,6 +11,7 @@ Looks are many in a worker's first seconds, and those are left out.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import random
 import statistics
@@ -69,10 +70,11 @@ def turn(frame: Any, on: bool) -> None:
     """Runs in the worker: its fetcher is watched from the next batch on, and its thread looked at, or neither."""
     while "_stoker_task_timer" not in getattr(frame.f_locals.get("self"), "__dict__", {}):
         frame = frame.f_back
-    timer = frame.f_locals["self"]._stoker_task_timer
+    fetcher = frame.f_locals["self"]
     if not isinstance(stack_sampler.time, Clock):
-        stack_sampler.time = Clock(timer.sampler._usual_s)  # type: ignore[assignment]
-    timer.paused = not on
+        stack_sampler.time = Clock(fetcher._stoker_task_timer._record.sampler._usual_s)  # type: ignore[assignment]
+    timed = type(fetcher).fetch
+    fetcher.fetch = functools.partial(timed if on else timed.__wrapped__, fetcher)
     (stack_sampler.time.on.set if on else stack_sampler.time.on.clear)()
 
 

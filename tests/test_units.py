@@ -19,7 +19,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stoker.core import terminal
+from stoker.core import output, terminal
 from stoker.core.errors import StokerError, TransportError, UsageError, WorkerDiedError, WorkerTimeoutError
 from stoker.core.options import AutoWorkers, Budget, Knobs
 from stoker.core.random_state import preserved
@@ -277,7 +277,7 @@ def report(*processes: dict[str, Any]) -> schema.RunReport:
 def test_a_report_is_written_whole(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     made = report(snapshot(1, name="\udcff.py:3"))  # a file whose name is no text
-    schema.save(made, path)
+    output.give(made.as_dict(), path, lambda: None)
     found = json.loads(path.read_text())
     assert found["schema"] == schema.SCHEMA
     assert msgspec.convert(found, schema.RunReport) == made

@@ -425,9 +425,9 @@ def test_a_report_that_cannot_be_made_leaves_the_exit_code(error: str, tmp_path:
     code = f"""
 import sys
 from stoker.commands import main as cli
-from stoker.diagnosis.report import schema
+from stoker.core import output
 def fail(*_): raise {error}
-schema.save = fail
+output.give = fail
 sys.exit(cli.main(["run", {str(script(tmp_path, "raise SystemExit(7)"))!r}]))
 """
     p = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
@@ -551,36 +551,3 @@ def test_several_loaders_nested_and_left_early(tmp_path: Path) -> None:
     train, val = sorted(report(tmp_path)["loaders"], key=lambda e: e["name"])
     assert (train["batches"], train["epochs"]) == (13, 2)
     assert (val["batches"], val["epochs"], val["samples"]) == (12, 3, 120)
-
-
-@pytest.mark.slow
-def test_a_line_while_it_runs(tmp_path: Path) -> None:
-    path = script(tmp_path, nap=0.01, step=0.02)
-    ours, theirs = pty.openpty()
-    line = [sys.executable, "-m", "stoker", "run", "--live", str(path)]
-    with subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=theirs) as p:
-        os.close(theirs)
-        said = b""
-        try:
-            while chunk := os.read(ours, 4096):
-                said += chunk
-        except OSError:  # a pseudo-terminal's end
-            pass
-        os.close(ours)
-        assert p.wait(60) == 0
-    text = said.decode()
-    assert "samples/s, waits" in text
-    assert "\r\x1b[2K" in text
-    assert text.rindex("samples/s, waits") < text.index("verdict")
-
-
-def test_no_line_where_nothing_moved() -> None:
-    from stoker.diagnosis.report.live import Ticker
-
-    one = {"wait_s": 0.5, "step_s": 0.5, "batches": 10, "samples": 40, "settings": {"num_workers": 2}}
-    ticker = Ticker(lambda: {"a/train.py:3": one})
-    try:
-        assert ticker.line() == "stoker: train.py:3: 40 samples/s, waits 50%, 2 workers"
-        assert ticker.line() == ""
-    finally:
-        ticker.stop()

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stoker.diagnosis.doctor import once
+from stoker.diagnosis.doctor import loader_stats
 from stoker.diagnosis.doctor.verdict import diagnose
 from stoker.diagnosis.report import applied as done
 from stoker.diagnosis.report import before_after, before_after_text, history, text
@@ -37,7 +37,6 @@ CACHE = {
     "filled": 80,
     "samples": 80,
     "nbytes": 3 << 20,
-    "trial_s": 0.5,
     "fill_s": 0.4,
     "discarded": "",
 }
@@ -188,10 +187,12 @@ def test_what_was_applied_stands_first_and_its_first_epoch_is_nobodys_fault() ->
 
 def test_later_epochs_are_those_after_the_cache_was_filled() -> None:
     e = loader(cache=CACHE, filled_epochs=2)
-    assert once.filling_epochs(e) == 2
-    assert once.later_epochs(e).wait_s == pytest.approx(0.005)  # of epochs that waited for their first batches only
-    assert once.filling_epochs(loader(cache=CACHE, by_epoch=ROWS[:1])) == 0
-    assert once.filling_epochs(loader()) == 0
+    assert loader_stats.filling_epochs(e) == 2
+    assert loader_stats.later_epochs(e).wait_s == pytest.approx(
+        0.005
+    )  # of epochs that waited for their first batches only
+    assert loader_stats.filling_epochs(loader(cache=CACHE, by_epoch=ROWS[:1])) == 0
+    assert loader_stats.filling_epochs(loader()) == 0
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ import signal
 import textwrap
 import time
 from array import array
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -96,17 +96,10 @@ def command(
 class Bench:
     """What ``measure`` found. All numbers but ``first_batch_s`` leave out the first batch.
 
-    Attributes:
-        name: what was measured.
-        settings: of the loader, by torch's names, and ``engine``.
-        first_batch_s: seconds from ``iter()`` to the first batch: start of the workers, a first reading.
-        batches, samples, nbytes: delivered; bytes of all tensors in them.
-        seconds: of the loop.
-        epochs: how many had a batch, the first batch's included.
-        wait_s: blocked in ``next()``, and in ``iter()`` if another epoch begins.
-        p50_s, p95_s, p99_s: percentiles of the wait for one batch; None if none was measured.
-        notes: what a reader should know about the numbers.
-        machine: what the machine grants, as in ``stoker check --json``.
+    ``first_batch_s`` is from ``iter()`` to the first batch, ``seconds`` the loop after it. ``wait_s`` was spent in
+    ``next()``, and in ``iter()`` where another epoch began; ``p50_s``, ``p95_s`` and ``p99_s`` are percentiles of the
+    wait for one batch. ``nbytes`` are of all tensors; ``epochs`` had a batch, the first one's included; ``machine`` is
+    as in ``stoker check --json``.
     """
 
     name: str
@@ -199,8 +192,8 @@ def measure(
     copy = variant(loader)
     source = _Batches(copy)
     try:
-        with source:
-            found = _loop(source, copy, batches, budget_s, name, progress or (lambda _: None))
+        with closing(source.batches()) as delivered:
+            found = _loop(source, delivered, copy, batches, budget_s, name, progress or (lambda _: None))
     except StopIteration:
         reason = ": drop_last leaves out a batch that is not full" if loader.drop_last else ""
         raise UsageError(f"{name} is empty, it gave no batch{reason}") from None
@@ -213,12 +206,7 @@ def measure(
 
 
 class _Batches:
-    """A loader's batches, one epoch after the other. Leaving the ``with`` ends its workers.
-
-    Attributes:
-        epochs: how many had a batch.
-        delivered: batches so far.
-    """
+    """A loader's batches, one epoch after the other. ``epochs``: how many had one; ``delivered``: batches so far."""
 
     def __init__(self, loader: DataLoader[Batch]) -> None:
         self._loader = loader
@@ -227,52 +215,40 @@ class _Batches:
         self.delivered = 0
         self._workers: list[BaseProcess] = []
 
-    def __enter__(self) -> _Batches:
-        return self
+    def batches(self) -> Generator[Batch, None, None]:
+        """Ends after an epoch without a batch. Its workers have ended when it ends, raises or is closed."""
+        before = -1
+        try:
+            while self.delivered > before:
+                before = self.delivered
+                self._iterator = iter(self._loader)
+                for batch in self._iterator:
+                    self.epochs += self.delivered == before
+                    self.delivered += 1
+                    yield batch
+                    del batch  # not held while the next one is waited for
+        finally:
+            self._end()
 
-    def __exit__(self, *_: object) -> None:
+    def _end(self) -> None:
         iterator = self._iterator
         self._workers = [w for w in getattr(iterator, "_workers", ()) if isinstance(w, BaseProcess)]
+        self._iterator = self._loader._iterator = None
         with ExitStack() as stack:  # from the last to the first; each step is taken, whatever the others raise
-            stack.callback(self._forget)
             stack.callback(processes.join, self._workers)
             for method in ("close", "_shutdown_workers"):  # a subclass may iterate with a generator
                 if hasattr(iterator, method):
                     stack.callback(getattr(iterator, method))
 
-    def _forget(self) -> None:
-        self._iterator = self._loader._iterator = None
-
     @property
     def has_workers(self) -> bool:
-        """Whether worker processes were used; known after the ``with``."""
+        """Whether worker processes were used; known after the end."""
         return bool(self._workers)
 
     @property
     def exit_codes(self) -> list[int]:
-        """Those of workers that ended on their own account, other than 0; known after the ``with``."""
+        """Those of workers that ended on their own account, other than 0; known after the end."""
         return [w.exitcode for w in self._workers if w.exitcode and w.exitcode != -signal.SIGTERM]
-
-    def next(self) -> Batch:
-        """The next batch; that of the next epoch if this one is over.
-
-        Raises:
-            StopIteration: an epoch without a batch.
-        """
-        new_epoch = self._iterator is None
-        while True:
-            if new_epoch:
-                self._iterator = iter(self._loader)
-            try:
-                batch = next(self._iterator)
-            except StopIteration:
-                if new_epoch:
-                    raise
-                new_epoch = True
-                continue
-            self.epochs += new_epoch
-            self.delivered += 1
-            return batch
 
 
 def _reason(error: BaseException, batches: _Batches) -> str:
@@ -299,7 +275,8 @@ def _reason(error: BaseException, batches: _Batches) -> str:
 
 
 def _loop(
-    batches: _Batches,
+    source: _Batches,
+    batches: Iterator[Batch],
     loader: DataLoader[Batch],
     wanted: int,
     budget_s: float,
@@ -311,7 +288,7 @@ def _loop(
     samples = nbytes = 0
     progress("the first batch")
     called = clock()
-    batches.next()
+    next(batches)
     began = reported = asked = clock()
     ended = ""
     while len(waits) < wanted:
@@ -319,7 +296,7 @@ def _loop(
             ended = f"{budget_s:g} s were over (--time-limit)"
             break
         try:
-            batch = batches.next()
+            batch = next(batches)
         except StopIteration:
             ended = "another epoch gave no batch"
             break
@@ -340,12 +317,12 @@ def _loop(
         samples=samples,
         nbytes=nbytes,
         seconds=asked - began,
-        epochs=batches.epochs,
+        epochs=source.epochs,
         wait_s=sum(waits),
         p50_s=p50,
         p95_s=p95,
         p99_s=p99,
-        notes=tuple(_notes(loader, ended, batches.epochs, len(waits), wanted)),
+        notes=tuple(_notes(loader, ended, source.epochs, len(waits), wanted)),
         machine=resources.read().as_dict(),
     )
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..core.types import Sample
+from ..core.types import Index, MapDataset, Sample
 
 BLOCK = 1 << 16  # pixels at once: half a megabyte a channel in float64, however large the image is
 MAX_DESCRIPTION = 300  # characters
@@ -80,13 +80,7 @@ def _block(values: Pixels) -> Group:
 
 
 def merged(a: Group, b: Group) -> Group:
-    """The group of both (Chan, Golub and LeVeque, 1979).
-
-    Example:
-        >>> both = merged(group_of(np.array([[1.0]]), 1), group_of(np.array([[3.0]]), 1))
-        >>> [float(x[0]) for x in (both.n, both.mean, both.m2)]
-        [2.0, 2.0, 2.0]
-    """
+    """The group of both (Chan, Golub and LeVeque, 1979)."""
     n = a.n + b.n
     share = np.divide(b.n, n, out=np.zeros_like(n), where=n > 0)
     delta = b.mean - a.mean
@@ -123,10 +117,9 @@ def _is_pil(thing: object) -> bool:
 def _is_image(thing: object, kinds: str) -> bool:
     """Whether it is a PIL image, or a tensor or array of 2 to 4 dimensions, of uint8 or one of these NumPy kinds."""
     if isinstance(thing, torch.Tensor):
-        kind = "f" if thing.is_floating_point() else "c" if thing.is_complex() else "i"
-        return 2 <= thing.ndim <= 4 and (
-            ("b" if thing.dtype == torch.bool else kind) in kinds or thing.dtype == torch.uint8
-        )
+        dtype = thing.dtype
+        kind = "f" if dtype.is_floating_point else "c" if dtype.is_complex else "b" if dtype == torch.bool else "i"
+        return 2 <= thing.ndim <= 4 and (kind in kinds or dtype == torch.uint8)
     if isinstance(thing, np.ndarray):
         return 2 <= thing.ndim <= 4 and (thing.dtype.kind in kinds or thing.dtype == np.uint8)
     return _is_pil(thing)
@@ -142,17 +135,19 @@ def _leaves(sample: Sample) -> Iterator[Sample]:
         yield sample
 
 
-def image_in(sample: Sample, key: str | None) -> Sample:
-    """The image of a sample.
-
-    Args:
-        sample: a tensor, array, PIL image, or tuple, list or dict of these.
-        key: a dict's key, a tuple's index or a field. None: the first image, at any depth, of a floating type or uint8;
-            if there is none, the first one of another integer type.
+def record_in(key: str | None, layout: str | None, dataset: MapDataset, index: Index) -> Record:
+    """The record of a sample.
 
     Raises:
-        NoImage: there is none.
+        NoImage: there is no image in it.
+        ValueError: the image has no pixels.
     """
+    return _record_of(_image_in(dataset[index], key), layout)
+
+
+def _image_in(sample: Sample, key: str | None) -> Sample:
+    """The image of a sample: what ``key`` says, or the first one, at any depth, of a floating type or uint8, or else of
+    another integer type."""
     if key is not None:
         part = int(key) if isinstance(sample, (list, tuple)) and key.isdigit() else key
         try:
@@ -168,12 +163,8 @@ def image_in(sample: Sample, key: str | None) -> Sample:
     raise NoImage(f"no image, but {found[:MAX_DESCRIPTION]}")
 
 
-def record_of(image: Sample, layout: str | None) -> Record:
-    """The record of an image. Channels are its shorter outer axis; if both are equal a tensor's first, else the last.
-
-    Raises:
-        ValueError: it has no pixels.
-    """
+def _record_of(image: Sample, layout: str | None) -> Record:
+    """Of an image. Channels are its shorter outer axis; if both are equal a tensor's first, else the last."""
     values: Pixels
     if isinstance(image, torch.Tensor):
         dtype = str(image.dtype).removeprefix("torch.")

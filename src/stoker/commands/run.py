@@ -33,9 +33,9 @@ from ..core import output
 from ..core.errors import UsageError
 from ..core.monitor import SystemMonitor
 from ..core.types import JsonObject
-from ..diagnosis.report import history, html, schema, text
+from ..diagnosis.report import history, html, text
 from ..diagnosis.report.build import report_of
-from ..diagnosis.report.live import Ticker
+from ..diagnosis.report.schema import RunReport
 from ..diagnosis.watch.shared_counters import LIVE, Live
 from . import arguments
 
@@ -61,7 +61,6 @@ class Options:
     apply: bool
     json_path: Path
     html_path: Path | None
-    live: bool
     debug: bool
     max_steps: int | None
 
@@ -84,7 +83,6 @@ class Options:
     help="The report; - is stdout.",
 )
 @click.option("--html", "html_path", type=arguments.FILE, metavar="FILE", help="The report as a page (stoker[html]).")
-@click.option("--live", is_flag=True, help="Print a line about the loaders while the script runs.")
 @click.option("--debug", is_flag=True, help="Load in the script's own process: for breakpoints and plain tracebacks.")
 @click.option("--max-steps", type=arguments.COUNT, metavar="N", help="End the script after N batches.")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in python -m.")
@@ -162,15 +160,6 @@ class Listener:
                     except (ValueError, KeyError, TypeError):
                         continue  # half a line of a process that was killed
 
-    def now(self) -> dict[str, JsonObject]:
-        """Each loader of the process that reported last, as it stands at this moment."""
-        out: dict[str, JsonObject] = {}
-        for pid, snapshot in list(self.last.items())[-1:]:
-            for i, metrics in enumerate(snapshot["loaders"]):
-                values = zip(LIVE, self._live[pid].row(i), strict=True)
-                out[metrics["name"]] = {**metrics, **{k: max(v, metrics[k]) for k, v in values}}
-        return out
-
     def snapshots(self) -> list[JsonObject]:
         """The last snapshot of each process; of one that was killed, brought up to its last batch."""
         for pid, snapshot in self.last.items():
@@ -185,15 +174,11 @@ def command_line(command: Sequence[str], module: bool) -> list[str]:
     """The command line to execute: this Python runs a script or a module; other commands are looked up on PATH."""
     if module:
         return [sys.executable, "-m", *command]
-    first = command[0]
-    path = Path(first)
-    if path.suffix == ".py" or (path.is_file() and not os.access(path, os.X_OK)):
-        return [sys.executable, *command]
-    if os.sep in first and path.is_file():
+    path = Path(command[0])
+    is_script = path.suffix == ".py" or (path.is_file() and not os.access(path, os.X_OK))
+    if shutil.which(command[0]) and not is_script:
         return list(command)
-    if shutil.which(first):
-        return list(command)
-    return [sys.executable, *command]  # does not exist: Python prints its own error
+    return [sys.executable, *command]  # of what does not exist Python prints its own error
 
 
 def run(options: Options) -> int:
@@ -235,36 +220,30 @@ def run(options: Options) -> int:
     return code
 
 
-def _write(report: schema.RunReport, json_path: Path, html_path: Path | None) -> None:
+def _write(report: RunReport, json_path: Path, html_path: Path | None) -> None:
     """Writes the report and prints it. A command that failed before its first batch leaves an earlier report alone."""
     empty = bool(report.exit_code) and not report.loaders and not report.bypassing
     if empty and json_path.is_file():
         sys.stderr.write(text.render(report, None, sys.stderr) + f"the report of an earlier run is kept: {json_path}\n")
         return
-    printed = str(json_path) == "-"
-    if printed:
-        print(schema.encode(report), end="", flush=True)
-    else:
-        schema.save(report, json_path)
+    output.give(report.as_dict(), json_path, lambda: None)
+    sys.stdout.flush()  # a signal may end this process
     if html_path is not None:
         html.save(report, html_path)
-    sys.stderr.write(text.render(report, None if printed else json_path, sys.stderr))
+    sys.stderr.write(text.render(report, None if str(json_path) == "-" else json_path, sys.stderr))
 
 
 def _environment(address: str, options: Options) -> dict[str, str]:
     env = dict(os.environ)
     path = env.get("PYTHONPATH")
     env["PYTHONPATH"] = f"{HOOK}{os.pathsep}{path}" if path else str(HOOK)
-    env.update(STOKER_RUN=address, STOKER_HOME=str(SOURCE))
-    switches = {
-        "STOKER_APPLY": "1" if options.apply else "",
-        "STOKER_DEBUG": "1" if options.debug else "",
-        "STOKER_MAX_STEPS": str(options.max_steps or ""),
-    }
-    for name, value in switches.items():
-        env.pop(name, None)
-        if value:
-            env[name] = value
+    env.update(
+        STOKER_RUN=address,
+        STOKER_HOME=str(SOURCE),
+        STOKER_APPLY="1" if options.apply else "",
+        STOKER_DEBUG="1" if options.debug else "",
+        STOKER_MAX_STEPS=str(options.max_steps or ""),
+    )
     return env
 
 
@@ -307,11 +286,7 @@ def _execute(options: Options, listener: Listener) -> tuple[int, JsonObject]:
     listener.start()
     threading.Thread(target=_forward, args=(process, shared_group), name="stoker_signals", daemon=True).start()
     monitor = SystemMonitor()
-    ticker = Ticker(listener.now) if options.live else None
-    code = process.wait()
-    if ticker is not None:
-        ticker.stop()
-    return code, monitor.stop()
+    return process.wait(), monitor.stop()
 
 
 def _forward(process: subprocess.Popen[bytes], shared_group: bool) -> None:

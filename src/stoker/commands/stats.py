@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -21,13 +22,13 @@ from ..core import output
 from ..core.errors import StokerError, UsageError
 from ..core.progress import Progress, samples_done
 from ..core.terminal import counted, human_seconds, printable, table
-from ..core.types import Index, JsonObject, LoaderLike, MapDataset
+from ..core.types import JsonObject, LoaderLike
 from ..loader.auto.tasks import keys_of
 from ..loader.variant import as_loader, find
 from ..workers.faults.policy import Failure
 from ..workers.faults.sample_name import called
 from . import arguments
-from .image_record import Group, Record, image_in, joined, record_of
+from .image_record import Group, Record, joined, record_in
 from .sweep import Sweep
 
 SCHEMA = 2
@@ -64,10 +65,10 @@ def command(
       stoker stats mypackage.data:make_loader --samples 5000 --num-workers 8
       stoker stats train.py:train_set --key image --json stats.json
     """
-    settings: JsonObject = {"key": key, "samples": samples, "layout": layout, "num_workers": num_workers}
+    read = functools.partial(mean_std, key=key, samples=samples, layout=layout, num_workers=num_workers, name=target)
     try:
         with Progress(target) as progress:
-            found = mean_std(find(target), **settings, name=target, progress=progress)
+            found = read(find(target), progress=progress)
     except StokerError as e:
         return arguments.fail(e)
     output.give(found.as_dict(), json_path, lambda: print(found))
@@ -78,16 +79,10 @@ def command(
 class ImageStats:
     """The result of ``mean_std``. Its numbers, one for each channel, are in the data's own unit.
 
-    Attributes:
-        name: what was read.
-        samples: how many were read, unreadable ones included; ``failed`` of them could not be read.
-        images: that the numbers are of.
-        scale: 255 for uint8, by which ``normalize`` divides as torchvision's ToTensor does; 1 for other types.
-        mean, std, min, max: of finite values; std is the population's (divided by n).
-        nan, inf: values that are left out.
-        shapes, types: how many samples have which.
-        notes: what a reader should know about the numbers.
-        seconds: taken.
+    ``mean``, ``std`` (the population's, divided by n), ``min`` and ``max`` are of finite values; ``nan`` and ``inf``
+    count those that are left out. ``scale`` is 255 for uint8, by which ``normalize`` divides as torchvision's ToTensor
+    does, and 1 for other types. ``samples`` includes ``failed``, which could not be read; ``images`` are those that the
+    numbers are of; ``shapes`` and ``types`` say how many samples have which.
     """
 
     name: str
@@ -175,33 +170,21 @@ def mean_std(
     keys = every
     if samples is not None and samples < len(every):
         keys = [every[i] for i in sorted(random.Random(SEED).sample(range(len(every)), samples))]
-    record, sweep = _read(inner, keys, functools.partial(_record, key, layout), num_workers, progress)
+    sweep = Sweep(inner, keys, functools.partial(record_in, key, layout), joined, num_workers, TASK_SAMPLES, SEED)
+    record = _sum(sweep, len(keys), progress or (lambda _: None))
     if not record.groups:
         _raise_nothing_read(name, sweep.failed)
     return _result(name, record, sweep, tuple(_notes(record, sweep.failed, inner, len(keys) / len(every))))
 
 
-def _read(
-    inner: LoaderLike,
-    keys: Sequence[Index],
-    read: Callable[[MapDataset, Index], Record],
-    num_workers: int | str,
-    progress: Callable[[str], None] | None,
-) -> tuple[Record, Sweep]:
+def _sum(sweep: Sweep, samples: int, progress: Callable[[str], None]) -> Record:
     record = Record(0)
-    sweep = Sweep(inner, keys, read, joined, num_workers, TASK_SAMPLES, SEED)
-
-    def take(part: Record) -> None:
-        nonlocal record
-        record = joined([record, part])
-
-    def report() -> None:
-        if progress is not None:
-            done = record.samples + len(sweep.failed)
-            progress(samples_done(done, len(keys), sweep.seconds, len(sweep.failed)))
-
-    sweep.run(take, report)
-    return record, sweep
+    with closing(sweep.results()) as results:
+        for part in results:
+            record = joined([record, part])
+            failed = len(sweep.failures)
+            progress(samples_done(record.samples + failed, samples, sweep.seconds, failed))
+    return record
 
 
 def _result(name: str, record: Record, sweep: Sweep, notes: tuple[str, ...]) -> ImageStats:
@@ -225,11 +208,6 @@ def _result(name: str, record: Record, sweep: Sweep, notes: tuple[str, ...]) -> 
     )
 
 
-def _record(key: str | None, layout: str | None, dataset: MapDataset, index: Index) -> Record:
-    """In a worker: the record of a sample."""
-    return record_of(image_in(dataset[index], key), layout)
-
-
 def _raise_nothing_read(name: str, failed: Sequence[Failure]) -> NoReturn:
     """Raises the error that says why there is no result."""
     if not failed:
@@ -245,10 +223,8 @@ def _notes(record: Record, failed: Sequence[Failure], loader: LoaderLike, share:
     """What a reader of the numbers should know about them."""
     if failed:
         first = f"{called(failed[0].index, failed[0].file)}: {failed[0].error}"
-        left_out = (
-            f"{counted(len(failed), 'sample')} could not be read and {'is' if len(failed) == 1 else 'are'} left out"
-        )
-        yield printable(f"{left_out}; the first is {first} (stoker verify lists all)")
+        left_out = f"{'is' if len(failed) == 1 else 'are'} left out; the first is {first} (stoker verify lists all)"
+        yield printable(f"{counted(len(failed), 'sample')} could not be read and {left_out}")
     if share < 1:
         yield f"a random subset, {share:.2g} of all, the same each time"
     if not isinstance(loader.sampler, (RandomSampler, SequentialSampler, SubsetRandomSampler)):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 
 import torch
-from torch.utils.data import Dataset, Sampler, get_worker_info
+from torch.utils.data import Dataset, get_worker_info
 
 from ..core.errors import StokerError, StokerWarning
 from ..core.random_state import preserved
@@ -17,8 +17,6 @@ from ..loader.dataloader import DataLoader
 from ..loader.loader_state import state_of
 from ..sampling import seeding
 from ..workers.faults.policy import Failure
-
-PROGRESS_S = 0.1  # between two calls of on_progress
 
 
 class Sweep:
@@ -33,11 +31,6 @@ class Sweep:
         task_samples: samples in one call of ``collate``.
         seed: for random augmentation. The number of workers, if there are any, does not change what it draws.
         sample_timeout: seconds that a sample may take before it counts as failed.
-
-    Attributes:
-        failed: samples that could not be read, in the order of their keys; complete when the pass has ended.
-        seconds: taken so far.
-        workers: processes that read.
     """
 
     def __init__(
@@ -56,7 +49,7 @@ class Sweep:
         self._loader: DataLoader[object] = DataLoader(
             _Samples(loader.dataset, read),
             task_samples,
-            sampler=_Keys(keys),
+            sampler=keys,
             num_workers=count,
             collate_fn=collate,
             worker_init_fn=functools.partial(_start, loader.worker_init_fn) if count else None,
@@ -69,33 +62,24 @@ class Sweep:
         )
         if count == "auto" and num_workers != "auto":
             self._loader.resize(int(num_workers))
-        self.failed: list[Failure] = []
         self.seconds = 0.0
-        self.workers = 0
 
-    def run(self, take: Callable[[Batch], None], on_progress: Callable[[], None] = lambda: None) -> None:
-        """Calls ``take`` with each result of ``collate``, in order. The workers have ended when it returns or raises.
+    def results(self) -> Generator[Batch, None, None]:
+        """Yields each result of ``collate``, in order. The workers have ended when it ends, raises or is closed.
 
         Raises:
             StokerError: workers die, and no sample is to blame; or ``worker_init_fn`` raised.
         """
-        began = reported = time.monotonic()
+        began = time.monotonic()
         iterator = None
         try:
             with warnings.catch_warnings(), preserved():
                 warnings.simplefilter("ignore", StokerWarning)  # the result lists what failed
                 seeding.seed_worker(self._seed, 0)  # for 0 workers
-                on_progress()
                 iterator = iter(self._loader)
-                self.workers = int(self._loader.num_workers)
                 for batch in iterator:
-                    take(batch)
-                    now = time.monotonic()
-                    self.seconds = now - began
-                    if now - reported > PROGRESS_S:
-                        reported = now
-                        self._list_failures()
-                        on_progress()
+                    self.seconds = time.monotonic() - began
+                    yield batch
         except StokerError:
             raise
         except Exception as e:  # its last line says what happened in the worker
@@ -103,14 +87,23 @@ class Sweep:
         finally:
             if iterator is not None and self._loader.num_workers:
                 iterator._shutdown_workers()
-        self.workers = int(self._loader.num_workers)
         self.seconds = time.monotonic() - began
-        self._list_failures()
 
-    def _list_failures(self) -> None:
+    @property
+    def workers(self) -> int:
+        """Processes that read."""
+        return int(self._loader.num_workers)
+
+    @property
+    def failures(self) -> Collection[Failure]:
+        """Samples that could not be read so far."""
         ledger = state_of(self._loader).ledger
-        if ledger is not None:
-            self.failed = sorted(ledger.failed.values(), key=lambda f: (type(f.index) is str, f.index))
+        return ledger.failed.values() if ledger is not None else ()
+
+    @property
+    def failed(self) -> list[Failure]:
+        """The same in the order of their keys."""
+        return sorted(self.failures, key=lambda f: (type(f.index) is str, f.index))
 
 
 class _Samples(Dataset[object]):
@@ -125,19 +118,6 @@ class _Samples(Dataset[object]):
 
     def __getitem__(self, key: Index) -> object:
         return self._read(self.dataset, key)
-
-
-class _Keys(Sampler[Index]):
-    """Yields given keys in order."""
-
-    def __init__(self, keys: Sequence[Index]) -> None:
-        self._keys = keys
-
-    def __iter__(self) -> Iterator[Index]:
-        return iter(self._keys)
-
-    def __len__(self) -> int:
-        return len(self._keys)
 
 
 def _start(init_fn: Callable[[int], None] | None, worker: int) -> None:

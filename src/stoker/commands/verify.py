@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,12 @@ SHOWN = 20  # samples in the text; --json and --quarantine have all
 @click.option(
     "--sample-timeout", type=arguments.SECONDS, help="Seconds after which a sample counts as broken.  [default: none]"
 )
-@click.option("--again", type=arguments.FILE, help="Read only the samples that this quarantine file lists.")
 @click.option("--quarantine", "listing", type=arguments.FILE, help="Append broken samples to this file.")
 @arguments.json_file
 def command(
     target: str,
     num_workers: int | str,
     sample_timeout: float | None,
-    again: Path | None,
     listing: Path | None,
     json_path: Path | None,
 ) -> int:
@@ -57,20 +56,13 @@ def command(
       stoker verify train.py:train_set
       stoker verify train.py:make_loader --num-workers 8 --json broken.json
       stoker verify train.py:train_set --quarantine broken.jsonl
-      stoker verify train.py:train_set --again broken.jsonl     are they repaired?
     """
     if listing is not None:
         check_writable(listing)
     loader = as_loader(find(target), name=target)
     try:
         with Progress(target, doing="reading") as progress:
-            found = verify(
-                loader,
-                num_workers,
-                again,
-                lambda v: progress.samples(v.read + len(v.failed), v.samples, len(v.failed)),
-                sample_timeout,
-            )
+            found = verify(loader, num_workers, progress.samples, sample_timeout)
     except StokerError as e:
         return arguments.fail(e)
     if listing is not None and found.failed:
@@ -84,7 +76,7 @@ def command(
 
 @dataclass
 class Verified:
-    """What was found, or has been found so far; ``read`` counts those that failed too."""
+    """What was found; ``read`` counts those that failed too."""
 
     samples: int
     read: int = 0
@@ -99,22 +91,14 @@ class Verified:
 
     def as_dict(self) -> JsonObject:
         """For JSON."""
-        return {
-            "schema": 1,
-            "samples": self.samples,
-            "read": self.read,
-            "failed": [f._asdict() for f in self.failed],
-            "seconds": self.seconds,
-            "samples_per_s": self.rate,
-            "workers": self.workers,
-        }
+        failed = [f._asdict() for f in self.failed]
+        return {"schema": 1, **asdict(self), "failed": failed, "samples_per_s": self.rate}
 
 
 def verify(
     loader: LoaderLike,
     workers: int | str = "auto",
-    again: Path | None = None,
-    on_progress: Callable[[Verified], None] | None = None,
+    on_progress: Callable[[int, int, int], None] = lambda done, total, failed: None,
     sample_timeout: float | None = None,
 ) -> Verified:
     """Reads each sample of a loader's dataset once, without its collate function and without a cache.
@@ -122,12 +106,11 @@ def verify(
     Args:
         loader: its samples are read: those of a ``SubsetRandomSampler``, or all.
         workers: processes; 0 reads in this one, which a sample that kills its process then ends.
-        again: a quarantine file: only samples that it lists are read.
-        on_progress: called now and then.
+        on_progress: called now and then with the samples that are read, all of them, and those that failed.
         sample_timeout: seconds that a sample may take before it counts as broken.
 
     Raises:
-        UsageError: an iterable dataset; a file that cannot be read; a ``sample_timeout`` without workers.
+        UsageError: an iterable dataset; a ``sample_timeout`` without workers.
         StokerError: workers die, and no sample is to blame.
     """
     if isinstance(loader.dataset, IterableDataset):
@@ -135,23 +118,17 @@ def verify(
             f"{type(loader.dataset).__name__} is an iterable dataset: it ends with its first error, so the other "
             "samples cannot be read"
         )
-    keys = keys_of(loader) if again is None else _listed(again, len(loader.dataset))
-    found = Verified(len(keys))
-    if not found.samples:
-        return found
+    keys = keys_of(loader)
+    if not keys:
+        return Verified(0)
     sweep = Sweep(loader, keys, _read, len, workers, TASK_SAMPLES, sample_timeout=sample_timeout)
-
-    def take(n: int) -> None:
-        found.read += n
-
-    def report() -> None:
-        found.failed, found.seconds, found.workers = sweep.failed, sweep.seconds, sweep.workers
-        if on_progress is not None:
-            on_progress(found)
-
-    sweep.run(take, report)
-    found.failed, found.seconds, found.workers = sweep.failed, sweep.seconds, sweep.workers
-    found.read += len(found.failed)
+    on_progress(0, len(keys), 0)
+    good = 0
+    with closing(sweep.results()) as results:
+        for n in results:
+            good += n
+            on_progress(good + len(sweep.failures), len(keys), len(sweep.failures))
+    found = Verified(len(keys), good + len(sweep.failures), sweep.failed, sweep.seconds, sweep.workers)
     if found.read != found.samples:
         raise StokerError(f"only {found.read:,} of {found.samples:,} samples were read, for an unknown reason")
     return found
@@ -166,16 +143,6 @@ def _read(dataset: Any, key: Index) -> int:
         dataset, key = dataset.dataset, dataset.indices[key]
     dataset._whole(key)
     return 1
-
-
-def _listed(path: Path, samples: int) -> list[Index]:
-    """The samples in a quarantine file, each once, in order: numbers within the dataset, and other keys."""
-    try:
-        found = {f.index for f in quarantine.read(path)}
-    except OSError as e:
-        raise UsageError(f"{path} cannot be read: {e.strerror or e}") from e
-    good = {i for i in found if not isinstance(i, int) or -samples <= i < samples}
-    return sorted(good, key=lambda i: (type(i) is str, i))
 
 
 def _text(found: Verified) -> str:

@@ -51,7 +51,7 @@ class Session:
         """Writes the report as one page of HTML (needs stoker[html]).
 
         Raises:
-            UsageError: no file can be written there, or plotly is not installed.
+            UsageError: no file can be written there, or jinja2 is not installed.
         """
         html.check(Path(path))
         html.save(self._ended(), Path(path))

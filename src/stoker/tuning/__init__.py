@@ -2,7 +2,6 @@
 
 ::
 
-    api: tune() -> search: which settings -> measurements: windows of each -> summary -> result
-    batch_size -> batch_size_trial
+    api: tune() -> search: which settings -> measurements: windows of each -> result
     apply: engine, cache and number of workers behind loaders of an unchanged script
 """

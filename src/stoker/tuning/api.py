@@ -12,7 +12,6 @@ from .knobs import BUDGET_S, KNOBS
 from .measurements import Measurements
 from .result import TuneResult
 from .search import Search
-from .summary import summarize
 
 
 def tune(
@@ -62,6 +61,6 @@ def tune(
     search = Search(measured, name, knobs)
     try:
         with preserved():
-            return summarize(search, search.run())
+            return search.result(search.run())
     finally:
         measured.close()

@@ -2,8 +2,8 @@
 
 What happens to a loader::
 
-    first iterated      a trial of its dataset begins in a child process (TRIAL_RUNS)
-    ... WAIT_S later    the trial has ended: the first epoch fills the cache (STAGED), or nothing is kept (NOT_STAGED)
+    first iterated      a trial of its dataset begins in a child process
+    ... WAIT_S later    the trial has ended: the first epoch fills the cache, or nothing is kept
                         it has not: the first epoch runs without a cache, and the trial ends beside it
                         (workers that persist keep that dataset, so for them the wait is PERSISTENT_WAIT_S)
     next epochs         a trial that ended meanwhile takes effect when an epoch begins
@@ -15,7 +15,6 @@ made it.
 from __future__ import annotations
 
 import contextlib
-import enum
 import math
 import sys
 import time
@@ -44,9 +43,7 @@ if TYPE_CHECKING:
     from ..staging.store.memory import Memory
 
 WAIT_S = 1.0  # before the first batch; a trial that takes longer goes on beside the first epoch
-PERSISTENT_WAIT_S = (
-    4.0  # the same where workers stay: they have the dataset that they are started with for the whole run
-)
+PERSISTENT_WAIT_S = 4.0  # the same where workers stay: their dataset is the one that they are started with
 LIMIT_S = 30.0  # for a trial
 FEWEST_SAMPLES = 16  # of a dataset for which a trial is made
 LEAST_GAIN = 2.0  # times: making the first part of a sample, against copying it out of memory
@@ -62,37 +59,17 @@ _datasets: list[ManagedDataset] = []
 _entries: list[tuple[JsonObject, ManagedDataset]] = []
 
 
-class Staging(enum.Enum):
-    """How far the staging of a dataset is."""
-
-    TRIAL_RUNS = "the trial has not ended yet"
-    NOT_STAGED = "nothing is kept"
-    STAGED = "a cache is filled or served"
-
-
 class ManagedDataset:
-    """A dataset of the script's, and what is known of it.
-
-    Attributes:
-        dataset: the script's own.
-        staging: how far its staging is.
-        found: by the trial; None before its end, and if it failed.
-        reason: why nothing is kept; "" otherwise.
-        staged: the dataset with its cache; None unless ``STAGED``.
-        start_s: seconds that the script waited while the trial was started.
-        waited_s: seconds that it waited for the trial's end.
-        by_script: whether batches that came from the cache were made in the script's own process.
-    """
+    """A dataset of the script's, and what is known of it."""
 
     def __init__(self, dataset: MapDataset) -> None:
         self.dataset = dataset
-        self.staging = Staging.NOT_STAGED
-        self.found: Found | None = None
-        self.reason = ""
-        self.staged: Staged | None = None
-        self.start_s = 0.0
-        self.waited_s = 0.0
-        self.by_script = False
+        self.found: Found | None = None  # by the trial
+        self.reason = ""  # why nothing is kept
+        self.staged: Staged | None = None  # the dataset with its cache
+        self.start_s = 0.0  # that the script waited while the trial was started
+        self.waited_s = 0.0  # that it waited for the trial's end
+        self.by_script = False  # batches that came from the cache were made in the script's own process
         self._trial: Trial | None = None
         if hasattr(type(dataset), "_stoker_batches"):
             self.reason = "the dataset is staged already"
@@ -105,7 +82,7 @@ class ManagedDataset:
         began = time.monotonic()
         try:
             self._trial = start_trial(self.dataset, LIMIT_S)
-            self.staging, self.reason = Staging.TRIAL_RUNS, Staging.TRIAL_RUNS.value
+            self.reason = "the trial has not ended yet"
         except OSError as e:
             self.reason = f"no process can be started for the trial: {e}"
         self.start_s = time.monotonic() - began
@@ -124,7 +101,6 @@ class ManagedDataset:
             self.reason = self._stage(self.found, self._trial.memories)
         except Exception as e:  # a script must not fail because it is to be faster
             self.reason = str(e)
-        self.staging = Staging.NOT_STAGED if self.staged is None else Staging.STAGED
         self._trial = None
 
     def _stage(self, found: Found, memories: Sequence[Memory]) -> str:
@@ -198,37 +174,22 @@ class ManagedDataset:
         return make
 
     def report(self) -> JsonObject:
-        """What a report says of the cache."""
-        out: JsonObject = {
-            "kept": "",
-            "cut": "",
-            "why_not": self.reason,
-            "filled": 0,
-            "samples": len(self.dataset),
-            "calls": False,
-            "nbytes": 0,
-            "shared": 1,  # ranks of this node that fill and read one cache: "nbytes" is counted in each of them
-            "trial_s": self.start_s + self.waited_s,
-            "fill_s": 0.0,
-            "discarded": "",
-        }
+        """What a report says of the cache, without what is empty."""
+        out: JsonObject = {"why_not": self.reason, "samples": len(self.dataset)}
         if self.staged is None or self.found is None:
             return out
         account, now = self.staged.account, self.staged.split or self.found  # a dataset that changed was looked at anew
-        plan = now.plan
-        out |= {
+        return out | {
             "kept": "; ".join(f"{row.where} {row.name}".strip() for row in now.rows if row.cached),
             "why_not": now.why_not,
             "calls": now.memo is not None,
             "filled": account.filled,
             "nbytes": account.nbytes,
-            "shared": account.ranks,
+            "shared": account.ranks,  # of this node, that fill and read one cache: "nbytes" is counted in each of them
             "fill_s": account.keep_s,
             "discarded": "" if self.staged.usable else account.reason,
+            "cut": "" if now.plan is None else now.plan.shown,
         }
-        if plan is not None:
-            out |= {"cut": plan.shown, "head_s": plan.head_s, "tail_s": plan.tail_s, "read_s": plan.read_s}
-        return out
 
 
 def why_it_does_not_pay(plan: Plan) -> str:

@@ -6,35 +6,54 @@ state of the process are not touched.
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import random
+import re
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from types import ModuleType
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from ..core import nested, resources
 from ..core.errors import UsageError, WorkerTimeoutError
+from ..core.random_state import preserved
 from ..core.terminal import human_bytes, human_seconds, table
-from ..core.types import JsonObject
-from .batch_size_trial import Accelerator, Source, Step, Trial, counted
+from ..core.types import Batch, JsonObject, LoaderLike, Sample
+from ..device.accelerator import accelerator
+from ..loader.auto.tasks import SEED, keys_of
 
 SCHEMA = 1
 FINE = 16  # the search ends where what fits and what does not are this part apart
 HEADERS = ["", "batch size", "fits", "memory", "samples/s"]
+REPEATS = 3  # batches in a trial, of other samples each; the first also pays for what is imported or read only once
+PATIENCE = 8  # no further repeat in a trial that has taken this part of the time left
+OUT_OF_MEMORY = re.compile(r"out of memory|not enough memory|allocate memory|bad_alloc|ALLOC_FAILED", re.IGNORECASE)
+
+Step = Callable[[Batch], object]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One batch size that was tried."""
+
+    batch_size: int
+    fits: bool  # within the budget less the margin
+    peak_bytes: int  # the most that it took beyond what was there before; of what does not fit, what is known
+    samples_per_s: float | None  # of making the batch and the step, in one process; None where it does not fit
+    why: str  # it does not fit
 
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """What ``largest`` found.
+    """What ``largest`` found: ``best`` is the largest batch size that fits, ``own`` the loader's own.
 
-    Attributes:
-        best: the largest batch size that fits.
-        trials: in the order they were made.
-        budget_bytes: free memory of the device; trials may take it less ``margin``, a share.
-        device: the accelerator.
-        bound: which limit ended the search, in words.
-        seconds: how long it took.
-        own: the loader's own batch size.
-        margin: the share of the budget that is kept free.
+    ``budget_bytes`` is the free memory of ``device``, of which the share ``margin`` is kept free; ``bound`` says which
+    limit ended the search.
     """
 
     best: int
@@ -112,48 +131,32 @@ def largest(
         40
     """
     began = time.monotonic()
-    source = _checked(loader, step, margin, seconds)
+    _check(loader, step, margin, seconds)
     device = counted()
     if device is None:
         raise UsageError("the largest batch is found for the memory of an accelerator, and torch sees none here")
-    place = Accelerator(*device, margin)
-    own = int(loader.batch_size or 0)
-    top = source.count
-    low, high, trials = 0, top + 1, list[Trial]()  # low fits, high does not
+    search = _Search(loader, step, *device, margin, began + seconds)
+    own, top, trials = int(loader.batch_size or 0), search.samples, list[Trial]()
+    low, high = 0, top + 1  # low fits, high does not
     size: int | None = min(own, top)
-    while size is not None and (not trials or time.monotonic() < began + seconds):
+    while size is not None and (not trials or time.monotonic() < search.deadline):
         if progress is not None:
             progress(f"trying a batch of {size:,} samples" + (f", {low:,} fit" if low else ""))
-        trials.append(place.trial(source, step, size, began + seconds))
+        trials.append(search.trial(size))
         low, high = (size, high) if trials[-1].fits else (low, size)
         size = _next(low, high, top)
+    if not low and size is not None:
+        raise WorkerTimeoutError(f"{seconds:g} s were over before a batch was found that fits: give it more time")
     if not low:
-        raise _none_fits(place, trials[-1], None if size is None else seconds)
-    bound = _bound(place, trials, high, top)
+        raise UsageError(f"not even one sample fits: {trials[-1].why}, and {search.limit}")
     if size is not None:
         bound = f"time: {seconds:g} s were over before the search was"
-    return BatchSizes(low, tuple(trials), place.budget, place.name, bound, time.monotonic() - began, own, margin)
-
-
-def _limit(place: Accelerator) -> str:
-    margin = 1 - place.allowed / place.budget
-    return f"{human_bytes(place.allowed)} are allowed ({human_bytes(place.budget)} were free, less {margin:.0%})"
-
-
-def _none_fits(place: Accelerator, last: Trial, seconds: float | None) -> Exception:
-    if seconds is not None:
-        return WorkerTimeoutError(f"{seconds:g} s were over before a batch was found that fits: give it more time")
-    least = "at least " if last.peak_bytes <= place.allowed else ""
-    needs = f"it takes {least}{human_bytes(last.peak_bytes)}, and " if last.peak_bytes else ""
-    return UsageError(f"not even one sample fits: {needs}{_limit(place)}; {last.why}")
-
-
-def _bound(place: Accelerator, trials: list[Trial], high: int, top: int) -> str:
-    """Which limit ended the search, in words."""
-    if high <= top:
+    elif high > top:
+        bound = f"the dataset: it has {top:,} samples"
+    else:
         why = next(t.why for t in trials if t.batch_size == high)
-        return f"memory: a batch of {high:,} does not fit: {why}, and {_limit(place)}"
-    return f"the dataset: it has {top:,} samples"
+        bound = f"memory: a batch of {high:,} does not fit: {why}, and {search.limit}"
+    return BatchSizes(low, tuple(trials), search.budget, search.name, bound, time.monotonic() - began, own, margin)
 
 
 def _next(low: int, high: int, top: int) -> int | None:
@@ -163,7 +166,7 @@ def _next(low: int, high: int, top: int) -> int | None:
     return (low + high) // 2 if high - low > max(1, low // FINE) else None
 
 
-def _checked(loader: object, step: object, margin: float, seconds: float) -> Source:
+def _check(loader: object, step: object, margin: float, seconds: float) -> None:
     if not isinstance(loader, DataLoader):
         raise UsageError(f"the loader is of type {type(loader).__name__}, which is no DataLoader")
     if loader.batch_size is None:
@@ -174,7 +177,112 @@ def _checked(loader: object, step: object, margin: float, seconds: float) -> Sou
         raise UsageError("the dataset is iterable: batches of other samples cannot be drawn from it")
     if not 0 <= margin < 1 or not 0 < seconds < float("inf"):
         raise UsageError(f"margin={margin:g}, seconds={seconds:g}: a share below 1, and more than 0 seconds")
-    source = Source(loader)
-    if source.count == 0:
+    if not keys_of(loader):
         raise UsageError("the dataset is empty")
-    return source
+
+
+def counted() -> tuple[ModuleType, torch.device] | None:
+    """torch's module for the accelerator and the current device; None where there is none whose memory it can count."""
+    device = accelerator()
+    if device is None or device.type not in ("cuda", "xpu"):
+        return None
+    module: ModuleType = getattr(torch, device.type)
+    return module, torch.device(device.type, module.current_device())
+
+
+class _Search:
+    """Makes batches of a loader's samples, and steps on them on the device."""
+
+    def __init__(
+        self,
+        loader: LoaderLike,
+        step: Step | None,
+        module: ModuleType,
+        device: torch.device,
+        margin: float,
+        deadline: float,
+    ) -> None:
+        self._dataset, self._collate, self._keys = loader.dataset, loader.collate_fn, keys_of(loader)
+        self._step, self._module, self._device, self.deadline = step, module, device, deadline
+        self.samples = len(self._keys)
+        self._doing = ""
+        self._host = resources.memory_available() // 2
+        self._sample_bytes = 0.0
+        self._clear()
+        self._start = int(module.memory_allocated())
+        self.budget = int(module.mem_get_info()[0] + module.memory_reserved() - self._start)
+        self._allowed = int(self.budget * (1 - margin))
+        self.limit = (
+            f"{human_bytes(self._allowed)} are allowed ({human_bytes(self.budget)} were free, less {margin:.0%})"
+        )
+        self.name = f"{device} ({module.get_device_name()})"
+
+    def trial(self, n: int) -> Trial:
+        """Makes batches of ``n`` samples and steps on them.
+
+        Raises:
+            UsageError: the dataset, ``collate_fn`` or ``step`` raised.
+        """
+        if 2 * n * self._sample_bytes > self._host:  # samples and the batch made of them are there at once
+            return Trial(n, False, 0, None, f"making the batch would take more than {human_bytes(self._host)} of RAM")
+        self._module.reset_peak_memory_stats()
+        random_state = self._module.get_rng_state()
+        seconds, why, failed = 1e-9, "", ""
+        try:
+            with preserved():
+                seconds = self._seconds(n)
+        except (Exception, SystemExit) as e:  # becomes words here: its traceback would keep the batch in memory
+            why = f"out of memory in {self._doing}" if _is_out_of_memory(e) else ""
+            failed = "" if why else f"batch size {n:,}: {self._doing} raised {type(e).__name__}: {e}"
+        with contextlib.suppress(RuntimeError):  # there may still be no memory for it
+            self._module.set_rng_state(random_state)
+        peak = int(self._module.max_memory_allocated()) - self._start
+        self._clear()
+        if failed:
+            raise UsageError(failed)
+        why = why or (f"it takes {human_bytes(peak)}" if peak > self._allowed else "")
+        return Trial(n, not why, peak, None if why else n / max(seconds, 1e-9), why)
+
+    def _seconds(self, n: int) -> float:
+        """Of one batch with its step, the median."""
+        patience = (self.deadline - time.monotonic()) / PATIENCE
+        times: list[float] = []
+        while not times or (len(times) < REPEATS and sum(times) + times[-1] < patience):
+            began = time.perf_counter()
+            batch = self._batch(random.Random(SEED + len(times)).sample(range(self.samples), n))
+            self._doing = "step"
+            batch = nested.move(batch, self._device)
+            self._sample_bytes = sum(t.nbytes for t in nested.tensors(batch)) / n
+            if self._step is not None:
+                self._step(batch)
+            del batch
+            self._module.synchronize()
+            times.append(time.perf_counter() - began)
+        return statistics.median_low(times)
+
+    def _batch(self, places: list[int]) -> Batch:
+        self._doing = "the dataset"
+        indices = [self._keys[i] for i in places]
+        samples: list[Sample] = []
+        if getattr(self._dataset, "__getitems__", None):
+            samples += self._dataset.__getitems__(indices)
+        else:
+            for i in indices:
+                self._doing = f"sample {i} of the dataset"
+                samples.append(self._dataset[i])
+        self._doing = "collate_fn"
+        return self._collate(samples)
+
+    def _clear(self) -> None:
+        gc.collect()
+        self._module.empty_cache()
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
+            return True
+        if isinstance(error, (RuntimeError, OSError)) and OUT_OF_MEMORY.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -83,7 +83,7 @@ class CachedEpochs:
             return
         maker, filled, at = self._begun
         self._begun = None
-        if at < len(rows) and rows[at][0] and len(rows[at]) == len(Epoch._fields):
+        if at < len(rows) and rows[at][0]:
             self._last = Epoch(*rows[at])
             if filled:
                 self._by_maker[maker] = self._last

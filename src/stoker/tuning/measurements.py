@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable
 
 from torch.utils.data.dataloader import _DatasetKind
 
+from ..core import terminal
 from ..core.options import Budget
 from ..core.types import JsonObject, LoaderLike
 from ..loader import engine
 from ..loader.auto.bench import Bench, Window
 from ..loader.auto.tasks import Tasks
-from .result import Setting, figure
+from .result import Setting
 
 KNEE = 0.97  # the smallest setting within 3 % of the best
 WINDOW_S = 0.25  # one measurement; long enough that a scheduler tick of a busy machine is noise
@@ -30,12 +31,6 @@ class Measurements:
         loader: what is tuned.
         budget_s: seconds that it may take.
         progress: called with a line for each window.
-
-    Attributes:
-        rates: samples per second of each window.
-        windows: the newest window of each setting.
-        tried: all windows, in order, for the JSON.
-        is_stream: the dataset is iterable.
     """
 
     def __init__(self, loader: LoaderLike, budget_s: float, progress: Callable[[str], None]) -> None:
@@ -44,9 +39,9 @@ class Measurements:
         self.deadline = self.began + budget_s
         self.transport: Budget = engine.budget(loader)
         self.tasks = Tasks(loader)
-        self.rates: dict[Setting, list[float]] = {}
-        self.windows: dict[Setting, Window] = {}
-        self.tried: list[JsonObject] = []
+        self.rates: dict[Setting, list[float]] = {}  # samples per second of each window
+        self.windows: dict[Setting, Window] = {}  # the newest of each setting
+        self.tried: list[JsonObject] = []  # all windows, in order, for the JSON
         self.is_stream = loader._dataset_kind == _DatasetKind.Iterable
         self.window_s = min(WINDOW_S, max(0.05, budget_s / WINDOWS_IN_BUDGET))
         self._progress = progress
@@ -71,14 +66,12 @@ class Measurements:
         self.windows[s] = window
         knobs = {name: getattr(s, name) for name in ("num_workers", "prefetch_factor", "batch_size")}
         self.tried.append({**knobs, "samples_per_s": rate, "at_s": time.monotonic() - self.began})
-        self._progress(f"{s.words}: {figure(rate)} samples/s")
+        self._progress(f"{s.words}: {terminal.rate(rate)} samples/s")
         return rate
 
-    def forget(self, settings: Iterable[Setting]) -> None:
-        """Drops what was measured of these settings, which are no choice."""
-        for s in list(settings):
-            self.rates.pop(s, None)
-            self.windows.pop(s, None)
+    def forget(self, s: Setting) -> None:
+        """Drops what was measured of a setting, which is no choice."""
+        del self.rates[s], self.windows[s]
 
     def rate(self, s: Setting) -> float:
         """The median of a setting's windows, which is measured if it was not."""

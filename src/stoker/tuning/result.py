@@ -9,21 +9,12 @@ from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 from ..core import terminal
+from ..core.terminal import counted, rate
 from ..core.types import JsonObject
 from ..loader.auto.limits import Limit
 
 SCHEMA = 2
 BARS = " ▏▎▍▌▋▊▉█"
-
-
-def figure(x: float) -> str:
-    """A rate that people can read.
-
-    Example:
-        >>> figure(326312.0), figure(3.14159)
-        ('326,312', '3.142')
-    """
-    return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
 
 
 @dataclass(frozen=True)
@@ -51,9 +42,8 @@ class Setting:
         """
         if not self.num_workers:
             return "no workers"
-        workers = "1 worker" if self.num_workers == 1 else f"{self.num_workers} workers"
         size = "" if self.batch_size is None else f", batch {self.batch_size}"
-        return f"{workers}, prefetch {self.prefetch_factor}{size}"
+        return f"{counted(self.num_workers, 'worker')}, prefetch {self.prefetch_factor}{size}"
 
 
 class Point(NamedTuple):
@@ -118,10 +108,10 @@ class TuneResult:
         def bold(words: str) -> str:
             return terminal.style(words, "bold", colour)
 
-        knobs = f"{b.num_workers} worker{'' if b.num_workers == 1 else 's'}"
+        knobs = counted(b.num_workers, "worker")
         if b.num_workers:
             knobs += f", prefetch_factor {b.prefetch_factor}"
-        head = f"{self.name}: {knobs}, {figure(self.rate)} samples/s [{figure(self.low)}..{figure(self.high)}]"
+        head = f"{self.name}: {knobs}, {rate(self.rate)} samples/s [{rate(self.low)}..{rate(self.high)}]"
         out = [bold(head), "", *self._chart(width), ""]
         out += [f"{name}: {words}" for name, words in self.reasons.items()]
         if self.bound is not None:
@@ -141,7 +131,7 @@ class TuneResult:
             cells = p.rate / top * room
             bar = "█" * int(cells) + BARS[int(cells % 1 * 8)].strip()
             mark = " <- the knee" if p.workers == self.best.num_workers else ""
-            out.append(f"{p.workers:>7}  {figure(p.rate):>9} {bar}{mark}")
+            out.append(f"{p.workers:>7}  {rate(p.rate):>9} {bar}{mark}")
         return out
 
     def _repr_html_(self) -> str:

@@ -7,22 +7,25 @@
     -> more batches in flight, no workers: one window each
     -> the fastest few in turns, three windows each and more while there is time
     -> the knee: the smallest setting within 3 % of the fastest, by the medians
+    -> page-locked memory, which no window measures
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
-from ..core import resources
+from ..core import resources, terminal
 from ..core.errors import UsageError
 from ..device.accelerator import accelerator
 from ..loader.auto.bench import BadSample, TooSlow, Window
 from ..loader.auto.limits import Limit, limits
+from ..loader.pin_setup import Pinning
 from .measurements import KNEE, Measurements
-from .result import Setting, figure
+from .result import Point, Setting, TuneResult
 
 FEW, MANY = 3, 8  # windows of each finalist: at least where there is time, and at most
 FINALISTS = 4
@@ -35,6 +38,7 @@ SHARE_OF_MEMORY = 0.8  # a dataset that reads more than this is as cold in the s
 READS = 1 << 14  # bytes a batch; below it, what was read are messages
 WORKER_BYTES = 64 << 20  # of a worker whose memory is not known yet
 NO_BOUND = 1 << 30
+RANDOM_SAMPLERS = ("RandomSampler", "Feistel", "Chunk")
 
 
 class Search:
@@ -44,19 +48,14 @@ class Search:
         measurements: of the loader that is tuned.
         name: what to call it in errors.
         knobs: which settings may move.
-
-    Attributes:
-        limits: what bounds the number of workers, the tightest first.
-        reasons: why a knob has its value.
-        notes: what else there is to say.
     """
 
-    limits: list[Limit]
+    limits: list[Limit]  # of the number of workers, the tightest first
 
     def __init__(self, measurements: Measurements, name: str, knobs: Sequence[str]) -> None:
         self.measured, self.name, self.knobs = measurements, name, knobs
         self.loader = measurements.loader
-        self.reasons: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}  # why a knob has its value
         self.notes: list[str] = [measurements.tasks.note] if measurements.tasks.note else []
 
     def run(self) -> Setting:
@@ -68,24 +67,26 @@ class Search:
         s = Setting(1, batch_size=self.loader.batch_size)
         try:
             self._first(s)
-            s = self._climb(self._fixed(s))
+            self._climb(s, self._fixed(s))
         except BadSample as e:
             raise UsageError(f"{self.name}: {self._why(e, s)}") from e
-        best = self.measured.knee(self._choices() or self.measured.rates)
+        best = self.measured.knee(self.measured.rates)
         self._explain(best)
         return best
 
-    def _climb(self, s: Setting) -> Setting:
-        """Measures settings from ``s`` on, until the time is over. Returns the fastest by single windows."""
+    def _climb(self, first: Setting, s: Setting) -> None:
+        """Measures settings from ``s`` on, until the time is over. Then all that were measured may win, but for
+        ``first``, where a knob of it has another value than it may have."""
         try:
             self.measured.rate(s)
+            if s != first:
+                self.measured.forget(first)
             s = self._num_workers(s)
             s = self._prefetch_factor(s)
             self._no_workers(s)
             self._finalists(s)
         except TooSlow as e:
             self.notes.append(f"the time was over in the middle of a measurement: {e}")
-        return s
 
     def counts(self) -> list[int]:
         """Numbers of workers that may be tried."""
@@ -99,21 +100,6 @@ class Search:
         except TypeError:
             return NO_BOUND
 
-    def _choices(self) -> list[Setting]:
-        """The settings from which one is recommended."""
-        return [s for s in self.measured.rates if self._may_win(s)]
-
-    def _may_win(self, s: Setting) -> bool:
-        if not s.num_workers:
-            return True
-        if "num_workers" not in self.knobs and s.num_workers != self._base.num_workers:
-            return False
-        if "prefetch_factor" not in self.knobs:
-            return s.prefetch_factor == self._base.prefetch_factor
-        return s.prefetch_factor >= self._base.prefetch_factor
-
-    # ----------------------------------------------------------------------------------------------- the first window
-
     def _first(self, s: Setting) -> None:
         """Measures one worker: the limits, and whether files are read."""
         try:
@@ -125,7 +111,7 @@ class Search:
             ) from None
         window = self.measured.windows[s]
         if self._reuse_tasks(window) and window.read > READS * window.batches and not self.measured.is_over():
-            self.measured.forget([s])  # it was the disk that was measured
+            self.measured.forget(s)  # it was the disk that was measured
             self.measured.measure(s)
             window = self.measured.windows[s]
         self.limits = limits(
@@ -169,8 +155,6 @@ class Search:
         needs_gpu = ("CUDA" in last or "NVIDIA" in last) and accelerator() is None
         return f"{what}: {last}" + (" (it needs a GPU, and there is none here)" if needs_gpu else "")
 
-    # ----------------------------------------------------------------------------------------- one window of a setting
-
     def _num_workers(self, s: Setting) -> Setting:
         if "num_workers" not in self.knobs:
             return s
@@ -212,11 +196,9 @@ class Search:
         if "num_workers" in self.knobs and not self.measured.is_stream and not self.measured.is_over():
             self.measured.measure(Setting(0, batch_size=s.batch_size))
 
-    # ------------------------------------------------------------------------------------------------- the fastest few
-
     def _finalists(self, s: Setting) -> None:
         """Measures the fastest settings in turns, because the best of many single windows is too good to be true."""
-        alike = sorted(self._choices(), key=lambda k: -self.measured.rate(k))
+        alike = sorted(self.measured.rates, key=lambda k: -self.measured.rate(k))
         fastest = self.measured.rate(alike[0])
         finalists = [k for k in alike if self.measured.rate(k) >= NEAR * fastest][:FINALISTS]
         finalists += [] if s in finalists else [s]
@@ -225,10 +207,9 @@ class Search:
     def _explain(self, best: Setting) -> None:
         rates, rate = self.measured.rates, self.measured.rate
         if "num_workers" in self.knobs and not best.num_workers:
-            other = max((k for k in self._choices() if k.num_workers), key=rate)
-            self.reasons["num_workers"] = (
-                f"0: one process alone makes {figure(rate(best))} samples/s, {other.words} {figure(rate(other))}"
-            )
+            other = max((k for k in rates if k.num_workers), key=rate)
+            alone, with_workers = terminal.rate(rate(best)), terminal.rate(rate(other))
+            self.reasons["num_workers"] = f"0: one process alone makes {alone} samples/s, {other.words} {with_workers}"
             return
         if "num_workers" in self.knobs:
             self.reasons["num_workers"] = f"{best.num_workers} is the smallest within 3 % of the best"
@@ -249,3 +230,60 @@ class Search:
             nbytes = self.measured.nbytes * DEPTH * best.num_workers
             words += f"; it costs {nbytes / 1e6:.3g} MB, and takes up jitter that short windows do not show"
         return words
+
+    def result(self, found: Setting) -> TuneResult:
+        """The result, while workers are still there to be measured."""
+        measured = self.measured
+        best = replace(found, pin_memory=self._pins(found)) if "pin_memory" in self.knobs else found
+        rates = measured.rates[found]
+        return TuneResult(
+            name=self.name,
+            best=best,
+            rate=measured.rate(found),
+            low=min(rates),
+            high=max(rates),
+            curve=self._curve(found),
+            limits=tuple(self.limits),
+            bound=self._bound(found),
+            reasons=self.reasons,
+            lines=self._lines(best),
+            notes=tuple(self.notes),
+            tried=tuple(measured.tried),
+            seconds=time.monotonic() - measured.began,
+        )
+
+    def _pins(self, s: Setting) -> bool:
+        batches = max(1, s.num_workers) * s.prefetch_factor + 1
+        choice = Pinning().decide(self.measured.windows[s].nbytes, batches)
+        self.reasons["pin_memory"] = f"{choice.on}: {choice.why}"
+        return choice.on
+
+    def _curve(self, found: Setting) -> tuple[Point, ...]:
+        """Samples per second by number of workers: of ``found``, and of the fastest of each other number."""
+        measured = self.measured
+        best: dict[int, Setting] = {}
+        for s in sorted(measured.rates, key=measured.rate):
+            best[s.num_workers] = s
+        best[found.num_workers] = found
+        rates = {n: measured.rates[s] for n, s in sorted(best.items())}
+        return tuple(Point(n, measured.rate(best[n]), min(each), max(each), len(each)) for n, each in rates.items())
+
+    def _bound(self, s: Setting) -> Limit | None:
+        """The limit that kept the setting small: it is at its bound, and the curve still rises there."""
+        if s.num_workers != self.limits[0].most or s.num_workers < 2:
+            return None
+        fewer = replace(s, num_workers=self.counts()[-2])
+        rates, rate = self.measured.rates, self.measured.rate
+        return self.limits[0] if fewer not in rates or rate(s) * KNEE > rate(fewer) else None
+
+    def _lines(self, best: Setting) -> dict[str, str]:
+        out = ["dataset"] + [f"batch_size={best.batch_size}"] * (best.batch_size is not None)
+        if any(name in type(self.loader.sampler).__name__ for name in RANDOM_SAMPLERS):
+            out.append("shuffle=True")
+        out.append(f"num_workers={best.num_workers}")
+        if best.num_workers and best.prefetch_factor != 2:
+            out.append(f"prefetch_factor={best.prefetch_factor}")
+        if best.pin_memory:
+            out.append("pin_memory=True")
+        arguments = ", ".join(out)
+        return {"torch": f"DataLoader({arguments})", "stoker": f"stoker.DataLoader({arguments})"}

@@ -16,17 +16,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, SubsetRandomSampler, TensorDataset
 
 import stoker
 from stoker.core.dataset_tree import file_of
 from stoker.core.errors import SampleError, StokerWarning, UsageError
 from stoker.loader.loader_state import state_of
-from stoker.workers.faults import quarantine
 from stoker.workers.faults.error_log import bound
-from stoker.workers.faults.policy import Failure
 from tests.helpers import own_generator
 
 SEED = int(os.environ.get("STOKER_SEED", "0"))
@@ -346,7 +342,6 @@ def test_the_list_is_private_and_complete(tmp_path: Path) -> None:
     assert entries[0]["error"] == "ValueError: sample 1 is broken"
     assert entries[0]["kind"] == "error"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert [f.index for f in quarantine.read(path)] == sorted(BAD)
 
 
 def test_no_list_is_made_where_nothing_fails_or_none_is_wanted(tmp_path: Path) -> None:
@@ -384,36 +379,6 @@ def test_lines_of_many_processes_do_not_mix(tmp_path: Path) -> None:
     entries = [json.loads(line) for line in path.read_text().splitlines()]
     for k in range(3):
         assert [e["index"] for e in entries if e["dataset"] == str(k)] == list(range(200))
-
-
-@given(st.lists(st.one_of(st.binary(max_size=80), st.just(b'{"index": 3, "file": "", "error": "x", "kind": "error"}'))))
-def test_reading_a_list_trusts_nothing(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
-    path = tmp_path_factory.mktemp("list") / "list"
-    path.write_bytes(b"\n".join(lines))
-    good = b"\n".join(lines).split(b"\n").count(b'{"index": 3, "file": "", "error": "x", "kind": "error"}')
-    assert quarantine.read(path) == [Failure(3, "", "x")] * good
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        {"index": 1.5},
-        {"index": True},
-        {"index": None},
-        {"index": [1]},
-        {"file": 3},
-        {"kind": "other"},
-        {"kind": []},
-        {"error": None},
-        {},
-    ],
-    ids=str,
-)
-def test_an_entry_that_is_none_is_left_out(tmp_path: Path, entry: dict[str, Any]) -> None:
-    path = tmp_path / "list"
-    whole = {"index": 1, "file": "", "error": "", "kind": "error"}
-    path.write_text(json.dumps({**whole, **entry} if entry else {"index": 1}) + "\n" + "[" * 10_000 + "\n")
-    assert quarantine.read(path) == []
 
 
 # -- names, settings

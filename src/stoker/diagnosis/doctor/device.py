@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..report.schema import Finding
-from .loader_stats import LoaderStats
+from .loader_stats import Found, LoaderStats
 
 MIN_PAGEABLE = 0.05  # of the loop
 BUS = 12e9  # bytes/s, of page-locked memory over PCIe 3.0 x16: what a copy would still take
@@ -16,7 +15,7 @@ MAX_PINNED = 0.3  # of the memory that is granted
 MIN_AVAILABLE = 0.1  # of it, when it was scarcest
 
 
-def pageable_transfer(stats: LoaderStats) -> Finding | None:
+def pageable_transfer(stats: LoaderStats) -> Found | None:
     """Batches are copied to the device from memory that is not page-locked: the driver copies them once more on the
     host, and the call waits for that (CUDA C++ Best Practices Guide, "Pinned Memory")."""
     found, part = stats.crossings("pageable")
@@ -25,15 +24,9 @@ def pageable_transfer(stats: LoaderStats) -> Finding | None:
     device, pinned = stats.loader.device, stats.loader.settings.pin_memory
     left = min(part, found.bytes / BUS / device.seconds)
     advice = "give the batch's type a pin_memory() method" if pinned else "pin_memory=True"
-    return Finding(
-        "pageable_transfer",
+    return Found(
         part,
-        {
-            "line": found.line,
-            "ms_per_step": found.seconds / device.steps * 1e3,
-            "bytes_per_step": found.bytes / device.steps,
-            "pin_memory": pinned,
-        },
+        {"line": found.line, "ms_per_step": found.seconds / device.steps * 1e3},
         f"copies to the device at {found.line} take {part:.0%} of the loop, because their memory is not page-locked: "
         f"{advice}, and .to(device, non_blocking=True)",
         1 / (1 - part + left),
@@ -41,7 +34,7 @@ def pageable_transfer(stats: LoaderStats) -> Finding | None:
     )
 
 
-def sync_transfer(stats: LoaderStats) -> Finding | None:
+def sync_transfer(stats: LoaderStats) -> Found | None:
     """Each step waits for the device (``.item()``, ``.to()`` of page-locked memory without ``non_blocking``), which is
     then idle until the host has launched more."""
     idle = stats.idle
@@ -54,22 +47,16 @@ def sync_transfer(stats: LoaderStats) -> Finding | None:
     if found is None or found.calls < MOST_STEPS * steps:
         return None
     advice = "non_blocking=True" if found is copies else "keep it on the device, and read it every hundredth step"
-    return Finding(
-        "sync_transfer",
+    return Found(
         idle,
-        {
-            "line": found.line,
-            "calls_per_step": found.calls / steps,
-            "blocked_share": waiting + copying,
-            "device_idle_share": idle,
-        },
+        {"line": found.line, "calls_per_step": found.calls / steps, "blocked_share": waiting + copying},
         f"each step waits for the device at {found.line}, and the device idles {idle:.0%} of the time with its data "
         f"there: {advice}",
         1 / (1 - idle),
     )
 
 
-def batch_too_small(stats: LoaderStats) -> Finding | None:
+def batch_too_small(stats: LoaderStats) -> Found | None:
     """The host cannot launch work as fast as the device does it: many small kernels, each of which costs a launch."""
     idle = stats.idle
     if idle is None or idle < MIN_IDLE_BY_LAUNCHES or sync_transfer(stats) is not None:
@@ -78,38 +65,30 @@ def batch_too_small(stats: LoaderStats) -> Finding | None:
     if used < LAUNCHES or not 0 < stats.step < SHORT_STEP_S:
         return None
     size = stats.loader.settings.batch_size
-    return Finding(
-        "batch_too_small",
+    return Found(
         idle,
-        {"device_idle_share": idle, "step_cpu_share": used, "step_ms": stats.step * 1e3, "batch_size": size},
+        {"step_cpu_share": used, "step_ms": stats.step * 1e3},
         f"steps of {stats.step * 1e3:.3g} ms keep a core busy with launches and leave the device idle {idle:.0%} of "
         f'the time: a larger batch than {size}, torch.compile(mode="reduce-overhead"), or CUDA graphs',
         1 / (1 - idle),
     )
 
 
-def pin_memory_wasted(stats: LoaderStats) -> Finding | None:
+def pin_memory_wasted(stats: LoaderStats) -> Found | None:
     """Batches are copied to page-locked memory, and there is no accelerator."""
     if not stats.loader.settings.pin_memory or stats.cuda or stats.gpus:
         return None
-    return Finding(
-        "pin_memory_wasted",
-        0.0,
-        {"pin_memory": True, "accelerators": 0},
-        "pin_memory=False: there is no accelerator",
-        change={"pin_memory": False},
-    )
+    return Found(0.0, {}, "pin_memory=False: there is no accelerator", change={"pin_memory": False})
 
 
-def pin_memory_exhausts_ram(stats: LoaderStats) -> Finding | None:
+def pin_memory_exhausts_ram(stats: LoaderStats) -> Found | None:
     """Page-locked memory cannot be swapped or reclaimed, and torch's allocator rounds each block up and keeps it."""
     pinned, available = stats.loader.device.pinned_bytes, stats.around.memory_available_min
     if not stats.loader.settings.pin_memory or not stats.memory or available is None:
         return None
     if pinned < MAX_PINNED * stats.memory or available > MIN_AVAILABLE * stats.memory:
         return None
-    return Finding(
-        "pin_memory_exhausts_ram",
+    return Found(
         0.0,
         {"pinned_bytes": pinned, "memory_bytes": stats.memory, "memory_available_min": available},
         f"{pinned >> 20:,} MB are page-locked, and {available >> 20:,} MB were left: use fewer workers or a smaller "

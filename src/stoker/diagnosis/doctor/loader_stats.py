@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+from msgspec import Struct
+
+from ...core.types import JsonObject
 from ..report.schema import Around, Crossing, LoaderReport
 
 STARVED = 0.10  # of the loop's time; a loop that waits less is not worth fixing
@@ -12,6 +16,17 @@ RARE = 1 / 9  # of the steps; if more of them are long, the loop is uneven
 MIN_GAPS = 10  # waits whose ends were seen on the device; fewer decide nothing
 MIN_TIMED_STEPS = 4  # steps in which its calls were timed; fewer decide nothing
 MIN_STACKS = 30  # stack samples; fewer say nothing of a tenth
+MIN_BATCHES = 5  # of an epoch that counts
+
+
+class Found(Struct, frozen=True):
+    """What a rule found; ``schema.Finding`` has the same fields, and the rule's name."""
+
+    share: float
+    evidence: JsonObject
+    fix: str
+    predicted_speedup: float | None = None
+    change: JsonObject = {}
 
 
 @dataclass(frozen=True)
@@ -19,24 +34,15 @@ class LoaderStats:
     """What the rules look at: one loader of a run.
 
     "Loop" is waiting and stepping together; "wait" is without what each epoch waits for its workers to start.
-
-    Attributes:
-        loader: an entry of the report's ``loaders``.
-        cores: cores granted.
-        cuda: whether the script used CUDA.
-        around: what the machine did meanwhile.
-        weight: the loader's part of the time of all loaders.
-        gpus: accelerators of the machine.
-        memory: bytes that are granted; 0 where that is not known.
     """
 
     loader: LoaderReport
-    cores: int = 1
-    cuda: bool = False
+    cores: int = 1  # granted
+    cuda: bool = False  # the script used it
     around: Around = field(default_factory=Around)
-    weight: float = 1.0
-    gpus: int = 0
-    memory: int = 0
+    weight: float = 1.0  # the loader's part of the time of all loaders
+    gpus: int = 0  # of the machine
+    memory: int = 0  # bytes that are granted; 0 where that is not known
 
     # Seconds of one batch.
 
@@ -202,3 +208,24 @@ class LoaderStats:
     def bottleneck(self) -> bool:
         """Whether the loop waits for batches being made: workers idle little, or there are none."""
         return self.starved and (not self.workers or (self.busy is not None and self.busy >= BUSY))
+
+
+# A loader as it is in its later epochs: without what happens once, such as a cold cache or a cache being filled.
+
+
+def filling_epochs(loader: LoaderReport) -> int:
+    """The first epochs, in which stoker filled a cache; 0 where it did not, or where no epoch followed them."""
+    if not loader.cache.filled:
+        return 0
+    first = max(1, loader.filled_epochs)
+    return first if any(e.batches >= MIN_BATCHES for e in loader.by_epoch[first:]) else 0
+
+
+def later_epochs(loader: LoaderReport) -> LoaderReport:
+    """The loader with waits and steps such as those of its later epochs, for as many batches."""
+    first = filling_epochs(loader)
+    epochs = loader.by_epoch[first:] if first else [e for e in loader.by_epoch if e.batches >= MIN_BATCHES][1:]
+    scale = loader.batches / sum(e.batches for e in epochs)
+    wait_s = sum(e.later_wait_s for e in epochs) * scale
+    step_s = sum(e.step_s for e in epochs) * scale
+    return msgspec.structs.replace(loader, wait_s=loader.stages.startup.wait_s + wait_s, step_s=step_s)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ..report.schema import Finding, Spread
-from .loader_stats import RARE, LoaderStats
+from ..report.schema import Spread
+from .loader_stats import RARE, Found, LoaderStats
+from .model import period
 
 MIN_UNEXPLAINED = 0.25  # of the loop
 IDLE_FOR_TRANSPORT = 0.7  # workers busier than this cannot make batches faster
@@ -17,7 +18,7 @@ MIN_LONG_STEPS = 2
 MIN_LONG_STEP_TIME = 0.15  # of the loop
 
 
-def slow_transport(stats: LoaderStats) -> Finding | None:
+def slow_transport(stats: LoaderStats) -> Found | None:
     """Batches are made in time and arrive late, or most of making them is getting memory for them."""
     service, busy, now = stats.service, stats.busy, stats.loop
     if not stats.starved or not stats.workers or service is None or busy is None:
@@ -26,26 +27,24 @@ def slow_transport(stats: LoaderStats) -> Finding | None:
         return None  # it copies less already
     if allocates_each_batch(stats):
         part = stats.stage_share(stats.loader.stages.collate.self_s)
-        period = max(stats.step, service * (1 - part * stats.kernel_share) / stats.workers)
-        return Finding(
-            "slow_transport",
+        best = max(stats.step, service * (1 - part * stats.kernel_share) / stats.workers)
+        return Found(
             stats.share * part,
             {"collate_share_of_a_task": part, "kernel_share_of_cpu": stats.kernel_share},
             "each batch gets new shared memory, which the kernel clears page by page: stoker run --apply, which uses "
             "the same memory again",
-            now / period,
+            now / best,
         )
-    period = max(stats.step, service / stats.workers, (stats.cpu + stats.step_cpu) / stats.cores)
-    unexplained = (now - period) / now
+    best = period(stats, stats.workers) or now
+    unexplained = (now - best) / now
     often = stats.loader.waits.median_s >= MIN_UNEXPLAINED * now  # waits that come now and then have another cause
     if busy > IDLE_FOR_TRANSPORT or unexplained < MIN_UNEXPLAINED or not often or stats.code_shares("fetch", ran=False):
         return None
-    return Finding(
-        "slow_transport",
+    return Found(
         unexplained,
         {"worker_busy_share": busy, "unexplained_share": unexplained, "worker_ms_per_batch": service * 1e3},
         "workers finish batches in time, and the batches arrive late: stoker run --apply, which copies less",
-        now / period if period > 0 else None,
+        now / best,
     )
 
 
@@ -59,10 +58,10 @@ def allocates_each_batch(stats: LoaderStats) -> bool:
     return torchs >= MIN_COLLATE and stats.kernel_share >= MIN_KERNEL
 
 
-def prefetch_too_small(stats: LoaderStats) -> Finding | None:
+def prefetch_too_small(stats: LoaderStats) -> Found | None:
     """Workers idle while the loop waits, because too few batches are made ahead of an uneven loop."""
-    depth, busy, service = stats.loader.settings.prefetch_factor, stats.busy, stats.service
-    if not stats.starved or not stats.workers or busy is None or service is None or busy > IDLE_FOR_PREFETCH:
+    depth, busy = stats.loader.settings.prefetch_factor, stats.busy
+    if not stats.starved or not stats.workers or busy is None or busy > IDLE_FOR_PREFETCH:
         return None
     if not isinstance(depth, int) or depth >= DEEP:
         return None
@@ -70,14 +69,13 @@ def prefetch_too_small(stats: LoaderStats) -> Finding | None:
     if stats.coreless > CORELESS or 0 < steps.slow_count <= steps.count * RARE:
         return None  # there is no core, or there is a pause now and then, which no depth would bridge
     uneven = max(_uneven(steps), _uneven(tasks))
-    best = max(stats.step, service / stats.workers, (stats.cpu + stats.step_cpu) / stats.cores)
+    best = period(stats, stats.workers) or now
     if uneven < UNEVEN or best > 0.9 * now or tasks.slow_share > 0.3:
         return None
     deeper = max(8, 4 * depth)
-    return Finding(
-        "prefetch_too_small",
+    return Found(
         1 - best / now,
-        {"prefetch_factor": depth, "worker_busy_share": busy, "p95_over_median": uneven},
+        {"worker_busy_share": busy, "p95_over_median": uneven},
         f"prefetch_factor={deeper} (now {depth}): the loop is uneven, and workers idle in its long steps",
         now / best,
         {"prefetch_factor": deeper},
@@ -88,7 +86,7 @@ def _uneven(durations: Spread) -> float:
     return durations.p95_s / durations.median_s if durations.median_s else 0.0
 
 
-def checkpoint_or_logging(stats: LoaderStats) -> Finding | None:
+def checkpoint_or_logging(stats: LoaderStats) -> Found | None:
     """Now and then the loop itself takes many times a usual step; the loader has no part in it."""
     steps = stats.loader.steps
     if not MIN_LONG_STEPS <= steps.slow_count <= steps.count * RARE:
@@ -96,15 +94,9 @@ def checkpoint_or_logging(stats: LoaderStats) -> Finding | None:
     share = stats.loader.step_s / stats.total * steps.slow_share if stats.total else 0.0
     if share * stats.weight < MIN_LONG_STEP_TIME:
         return None
-    return Finding(
-        "checkpoint_or_logging",
+    return Found(
         share,
-        {
-            "long_steps": steps.slow_count,
-            "of": steps.count,
-            "median_step_ms": steps.median_s * 1e3,
-            "share_of_steps": steps.slow_share,
-        },
+        {"median_step_ms": steps.median_s * 1e3, "share_of_steps": steps.slow_share},
         f"{steps.slow_count} of {steps.count} steps take over 3 times the median (a checkpoint, a log, an "
         "evaluation): do that less often, or in the background",
         1 / (1 - share),

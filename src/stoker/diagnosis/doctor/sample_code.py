@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from ..report.schema import Finding
-from .loader_stats import LoaderStats
-from .loop import allocates_each_batch
+from .loader_stats import MIN_BATCHES, Found, LoaderStats
+from .loop import MIN_COLLATE, allocates_each_batch
 from .model import without
 
 MIN_CODE = 0.3  # of a task's time, in one decoder or one transform
-MIN_COLLATE = 0.35  # of a task's time
 MIN_SLOW_TIME = 0.1  # of the tasks' time, in slow tasks
 MIN_SLOW_WAIT = 0.4  # of the waiting, in a few long waits
 MIN_SLOW_TASKS = 3
 MAX_SLOW_TASKS = 0.2  # of the tasks; if more of them are slow, the loader is
 DELAYED = 0.4  # of a worker's life, without a core
 MIN_REPEATED = 1.1  # speed-up of later epochs, if making samples again cost nothing
-MIN_BATCHES = 5  # of an epoch; a shorter one is not gone through for its samples
 
 
-def slow_decode(stats: LoaderStats) -> Finding | None:
+def slow_decode(stats: LoaderStats) -> Found | None:
     """Workers spend their time turning bytes into arrays."""
     if not stats.bottleneck:
         return None
@@ -27,8 +24,7 @@ def slow_decode(stats: LoaderStats) -> Finding | None:
     if part < MIN_CODE:
         return None
     name = max(shares, key=lambda decoder: shares[decoder])
-    return Finding(
-        "slow_decode",
+    return Found(
         stats.share * part * stats.explained_by_code,
         {"decoder": name, "share_of_a_task": part, "looks": stats.loader.looks},
         f"{name} takes {part:.0%} of a worker's time: decode once and keep the result, or decode at a smaller size",
@@ -36,7 +32,7 @@ def slow_decode(stats: LoaderStats) -> Finding | None:
     )
 
 
-def slow_transform(stats: LoaderStats) -> Finding | None:
+def slow_transform(stats: LoaderStats) -> Found | None:
     """One transform, or one line of ``__getitem__``, is most of what a worker does."""
     if not stats.bottleneck:
         return None
@@ -45,8 +41,7 @@ def slow_transform(stats: LoaderStats) -> Finding | None:
     part = shares.get(name, 0.0)
     if part < MIN_CODE:
         return None
-    return Finding(
-        "slow_transform",
+    return Found(
         stats.share * part * stats.explained_by_code,
         {"transform": name, "share_of_a_task": part, "looks": stats.loader.looks},
         f"{name} takes {part:.0%} of a worker's time: do it once and keep the result, or do it on whole batches",
@@ -54,13 +49,12 @@ def slow_transform(stats: LoaderStats) -> Finding | None:
     )
 
 
-def slow_collate(stats: LoaderStats) -> Finding | None:
+def slow_collate(stats: LoaderStats) -> Found | None:
     """Putting samples together costs more than making them."""
     part = stats.stage_share(stats.loader.stages.collate.self_s)
     if not stats.bottleneck or part < MIN_COLLATE or allocates_each_batch(stats):
         return None
-    return Finding(
-        "slow_collate",
+    return Found(
         stats.share * part * stats.explained_by_code,
         {"share_of_a_task": part, "collate_ms_per_batch": part * (stats.service or 0.0) * 1e3},
         f"collate_fn takes {part:.0%} of a worker's time: stack arrays once, without loops over elements",
@@ -68,7 +62,7 @@ def slow_collate(stats: LoaderStats) -> Finding | None:
     )
 
 
-def stragglers(stats: LoaderStats) -> Finding | None:
+def stragglers(stats: LoaderStats) -> Found | None:
     """A few samples take many times as long as the others, and the loop waits for them."""
     loader = stats.loader
     tasks, waits = loader.tasks, loader.waits
@@ -84,22 +78,16 @@ def stragglers(stats: LoaderStats) -> Finding | None:
     worst = sorted(tasks.slow_samples, key=lambda index: -tasks.slow_samples[index])[:5]
     names = f"; seen in them: samples {', '.join(worst)}" if worst else ""
     share = stats.share * waits.slow_share
-    return Finding(
-        "stragglers",
+    return Found(
         share,
-        {
-            "slow_tasks": tasks.slow_count,
-            "of": tasks.count,
-            "share_of_task_time": tasks.slow_share,
-            "samples": worst,
-        },
+        {"share_of_task_time": tasks.slow_share, "samples": worst},
         f"{tasks.slow_count} of {tasks.count} tasks take over 3 times the median{names}: fix or split those samples, "
         "or prefetch deeper",
         1 / max(1e-3, 1 - share),
     )
 
 
-def cacheable_prefix(stats: LoaderStats) -> Finding | None:
+def cacheable_prefix(stats: LoaderStats) -> Found | None:
     """A remedy, not a cause: what is the same in every epoch could be cached instead of made again.
 
     ``stoker run`` calls nothing of the dataset to find that out. So it says how much of the loop goes into making
@@ -114,8 +102,7 @@ def cacheable_prefix(stats: LoaderStats) -> Finding | None:
     most = without(stats, fetch)
     if not fetch or most is None or most < MIN_REPEATED:
         return None
-    return Finding(
-        "cacheable_prefix",
+    return Found(
         1 - 1 / most,
         {"epochs": epochs, "share_of_a_task": fetch, "later_epochs_at_most": round(most, 2)},
         f"{fetch:.0%} of making batches is making samples, again in each of {epochs} epochs: stoker run --apply tries "

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from ..report.schema import Finding
-from .loader_stats import LoaderStats
+from .loader_stats import MIN_BATCHES, Found, LoaderStats
 from .memory import stalled
 from .model import without
-from .once import MIN_BATCHES
 
 MIN_WAITING = 0.3  # of the time in which the worker had a core, or wanted none
 MIN_TIME_WITH_CORE = 0.5  # of a task's time counts as such at least: the little that is left would say nothing
@@ -17,7 +15,7 @@ MIN_SLEPT = 0.25  # of what the first epoch lost, in workers that sleep; the res
 MIN_STORED = 16 << 20  # bytes read from storage
 
 
-def slow_storage(stats: LoaderStats) -> Finding | None:
+def slow_storage(stats: LoaderStats) -> Found | None:
     """Workers wait while cores are idle: for a disk, a network, or another process' lock."""
     if not stats.bottleneck or stats.loader.settings.worker_method == "thread":
         return None  # a thread that waits may wait for the interpreter's lock
@@ -29,24 +27,16 @@ def slow_storage(stats: LoaderStats) -> Finding | None:
     if not shares or part - stalled(stats) < MIN_WAITING * max(MIN_TIME_WITH_CORE, 1 - stats.coreless):
         return None
     line = max(shares, key=lambda code: shares[code])
-    evidence = {
-        "line": line,
-        "share_of_a_task": part,
-        "looks": stats.loader.looks,
-        "stored_bytes": stats.loader.kernel.stored,
-        "major_faults": stats.loader.kernel.faults,
-    }
-    return Finding(
-        "slow_storage",
+    return Found(
         stats.share * part * stats.explained_by_code,
-        evidence,
+        {"line": line, "share_of_a_task": part, "looks": stats.loader.looks},
         f"workers wait {part:.0%} of a task's time at {line}: use more workers, which wait at the same time, or a "
         "local copy",
         without(stats, part),
     )
 
 
-def cold_cache(stats: LoaderStats) -> Finding | None:
+def cold_cache(stats: LoaderStats) -> Found | None:
     """The first epoch reads from storage, the others from memory."""
     loader = stats.loader
     epochs = [e for e in loader.by_epoch if e.batches >= MIN_BATCHES]
@@ -61,8 +51,7 @@ def cold_cache(stats: LoaderStats) -> Finding | None:
     # A first epoch may be slow for other reasons; while a disk reads, its workers sleep.
     if share * stats.weight < MIN_LOST or _slept_s(stats) < MIN_SLEPT * lost_s:
         return None
-    return Finding(
-        "cold_cache",
+    return Found(
         share,
         {"first_epoch_wait_ms": first * 1e3, "later_wait_ms": later * 1e3, "stored_bytes": loader.kernel.stored},
         "only the first epoch waits, for storage: nothing to do over many epochs; else read the files once before",

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import msgspec
-
 from ..report.schema import Around, Finding, LoaderReport
 from . import device, loop, memory, sample_code, storage, workers
-from .loader_stats import STARVED, LoaderStats
-from .once import MIN_BATCHES, filling_epochs, later_epochs
+from .loader_stats import MIN_BATCHES, STARVED, Found, LoaderStats, filling_epochs, later_epochs
 
-RULES: tuple[Callable[[LoaderStats], Finding | None], ...] = (
+RULES: tuple[Callable[[LoaderStats], Found | None], ...] = (
     workers.main_process_loading,
     workers.too_few_workers,
     workers.too_many_workers,
@@ -76,19 +73,22 @@ def diagnose(
 def _findings(stats: LoaderStats) -> list[Finding]:
     """Of one loader: a cold first epoch; all else as it is without that; what is left when nothing was found."""
     cold = FIRST(stats)
+    found = {FIRST.__name__: cold}
     if cold is not None:
         stats = replace(stats, loader=later_epochs(stats.loader))
-    asked = [cold, *(rule(stats) for rule in RULES)]
-    if not any(asked) and stats.starved:
-        asked.append(LAST(stats))
-    asked.append(REMEDY(stats))
+    found |= {rule.__name__: rule(stats) for rule in RULES}
+    if not any(found.values()) and stats.starved:
+        found[LAST.__name__] = LAST(stats)
+    found[REMEDY.__name__] = REMEDY(stats)
     return [
-        msgspec.structs.replace(f, loader=stats.loader.name)
-        for f in asked
+        Finding(cause, f.share, f.evidence, f.fix, f.predicted_speedup, f.change, stats.loader.name)
+        for cause, f in found.items()
         if f is not None and not 0 < f.share < MIN_SHARE
     ]
 
 
 def _rank(f: Finding, weight: float) -> float:
-    """By what the fix saves; of two that save about as much the one that stoker does itself comes first."""
-    return f.saves * weight + (ABOUT_AS_MUCH if f.cause == REMEDY.__name__ else 0.0)
+    """By what the fix saves, as predicted or else all that the cause costs; of two that save about as much the one that
+    stoker does itself comes first."""
+    saves = 1 - 1 / f.predicted_speedup if f.predicted_speedup else f.share
+    return saves * weight + (ABOUT_AS_MUCH if f.cause == REMEDY.__name__ else 0.0)

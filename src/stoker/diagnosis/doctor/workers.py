@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...core.types import JsonObject
-from ..report.schema import Finding
-from .loader_stats import LoaderStats
+from .loader_stats import Found, LoaderStats
 from .model import period, speedup
 
 HANDOVER_PAYS = 1.05  # predicted speed-up from which on workers are advised
@@ -27,7 +26,7 @@ ONE_HELPER_CORE = (0.5, 1.2)  # the same for a dataset's own threads, beside the
 FULL = 0.8  # of the cores, that the loop and its workers use, or wait for
 
 
-def main_process_loading(stats: LoaderStats) -> Finding | None:
+def main_process_loading(stats: LoaderStats) -> Found | None:
     """With ``num_workers=0`` loading and training take turns in one process."""
     chosen = stats.loader.settings.auto  # by num_workers="auto", which has tried workers
     if not stats.starved or stats.workers or chosen or gil_bound(stats):
@@ -35,17 +34,16 @@ def main_process_loading(stats: LoaderStats) -> Finding | None:
     gain = speedup(stats, stats.cores)
     if gain is not None and gain < HANDOVER_PAYS:
         return None  # so little work a sample that handing it over costs as much
-    return Finding(
-        "main_process_loading",
+    return Found(
         stats.share,
-        {"num_workers": 0, "cores": stats.cores, "wait_ms": stats.wait * 1e3, "step_ms": stats.step * 1e3},
+        {"wait_ms": stats.wait * 1e3, "step_ms": stats.step * 1e3},
         f"load in worker processes: num_workers={stats.cores}",
         gain,
         {"num_workers": stats.cores},
     )
 
 
-def too_few_workers(stats: LoaderStats) -> Finding | None:
+def too_few_workers(stats: LoaderStats) -> Found | None:
     """The workers are busy all the time, and cores are idle."""
     workers, service = stats.workers, stats.service
     if not stats.starved or not workers or service is None or workers >= stats.cores:
@@ -53,40 +51,24 @@ def too_few_workers(stats: LoaderStats) -> Finding | None:
     busy = service / workers / stats.loop
     if busy < ALWAYS_BUSY or gil_bound(stats):
         return None
-    evidence = {
-        "num_workers": workers,
-        "cores": stats.cores,
-        "worker_busy_share": min(1.0, busy),
-        "worker_ms_per_batch": service * 1e3,
-        "worker_cpu_ms_per_batch": stats.cpu * 1e3,
-    }
-    return Finding(
-        "too_few_workers",
+    return Found(
         stats.share,
-        evidence,
+        {"worker_busy_share": min(1.0, busy), "worker_ms_per_batch": service * 1e3},
         f"num_workers={stats.cores} (now {workers})",
         speedup(stats, stats.cores),
         {"num_workers": stats.cores},
     )
 
 
-def too_many_workers(stats: LoaderStats) -> Finding | None:
+def too_many_workers(stats: LoaderStats) -> Found | None:
     """More workers than cores, and all compute: they wait for each other, take longer to start and use more memory."""
     if stats.workers < PER_CORE * stats.cores or stats.delayed < CROWDED or stats.waits > CROWDED:
         return None
     extra = 1 - stats.cores / stats.workers
     startup = stats.startup / stats.total * extra if stats.total else 0.0
-    evidence = {
-        "num_workers": stats.workers,
-        "cores": stats.cores,
-        "delayed_share": stats.delayed,
-        "startup_s": stats.startup,
-        "memory_bytes": sum(stats.loader.memory.worker_pss),
-    }
-    return Finding(
-        "too_many_workers",
+    return Found(
         max(startup, stats.share * stats.delayed * extra),
-        evidence,
+        {"delayed_share": stats.delayed, "startup_s": stats.startup},
         f"num_workers={stats.cores} (now {stats.workers}): the workers compute, and {stats.delayed:.0%} of their time "
         f"they wait for one of {stats.cores} cores",
         1 / (1 - startup) if startup < 1 else None,
@@ -94,7 +76,7 @@ def too_many_workers(stats: LoaderStats) -> Finding | None:
     )
 
 
-def too_few_cores(stats: LoaderStats) -> Finding | None:
+def too_few_cores(stats: LoaderStats) -> Found | None:
     """Making the samples takes all the cores that are granted. Asked last, of a loader without another cause."""
     loader = stats.loader
     cpu_s = loader.stages.worker.cpu_s
@@ -106,16 +88,15 @@ def too_few_cores(stats: LoaderStats) -> Finding | None:
     cores_wanted = wanted_s / stats.total
     if cores_wanted < FULL * stats.cores:
         return None
-    return Finding(
-        "too_few_cores",
+    return Found(
         stats.share,
-        {"cores_wanted": cores_wanted, "cores": stats.cores, "worker_cpu_ms_per_batch": stats.cpu * 1e3},
+        {"cores_wanted": cores_wanted, "worker_cpu_ms_per_batch": stats.cpu * 1e3},
         f"the loop and its workers want {cores_wanted:.1f} of {stats.cores} cores, and no part of a sample stands out: "
         "more workers bring nothing; make a sample cheaper, or use more cores",
     )
 
 
-def worker_startup(stats: LoaderStats) -> Finding | None:
+def worker_startup(stats: LoaderStats) -> Found | None:
     """Each epoch begins with a pause while workers start."""
     epochs = stats.loader.epochs
     if epochs < 2 or not stats.workers or stats.total <= 0:
@@ -125,10 +106,9 @@ def worker_startup(stats: LoaderStats) -> Finding | None:
     for way in _fewer_starts(stats):
         share = pause * way.starts / way.total_s
         if share * stats.weight >= MIN_STARTUP:
-            return Finding(
-                "worker_startup",
+            return Found(
                 share,
-                {"pause_s": pause, "epochs": epochs, "num_workers": stats.workers},
+                {"pause_s": pause, "epochs": epochs},
                 f"each epoch begins with a pause of {pause * 1e3:,.0f} ms while workers start: {way.fix}",
                 1 / (1 - share),
                 way.change,
@@ -159,7 +139,7 @@ def _fewer_starts(stats: LoaderStats) -> Iterator[_FewerStarts]:
         yield _FewerStarts(epochs - loader.at_once, stats.total, fix, {})
 
 
-def thread_oversubscription(stats: LoaderStats) -> Finding | None:
+def thread_oversubscription(stats: LoaderStats) -> Found | None:
     """Native threads (OpenMP, BLAS, OpenCV) of several workers compete for the same cores."""
     kernel, worked = stats.loader.kernel, stats.worked
     if not stats.starved or stats.workers < 2 or not worked or not kernel.seconds:
@@ -172,15 +152,14 @@ def thread_oversubscription(stats: LoaderStats) -> Finding | None:
         return None
     if worked < AT_WORK * kernel.seconds:
         return None  # a worker hardly works, so what else its process does is not the work of its tasks' threads
-    return Finding(
-        "thread_oversubscription",
+    return Found(
         stats.share,  # it slows all that the workers do
-        {"cpu_of_all_threads_over_own": ratio, "delayed_share": stats.delayed, "num_workers": stats.workers},
+        {"cpu_of_all_threads_over_own": ratio, "delayed_share": stats.delayed},
         "one native thread a worker: OMP_NUM_THREADS=1, cv2.setNumThreads(0), or stoker.DataLoader, which caps them",
     )
 
 
-def gil_bound(stats: LoaderStats) -> Finding | None:
+def gil_bound(stats: LoaderStats) -> Found | None:
     """Threads that compute in Python take turns at the interpreter's lock: worker threads, or a dataset's own pool.
 
     Threads that take turns use one core together, however many they are.
@@ -188,7 +167,7 @@ def gil_bound(stats: LoaderStats) -> Finding | None:
     return _gil_bound_workers(stats) or _gil_bound_helpers(stats)
 
 
-def _gil_bound_workers(stats: LoaderStats) -> Finding | None:
+def _gil_bound_workers(stats: LoaderStats) -> Found | None:
     busy = stats.busy
     if stats.loader.settings.worker_method != "thread" or not stats.starved or busy is None:
         return None
@@ -196,10 +175,9 @@ def _gil_bound_workers(stats: LoaderStats) -> Finding | None:
     if stats.workers < 2 or stats.cores < 2 or busy < 0.6 or not ONE_CORE[0] < used < ONE_CORE[1]:
         return None
     best = max(stats.step, (stats.cpu + stats.step_cpu) / stats.cores)
-    return Finding(
-        "gil_bound",
+    return Found(
         stats.share * (1 - 1 / min(stats.workers, stats.cores)),
-        {"cores_used": used, "threads": stats.workers, "cores": stats.cores},
+        {"cores_used": used},
         f"{stats.workers} threads use {used:.1f} cores together, because they compute in Python: "
         'worker_method="process"',
         stats.loop / best if period(stats, stats.cores) else None,
@@ -207,7 +185,7 @@ def _gil_bound_workers(stats: LoaderStats) -> Finding | None:
     )
 
 
-def _gil_bound_helpers(stats: LoaderStats) -> Finding | None:
+def _gil_bound_helpers(stats: LoaderStats) -> Found | None:
     """The fetching thread waits for other threads of its process, and they use one core together."""
     service, used = stats.service, stats.helper_cores
     if not stats.bottleneck or service is None or stats.cores < 2 or stats.waits < 0.5:
@@ -215,10 +193,9 @@ def _gil_bound_helpers(stats: LoaderStats) -> Finding | None:
     if not ONE_HELPER_CORE[0] <= used <= ONE_HELPER_CORE[1]:
         return None
     more = stats.workers < stats.cores
-    return Finding(
-        "gil_bound",
+    return Found(
         stats.share,
-        {"cores_used": used, "fetching_thread_waits": stats.waits, "cores": stats.cores},
+        {"cores_used": used, "fetching_thread_waits": stats.waits},
         f"threads of the dataset's own use {used:.1f} cores together, as threads do that compute in Python: "
         f"worker processes instead (num_workers={stats.cores})",
         max(1.0, stats.loop / max(stats.step, service / stats.cores)) if more else None,

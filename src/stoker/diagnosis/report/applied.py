@@ -7,6 +7,7 @@ import os
 import msgspec
 
 from ...core.terminal import human_bytes
+from ...core.types import JsonObject
 from .schema import Applied, AppliedSettings, Finding, LoaderChange
 
 ENGINE = {"engine": "stoker"}  # in the user's own code: stoker.DataLoader
@@ -43,30 +44,30 @@ def _cached(name: str, settings: AppliedSettings, row: LoaderChange) -> Finding 
         0.0,
         msgspec.to_builtins(cache),
         text,
-        change={"staged": True, **settings.changed(), **ENGINE},
+        change={"staged": True, **_count(settings), **ENGINE},
         loader=name,
         applied=True,
         measured_speedup=row.later.times_as_fast(),
     )
 
 
+def _count(settings: AppliedSettings) -> JsonObject:
+    """The number of workers, where that was changed."""
+    new = settings.after.num_workers
+    return {} if new is None or new == settings.before.num_workers else {"num_workers": new}
+
+
 def _workers(name: str, settings: AppliedSettings, row: LoaderChange) -> Finding | None:
-    """Another number of workers, or more batches ahead."""
-    changed, before = settings.changed(), settings.before
+    """Another number of workers."""
+    changed, old = _count(settings), settings.before.num_workers or 0
     if not changed:
         return None
-    old = before.num_workers or 0
-    if "num_workers" not in changed:
-        cause = "prefetch_too_small"
-    elif changed["num_workers"] < old:
-        cause = "too_many_workers"
-    else:
-        cause = "too_few_workers" if old else "main_process_loading"
+    new = changed["num_workers"]
     return Finding(
-        cause,
+        "too_many_workers" if new < old else "too_few_workers" if old else "main_process_loading",
         0.0,
-        {"from": msgspec.to_builtins(before), "to": changed},
-        ", ".join(f"{key}={value} (was {getattr(before, key)})" for key, value in changed.items()),
+        {"from": msgspec.to_builtins(settings.before), "to": changed},
+        f"num_workers={new} (was {old})",
         change={**changed, **ENGINE},
         loader=name,
         applied=True,

@@ -18,7 +18,7 @@ from msgspec import Struct, field
 from ...core.errors import UsageError
 from ...core.terminal import colour_wanted, human_bytes, human_seconds, printable, rate, short, style, table, width
 from ...core.types import JsonObject
-from .schema import SCHEMA, LoaderReport, RunReport
+from .schema import SCHEMA, LoaderReport, RunReport, Stages
 
 MAX_BYTES = 64 << 20  # of a file; a report has some kilobytes
 MAX_NUMBER = 1e15  # no clock, memory or count gets there
@@ -27,20 +27,38 @@ FEW = 5  # batches; with fewer a ratio is noise
 NAME = 40  # characters of a loader's name that a table of 80 columns has room for
 EXACT = 1e-9  # of a share: 95 of 100 are not more than 5 % fewer
 MEMORY = 0.05  # machines whose memory differs by less are the same
-FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
-    "samples_per_s": ("samples/s", rate),
-    "wait_share": ("waiting, of the loop", "{:.0%}".format),
-    "loop_s": ("loop, a batch", human_seconds),
-    "wait_s": ("  waiting", human_seconds),
-    "step_s": ("  step", human_seconds),
-    "fetch_s": ("worker, a batch: fetch", human_seconds),
-    "collate_s": ("  collate", human_seconds),
-    "transport_s": ("  transport", human_seconds),
-    "worker_cpu_s": ("  CPU", human_seconds),
-    "consumer_cpu_s": ("CPU of a step", human_seconds),
-    "startup_s": ("first batch", human_seconds),
-    "workers_bytes": ("memory of workers", human_bytes),
-    "batch_bytes": ("largest batch", human_bytes),
+
+
+class Figure(NamedTuple):
+    """What is compared of a loader: seconds of one batch, bytes, rates; None where it is not known."""
+
+    label: str
+    text: Callable[[float], str]
+    of: Callable[[LoaderReport], float | None]
+
+
+def _over(b: float, a: float) -> float | None:
+    return b / a if a > 1e-12 else None  # so little is no measurement
+
+
+def _of_a_task(label: str, seconds: Callable[[Stages], float]) -> Figure:
+    return Figure(label, human_seconds, lambda e: _over(seconds(e.stages), e.stages.worker.tasks))
+
+
+FIGURES = {
+    "samples_per_s": Figure("samples/s", rate, lambda e: e.samples_per_s if e.samples else None),
+    "wait_share": Figure("waiting, of the loop", "{:.0%}".format, lambda e: _over(e.wait_s, e.busy_s)),
+    "loop_s": Figure("loop, a batch", human_seconds, lambda e: _over(e.busy_s, e.batches)),
+    "wait_s": Figure("  waiting", human_seconds, lambda e: _over(e.wait_s, e.batches)),
+    "step_s": Figure("  step", human_seconds, lambda e: _over(e.step_s, e.batches)),
+    "fetch_s": _of_a_task("worker, a batch: fetch", lambda stages: stages.fetch.self_s),
+    "collate_s": _of_a_task("  collate", lambda stages: stages.collate.self_s),
+    "transport_s": _of_a_task("  transport", lambda stages: stages.transport.self_s),
+    "worker_cpu_s": _of_a_task("  CPU", lambda stages: stages.worker.cpu_s),
+    "consumer_cpu_s": Figure("CPU of a step", human_seconds, lambda e: _over(e.stages.consumer.cpu_s, e.batches)),
+    "startup_s": Figure("first batch", human_seconds, lambda e: _over(e.stages.startup.wait_s, e.epochs)),
+    "workers_bytes": Figure("memory of workers", human_bytes, lambda e: sum(e.memory.worker_pss) or None),
+    "batch_bytes": Figure("largest batch", human_bytes, lambda e: e.memory.batch_bytes or None),  # 0: not measured
 }
 
 
@@ -124,32 +142,16 @@ def _of_schema_1(data: JsonObject) -> JsonObject:
 
 
 def figures(loader: LoaderReport) -> dict[str, float]:
-    """Seconds of one batch (``startup_s``: to the first), bytes, samples per second; without those that are not known.
+    """Those of ``FIGURES`` that are known.
 
     Raises:
         ValueError: one is not plausible.
     """
-    stages, batches, pss = loader.stages, loader.batches, loader.memory.worker_pss
-    tasks = stages.worker.tasks
-    found = {
-        "samples_per_s": loader.samples_per_s if loader.samples else None,
-        "wait_share": _over(loader.wait_s, loader.busy_s),
-        "loop_s": _over(loader.busy_s, batches),
-        "wait_s": _over(loader.wait_s, batches),
-        "step_s": _over(loader.step_s, batches),
-        "fetch_s": _over(stages.fetch.self_s, tasks),
-        "collate_s": _over(stages.collate.self_s, tasks),
-        "transport_s": _over(stages.transport.self_s, tasks),
-        "worker_cpu_s": _over(stages.worker.cpu_s, tasks),
-        "consumer_cpu_s": _over(stages.consumer.cpu_s, batches),
-        "startup_s": _over(stages.startup.wait_s, loader.epochs),
-        "workers_bytes": sum(pss) if pss else None,
-        "batch_bytes": loader.memory.batch_bytes or None,  # 0: not measured
-    }
+    found = {name: x for name, figure in FIGURES.items() if (x := figure.of(loader)) is not None}
     for name, x in found.items():
-        if x is not None and not 0 <= x <= MAX_NUMBER:
+        if not 0 <= x <= MAX_NUMBER:
             raise ValueError(f"{name} of a loader is not between 0 and {MAX_NUMBER:g}")
-    return {name: x for name, x in found.items() if x is not None}
+    return found
 
 
 class Pair(NamedTuple):
@@ -308,16 +310,12 @@ def _rows(pair: Pair) -> list[list[str]]:
     """The table: a row for each figure that one of both has."""
     out, ratio = [], pair.ratio
     both = figures(pair.a), figures(pair.b)
-    for name, (label, text) in FIGURES.items():
+    for name, (label, text, _) in FIGURES.items():
         if any(name in values for values in both):
             cells = (text(values[name]) if name in values else "-" for values in both)
             x = ratio.get(name)
             out.append([label, *cells, "" if x is None else f"{x:.2f}x" if x < 1e4 else f"{x:.1e}x"])
     return out
-
-
-def _over(b: float, a: float) -> float | None:
-    return b / a if a > 1e-12 else None  # so little is no measurement
 
 
 def _caveats(report: Report) -> list[str]:

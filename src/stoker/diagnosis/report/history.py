@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,9 +38,7 @@ def save(report: RunReport) -> None:
         return
     run = RememberedRun(
         version=VERSION,
-        at=time.time(),
         script=digest(report.command),
-        cores=report.machine["cores"],
         complete=report.exit_code == 0 and not report.partial,
         wall_s=report.wall_s,
         verdict=report.verdict,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -41,7 +40,10 @@ SUMS = (
     "tasks", "fetch_ns", "collate_ns", "transport_ns", "cpu_ns",
     "gaps", "gap_s", "gap_wait_s", "crossing_steps", "crossing_s", "pinned_bytes",
 )  # fmt: skip
-T = TypeVar("T")
+SAME = (
+    "name", "batches", "samples", "epochs", "ended", "made", "at_once", "wait_s", "step_s", "between_s",
+    "filled_epochs", "over_time",
+)  # fmt: skip
 
 
 class Snapshot(Struct):
@@ -88,22 +90,13 @@ def _entry(each: Sequence[LoaderMetrics], threads: int) -> LoaderReport:
     loop_s = max(m.loop_s, m.wait_s + m.step_s)
     settings = msgspec.convert(m.settings, LoaderSettings, strict=False)
     settings.threads, settings.processes = threads, len(each)
-    steps, waits = (_added(getattr(one, key) for one in each) for key in ("step_bins", "wait_bins"))
     records = [one.inside for one in each if one.inside]
     inside = worker_record.merge(records) if records else worker_record.EMPTY
     samplings = sum(ran + waited for *_, ran, waited in inside["stacks"])
     tasks = _spread(Histogram(inside["bins"]))
+    by_epoch = msgspec.convert(m.by_epoch, list[EpochRow])
     return LoaderReport(
-        name=m.name,
-        batches=m.batches,
-        samples=m.samples,
-        epochs=m.epochs,
-        ended=m.ended,
-        made=m.made,
-        at_once=m.at_once,
-        wait_s=m.wait_s,
-        step_s=m.step_s,
-        between_s=m.between_s,
+        **{key: getattr(m, key) for key in SAME},
         loop_s=loop_s,
         samples_per_s=m.samples / loop_s * len(each) if loop_s else 0.0,
         settings=settings,
@@ -121,13 +114,11 @@ def _entry(each: Sequence[LoaderMetrics], threads: int) -> LoaderReport:
             own=inside["own"],
         ),
         decisions=[line for one in each for line in one.decisions],
-        steps=_spread(steps),
-        waits=_spread(waits),
+        steps=_spread(_added(one.step_bins for one in each)),
+        waits=_spread(_added(one.wait_bins for one in each)),
         tasks=TaskSpread(**msgspec.structs.asdict(tasks), slow_samples=inside["slow"]),
-        by_epoch=msgspec.convert(m.by_epoch, list[EpochRow]),
-        filled_epochs=m.filled_epochs,
-        epoch_s=epoch_times(msgspec.convert(m.by_epoch, list[EpochRow])),
-        over_time=m.over_time,
+        by_epoch=by_epoch,
+        epoch_s=epoch_times(by_epoch),
         device=_device(m, each),
         faults=_faults([one.faults for one in each if one.faults]),
         where=[

@@ -6,13 +6,9 @@ are for the process that reads and judges: the watched script sends plain dicts 
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import msgspec
 from msgspec import Struct, field
 
-from ...core.files import write
 from ...core.types import JsonObject
 
 SCHEMA = 2
@@ -145,12 +141,8 @@ class Cache(Struct):
     calls: bool = False
     nbytes: int = 0
     shared: int = 1
-    trial_s: float = 0.0
     fill_s: float = 0.0
     discarded: str = ""
-    head_s: float | None = None
-    tail_s: float | None = None
-    read_s: float | None = None
 
 
 class LoaderSettings(Struct):
@@ -242,19 +234,7 @@ class Around(Struct):
 
 
 class Finding(Struct):
-    """A cause with its evidence.
-
-    Attributes:
-        cause: the rule's name.
-        share: part of the loop's time that it costs, 0 to 1.
-        evidence: the numbers it rests on.
-        fix: what to do, in one line.
-        predicted_speedup: of the loop, by the model in the rule; None where the rule has none.
-        change: the loader's settings, by torch's names, that make the fix; empty where no setting does.
-        loader: the loader's name.
-        applied: ``stoker run --apply`` did it in this very run.
-        measured_speedup: what that brought, where it is known: of later epochs for a cache, else of the whole loop.
-    """
+    """A cause with its evidence; ``share`` is the part of the loop's time that it costs, ``fix`` one line."""
 
     cause: str
     share: float = 0.0
@@ -265,11 +245,6 @@ class Finding(Struct):
     loader: str = ""
     applied: bool = False
     measured_speedup: float | None = None
-
-    @property
-    def saves(self) -> float:
-        """The part of the loop's time that the fix saves: as predicted, or else all that the cause costs."""
-        return 1 - 1 / self.predicted_speedup if self.predicted_speedup else self.share
 
 
 class Bypassing(Struct):
@@ -299,7 +274,6 @@ class ChangedSettings(Struct, omit_defaults=True):
     """Settings that ``--apply`` may change; None: not this one."""
 
     num_workers: int | None = None
-    prefetch_factor: int | None = None
     staged: bool | None = None
 
 
@@ -311,14 +285,6 @@ class AppliedSettings(Struct):
     reason: str = ""
     measured_s: float = 0.0
     cache: Cache = field(default_factory=Cache)
-
-    def changed(self) -> dict[str, int]:
-        """Worker count and prefetch depth, as far as they differ from before."""
-        pairs = {
-            "num_workers": (self.before.num_workers, self.after.num_workers),
-            "prefetch_factor": (self.before.prefetch_factor, self.after.prefetch_factor),
-        }
-        return {name: new for name, (old, new) in pairs.items() if new is not None and new != old}
 
 
 class Change(Struct):
@@ -375,17 +341,10 @@ class Compared(Struct):
 
 class RememberedRun(Struct):
     """An observed run, as ``history`` remembers it: of its loaders and findings what the comparison shows.
-
-    Attributes:
-        at: seconds since 1970.
-        script: digest of the script.
-        complete: it ended well, so its total can be compared.
-    """
+    ``script`` is a digest of the script; ``complete``: it ended well, so its total can be compared."""
 
     version: int
-    at: float
     script: str
-    cores: int
     complete: bool
     wall_s: float
     verdict: str
@@ -424,13 +383,3 @@ class RunReport(Struct):
         """For JSON: dicts, lists and scalars."""
         found: JsonObject = msgspec.to_builtins(self, str_keys=True, enc_hook=str)
         return found
-
-
-def encode(report: RunReport) -> str:
-    """The report as text. Standard JSON: a path that is no valid Unicode is escaped."""
-    return json.dumps(report.as_dict(), indent=2, default=str) + "\n"
-
-
-def save(report: RunReport, path: Path) -> None:
-    """Writes the report whole or not at all."""
-    write(path, encode(report))

@@ -24,7 +24,6 @@ from collections.abc import Callable
 from ...core.histogram import Histogram
 from ...core.metrics import EPOCHS, LoaderMetrics
 from .device import DeviceWatch
-from .fetch import TaskTimer
 
 LONG_STEP_S = 2e-3  # from here on every batch is full
 MAX_BRIEF = 32  # numbers in ``times``, two a batch
@@ -34,7 +33,7 @@ _cpu = time.process_time
 
 
 class Clock:
-    """See the module.
+    """See the module. The epoch has begun.
 
     Args:
         metrics: the loader's numbers.
@@ -42,42 +41,9 @@ class Clock:
         always_full: no batch may be brief.
         on_batches: called whenever batches were worked out, with their number and the time.
         find_device: returns the watch on the device, once the script uses one.
-        task_timer: returns the timer of the tasks of an iterator without workers, once there is one.
-
-    Attributes:
-        metrics: the loader's numbers.
-        brief: of the next batch only the times are wanted.
-        inside: ``next()`` runs; a ``next()`` inside another one is not timed.
-        times: of batches that are not worked out yet: asked, came, asked, came, ...
-        samples: in those batches.
-        settled: when they were worked out last.
-        size: the loader's batch size, for batches that do not say theirs.
+        waited_s: seconds that the consumer waited for ``iter()``.
+        began: when it called that. Time since then that is not in ``waited_s`` is what stoker measured.
     """
-
-    __slots__ = (
-        "__weakref__",
-        "_always_full",
-        "_began",
-        "_brief_steps",
-        "_came",
-        "_cpu",
-        "_device",
-        "_epoch",
-        "_find_device",
-        "_first",
-        "_made",
-        "_on_batches",
-        "_paused",
-        "_row",
-        "_task_timer",
-        "brief",
-        "inside",
-        "metrics",
-        "samples",
-        "settled",
-        "size",
-        "times",
-    )
 
     def __init__(
         self,
@@ -86,52 +52,40 @@ class Clock:
         always_full: bool,
         on_batches: Callable[[int, float], None],
         find_device: Callable[[LoaderMetrics], DeviceWatch | None],
-        task_timer: Callable[[], TaskTimer | None] = lambda: None,
+        waited_s: float,
+        began: float,
     ) -> None:
         self.metrics = metrics
-        self.size: int = metrics.settings.get("batch_size") or 1
-        self.brief = False
-        self.inside = False
-        self.times: list[float] = []
-        self.samples = 0
-        self.settled = 0.0
+        self.size: int = metrics.settings.get("batch_size") or 1  # for batches that do not say theirs
+        self.brief = False  # of the next batch only the times are wanted
+        self.inside = False  # ``next()`` runs; a ``next()`` inside another one is not timed
+        self.times: list[float] = []  # of batches that are not worked out yet: asked, came, asked, came, ...
+        self.samples = 0  # in those batches
+        self.settled = 0.0  # when they were worked out last
         self._row = row
         self._always_full = always_full
         self._on_batches = on_batches
         self._find_device = find_device
         self._device: DeviceWatch | None = None
-        self._task_timer = task_timer
-        self._paused: TaskTimer | None = None  # the timer, while batches are brief
         self._epoch = [0.0] * 6  # batches, wait_s, step_s, first_wait_s, loop_s, samples
-        self._began = self._made = _now()  # of the epoch; of this clock
+        self._began = began  # of the epoch
+        self._made = _now()
         self._first = True  # no batch of the epoch has come yet
         self._came = 0.0  # when the last batch came; 0.0 where no step follows it
         self._cpu: float | None = None  # CPU time then; None where it was not read
         self._brief_steps = 0  # since CPU time was read
         if len(metrics.by_epoch) < EPOCHS:
             metrics.by_epoch.append(self._epoch)
+        if metrics.left_at:
+            metrics.between_s += max(0.0, self._made - waited_s - metrics.left_at)
+            metrics.left_at = 0.0
+        metrics.epochs += 1
+        metrics.wait_s += waited_s
+        metrics.first_wait_s += waited_s
+        self._epoch[1] = self._epoch[3] = waited_s
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()  # an iterator that is copied or pickled has no clock afterwards
-
-    def started(self, seconds: float, began: float | None = None) -> None:
-        """The epoch began.
-
-        Args:
-            seconds: that the consumer waited for ``iter()``.
-            began: when it called that. Time since then that is not in ``seconds`` is what stoker measured.
-        """
-        m = self.metrics
-        self._made = _now()
-        self._began = self._made - seconds if began is None else began
-        if m.left_at:
-            m.between_s += max(0.0, _now() - seconds - m.left_at)
-            m.left_at = 0.0
-        m.epochs += 1
-        m.wait_s += seconds
-        m.first_wait_s += seconds
-        self._epoch[1] += seconds
-        self._epoch[3] += seconds
 
     def before_full(self, now: float) -> None:
         """``next()`` begins, and this batch is full."""
@@ -154,9 +108,6 @@ class Clock:
             self._device = self._find_device(self.metrics)
         self.settle()
         self.brief = step_s < LONG_STEP_S and self._device is None and not self._always_full
-        timer = self._task_timer() if self.brief else None
-        if timer is not None and timer.short:
-            timer.paused, self._paused = True, timer
         self._cpu = None if self.brief else _cpu()
         self._came = _now()
 
@@ -164,14 +115,9 @@ class Clock:
         """Enough brief batches have come: works them out. The next one is full."""
         self._brief_steps += len(self.times) // 2
         self.settle()
-        self._end_brief()
+        self.brief = False
         self._cpu = _cpu()
         self._came = _now()
-
-    def _end_brief(self) -> None:
-        if self._paused is not None:
-            self._paused.resume()
-        self._paused, self.brief = None, False
 
     def ended(self, asked: float, now: float) -> None:
         """There is no more batch. The wait for that, and the step before it, count."""
@@ -191,7 +137,7 @@ class Clock:
     def failed(self) -> None:
         """``next()`` raised: what follows is no step."""
         self.settle()
-        self._end_brief()
+        self.brief = False
         self._came = 0.0
 
     def forked(self, row: memoryview[float]) -> None:
@@ -212,8 +158,6 @@ class Clock:
                 steps.append(asked - came)
             came = times[i + 1]
             waits.append(came - asked)
-        if self._paused is not None:
-            self._paused.took += waits  # without workers the consumer waits for its own fetching and nothing else
         count, wait_s, step_s = len(waits), sum(waits), sum(steps)
         m.wait_s += wait_s
         m.step_s += step_s

@@ -21,7 +21,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -38,28 +37,13 @@ SYNCS = ("item", "tolist", "cpu", "numpy")
 _now = time.perf_counter
 
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-
-class Event(Protocol):
-    """``torch.cuda.Event``: a mark on the stream that the device passes."""
-
-    def record(self) -> None: ...
-
-    def query(self) -> bool: ...
-
-    def elapsed_time(self, other: Self, /) -> float: ...
-
-
 class Gaps:
     """Events around ``next()``, on the consumer's stream."""
 
-    def __init__(self, metrics: LoaderMetrics, make: Callable[[], Event]) -> None:
+    def __init__(self, metrics: LoaderMetrics, make: Callable[[], torch.cuda.Event]) -> None:
         self._metrics, self._make = metrics, make
-        self._free: list[Event] = []
-        self._flying: deque[tuple[Event, Event, float]] = deque()
-        self._entry: Event | None = None
+        self._flying: deque[tuple[torch.cuda.Event, torch.cuda.Event, float]] = deque()
+        self._entry: torch.cuda.Event | None = None
         self._last = 0.0
 
     def enter(self, now: float) -> None:
@@ -70,12 +54,11 @@ class Gaps:
             m.gaps += 1
             m.gap_s += min(waited, first.elapsed_time(second) / 1e3)
             m.gap_wait_s += waited
-            self._free += [first, second]
         if now - self._last < PERIOD_S or len(self._flying) >= PAIRS:
             self._entry = None
             return
         self._last = now
-        self._entry = self._free.pop() if self._free else self._make()
+        self._entry = self._make()
         self._entry.record()
 
     def leave(self, waited: float) -> None:
@@ -83,7 +66,7 @@ class Gaps:
         entry, self._entry = self._entry, None
         if entry is None:
             return
-        end = self._free.pop() if self._free else self._make()
+        end = self._make()
         end.record()
         self._flying.append((entry, end, waited))
 

@@ -5,8 +5,6 @@ A task of torch's fetcher (``fetcher.fetch(indices)``) is timed by the ``TaskTim
 1. A task of a millisecond or more: its times, its CPU time and its collating are noted, and the stack sampler may look
    into it (``sampler.began`` is set while it runs).
 2. Shorter tasks: only the time is noted, except for one in 16, which is treated as in 1 and stands for the others.
-3. In a loop without workers, while ``Clock`` takes brief batches, the timer is ``paused``: the wait of ``next()`` is
-   the task's time, and ``Clock.settle`` adds it.
 """
 
 from __future__ import annotations
@@ -67,53 +65,30 @@ def _sampled_run(run: Callable[[BatchFetcher, Index], Batch]) -> Callable[[Batch
 
 
 class TaskTimer:
-    """Times the tasks of one of torch's fetchers.
-
-    Attributes:
-        short: tasks are shorter than ``SHORT_S``.
-        paused: another one adds the tasks' times to ``took``.
-        took: seconds of tasks that are not handed over yet.
-    """
-
-    __slots__ = (
-        "_collate",
-        "_collate_s",
-        "_inside",
-        "paused",
-        "pid",
-        "record",
-        "sampler",
-        "short",
-        "tasks",
-        "times",
-        "took",
-        "worker",
-    )
+    """Times the tasks of one of torch's fetchers, in the process ``pid``."""
 
     def __init__(self, fetcher: Fetcher, times: WorkerTimes) -> None:
         wrapped = getattr(fetcher.collate_fn, "__self__", None)  # by the timer of the parent, before a fork
         collate = wrapped._collate if isinstance(wrapped, TaskTimer) else fetcher.collate_fn
         self._collate: Callable[[list[Sample]], Batch] = collate
         self._collate_s = 0.0
-        self._inside = False  # a task that is looked into runs
+        self._looked_into = False  # is the task that runs
         info = torch.utils.data.get_worker_info()
-        self.worker = info.id if info is not None else None
-        self.times = times
+        self._worker = info.id if info is not None else None
+        self._times = times
         self.pid = os.getpid()
-        self.record = times.record_of(self.worker, fetcher.dataset, collate)
-        self.sampler = self.record.sampler
-        self.tasks = 0
-        self.short = False
-        self.paused = False
-        self.took: list[float] = []
+        self._record = times.record_of(self._worker, fetcher.dataset, collate)
+        self._tasks = 0
+        self._short = False  # the last one that was looked into, and others after it
+        self._took: list[float] = []  # seconds of tasks that are not handed over yet
         fetcher.collate_fn = self._timed_collate
-        if self.worker is None:
+        if self._worker is None:
             if times.flush is not None:
                 times.flush()
             times.flush = self.hand_over
 
     def _timed_collate(self, samples: list[Sample]) -> Batch:
-        if not self._inside:
+        if not self._looked_into:
             return self._collate(samples)
         began = _now()
         try:
@@ -121,37 +96,26 @@ class TaskTimer:
         finally:
             self._collate_s = _now() - began
 
-    def resume(self) -> None:
-        """The next task is looked into."""
-        self.paused = False
-        self.tasks = -1
-
-    def look_into(self, fetch: Fetch, fetcher: Fetcher, index: Index) -> Batch:
-        """Runs a task, and notes what it spends where."""
-        self._inside, self._collate_s = True, 0.0
-        cpu = _cpu()
-        began = self.sampler.began = _now()
+    def run(self, fetch: Fetch, fetcher: Fetcher, index: Index) -> Batch:
+        """Runs a task, and notes its time; of one that is looked into, also what it spends where."""
+        self._tasks += 1
+        looked_into = self._looked_into = not self._short or self._tasks % ONE_IN == 0
+        cpu = _cpu() if looked_into else 0.0
+        self._collate_s = 0.0
+        sampler = self._record.sampler
+        began = sampler.began = _now()
         try:
             return fetch(fetcher, index)
         finally:
             took = _now() - began
-            self.sampler.began = 0.0
-            self._inside = False
-            self.took.append(took)
-            self.short = took < SHORT_S and (self.short or self.tasks >= ONE_IN)
-            self.hand_over(_cpu() - cpu, took)
-
-    def time(self, fetch: Fetch, fetcher: Fetcher, index: Index) -> Batch:
-        """Runs a task, and notes its time."""
-        began = self.sampler.began = _now()
-        try:
-            return fetch(fetcher, index)
-        finally:
-            self.sampler.began = 0.0
-            took = _now() - began
-            self.took.append(took)
-            if took > SHORT_S:
-                self.short = False
+            sampler.began = 0.0
+            self._took.append(took)
+            if looked_into:
+                self._looked_into = False
+                self._short = took < SHORT_S and (self._short or self._tasks >= ONE_IN)
+                self.hand_over(_cpu() - cpu, took)
+            elif took > SHORT_S:
+                self._short = False
 
     def hand_over(self, cpu: float = 0.0, took: float = 0.0) -> None:
         """Adds what is noted to the loader's numbers.
@@ -160,31 +124,26 @@ class TaskTimer:
             cpu: seconds of CPU of the task that was looked into; the others are taken to be like it.
             took: seconds of that task.
         """
-        if not self.took or self.pid != os.getpid():
+        if not self._took or self.pid != os.getpid():
             return
-        all_s, tasks = sum(self.took), len(self.took)
+        all_s, tasks = sum(self._took), len(self._took)
         like_it = all_s / took if took else 0.0
         collate = min(all_s, self._collate_s * like_it)
         fetch_ns, collate_ns, cpu_ns = (int(s * 1e9) for s in (all_s - collate, collate, cpu * like_it))
-        self.times.add(self.worker, fetch_ns, collate_ns, cpu_ns, tasks)
-        self.record.done(self.took)
+        self._times.add(self._worker, fetch_ns, collate_ns, cpu_ns, tasks)
+        self._record.done(self._took)
 
 
 def _timed_fetch(original: Fetch) -> Fetch:
     @functools.wraps(original)
     def fetch(self: Fetcher, index: Index) -> Batch:
         timer: TaskTimer | None = self.__dict__.get("_stoker_task_timer")
-        if timer is not None and timer.paused:
-            return original(self, index)
         if timer is None or timer.pid != _pid():
             times = self.__dict__.get("_stoker_times") or WorkerTimes.current
             if times is None:
                 return original(self, index)
             timer = self.__dict__["_stoker_task_timer"] = TaskTimer(self, times)
-        timer.tasks += 1
-        if timer.short and timer.tasks % ONE_IN:
-            return timer.time(original, self, index)
-        return timer.look_into(original, self, index)
+        return timer.run(original, self, index)
 
     return fetch
 

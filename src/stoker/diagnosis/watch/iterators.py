@@ -31,7 +31,6 @@ from ...core.types import Batch, Index, LoaderLike
 from ...loader.describe import bypass, count, settings_of
 from . import fetch
 from .clock import MAX_BRIEF, MAX_BRIEF_S, Clock
-from .fetch import TaskTimer
 from .shared_counters import WorkerTimes
 from .watch import Watch
 
@@ -102,26 +101,17 @@ def watched_iterator(
         WorkerTimes.current = before
         _opening.stack.pop()
     inner = made[-1] if made and not isinstance(it, torch_loader._BaseDataLoaderIter) else it
-    _note_settings(loader, metrics, inner)
-    ours = type(inner).__module__.startswith("stoker.") or isinstance(inner, torch_loader._BaseDataLoaderIter)
-    if ours or metrics.name not in watch.bypassed:  # else a user's own, around one of torch's of an earlier epoch
-        watch.bypassed[metrics.name] = type(loader).__qualname__, bypass(loader, inner)
-    fetcher = _time_fetcher(getattr(inner, "_dataset_fetcher", None), times)
+    _note_engine(watch, loader, metrics, inner)
+    _time_fetcher(getattr(inner, "_dataset_fetcher", None), times)
     if clocked:
         # The loader may be its own iterator, and is copied and pickled.
         on = it if id(it) != id(loader) and _can_hold_clock(it) else inner
-        _put_clock(watch, patches, metrics, on, fetcher, _now() - began, began)
+        _put_clock(watch, patches, metrics, on, _now() - began, began)
     return it
 
 
 def _put_clock(
-    watch: Watch,
-    patches: Patches,
-    metrics: LoaderMetrics,
-    it: Iterator[Batch],
-    fetcher: Fetcher | None,
-    spent: float,
-    began: float,
+    watch: Watch, patches: Patches, metrics: LoaderMetrics, it: Iterator[Batch], spent: float, began: float
 ) -> None:
     """Puts a clock on an iterator, if it can have one."""
     if not _can_hold_clock(it):
@@ -130,12 +120,7 @@ def _put_clock(
         if "__next__" in vars(cls):
             watch_iterators(cls, watch, patches)
             break
-
-    def task_timer() -> TaskTimer | None:
-        return None if fetcher is None else fetcher.__dict__.get("_stoker_task_timer")
-
-    clock = it.__dict__["_stoker_clock"] = watch.clock(metrics, task_timer)
-    clock.started(spent, began)
+    it.__dict__["_stoker_clock"] = watch.clock(metrics, spent, began)
 
 
 def _can_hold_clock(it: object) -> bool:
@@ -147,24 +132,23 @@ def _is_generator(loader: object) -> bool:
     return hasattr(own, "_stoker_generator") or "_stoker_is_generator" in loader.__dict__
 
 
-def _note_settings(loader: LoaderLike, metrics: LoaderMetrics, inner: object) -> None:
-    """The loader's settings, and whose engine its iterator is."""
+def _note_engine(watch: Watch, loader: LoaderLike, metrics: LoaderMetrics, inner: object) -> None:
+    """The loader's settings, whose engine its iterator is, and why that is not stoker's."""
     metrics.settings.update(settings_of(loader))
     ours = type(inner).__module__.startswith("stoker.")
     # An iterator of a user's class may wrap one of torch's that was made for an earlier epoch.
-    if ours or isinstance(inner, torch_loader._BaseDataLoaderIter) or "engine" not in metrics.settings:
+    if ours or isinstance(inner, torch_loader._BaseDataLoaderIter) or metrics.name not in watch.bypassed:
         metrics.settings["engine"] = "stoker" if ours else "torch"
+        watch.bypassed[metrics.name] = type(loader).__qualname__, bypass(loader, inner)
 
 
-def _time_fetcher(fetcher: Fetcher | None, times: WorkerTimes) -> Fetcher | None:
-    """Times what an iterator fetches in this process. Returns torch's fetcher, if that is what is timed."""
+def _time_fetcher(fetcher: Fetcher | None, times: WorkerTimes) -> None:
+    """Times what an iterator fetches in this process."""
     if fetcher is None:
-        return None
+        return
     fetcher._stoker_times = times
     if hasattr(vars(fetcher).get("fetch"), "gathered"):
         fetcher.fetch = fetch.timed_gather(fetcher.fetch, times)
-        return None
-    return fetcher
 
 
 def watched_iter_method(watch: Watch, patches: Patches, start: Start) -> Start:
@@ -196,9 +180,8 @@ def _read_generator(
         outer = GeneratorIterator(it)
         if watch.on:
             metrics = watch.metrics_of(loader)
-            _note_settings(loader, metrics, it)
-            watch.bypassed.setdefault(metrics.name, (type(loader).__qualname__, bypass(loader, it)))
-            _put_clock(watch, patches, metrics, outer, None, 0.0, _now())
+            _note_engine(watch, loader, metrics, it)
+            _put_clock(watch, patches, metrics, outer, 0.0, _now())
         yield from outer
     finally:
         it.close()

@@ -62,19 +62,12 @@ Code = tuple[str, str, str]  # kind, name, file:line
 
 
 class _Note(NamedTuple):
-    """Where the fetching thread was.
+    """Where the fetching thread was."""
 
-    Attributes:
-        stack: code and line, innermost first.
-        states: samples since it was asked at which it ran, and at which it waited.
-        listed: see ``stacks.listed_in``.
-        sample: index of the sample that it loads, in a slow task; () where that is not known.
-    """
-
-    stack: list[tuple[CodeType, int]]
-    states: list[int]
-    listed: str
-    sample: tuple[object, ...]
+    stack: list[tuple[CodeType, int]]  # innermost first
+    states: list[int]  # samples since it was asked at which it ran, and at which it waited
+    listed: str  # see ``stacks.listed_in``
+    sample: tuple[object, ...]  # index of the sample that it loads, in a slow task; () where that is not known
 
 
 class StackSampler:
@@ -89,31 +82,22 @@ class StackSampler:
         counts: by (kind, name, line): samples at which the thread ran, and at which it waited. Kinds are "decode",
             "transform", "collate", "cache" (stoker's is read or filled) and "fetch" (all else).
         began: ``time.monotonic()`` at which the current task began; 0.0 between two tasks, when nothing is sampled.
-        min_task_s: a task is sampled from this age on.
-        rests: tasks are too short to be sampled, so the thread wakes up seldom.
-        collate: code of the loader's collate function, None where it is no Python function.
-        transforms: see ``stacks.known_transforms``.
-        getters: see ``stacks.known_getters``.
-        slow_s: age from which a task is a slow one, and its sample's index is kept.
-        slow: samples by such an index.
-        asked: the thread is to note where it is.
-        total: samples so far.
-        cpu_s: CPU seconds of the sampling thread.
+        slow: samples in slow tasks, by the index of the dataset's sample.
     """
 
     def __init__(self, thread: int, native: int, alone: bool = False) -> None:
         self.counts: dict[Code, list[int]] = {}
         self.began = 0.0
-        self.min_task_s = 0.0
-        self.rests = False
-        self.collate: CodeType | None = None
-        self.transforms: dict[CodeType, str] = {}
-        self.getters: set[CodeType] = set()
-        self.slow_s = math.inf
+        self.min_task_s = 0.0  # age from which on a task is sampled
+        self.rests = False  # tasks are too short to be sampled, so the thread wakes up seldom
+        self.collate: CodeType | None = None  # of the loader's collate function, if that is one in Python
+        self.transforms: dict[CodeType, str] = {}  # see ``stacks.known_transforms``
+        self.getters: set[CodeType] = set()  # see ``stacks.known_getters``
+        self.slow_s = math.inf  # age from which on a task is a slow one
         self.slow: dict[str, int] = {}
-        self.asked = False
-        self.total = 0
-        self.cpu_s = 0.0
+        self.asked = False  # the thread is to note where it is
+        self.total = 0  # samples so far
+        self.cpu_s = 0.0  # of the sampling thread
         self._native = native
         self._alone = alone
         self._usual_s = sys.getswitchinterval()

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import socket
-import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from ...loader.describe import called, settings_of
 from ...loader.loader_state import state_of
 from .clock import Clock
 from .device import DeviceWatch
-from .fetch import TaskTimer
 from .shared_counters import Live, WorkerTimes
 
 FILLS = 0.05  # of its samples; a cache that grew by less in an epoch is full
@@ -101,10 +99,11 @@ class Watch:
             self._devices[metrics.name] = DeviceWatch(metrics)
         return self._devices[metrics.name]
 
-    def clock(self, metrics: LoaderMetrics, task_timer: Callable[[], TaskTimer | None]) -> Clock:
+    def clock(self, metrics: LoaderMetrics, waited_s: float, began: float) -> Clock:
         """For a new iterator of this loader."""
         self._restart(metrics)
-        made = Clock(metrics, self.row(metrics), self.max_steps is not None, self.delivered, self.device_of, task_timer)
+        row, always_full = self.row(metrics), self.max_steps is not None
+        made = Clock(metrics, row, always_full, self.delivered, self.device_of, waited_s, began)
         self._clocks.add(made)
         return made
 
@@ -150,7 +149,6 @@ class Watch:
             device.collect(final)
         return {
             "pid": os.getpid(),
-            "argv": sys.argv,
             "rank": int(os.environ.get("RANK", "0")) if os.environ.get("RANK", "0").isdigit() else 0,
             "world": int(os.environ.get("WORLD_SIZE", "1")) if os.environ.get("WORLD_SIZE", "1").isdigit() else 1,
             "final": final,
