@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from ..core.random_state import RandomState, preserved
+from ..core.random_state import Generator, RandomState, preserved
 from .generators import Found, Watch, find_generators, path_number, seed_generator
 from .seeding import seed_here, splitmix64, task_seed
-
-if TYPE_CHECKING:
-    from ..core.random_state import Generator
 
 T = TypeVar("T")
 VAIN_WALKS = 32  # walks that found nothing new; after as many only each sixteenth change leads to a walk

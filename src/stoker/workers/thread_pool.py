@@ -297,7 +297,6 @@ class ThreadPool:
     ) -> None:
         refuse(spec.dataset)
         _patch_get_worker_info()
-        import numpy.random  # noqa: F401  not in a worker: a fork meanwhile would inherit the lock of its import
 
         self.spec = spec
         self.count = spec.num_workers
