@@ -315,11 +315,8 @@ def _affinity() -> int:
     return os.cpu_count() or 1
 
 
-def read(with_gpus: bool = True) -> Machine:
-    """Reads everything afresh.
-
-    Args:
-        with_gpus: False leaves them out, because reading them may take seconds.
+def read() -> Machine:
+    """Reads everything afresh. GPUs may take seconds.
 
     Example:
         >>> m = read()
@@ -327,30 +324,27 @@ def read(with_gpus: bool = True) -> Machine:
         True
     """
     info = _meminfo()
-    host, limit = _host_memory(), memory_limit()
-    memory = min(host, limit) if limit else host
     try:
         st = os.statvfs("/dev/shm")
         shm: int | None = st.f_blocks * st.f_frsize
-        shm_free: int | None = st.f_bavail * st.f_frsize
-    except (OSError, AttributeError):
-        shm = shm_free = None
+    except OSError:
+        shm = None
     machine = Machine(
         cores=cores_granted(),
         cores_host=os.cpu_count() or 1,
         cores_affinity=_affinity(),
         cpu_quota=cpu_quota(),
-        memory=memory,
-        memory_host=host,
-        memory_limit=limit,
+        memory=memory_granted(),
+        memory_host=_host_memory(),
+        memory_limit=memory_limit(),
         memory_available=memory_available(),
         swap_used=info.get("SwapTotal", 0) - info.get("SwapFree", 0),
         shm=shm,
-        shm_free=shm_free,
+        shm_free=shm_free(),
         memlock=_limit("RLIMIT_MEMLOCK"),
         open_files=_limit("RLIMIT_NOFILE"),
         pressure=pressure(),
-        gpus=gpus() if with_gpus else [],
+        gpus=gpus(),
         python=platform.python_version(),
         platform=f"{sys.platform} {platform.release()} {platform.machine()}",
     )

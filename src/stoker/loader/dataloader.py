@@ -16,7 +16,7 @@ from torch.utils.data.sampler import Sampler
 
 from ..core import resources
 from ..core.errors import BudgetError, UsageError
-from ..core.options import AutoWorkers, Measured, Workers, parse_bytes, worker_word
+from ..core.options import AutoWorkers, Workers, parse_bytes, worker_word
 from ..core.types import Attributes, Batch, Index, JsonObject, Sample
 from ..device.prefetch import ahead, checked
 from ..sampling.chunks import ChunkSampler
@@ -217,7 +217,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def decisions(self) -> list[str]:
         """Sentences that say what "auto" decided so far, and why; the oldest first."""
         state = state_of(self)
-        reasons = [state.measured.reason] if state.measured is not None and state.measured.reason else []
+        reasons = [state.first_count_reason] if state.first_count_reason else []
         reasons += [str(state.pinning.choice)] if state.pinning.choice is not None else []
         return reasons + list(state.metrics.decisions)
 
@@ -328,7 +328,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self.prefetch_factor = 2 if state.place is None else state.place.prefetch
         self.num_workers = AutoWorkers(num_workers)
         state.place = None
-        state.measured = Measured(num_workers, f"resize({num_workers})")
+        state.first_count_reason = f"resize({num_workers})"
         state.manual_workers = True
         if self._dataset_kind == _DatasetKind.Map:
             for it in list(state.iterators):

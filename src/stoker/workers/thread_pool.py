@@ -359,11 +359,6 @@ class ThreadPool:
         self.processes.append(worker)
         worker.start()
 
-    def grow(self) -> None:
-        """Adds one worker, which gets tasks of its own."""
-        self.count += 1
-        self._add(len(self.processes))
-
     def resize(self, n: int) -> None:
         if self.closed or self.finishing:
             return

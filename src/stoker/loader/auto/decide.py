@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from ...core import resources
 from ...core.handles import held
-from ...core.options import AutoWorkers, Measured
+from ...core.options import AutoWorkers
 from ...core.types import LoaderLike
 from ...sampling.stateful import is_stateful
 from ...workers.faults import validate
@@ -40,9 +40,9 @@ def begin(loader: LoaderLike, state: LoaderState, kind: str) -> None:
         state: of that loader.
         kind: of its workers.
     """
-    if state.measured is None:
-        state.measured = Measured(*first_guess(loader))
-        loader.num_workers = AutoWorkers(state.measured.workers)
+    if not state.first_count_reason:
+        count, state.first_count_reason = first_guess(loader)
+        loader.num_workers = AutoWorkers(count)
         if not _only_workers(loader, kind):
             state.place = Place(_why_not_here(loader, state), _opened(state))
     place = state.place

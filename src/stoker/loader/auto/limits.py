@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import NamedTuple
 
 from torch.utils.data import IterableDataset
@@ -99,11 +100,8 @@ def limits(
         shm: batches cross in /dev/shm, as with torch's own loader.
         pinned: batches are page-locked.
     """
-    grant = resources.read(with_gpus=False)
-    cores = grant.cores
-    of = f"{cores} core{'s' if cores > 1 else ''} granted" + (
-        f" of {grant.cores_host}" if grant.cores_host > cores else ""
-    )
+    cores, of_host = resources.cores_granted(), os.cpu_count() or 1
+    of = f"{cores} core{'s' if cores > 1 else ''} granted" + (f" of {of_host}" if of_host > cores else "")
     each_core = per_core(waits)
     how = f"which wait {waits:.0%} of their time" if waits > 0.1 else "which compute"
     out = [Limit("cores", each_core * cores, f"{of}, {each_core} workers each, {how}")]
@@ -113,9 +111,10 @@ def limits(
     out.append(
         Limit("budget", budget.flight_bytes // flight, f"{budget.flight_bytes >> 20:,} MB for batches made ahead")
     )
-    if shm and grant.shm_free is not None:
-        out.append(Limit("shm", grant.shm_free // flight, f"{grant.shm_free >> 20:,} MB free in /dev/shm"))
+    shm_free = resources.shm_free() if shm else None
+    if shm_free is not None:
+        out.append(Limit("shm", shm_free // flight, f"{shm_free >> 20:,} MB free in /dev/shm"))
     if pinned:
-        locked = grant.memory // PINNED_SHARE
+        locked = resources.memory_granted() // PINNED_SHARE
         out.append(Limit("pinned", locked // flight, f"{locked >> 20:,} MB may be page-locked"))
     return sorted((Limit(b.name, max(1, b.most), b.words) for b in out), key=lambda b: b.most)
