@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Collate: TypeAlias = Callable[..., Batch]
 Fetch: TypeAlias = Callable[[Index], Batch]
+Seeds: TypeAlias = Callable[[], tuple[int, int]]  # returns base seed and epoch
 
 
 class InlineIter(_SingleProcessDataLoaderIter):
@@ -113,18 +114,12 @@ class InlineIter(_SingleProcessDataLoaderIter):
         return self._cursor.save().to_dict()
 
 
-class Epoch(Protocol):
-    """What task seeds are made from beside the number of the task: a ``Cursor`` has both."""
-
-    @property
-    def base_seed(self) -> int: ...
-
-    @property
-    def epoch(self) -> int: ...
-
-
 def here(
-    dataset: MapDataset, auto_collation: bool, collate_fn: Collate, drop_last: bool, cursor: Epoch
+    dataset: MapDataset,
+    auto_collation: bool,
+    collate_fn: Collate,
+    drop_last: bool,
+    seeds: Callable[[], tuple[int, int]],
 ) -> Callable[[int, Index], Batch]:
     """Makes batches of a map-style dataset in this process, by number and indices, as any worker would make them."""
     fetch = _DatasetKind.create_fetcher(_DatasetKind.Map, dataset, auto_collation, collate_fn, drop_last).fetch
@@ -137,7 +132,7 @@ def here(
             return fetch(indices)
         if object_seeds is None:
             object_seeds = ObjectSeeds(dataset, collate_fn)
-        return run_here(object_seeds, cursor.base_seed, cursor.epoch, number, functools.partial(fetch, indices))
+        return run_here(object_seeds, *seeds(), number, functools.partial(fetch, indices))
 
     return make
 

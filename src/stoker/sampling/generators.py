@@ -112,7 +112,11 @@ def seed_generator(generator: Generator, seed: int) -> None:
         if generator.device.type == "cpu" or not _forked(generator.device.type):
             generator.manual_seed(seed)
     elif isinstance(generator, np.random.RandomState):
-        _seed_legacy(generator, seed)
+        if isinstance(generator._bit_generator, np.random.MT19937):
+            generator.seed(seed & 0xFFFFFFFF)  # an array of two numbers takes 15 times as long
+        else:
+            state = dict(type(generator._bit_generator)(seed).state)
+            generator.set_state({**state, "has_gauss": 0, "gauss": 0.0})
     else:
         _seed_bits(bit_generator(generator), seed)
 
@@ -120,14 +124,6 @@ def seed_generator(generator: Generator, seed: int) -> None:
 def path_number(path: str) -> int:
     """A number for a path, the same in each process."""
     return zlib.crc32(path.encode()) | zlib.adler32(path.encode()) << 32
-
-
-def _seed_legacy(generator: np.random.RandomState, seed: int) -> None:
-    if isinstance(generator._bit_generator, np.random.MT19937):
-        generator.seed(seed & 0xFFFFFFFF)  # an array of two numbers takes 15 times as long
-        return
-    state = dict(type(generator._bit_generator)(seed).state)
-    generator.set_state({**state, "has_gauss": 0, "gauss": 0.0})
 
 
 def _seed_bits(bits: np.random.BitGenerator, seed: int) -> None:

@@ -85,33 +85,27 @@ class Shards:
         return runner
 
     def start(self) -> None:
-        """See ``TaskRunner.start``."""
         for shard in self._runners:
             self._enter(shard).start()
 
     def resume(self, shared_seed: int | None) -> None:
-        """See ``TaskRunner.resume``."""
         for shard in self._runners:
             self._enter(shard).resume(shared_seed)
 
     def wants(self, indices: OfShard) -> bool:
-        """See ``TaskRunner.wants``."""
         return self._runners[indices.shard].wants(indices.indices)
 
     def run(self, epoch: int, number: int, indices: OfShard) -> Batch:
-        """See ``TaskRunner.run``."""
         runner = self._enter(indices.shard)
         data = runner.run(epoch, number, indices.indices)
         self.exhausted = runner.exhausted
         return data
 
     def error(self) -> Caught:
-        """See ``TaskRunner.error``."""
         assert self._last is not None
         return self._last.error()
 
     def times(self, transport_ns: int, cpu_ns: int) -> Times:
-        """See ``TaskRunner.times``."""
         return (0, 0, transport_ns, cpu_ns) if self._last is None else self._last.times(transport_ns, cpu_ns)
 
     @property

@@ -735,8 +735,8 @@ def test_the_cause_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     exit_reason.begin()
     assert exit_reason.why(-9, 0).startswith("was killed by SIGKILL (memory.events counts no out-of-memory kill: ")
     assert exit_reason.why(-9, 5 << 20) == (
-        "was killed by SIGKILL: out of memory (memory.events: oom_kill was 3 and is 5); its memory was 5 MiB of a limit "
-        "of 1,024 MiB when it was last measured"
+        "was killed by SIGKILL: out of memory (memory.events: oom_kill was 3 and is 5); its memory was 5.0 MiB of a limit "
+        "of 1.0 GiB when it was last measured"
     )
     assert exit_reason.why(-11, 0) == "was killed by SIGSEGV (a crash in native code)"
     assert exit_reason.why(3, 0).startswith("left with exit code 3")

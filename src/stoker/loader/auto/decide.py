@@ -75,7 +75,8 @@ def maker(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> MakeBatch |
     place = state.place
     if place is None or place.state is State.ONLY_WORKERS:
         return None
-    return place.timed(here(loader.dataset, loader._auto_collation, loader.collate_fn, loader.drop_last, cursor))
+    settings = loader.dataset, loader._auto_collation, loader.collate_fn, loader.drop_last
+    return place.timed(here(*settings, lambda: (cursor.base_seed, cursor.epoch)))
 
 
 def tuner(loader: LoaderLike, state: LoaderState) -> Callable[[int], int | None]:
