@@ -25,6 +25,7 @@ from ..workers.faults import validate
 from ..workers.faults.policy import QUARANTINE
 from . import engine
 from .adopt import AHEAD, follow
+from .auto.limits import first_count
 from .device_iterator import reuse_or_replace
 from .engine import SUPPORTED, get_iterator
 from .loader_state import state_of
@@ -306,9 +307,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             >>> int(loader.num_workers)
             2
         """
-        asked, num_workers = num_workers, _whole(num_workers)
-        if num_workers < 1:
-            raise UsageError(f"resize({asked!r}): the number of workers is a whole number, at least 1")
+        if isinstance(num_workers, bool) or not hasattr(num_workers, "__index__") or num_workers < 1:
+            raise UsageError(f"resize({num_workers!r}): the number of workers is a whole number, at least 1")
+        num_workers = operator.index(num_workers)
         state = state_of(self)
         if state.foreign and torch.utils.data.get_worker_info() is not None:
             raise UsageError(
@@ -375,17 +376,7 @@ def _auto_workers(num_workers: int | str, dataset: object) -> int | str:
         num_workers = AutoWorkers(0)
     if not isinstance(num_workers, AutoWorkers) or num_workers:
         return num_workers
-    from .auto.limits import cores_here  # 0 is also of a loader that is built again from one that came to have none
-
-    return AutoWorkers(1 if isinstance(dataset, torch.utils.data.IterableDataset) else cores_here())
-
-
-def _whole(n: object) -> int:
-    """A whole number of any kind, or 0."""
-    try:
-        return 0 if isinstance(n, bool) else operator.index(n)  # type: ignore[arg-type]
-    except TypeError:
-        return 0
+    return first_count(dataset)  # 0 is also of a loader that is built again from one that came to have none
 
 
 def _once(batch_size: int | None, shuffle: Any, sampler: Any, batch_sampler: Any) -> tuple[int | None, Any, Any, Any]:

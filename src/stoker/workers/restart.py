@@ -41,8 +41,7 @@ MAX_TOKENS = 10.0  # deaths in a row that are tolerated
 TOKENS_PER_BATCH = 1 / 16
 MAX_DEATHS_ON_START = 5  # deaths in a row of workers that had not even started, without a batch in between
 MIN_DEATHS = 3  # with one task before a sample of it is blamed
-MIN_REMEMBERED, MAX_REMEMBERED = 8, 256  # tasks of one worker that are remembered before old ones are dropped,
-REMEMBERED_INDICES = 1 << 13  # and about how many indices, at 40 bytes each
+DROP_EVERY = 16  # tasks of one worker: then those that no replacement would repeat are dropped
 MAX_REPORTED = 8  # deaths in the report
 
 
@@ -217,7 +216,7 @@ class _Assigned:
     def __init__(self) -> None:
         self.tasks: deque[EpochTask] = deque()
         self.answered = 0
-        self.limit = 0  # tasks that are remembered before old ones are dropped
+        self.limit = 0  # of tasks, before old ones are dropped
 
     def first_to_repeat(self, checkpoint: TaskId | None) -> int:
         """How many of the tasks lie before the random state that was saved last."""
@@ -244,9 +243,7 @@ class _OwnTasks:
             for _ in range(assigned.first_to_repeat(self._pool.rng_checkpoint(worker))):
                 assigned.tasks.popleft()
                 assigned.answered -= 1
-            size = len(task.indices) if type(task.indices) is list else 1
-            more = min(MAX_REMEMBERED, max(MIN_REMEMBERED, REMEMBERED_INDICES // max(1, size)))
-            assigned.limit = len(assigned.tasks) + more
+            assigned.limit = len(assigned.tasks) + DROP_EVERY
 
     def answered(self, worker: int) -> None:
         """A worker has answered the oldest of its tasks that was unanswered."""

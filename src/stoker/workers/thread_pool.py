@@ -11,8 +11,10 @@ Threads follow torch's convention for thread workers: ``get_worker_info()`` is r
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
+import math
 import os
 import queue
 import sys
@@ -72,7 +74,7 @@ class _Died(NamedTuple):
     """A worker ended on something that is not an ``Exception``."""
 
     worker: int
-    task: tuple[int, int] | None  # epoch and number of the task that it was doing
+    item: _Run | None  # that it was doing
     cause: BaseException
 
 
@@ -136,7 +138,7 @@ class _Worker(threading.Thread):
         queue: where its tasks come from.
         leaving: it has been told to leave.
         writer: its slots.
-        task: the task that it does, or did last.
+        item: the task that it does.
         progress: where it is in that task; another object each time.
         reported: where it was when it was reported to be late, and when to report it again.
     """
@@ -147,14 +149,13 @@ class _Worker(threading.Thread):
         self.queue = queue
         self.leaving = False
         self.writer = writer
-        self.task = Task(-1, ())
+        self.item: _Run | None = None
         self.progress = _Progress(-1, 0.0)
         self.reported = self.progress, 0.0
         self._pool = pool
         self._dataset = dataset
         self._spec = pool.spec
         self._cpu = 0
-        self._current: tuple[int, int] | None = None  # epoch and number of the task that it does
 
     def run(self) -> None:
         pool = self._pool
@@ -162,7 +163,7 @@ class _Worker(threading.Thread):
             self._work()
         except BaseException as e:  # the consumer raises it
             self.leaving = True
-            pool.results.put(_Died(self.id, self._current, e))
+            pool.results.put(_Died(self.id, self.item, e))
         finally:
             _current.__dict__.clear()
             # The pool refers to its workers. If they referred to it, its batches would be freed only with that cycle.
@@ -251,8 +252,7 @@ class _Worker(threading.Thread):
 
     def _answer(self, runner: TaskRunner | Shards, item: _Run) -> None:
         epoch, task = item
-        self._current = epoch, task.number
-        self.task = task
+        self.item = item
         pool = self._pool
         data = pool.rng_use.run(self.id, lambda: runner.run(epoch, task.number, task.indices))
         self.progress = _Progress(-1, 0.0)  # no sample is being loaded any more
@@ -269,7 +269,7 @@ class _Worker(threading.Thread):
         if not nbytes and (pool.strict or task.number % MEASURED_EVERY == 0):
             nbytes = _size_of(data.data if type(data) is WorkerReply else data)
         pool.results.put(Made(self.id, epoch, task.number, runner.exhausted, times, nbytes or 1, data))
-        self._current = None
+        self.item = None
 
 
 class ThreadPool:
@@ -394,44 +394,38 @@ class ThreadPool:
             w.queue.wake()
 
     def receive(self, timeout: float | None, worker: int | None = None) -> Made | None:
-        item = self._get_timed(timeout) if self.spec.timed else self._get(timeout)
+        item = self._get(timeout)
         self.rng_use.report()
         if isinstance(item, _Died):
-            raise WorkerDiedError(
-                f"DataLoader worker (thread {item.worker}) exited unexpectedly: {item.cause!r}",
-                [item.worker],
-                [item.task[1]] if item.task is not None and item.task[0] == self.epoch else None,
-            ) from item.cause
+            lost = [] if item.item is None or item.item.epoch != self.epoch else [item.item.task.number]
+            text = f"DataLoader worker (thread {item.worker}) exited unexpectedly: {item.cause!r}"
+            raise WorkerDiedError(text, [item.worker], lost or None) from item.cause
         return item
 
     def _get(self, timeout: float | None) -> Made | _Died | None:
-        try:
-            return self.results.get(timeout=timeout)
-        except queue.Empty:
-            return None
-
-    def _get_timed(self, timeout: float | None) -> Made | _Died | None:
-        """``_get``, and checks meanwhile whether a worker takes too long over a sample.
+        """The next result. Meanwhile it is checked whether a worker takes too long over a sample.
 
         Raises:
             SampleTimeoutError: one does.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        interval = check_interval_s(self.spec.sample_timeout)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         while True:
-            left = interval if deadline is None else min(interval, max(0.0, deadline - time.monotonic()))
-            item = self._get(left)
-            if item is not None or (deadline is not None and time.monotonic() >= deadline):
-                return item
-            for w in self.processes:
+            left = deadline - time.monotonic()
+            if self.spec.timed:
+                left = min(left, check_interval_s(self.spec.sample_timeout))
+            with contextlib.suppress(queue.Empty):
+                return self.results.get(timeout=None if left == math.inf else max(0.0, left))
+            if time.monotonic() >= deadline:
+                return None
+            for w in self.processes if self.spec.timed else ():
                 self._check_late(w)
 
     def _check_late(self, worker: _Worker) -> None:
-        progress = worker.progress
+        progress, item = worker.progress, worker.item
         reported, again = worker.reported
         late = again if reported is progress else progress.deadline
-        if progress.deadline and time.monotonic() > late and worker.is_alive():
-            text = _timeout_message(worker, progress.sample, worker.task, self.spec)
+        if progress.deadline and item is not None and time.monotonic() > late and worker.is_alive():
+            text = _timeout_message(worker, progress.sample, item.task, self.spec)
             if worker.progress is progress:  # else it has gone on meanwhile
                 worker.reported = progress, time.monotonic() + self.spec.sample_timeout
                 raise SampleTimeoutError(text)

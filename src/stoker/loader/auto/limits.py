@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch.utils.data import IterableDataset
 
 from ...core import resources
-from ...core.options import Budget
+from ...core.options import AutoWorkers, Budget
 from ...core.types import LoaderLike
 
 PER_CORE = 16  # workers of which nearly all wait
@@ -20,6 +20,11 @@ PINNED_SHARE = 4  # page-locked memory is at most this part of what is granted
 def cores_here() -> int:
     """Cores for the workers of this process: those granted, divided among the ranks of the node."""
     return max(1, resources.cores_granted() // resources.ranks())
+
+
+def first_count(dataset: object) -> AutoWorkers:
+    """What "auto" is at first: a worker for each core; one for an iterable dataset, which only itself can shard."""
+    return AutoWorkers(1 if isinstance(dataset, IterableDataset) else cores_here())
 
 
 def workers_bound(each: int) -> tuple[int, str]:
