@@ -165,14 +165,10 @@ def oom_kills(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -
     return None
 
 
-def _meminfo() -> dict[str, int]:
-    out = {}
-    for line in (_read(Path("/proc/meminfo")) or "").splitlines():
-        name, _, rest = line.partition(":")
-        fields = rest.split()
-        if fields and fields[0].isdigit():
-            out[name] = int(fields[0]) * 1024
-    return out
+def _sizes(path: str) -> dict[str, int]:
+    """The lines ``Name: 12 kB`` of a file, in bytes."""
+    lines = (line.split() for line in (_read(path) or "").splitlines())
+    return {words[0][:-1]: int(words[1]) << 10 for words in lines if words[2:] == ["kB"]}
 
 
 def _host_memory() -> int:
@@ -252,7 +248,7 @@ def memory_of_rank() -> int:
 
 def memory_available() -> int:
     """Bytes that could be allocated now without swapping."""
-    available = _meminfo().get("MemAvailable", _host_memory())
+    available = _sizes("/proc/meminfo").get("MemAvailable", _host_memory())
     limit, used = memory_limit(), memory_used()
     if limit and used is not None:
         available = min(available, max(0, limit - used))
@@ -279,25 +275,15 @@ def workers_bound(each: int) -> tuple[int, str]:
 def pss(pid: int | str = "self") -> int:
     """Proportional set size of a process: shared pages are divided by the number of processes that share them (proc(5),
     smaps_rollup). 0 if the system does not report it."""
-    return _rollup(pid).get("Pss", 0)
+    return _sizes(f"/proc/{pid}/smaps_rollup").get("Pss", 0)
 
 
 def private(pid: int | str = "self") -> int:
     """Bytes of memory of a process alone: without pages shared since a fork, files, and shared memory, also if no other
     process has that mapped at the moment. 0 if the system does not report it."""
-    found = _rollup(pid)
+    found = _sizes(f"/proc/{pid}/smaps_rollup")
     own = found.get("Private_Clean", 0) + found.get("Private_Dirty", 0)
     return max(0, own - found.get("Pss_File", 0) - found.get("Pss_Shmem", 0))
-
-
-def _rollup(pid: int | str) -> dict[str, int]:
-    out = {}
-    for line in (_read(Path(f"/proc/{pid}/smaps_rollup")) or "").splitlines():
-        name, _, rest = line.partition(":")
-        fields = rest.split()
-        if len(fields) == 2 and fields[1] == "kB":
-            out[name] = int(fields[0]) << 10
-    return out
 
 
 def shm_free() -> int | None:
@@ -323,7 +309,7 @@ def read() -> Machine:
         >>> 1 <= m.cores <= m.cores_affinity
         True
     """
-    info = _meminfo()
+    info = _sizes("/proc/meminfo")
     try:
         st = os.statvfs("/dev/shm")
         shm: int | None = st.f_blocks * st.f_frsize

@@ -17,7 +17,7 @@ from torch.utils.data.sampler import Sampler
 from ..core import resources
 from ..core.errors import BudgetError, UsageError
 from ..core.options import AutoWorkers, Workers, parse_bytes, worker_word
-from ..core.types import Attributes, Batch, Index, JsonObject, Sample
+from ..core.types import Batch, Index, JsonObject, Sample
 from ..device.prefetch import ahead, checked
 from ..sampling.chunks import ChunkSampler
 from ..sampling.order import FeistelSampler
@@ -100,7 +100,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         [[0, 1, 2], [3, 4, 5]]
     """
 
-    _stoker_own: Attributes  # the arguments that torch's class does not have, with their defaults
+    _stoker_own = True  # what a framework builds of torch's class from one of these is not
 
     def __init__(
         self,
@@ -402,4 +402,3 @@ OWN = {
     for name, p in inspect.signature(DataLoader.__init__).parameters.items()
     if name not in (*inspect.signature(torch_loader.DataLoader.__init__).parameters, "in_order")
 }
-DataLoader._stoker_own = OWN

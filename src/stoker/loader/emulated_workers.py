@@ -132,13 +132,7 @@ class EmulatedWorkersIter(WorkerlessIter):
 
 
 class _Worker:
-    """One emulated worker.
-
-    Args:
-        base_seed: of the epoch.
-        info: what ``get_worker_info()`` returns to its code.
-        collate, fetcher: make its batches.
-    """
+    """One emulated worker."""
 
     def __init__(
         self, base_seed: int, info: torch_worker.WorkerInfo, collate: SlotCollate, fetcher: BatchFetcher

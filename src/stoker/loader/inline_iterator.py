@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -33,12 +34,7 @@ Seeds: TypeAlias = Callable[[], tuple[int, int]]  # returns base seed and epoch
 
 
 class InlineIter(_SingleProcessDataLoaderIter):
-    """torch's own iterator without workers, whose place in the epoch can be saved.
-
-    Args:
-        loader: torch's ``DataLoader`` or a subclass.
-        cursor: where the epoch is, and where it is resumed.
-    """
+    """torch's own iterator without workers, whose place in the epoch can be saved."""
 
     def __init__(self, loader: LoaderLike, cursor: Cursor) -> None:
         saved = cursor.saved
@@ -144,15 +140,22 @@ def gathered(dataset: MapDataset, auto_collation: bool, collate_fn: Collate, fet
     return batches(dataset, collate_fn, select, collate_fn) if auto_collation else None
 
 
-class GuardedIter(InlineIter):
-    """The same for a loader with a policy for samples that fail.
+class DebugIter(InlineIter):
+    """``debug=True`` and ``stoker run --debug``: everything in this process, so that a breakpoint stops and a traceback
+    is plain, for a loader with any number of workers.
 
-    Args:
-        loader: a ``DataLoader`` with 0 workers and a map-style dataset.
-        cursor: where the epoch is, and where it is resumed.
-        policy: what to do.
-        error_log: the log of what failed.
+    Order and shapes are the loader's own. Random augmentation is another draw, for it comes from this process' random
+    state; ``worker_init_fn`` is not called; an iterable dataset is read as a whole.
     """
+
+    def __init__(self, loader: LoaderLike, cursor: Cursor | None = None) -> None:
+        alone = copy.copy(loader)
+        vars(alone).update(num_workers=0, prefetch_factor=None, persistent_workers=False, timeout=0, _iterator=None)
+        super().__init__(alone, Cursor(loader._index_sampler, loader.generator) if cursor is None else cursor)
+
+
+class GuardedIter(InlineIter):
+    """The same for a loader with a policy for samples that fail."""
 
     def __init__(self, loader: LoaderLike, cursor: Cursor, policy: OnError, error_log: ErrorLog) -> None:
         super().__init__(loader, cursor)

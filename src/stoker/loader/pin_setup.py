@@ -15,7 +15,7 @@ from ..device import pin_policy
 from ..device.pinned_slots import Locker
 
 if TYPE_CHECKING:
-    from ..device.cuda import Runtime
+    from ..device.cuda import Cuda
 
 MEASURED_FROM = 1 << 12  # bytes: below, a copy is all overhead and measuring says nothing
 
@@ -76,7 +76,7 @@ class Pinning:
         return self.locker
 
 
-def runtime() -> Runtime | None:
+def runtime() -> Cuda | None:
     """The device's runtime, where slots may be locked for it."""
     if pin_policy.kind() != "cuda" or not getattr(torch.version, "cuda", None):
         return None  # ROCm, XPU: torch pins there
@@ -88,7 +88,7 @@ def runtime() -> Runtime | None:
         return None
 
 
-def _probe(found: Runtime) -> str:
+def _probe(found: Cuda) -> str:
     """Locks one page. Returns what went wrong."""
     page = mmap.mmap(-1, mmap.PAGESIZE)
     memory = (ctypes.c_ubyte * mmap.PAGESIZE).from_buffer(page)

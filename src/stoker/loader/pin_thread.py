@@ -43,8 +43,8 @@ class PinnedPool:
         self.thread = threading.Thread(target=self._run, name="stoker_pin", daemon=True)
         self.thread.start()
 
-    def submit(self, worker: int | None, epoch: int, task: Task) -> None:
-        self._pool.submit(worker, epoch, task)
+    def submit(self, worker: int | None, task: Task) -> None:
+        self._pool.submit(worker, task)
 
     def resume(self, epoch: int, shared_seed: int | None) -> None:
         self._pool.resume(epoch, shared_seed)

@@ -104,14 +104,7 @@ class PoolPlan:
 
 
 class PoolIter(_BaseDataLoaderIter):
-    """Iterates over a loader whose samples come from workers.
-
-    Args:
-        loader: torch's ``DataLoader`` or a subclass, with ``num_workers`` > 0.
-        cursor: where the epoch is, and where it is resumed.
-        metrics: the loader's numbers.
-        plan: the engine's decisions.
-    """
+    """Iterates over a loader whose samples come from workers."""
 
     def __init__(self, loader: LoaderLike, cursor: Cursor, metrics: LoaderMetrics, plan: PoolPlan) -> None:
         self._process = os.getpid()

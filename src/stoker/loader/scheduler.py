@@ -233,7 +233,7 @@ class Scheduler:
             task.state = TaskState.WITH_WORKER
             self._make_batch = None
             self._resize(self._knobs.num_workers)
-            self._pool.submit(None, self.epoch, Task(number, task.indices))
+            self._pool.submit(None, Task(self.epoch, number, task.indices))
             return None
         took = time.perf_counter_ns() - began, 0, 0, time.thread_time_ns() - cpu
         self._metrics.task(took)
@@ -328,7 +328,7 @@ class Scheduler:
                 self._tasks.remove(number)
         else:  # it died between two tasks, or in the instant in which it took one
             for number, indices in self._tasks.with_workers().items():
-                self._pool.submit(None, self.epoch, Task(number, indices))
+                self._pool.submit(None, Task(self.epoch, number, indices))
 
     def _deliver(self, result: Result) -> Batch:
         if self._budget.strict and result.nbytes > self._budget.flight_bytes:
@@ -400,7 +400,7 @@ class Scheduler:
             return
         if self._restarts is not None and self._restarts.known:
             indices = self._restarts.mark_known(indices)
-        task = Task(self._tasks.drawn, indices)
+        task = Task(self.epoch, self._tasks.drawn, indices)
         worker = None
         if not self._knobs.shared:
             worker = self._take_turn()
@@ -408,10 +408,10 @@ class Scheduler:
                 return
             self._load[worker] += 1
             if self._restarts is not None:
-                self._restarts.task_given(worker, self.epoch, task)
+                self._restarts.task_given(worker, task)
         state = TaskState.HERE if self.here else TaskState.WITH_WORKER
         if not self.here:
-            self._pool.submit(worker, self.epoch, task)
+            self._pool.submit(worker, task)
         self._tasks.add(InFlight(state, worker, indices if self._knobs.shared else None))
 
     def _take_turn(self) -> int | None:

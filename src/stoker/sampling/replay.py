@@ -134,10 +134,6 @@ class SamplerReplay:
 
     # -- an epoch begins
 
-    def _begin_order(self, torch_iterator: Iterator[Index]) -> Iterator[Index]:
-        self._rng_after_iter = None if self._known and self._shuffled_length() < 0 else self._capture_rng()
-        return self._iterate(torch_iterator)
-
     def _iterate(self, torch_iterator: Iterator[Index]) -> Iterator[Index]:
         if self._endless:
             return torch_iterator

@@ -236,7 +236,7 @@ class Lost:
 class Pool(Protocol):
     """Workers of one kind."""
 
-    def submit(self, worker: int | None, epoch: int, task: Task) -> None:
+    def submit(self, worker: int | None, task: Task) -> None:
         """Gives a worker a task; None: any worker that is free. Never blocks."""
 
     def resume(self, epoch: int, shared_seed: int | None) -> None:

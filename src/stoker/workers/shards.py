@@ -15,7 +15,6 @@ from ..core.random_state import RandomState
 from ..core.types import Batch, Index
 from ..sampling.order import Task
 from ..transport.messages import Times
-from .collate import SlotCollate
 from .exceptions import Caught
 from .protocol import Pool, Result, WorkerSpec
 from .task_runner import TaskRunner
@@ -108,36 +107,19 @@ class Shards:
     def times(self, transport_ns: int, cpu_ns: int) -> Times:
         return (0, 0, transport_ns, cpu_ns) if self._last is None else self._last.times(transport_ns, cpu_ns)
 
-    @property
-    def collate(self) -> SlotCollate:
-        """The collate function with a slot, the same for all parts."""
-        assert self._last is not None
-        return self._last.collate
-
-    @property
-    def dataset(self) -> Any:
-        """The dataset of the part that ran last."""
-        return None if self._last is None else self._last.dataset
-
 
 class ShardPool:
-    """A pool in which each part has a number of its own, like a worker. See ``workers.protocol.Pool``.
-
-    Args:
-        pool: the workers.
-        shards: parts.
-        workers: how many workers.
-    """
+    """A pool in which each part has a number of its own, like a worker. See ``workers.protocol.Pool``."""
 
     def __init__(self, pool: Pool, shards: int, workers: int) -> None:
         self._pool, self._shards, self._workers = pool, shards, workers
         self._shard_of: dict[tuple[int, int], int] = {}
         self._open = set(range(shards))
 
-    def submit(self, worker: int | None, epoch: int, task: Task) -> None:
+    def submit(self, worker: int | None, task: Task) -> None:
         assert worker is not None
-        self._shard_of[epoch, task.number] = worker
-        self._pool.submit(worker % self._workers, epoch, Task(task.number, OfShard(worker, task.indices)))
+        self._shard_of[task.epoch, task.number] = worker
+        self._pool.submit(worker % self._workers, task._replace(indices=OfShard(worker, task.indices)))
 
     def resume(self, epoch: int, shared_seed: int | None) -> None:
         self._shard_of = {k: v for k, v in self._shard_of.items() if k[0] >= epoch - 1}

@@ -74,15 +74,8 @@ class _Died(NamedTuple):
     """A worker ended on something that is not an ``Exception``."""
 
     worker: int
-    item: _Run | None  # that it was doing
+    task: Task | None  # that it was doing
     cause: BaseException
-
-
-class _Run(NamedTuple):
-    """Make the batch of a task."""
-
-    epoch: int
-    task: Task
 
 
 class _Resume(NamedTuple):
@@ -103,10 +96,10 @@ class _TaskQueue:
     """Tasks that wait: of one worker, or of all where tasks are shared."""
 
     def __init__(self) -> None:
-        self.items: deque[_Run | _Resume] = deque()
+        self.items: deque[Task | _Resume] = deque()
         self.changed = threading.Condition()
 
-    def put(self, item: _Run | _Resume) -> None:
+    def put(self, item: Task | _Resume) -> None:
         with self.changed:
             self.items.append(item)
             self.changed.notify()
@@ -138,7 +131,7 @@ class _Worker(threading.Thread):
         queue: where its tasks come from.
         leaving: it has been told to leave.
         writer: its slots.
-        item: the task that it does.
+        task: what it does.
         progress: where it is in that task; another object each time.
         reported: where it was when it was reported to be late, and when to report it again.
     """
@@ -149,7 +142,7 @@ class _Worker(threading.Thread):
         self.queue = queue
         self.leaving = False
         self.writer = writer
-        self.item: _Run | None = None
+        self.task: Task | None = None
         self.progress = _Progress(-1, 0.0)
         self.reported = self.progress, 0.0
         self._pool = pool
@@ -163,7 +156,7 @@ class _Worker(threading.Thread):
             self._work()
         except BaseException as e:  # the consumer raises it
             self.leaving = True
-            pool.results.put(_Died(self.id, self.item, e))
+            pool.results.put(_Died(self.id, self.task, e))
         finally:
             _current.__dict__.clear()
             # The pool refers to its workers. If they referred to it, its batches would be freed only with that cycle.
@@ -174,7 +167,7 @@ class _Worker(threading.Thread):
         pool, spec = self._pool, self._spec
         seed = spec.base_seed + self.id
         rng = seeding.Generators(spec.base_seed, self.id)
-        collate = SlotCollate(spec.collate_fn, self.writer, spec.auto_collation)
+        collate = self._collate = SlotCollate(spec.collate_fn, self.writer, spec.auto_collation)
         collate.install()
         runner: TaskRunner | Shards
         if spec.shards:
@@ -197,7 +190,7 @@ class _Worker(threading.Thread):
         workers, epoch = pool.count, 0
         self._cpu = time.thread_time_ns()
         while (item := self._next()) is not None:
-            if workers != pool.count:
+            if isinstance(runner, TaskRunner) and workers != pool.count:
                 workers = pool.count
                 _set_worker_info(self.id, workers, seed, runner.dataset, rng)
             if isinstance(item, _Resume) or (spec.shared and item.epoch != epoch):
@@ -206,7 +199,7 @@ class _Worker(threading.Thread):
                     runner.find_generators()
                     _set_worker_info(self.id, workers, seed, runner.dataset, rng)
                 runner.resume(item.shared_seed if isinstance(item, _Resume) else None)
-            if isinstance(item, _Run) and runner.wants(item.task.indices):
+            if isinstance(item, Task) and runner.wants(item.indices):
                 self._answer(runner, item)
 
     def _shards(self, collate: SlotCollate) -> Shards:
@@ -234,7 +227,7 @@ class _Worker(threading.Thread):
         limit = samples * self._spec.sample_timeout
         self.progress = _Progress(sample, time.monotonic() + limit if samples else 0.0)
 
-    def _next(self) -> _Run | _Resume | None:
+    def _next(self) -> Task | _Resume | None:
         """The next item for this worker; None: leave."""
         pool, queue = self._pool, self.queue
         with queue.changed:
@@ -250,17 +243,16 @@ class _Worker(threading.Thread):
                 else:
                     queue.changed.wait()
 
-    def _answer(self, runner: TaskRunner | Shards, item: _Run) -> None:
-        epoch, task = item
-        self.item = item
+    def _answer(self, runner: TaskRunner | Shards, task: Task) -> None:
+        self.task = task
         pool = self._pool
-        data = pool.rng_use.run(self.id, lambda: runner.run(epoch, task.number, task.indices))
+        data = pool.rng_use.run(self.id, lambda: runner.run(*task))
         self.progress = _Progress(-1, 0.0)  # no sample is being loaded any more
         writer = self.writer
         if type(data) is Caught or (type(data) is WorkerReply and type(data.data) is Caught):
             writer.cancel()
         nbytes = writer.used if writer.whole is not None else 0
-        runner.collate.expected = max(nbytes, runner.collate.expected - runner.collate.expected // 16)
+        self._collate.expected = max(nbytes, self._collate.expected - self._collate.expected // 16)
         writer.sent()
         cpu = time.thread_time_ns()
         times = runner.times(0, cpu - self._cpu)
@@ -268,8 +260,8 @@ class _Worker(threading.Thread):
         # A batch that is in no slot is measured: each one where one too large is an error, else now and then.
         if not nbytes and (pool.strict or task.number % MEASURED_EVERY == 0):
             nbytes = _size_of(data.data if type(data) is WorkerReply else data)
-        pool.results.put(Made(self.id, epoch, task.number, runner.exhausted, times, nbytes or 1, data))
-        self.item = None
+        pool.results.put(Made(self.id, task.epoch, task.number, runner.exhausted, times, nbytes or 1, data))
+        self.task = None
 
 
 class ThreadPool:
@@ -374,9 +366,9 @@ class ThreadPool:
     def alive(self) -> int:
         return sum(w.is_alive() and not w.leaving for w in self.processes)
 
-    def submit(self, worker: int | None, epoch: int, task: Task) -> None:
+    def submit(self, worker: int | None, task: Task) -> None:
         queue = self._shared if worker is None else self.processes[worker].queue
-        queue.put(_Run(epoch, task))
+        queue.put(task)
 
     def resume(self, epoch: int, shared_seed: int | None) -> None:
         self.epoch = epoch
@@ -397,7 +389,7 @@ class ThreadPool:
         item = self._get(timeout)
         self.rng_use.report()
         if isinstance(item, _Died):
-            lost = [] if item.item is None or item.item.epoch != self.epoch else [item.item.task.number]
+            lost = [] if item.task is None or item.task.epoch != self.epoch else [item.task.number]
             text = f"DataLoader worker (thread {item.worker}) exited unexpectedly: {item.cause!r}"
             raise WorkerDiedError(text, [item.worker], lost or None) from item.cause
         return item
@@ -421,11 +413,11 @@ class ThreadPool:
                 self._check_late(w)
 
     def _check_late(self, worker: _Worker) -> None:
-        progress, item = worker.progress, worker.item
+        progress, task = worker.progress, worker.task
         reported, again = worker.reported
         late = again if reported is progress else progress.deadline
-        if progress.deadline and item is not None and time.monotonic() > late and worker.is_alive():
-            text = _timeout_message(worker, progress.sample, item.task, self.spec)
+        if progress.deadline and task is not None and time.monotonic() > late and worker.is_alive():
+            text = _timeout_message(worker, progress.sample, task, self.spec)
             if worker.progress is progress:  # else it has gone on meanwhile
                 worker.reported = progress, time.monotonic() + self.spec.sample_timeout
                 raise SampleTimeoutError(text)

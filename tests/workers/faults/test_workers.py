@@ -833,7 +833,7 @@ def test_tasks_that_nobody_needs_are_forgotten(size: int, most: int) -> None:
     restarts: Any = restart.Restarts(pool, spec, {}, LoaderMetrics("loader"))
     held = 0
     for number in range(4 * most):
-        restarts.task_given(0, 0, Task(number, list(range(size))))
+        restarts.task_given(0, Task(0, number, list(range(size))))
         held = max(held, len(restarts._own._assigned[0].tasks))
         noted.append((0, number))  # in which it begins
         restarts.task_answered(0)

@@ -33,13 +33,7 @@ logger = logging.getLogger("stoker.loader.engine")
 
 
 def begin(loader: LoaderLike, state: LoaderState, kind: str) -> None:
-    """Sets ``num_workers`` of a loader before an iterator of it is made.
-
-    Args:
-        loader: with ``num_workers="auto"``.
-        state: of that loader.
-        kind: of its workers.
-    """
+    """Sets ``num_workers`` of a loader before an iterator of it is made."""
     if not state.first_count_reason:
         count, state.first_count_reason = first_guess(loader)
         loader.num_workers = AutoWorkers(count)

@@ -32,9 +32,6 @@ _END = object()
 class Tasks:
     """Indices like those the loader would draw, from generators of their own.
 
-    Args:
-        loader: the loader.
-
     Attributes:
         fresh: draw what was not drawn before (as a first epoch does), or what was (as later ones do).
         note: what the user has to know about it; "" for nothing.
