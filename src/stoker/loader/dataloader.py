@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import operator
 import os
@@ -307,9 +308,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             >>> int(loader.num_workers)
             2
         """
-        if isinstance(num_workers, bool) or not hasattr(num_workers, "__index__") or num_workers < 1:
-            raise UsageError(f"resize({num_workers!r}): the number of workers is a whole number, at least 1")
-        num_workers = operator.index(num_workers)
+        asked = num_workers
+        with contextlib.suppress(TypeError):
+            num_workers = 0 if isinstance(asked, bool) else operator.index(asked)
+        if type(num_workers) is not int or num_workers < 1:
+            raise UsageError(f"resize({asked!r}): the number of workers is a whole number, at least 1")
         state = state_of(self)
         if state.foreign and torch.utils.data.get_worker_info() is not None:
             raise UsageError(
