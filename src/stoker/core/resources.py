@@ -256,13 +256,14 @@ def memory_available() -> int:
 
 
 def workers_bound(each: int) -> tuple[int, str]:
-    """How many workers this machine can run at most, and which limit says so.
+    """How many workers this process can have at most, and which limit says so.
 
     Args:
         each: bytes of memory that a worker needs.
     """
-    available = memory_available()
-    bounds = [(available // max(1, each), f"{available >> 20:,} MB of memory are free and one takes {each >> 20:,} MB")]
+    available, n = memory_available(), ranks()
+    words = f"{available >> 20:,} MB of memory are free and one takes {each >> 20:,} MB"
+    bounds = [(available // (max(1, each) * n), words if n == 1 else f"{words} in each of {n} ranks")]
     files = _limit("RLIMIT_NOFILE")
     if files is not None:
         bounds.append(((files - 64) // 8, f"{files:,} open files are allowed and one takes up to 8"))

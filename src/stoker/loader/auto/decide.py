@@ -23,7 +23,7 @@ from ...workers.faults import validate
 from ..inline_iterator import here
 from .controller import Controller
 from .in_process import MakeBatch, Place, State, Worked
-from .limits import cores_here, first_guess, per_core, workers_bound
+from .limits import cores_here, first_guess, per_core
 
 if TYPE_CHECKING:
     from ...sampling.cursor import Cursor
@@ -147,7 +147,7 @@ def _most(state: LoaderState) -> Callable[[], int]:
         busy = (cpu - before[0]) / max(1, wall - before[1])  # since the last call
         before[:] = cpu, wall
         each = max(m.worker_pss.values(), default=resources.WORKER_BYTES)
-        return min(per_core(1 - busy) * cores_here(), max(1, workers_bound(each)[0]))
+        return min(per_core(1 - busy) * cores_here(), max(1, resources.workers_bound(each)[0]))
 
     return most
 

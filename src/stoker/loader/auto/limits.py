@@ -27,13 +27,6 @@ def first_count(dataset: object) -> AutoWorkers:
     return AutoWorkers(1 if isinstance(dataset, IterableDataset) else cores_here())
 
 
-def workers_bound(each: int) -> tuple[int, str]:
-    """``resources.workers_bound``, with the memory divided among the ranks of the node."""
-    ranks = resources.ranks()
-    most, words = resources.workers_bound(each * ranks)
-    return most, words if ranks == 1 else f"{words} in {ranks} ranks"
-
-
 def first_guess(loader: LoaderLike) -> tuple[int, str]:
     """Workers for a loader that was not measured, and the reason: one for each core that is granted, divided among the
     ranks of the node, no more than fit in memory and no more than there are batches.
@@ -49,7 +42,7 @@ def first_guess(loader: LoaderLike) -> tuple[int, str]:
     bounds = [(cores, f"a first guess from {cores} core{'s' if cores > 1 else ''} granted")]
     if ranks > 1:
         bounds = [(cores, f"a first guess from {resources.cores_granted()} cores granted to {ranks} ranks")]
-    bounds.append(workers_bound(resources.WORKER_BYTES))
+    bounds.append(resources.workers_bound(resources.WORKER_BYTES))
     try:
         batches = len(loader)
         bounds.append((batches, f"{batches} batch{'es' if batches != 1 else ''} in an epoch"))
