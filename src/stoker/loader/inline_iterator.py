@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from ..core.nested import pin
 from ..core.random_state import preserved
-from ..core.types import Batch, Index, JsonObject, LoaderLike, MapDataset, State
+from ..core.types import Batch, Index, JsonObject, LoaderLike, MapDataset
 from ..sampling.cursor import Cursor
 from ..sampling.seeding import seed_here
 from ..sampling.stateful import is_stateful, load_into, pickled_state, read_state
@@ -60,7 +60,8 @@ class InlineIter(_SingleProcessDataLoaderIter):
         if part is not None and part.state is not None and stream is not None:
             put_back(fetcher, part.state)
         if is_stateful(self._dataset) or is_stateful(stream):
-            cursor.live_state = functools.partial(_live_state, self._dataset, fetcher)
+            dataset = self._dataset
+            cursor.live_state = lambda: read_state(pickled_state(lambda: state_of(dataset, fetcher)))
         if saved is not None:
             self._IterableDataset_len_called = saved.len_called  # type: ignore[assignment]
             self._num_yielded = saved.next
@@ -182,8 +183,3 @@ class GuardedIter(InlineIter):
                 data = self._error_log.open(data)
             if data is not NOTHING:
                 return data
-
-
-def _live_state(dataset: object, fetcher: Any) -> State:
-    """A copy of a dataset's state as it is now."""
-    return read_state(pickled_state(lambda: state_of(dataset, fetcher)))

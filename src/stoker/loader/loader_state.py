@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.metrics import LoaderMetrics
 from ..core.types import Index, JsonObject
+from ..device.pin_policy import Pinning
 from ..sampling.cursor import Cursor
-from .pin_setup import Pinning
 
 if TYPE_CHECKING:
     from torch.utils.data.dataloader import _BaseDataLoaderIter

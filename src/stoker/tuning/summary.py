@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from ..device.pin_policy import Pinning
 from ..loader.auto.limits import Limit
-from ..loader.pin_setup import Pinning
 from .measurements import KNEE
 from .result import Point, Setting, TuneResult
 from .search import Search

@@ -297,7 +297,7 @@ class Restarts:
         self, pool: ProcessPool, spec: WorkerSpec, known: dict[Index, Failure], metrics: LoaderMetrics
     ) -> None:
         self.known = known
-        self._pool, self._spec, self._metrics = pool, spec, metrics
+        self._pool, self._metrics = pool, metrics
         self._retries = _Retries(spec, known)
         self._own = None if spec.shared else _OwnTasks(pool, spec, self._retries)
         self._tasks: _OwnTasks | _SharedTasks = self._own or _SharedTasks(pool, self._retries)

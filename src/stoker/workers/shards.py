@@ -36,8 +36,8 @@ class Shards:
         dataset: this worker's; its other parts get copies.
         make: a part's ``TaskRunner``, of its number and dataset.
         set_worker_info: sets what ``get_worker_info()`` returns: part, parts, seed, dataset.
-        seed: seeds a part's random state, of base seed and number; returns its seed.
-        own_random: random state is each part's own; else it is process-wide and has to be changed with the part.
+        seed: seeds the process-wide random state, which is changed with the part, of base seed and number; None: each
+            part has random state of its own.
     """
 
     exhausted = False  # the part that ran last has ended
@@ -49,8 +49,7 @@ class Shards:
         dataset: Any,
         make: Callable[[int, Any], TaskRunner],
         set_worker_info: Callable[[int, int, int, Any], None],
-        seed: Callable[[int, int], int],
-        own_random: bool = False,
+        seed: Callable[[int, int], object] | None,
     ) -> None:
         mine = range(worker, spec.shards, spec.num_workers)
         try:
@@ -61,13 +60,12 @@ class Shards:
                 f"some have two, but the dataset cannot be copied ({type(e).__name__}: {e}). Use "
                 f"num_workers={spec.shards}"
             ) from e
-        self._spec, self._set_worker_info, self._own_random = spec, set_worker_info, own_random
-        self._seeds: dict[int, int] = {}
-        self._random: dict[int, RandomState] = {}
+        self._spec, self._set_worker_info = spec, set_worker_info
+        self._random: dict[int, RandomState] = {}  # of the parts that do not run, where it is process-wide
         self._runners: dict[int, TaskRunner] = {}
         for shard, own in zip(mine, datasets, strict=True):
-            self._seeds[shard] = seed(spec.base_seed, shard)
-            if not own_random:
+            if seed is not None:
+                seed(spec.base_seed, shard)
                 self._random[shard] = RandomState()
             self._runners[shard] = make(shard, own)
         self._last: TaskRunner | None = None
@@ -75,11 +73,11 @@ class Shards:
     def _enter(self, shard: int) -> TaskRunner:
         runner = self._runners[shard]
         if runner is not self._last:
-            if not self._own_random:
+            if self._random:
                 if self._last is not None:
                     self._random[self._last.id] = RandomState()
                 self._random[shard].restore()
-            self._set_worker_info(shard, self._spec.shards, self._seeds[shard], runner.dataset)
+            self._set_worker_info(shard, self._spec.shards, self._spec.base_seed + shard, runner.dataset)
             self._last = runner
         return runner
 

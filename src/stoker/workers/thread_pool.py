@@ -207,20 +207,16 @@ class _Worker(threading.Thread):
         from .shards import Shards
 
         spec = self._spec
-        generators: dict[int, seeding.Generators] = {}
-
-        def seeded(base_seed: int, shard: int) -> int:
-            generators[shard] = seeding.Generators(base_seed, shard)
-            return base_seed + shard
+        own = {shard: seeding.Generators(spec.base_seed, shard) for shard in range(spec.shards)}
 
         def shard_of(shard: int, dataset: Any) -> TaskRunner:
-            own = generators[shard]
-            return TaskRunner(spec, shard, dataset, collate, "thread", own.seed_task, self.on_sample_start, own.state)
+            rng = own[shard]
+            return TaskRunner(spec, shard, dataset, collate, "thread", rng.seed_task, self.on_sample_start, rng.state)
 
         def set_worker_info(shard: int, shards: int, seed: int, dataset: Any) -> None:
-            _set_worker_info(shard, shards, seed, dataset, generators[shard])
+            _set_worker_info(shard, shards, seed, dataset, own[shard])
 
-        return Shards(spec, self.id, self._dataset, shard_of, set_worker_info, seeded, own_random=True)
+        return Shards(spec, self.id, self._dataset, shard_of, set_worker_info, seed=None)
 
     def on_sample_start(self, sample: int, samples: int) -> None:
         """Notes which sample of its task it loads next (see ``faults.guard``), and until when that may take."""
