@@ -117,7 +117,7 @@ class ShardPool:
     def submit(self, worker: int | None, task: Task) -> None:
         assert worker is not None
         self._shard_of[task.epoch, task.number] = worker
-        self._pool.submit(worker % self._workers, task._replace(indices=OfShard(worker, task.indices)))
+        self._pool.submit(worker % self._workers, Task(task.epoch, task.number, OfShard(worker, task.indices)))
 
     def resume(self, epoch: int, shared_seed: int | None) -> None:
         self._shard_of = {k: v for k, v in self._shard_of.items() if k[0] >= epoch - 1}

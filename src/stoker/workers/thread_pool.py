@@ -11,7 +11,6 @@ Threads follow torch's convention for thread workers: ``get_worker_info()`` is r
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 import math
@@ -382,7 +381,7 @@ class ThreadPool:
             w.queue.wake()
 
     def receive(self, timeout: float | None, worker: int | None = None) -> Made | None:
-        item = self._get(timeout)
+        item = self._get_timed(timeout) if self.spec.timed else self._get(timeout)
         self.rng_use.report()
         if isinstance(item, _Died):
             lost = [] if item.task is None or item.task.epoch != self.epoch else [item.task.number]
@@ -391,21 +390,24 @@ class ThreadPool:
         return item
 
     def _get(self, timeout: float | None) -> Made | _Died | None:
-        """The next result. Meanwhile it is checked whether a worker takes too long over a sample.
+        try:
+            return self.results.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def _get_timed(self, timeout: float | None) -> Made | _Died | None:
+        """``_get``, and checks meanwhile whether a worker takes too long over a sample.
 
         Raises:
             SampleTimeoutError: one does.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
+        interval = check_interval_s(self.spec.sample_timeout)
         while True:
-            left = deadline - time.monotonic()
-            if self.spec.timed:
-                left = min(left, check_interval_s(self.spec.sample_timeout))
-            with contextlib.suppress(queue.Empty):
-                return self.results.get(timeout=None if left == math.inf else max(0.0, left))
-            if time.monotonic() >= deadline:
-                return None
-            for w in self.processes if self.spec.timed else ():
+            item = self._get(min(interval, max(0.0, deadline - time.monotonic())))
+            if item is not None or time.monotonic() >= deadline:
+                return item
+            for w in self.processes:
                 self._check_late(w)
 
     def _check_late(self, worker: _Worker) -> None:
