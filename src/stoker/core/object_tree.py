@@ -115,11 +115,7 @@ def is_read(obj: object, step: str, names: set[str] | None) -> bool:
 
 def walk(obj: object, names: set[str] | None = None) -> Iterator[tuple[str, Any]]:
     """Objects that can be reached by attributes and items, each with its path; no values, arrays or tensors.
-
-    Args:
-        obj: to begin at.
-        names: attributes that are followed; None: all.
-    """
+    Only attributes of these names are followed; None: all."""
     waiting: list[tuple[str, object, int]] = [("dataset", obj, DEPTH)]
     seen: set[int] = set()
     while waiting and len(seen) < OBJECTS:

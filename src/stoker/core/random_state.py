@@ -40,10 +40,6 @@ MT_WORDS = 624  # of a Mersenne Twister
 class RandomState:
     """The state of several random generators at one moment.
 
-    Args:
-        others: further generators, each with a name.
-        process_wide: which of the process-wide generators.
-
     Attributes:
         values: the state of each, by name.
 

@@ -256,11 +256,7 @@ def memory_available() -> int:
 
 
 def workers_bound(each: int) -> tuple[int, str]:
-    """How many workers this process can have at most, and which limit says so.
-
-    Args:
-        each: bytes of memory that a worker needs.
-    """
+    """How many workers of ``each`` bytes this process can have at most, and which limit says so."""
     available, n = memory_available(), ranks()
     words = f"{available >> 20:,} MB of memory are free and one takes {each >> 20:,} MB"
     bounds = [(available // (max(1, each) * n), words if n == 1 else f"{words} in each of {n} ranks")]

@@ -31,10 +31,6 @@ Release: TypeAlias = tuple["weakref.WeakMethod[Callable[[int], None]]", int]
 class Locker:
     """Locks slots within a budget, and delays the release of dropped ones. One for a loader.
 
-    Args:
-        runtime: the device's.
-        budget: bytes that may be locked.
-
     Attributes:
         locked: bytes that are locked.
         failed: why the system locks no more memory; "" while it does.

@@ -82,9 +82,6 @@ def follow(own: Attributes) -> None:
 
     Accelerate, Ray and others copy arguments by torch's names. So ``num_workers`` carries stoker's. Loaders without it
     are left to whatever stood here.
-
-    Args:
-        own: the arguments that torch's class does not have, with their defaults.
     """
     global _following
     with _lock:
