@@ -30,7 +30,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker
 
 import stoker
 from stoker.core import resources
-from stoker.core.options import AutoWorkers, Measured
+from stoker.core.options import AutoWorkers
 from stoker.loader.loader_state import state_of
 from stoker.tuning.result import Setting
 
@@ -264,7 +264,7 @@ def online(name: str, best: Setting, emit: Callable[..., None]) -> None:
         return  # shards, and a loop without workers, do not change within an epoch
     kw = {**kw, "shuffle": False}
     loader = stoker.DataLoader(make(), num_workers="auto", prefetch_factor=1, persistent_workers=True, **kw)
-    state_of(loader).measured = Measured(1)
+    state_of(loader).first_count_reason = "the worst start"
     loader.num_workers = AutoWorkers(1)
     batches = forever(loader)
     began = time.monotonic()

@@ -14,8 +14,7 @@ import stoker
 from stoker.core import nested as walk
 from stoker.core.errors import UsageError
 from stoker.device import pin_policy
-from stoker.device.pin_policy import Facts, decide
-from stoker.loader.pin_setup import Pinning
+from stoker.device.pin_policy import Facts, Pinning, decide
 
 Point = collections.namedtuple("Point", "x y")
 MB = 1 << 20

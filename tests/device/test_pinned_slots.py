@@ -18,7 +18,6 @@ from stoker.core import nested as walk
 from stoker.core.errors import StokerWarning
 from stoker.device import pin_policy
 from stoker.device.pinned_slots import Locker
-from stoker.loader import pin_setup
 from stoker.loader.loader_state import state_of
 from stoker.transport.arena import Arena
 from stoker.transport.mapping import map_shared
@@ -251,7 +250,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     pretend_device(monkeypatch)
     monkeypatch.setattr(pin_policy, "unified", lambda _: False)
     monkeypatch.setattr(pin_policy, "gain", lambda *_: 3.0)
-    monkeypatch.setattr(pin_setup, "runtime", lambda: fake)
+    monkeypatch.setattr(pin_policy, "runtime", lambda: fake)
     monkeypatch.setattr(walk, "pin_tensor", lambda t, _=None: t if locked(fake, t) else t.clone())
     return fake
 

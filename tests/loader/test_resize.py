@@ -478,7 +478,7 @@ class Still:
     def __init__(self, nbytes: int) -> None:
         self.nbytes, self.tasks, self.most, self.workers = nbytes, [], 0, 1
 
-    def submit(self, worker: Any, epoch: int, task: Any) -> None:
+    def submit(self, worker: Any, task: Any) -> None:
         self.tasks.append(task)
         self.most = max(self.most, len(self.tasks))
 

@@ -146,7 +146,7 @@ def test_the_number_of_workers() -> None:
         it = iter(loader)
         assert engine_of(it) == "stoker"
         assert [float(x) for b in it for x in b] == list(range(12))
-        assert state_of(loader).measured is not None
+        assert state_of(loader).first_count_reason
         assert values(stream) == [float(i) for i in range(8) for _ in range(2)]  # it has as many parts as workers
         assert stream.num_workers == 2
     with stoker.installed(num_workers=2, prefetch_factor=3):
@@ -224,7 +224,7 @@ def test_a_loader_built_from_its_attributes_keeps_engine_and_settings() -> None:
 def test_auto_stays_auto() -> None:
     loader = built(stoker.DataLoader(Data(), batch_size=4, num_workers="auto"))
     assert values(loader) == list(range(12))
-    assert state_of(loader).measured is not None
+    assert state_of(loader).first_count_reason
 
 
 def test_a_loader_of_ones_own_with_the_same_number_is_torchs() -> None:

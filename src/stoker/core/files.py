@@ -51,10 +51,6 @@ def write(path: Path, text: str) -> None:
 def check_writable(path: Path, option: str = "--json") -> None:
     """Raises before the run what would otherwise be raised after it.
 
-    Args:
-        path: where the report will be written.
-        option: of the command line, which sets the path.
-
     Raises:
         UsageError: no file can be written there.
     """

@@ -4,7 +4,6 @@ share its offset, or its state in a protocol."""
 from __future__ import annotations
 
 import array
-import functools
 import io
 import logging
 import os
@@ -19,7 +18,8 @@ from itertools import islice
 import numpy as np
 import torch
 
-MAX_ITEMS = 100  # of a container that are searched; the others are assumed to be of the same kind
+from .object_tree import WIDTH, attributes, parts
+
 MAX_OBJECTS = 20_000  # that are searched, those of the least depth first
 RECHECKS = 3  # of what a process has open: a file that is only being read is closed by then
 RECHECK_S = 1e-3
@@ -55,30 +55,11 @@ def held(obj: object, path: str = "dataset") -> str:
 
 
 def _inside(x: object) -> Iterator[tuple[str, object]]:
-    if isinstance(x, dict):
-        yield from ((f"[{k!r}]", v) for k, v in islice(x.items(), MAX_ITEMS))
-    elif isinstance(x, (list, tuple, set, frozenset)):
-        yield from ((f"[{i}]", v) for i, v in enumerate(islice(x, MAX_ITEMS)))
-    elif isinstance(x, np.ndarray):
-        yield from ((f"[{i}]", v) for i, v in enumerate(islice(x.flat, MAX_ITEMS)))
-    elif isinstance(x, functools.partial):
-        yield from ((".func", x.func), (".args", x.args), (".keywords", x.keywords))
-    elif isinstance(x, types.MethodType):
-        yield from ((".__func__", x.__func__), (".__self__", x.__self__))
-    elif isinstance(x, types.FunctionType):
-        for name, cell in zip(x.__code__.co_freevars, x.__closure__ or (), strict=False):
-            try:
-                yield f".{name}", cell.cell_contents
-            except ValueError:  # an empty cell
-                continue
-    for name, value in list(getattr(x, "__dict__", {}).items()):
-        yield f".{name}", value
-    for c in type(x).__mro__:
-        slots = vars(c).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            value = getattr(x, name, None)
-            if value is not None:
-                yield f".{name}", value
+    if isinstance(x, (set, frozenset, np.ndarray)):
+        items = x.flat if isinstance(x, np.ndarray) else x
+        yield from ((f"[{i}]", v) for i, v in enumerate(islice(items, WIDTH)))
+    yield from parts(x)
+    yield from ((f".{name}", value) for name, value in attributes(x).items())
 
 
 def _refuses_pickle(x: object) -> bool:

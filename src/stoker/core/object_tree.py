@@ -71,12 +71,22 @@ def children(obj: Any) -> Iterator[tuple[str, Any]]:
 
     A class of stoker's says itself what its user gave it (``_stoker_children``).
     """
-    if isinstance(obj, dict):
-        yield from ((f"[{k!r}]", v) for k, v in list(obj.items())[:WIDTH])
-    elif isinstance(obj, (list, tuple)):
-        yield from ((f"[{i}]", v) for i, v in enumerate(obj[:WIDTH]))
+    if isinstance(obj, (dict, list, tuple, *_CODE)):
+        yield from parts(obj)
     elif hasattr(type(obj), "_stoker_children"):
         yield from obj._stoker_children()
+    elif not isinstance(obj, (type, types.ModuleType, torch.Tensor)):
+        package = package_of(type(obj))
+        if package in _RECORDS or not _is_stdlib(package):
+            yield from _of_instance(obj)
+
+
+def parts(obj: Any) -> Iterator[tuple[str, Any]]:
+    """Items of a container; what a function, a bound method or a partial holds. Nothing of other objects."""
+    if isinstance(obj, dict):
+        yield from ((f"[{k!r}]", v) for k, v in list(itertools.islice(obj.items(), WIDTH)))
+    elif isinstance(obj, (list, tuple)):
+        yield from ((f"[{i}]", v) for i, v in enumerate(obj[:WIDTH]))
     elif isinstance(obj, functools.partial):
         yield from ((".func", obj.func), (".args", obj.args), (".keywords", obj.keywords))
     elif isinstance(obj, types.MethodType):
@@ -86,10 +96,6 @@ def children(obj: Any) -> Iterator[tuple[str, Any]]:
         for name, cell in zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=False):
             with contextlib.suppress(ValueError):  # not set yet
                 yield f".{name}", cell.cell_contents
-    elif not isinstance(obj, (type, types.ModuleType, torch.Tensor)):
-        package = package_of(type(obj))
-        if package in _RECORDS or not _is_stdlib(package):
-            yield from _of_instance(obj)
 
 
 def _of_instance(obj: object) -> Iterator[tuple[str, Any]]:
@@ -109,11 +115,7 @@ def is_read(obj: object, step: str, names: set[str] | None) -> bool:
 
 def walk(obj: object, names: set[str] | None = None) -> Iterator[tuple[str, Any]]:
     """Objects that can be reached by attributes and items, each with its path; no values, arrays or tensors.
-
-    Args:
-        obj: to begin at.
-        names: attributes that are followed; None: all.
-    """
+    Only attributes of these names are followed; None: all."""
     waiting: list[tuple[str, object, int]] = [("dataset", obj, DEPTH)]
     seen: set[int] = set()
     while waiting and len(seen) < OBJECTS:

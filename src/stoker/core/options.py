@@ -151,16 +151,3 @@ def parse_bytes(value: int | float | str, of: int, name: str = "budget") -> int:
     if nbytes < 1:
         raise UsageError(f'{name}={value!r}: bytes, "4GB", or a share of the memory granted between 0 and 1')
     return int(nbytes)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The worker count that ``num_workers="auto"`` begins with.
-
-    Attributes:
-        workers: the count.
-        reason: why this count, as a text.
-    """
-
-    workers: int
-    reason: str = ""

@@ -39,11 +39,7 @@ def method_of(context: object) -> str:
 
 def alive(process: BaseProcess) -> bool:
     """Whether a process runs. User code may reap this process' children (SIGCHLD ignored, a ``waitpid(-1)`` in a
-    thread); ``is_alive`` then stays true for ever, although the sentinel is closed.
-
-    Args:
-        process: a ``multiprocessing.Process`` of this process.
-    """
+    thread); ``is_alive`` then stays true for ever, although the sentinel is closed."""
     if not process.is_alive():
         return False
     poll = select.poll()
@@ -69,12 +65,7 @@ def _reaped(pid: int) -> bool:
 
 
 def join(processes: Sequence[BaseProcess], leave_s: float = LEAVE_S) -> None:
-    """Waits for processes that have been told to leave, and kills those that do not leave.
-
-    Args:
-        processes: ``multiprocessing.Process`` objects of this process.
-        leave_s: seconds for all of them together.
-    """
+    """Waits for processes that have been told to leave, and kills those that do not leave."""
     deadline = time.monotonic() + leave_s
     try:
         for p in processes:

@@ -96,12 +96,6 @@ class Progress:
 def samples_done(done: int, total: int | None, seconds: float, failed: int = 0) -> str:
     """How far a loop over samples is, and how long the rest will take.
 
-    Args:
-        done: samples so far.
-        total: how many there are; None if unknown.
-        seconds: taken so far.
-        failed: how many of ``done`` failed.
-
     Example:
         >>> samples_done(50, 200, 10.0, 3)
         '50 of 200 samples (25%), 3 failed, about 30.0 s left'

@@ -12,23 +12,22 @@ import functools
 import pickle
 import random
 import struct
-import sys
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
+import numpy.random  # 8 ms, which a new worker would take else
 import torch
 
 from . import numpy_state
 from .errors import StateError
 from .numpy_state import freeze, thaw
 
-if TYPE_CHECKING:  # numpy.random takes 5 ms to load
-    Generator: TypeAlias = (
-        random.Random | torch.Generator | np.random.RandomState | np.random.Generator | np.random.BitGenerator
-    )
+Generator: TypeAlias = (
+    random.Random | torch.Generator | np.random.RandomState | np.random.Generator | np.random.BitGenerator
+)
 Value: TypeAlias = object  # one generator's state
 
 PROCESS_WIDE = ("torch", "python", "numpy")
@@ -40,12 +39,6 @@ MT_WORDS = 624  # of a Mersenne Twister
 
 class RandomState:
     """The state of several random generators at one moment.
-
-    NumPy's process-wide generator is left out while ``numpy.random`` is not loaded: nothing can have drawn from it.
-
-    Args:
-        others: further generators, each with a name.
-        process_wide: which of the process-wide generators.
 
     Attributes:
         values: the state of each, by name.
@@ -69,7 +62,7 @@ class RandomState:
             self.values["torch"] = torch.default_generator.get_state().numpy().tobytes()
         if "python" in process_wide:
             self.values["python"] = random.getstate()
-        if "numpy" in process_wide and "numpy.random" in sys.modules:
+        if "numpy" in process_wide:
             self.values["numpy"] = numpy_state.save()
         for name, generator in others:
             while name in self.values:  # two local classes of one name
@@ -158,8 +151,6 @@ class RandomState:
 @contextmanager
 def preserved(*generators: Generator | None) -> Iterator[None]:
     """Puts the process-wide generators, CUDA's and ``generators`` back as they were, whatever is drawn inside."""
-    import numpy.random  # noqa: F401  # else a draw inside would load it, and nothing would put it back
-
     before = RandomState([(str(k), g) for k, g in enumerate(generators) if g is not None])
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     try:

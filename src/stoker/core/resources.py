@@ -165,14 +165,10 @@ def oom_kills(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -
     return None
 
 
-def _meminfo() -> dict[str, int]:
-    out = {}
-    for line in (_read(Path("/proc/meminfo")) or "").splitlines():
-        name, _, rest = line.partition(":")
-        fields = rest.split()
-        if fields and fields[0].isdigit():
-            out[name] = int(fields[0]) * 1024
-    return out
+def _sizes(path: str) -> dict[str, int]:
+    """The lines ``Name: 12 kB`` of a file, in bytes."""
+    lines = (line.split() for line in (_read(path) or "").splitlines())
+    return {words[0][:-1]: int(words[1]) << 10 for words in lines if words[2:] == ["kB"]}
 
 
 def _host_memory() -> int:
@@ -252,7 +248,7 @@ def memory_of_rank() -> int:
 
 def memory_available() -> int:
     """Bytes that could be allocated now without swapping."""
-    available = _meminfo().get("MemAvailable", _host_memory())
+    available = _sizes("/proc/meminfo").get("MemAvailable", _host_memory())
     limit, used = memory_limit(), memory_used()
     if limit and used is not None:
         available = min(available, max(0, limit - used))
@@ -260,13 +256,10 @@ def memory_available() -> int:
 
 
 def workers_bound(each: int) -> tuple[int, str]:
-    """How many workers this machine can run at most, and which limit says so.
-
-    Args:
-        each: bytes of memory that a worker needs.
-    """
-    available = memory_available()
-    bounds = [(available // max(1, each), f"{available >> 20:,} MB of memory are free and one takes {each >> 20:,} MB")]
+    """How many workers of ``each`` bytes this process can have at most, and which limit says so."""
+    available, n = memory_available(), ranks()
+    words = f"{available >> 20:,} MB of memory are free and one takes {each >> 20:,} MB"
+    bounds = [(available // (max(1, each) * n), words if n == 1 else f"{words} in each of {n} ranks")]
     files = _limit("RLIMIT_NOFILE")
     if files is not None:
         bounds.append(((files - 64) // 8, f"{files:,} open files are allowed and one takes up to 8"))
@@ -279,25 +272,15 @@ def workers_bound(each: int) -> tuple[int, str]:
 def pss(pid: int | str = "self") -> int:
     """Proportional set size of a process: shared pages are divided by the number of processes that share them (proc(5),
     smaps_rollup). 0 if the system does not report it."""
-    return _rollup(pid).get("Pss", 0)
+    return _sizes(f"/proc/{pid}/smaps_rollup").get("Pss", 0)
 
 
 def private(pid: int | str = "self") -> int:
     """Bytes of memory of a process alone: without pages shared since a fork, files, and shared memory, also if no other
     process has that mapped at the moment. 0 if the system does not report it."""
-    found = _rollup(pid)
+    found = _sizes(f"/proc/{pid}/smaps_rollup")
     own = found.get("Private_Clean", 0) + found.get("Private_Dirty", 0)
     return max(0, own - found.get("Pss_File", 0) - found.get("Pss_Shmem", 0))
-
-
-def _rollup(pid: int | str) -> dict[str, int]:
-    out = {}
-    for line in (_read(Path(f"/proc/{pid}/smaps_rollup")) or "").splitlines():
-        name, _, rest = line.partition(":")
-        fields = rest.split()
-        if len(fields) == 2 and fields[1] == "kB":
-            out[name] = int(fields[0]) << 10
-    return out
 
 
 def shm_free() -> int | None:
@@ -315,42 +298,36 @@ def _affinity() -> int:
     return os.cpu_count() or 1
 
 
-def read(with_gpus: bool = True) -> Machine:
-    """Reads everything afresh.
-
-    Args:
-        with_gpus: False leaves them out, because reading them may take seconds.
+def read() -> Machine:
+    """Reads everything afresh. GPUs may take seconds.
 
     Example:
         >>> m = read()
         >>> 1 <= m.cores <= m.cores_affinity
         True
     """
-    info = _meminfo()
-    host, limit = _host_memory(), memory_limit()
-    memory = min(host, limit) if limit else host
+    info = _sizes("/proc/meminfo")
     try:
         st = os.statvfs("/dev/shm")
         shm: int | None = st.f_blocks * st.f_frsize
-        shm_free: int | None = st.f_bavail * st.f_frsize
-    except (OSError, AttributeError):
-        shm = shm_free = None
+    except OSError:
+        shm = None
     machine = Machine(
         cores=cores_granted(),
         cores_host=os.cpu_count() or 1,
         cores_affinity=_affinity(),
         cpu_quota=cpu_quota(),
-        memory=memory,
-        memory_host=host,
-        memory_limit=limit,
+        memory=memory_granted(),
+        memory_host=_host_memory(),
+        memory_limit=memory_limit(),
         memory_available=memory_available(),
         swap_used=info.get("SwapTotal", 0) - info.get("SwapFree", 0),
         shm=shm,
-        shm_free=shm_free,
+        shm_free=shm_free(),
         memlock=_limit("RLIMIT_MEMLOCK"),
         open_files=_limit("RLIMIT_NOFILE"),
         pressure=pressure(),
-        gpus=gpus() if with_gpus else [],
+        gpus=gpus(),
         python=platform.python_version(),
         platform=f"{sys.platform} {platform.release()} {platform.machine()}",
     )

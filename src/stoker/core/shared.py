@@ -21,13 +21,13 @@ import weakref
 from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from .errors import UsageError
 
-WRITE_BYTES = 1 << 20  # items are collected up to this before they are written
+WRITE_BYTES = 1 << 20  # of items that are written at once
 KEY_TYPES = "str, bytes, numbers, None and tuples of these"
 NOT_SHAREABLE: list[tuple[str, str]] = [
     ("ndarray", "it is one block already, which fork does not copy"),
@@ -103,38 +103,24 @@ def _attached(fd: Any, size: int) -> _Memory:
 
 
 def _copied(data: bytes) -> _Memory:
-    with _Writer() as out:
+    with _new_memory() as out:
         out.write(data)
-        return out.finish()
+        return _finished(out)
 
 
-class _Writer:
-    """Writes new shared memory; a context manager that closes it on errors."""
+def _new_memory() -> BinaryIO:
+    """Anonymous memory to be written; ``_finished`` makes a ``_Memory`` of it."""
+    return open(os.memfd_create("stoker-share", os.MFD_CLOEXEC), "wb", WRITE_BYTES)
 
-    def __init__(self) -> None:
-        self.size = 0
-        self._fd = os.memfd_create("stoker-share", os.MFD_CLOEXEC)
 
-    def __enter__(self) -> _Writer:
-        return self
+def _finished(out: BinaryIO) -> _Memory:
+    out.flush()
+    return _Memory(os.dup(out.fileno()), out.tell())
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and self._fd >= 0:
-            os.close(self._fd)
 
-    def write(self, data: Any) -> None:
-        left = memoryview(data).cast("B")
-        while len(left):
-            n = os.write(self._fd, left)
-            self.size, left = self.size + n, left[n:]
-
-    def align(self) -> None:
-        """What is written next begins at a multiple of 8."""
-        self.write(bytes(-self.size % 8))
-
-    def finish(self) -> _Memory:
-        fd, self._fd = self._fd, -1
-        return _Memory(fd, self.size)
+def _align(out: BinaryIO) -> None:
+    """What is written next begins at a multiple of 8."""
+    out.write(bytes(-out.tell() % 8))
 
 
 # -- columns
@@ -170,28 +156,23 @@ class Column(NamedTuple):
         return lambda i: pickle.loads(data[ends[i] : ends[i + 1]])
 
 
-def _write_column(out: _Writer, values: Sequence[Any], name_of: Callable[[int], str]) -> Column:
+def _write_column(out: BinaryIO, values: Sequence[Any], name_of: Callable[[int], str]) -> Column:
     """Writes one value of every item. ``name_of`` names an item in errors."""
-    kind, start = _kind(values), out.size
+    kind, start = _kind(values), out.tell()
     if kind not in (TEXT, BYTES, PICKLED):
         out.write(array.array("B" if kind == BOOL else kind, values))
-        nbytes = out.size - start
-        out.align()
+        nbytes = out.tell() - start
+        _align(out)
         return Column(kind, start, nbytes, "")
     ends = np.zeros(len(values) + 1, np.uint64)
-    pending = bytearray()
+    nbytes = 0
     for i, value in enumerate(values):
-        pending += _encoded(value, kind, i, name_of)
-        ends[i + 1] = out.size + len(pending) - start
-        if len(pending) >= WRITE_BYTES:
-            out.write(pending)
-            pending = bytearray()
-    out.write(pending)
-    nbytes = out.size - start
-    out.align()
+        nbytes += out.write(_encoded(value, kind, i, name_of))
+        ends[i + 1] = nbytes
+    _align(out)
     small = nbytes < 1 << 32
-    out.write(ends.astype(np.uint32) if small else ends)
-    out.align()
+    out.write((ends.astype(np.uint32) if small else ends).data)
+    _align(out)
     return Column(kind, start, nbytes, "I" if small else "Q")
 
 
@@ -251,7 +232,7 @@ class SharedList(Sequence[Any]):
         def name(i: int) -> str:
             return f"item {(i if names is None else names[i])!r}"
 
-        with _Writer() as out:
+        with _new_memory() as out:
             if keys is None:
                 columns = [_write_column(out, items, name)]
             else:
@@ -259,7 +240,7 @@ class SharedList(Sequence[Any]):
                     _write_column(out, [x[key] for x in items], lambda i, key=key: f"{name(i)}[{key!r}]")  # type: ignore[misc]
                     for key in keys
                 ]
-            return cls(out.finish(), range(len(items)), len(items), keys, columns)
+            return cls(_finished(out), range(len(items)), len(items), keys, columns)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -320,10 +301,10 @@ class SharedDict(Mapping[Any, Any]):
     def _of(cls, items: dict[Any, Any]) -> SharedDict:
         hashes = np.fromiter((_hash(k) for k in items), np.uint64, len(items))
         order = np.argsort(hashes, kind="stable")
-        with _Writer() as out:
-            out.write(hashes[order])
-            out.write(order.astype(np.uint64))
-            table = out.finish()
+        with _new_memory() as out:
+            out.write(hashes[order].data)
+            out.write(order.astype(np.uint64).data)
+            table = _finished(out)
         keys = list(items)
         return cls(SharedList._of(keys), SharedList._of(list(items.values()), keys), table)
 

@@ -12,7 +12,7 @@ import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -26,36 +26,8 @@ Event: TypeAlias = tuple[int, ctypes.c_void_p]
 """Device and event."""
 
 
-class Fence(Protocol):
-    """A point in the work that the device was asked for."""
-
-    def done(self) -> bool:
-        """Whether everything before it is done."""
-        ...
-
-    def wait(self) -> None:
-        """Waits until it is."""
-        ...
-
-
-class Runtime(Protocol):
-    """What ``pinned_slots`` needs of a device; tests have one that counts and fails on demand."""
-
-    def register(self, address: int, nbytes: int) -> str:
-        """Locks pages. Returns what went wrong, or ""."""
-        ...
-
-    def unregister(self, address: int) -> None:
-        """Unlocks what was locked at this address."""
-        ...
-
-    def fence(self) -> Fence | None:
-        """A fence after everything asked for so far; None: there can be none now."""
-        ...
-
-
 class Cuda:
-    """The runtime of NVIDIA's devices.
+    """The runtime of NVIDIA's devices. Tests have one that counts and fails on demand.
 
     Raises:
         RuntimeError: there is none.
@@ -68,6 +40,7 @@ class Cuda:
         self._driver = _Driver.load()
 
     def register(self, address: int, nbytes: int) -> str:
+        """Locks pages. Returns what went wrong, or ""."""
         if self._driver is None:
             return "the driver is older than CUDA 12.5"
         code = int(self._runtime.cudaHostRegister(address, nbytes, PORTABLE))
@@ -77,6 +50,7 @@ class Cuda:
         return f"cudaHostRegister of {nbytes:,} bytes: error {code}"
 
     def unregister(self, address: int) -> None:
+        """Unlocks what was locked at this address."""
         if os.getpid() != self._owner:  # CUDA cannot be used in a forked child, and there is nothing to unlock
             return
         with self._relaxed():
@@ -84,6 +58,7 @@ class Cuda:
                 self._consume()
 
     def fence(self) -> Fence | None:
+        """A fence after everything asked for so far; None: there can be none now."""
         if self._driver is None:
             return None
         return self._driver.fence([i for i in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(i)])  # type: ignore[attr-defined]
@@ -135,7 +110,7 @@ class _Driver:
                 self.give_back([*events, *([] if event is None else [(device, event)])])
                 return None
             events.append((device, event))
-        return _ContextEvents(self, self._cuda, events)
+        return Fence(self, self._cuda, events)
 
     def give_back(self, events: list[Event]) -> None:
         for device, event in events:
@@ -159,17 +134,21 @@ class _Driver:
         return None if failed else event
 
 
-class _ContextEvents:
+class Fence:
+    """A point in the work that the device was asked for."""
+
     def __init__(self, driver: _Driver, library: ctypes.CDLL, events: list[Event]) -> None:
         self._driver, self._cuda, self._events = driver, library, events
 
     def done(self) -> bool:
+        """Whether everything before it is done."""
         if any(self._cuda.cuEventQuery(event) == NOT_READY for _, event in self._events):
             return False
         self._end()
         return True
 
     def wait(self) -> None:
+        """Waits until it is."""
         for _, event in self._events:
             self._cuda.cuEventSynchronize(event)
         self._end()

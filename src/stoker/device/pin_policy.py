@@ -1,4 +1,4 @@
-"""``pin_memory="auto"``: whether page-locked memory pays here, and why it does or does not.
+"""What a loader's pinning is to be: whether page-locked memory pays here, and by locked slots or by a copy.
 
 It lets the copy engine read a batch while the processor goes on (CUDA C++ Best Practices Guide, "Pinned Memory").
 Locked memory cannot be swapped, and no other process can have it, so it has a budget. Where it brings nothing it is
@@ -7,16 +7,26 @@ not locked.
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..core import resources
+from ..core.options import parse_bytes
+from ..core.warn import warn_user
 from .accelerator import accelerator, copy_rates
+from .pinned_slots import Locker
+
+if TYPE_CHECKING:
+    from .cuda import Cuda
 
 SHARE = 4  # at most a quarter of the memory that is granted is locked, unless asked
 MIN_FREE = 1 << 30  # bytes of memory that stay free beside what is locked
 MIN_GAIN = 1.05  # times as fast a copy from page-locked memory has to be
+MEASURED_FROM = 1 << 12  # bytes: below, a copy is all overhead and measuring says nothing
 
 
 @dataclass(frozen=True)
@@ -133,3 +143,82 @@ def facts(batch_bytes: int = 0, batches: int = 1, refused: str = "", measured: f
 
 def _mb(nbytes: int) -> str:
     return f"{nbytes / 1e6:,.0f} MB"
+
+
+class Pinning:
+    """A loader's decisions about pinning, kept between its iterators.
+
+    Attributes:
+        auto: ``pin_memory="auto"`` was asked for.
+        choice: the last decision.
+        locker: locks slots; None where none can be locked, or before the first ``lock``.
+        refused: why none can be locked; else "".
+    """
+
+    def __init__(self) -> None:
+        self.auto = False
+        self.choice: Choice | None = None
+        self.locker: Locker | None = None
+        self.refused = ""
+        self._asked = False
+        self._gain: tuple[int, float | None] | None = None
+
+    def decide(self, batch_bytes: int, batches: int) -> Choice:
+        """``pin_memory="auto"``: whether to pin.
+
+        Args:
+            batch_bytes: of the largest batch so far; 0 before the first.
+            batches: that may be locked at a time.
+        """
+        if kind() is not None and batch_bytes >= MEASURED_FROM and self._gain is None:
+            self._gain = batch_bytes, gain(batch_bytes, str(kind()))
+        measured = None if self._gain is None else self._gain[1]
+        self.choice = decide(facts(batch_bytes, batches, self.refused, measured))
+        return self.choice
+
+    def lock(self, asked: int | float | str | None) -> Locker | None:
+        """The loader's locker, made on first use. Where slots cannot be locked it warns once.
+
+        Args:
+            asked: the loader's ``budget=``; None: a quarter of what is granted.
+        """
+        if self._asked:
+            return self.locker
+        self._asked = True
+        found = runtime()
+        if found is None:
+            return None
+        granted = resources.memory_of_rank()
+        budget = granted // SHARE if asked is None else parse_bytes(asked, granted)
+        self.refused = _probe(found)
+        if self.refused:
+            warn_user(
+                f"Slots cannot be page-locked here ({self.refused}): batches are copied to page-locked memory, as "
+                "torch does."
+            )
+            return None
+        self.locker = Locker(found, budget)
+        return self.locker
+
+
+def runtime() -> Cuda | None:
+    """The device's runtime, where slots may be locked for it."""
+    if kind() != "cuda" or not getattr(torch.version, "cuda", None):
+        return None  # ROCm, XPU: torch pins there
+    from .cuda import Cuda  # not every machine has one
+
+    try:
+        return Cuda()
+    except (RuntimeError, AttributeError):
+        return None
+
+
+def _probe(found: Cuda) -> str:
+    """Locks one page. Returns what went wrong."""
+    page = mmap.mmap(-1, mmap.PAGESIZE)
+    memory = (ctypes.c_ubyte * mmap.PAGESIZE).from_buffer(page)
+    address = ctypes.addressof(memory)
+    failed = found.register(address, mmap.PAGESIZE)
+    if not failed:
+        found.unregister(address)
+    return failed

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from ..transport.mapping import Memory
 
 if TYPE_CHECKING:
-    from .cuda import Fence, Runtime
+    from .cuda import Cuda, Fence
 
 logger = logging.getLogger(__name__)
 Release: TypeAlias = tuple["weakref.WeakMethod[Callable[[int], None]]", int]
@@ -31,17 +31,13 @@ Release: TypeAlias = tuple["weakref.WeakMethod[Callable[[int], None]]", int]
 class Locker:
     """Locks slots within a budget, and delays the release of dropped ones. One for a loader.
 
-    Args:
-        runtime: the device's.
-        budget: bytes that may be locked.
-
     Attributes:
         locked: bytes that are locked.
         failed: why the system locks no more memory; "" while it does.
         over: slots that were not locked because of the budget.
     """
 
-    def __init__(self, runtime: Runtime, budget: int) -> None:
+    def __init__(self, runtime: Cuda, budget: int) -> None:
         self._runtime, self._budget = runtime, budget
         self._owner = os.getpid()
         self._lock = threading.RLock()  # a finalizer may run while it is held

@@ -9,18 +9,17 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from torch.utils.data import IterableDataset
 from torch.utils.data import dataloader as torch_loader
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..core.errors import UsageError
-from ..core.options import AutoWorkers, Workers, worker_word
+from ..core.options import Workers, worker_word
 from ..core.types import Attributes, Batch, LoaderLike
 from ..core.warn import warn_user
 from ..device.prefetch import ahead, checked
 from ..workers.faults import validate
 from . import engine
-from .auto.limits import cores_here
+from .auto.limits import first_count
 from .loader_state import state_of
 
 AHEAD = 8  # tasks in flight per worker with "auto" for both; docs/notes/stragglers.md
@@ -83,9 +82,6 @@ def follow(own: Attributes) -> None:
 
     Accelerate, Ray and others copy arguments by torch's names. So ``num_workers`` carries stoker's. Loaders without it
     are left to whatever stood here.
-
-    Args:
-        own: the arguments that torch's class does not have, with their defaults.
     """
     global _following
     with _lock:
@@ -159,7 +155,7 @@ def _adopt(loader: Any, given: Attributes, own: Attributes) -> None:
 def _set_workers(loader: LoaderLike, n: Any, prefetch: bool) -> None:
     held = loader.__dict__
     if n == "auto":
-        n = AutoWorkers(1 if isinstance(loader.dataset, IterableDataset) else cores_here())
+        n = first_count(loader.dataset)
         held["_ahead"] = 0 if prefetch else AHEAD
     loader.num_workers = n
     if n:

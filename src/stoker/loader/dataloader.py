@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import operator
 import os
@@ -16,8 +17,8 @@ from torch.utils.data.sampler import Sampler
 
 from ..core import resources
 from ..core.errors import BudgetError, UsageError
-from ..core.options import AutoWorkers, Measured, Workers, parse_bytes, worker_word
-from ..core.types import Attributes, Batch, Index, JsonObject, Sample
+from ..core.options import AutoWorkers, Workers, parse_bytes, worker_word
+from ..core.types import Batch, Index, JsonObject, Sample
 from ..device.prefetch import ahead, checked
 from ..sampling.chunks import ChunkSampler
 from ..sampling.order import FeistelSampler
@@ -25,6 +26,7 @@ from ..workers.faults import validate
 from ..workers.faults.policy import QUARANTINE
 from . import engine
 from .adopt import AHEAD, follow
+from .auto.limits import first_count
 from .device_iterator import reuse_or_replace
 from .engine import SUPPORTED, get_iterator
 from .loader_state import state_of
@@ -99,7 +101,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         [[0, 1, 2], [3, 4, 5]]
     """
 
-    _stoker_own: Attributes  # the arguments that torch's class does not have, with their defaults
+    _stoker_own = True  # what a framework builds of torch's class from one of these is not
 
     def __init__(
         self,
@@ -217,7 +219,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def decisions(self) -> list[str]:
         """Sentences that say what "auto" decided so far, and why; the oldest first."""
         state = state_of(self)
-        reasons = [state.measured.reason] if state.measured is not None and state.measured.reason else []
+        reasons = [state.first_count_reason] if state.first_count_reason else []
         reasons += [str(state.pinning.choice)] if state.pinning.choice is not None else []
         return reasons + list(state.metrics.decisions)
 
@@ -306,8 +308,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             >>> int(loader.num_workers)
             2
         """
-        asked, num_workers = num_workers, _whole(num_workers)
-        if num_workers < 1:
+        asked = num_workers
+        with contextlib.suppress(TypeError):
+            num_workers = 0 if isinstance(asked, bool) else operator.index(asked)
+        if type(num_workers) is not int or num_workers < 1:
             raise UsageError(f"resize({asked!r}): the number of workers is a whole number, at least 1")
         state = state_of(self)
         if state.foreign and torch.utils.data.get_worker_info() is not None:
@@ -328,7 +332,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self.prefetch_factor = 2 if state.place is None else state.place.prefetch
         self.num_workers = AutoWorkers(num_workers)
         state.place = None
-        state.measured = Measured(num_workers, f"resize({num_workers})")
+        state.first_count_reason = f"resize({num_workers})"
         state.manual_workers = True
         if self._dataset_kind == _DatasetKind.Map:
             for it in list(state.iterators):
@@ -375,17 +379,7 @@ def _auto_workers(num_workers: int | str, dataset: object) -> int | str:
         num_workers = AutoWorkers(0)
     if not isinstance(num_workers, AutoWorkers) or num_workers:
         return num_workers
-    from .auto.limits import cores_here  # 0 is also of a loader that is built again from one that came to have none
-
-    return AutoWorkers(1 if isinstance(dataset, torch.utils.data.IterableDataset) else cores_here())
-
-
-def _whole(n: object) -> int:
-    """A whole number of any kind, or 0."""
-    try:
-        return 0 if isinstance(n, bool) else operator.index(n)  # type: ignore[arg-type]
-    except TypeError:
-        return 0
+    return first_count(dataset)  # 0 is also of a loader that is built again from one that came to have none
 
 
 def _once(batch_size: int | None, shuffle: Any, sampler: Any, batch_sampler: Any) -> tuple[int | None, Any, Any, Any]:
@@ -411,4 +405,3 @@ OWN = {
     for name, p in inspect.signature(DataLoader.__init__).parameters.items()
     if name not in (*inspect.signature(torch_loader.DataLoader.__init__).parameters, "in_order")
 }
-DataLoader._stoker_own = OWN

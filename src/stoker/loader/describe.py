@@ -55,12 +55,7 @@ def called(loader: object) -> str:
 
 
 def bypass(loader: object, it: object) -> str:
-    """Why stoker's engine cannot stand behind a loader; "" where it can.
-
-    Args:
-        loader: the loader.
-        it: its iterator, as far as that is known.
-    """
+    """Why stoker's engine cannot stand behind a loader; "" where it can."""
     cls = type(it)
     if cls.__module__.startswith("stoker.") or (cls in _TORCHS and isinstance(loader, torch_loader.DataLoader)):
         return ""
@@ -117,11 +112,6 @@ class _Named:
         """The name of a loader that is being made.
 
         Where a framework builds a script's loader again with another sampler, the new one has the same name.
-
-        Args:
-            loader: the loader.
-            dataset: its dataset.
-            frame: who calls its constructor.
         """
         name = made_at(frame)
         # The constructors of subclasses, and functions around them that hold the loader, belong to the call itself.

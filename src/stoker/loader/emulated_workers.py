@@ -22,7 +22,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -91,19 +90,10 @@ class WorkerlessIter(_BaseDataLoaderIter, ABC):
 class SeededTasksIter(WorkerlessIter):
     """For a loader whose random state is set for each task, so a batch does not depend on its worker."""
 
-    class _Epoch(NamedTuple):
-        base_seed: int
-        epoch: int = 0  # of an iterator, whose workers would be new
-
     def __init__(self, loader: LoaderLike) -> None:
         super().__init__(loader)
-        self._make = here(
-            loader.dataset,
-            self._auto_collation,
-            self._collate_fn,
-            self._drop_last,
-            self._Epoch(int(self._base_seed)),
-        )
+        seeds = int(self._base_seed), 0  # the first epoch: its workers would be new
+        self._make = here(loader.dataset, self._auto_collation, self._collate_fn, self._drop_last, lambda: seeds)
 
     def _run(self, number: int, indices: Index) -> Batch:
         try:
@@ -142,13 +132,7 @@ class EmulatedWorkersIter(WorkerlessIter):
 
 
 class _Worker:
-    """One emulated worker.
-
-    Args:
-        base_seed: of the epoch.
-        info: what ``get_worker_info()`` returns to its code.
-        collate, fetcher: make its batches.
-    """
+    """One emulated worker."""
 
     def __init__(
         self, base_seed: int, info: torch_worker.WorkerInfo, collate: SlotCollate, fetcher: BatchFetcher

@@ -172,7 +172,7 @@ def _task_seeds(loader: LoaderLike, state: LoaderState) -> bool:
 
 def _choose(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> _BaseDataLoaderIter:
     if getattr(loader, "debug", False) or os.environ.get("STOKER_DEBUG") == "1":
-        from .debug import DebugIter
+        from .inline_iterator import DebugIter
 
         _warn_ignored(
             loader, "what fails is raised, and nothing is timed, with debug=True", "on_error", "sample_timeout"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from ..core.nested import pin
 from ..core.random_state import preserved
-from ..core.types import Batch, Index, JsonObject, LoaderLike, MapDataset, State
+from ..core.types import Batch, Index, JsonObject, LoaderLike, MapDataset
 from ..sampling.cursor import Cursor
 from ..sampling.seeding import seed_here
 from ..sampling.stateful import is_stateful, load_into, pickled_state, read_state
@@ -29,15 +30,11 @@ if TYPE_CHECKING:
 
 Collate: TypeAlias = Callable[..., Batch]
 Fetch: TypeAlias = Callable[[Index], Batch]
+Seeds: TypeAlias = Callable[[], tuple[int, int]]  # returns base seed and epoch
 
 
 class InlineIter(_SingleProcessDataLoaderIter):
-    """torch's own iterator without workers, whose place in the epoch can be saved.
-
-    Args:
-        loader: torch's ``DataLoader`` or a subclass.
-        cursor: where the epoch is, and where it is resumed.
-    """
+    """torch's own iterator without workers, whose place in the epoch can be saved."""
 
     def __init__(self, loader: LoaderLike, cursor: Cursor) -> None:
         saved = cursor.saved
@@ -63,7 +60,8 @@ class InlineIter(_SingleProcessDataLoaderIter):
         if part is not None and part.state is not None and stream is not None:
             put_back(fetcher, part.state)
         if is_stateful(self._dataset) or is_stateful(stream):
-            cursor.live_state = functools.partial(_live_state, self._dataset, fetcher)
+            dataset = self._dataset
+            cursor.live_state = lambda: read_state(pickled_state(lambda: state_of(dataset, fetcher)))
         if saved is not None:
             self._IterableDataset_len_called = saved.len_called  # type: ignore[assignment]
             self._num_yielded = saved.next
@@ -113,18 +111,12 @@ class InlineIter(_SingleProcessDataLoaderIter):
         return self._cursor.save().to_dict()
 
 
-class Epoch(Protocol):
-    """What task seeds are made from beside the number of the task: a ``Cursor`` has both."""
-
-    @property
-    def base_seed(self) -> int: ...
-
-    @property
-    def epoch(self) -> int: ...
-
-
 def here(
-    dataset: MapDataset, auto_collation: bool, collate_fn: Collate, drop_last: bool, cursor: Epoch
+    dataset: MapDataset,
+    auto_collation: bool,
+    collate_fn: Collate,
+    drop_last: bool,
+    seeds: Callable[[], tuple[int, int]],
 ) -> Callable[[int, Index], Batch]:
     """Makes batches of a map-style dataset in this process, by number and indices, as any worker would make them."""
     fetch = _DatasetKind.create_fetcher(_DatasetKind.Map, dataset, auto_collation, collate_fn, drop_last).fetch
@@ -137,7 +129,7 @@ def here(
             return fetch(indices)
         if object_seeds is None:
             object_seeds = ObjectSeeds(dataset, collate_fn)
-        return run_here(object_seeds, cursor.base_seed, cursor.epoch, number, functools.partial(fetch, indices))
+        return run_here(object_seeds, *seeds(), number, functools.partial(fetch, indices))
 
     return make
 
@@ -149,15 +141,22 @@ def gathered(dataset: MapDataset, auto_collation: bool, collate_fn: Collate, fet
     return batches(dataset, collate_fn, select, collate_fn) if auto_collation else None
 
 
-class GuardedIter(InlineIter):
-    """The same for a loader with a policy for samples that fail.
+class DebugIter(InlineIter):
+    """``debug=True`` and ``stoker run --debug``: everything in this process, so that a breakpoint stops and a traceback
+    is plain, for a loader with any number of workers.
 
-    Args:
-        loader: a ``DataLoader`` with 0 workers and a map-style dataset.
-        cursor: where the epoch is, and where it is resumed.
-        policy: what to do.
-        error_log: the log of what failed.
+    Order and shapes are the loader's own. Random augmentation is another draw, for it comes from this process' random
+    state; ``worker_init_fn`` is not called; an iterable dataset is read as a whole.
     """
+
+    def __init__(self, loader: LoaderLike, cursor: Cursor | None = None) -> None:
+        alone = copy.copy(loader)
+        vars(alone).update(num_workers=0, prefetch_factor=None, persistent_workers=False, timeout=0, _iterator=None)
+        super().__init__(alone, Cursor(loader._index_sampler, loader.generator) if cursor is None else cursor)
+
+
+class GuardedIter(InlineIter):
+    """The same for a loader with a policy for samples that fail."""
 
     def __init__(self, loader: LoaderLike, cursor: Cursor, policy: OnError, error_log: ErrorLog) -> None:
         super().__init__(loader, cursor)
@@ -184,8 +183,3 @@ class GuardedIter(InlineIter):
                 data = self._error_log.open(data)
             if data is not NOTHING:
                 return data
-
-
-def _live_state(dataset: object, fetcher: Any) -> State:
-    """A copy of a dataset's state as it is now."""
-    return read_state(pickled_state(lambda: state_of(dataset, fetcher)))

@@ -7,10 +7,9 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from ..core.metrics import LoaderMetrics
-from ..core.options import Measured
 from ..core.types import Index, JsonObject
+from ..device.pin_policy import Pinning
 from ..sampling.cursor import Cursor
-from .pin_setup import Pinning
 
 if TYPE_CHECKING:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -32,7 +31,7 @@ class LoaderState:
     Attributes:
         arenas, heaps: shared memory of the last worker processes, and memory of the last threads, warm.
         metrics: the loader's numbers.
-        measured: what ``num_workers="auto"`` began with, once it has.
+        first_count_reason: why ``num_workers="auto"`` began with its count; "" before it has.
         rng_watch: draws from process-wide random generators in worker threads.
         iterators: those that are alive.
         controller: changes the count of ``num_workers="auto"`` while an epoch runs.
@@ -56,7 +55,7 @@ class LoaderState:
         self.arenas: list[SlotReader] = []
         self.heaps: list[HeapWriter] = []
         self.metrics = LoaderMetrics()
-        self.measured: Measured | None = None
+        self.first_count_reason = ""
         self.rng_watch: GlobalRngUse | None = None
         self.iterators: weakref.WeakSet[PoolIter] = weakref.WeakSet()
         self.controller: Controller | None = None

@@ -22,12 +22,7 @@ STALLED = 20.0  # per cent of the time in which a task waited for memory, if les
 
 
 class MemoryPressure:
-    """Checks the memory until it is short, and then makes the loader smaller, once.
-
-    Args:
-        shrink: makes the loader take less memory.
-        report: gets the line that says so.
-    """
+    """Checks the memory until it is short, and then makes the loader smaller, once."""
 
     def __init__(self, shrink: Callable[[], None], report: Callable[[str], None]) -> None:
         self._shrink = shrink

@@ -10,35 +10,21 @@ import contextlib
 import queue
 import threading
 import time
-from typing import Any
 
 from torch._utils import ExceptionWrapper
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ..core.nested import pin
 from ..core.processes import LEAVE_S
+from ..core.types import Batch
 from ..device import accelerator
 from ..sampling.order import Task
 from ..workers import native_threads
 from ..workers.exceptions import Caught
-from ..workers.protocol import Pool, Result, WorkerReply
+from ..workers.protocol import Made, Pool, Result, WorkerReply
 from .torch_messages import torch_message
 
 POLL_S = 0.1  # how late the thread may notice that it is to end
-
-
-class _Pinned:
-    def __init__(self, result: Result, data: Any) -> None:
-        self.worker, self.epoch, self.task = result.worker, result.epoch, result.task
-        self.ended, self.times, self.nbytes = result.ended, result.times, result.nbytes
-        self._data = data
-
-    def take(self) -> Any:
-        data, self._data = self._data, None
-        return data
-
-    def drop(self) -> None:
-        self._data = None
 
 
 class PinnedPool:
@@ -57,8 +43,8 @@ class PinnedPool:
         self.thread = threading.Thread(target=self._run, name="stoker_pin", daemon=True)
         self.thread.start()
 
-    def submit(self, worker: int | None, epoch: int, task: Task) -> None:
-        self._pool.submit(worker, epoch, task)
+    def submit(self, worker: int | None, task: Task) -> None:
+        self._pool.submit(worker, task)
 
     def resume(self, epoch: int, shared_seed: int | None) -> None:
         self._pool.resume(epoch, shared_seed)
@@ -114,14 +100,19 @@ class PinnedPool:
         try:
             taken = result.take()
         except Exception:
-            return _Pinned(result, self._error())
+            return _made(result, self._error())
         data = taken.data if type(taken) is WorkerReply else taken
         try:
             if not isinstance(data, ExceptionWrapper):
                 data = pin(data, self._device)
         except Exception:
             data = self._error()
-        return _Pinned(result, taken._replace(data=data) if type(taken) is WorkerReply else data)
+        return _made(result, taken._replace(data=data) if type(taken) is WorkerReply else data)
 
     def _error(self) -> Caught:
         return Caught(f"in pin memory thread for device {self._index}")
+
+
+def _made(result: Result, data: Batch) -> Made:
+    """A result with another batch."""
+    return Made(result.worker, result.epoch, result.task, result.ended, result.times, result.nbytes, data)

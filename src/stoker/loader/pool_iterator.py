@@ -62,18 +62,13 @@ class Partition(NamedTuple):
     """How a run is divided among workers.
 
     Attributes:
-        parts: of an iterable dataset, each with its own state; of a map-style one as many as workers.
+        parts: of an iterable dataset, each with its own state, those of the saved run if it is resumed; of a map-style
+            one as many as workers.
         workers: that have something to do.
     """
 
     parts: int
     workers: int
-
-    @classmethod
-    def of(cls, workers: int, saved_parts: int) -> Partition:
-        """For so many workers; a resumed run of an iterable dataset keeps its ``saved_parts`` (else 0)."""
-        parts = saved_parts or workers
-        return cls(parts, min(workers, parts))
 
     @property
     def shards(self) -> int:
@@ -109,14 +104,7 @@ class PoolPlan:
 
 
 class PoolIter(_BaseDataLoaderIter):
-    """Iterates over a loader whose samples come from workers.
-
-    Args:
-        loader: torch's ``DataLoader`` or a subclass, with ``num_workers`` > 0.
-        cursor: where the epoch is, and where it is resumed.
-        metrics: the loader's numbers.
-        plan: the engine's decisions.
-    """
+    """Iterates over a loader whose samples come from workers."""
 
     def __init__(self, loader: LoaderLike, cursor: Cursor, metrics: LoaderMetrics, plan: PoolPlan) -> None:
         self._process = os.getpid()
@@ -137,7 +125,8 @@ class PoolIter(_BaseDataLoaderIter):
         self._iterable = self._dataset_kind == _DatasetKind.Iterable
         cursor.one_dataset = plan.thread_rng is not None and not self._iterable
         cursor.lives_on = loader.persistent_workers or cursor.one_dataset
-        partition = Partition.of(int(self._num_workers), plan.saved_parts)
+        count = plan.saved_parts or int(self._num_workers)
+        partition = Partition(count, min(count, int(self._num_workers)))
         parts = self._resume_dataset(loader, partition)
         self._warn_idle(partition)
         knobs = self._knobs_of(loader, partition, int(prefetch or 1), plan)
@@ -161,8 +150,7 @@ class PoolIter(_BaseDataLoaderIter):
         if plan.fatal_samples is not None and isinstance(workers, ProcessPool):
             restarts = Restarts(workers, spec, plan.fatal_samples, metrics)
         self._scheduler = Scheduler(pool, knobs, metrics, plan.budget, restarts, make_batch)
-        if plan.standby is not None:
-            self._scheduler.make_here()
+        self._scheduler.here = plan.standby is not None
         self._pressure = MemoryPressure(_shrinker(self._scheduler, workers), metrics.decisions.append)
         stays = knobs.persistent and not cursor.one_dataset
         self._fingerprint = Fingerprint(self._dataset, shared=False) if stays else None  # what is shared, workers see
@@ -276,7 +264,7 @@ class PoolIter(_BaseDataLoaderIter):
             self._pin_memory_thread = pinned.thread
             pool = pinned
             if make_batch is not None:
-                make_batch = _then_pinned(make_batch, self._pin_memory_device)
+                make_batch = _pinned(make_batch, self._pin_memory_device)
         if spec.shards:
             from ..workers.shards import ShardPool
 
@@ -392,7 +380,7 @@ class PoolIter(_BaseDataLoaderIter):
         self._close()
 
 
-def _then_pinned(make_batch: MakeBatch, device: str | None) -> MakeBatch:
+def _pinned(make_batch: MakeBatch, device: str | None) -> MakeBatch:
     return lambda number, indices: pin(make_batch(number, indices), device)
 
 

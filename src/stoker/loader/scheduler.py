@@ -64,6 +64,7 @@ class Scheduler:
         make_batch: makes the batch of a task in this process; None: workers make all.
 
     Attributes:
+        here: tasks are kept for this process, until workers are asked for.
         worker: whose batch was delivered last.
         tuner: called at each delivery with the nanoseconds waited so far; returns another number of workers, or None.
     """
@@ -83,7 +84,6 @@ class Scheduler:
         self._budget = budget
         self._restarts = restarts
         self._make_batch = make_batch
-        self._here = False  # tasks are kept for this process
         self.epoch = -1
         self._next_indices: NextIndices = iter(()).__next__
         self._spent = 0  # credits: tasks drawn, less batches delivered
@@ -102,6 +102,7 @@ class Scheduler:
         self._wanted: int | None = None  # a count that was asked for while the lock was held
         self._resizing_thread = 0
         self.tuner: Tuner | None = None
+        self.here = False
         self.worker = 0
 
     @property
@@ -126,36 +127,25 @@ class Scheduler:
             cursor: where to begin, and where to write down what was delivered.
         """
         with self._lock:
-            self._begin(next_indices, shared_seed, cursor)
-
-    def _begin(self, next_indices: NextIndices, shared_seed: int | None, cursor: Cursor | None) -> None:
-        self.epoch += 1
-        if self.epoch:
-            self._tasks.drop_results()
-            self._pool.resume(self.epoch, shared_seed)
-        n = self._knobs.num_workers
-        self._next_indices = next_indices
-        self._turn = 0
-        self._tasks = Tasks(0 if cursor is None else cursor.next)
-        self._cursor = cursor
-        if cursor is not None:
-            self._delivered_before = set(cursor.delivered_early)
-            self._counted = bool(cursor.delivered_by)
-            self._turn = (cursor.turn if self._counted else cursor.next) % n
-        self._pending_error = None
-        self._active = [True] * n
-        self._load = [0] * n
-        self._exhausted = False
-        self._spent = 0
-        self._fill()
-
-    @property
-    def _window(self) -> int:
-        return 1 if self._here else self._knobs.window
-
-    def make_here(self) -> None:
-        """Tasks are kept for this process, until workers are asked for."""
-        self._here = True
+            self.epoch += 1
+            if self.epoch:
+                self._tasks.drop_results()
+                self._pool.resume(self.epoch, shared_seed)
+            n = self._knobs.num_workers
+            self._next_indices = next_indices
+            self._turn = 0
+            self._tasks = Tasks(0 if cursor is None else cursor.next)
+            self._cursor = cursor
+            if cursor is not None:
+                self._delivered_before = set(cursor.delivered_early)
+                self._counted = bool(cursor.delivered_by)
+                self._turn = (cursor.turn if self._counted else cursor.next) % n
+            self._pending_error = None
+            self._active = [True] * n
+            self._load = [0] * n
+            self._exhausted = False
+            self._spent = 0
+            self._fill()
 
     def resize(self, n: int) -> None:
         """Another number of workers, from the next task on. Which batches come, and in which order, stays.
@@ -189,7 +179,7 @@ class Scheduler:
         if self._stopped:
             return
         self._knobs = replace(self._knobs, num_workers=n)
-        self._here = False
+        self.here = False
         self._pool.resize(n)
         self._fill()
 
@@ -243,7 +233,7 @@ class Scheduler:
             task.state = TaskState.WITH_WORKER
             self._make_batch = None
             self._resize(self._knobs.num_workers)
-            self._pool.submit(None, self.epoch, Task(number, task.indices))
+            self._pool.submit(None, Task(self.epoch, number, task.indices))
             return None
         took = time.perf_counter_ns() - began, 0, 0, time.thread_time_ns() - cpu
         self._metrics.task(took)
@@ -252,25 +242,22 @@ class Scheduler:
     def ready(self) -> bool:
         """Whether ``next`` would not wait, as far as can be said without waiting. Takes in what has arrived."""
         with self._lock:
-            return self._ready()
-
-    def _ready(self) -> bool:
-        while self._pending_error is None and not self._stopped:
-            due = self._tasks.find_due(self._active.__getitem__)
-            if due is None or self._tasks.has_result(self._knobs.in_order):
-                break
-            if due.state is TaskState.HERE:
-                return False
-            try:
-                result = self._receive(due, wait=False)
-            except _NotYet:
-                return False
-            except Exception as e:  # ``next`` raises it
-                self._pending_error = e
-                break
-            if result is not None:
-                self._tasks.keep(result)
-        return True
+            while self._pending_error is None and not self._stopped:
+                due = self._tasks.find_due(self._active.__getitem__)
+                if due is None or self._tasks.has_result(self._knobs.in_order):
+                    break
+                if due.state is TaskState.HERE:
+                    return False
+                try:
+                    result = self._receive(due, wait=False)
+                except _NotYet:
+                    return False
+                except Exception as e:  # ``next`` raises it
+                    self._pending_error = e
+                    break
+                if result is not None:
+                    self._tasks.keep(result)
+            return True
 
     def _receive(self, task: InFlight, wait: bool = True) -> Result | None:
         """A result of this epoch; None when it brought no batch.
@@ -341,7 +328,7 @@ class Scheduler:
                 self._tasks.remove(number)
         else:  # it died between two tasks, or in the instant in which it took one
             for number, indices in self._tasks.with_workers().items():
-                self._pool.submit(None, self.epoch, Task(number, indices))
+                self._pool.submit(None, Task(self.epoch, number, indices))
 
     def _deliver(self, result: Result) -> Batch:
         if self._budget.strict and result.nbytes > self._budget.flight_bytes:
@@ -380,7 +367,8 @@ class Scheduler:
 
     def _fill(self) -> None:
         """Spends credits while there are any, and room for one batch more."""
-        while self._spent < self._window and self._room():
+        window = 1 if self.here else self._knobs.window
+        while self._spent < window and self._room():
             self._spent += 1
             self._submit()
 
@@ -407,12 +395,12 @@ class Scheduler:
                 indices = self._next_indices()
         except StopIteration:
             self._exhausted = True
-            if not (self._knobs.persistent or self._here):
+            if not (self._knobs.persistent or self.here):
                 self._pool.finish()  # the workers' end, a few milliseconds, falls into the last batches
             return
         if self._restarts is not None and self._restarts.known:
             indices = self._restarts.mark_known(indices)
-        task = Task(self._tasks.drawn, indices)
+        task = Task(self.epoch, self._tasks.drawn, indices)
         worker = None
         if not self._knobs.shared:
             worker = self._take_turn()
@@ -420,10 +408,10 @@ class Scheduler:
                 return
             self._load[worker] += 1
             if self._restarts is not None:
-                self._restarts.task_given(worker, self.epoch, task)
-        state = TaskState.HERE if self._here else TaskState.WITH_WORKER
-        if not self._here:
-            self._pool.submit(worker, self.epoch, task)
+                self._restarts.task_given(worker, task)
+        state = TaskState.HERE if self.here else TaskState.WITH_WORKER
+        if not self.here:
+            self._pool.submit(worker, task)
         self._tasks.add(InFlight(state, worker, indices if self._knobs.shared else None))
 
     def _take_turn(self) -> int | None:

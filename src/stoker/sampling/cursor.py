@@ -113,13 +113,12 @@ class Cursor(SamplerReplay):
     # -- an epoch begins
 
     def begin(self, torch_iterator: Iterator[Index]) -> Iterator[Index]:
-        """The indices of an epoch.
-
-        Args:
-            torch_iterator: what torch got from the sampler.
-        """
+        """The indices of an epoch; ``torch_iterator`` is what torch got from the sampler."""
         saved, self.saved = self.saved, None
-        return self._begin_order(torch_iterator) if saved is None else self._resume(saved)
+        if saved is not None:
+            return self._resume(saved)
+        self._rng_after_iter = None if self._known and self._shuffled_length() < 0 else self._capture_rng()
+        return self._iterate(torch_iterator)
 
     def _resume(self, s: State) -> Iterator[Index]:
         self._check(s)

@@ -18,17 +18,14 @@ import types
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
 import torch
 
 from ..core import packages
-from ..core.random_state import bit_generator
+from ..core.random_state import Generator, bit_generator
 from ..core.types import Attributes
-
-if TYPE_CHECKING:
-    from ..core.random_state import Generator
 
 DEPTH = 16  # two steps an attribute of an object in a list: a Subset of a dataset with a Compose of transforms has 8
 NODES = 10_000  # objects that one walk visits
@@ -43,7 +40,7 @@ _TYPED = ("<string>", "<stdin>", "<ipython")  # code that lies in no file, and i
 _MASK = (1 << 64) - 1
 
 T = TypeVar("T")
-Found: TypeAlias = "list[tuple[str, Generator]]"  # each with its path
+Found: TypeAlias = list[tuple[str, Generator]]  # each with its path
 
 
 class Watch(NamedTuple):
@@ -103,9 +100,7 @@ def is_generator(x: object) -> TypeGuard[Generator]:
     kind = type(x)
     if issubclass(kind, (random.Random, torch.Generator)):
         return not issubclass(kind, random.SystemRandom)
-    return "numpy.random" in sys.modules and issubclass(
-        kind, (np.random.RandomState, np.random.Generator, np.random.BitGenerator)
-    )
+    return issubclass(kind, (np.random.RandomState, np.random.Generator, np.random.BitGenerator))
 
 
 def seed_generator(generator: Generator, seed: int) -> None:
@@ -117,7 +112,11 @@ def seed_generator(generator: Generator, seed: int) -> None:
         if generator.device.type == "cpu" or not _forked(generator.device.type):
             generator.manual_seed(seed)
     elif isinstance(generator, np.random.RandomState):
-        _seed_legacy(generator, seed)
+        if isinstance(generator._bit_generator, np.random.MT19937):
+            generator.seed(seed & 0xFFFFFFFF)  # an array of two numbers takes 15 times as long
+        else:
+            state = dict(type(generator._bit_generator)(seed).state)
+            generator.set_state({**state, "has_gauss": 0, "gauss": 0.0})
     else:
         _seed_bits(bit_generator(generator), seed)
 
@@ -125,14 +124,6 @@ def seed_generator(generator: Generator, seed: int) -> None:
 def path_number(path: str) -> int:
     """A number for a path, the same in each process."""
     return zlib.crc32(path.encode()) | zlib.adler32(path.encode()) << 32
-
-
-def _seed_legacy(generator: np.random.RandomState, seed: int) -> None:
-    if isinstance(generator._bit_generator, np.random.MT19937):
-        generator.seed(seed & 0xFFFFFFFF)  # an array of two numbers takes 15 times as long
-        return
-    state = dict(type(generator._bit_generator)(seed).state)
-    generator.set_state({**state, "has_gauss": 0, "gauss": 0.0})
 
 
 def _seed_bits(bits: np.random.BitGenerator, seed: int) -> None:
@@ -234,9 +225,8 @@ def _process_wide() -> Iterator[object]:
     yield random._inst
     yield torch.default_generator
     yield from getattr(torch.cuda, "default_generators", ())
-    if "numpy.random" in sys.modules:
-        yield np.random.mtrand._rand
-        yield np.random.mtrand._rand._bit_generator
+    yield np.random.mtrand._rand
+    yield np.random.mtrand._rand._bit_generator
 
 
 def namespace(x: object) -> Attributes | None:

@@ -24,13 +24,15 @@ TORCH_SAMPLERS = {kind: kind.__iter__ for kind in (BatchSampler, RandomSampler, 
 
 
 class Task(NamedTuple):
-    """The indices of one batch, and their place in the epoch.
+    """The indices of one batch, and their place in the run.
 
     Attributes:
+        epoch: of the iterator, from 0.
         number: position in the sampler's order, from 0.
         indices: what the index sampler yielded: a list of keys, one key, or Nones for an iterable dataset.
     """
 
+    epoch: int
     number: int
     indices: Index
 

@@ -24,7 +24,7 @@ import pickle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch.utils.data import BatchSampler
@@ -85,7 +85,7 @@ class SamplerReplay:
         self._endless = isinstance(self._sampler, _InfiniteConstantSampler)  # of an iterable dataset
         self._known = not self._endless and order(index_sampler) is not None
         self.saved = saved
-        self.kind = "map"
+        self.kind: Literal["map", "iterable"] = "map"
         self.workers = 0
         self.task_seeds = False
         self.live_state: Callable[[], ObjectState] | None = None
@@ -133,10 +133,6 @@ class SamplerReplay:
         RandomState.from_texts(texts, None).restore_saved()
 
     # -- an epoch begins
-
-    def _begin_order(self, torch_iterator: Iterator[Index]) -> Iterator[Index]:
-        self._rng_after_iter = None if self._known and self._shuffled_length() < 0 else self._capture_rng()
-        return self._iterate(torch_iterator)
 
     def _iterate(self, torch_iterator: Iterator[Index]) -> Iterator[Index]:
         if self._endless:

@@ -7,15 +7,11 @@ Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import random
 import sys
 import types
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +20,6 @@ from torch.utils.data._utils.worker import _generate_state
 
 from ..core.random_state import RandomState
 
-NumpySeed: TypeAlias = int | list[int]
 _MASK = (1 << 64) - 1
 _CUDA_NODES = ("nvidia[0-9c]*", "nvhost-*gpu*", "nvgpu", "nvmap", "dxg", "kfd")  # servers, Tegra, WSL, ROCm: in /dev
 
@@ -72,49 +67,6 @@ def _seed_torch(seed: int) -> None:
         torch.default_generator.manual_seed(seed)
 
 
-class _SeedOnImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Seeds NumPy's legacy generator as soon as ``numpy.random`` is loaded. Loading takes 5 to 8 ms, and a worker whose
-    code never uses it need not wait for that (docs/notes/workers.md)."""
-
-    seed: NumpySeed = 0
-
-    def __init__(self) -> None:
-        self._loader: Any = None
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name != "numpy.random":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None:
-            self._loader = spec.loader
-            spec.loader = self
-        return spec
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
-        return self._loader.create_module(spec)  # type: ignore[no-any-return]
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        module.__loader__ = self._loader
-        module.__spec__.loader = self._loader  # type: ignore[union-attr]
-        self._loader.exec_module(module)
-        module.seed(self.seed)
-
-
-_seed_on_import = _SeedOnImport()
-
-
-def _seed_numpy(seed: NumpySeed) -> None:
-    if "numpy.random" in sys.modules:
-        np.random.seed(seed)
-        return
-    _seed_on_import.seed = seed
-    if _seed_on_import not in sys.meta_path:
-        sys.meta_path.insert(0, _seed_on_import)
-
-
 def _numpy_seed(seed: int) -> int:
     """Mixed once more: from the same words NumPy's legacy generator, which is Python's, would draw the same numbers,
     and a flip by one be tied to a crop by the other. 32 bits, as torch's own generator takes of its seed: a fifth of
@@ -127,7 +79,7 @@ def seed_worker(base_seed: int, worker: int) -> int:
     seed = base_seed + worker
     random.seed(seed)
     _seed_torch(seed)
-    _seed_numpy(_generate_state(base_seed, worker))
+    np.random.seed(_generate_state(base_seed, worker))
     return seed
 
 
@@ -166,7 +118,7 @@ def seed_task(base_seed: int, epoch: int, task: int) -> None:
     seed = task_seed(base_seed, epoch, task)
     random.seed(seed)
     _seed_torch(seed)
-    _seed_numpy(_numpy_seed(seed))
+    np.random.seed(_numpy_seed(seed))
 
 
 def seed_here(base_seed: int, epoch: int, task: int) -> None:
@@ -177,4 +129,4 @@ def seed_here(base_seed: int, epoch: int, task: int) -> None:
     torch.default_generator.manual_seed(seed)
     if _ACCELERATED and torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
-    _seed_numpy(_numpy_seed(seed))
+    np.random.seed(_numpy_seed(seed))

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 
+import msgspec
 import torch
+from msgspec import Meta
 
 from ..core.errors import StateError
 from ..core.random_state import NAMES, from_text, set_from_text
@@ -20,9 +22,10 @@ from ..core.types import State as ObjectState
 from .stateful import alike
 
 VERSION = 2  # since 2 random state is in base 64
-MAX_INT = 1 << 63
+MAX_INT = (1 << 63) - 1
 MAX_WORKERS = 1 << 16
 MAX_TASKS, MAX_SIZE = 1 << 40, 1 << 22  # of an epoch and of a batch; their product fits an index
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_INT)]
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,8 @@ class Part:
         state: of the dataset and its iterator (``fetcher.state_of``); None where neither is stateful.
     """
 
-    count: int
-    at: int = 0
+    count: Count
+    at: Annotated[int, Meta(ge=-1, le=MAX_INT)] = 0
     state: ObjectState = None
 
     @property
@@ -73,28 +76,28 @@ class State:
         batch_size: None where stoker does not know it.
     """
 
-    kind: str
-    epoch: int
-    next: int
-    ahead: tuple[int, ...]
-    samples: int
+    kind: Literal["map", "iterable"]
+    epoch: Count
+    next: Annotated[int, Meta(ge=0, lt=MAX_TASKS)]
+    ahead: Annotated[tuple[Count, ...], Meta(max_length=1 << 20)]
+    samples: Count
     finished: bool
     lives_on: bool
-    workers: int
+    workers: Annotated[int, Meta(ge=0, lt=MAX_WORKERS)]
     task_seeds: bool
-    base_seed: int
-    shared_seed: int | None
-    length: int
-    sampler: str
-    sampler_rng: dict[str, str]
+    base_seed: Count
+    shared_seed: Count | None
+    length: Annotated[int, Meta(ge=-1, le=MAX_INT)]
+    sampler: Annotated[str, Meta(max_length=100)]
+    sampler_rng: dict[str, Any]
     sampler_state: ObjectState
-    world: tuple[int, int, int] | None
+    world: tuple[Count, Annotated[int, Meta(ge=1, le=MAX_INT)], Annotated[int, Meta(ge=0, le=MAX_INT // 2)]] | None
     generator: str | None
     torch_rng: str | None
-    parts: tuple[Part, ...]
-    turn: int
-    len_called: int | None
-    batch_size: int | None
+    parts: Annotated[tuple[Part, ...], Meta(max_length=MAX_WORKERS)]
+    turn: Count
+    len_called: Count | None
+    batch_size: Annotated[int, Meta(ge=1, lt=MAX_SIZE)] | None
 
     def to_dict(self) -> dict[str, Any]:
         """The state dict."""
@@ -123,11 +126,11 @@ class State:
             raise StateError(f"a state dict's version is a whole number, not {_short(version)}")
         if version > VERSION:
             raise StateError(f"the state dict has version {version}, this stoker reads up to {VERSION}: a newer stoker")
-        names = {f.name for f in fields(cls)}
-        missing = names - set(d)
+        types = get_type_hints(cls, include_extras=True)
+        missing = set(types) - set(d)
         if missing:
             raise StateError(f"a state dict of version {version} lacks {', '.join(sorted(map(_short, missing)))}")
-        return cls(**{name: _read(name, d[name]) for name in names})._consistent()
+        return cls(**{name: _read(name, d[name], of) for name, of in types.items()})._consistent()
 
     def _consistent(self) -> State:
         if any(t < self.next for t in self.ahead):  # the first itself: so it was saved until 2026-11-23
@@ -141,11 +144,19 @@ class State:
         return self
 
 
-# -- checks, one for each key: each takes any object, and returns the value or raises ValueError
+# -- reading
 
 
-T = TypeVar("T")
-Check: TypeAlias = Callable[[object], T]
+def _read(name: str, value: object, of: Any) -> Any:
+    """The value of a key, if it is of its type and ``_CHECKS`` has nothing against it."""
+    try:
+        found = json.loads(value) if name in _PACKED and isinstance(value, str) else value
+        found = msgspec.convert(found, of)
+        if found is not None and name in _CHECKS:
+            _CHECKS[name](found)
+        return found
+    except (ValueError, RecursionError) as e:  # the errors of json and of msgspec are ValueErrors
+        raise StateError(f"{name}={_short(value)} in a state dict: {e}") from None
 
 
 def _short(value: object) -> str:
@@ -156,133 +167,40 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _whole(least: int, most: int = MAX_INT) -> Check[int]:
-    def check(v: object) -> int:
-        if type(v) is not int or not least <= v < most:
-            raise ValueError(f"a whole number, {least:,} to {most - 1:,}")
-        return v
-
-    return check
-
-
-def _one_of(*allowed: str) -> Check[str]:
-    def check(v: object) -> str:
-        if not isinstance(v, str) or v not in allowed:
-            raise ValueError(f"one of {', '.join(allowed)}")
-        return v
-
-    return check
+def _check_rngs(states: dict[str, Any]) -> None:
+    for name, state in states.items():
+        if name == "before" and isinstance(state, dict) and "before" not in state:
+            _check_rngs(state)
+        elif name in NAMES and isinstance(state, str):
+            from_text(state)
+        else:
+            raise ValueError("random states by generator")
 
 
-def _order_name(v: object) -> str:
-    if not isinstance(v, str) or len(v) > 100:
-        raise ValueError("an order's name")
-    return v
-
-
-def _flag(v: object) -> bool:
-    if type(v) is not bool:
-        raise ValueError("True or False")
-    return v
-
-
-def _rng(v: object) -> str:
-    if not isinstance(v, str):
-        raise ValueError("random state as text")
-    from_text(v)
-    return v
-
-
-def _cpu_rng(v: object) -> str:
-    set_from_text(torch.Generator(), _rng(v))
-    return str(v)
-
-
-def _or_none(check: Check[T]) -> Check[T | None]:
-    return lambda v: None if v is None else check(v)
-
-
-def _numbers(v: object) -> tuple[int, ...]:
-    if not isinstance(v, (list, tuple)) or len(v) > 1 << 20:
-        raise ValueError("a list of whole numbers")
-    return tuple(sorted({_whole(0)(x) for x in v}))
-
-
-def _world(v: object) -> tuple[int, int, int]:
-    if not isinstance(v, (list, tuple)) or len(v) != 3:
-        raise ValueError("three whole numbers")
-    return _whole(0)(v[0]), _whole(1)(v[1]), _whole(0, MAX_INT // 2)(v[2])
-
-
-def _rngs(v: object) -> dict[str, str]:
-    found = _json(v)
-    if not isinstance(found, dict) or not set(found) <= NAMES | {"before"}:
-        raise ValueError("random states by generator")
-    return {name: _rngs(json.dumps(s)) if name == "before" else _rng(s) for name, s in found.items()}  # type: ignore[misc]
-
-
-_OF_DATASET = {"dataset", "iterator", "ended"}
-
-
-def _parts(v: object) -> tuple[Part, ...]:
-    found = _unpacked(v)
-    if not isinstance(found, list) or len(found) > MAX_WORKERS:
-        raise ValueError("a list of parts")
-    parts = []
-    for p in found:
-        if not isinstance(p, dict) or set(p) != {"count", "at", "state"}:
-            raise ValueError("parts with count, at and state")
-        part = Part(_whole(0)(p["count"]), _whole(-1)(p["at"]), p["state"])
+def _check_parts(parts: tuple[Part, ...]) -> None:
+    for part in parts:
         if part.at > part.count:
             raise ValueError("parts whose at is at most their count")
         if part.state is not None and (not isinstance(part.state, dict) or set(part.state) != _OF_DATASET):
             raise ValueError("parts whose state has dataset, iterator and ended")
-        parts.append(part)
-    return tuple(parts)
 
 
-def _sampler_state(v: object) -> ObjectState:
-    found = _unpacked(v)
-    if found is None:
-        return None
-    if not isinstance(found, dict) or set(found) != {"given", "sampler", "iterator", "ended"}:
+def _check_sampler_state(state: ObjectState) -> None:
+    if not isinstance(state, dict) or set(state) != {"given", "sampler", "iterator", "ended"}:
         raise ValueError("a sampler's state with given, sampler, iterator and ended")
-    _whole(0)(found["given"])
-    _flag(found["ended"])
-    return found
+    msgspec.convert(state["given"], Count)
+    msgspec.convert(state["ended"], bool)
 
 
-_CHECKS: dict[str, Check[object]] = {
-    "kind": _one_of("map", "iterable"),
-    "epoch": _whole(0),
-    "next": _whole(0, MAX_TASKS),
-    "ahead": _numbers,
-    "samples": _whole(0),
-    "finished": _flag,
-    "lives_on": _flag,
-    "workers": _whole(0, MAX_WORKERS),
-    "task_seeds": _flag,
-    "base_seed": _whole(0),
-    "shared_seed": _or_none(_whole(0)),
-    "length": _whole(-1),
-    "sampler": _order_name,
-    "sampler_rng": _rngs,
-    "sampler_state": _sampler_state,
-    "world": _or_none(_world),
-    "generator": _or_none(_rng),
-    "torch_rng": _or_none(_cpu_rng),
-    "parts": _parts,
-    "turn": _whole(0),
-    "len_called": _or_none(_whole(0)),
-    "batch_size": _or_none(_whole(1, MAX_SIZE)),
+_OF_DATASET = {"dataset", "iterator", "ended"}
+_PACKED = {"sampler_rng", "sampler_state", "parts"}  # written as JSON where that says the same
+_CHECKS: dict[str, Callable[[Any], object]] = {
+    "sampler_rng": _check_rngs,
+    "sampler_state": _check_sampler_state,
+    "generator": from_text,
+    "torch_rng": lambda text: set_from_text(torch.Generator(), text),
+    "parts": _check_parts,
 }
-
-
-def _read(name: str, value: object) -> Any:
-    try:
-        return _CHECKS[name](value)
-    except (ValueError, RecursionError) as e:
-        raise StateError(f"{name}={_short(value)} in a state dict: {e}") from None
 
 
 def _packed(value: ObjectState) -> ObjectState:
@@ -298,13 +216,3 @@ def _packed(value: ObjectState) -> ObjectState:
     except (TypeError, ValueError, RecursionError):
         pass
     return value
-
-
-def _unpacked(value: object) -> ObjectState:
-    return _json(value) if isinstance(value, str) else value
-
-
-def _json(value: object) -> ObjectState:
-    if not isinstance(value, str):
-        raise ValueError("JSON")
-    return json.loads(value)  # json.JSONDecodeError is a ValueError

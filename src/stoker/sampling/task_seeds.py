@@ -7,16 +7,12 @@ Of iterable datasets none is seeded: all workers have to agree on what such a da
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
-from ..core.random_state import RandomState, preserved
+from ..core.random_state import Generator, preserved
 from .generators import Found, Watch, find_generators, path_number, seed_generator
 from .seeding import seed_here, splitmix64, task_seed
-
-if TYPE_CHECKING:
-    from ..core.random_state import Generator
 
 T = TypeVar("T")
 VAIN_WALKS = 32  # walks that found nothing new; after as many only each sixteenth change leads to a walk
@@ -39,7 +35,7 @@ class ObjectSeeds:
         self._vain_walks = 0
         self._changes = 0
         self._reruns = 0
-        self._found: Found = []
+        self.generators: list[Generator] = []
         self._numbered: list[tuple[int, Generator]] = []
         self._walk()
 
@@ -61,7 +57,7 @@ class ObjectSeeds:
                 if before is not None:
                     self._exchanged.add(path)
             self._places[path] = id(g)
-        self._found = found
+        self.generators = [g for _, g in found]
         self._numbered = [(path_number(path), g) for path, g in found]
         return new
 
@@ -85,15 +81,6 @@ class ObjectSeeds:
         self._reruns += new
         return new and self._reruns <= MAX_RERUNS
 
-    @contextmanager
-    def preserved(self) -> Iterator[None]:
-        """Puts them back as they were, whatever is drawn inside."""
-        before = RandomState(self._found, ())
-        try:
-            yield
-        finally:
-            before.restore()
-
 
 def run_here(own: ObjectSeeds | None, base_seed: int, epoch: int, task: int, run: Callable[[], T]) -> T:
     """Runs a task in the training process with the task's random state, and puts the script's back."""
@@ -107,7 +94,7 @@ def run_here(own: ObjectSeeds | None, base_seed: int, epoch: int, task: int, run
 
 
 def _run_once(own: ObjectSeeds, place: tuple[int, int, int], run: Callable[[], T]) -> T:
-    with preserved(), own.preserved():
+    with preserved(*own.generators):
         seed_here(*place)
         own.seed(*place)
         return run()

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset
 
 from ..core.handles import held
-from ..core.options import AutoWorkers, Measured
+from ..core.options import AutoWorkers
 from ..core.types import Batch, JsonObject, LoaderLike, MapDataset
 from ..loader import engine
 from ..loader.auto.limits import cores_here, first_guess
@@ -347,4 +347,4 @@ def _use_workers(loader: LoaderLike, count: int) -> None:
     if loader.prefetch_factor is None:
         loader.prefetch_factor = 2
     state = state_of(loader)
-    state.measured = state.measured or Measured(count, reason="applied")
+    state.first_count_reason = state.first_count_reason or "applied"

@@ -21,9 +21,9 @@ import torch
 from ..core import resources, terminal
 from ..core.errors import UsageError
 from ..device.accelerator import accelerator
+from ..device.pin_policy import Pinning
 from ..loader.auto.bench import BadSample, TooSlow, Window
 from ..loader.auto.limits import Limit, limits
-from ..loader.pin_setup import Pinning
 from .measurements import KNEE, Measurements
 from .result import Point, Setting, TuneResult
 

@@ -94,13 +94,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tenso
 
 
 class SlotCollate:
-    """Calls the user's collate function with a slot for the tensors that ``default_collate`` stacks.
-
-    Args:
-        collate_fn: the loader's.
-        writer: the worker's slots.
-        batched: whether the function gets a list of samples (auto-collation).
-    """
+    """Calls the user's collate function with a slot for the tensors that ``default_collate`` stacks."""
 
     def __init__(self, collate_fn: Callable[[Any], Batch], writer: Writer, batched: bool) -> None:
         self.fn = collate_fn

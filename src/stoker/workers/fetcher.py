@@ -207,14 +207,7 @@ def alone(dataset: Any) -> None:
 def batches(
     dataset: Any, collate: Callable[[Any], Batch], select: Select, fn: Callable[[Any], Batch]
 ) -> Callable[[list[Index]], Batch] | None:
-    """The function by which a dataset makes its own batches of lists of indices; None: it makes none.
-
-    Args:
-        dataset: the loader's.
-        collate: samples to a batch.
-        select: rows of tables, as ``gather.select``.
-        fn: the user's collate function.
-    """
+    """The function by which a dataset makes its own batches of lists of indices; None: it makes none."""
     if staged_in(dataset) is None:
         return None
     if type(dataset) is Subset:

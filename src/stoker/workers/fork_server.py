@@ -32,11 +32,6 @@ EXIT_S = 1.0  # how late an exit code may come after the end of the process was 
 class ForkServer:
     """The parent's side of the interpreter that workers are forked from.
 
-    Args:
-        context: a multiprocessing context whose start method is spawn or forkserver.
-        spec: what every worker gets.
-        parent: pid to die with, or 0.
-
     Raises:
         TypeError, AttributeError, pickle.PicklingError: ``spec`` cannot be pickled.
     """

@@ -31,14 +31,7 @@ def has_ended(worker: WorkerHandle) -> bool:
 
 
 def died_error(dead: list[WorkerHandle], reason: str, epoch: int, shared: bool) -> WorkerDiedError:
-    """The error for workers that are gone unexpectedly.
-
-    Args:
-        dead: the workers.
-        reason: what is known of it; may be "".
-        epoch: the current one.
-        shared: any worker may take any task.
-    """
+    """The error for workers that are gone unexpectedly."""
     pids = ", ".join(str(w.process.pid) for w in dead if w.process.pid) or "none"
     tasks = [w.current_task.number for w in dead if w.current_task is not None and w.current_task.epoch == epoch]
     return WorkerDiedError(

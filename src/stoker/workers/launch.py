@@ -33,10 +33,6 @@ DESCRIPTORS_OF_A_FORK = 4  # multiprocessing leaks those that it got if it runs 
 class Launcher:
     """Starts the worker processes of one pool.
 
-    Args:
-        context: a multiprocessing context, or torch.multiprocessing itself.
-        spec: what each worker gets.
-
     Attributes:
         fork_server: the interpreter that workers are forked from; None where this process forks them.
         fork_locks: finds workers that hang on a lock since they were forked; None where this process does not fork.

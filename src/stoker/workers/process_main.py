@@ -126,14 +126,7 @@ def set_worker_info(worker: int, workers: int, seed: int, dataset: Any) -> None:
 
 
 class _Worker:
-    """One worker process.
-
-    Args:
-        spec: what to do.
-        place: which worker its records come from.
-        worker: this worker's id.
-        ends: its descriptors.
-    """
+    """One worker process."""
 
     def __init__(self, spec: WorkerSpec, place: int, worker: int, ends: Ends) -> None:
         tasks, results, memory, shared = ends

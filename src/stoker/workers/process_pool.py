@@ -130,14 +130,9 @@ class ProcessPool:
                 reader.arena.workers = n
             self._update_torch_pids()
 
-    def replace(self, place: int, tasks: Sequence[tuple[int, Task]]) -> None:
+    def replace(self, place: int, tasks: Sequence[Task]) -> None:
         """Starts another process for a worker that died: same id, place, memory, and saved random state. The tasks of
-        one that was to leave go to the queue instead.
-
-        Args:
-            place: of the worker.
-            tasks: what the replacement does first, with the epoch of each.
-        """
+        one that was to leave go to the queue instead."""
         with self._lock:
             old = self._workers[place]
             arena = old.reader.arena
@@ -146,17 +141,17 @@ class ProcessPool:
                 old.reader.release(arena.slot_being_filled)
             if old.leaving and self._queue is not None and not self.finishing:
                 self._table.free_readers.append(old.reader)
-                for epoch, task in tasks:
-                    self._queue.put(epoch, task.number, pickle.dumps(task.indices, protocol=5))
+                for task in tasks:
+                    self._queue.put(task.epoch, task.number, pickle.dumps(task.indices, protocol=5))
                 return
             arena.reset(keep_checkpoint=True)
             arena.private_tasks = len(tasks) if self._queue is not None else 0
             worker = self._start(old.id, place, old.reader)
             self._has_private_tasks = self._has_private_tasks or self._queue is not None
-            for epoch, task in tasks:
+            for task in tasks:
                 worker.given += type(task.indices) is not RetryTask or not task.indices.replay
                 payload = pickle.dumps(task.indices, protocol=5)
-                worker.outbox.put(Kind.TASK, place, epoch, task.number, payload=payload)
+                worker.outbox.put(Kind.TASK, place, task.epoch, task.number, payload=payload)
             if self.finishing and self._queue is None:
                 worker.outbox.put(Kind.STOP, place, 0, 0)
 
@@ -194,18 +189,18 @@ class ProcessPool:
 
     # -- tasks
 
-    def submit(self, worker: int | None, epoch: int, task: Task) -> None:
+    def submit(self, worker: int | None, task: Task) -> None:
         payload = pickle.dumps(task.indices, protocol=5)
         if worker is None:
             assert self._queue is not None
-            self._queue.put(epoch, task.number, payload)
+            self._queue.put(task.epoch, task.number, payload)
             if self._missing:
                 with self._lock:
                     self._add_missing()
             return
         handle = self._workers[worker]
         handle.given += 1
-        handle.outbox.put(Kind.TASK, worker, epoch, task.number, payload=payload)
+        handle.outbox.put(Kind.TASK, worker, task.epoch, task.number, payload=payload)
 
     def resume(self, epoch: int, shared_seed: int | None) -> None:
         self._epoch = epoch

@@ -23,12 +23,6 @@ from .worker_handle import ProcessState, WorkerHandle
 class ProcessTable:
     """Starts and removes processes; the pool decides when.
 
-    Args:
-        launcher: starts one.
-        queue: of shared tasks.
-        arenas: memory that is used again; taken out of this list.
-        locker: page-locks the slots.
-
     Attributes:
         workers: by place.
         processes: all that have not been joined.

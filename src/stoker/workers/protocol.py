@@ -198,26 +198,24 @@ class Result(Protocol):
         """Gives its slot back without delivering it."""
 
 
+@dataclass(slots=True)
 class Made:
     """A batch made in this process, by a thread or by the consumer, until it is delivered."""
 
-    __slots__ = ("_data", "ended", "epoch", "nbytes", "task", "times", "worker")
-
-    def __init__(self, worker: int, epoch: int, task: int, ended: bool, times: Times, nbytes: int, data: Batch) -> None:
-        self.worker = worker
-        self.epoch = epoch
-        self.task = task
-        self.ended = ended
-        self.times = times
-        self.nbytes = nbytes
-        self._data = data
+    worker: int
+    epoch: int
+    task: int
+    ended: bool
+    times: Times
+    nbytes: int
+    data: Batch
 
     def take(self) -> Batch:
-        data, self._data = self._data, None
+        data, self.data = self.data, None
         return data
 
     def drop(self) -> None:
-        self._data = None
+        self.data = None
 
 
 class Lost:
@@ -238,7 +236,7 @@ class Lost:
 class Pool(Protocol):
     """Workers of one kind."""
 
-    def submit(self, worker: int | None, epoch: int, task: Task) -> None:
+    def submit(self, worker: int | None, task: Task) -> None:
         """Gives a worker a task; None: any worker that is free. Never blocks."""
 
     def resume(self, epoch: int, shared_seed: int | None) -> None:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from ..core.dataset_tree import file_of
 from ..core.errors import SampleTimeoutError, StokerError, WorkerDiedError
@@ -41,21 +40,8 @@ MAX_TOKENS = 10.0  # deaths in a row that are tolerated
 TOKENS_PER_BATCH = 1 / 16
 MAX_DEATHS_ON_START = 5  # deaths in a row of workers that had not even started, without a batch in between
 MIN_DEATHS = 3  # with one task before a sample of it is blamed
-MIN_REMEMBERED, MAX_REMEMBERED = 8, 256  # tasks of one worker that are remembered before old ones are dropped,
-REMEMBERED_INDICES = 1 << 13  # and about how many indices, at 40 bytes each
+DROP_EVERY = 16  # tasks of one worker: then those that no replacement would repeat are dropped
 MAX_REPORTED = 8  # deaths in the report
-
-
-class EpochTask(NamedTuple):
-    """A task and its epoch."""
-
-    epoch: int
-    task: Task
-
-    @property
-    def id(self) -> TaskId:
-        """What workers call it."""
-        return TaskId(self.epoch, self.task.number)
 
 
 class _History:
@@ -73,10 +59,6 @@ class _History:
 
 class _Retries:
     """Decides how the task that a dead worker was doing is tried again, or why it is not.
-
-    Args:
-        spec: what workers do.
-        known: samples that have killed workers, by index; grows.
 
     Attributes:
         refunds: tokens to give back: these deaths are bounded by the policy for samples.
@@ -107,48 +89,47 @@ class _Retries:
             return None
         return k, keys[k], file_of(self._spec.dataset, keys[k])
 
-    def retry(self, dead: WorkerStatus, task: EpochTask) -> RetryTask | StokerError:
+    def retry(self, dead: WorkerStatus, task: Task) -> RetryTask | StokerError:
         """What is done with the task that a worker was doing when it died: another try, or an error for its batch."""
-        indices, number = task.task.indices, task.task.number
-        history = self._histories.setdefault(task.id, _History(self.known_failures(indices)))
+        history = self._histories.setdefault(_id(task), _History(self.known_failures(task.indices)))
         if dead.timed_out:
             return self._after_timeout(dead, history, task)
         history.deaths += 1
         history.pids.append(dead.pid)
         history.last_death = exit_reason.why(dead.exitcode, dead.nbytes)
-        sample = self.sample_at(dead, indices)
+        sample = self.sample_at(dead, task.indices)
         if dead.position.phase is Phase.PROBED:
             history.deaths_after_probe += 1
             if history.deaths_after_probe > 1:
-                del self._histories[task.id]
+                del self._histories[_id(task)]
                 return WorkerDiedError(
-                    f"{_pids(history.pids)} exited unexpectedly, each time during task {number}; the last worker "
+                    f"{_pids(history.pids)} exited unexpectedly, each time during task {task.number}; the last worker "
                     f"{history.last_death}. Each sample can be loaded alone, so no sample is to blame, but "
-                    f"collate_fn or the memory of the batch. Its samples: {str(self.keys(indices))[:200]}",
+                    f"collate_fn or the memory of the batch. Its samples: {str(self.keys(task.indices))[:200]}",
                     [dead.id],
-                    [number],
+                    [task.number],
                 )
         elif sample is not None:
             history.deaths_at[sample[0]] += 1
             if history.deaths_at[sample[0]] > 1 and history.deaths >= MIN_DEATHS:
                 return self._blame(history, task, *sample)
-        return RetryTask(_without_retry(indices), history.bad, probe=history.deaths > 1, others=history.timeouts)
+        return _retry(task, history.bad, probe=history.deaths > 1, others=history.timeouts)
 
-    def _after_timeout(self, dead: WorkerStatus, history: _History, task: EpochTask) -> RetryTask | StokerError:
+    def _after_timeout(self, dead: WorkerStatus, history: _History, task: Task) -> RetryTask | StokerError:
         """The worker was killed because a sample took too long: that sample is known, and is not tried again."""
         self.refunds += 1
-        indices, limit = task.task.indices, self._spec.sample_timeout
-        sample = self.sample_at(dead, indices)
+        limit = self._spec.sample_timeout
+        sample = self.sample_at(dead, task.indices)
         if sample is None:
             history.timeouts += 1
             if history.timeouts <= MIN_DEATHS:
                 # The batch was made at once, or a replacement took too long: load the samples one by one.
-                return RetryTask(_without_retry(indices), history.bad, probe=True, others=history.timeouts)
-            which = f"one of {str(self.keys(indices))[:200]}, or its replacement,"
+                return _retry(task, history.bad, probe=True, others=history.timeouts)
+            which = f"one of {str(self.keys(task.indices))[:200]}, or its replacement,"
         else:
             which = called(*sample[1:])
         if sample is None or not self._skips:
-            del self._histories[task.id]
+            del self._histories[_id(task)]
             return SampleTimeoutError(
                 f"{which} was not loaded within sample_timeout={limit:g} seconds, so its worker (pid {dead.pid}) was "
                 f"killed and replaced. The worker's stack was:\n{dead.stack}"
@@ -156,23 +137,23 @@ class _Retries:
         k, index, file = sample
         history.bad[k] = Failure(plain(index), file, f"SampleTimeout: not loaded within {limit:g} s", "timeout")
         logger.warning(f"{which}: not loaded within {limit:g} s; the worker's stack was:\n{dead.stack}")
-        return RetryTask(_without_retry(indices), dict(history.bad), others=history.timeouts)
+        return _retry(task, history.bad, others=history.timeouts)
 
-    def _blame(self, history: _History, task: EpochTask, k: int, index: Index, file: str) -> RetryTask | StokerError:
+    def _blame(self, history: _History, task: Task, k: int, index: Index, file: str) -> RetryTask | StokerError:
         if plain(index) not in self._known:
             self.refunds += history.deaths
-        del self._histories[task.id]
+        del self._histories[_id(task)]
         if not self._skips:
             return WorkerDiedError(
                 f"{_pids(history.pids)} exited unexpectedly: {called(index, file)} kills the worker that loads it; the "
                 f'last one {history.last_death}. on_error="skip" continues without it, stoker verify finds all such '
                 "samples",
                 [],
-                [task.task.number],
+                [task.number],
             )
         failure = Failure(plain(index), file, f"WorkerDied: the worker that loads it {history.last_death}", "death")
         self._known[plain(index)] = failure
-        return RetryTask(_without_retry(task.task.indices), {**history.bad, k: failure})
+        return _retry(task, {**history.bad, k: failure})
 
 
 class _SharedTasks:
@@ -181,48 +162,48 @@ class _SharedTasks:
     def __init__(self, pool: ProcessPool, retries: _Retries) -> None:
         self._pool, self._retries = pool, retries
 
-    def find(self, dead: WorkerStatus, unanswered: Mapping[int, Index]) -> EpochTask | None:
+    def find(self, dead: WorkerStatus, unanswered: Mapping[int, Index]) -> Task | None:
         """The task that the dead worker was doing, if it is still needed."""
         task = dead.current_task
         if task is None or task.number not in unanswered:
             return None
-        return EpochTask(task.epoch, Task(task.number, unanswered[task.number]))
+        return Task(*task, unanswered[task.number])
 
     def for_replacement(
         self, dead: WorkerStatus, epoch: int, unanswered: Mapping[int, Index], lost: dict[int, StokerError]
-    ) -> Sequence[tuple[int, Task]]:
+    ) -> Sequence[Task]:
         """What the replacement does first. Tasks that are not tried again are added to ``lost``."""
         if dead.current_task is None:
             # It died between two tasks, or right after it took one off the queue and before it said which. So all that
             # is unanswered is done again; the scheduler drops what comes twice.
-            again = [EpochTask(epoch, Task(number, indices)) for number, indices in unanswered.items()]
+            again = [Task(epoch, number, indices) for number, indices in unanswered.items()]
             if self._pool.finishing:
                 return again
             for task in again:
-                self._pool.submit(None, *task)
+                self._pool.submit(None, task)
             return []
         current = self.find(dead, unanswered)
         if current is None or current.epoch != epoch:
             return []
         retry = self._retries.retry(dead, current)
         if isinstance(retry, StokerError):
-            lost[current.task.number] = retry
+            lost[current.number] = retry
             return []
-        return [(epoch, Task(current.task.number, retry))]
+        return [current._replace(indices=retry)]
 
 
 class _Assigned:
     """Tasks of one worker, oldest first: those that it has answered and may have to be repeated, then the others."""
 
     def __init__(self) -> None:
-        self.tasks: deque[EpochTask] = deque()
+        self.tasks: deque[Task] = deque()
         self.answered = 0
-        self.limit = 0  # tasks that are remembered before old ones are dropped
+        self.limit = 0  # of tasks, before old ones are dropped
 
     def first_to_repeat(self, checkpoint: TaskId | None) -> int:
         """How many of the tasks lie before the random state that was saved last."""
         known = list(self.tasks)[: self.answered + 1]
-        at = next((k for k, task in enumerate(known) if task.id == checkpoint), 0)
+        at = next((k for k, task in enumerate(known) if _id(task) == checkpoint), 0)
         return min(self.answered, at)
 
 
@@ -236,17 +217,15 @@ class _OwnTasks:
         self._deaths_in_repeat: Counter[TaskId] = Counter()
         self.draws_changed = False  # since it was last reported
 
-    def given(self, worker: int, epoch: int, task: Task) -> None:
+    def given(self, worker: int, task: Task) -> None:
         """A worker was given a task."""
         assigned = self._assigned[worker]
-        assigned.tasks.append(EpochTask(epoch, task))
+        assigned.tasks.append(task)
         if len(assigned.tasks) > assigned.limit:
             for _ in range(assigned.first_to_repeat(self._pool.rng_checkpoint(worker))):
                 assigned.tasks.popleft()
                 assigned.answered -= 1
-            size = len(task.indices) if type(task.indices) is list else 1
-            more = min(MAX_REMEMBERED, max(MIN_REMEMBERED, REMEMBERED_INDICES // max(1, size)))
-            assigned.limit = len(assigned.tasks) + more
+            assigned.limit = len(assigned.tasks) + DROP_EVERY
 
     def answered(self, worker: int) -> None:
         """A worker has answered the oldest of its tasks that was unanswered."""
@@ -255,82 +234,70 @@ class _OwnTasks:
         else:
             self._assigned[worker].tasks.popleft()
 
-    def find(self, dead: WorkerStatus, unanswered: Mapping[int, Index]) -> EpochTask | None:
+    def find(self, dead: WorkerStatus, unanswered: Mapping[int, Index]) -> Task | None:
         """See ``_SharedTasks.find``."""
         assigned = self._assigned[dead.id]
         known = list(assigned.tasks)[: assigned.answered + 1]
-        return next((task for task in known if task.id == dead.current_task), None)
+        return next((task for task in known if _id(task) == dead.current_task), None)
 
     def for_replacement(
         self, dead: WorkerStatus, epoch: int, unanswered: Mapping[int, Index], lost: dict[int, StokerError]
-    ) -> Sequence[tuple[int, Task]]:
+    ) -> Sequence[Task]:
         """See ``_SharedTasks.for_replacement``."""
         assigned = self._assigned[dead.id]
-        out: list[tuple[int, Task]] = []
+        out: list[Task] = []
         if self._saves_rng:
             self._skip_what_fails_in_repeat(dead, assigned)
             for task in list(assigned.tasks)[assigned.first_to_repeat(dead.rng_checkpoint) : assigned.answered]:
-                indices = task.task.indices
-                bad = indices.bad if type(indices) is RetryTask else {}
-                retry = RetryTask(_without_retry(indices), bad, replay=True)
-                out.append((task.epoch, Task(task.task.number, retry)))
+                out.append(task._replace(indices=_retry(task, _bad(task), replay=True)))
         at = assigned.answered
         rest = list(assigned.tasks)[at:]
-        if rest and dead.current_task == rest[0].id:
+        if rest and dead.current_task == _id(rest[0]):
             current = rest.pop(0)
-            number = current.task.number
             again = self._retries.retry(dead, current)
             if isinstance(again, StokerError):
                 if current.epoch == epoch:  # else of one that was left early
-                    lost[number] = again
+                    lost[current.number] = again
                 del assigned.tasks[at]
             else:
-                assigned.tasks[at] = EpochTask(current.epoch, Task(number, again._replace(probe=False)))
-                out.append((current.epoch, Task(number, again)))
+                assigned.tasks[at] = current._replace(indices=again._replace(probe=False))
+                out.append(current._replace(indices=again))
         return [*out, *rest]
 
     def _skip_what_fails_in_repeat(self, dead: WorkerStatus, assigned: _Assigned) -> None:
         """A sample that could be loaded once kills or hangs its worker when the task is repeated for its draws (a file
         server may have gone). It is skipped then, and later draws may differ."""
         answered = list(assigned.tasks)[: assigned.answered]
-        at = next((k for k, task in enumerate(answered) if task.id == dead.current_task), None)
+        at = next((k for k, task in enumerate(answered) if _id(task) == dead.current_task), None)
         if at is None:
             return
         task = answered[at]
-        self._deaths_in_repeat[task.id] += 1
-        if not dead.timed_out and self._deaths_in_repeat[task.id] < MIN_DEATHS:
+        self._deaths_in_repeat[_id(task)] += 1
+        if not dead.timed_out and self._deaths_in_repeat[_id(task)] < MIN_DEATHS:
             return  # perhaps it was killed by chance
-        sample = self._retries.sample_at(dead, task.task.indices)
+        sample = self._retries.sample_at(dead, task.indices)
         if sample is None:
             del assigned.tasks[at]
             assigned.answered -= 1
         else:
             k, index, file = sample
-            retry = task.task.indices
-            bad = dict(retry.bad) if type(retry) is RetryTask else {}
-            bad[k] = Failure(plain(index), file, "failed when it was loaded again")
-            assigned.tasks[at] = EpochTask(task.epoch, Task(task.task.number, RetryTask(_without_retry(retry), bad)))
+            bad = {**_bad(task), k: Failure(plain(index), file, "failed when it was loaded again")}
+            assigned.tasks[at] = task._replace(indices=_retry(task, bad))
         self.draws_changed = True
 
 
 class Restarts:
     """Replaces the dead workers of one pool.
 
-    Args:
-        pool: of worker processes.
-        spec: what workers do.
-        known: samples that have killed workers, by index; grows.
-        metrics: where deaths are counted.
-
     Attributes:
-        known: the same.
+        known: samples that have killed workers, by index; grows.
     """
 
     def __init__(
         self, pool: ProcessPool, spec: WorkerSpec, known: dict[Index, Failure], metrics: LoaderMetrics
     ) -> None:
         self.known = known
-        self._pool, self._spec, self._metrics = pool, spec, metrics
+        self._pool, self._metrics = pool, metrics
         self._retries = _Retries(spec, known)
         self._own = None if spec.shared else _OwnTasks(pool, spec, self._retries)
         self._tasks: _OwnTasks | _SharedTasks = self._own or _SharedTasks(pool, self._retries)
@@ -345,10 +312,10 @@ class Restarts:
         bad = self._retries.known_failures(indices)
         return RetryTask(indices, bad) if bad else indices
 
-    def task_given(self, worker: int, epoch: int, task: Task) -> None:
+    def task_given(self, worker: int, task: Task) -> None:
         """A worker was given a task of its own."""
         if self._own is not None:
-            self._own.given(worker, epoch, task)
+            self._own.given(worker, task)
 
     def task_answered(self, worker: int) -> None:
         """A worker has answered the oldest of its own tasks."""
@@ -396,7 +363,7 @@ class Restarts:
         elif dead.current_task is not None:
             text += f", during task {dead.current_task.number}"
             task = self._tasks.find(dead, unanswered)
-            sample = None if task is None else self._retries.sample_at(dead, task.task.indices)
+            sample = None if task is None else self._retries.sample_at(dead, task.indices)
             if sample is not None:
                 text += f", at {called(*sample[1:])}"
         self._deaths.append(text)
@@ -437,6 +404,22 @@ class Restarts:
             e.tasks,
             e.places,
         )
+
+
+def _id(task: Task) -> TaskId:
+    return TaskId(task.epoch, task.number)
+
+
+def _bad(task: Task) -> dict[int, Failure]:
+    """By position, the samples of a task that are not tried."""
+    return task.indices.bad if type(task.indices) is RetryTask else {}
+
+
+def _retry(
+    task: Task, bad: Mapping[int, Failure], replay: bool = False, probe: bool = False, others: int = 0
+) -> RetryTask:
+    """The indices of another try of a task. See ``RetryTask``."""
+    return RetryTask(_without_retry(task.indices), dict(bad), replay, probe, others)
 
 
 def _without_retry(indices: Index) -> Index:

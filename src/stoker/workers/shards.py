@@ -15,7 +15,6 @@ from ..core.random_state import RandomState
 from ..core.types import Batch, Index
 from ..sampling.order import Task
 from ..transport.messages import Times
-from .collate import SlotCollate
 from .exceptions import Caught
 from .protocol import Pool, Result, WorkerSpec
 from .task_runner import TaskRunner
@@ -37,8 +36,8 @@ class Shards:
         dataset: this worker's; its other parts get copies.
         make: a part's ``TaskRunner``, of its number and dataset.
         set_worker_info: sets what ``get_worker_info()`` returns: part, parts, seed, dataset.
-        seed: seeds a part's random state, of base seed and number; returns its seed.
-        own_random: random state is each part's own; else it is process-wide and has to be changed with the part.
+        seed: seeds the process-wide random state, which is changed with the part, of base seed and number; None: each
+            part has random state of its own.
     """
 
     exhausted = False  # the part that ran last has ended
@@ -50,8 +49,7 @@ class Shards:
         dataset: Any,
         make: Callable[[int, Any], TaskRunner],
         set_worker_info: Callable[[int, int, int, Any], None],
-        seed: Callable[[int, int], int],
-        own_random: bool = False,
+        seed: Callable[[int, int], object] | None,
     ) -> None:
         mine = range(worker, spec.shards, spec.num_workers)
         try:
@@ -62,13 +60,12 @@ class Shards:
                 f"some have two, but the dataset cannot be copied ({type(e).__name__}: {e}). Use "
                 f"num_workers={spec.shards}"
             ) from e
-        self._spec, self._set_worker_info, self._own_random = spec, set_worker_info, own_random
-        self._seeds: dict[int, int] = {}
-        self._random: dict[int, RandomState] = {}
+        self._spec, self._set_worker_info = spec, set_worker_info
+        self._random: dict[int, RandomState] = {}  # of the parts that do not run, where it is process-wide
         self._runners: dict[int, TaskRunner] = {}
         for shard, own in zip(mine, datasets, strict=True):
-            self._seeds[shard] = seed(spec.base_seed, shard)
-            if not own_random:
+            if seed is not None:
+                seed(spec.base_seed, shard)
                 self._random[shard] = RandomState()
             self._runners[shard] = make(shard, own)
         self._last: TaskRunner | None = None
@@ -76,74 +73,51 @@ class Shards:
     def _enter(self, shard: int) -> TaskRunner:
         runner = self._runners[shard]
         if runner is not self._last:
-            if not self._own_random:
+            if self._random:
                 if self._last is not None:
                     self._random[self._last.id] = RandomState()
                 self._random[shard].restore()
-            self._set_worker_info(shard, self._spec.shards, self._seeds[shard], runner.dataset)
+            self._set_worker_info(shard, self._spec.shards, self._spec.base_seed + shard, runner.dataset)
             self._last = runner
         return runner
 
     def start(self) -> None:
-        """See ``TaskRunner.start``."""
         for shard in self._runners:
             self._enter(shard).start()
 
     def resume(self, shared_seed: int | None) -> None:
-        """See ``TaskRunner.resume``."""
         for shard in self._runners:
             self._enter(shard).resume(shared_seed)
 
     def wants(self, indices: OfShard) -> bool:
-        """See ``TaskRunner.wants``."""
         return self._runners[indices.shard].wants(indices.indices)
 
     def run(self, epoch: int, number: int, indices: OfShard) -> Batch:
-        """See ``TaskRunner.run``."""
         runner = self._enter(indices.shard)
         data = runner.run(epoch, number, indices.indices)
         self.exhausted = runner.exhausted
         return data
 
     def error(self) -> Caught:
-        """See ``TaskRunner.error``."""
         assert self._last is not None
         return self._last.error()
 
     def times(self, transport_ns: int, cpu_ns: int) -> Times:
-        """See ``TaskRunner.times``."""
         return (0, 0, transport_ns, cpu_ns) if self._last is None else self._last.times(transport_ns, cpu_ns)
-
-    @property
-    def collate(self) -> SlotCollate:
-        """The collate function with a slot, the same for all parts."""
-        assert self._last is not None
-        return self._last.collate
-
-    @property
-    def dataset(self) -> Any:
-        """The dataset of the part that ran last."""
-        return None if self._last is None else self._last.dataset
 
 
 class ShardPool:
-    """A pool in which each part has a number of its own, like a worker. See ``workers.protocol.Pool``.
-
-    Args:
-        pool: the workers.
-        shards: parts.
-        workers: how many workers.
-    """
+    """A pool in which each part has a number of its own, like a worker. See ``workers.protocol.Pool``."""
 
     def __init__(self, pool: Pool, shards: int, workers: int) -> None:
         self._pool, self._shards, self._workers = pool, shards, workers
         self._shard_of: dict[tuple[int, int], int] = {}
         self._open = set(range(shards))
 
-    def submit(self, worker: int | None, epoch: int, task: Task) -> None:
+    def submit(self, worker: int | None, task: Task) -> None:
         assert worker is not None
-        self._shard_of[epoch, task.number] = worker
-        self._pool.submit(worker % self._workers, epoch, Task(task.number, OfShard(worker, task.indices)))
+        self._shard_of[task.epoch, task.number] = worker
+        self._pool.submit(worker % self._workers, Task(task.epoch, task.number, OfShard(worker, task.indices)))
 
     def resume(self, epoch: int, shared_seed: int | None) -> None:
         self._shard_of = {k: v for k, v in self._shard_of.items() if k[0] >= epoch - 1}

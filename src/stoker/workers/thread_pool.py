@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import os
 import queue
 import sys
@@ -72,15 +73,8 @@ class _Died(NamedTuple):
     """A worker ended on something that is not an ``Exception``."""
 
     worker: int
-    task: tuple[int, int] | None  # epoch and number of the task that it was doing
+    task: Task | None  # that it was doing
     cause: BaseException
-
-
-class _Run(NamedTuple):
-    """Make the batch of a task."""
-
-    epoch: int
-    task: Task
 
 
 class _Resume(NamedTuple):
@@ -101,10 +95,10 @@ class _TaskQueue:
     """Tasks that wait: of one worker, or of all where tasks are shared."""
 
     def __init__(self) -> None:
-        self.items: deque[_Run | _Resume] = deque()
+        self.items: deque[Task | _Resume] = deque()
         self.changed = threading.Condition()
 
-    def put(self, item: _Run | _Resume) -> None:
+    def put(self, item: Task | _Resume) -> None:
         with self.changed:
             self.items.append(item)
             self.changed.notify()
@@ -136,7 +130,7 @@ class _Worker(threading.Thread):
         queue: where its tasks come from.
         leaving: it has been told to leave.
         writer: its slots.
-        task: the task that it does, or did last.
+        task: what it does.
         progress: where it is in that task; another object each time.
         reported: where it was when it was reported to be late, and when to report it again.
     """
@@ -147,14 +141,13 @@ class _Worker(threading.Thread):
         self.queue = queue
         self.leaving = False
         self.writer = writer
-        self.task = Task(-1, ())
+        self.task: Task | None = None
         self.progress = _Progress(-1, 0.0)
         self.reported = self.progress, 0.0
         self._pool = pool
         self._dataset = dataset
         self._spec = pool.spec
         self._cpu = 0
-        self._current: tuple[int, int] | None = None  # epoch and number of the task that it does
 
     def run(self) -> None:
         pool = self._pool
@@ -162,7 +155,7 @@ class _Worker(threading.Thread):
             self._work()
         except BaseException as e:  # the consumer raises it
             self.leaving = True
-            pool.results.put(_Died(self.id, self._current, e))
+            pool.results.put(_Died(self.id, self.task, e))
         finally:
             _current.__dict__.clear()
             # The pool refers to its workers. If they referred to it, its batches would be freed only with that cycle.
@@ -173,7 +166,7 @@ class _Worker(threading.Thread):
         pool, spec = self._pool, self._spec
         seed = spec.base_seed + self.id
         rng = seeding.Generators(spec.base_seed, self.id)
-        collate = SlotCollate(spec.collate_fn, self.writer, spec.auto_collation)
+        collate = self._collate = SlotCollate(spec.collate_fn, self.writer, spec.auto_collation)
         collate.install()
         runner: TaskRunner | Shards
         if spec.shards:
@@ -196,7 +189,7 @@ class _Worker(threading.Thread):
         workers, epoch = pool.count, 0
         self._cpu = time.thread_time_ns()
         while (item := self._next()) is not None:
-            if workers != pool.count:
+            if isinstance(runner, TaskRunner) and workers != pool.count:
                 workers = pool.count
                 _set_worker_info(self.id, workers, seed, runner.dataset, rng)
             if isinstance(item, _Resume) or (spec.shared and item.epoch != epoch):
@@ -205,7 +198,7 @@ class _Worker(threading.Thread):
                     runner.find_generators()
                     _set_worker_info(self.id, workers, seed, runner.dataset, rng)
                 runner.resume(item.shared_seed if isinstance(item, _Resume) else None)
-            if isinstance(item, _Run) and runner.wants(item.task.indices):
+            if isinstance(item, Task) and runner.wants(item.indices):
                 self._answer(runner, item)
 
     def _shards(self, collate: SlotCollate) -> Shards:
@@ -213,27 +206,23 @@ class _Worker(threading.Thread):
         from .shards import Shards
 
         spec = self._spec
-        generators: dict[int, seeding.Generators] = {}
-
-        def seeded(base_seed: int, shard: int) -> int:
-            generators[shard] = seeding.Generators(base_seed, shard)
-            return base_seed + shard
+        own = {shard: seeding.Generators(spec.base_seed, shard) for shard in range(spec.shards)}
 
         def shard_of(shard: int, dataset: Any) -> TaskRunner:
-            own = generators[shard]
-            return TaskRunner(spec, shard, dataset, collate, "thread", own.seed_task, self.on_sample_start, own.state)
+            rng = own[shard]
+            return TaskRunner(spec, shard, dataset, collate, "thread", rng.seed_task, self.on_sample_start, rng.state)
 
         def set_worker_info(shard: int, shards: int, seed: int, dataset: Any) -> None:
-            _set_worker_info(shard, shards, seed, dataset, generators[shard])
+            _set_worker_info(shard, shards, seed, dataset, own[shard])
 
-        return Shards(spec, self.id, self._dataset, shard_of, set_worker_info, seeded, own_random=True)
+        return Shards(spec, self.id, self._dataset, shard_of, set_worker_info, seed=None)
 
     def on_sample_start(self, sample: int, samples: int) -> None:
         """Notes which sample of its task it loads next (see ``faults.guard``), and until when that may take."""
         limit = samples * self._spec.sample_timeout
         self.progress = _Progress(sample, time.monotonic() + limit if samples else 0.0)
 
-    def _next(self) -> _Run | _Resume | None:
+    def _next(self) -> Task | _Resume | None:
         """The next item for this worker; None: leave."""
         pool, queue = self._pool, self.queue
         with queue.changed:
@@ -249,18 +238,16 @@ class _Worker(threading.Thread):
                 else:
                     queue.changed.wait()
 
-    def _answer(self, runner: TaskRunner | Shards, item: _Run) -> None:
-        epoch, task = item
-        self._current = epoch, task.number
+    def _answer(self, runner: TaskRunner | Shards, task: Task) -> None:
         self.task = task
         pool = self._pool
-        data = pool.rng_use.run(self.id, lambda: runner.run(epoch, task.number, task.indices))
+        data = pool.rng_use.run(self.id, lambda: runner.run(*task))
         self.progress = _Progress(-1, 0.0)  # no sample is being loaded any more
         writer = self.writer
         if type(data) is Caught or (type(data) is WorkerReply and type(data.data) is Caught):
             writer.cancel()
         nbytes = writer.used if writer.whole is not None else 0
-        runner.collate.expected = max(nbytes, runner.collate.expected - runner.collate.expected // 16)
+        self._collate.expected = max(nbytes, self._collate.expected - self._collate.expected // 16)
         writer.sent()
         cpu = time.thread_time_ns()
         times = runner.times(0, cpu - self._cpu)
@@ -268,8 +255,8 @@ class _Worker(threading.Thread):
         # A batch that is in no slot is measured: each one where one too large is an error, else now and then.
         if not nbytes and (pool.strict or task.number % MEASURED_EVERY == 0):
             nbytes = _size_of(data.data if type(data) is WorkerReply else data)
-        pool.results.put(Made(self.id, epoch, task.number, runner.exhausted, times, nbytes or 1, data))
-        self._current = None
+        pool.results.put(Made(self.id, task.epoch, task.number, runner.exhausted, times, nbytes or 1, data))
+        self.task = None
 
 
 class ThreadPool:
@@ -297,7 +284,6 @@ class ThreadPool:
     ) -> None:
         refuse(spec.dataset)
         _patch_get_worker_info()
-        import numpy.random  # noqa: F401  not in a worker: a fork meanwhile would inherit the lock of its import
 
         self.spec = spec
         self.count = spec.num_workers
@@ -360,11 +346,6 @@ class ThreadPool:
         self.processes.append(worker)
         worker.start()
 
-    def grow(self) -> None:
-        """Adds one worker, which gets tasks of its own."""
-        self.count += 1
-        self._add(len(self.processes))
-
     def resize(self, n: int) -> None:
         if self.closed or self.finishing:
             return
@@ -380,9 +361,9 @@ class ThreadPool:
     def alive(self) -> int:
         return sum(w.is_alive() and not w.leaving for w in self.processes)
 
-    def submit(self, worker: int | None, epoch: int, task: Task) -> None:
+    def submit(self, worker: int | None, task: Task) -> None:
         queue = self._shared if worker is None else self.processes[worker].queue
-        queue.put(_Run(epoch, task))
+        queue.put(task)
 
     def resume(self, epoch: int, shared_seed: int | None) -> None:
         self.epoch = epoch
@@ -403,11 +384,9 @@ class ThreadPool:
         item = self._get_timed(timeout) if self.spec.timed else self._get(timeout)
         self.rng_use.report()
         if isinstance(item, _Died):
-            raise WorkerDiedError(
-                f"DataLoader worker (thread {item.worker}) exited unexpectedly: {item.cause!r}",
-                [item.worker],
-                [item.task[1]] if item.task is not None and item.task[0] == self.epoch else None,
-            ) from item.cause
+            lost = [] if item.task is None or item.task.epoch != self.epoch else [item.task.number]
+            text = f"DataLoader worker (thread {item.worker}) exited unexpectedly: {item.cause!r}"
+            raise WorkerDiedError(text, [item.worker], lost or None) from item.cause
         return item
 
     def _get(self, timeout: float | None) -> Made | _Died | None:
@@ -422,22 +401,21 @@ class ThreadPool:
         Raises:
             SampleTimeoutError: one does.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         interval = check_interval_s(self.spec.sample_timeout)
         while True:
-            left = interval if deadline is None else min(interval, max(0.0, deadline - time.monotonic()))
-            item = self._get(left)
-            if item is not None or (deadline is not None and time.monotonic() >= deadline):
+            item = self._get(min(interval, max(0.0, deadline - time.monotonic())))
+            if item is not None or time.monotonic() >= deadline:
                 return item
             for w in self.processes:
                 self._check_late(w)
 
     def _check_late(self, worker: _Worker) -> None:
-        progress = worker.progress
+        progress, task = worker.progress, worker.task
         reported, again = worker.reported
         late = again if reported is progress else progress.deadline
-        if progress.deadline and time.monotonic() > late and worker.is_alive():
-            text = _timeout_message(worker, progress.sample, worker.task, self.spec)
+        if progress.deadline and task is not None and time.monotonic() > late and worker.is_alive():
+            text = _timeout_message(worker, progress.sample, task, self.spec)
             if worker.progress is progress:  # else it has gone on meanwhile
                 worker.reported = progress, time.monotonic() + self.spec.sample_timeout
                 raise SampleTimeoutError(text)

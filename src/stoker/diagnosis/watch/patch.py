@@ -72,7 +72,7 @@ def attach(module: ModuleType, late: dict[tuple[object, str], Callable[..., obje
     _patches.late = late or {}
     _patch(module, watch)
     if os.environ.get("STOKER_DEBUG") == "1":
-        from ...loader.debug import DebugIter
+        from ...loader.inline_iterator import DebugIter
 
         module.DataLoader._get_iterator = lambda loader: DebugIter(loader)  # stoker's own class asks the engine
     if watch.apply:

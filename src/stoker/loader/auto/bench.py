@@ -208,7 +208,7 @@ class Bench:
         for index in indices if isinstance(indices, (list, tuple)) else ():
             try:
                 pool = self._start(1)
-                pool.submit(0, 0, Task(0, [index]))
+                pool.submit(0, Task(0, 0, [index]))
                 result = pool.receive(CULPRIT_S, None)
                 if result is not None and isinstance(result.take(), ExceptionWrapper):
                     return index

@@ -61,12 +61,7 @@ class Phase(Enum):
 
 
 class Windows:
-    """Measures one window after the other, without what was in flight at a change or piled up in a pause.
-
-    Args:
-        prefetch: batches in flight for each worker.
-        clock: nanoseconds.
-    """
+    """Measures one window after the other, without what was in flight at a change or piled up in a pause."""
 
     def __init__(self, prefetch: int, clock: Callable[[], int]) -> None:
         self._prefetch, self._clock = prefetch, clock

@@ -16,14 +16,14 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from ...core import resources
 from ...core.handles import held
-from ...core.options import AutoWorkers, Measured
+from ...core.options import AutoWorkers
 from ...core.types import LoaderLike
 from ...sampling.stateful import is_stateful
 from ...workers.faults import validate
 from ..inline_iterator import here
 from .controller import Controller
 from .in_process import MakeBatch, Place, State, Worked
-from .limits import cores_here, first_guess, per_core, workers_bound
+from .limits import cores_here, first_guess, per_core
 
 if TYPE_CHECKING:
     from ...sampling.cursor import Cursor
@@ -33,16 +33,10 @@ logger = logging.getLogger("stoker.loader.engine")
 
 
 def begin(loader: LoaderLike, state: LoaderState, kind: str) -> None:
-    """Sets ``num_workers`` of a loader before an iterator of it is made.
-
-    Args:
-        loader: with ``num_workers="auto"``.
-        state: of that loader.
-        kind: of its workers.
-    """
-    if state.measured is None:
-        state.measured = Measured(*first_guess(loader))
-        loader.num_workers = AutoWorkers(state.measured.workers)
+    """Sets ``num_workers`` of a loader before an iterator of it is made."""
+    if not state.first_count_reason:
+        count, state.first_count_reason = first_guess(loader)
+        loader.num_workers = AutoWorkers(count)
         if not _only_workers(loader, kind):
             state.place = Place(_why_not_here(loader, state), _opened(state))
     place = state.place
@@ -75,7 +69,8 @@ def maker(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> MakeBatch |
     place = state.place
     if place is None or place.state is State.ONLY_WORKERS:
         return None
-    return place.timed(here(loader.dataset, loader._auto_collation, loader.collate_fn, loader.drop_last, cursor))
+    settings = loader.dataset, loader._auto_collation, loader.collate_fn, loader.drop_last
+    return place.timed(here(*settings, lambda: (cursor.base_seed, cursor.epoch)))
 
 
 def tuner(loader: LoaderLike, state: LoaderState) -> Callable[[int], int | None]:
@@ -152,7 +147,7 @@ def _most(state: LoaderState) -> Callable[[], int]:
         busy = (cpu - before[0]) / max(1, wall - before[1])  # since the last call
         before[:] = cpu, wall
         each = max(m.worker_pss.values(), default=resources.WORKER_BYTES)
-        return min(per_core(1 - busy) * cores_here(), max(1, workers_bound(each)[0]))
+        return min(per_core(1 - busy) * cores_here(), max(1, resources.workers_bound(each)[0]))
 
     return most
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import NamedTuple
 
 from torch.utils.data import IterableDataset
 
 from ...core import resources
-from ...core.options import Budget
+from ...core.options import AutoWorkers, Budget
 from ...core.types import LoaderLike
 
 PER_CORE = 16  # workers of which nearly all wait
@@ -21,11 +22,9 @@ def cores_here() -> int:
     return max(1, resources.cores_granted() // resources.ranks())
 
 
-def workers_bound(each: int) -> tuple[int, str]:
-    """``resources.workers_bound``, with the memory divided among the ranks of the node."""
-    ranks = resources.ranks()
-    most, words = resources.workers_bound(each * ranks)
-    return most, words if ranks == 1 else f"{words} in {ranks} ranks"
+def first_count(dataset: object) -> AutoWorkers:
+    """What "auto" is at first: a worker for each core; one for an iterable dataset, which only itself can shard."""
+    return AutoWorkers(1 if isinstance(dataset, IterableDataset) else cores_here())
 
 
 def first_guess(loader: LoaderLike) -> tuple[int, str]:
@@ -43,7 +42,7 @@ def first_guess(loader: LoaderLike) -> tuple[int, str]:
     bounds = [(cores, f"a first guess from {cores} core{'s' if cores > 1 else ''} granted")]
     if ranks > 1:
         bounds = [(cores, f"a first guess from {resources.cores_granted()} cores granted to {ranks} ranks")]
-    bounds.append(workers_bound(resources.WORKER_BYTES))
+    bounds.append(resources.workers_bound(resources.WORKER_BYTES))
     try:
         batches = len(loader)
         bounds.append((batches, f"{batches} batch{'es' if batches != 1 else ''} in an epoch"))
@@ -99,11 +98,8 @@ def limits(
         shm: batches cross in /dev/shm, as with torch's own loader.
         pinned: batches are page-locked.
     """
-    grant = resources.read(with_gpus=False)
-    cores = grant.cores
-    of = f"{cores} core{'s' if cores > 1 else ''} granted" + (
-        f" of {grant.cores_host}" if grant.cores_host > cores else ""
-    )
+    cores, of_host = resources.cores_granted(), os.cpu_count() or 1
+    of = f"{cores} core{'s' if cores > 1 else ''} granted" + (f" of {of_host}" if of_host > cores else "")
     each_core = per_core(waits)
     how = f"which wait {waits:.0%} of their time" if waits > 0.1 else "which compute"
     out = [Limit("cores", each_core * cores, f"{of}, {each_core} workers each, {how}")]
@@ -113,9 +109,10 @@ def limits(
     out.append(
         Limit("budget", budget.flight_bytes // flight, f"{budget.flight_bytes >> 20:,} MB for batches made ahead")
     )
-    if shm and grant.shm_free is not None:
-        out.append(Limit("shm", grant.shm_free // flight, f"{grant.shm_free >> 20:,} MB free in /dev/shm"))
+    shm_free = resources.shm_free() if shm else None
+    if shm_free is not None:
+        out.append(Limit("shm", shm_free // flight, f"{shm_free >> 20:,} MB free in /dev/shm"))
     if pinned:
-        locked = grant.memory // PINNED_SHARE
+        locked = resources.memory_granted() // PINNED_SHARE
         out.append(Limit("pinned", locked // flight, f"{locked >> 20:,} MB may be page-locked"))
     return sorted((Limit(b.name, max(1, b.most), b.words) for b in out), key=lambda b: b.most)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 from ...core import resources
+from ...core.terminal import human_bytes
 
 MEANING = {
     "SIGSEGV": "a crash in native code",
@@ -33,8 +34,8 @@ def why(exitcode: int | None, nbytes: int) -> str:
     text = _ended(exitcode)
     if nbytes:
         limit = resources.memory_limit()
-        of = f" of a limit of {_size(limit)}" if limit else ""
-        text += f"; its memory was {_size(nbytes)}{of} when it was last measured"
+        of = f" of a limit of {human_bytes(limit)}" if limit else ""
+        text += f"; its memory was {human_bytes(nbytes)}{of} when it was last measured"
     return text
 
 
@@ -55,7 +56,3 @@ def _ended(exitcode: int | None) -> str:
         return f"was killed by SIGKILL: out of memory (memory.events: oom_kill was {before} and is {_kills})"
     asked = "memory.events counts no out-of-memory kill" if _kills is not None else "no cgroup to ask"
     return f"was killed by SIGKILL ({asked}: kill -9 by another process, or a limit outside this container)"
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / (1 << 20):,.0f} MiB"

@@ -42,11 +42,6 @@ class Guard:
 
     Batches are made at once where the dataset can (``__getitems__``, a gather, a cache). One that fails is made again,
     sample by sample. A failed sample's replacement depends on the base seed, the epoch and the task, not on the worker.
-
-    Args:
-        parts: of the dataset.
-        policy: what to do about samples that fail.
-        on_sample_start: see ``OnSampleStart``.
     """
 
     def __init__(self, parts: Parts, policy: OnError, on_sample_start: OnSampleStart | None = None) -> None:

@@ -22,11 +22,6 @@ PATH = 2000  # characters of a file's name
 def append(path: Path, failures: Iterable[Failure], dataset: str) -> None:
     """Adds a line for each failure.
 
-    Args:
-        path: of the file; it is made if it is not there.
-        failures: what to add.
-        dataset: what the dataset is called.
-
     Raises:
         OSError: no such file can be written to.
     """
