@@ -81,6 +81,12 @@ class GlobalRngUse:
         self._watched: Counter[int] = Counter()  # tasks by worker
         self._next: dict[int, float] = {}  # by worker, when to watch again
 
+    def share(self, found: Found) -> None:
+        """Sets ``shared``. Generators that were made since have the first tasks watched anew."""
+        if len(found) > len(self.shared):
+            self._watched.clear()
+        self.shared = found
+
     def run(self, worker: int, call: Callable[[], T]) -> T:
         """Calls, and watches while it is not known whether the code draws."""
         if self.who is not None or self.shared_drawn is not None:

@@ -307,7 +307,7 @@ class ThreadPool:
 
     def find_shared_generators(self) -> Found:
         """Generators in objects that all workers use, as they are now."""
-        self.rng_use.shared = find_generators(self.spec.dataset, self.spec.collate_fn, thread_local=False)
+        self.rng_use.share(find_generators(self.spec.dataset, self.spec.collate_fn, thread_local=False))
         return self.rng_use.shared
 
     def copy_generators(self, runner: TaskRunner) -> bool:
