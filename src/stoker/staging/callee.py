@@ -14,17 +14,20 @@ from ..core.types import Attributes
 from .containers import items_of
 
 Rewritten = TypeVar("Rewritten")
+Value: TypeAlias = Any  # what a call of the user's returns
+Thunk: TypeAlias = Callable[[], Value]
+AnyCallable: TypeAlias = Callable[..., Value]
 Arguments: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
 
 
 class Call(NamedTuple):
     """A call that is, or was about to be, made."""
 
-    function: Callable[..., Any]
+    function: AnyCallable
     args: tuple[object, ...]
     kwargs: dict[str, object]
 
-    def run(self) -> Any:
+    def run(self) -> Value:
         """Makes the call."""
         return self.function(*self.args, **self.kwargs)
 

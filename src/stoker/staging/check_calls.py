@@ -7,11 +7,11 @@ import copy
 import os
 import types
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
 
 from ..core.fingerprint import Fingerprint
 from ..core.random_state import RandomState
 from .aliases import share_memory
+from .callee import Thunk, Value
 from .compare import equal_bits
 from .executed_code import Executed
 from .isolate import output_size
@@ -33,7 +33,7 @@ class Replay:
         self.states = samples.states
         self._kept: dict[str, Kept] = {}
 
-    def answer(self, key: Key, call: Callable[[], Any], variables: Callable[[], Any] | None = None) -> Any:
+    def answer(self, key: Key, call: Thunk, variables: Thunk | None = None) -> Value:
         kept = self._kept.get(repr(key))
         if kept is not None:
             return kept.read()
@@ -74,7 +74,7 @@ class Checker:
         self._changing = changing
         self._strike = strike
 
-    def answer(self, key: Key, call: Callable[[], Any], variables: Callable[[], Any] | None = None) -> Any:
+    def answer(self, key: Key, call: Thunk, variables: Thunk | None = None) -> Value:
         samples, code = self._samples, Executed(self._samples.dataset)
         states = samples.states()
         fingerprint = Fingerprint(samples.dataset)
@@ -133,7 +133,7 @@ class Checker:
             return "its results are one and the same object"
         return "" if equal_bits(first, second) else "it gives other bits on a repeat"
 
-    def _arguments(self, variables: Callable[[], Any] | None) -> Iterator[tuple[object, object]]:
+    def _arguments(self, variables: Thunk | None) -> Iterator[tuple[object, object]]:
         """The values of the local variables that a call reads, each with a copy, so far as they can be copied."""
         if not isinstance(variables, types.FunctionType):
             return

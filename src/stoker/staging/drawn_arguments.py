@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 import ast
-from typing import Any
 
 from .syntax import is_chain, operand_places
 
@@ -91,8 +90,8 @@ def _assignment(name: str, value: ast.expr, statement: ast.stmt) -> ast.stmt:
     return ast.fix_missing_locations(ast.copy_location(made, statement))
 
 
-def _put(holder: Any, place: Any, node: ast.expr) -> None:
-    if isinstance(holder, list):
+def _put(holder: object, place: object, node: ast.expr) -> None:
+    if isinstance(holder, list) and isinstance(place, int):
         holder[place] = node
     else:
-        setattr(holder, place, node)
+        setattr(holder, str(place), node)

@@ -15,13 +15,13 @@ import types
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from ..core.random_state import RandomState, owns_global_generators
 from ..core.types import MapDataset
-from .callee import Arguments, Call, Callee, Compiled, callee_of, key_of
+from .callee import AnyCallable, Arguments, Call, Callee, Compiled, Thunk, Value, callee_of, key_of
 from .change_watch import Comparison
 from .plan import Node, PreparedState, Unplanned
 from .recompile import rebound
@@ -63,7 +63,7 @@ class Answers(Protocol):
 
     names: dict[int, str]
 
-    def answer(self, key: Key, call: Callable[[], Any], variables: Callable[[], Any] | None = None) -> Any:
+    def answer(self, key: Key, call: Thunk, variables: Thunk | None = None) -> Value:
         """What the call returns.
 
         Args:
@@ -108,7 +108,7 @@ class MemoNode(Compiled[types.FunctionType]):
     entered: dict[tuple[int, str], MemoNode] = field(default_factory=dict)
     shown: list[str] = field(default_factory=list)
 
-    def run(self, answers: Answers, call: Call) -> Any:
+    def run(self, answers: Answers, call: Call) -> Value:
         """Makes a call of a function, some calls of which are answered from memory."""
         callee = callee_of(call.function)
         assert callee is not None
@@ -137,7 +137,7 @@ class _Helper:
         self._answers = answers
         self._callee = callee
 
-    def keep(self, number: int, call: Callable[[], Any], values: tuple[object, ...]) -> Any:
+    def keep(self, number: int, call: Thunk, values: tuple[object, ...]) -> Value:
         """A call that may be answered from memory, identified by the local variables that it mentions."""
         key = self._key(number, values)
         return call() if key is None else self._answers.answer(key, call, call)
@@ -150,8 +150,8 @@ class _Helper:
         return SiteKey(code.co_filename, code.co_firstlineno, number, owner, values)
 
     def keep_prefix(
-        self, number: int, called: Callable[..., Any], arguments: Callable[[], Arguments], values: tuple[object, ...]
-    ) -> Any:
+        self, number: int, called: AnyCallable, arguments: Callable[[], Arguments], values: tuple[object, ...]
+    ) -> Value:
         """A call whose first part may be answered from memory."""
         key, node = self._key(number, values), self._node.prefixes[number].get(key_of(called))
         may_be_cut = self._node.failures[number] < FAILURES and owns_global_generators()
@@ -185,13 +185,13 @@ class _Helper:
         """The arguments of a call."""
         return args, kwargs
 
-    def keep_call(self, number: int, called: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
+    def keep_call(self, number: int, called: AnyCallable, /, *args: object, **kwargs: object) -> Value:
         """A call that may be answered from memory, identified by its arguments."""
         call = Call(called, args, kwargs)
         key = call_key(call, self._answers.names)
         return call.run() if key is None else self._answers.answer(key, call.run)
 
-    def enter(self, number: int, called: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
+    def enter(self, number: int, called: AnyCallable, /, *args: object, **kwargs: object) -> Value:
         """A call of a function in which calls are kept."""
         call = Call(called, args, kwargs)
         node = self._node.entered.get((number, key_of(called)))
@@ -271,7 +271,7 @@ class Memo:
         self._on_problem = on_problem
         self._comparison = Comparison()
 
-    def answer(self, key: Key, call: Callable[[], Any], variables: Callable[[], Any] | None = None) -> Any:
+    def answer(self, key: Key, call: Thunk, variables: Thunk | None = None) -> Value:
         """What a call returns: a copy of what it returned before, or its result, which is kept."""
         store = self._store
         number = self._table.find(key, claim=False) if store.usable else -1

@@ -12,12 +12,11 @@ from __future__ import annotations
 import ast
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..core.packages import libraries
-from .callee import Call, callee_of, key_of
+from .callee import AnyCallable, Call, Thunk, Value, callee_of, key_of
 from .check_calls import Checker, Replay
 from .compare import equal_bits
 from .containers import items_of
@@ -114,13 +113,11 @@ class Survey:
 
     # -- what calls do
 
-    def _run_surveyed(self, function: SurveyedFunction, call: Call, depth: int) -> Any:
+    def _run_surveyed(self, function: SurveyedFunction, call: Call, depth: int) -> Value:
         copied, first = function.copied(), function.callee.first
         return copied(*first, *call.args, _stoker=_Visitor(self, function, depth), **call.kwargs)
 
-    def visit(
-        self, function: SurveyedFunction, number: int, run: Callable[[], Any], values: tuple[object, ...] | None
-    ) -> Any:
+    def visit(self, function: SurveyedFunction, number: int, run: Thunk, values: tuple[object, ...] | None) -> Value:
         """A call is made: what it costs, and whether it could be kept."""
         self._visits += 1
         if self._visits > VISITS:
@@ -137,7 +134,7 @@ class Survey:
             function.large.setdefault(number, set()).update(large)
         return out
 
-    def call(self, function: SurveyedFunction, number: int, call: Call, depth: int) -> Any:
+    def call(self, function: SurveyedFunction, number: int, call: Call, depth: int) -> Value:
         """The call itself, its arguments being evaluated."""
         has_key = call_key(call, self._names) is not None
         if not has_key and number not in function.calls and _may_be_cut(call):
@@ -152,7 +149,7 @@ class Survey:
             function.not_by_args.add(number)
         return out
 
-    def _run(self, function: SurveyedFunction, number: int, call: Call, depth: int) -> Any:
+    def _run(self, function: SurveyedFunction, number: int, call: Call, depth: int) -> Value:
         """Makes a call. If it is one of a Python function, the calls in there are surveyed, too."""
         callee = callee_of(call.function)
         if callee is None or depth <= 1 or self._visits > VISITS or is_closed(callee.fn, libraries()):
@@ -333,14 +330,14 @@ class _Visitor:
         self._function = function
         self._depth = depth
 
-    def visit(self, number: int, run: Callable[[], Any], values: tuple[object, ...] | None) -> Any:
+    def visit(self, number: int, run: Thunk, values: tuple[object, ...] | None) -> Value:
         return self._survey.visit(self._function, number, run, values)
 
-    def call(self, number: int, called: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
+    def call(self, number: int, called: AnyCallable, /, *args: object, **kwargs: object) -> Value:
         return self._survey.call(self._function, number, Call(called, args, kwargs), self._depth)
 
-    def item(self, number: int, value: Any, index: object, values: tuple[object, ...] | None) -> Any:
-        getter: Any = getattr(value, "__getitem__", None)
+    def item(self, number: int, value: Value, index: object, values: tuple[object, ...] | None) -> Value:
+        getter: Value = getattr(value, "__getitem__", None)
         if callee_of(getter) is None:
             return value[index]
         return self.visit(number, lambda: self.call(number, getter, index), values)
