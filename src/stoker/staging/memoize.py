@@ -124,7 +124,8 @@ class MemoNode(Compiled[types.FunctionType]):
 
     def all_shown(self) -> list[str]:
         """What is kept, here and in the functions that are called."""
-        return self.shown + [line for node in self.entered.values() for line in node.all_shown()]
+        inside = [line for node in self.entered.values() for line in node.all_shown()]
+        return list(dict.fromkeys(self.shown + inside))  # a function may be called in several places
 
 
 class _Helper:
