@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset
 
 import stoker
+from stoker.staging import pure_calls
 from stoker.staging.blocks_as_calls import blocks_as_calls
 from stoker.staging.callee import Call
 from stoker.staging.compare import equal_bits
@@ -22,6 +23,12 @@ from stoker.staging.inline_variables import Definitions
 from stoker.staging.memoize import Table, call_key, is_small, names_of
 
 SIZE = 24
+
+
+@pytest.fixture(autouse=True)
+def pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it pays is not asked: that depends on what else the machine does."""
+    monkeypatch.setattr(pure_calls, "PAYS", 1e9)
 
 
 def slow_array(seed: int) -> np.ndarray[Any, Any]:
@@ -397,33 +404,67 @@ class WritesToArgument(TwoImages):
         return out, image, other
 
 
-@pytest.mark.parametrize("kind", [TwoImages, InBlocks])
-def test_calls_are_known_by_what_their_variables_were_assigned(kind: Any) -> None:
-    staged = stoker.Staged(kind())
+class Unbound(Samples):
+    """A variable that the call mentions is set for some samples only."""
+
+    def __getitem__(self, i: int) -> Any:
+        other = random.randrange(len(self))
+        if i % 2:
+            number = i // 2
+        return slow_array(number if i % 2 else 7).repeat(2, axis=0), self.load_image(other)
+
+
+def shown_calls(data: Any) -> str:
+    """What is kept of a dataset's calls, whose batches are compared."""
+    staged = stoker.Staged(data())
     assert staged.split is not None
     assert staged.split.memo is not None, staged.split
-    shown = " ".join(staged.split.memo.root.all_shown())
+    assert equal_bits(batches(data()), batches(staged))
+    return " ".join(staged.split.memo.root.all_shown())
+
+
+@pytest.mark.parametrize("kind", [TwoImages, InBlocks])
+def test_calls_are_known_by_what_their_variables_were_assigned(kind: Any) -> None:
+    shown = shown_calls(kind)
     assert "up to 1 of 2 transforms" in shown
     assert "self.transform(_if_line_" in shown or "self.transform(_with_line_" in shown
-    assert equal_bits(batches(kind()), batches(staged))
 
 
 @pytest.mark.parametrize("kind", [Written, WritesToArgument])
 def test_an_object_that_was_written_to_is_no_key(kind: Any) -> None:
-    staged = stoker.Staged(kind())
-    assert staged.split is not None
-    assert staged.split.memo is not None, staged.split
-    shown = " ".join(staged.split.memo.root.all_shown())
+    shown = shown_calls(kind)
     assert "transform(" not in shown
     assert "brighter(" not in shown
-    assert equal_bits(batches(kind()), batches(staged))
+
+
+def test_a_variable_that_is_not_set_ends_nothing() -> None:
+    assert "slow_array(number" in shown_calls(Unbound)
+
+
+def function(body: str) -> ast.FunctionDef:
+    """A function whose blocks are calls."""
+    tree = ast.parse(f"def f(self, p, q):\n{textwrap.indent(body, '    ')}")
+    return blocks_as_calls(cast(ast.FunctionDef, tree.body[0]))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "global G\nwith a(p) as f:\n    G = 1\n    x = g(f)\nreturn x",
+        "with a(p) as f:\n    x = g(f)\nreturn x, locals()",
+        "if q:\n    z = 1\nif p.m:\n    p = c(p, z)\nreturn p",
+        "x = a(p)\nif x.m:\n    x = c(x)\ndel x",
+        "with a(p) as f:\n    x = g(f)\n    y = h(f)\nreturn x, y",
+    ],
+    ids=["global", "locals", "unbound", "deleted", "two results"],
+)
+def test_blocks_that_stay(body: str) -> None:
+    assert "_line_" not in ast.unparse(function(body))
 
 
 def inlined(body: str, call: str) -> str:
     """The source of a call, with all definitions that may be taken into it."""
-    tree = blocks_as_calls(
-        cast(ast.FunctionDef, ast.parse(f"def f(self, p, q):\n{textwrap.indent(body, '    ')}").body[0])
-    )
+    tree = function(body)
     calls = [x for x in ast.walk(tree) if isinstance(x, ast.Call)]
     numbers = {id(x): n for n, x in enumerate(calls)}
     number = next(numbers[id(x)] for x in calls if ast.unparse(x) == call)
@@ -463,6 +504,7 @@ def inlined(body: str, call: str) -> str:
         ("x = a(p)\ny = [b(x) for _ in q]", "b(x)", "b(x)"),
         ("def c():\n    return x\nx = a(p)\ny = b(x)", "b(x)", "b(x)"),
         ("x = a(p)\nx, y = q\nz = b(x)", "b(x)", "b(x)"),
+        ("if q:\n    z = 1\nx = a(p)\nif x.m and q:\n    x = c(x, z)\ny = b(x)", "b(x)", "b(x)"),
         ("with self.lock:\n    x = a(p)\ny = b(x)", "b(x)", "b(x)"),
     ],
 )

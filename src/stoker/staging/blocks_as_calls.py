@@ -34,39 +34,50 @@ def blocks_as_calls(tree: ast.FunctionDef) -> ast.FunctionDef:
     binds are replaced, and of ``if``, only those that change the variable that is tested.
     """
     tree = copy.deepcopy(tree)
-    rewriter = _Rewriter(names_bound(tree.body) | set(params_of(tree)), _reads(tree))
-    for statement in tree.body:
-        rewriter.visit(statement)
-    tree.body = rewriter.block(tree.body)
+    if not any(isinstance(x, (ast.Global, ast.Nonlocal)) or _reads_frame(x) for x in ast.walk(tree)):
+        deleted = {x.id for x in ast.walk(tree) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Del)}
+        rewriter = _Rewriter(names_bound(tree.body) | set(params_of(tree)), deleted, _reads(tree))
+        tree.body = rewriter.block(tree.body, set(params_of(tree)) - deleted)
     return tree
 
 
-class _Rewriter(ast.NodeVisitor):
+class _Rewriter:
     """Replaces blocks.
 
     Args:
         variables: local variables of the function.
+        deleted: those that a statement deletes.
         reads: how often each is read.
     """
 
-    def __init__(self, variables: set[str], reads: Counter[str]) -> None:
+    def __init__(self, variables: set[str], deleted: set[str], reads: Counter[str]) -> None:
         self._variables = variables
+        self._deleted = deleted
         self._reads = reads
 
-    def generic_visit(self, node: ast.AST) -> None:
-        if isinstance(node, FUNCTIONS):
-            return
-        super().generic_visit(node)
-        for name in ("body", "orelse", "finalbody"):
-            statements = getattr(node, name, None)
-            if isinstance(statements, list):
-                setattr(node, name, self.block(statements))
+    def block(self, statements: list[ast.stmt], bound: set[str]) -> list[ast.stmt]:
+        """The statements, with functions for blocks, and drawn arguments of calls in variables.
 
-    def block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
-        """The statements, with functions for blocks, and drawn arguments of calls in variables."""
-        return [x for statement in arguments_before_calls(statements) for x in self._replaced(statement)]
+        Args:
+            statements: of a block.
+            bound: variables that are certainly bound before.
+        """
+        out: list[ast.stmt] = []
+        bound = set(bound)
+        for statement in statements:
+            if not isinstance(statement, FUNCTIONS):
+                inside = bound | names_bound(getattr(statement, "items", []))
+                for holder in (statement, *getattr(statement, "handlers", []), *getattr(statement, "cases", [])):
+                    for name in ("body", "orelse", "finalbody"):
+                        if isinstance(getattr(holder, name, None), list):
+                            setattr(holder, name, self.block(getattr(holder, name), inside))
+            for x in arguments_before_calls([statement]):
+                out += self._replaced(x, bound)
+                if isinstance(x, ast.Assign):
+                    bound |= names_bound(x.targets) - self._deleted
+        return out
 
-    def _replaced(self, statement: ast.stmt) -> list[ast.stmt]:
+    def _replaced(self, statement: ast.stmt, bound: set[str]) -> list[ast.stmt]:
         result = ""
         if isinstance(statement, ast.With):
             result, needed = self._of_with(statement), read_before_bound(_flat(statement))
@@ -74,8 +85,10 @@ class _Rewriter(ast.NodeVisitor):
             result, needed = _of_if(statement), set(_reads(statement))
         if not result or _has_own_frame(statement):
             return [statement]
+        params = sorted((needed & self._variables) | ({result} & bound))  # a context may end before it is assigned
+        if not bound.issuperset(params):
+            return [statement]
         name = f"_{type(statement).__name__.lower()}_line_{statement.lineno}"
-        params = sorted(needed & self._variables)
         arguments = ast.arguments([], [ast.arg(x) for x in params], None, [], [], None, [])
         function = ast.FunctionDef(name, arguments, [statement, ast.Return(ast.Name(result, ast.Load()))], [])
         call = ast.Call(ast.Name(name, ast.Load()), [ast.Name(x, ast.Load()) for x in params], [])
@@ -108,7 +121,11 @@ def _of_if(block: ast.If) -> str:
 
 
 def _has_own_frame(block: ast.stmt) -> bool:
-    return any(isinstance(x, _OWN_FRAME) or getattr(x, "id", "") in FRAME_READERS for x in ast.walk(block))
+    return any(isinstance(x, _OWN_FRAME) or getattr(x, "id", "") == "super" for x in ast.walk(block))
+
+
+def _reads_frame(x: ast.AST) -> bool:
+    return isinstance(x, ast.Name) and x.id in FRAME_READERS - {"super"}
 
 
 def _assigns_a_variable(statement: ast.stmt) -> bool:

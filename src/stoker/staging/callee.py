@@ -17,6 +17,7 @@ Rewritten = TypeVar("Rewritten")
 Value: TypeAlias = Any  # what a call of the user's returns
 Thunk: TypeAlias = Callable[[], Value]
 AnyCallable: TypeAlias = Callable[..., Value]
+Values: TypeAlias = Callable[[], tuple[object, ...]]  # returns those of local variables, of which some may be unbound
 Arguments: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
 
 

@@ -138,7 +138,10 @@ class Checker:
         if not isinstance(variables, types.FunctionType):
             return
         for name, cell in zip(variables.__code__.co_freevars, variables.__closure__ or (), strict=True):
-            value = cell.cell_contents
+            try:
+                value = cell.cell_contents
+            except ValueError:  # this branch did not set it
+                continue
             if name != HELPER and not is_small(value) and id(value) not in self.names:
                 with contextlib.suppress(Exception):
                     yield value, copy.deepcopy(value)

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..core.random_state import RandomState, owns_global_generators
 from ..core.types import MapDataset
-from .callee import AnyCallable, Arguments, Call, Callee, Compiled, Thunk, Value, callee_of, key_of
+from .callee import AnyCallable, Arguments, Call, Callee, Compiled, Thunk, Value, Values, callee_of, key_of
 from .change_watch import Comparison
 from .plan import Node, PreparedState, Unplanned
 from .recompile import rebound
@@ -83,6 +83,14 @@ def is_small(value: object) -> bool:
     return isinstance(value, SMALL) and not (isinstance(value, (str, bytes)) and len(value) > LONGEST)
 
 
+def values_of(values: Values) -> tuple[object, ...] | None:
+    """The values of local variables; None where this branch of the code did not set one of them."""
+    try:
+        return values()
+    except NameError:
+        return None
+
+
 @dataclass
 class MemoNode(Compiled[types.FunctionType]):
     """A function some of whose calls are answered from memory.
@@ -138,20 +146,21 @@ class _Helper:
         self._answers = answers
         self._callee = callee
 
-    def keep(self, number: int, call: Thunk, values: tuple[object, ...]) -> Value:
+    def keep(self, number: int, call: Thunk, values: Values) -> Value:
         """A call that may be answered from memory, identified by the local variables that it mentions."""
         key = self._key(number, values)
         return call() if key is None else self._answers.answer(key, call, call)
 
-    def _key(self, number: int, values: tuple[object, ...]) -> SiteKey | None:
+    def _key(self, number: int, values: Values) -> SiteKey | None:
+        mentioned = values_of(values)
         owner = self._answers.names.get(id(self._callee.bound), "")
-        if not is_small(values) or (self._callee.is_method and not owner):
+        if mentioned is None or not is_small(mentioned) or (self._callee.is_method and not owner):
             return None  # or a method of an object that is made anew for each sample
         code = self._callee.fn.__code__
-        return SiteKey(code.co_filename, code.co_firstlineno, number, owner, values)
+        return SiteKey(code.co_filename, code.co_firstlineno, number, owner, mentioned)
 
     def keep_prefix(
-        self, number: int, called: AnyCallable, arguments: Callable[[], Arguments], values: tuple[object, ...]
+        self, number: int, called: AnyCallable, arguments: Callable[[], Arguments], values: Values
     ) -> Value:
         """A call whose first part may be answered from memory."""
         key, node = self._key(number, values), self._node.prefixes[number].get(key_of(called))

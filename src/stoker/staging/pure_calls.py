@@ -16,12 +16,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from ..core.packages import libraries
-from .callee import AnyCallable, Call, Thunk, Value, callee_of, key_of
+from .callee import AnyCallable, Call, Thunk, Value, Values, callee_of, key_of
 from .check_calls import Checker, Replay
 from .compare import equal_bits
 from .containers import items_of
 from .executed_code import is_closed
-from .memoize import Key, MemoNode, SiteKey, call_key, is_small, names_of
+from .memoize import Key, MemoNode, SiteKey, call_key, is_small, names_of, values_of
 from .plan import Node, SliceNode, Unplanned
 from .samples import TrialSamples
 from .search import Search
@@ -117,20 +117,21 @@ class Survey:
         copied, first = function.copied(), function.callee.first
         return copied(*first, *call.args, _stoker=_Visitor(self, function, depth), **call.kwargs)
 
-    def visit(self, function: SurveyedFunction, number: int, run: Thunk, values: tuple[object, ...] | None) -> Value:
+    def visit(self, function: SurveyedFunction, number: int, run: Thunk, values: Values | None) -> Value:
         """A call is made: what it costs, and whether it could be kept."""
         self._visits += 1
         if self._visits > VISITS:
             function.struck.add(number)
             return run()
+        mentioned = None if values is None else values_of(values)
         before, began = self.samples.states(), time.perf_counter() - self._asking_s
         out = run()
         function.seconds_with_args.setdefault(number, []).append(time.perf_counter() - self._asking_s - began)
         if before.moved():
             function.drew.add(number)
         names = function.sites[number].mentioned
-        if values is not None and names:
-            large = {name for name, value in zip(names, values, strict=True) if not is_small(value)}
+        if names and mentioned is not None:
+            large = {name for name, value in zip(names, mentioned, strict=True) if not is_small(value)}
             function.large.setdefault(number, set()).update(large)
         return out
 
@@ -330,13 +331,13 @@ class _Visitor:
         self._function = function
         self._depth = depth
 
-    def visit(self, number: int, run: Thunk, values: tuple[object, ...] | None) -> Value:
+    def visit(self, number: int, run: Thunk, values: Values | None) -> Value:
         return self._survey.visit(self._function, number, run, values)
 
     def call(self, number: int, called: AnyCallable, /, *args: object, **kwargs: object) -> Value:
         return self._survey.call(self._function, number, Call(called, args, kwargs), self._depth)
 
-    def item(self, number: int, value: Value, index: object, values: tuple[object, ...] | None) -> Value:
+    def item(self, number: int, value: Value, index: object, values: Values | None) -> Value:
         getter: Value = getattr(value, "__getitem__", None)
         if callee_of(getter) is None:
             return value[index]

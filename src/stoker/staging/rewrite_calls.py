@@ -62,8 +62,9 @@ class Selection(NamedTuple):
 
 def surveyed(fn: types.FunctionType, is_method: bool) -> types.FunctionType:
     """A copy in which each call is ``_stoker.visit(number, lambda: _stoker.call(number, f, ...), values)``, and each
-    subscript ``_stoker.item(number, x, index, values)``. ``values``: of the local variables that it mentions, without
-    ``self``; None if it has variables of its own. A call that must run in the function's frame is not visited.
+    subscript ``_stoker.item(number, x, index, values)``. ``values`` returns those of the local variables that it
+    mentions, without ``self``; None if it has variables of its own. A call that must run in the function's frame is not
+    visited.
 
     Raises:
         NoSource: there is no source, or it is a generator or coroutine.
@@ -206,7 +207,7 @@ class _Rewriter(ast.NodeTransformer):
             return node
         values = constant(None)
         if names is not None:
-            values = ast.Tuple([ast.Name(n, ast.Load()) for n in names], ast.Load())
+            values = _thunk(ast.Tuple([ast.Name(n, ast.Load()) for n in names], ast.Load()))  # some may be unbound
         made: ast.expr
         if method in (KEEP_CALL, ENTER):
             made = _helped(method, number, node)
