@@ -25,9 +25,9 @@ from stoker.core import monitor, stacks
 from stoker.core.histogram import Histogram
 from stoker.core.metrics import LoaderMetrics
 from stoker.diagnosis.doctor.loader_stats import LoaderStats
-from stoker.diagnosis.doctor.verdict import CAUSES, REMEDY, diagnose
+from stoker.diagnosis.doctor.verdict import CAUSES, REMEDY, _rank, diagnose
 from stoker.diagnosis.doctor.workers import worker_startup
-from stoker.diagnosis.report.schema import LoaderReport
+from stoker.diagnosis.report.schema import Finding, LoaderReport
 from stoker.diagnosis.watch import stack_sampler as sampler_module
 from stoker.diagnosis.watch import worker_record
 from stoker.diagnosis.watch.shared_counters import WorkerTimes
@@ -508,6 +508,15 @@ def test_cold_cache() -> None:
     computes = [{**slept[0], "ran": 1.0, "waited": 0.0}]  # who loses time to something else reads from a disk as well
     assert "cold_cache" not in causes(**{**changes, "where": computes}, kernel={"stored": 1 << 30})
     assert "cold_cache" not in causes(**changes, kernel={"stored": 4096})
+
+
+def test_causes_stand_in_the_order_of_what_they_cost() -> None:
+    """A prediction takes it that nothing of a cause remains: a transform that cannot be kept would come first."""
+    transform = Finding("slow_transform", 0.59, predicted_speedup=3.3)
+    workers = Finding("too_few_workers", 0.7, predicted_speedup=2.0)
+    cache = Finding(REMEDY.__name__, 0.6, predicted_speedup=3.1)
+    found = sorted([transform, workers, cache], key=lambda f: _rank(f, 1.0), reverse=True)
+    assert [f.cause for f in found] == [REMEDY.__name__, "too_few_workers", "slow_transform"]
 
 
 def test_growth_is_not_a_start() -> None:

@@ -48,7 +48,7 @@ def diagnose(
     gpus: int = 0,
     memory_granted: int = 0,
 ) -> tuple[str, list[Finding]]:
-    """Verdict and findings, the one whose fix saves most first."""
+    """Verdict and findings, the costliest first; see ``_rank``."""
     seen = [loader for loader in loaders if loader.batches >= MIN_BATCHES]
     if not seen:
         return "unknown", []
@@ -88,7 +88,9 @@ def _findings(stats: LoaderStats) -> list[Finding]:
 
 
 def _rank(f: Finding, weight: float) -> float:
-    """By what the fix saves, as predicted or else all that the cause costs; of two that save about as much the one that
-    stoker does itself comes first."""
+    """A cause by the time that it costs; what stoker does itself by what it saves, and before a cause that costs about
+    as much. What mending a cause saves is predicted as if nothing of it remained, so two predictions do not compare."""
+    if f.cause != REMEDY.__name__:
+        return f.share * weight
     saves = 1 - 1 / f.predicted_speedup if f.predicted_speedup else f.share
-    return saves * weight + (ABOUT_AS_MUCH if f.cause == REMEDY.__name__ else 0.0)
+    return saves * weight + ABOUT_AS_MUCH
