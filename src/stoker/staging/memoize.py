@@ -2,7 +2,9 @@
 
 This reaches what a cut cannot: samples that draw first and load afterwards (mosaic, mixup, pairs). A survey runs
 samples in which each call reports its small arguments, its time, and whether it moved a generator. Kept are the
-outermost calls that did not, and that give other objects with the same bits when they are repeated.
+outermost calls that did not, and that give other objects with the same bits when they are repeated. A call with other
+than small arguments is identified by the calls that made them (``inline_variables``); of one that draws, what comes
+before the first draw is kept, as a ``plan``.
 """
 
 from __future__ import annotations
