@@ -327,9 +327,8 @@ def test_what_a_worker_has_is_released_when_torch_releases_it(
 ) -> None:
     """A generator's ``finally`` runs in a worker that ends. So does ``__del__`` of a dataset since torch 2.14, except
     under fork, where the dataset is a copy of the parent's."""
-    said = {}
-    for name, cls in (("stoker", stoker.DataLoader), ("torch", torch.utils.data.DataLoader)):
-        folder = tmp_path / name
+
+    def notes(cls: type[Any], folder: Path) -> list[str]:
         folder.mkdir()
         loader = cls(kind(str(folder)), batch_size=5, num_workers=2, multiprocessing_context=context)
         it = iter(loader)
@@ -340,7 +339,25 @@ def test_what_a_worker_has_is_released_when_torch_releases_it(
                 pass
         it._shutdown_workers()
         del it
-        said[name] = sorted(path.name.rpartition(" ")[0] for path in folder.iterdir())
-    assert said["stoker"] == said["torch"]
+        return sorted(path.name.rpartition(" ")[0] for path in folder.iterdir())
+
+    ours = notes(stoker.DataLoader, tmp_path / "stoker")
+    for attempt in range(5):  # see _aborts_at_exit
+        try:
+            theirs = notes(torch.utils.data.DataLoader, tmp_path / f"torch {attempt}")
+            break
+        except RuntimeError as e:
+            if not _aborts_at_exit(e):
+                raise
+    else:
+        pytest.fail("torch's workers aborted five times")
+    assert ours == theirs
     if kind is Open:
-        assert said["stoker"] == ["closed 0", "closed 1"]
+        assert ours == ["closed 0", "closed 1"]
+
+
+def _aborts_at_exit(e: RuntimeError) -> bool:
+    """torch's workers end beside their queue's daemon thread. Where that thread is in C++ when the interpreter ends,
+    Python ends the thread, which C++ answers with ``terminate called without an active exception``. Seen once with
+    torch's own loader on a busy machine."""
+    return "killed by signal: Aborted" in str(e)
