@@ -1,6 +1,7 @@
 """Waits for ``torch.utils.data.dataloader`` to be imported and then puts the watch on it. Standard library only."""
 
 import functools
+import gc
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -78,17 +79,30 @@ class _Waiting:
 
 
 def _attach(module: Any, replaced: dict[tuple[object, str], Callable[..., Any]]) -> None:
+    collects = gc.isenabled()
+    gc.disable()  # importing some 150 modules causes a full collection: 70 ms over the objects of torch
+    try:
+        patch = _import_patch()
+        if patch is not None:
+            patch.attach(module, replaced)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _import_patch() -> Any:
+    """The module that puts the watch on; None, and a line on stderr, where this Python cannot import it."""
     home = os.environ.get("STOKER_HOME", "")
     sys.path.append(home)  # last: it must not shadow anything of the script's
     try:
         from stoker.diagnosis.watch import patch
     except Exception as e:
         sys.stderr.write(f"stoker: not watching this process: {type(e).__name__}: {e}\n")
-        return
+        return None
     finally:
         if home in sys.path:
             sys.path.remove(home)
-    patch.attach(module, replaced)
+    return patch
 
 
 class _Finder(importlib.abc.MetaPathFinder):
