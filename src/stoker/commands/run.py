@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from traceback import format_exc
 from typing import Any
@@ -44,6 +45,7 @@ HOOK = Path(__file__).parents[1] / "diagnosis" / "watch" / "_hook"
 SOURCE = Path(__file__).parents[2]
 MAX_LINE = 16 << 20  # bytes of one report of a process; a longer line is not a report
 PR_SET_PDEATHSIG = 1
+PRINTING = ("rich.console", "rich.table", "platformdirs.unix")  # imported beside the script, not after it: 50 ms
 FORWARD = tuple(
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGCONT")
@@ -285,6 +287,8 @@ def _execute(options: Options, listener: Listener) -> tuple[int, JsonObject]:
         raise UsageError(f"cannot run {line[0]}: {e.strerror}") from e
     listener.start()
     threading.Thread(target=_forward, args=(process, shared_group), name="stoker_signals", daemon=True).start()
+    for name in PRINTING:
+        import_module(name)
     monitor = SystemMonitor()
     return process.wait(), monitor.stop()
 
