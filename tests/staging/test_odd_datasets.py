@@ -451,6 +451,35 @@ def test_what_changes_between_epochs_is_never_served_stale(loader: Any) -> None:
             assert {x.shape[1] for x in loader} == {size}
 
 
+class FromFiles(Base):
+    def __init__(self, folder: Path, noise: float) -> None:
+        self.folder, self.noise = folder, noise
+
+    def write(self, epoch: int) -> None:
+        """What a script does that makes its labels anew with the model."""
+        for i in range(N):
+            np.save(self.folder / f"{i}.npy", np.full(4, float(epoch)))
+
+    def __getitem__(self, i: int) -> Any:
+        x = np.load(self.folder / f"{i}.npy")
+        return x + self.noise * random.random() if self.noise else x
+
+
+@pytest.mark.parametrize("settings", [{"num_workers": 0}, {"num_workers": 2, "persistent_workers": True}])
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_files_that_are_written_between_epochs_are_read_anew(
+    noise: float, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    data = FromFiles(tmp_path, noise)
+    data.write(0)
+    loader = stoker.DataLoader(stoker.Staged(data, cache_budget="1MB"), 4, **settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for epoch in (0, 0, 1, 2, 2):
+            data.write(epoch)
+            assert {int(x.min()) for x in loader} == {int(x.max()) for x in loader} == {epoch}
+
+
 def test_a_change_after_which_nothing_can_be_kept_ends_no_script() -> None:
     class Turns(Base):
         late = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..core.fingerprint import Fingerprint, Parts
 from ..core.random_state import RandomState
@@ -14,6 +14,7 @@ from .compare import equal_bits
 from .plan import Unplanned
 from .store.decode import stored_copy
 
+FILE = "file"
 CHECK_S = 1.0  # between two checks, at least
 CHECK_SHARE = 500  # of this many parts of the time, one is spent on checking
 FIRST_COMPARE_S = 1.0  # nothing is made again in a worker's first second
@@ -26,18 +27,21 @@ class ChangeWatch:
     Args:
         take: makes a fingerprint of it.
         opened: what loading samples makes in it. See ``Fingerprint.opened``.
+        files: some of those that samples are read from; a script may write them anew, with other labels.
     """
 
-    def __init__(self, take: Callable[[], Fingerprint], opened: Parts) -> None:
+    def __init__(self, take: Callable[[], Fingerprint], opened: Parts, files: Sequence[str]) -> None:
         self.is_current = True
         self._take = take
         self._opened = opened
         self._before = take()
+        self._files = {path: _state_of(path) for path in files}
         self._next_check = 0.0  # a worker checks when it begins
 
     def changes(self) -> list[str]:
         """What has changed since the cache was begun, for people."""
-        return self._before.added_or_changed_since(self._take(), self._opened)
+        changes = self._before.added_or_changed_since(self._take(), self._opened)
+        return changes + [f"{FILE} {path} was written" for path, was in self._files.items() if _state_of(path) != was]
 
     def check_soon(self) -> None:
         """The next ``check`` is not left out."""
@@ -59,6 +63,15 @@ class ChangeWatch:
         self.is_current = not changes
         ended = time.monotonic()
         self._next_check = ended + max(CHECK_S, CHECK_SHARE * (ended - began))
+
+
+def _state_of(path: str) -> tuple[int, int] | None:
+    """When it was written, in nanoseconds, and how many bytes it has; None: it cannot be looked at."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 def shortly(changes: list[str]) -> str:

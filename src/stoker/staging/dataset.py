@@ -25,7 +25,7 @@ from . import device_tier
 from .batches import Batches
 from .cache_key import key_of, name_of
 from .callee import Call
-from .change_watch import ChangeWatch, shortly
+from .change_watch import FILE, ChangeWatch, shortly
 from .filling import Filler
 from .memoize import Memo, Table, table_for
 from .open_store import CachePlan, budget_of, cache_folder, new_store
@@ -191,7 +191,7 @@ class Staged(Dataset[Sample]):
             prepare = prepare or _unchanged
             self._prepare, self._augment = lambda i: prepare(self.dataset[i]), augment
         self._memo: Memo | None = None
-        self._watch = ChangeWatch(self._fingerprint, {} if split is None else split.opened)
+        self._watch = ChangeWatch(self._fingerprint, *(({}, ()) if split is None else (split.opened, split.files)))
         self._asked: set[Index] = set()  # samples, since the last check
         self._filler = Filler(
             self.dataset,
@@ -344,7 +344,7 @@ class Staged(Dataset[Sample]):
                 self._discards = 0
                 self._changed.clear()
             return
-        changed = set(map(changed_name, changes))
+        changed = {changed_name(change) for change in changes if not change.startswith(FILE)}
         self._changing |= changed & self._changed
         self._changed = changed
         reason, consequence = shortly(changes) or "its length changed", ""

@@ -51,6 +51,8 @@ PR_SET_PDEATHSIG = 1
 MAP_FIXED = 0x10
 PR_SET_NO_NEW_PRIVS = 38
 NICE = 5  # the trial gives way to the script's own work
+MOST_FILES = 32  # that are noted as read
+NO_DATA = ("/proc/", "/sys/", "/dev/", "/etc/")
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 REFUSED = {
     "os.remove": "deletes a file",
@@ -207,6 +209,7 @@ def _child(fn: Callable[[], object], writer: int, limit_s: float) -> None:
 
 
 _effects: list[str] = []
+_read: dict[str, None] = {}
 _output = -1
 
 
@@ -218,14 +221,22 @@ def output_size() -> int:
     return os.fstat(_output).st_size if _output >= 0 else 0
 
 
+def files_read() -> list[str]:
+    """The first files that this child has opened, without Python's own. Native code that opens files is not seen."""
+    return list(_read)
+
+
 def _refuse(event: str, args: Any) -> None:
     """Refuses what would change something outside; an audit hook (PEP 578)."""
     if event == "open":
         path, mode, flags = args
-        writes = (isinstance(flags, int) and flags & WRITES) or (isinstance(mode, str) and set(mode) & set("wax+"))
-        if not writes or path in (os.devnull, None) or isinstance(path, int):
+        if path in (os.devnull, None) or isinstance(path, int):
             return
-        _stop(f"opens {path!r} for writing")
+        if (isinstance(flags, int) and flags & WRITES) or (isinstance(mode, str) and set(mode) & set("wax+")):
+            _stop(f"opens {path!r} for writing")
+        name = os.path.abspath(os.fsdecode(path))
+        if len(_read) < MOST_FILES and not name.startswith(NO_DATA) and not name.endswith((".py", ".pyc", ".so")):
+            _read[name] = None
     elif event in REFUSED and not (event == "os.truncate" and _is_memory(args[0])):
         _stop(REFUSED[event])
 

@@ -48,6 +48,7 @@ class Split:
         exact: a sample is kept as it is: nothing in it is random.
         sample_s: seconds that a sample takes as a whole.
         opened: attributes that loading the first sample makes, as ``Staged`` names them.
+        files: some of those that samples are read from.
         why_not: why not more is kept; "" where everything is.
 
     Raises:
@@ -72,6 +73,7 @@ class Split:
         self.why_not = found.why_not
         self.sample_s = found.sample_s
         self.opened = {f"dataset[0]{path}": part for path, part in (found.opened or {}).items()}
+        self.files = found.files
         self.exact = self.plan is not None and self.plan.exact
 
     def prepare(self, index: Index) -> PreparedState:

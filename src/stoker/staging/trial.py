@@ -27,11 +27,12 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from ..core.fingerprint import Parts
 from ..core.types import MapDataset
+from .isolate import files_read
 from .plan import Plan, WholeNode
 from .pure_calls import MemoPlan, Survey
 from .samples import TrialSamples
@@ -55,6 +56,7 @@ class Found(NamedTuple):
         memo: calls that are kept instead, where that leaves less to do; ``plan`` is None then.
         changes: an attribute of the dataset that loading a sample changes; "" where none.
         opened: attributes that loading the first sample makes. See ``Fingerprint.opened``.
+        files: some of those that samples are read from.
     """
 
     plan: Plan | None
@@ -64,6 +66,7 @@ class Found(NamedTuple):
     changes: str = ""
     memo: MemoPlan | None = None
     opened: Parts | None = None
+    files: Sequence[str] = ()
 
 
 def find_plan(dataset: MapDataset, limit_s: float = 30.0, changing: Collection[str] = ()) -> Found:
@@ -90,7 +93,7 @@ def find_plan(dataset: MapDataset, limit_s: float = 30.0, changing: Collection[s
     if not reason and (found.plan is None or found.plan.tail_s > MEMO_SHARE * samples.sample_s):
         found = _or_pure_calls(samples, found, changing)
     changes = next(filter(None, map(attribute_of_dataset, samples.filled)), "")
-    return found._replace(sample_s=samples.sample_s, changes=changes, opened=samples.opened)
+    return found._replace(sample_s=samples.sample_s, changes=changes, opened=samples.opened, files=files_read())
 
 
 def _find_cut(samples: TrialSamples, until: float, changing: Collection[str]) -> Found:
