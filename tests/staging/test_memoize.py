@@ -72,7 +72,7 @@ class Plain(Samples):
 
 
 def test_short_calls_that_are_made_often_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.staging.pure_calls.WORTH_SHARE", 0.5)
+    monkeypatch.setattr("stoker.staging.pure_calls.WORTH_SHARE", 0.3)  # one call is a quarter
     monkeypatch.setattr("stoker.staging.pure_calls.DEPTH", 1)  # the calls inside are not looked at
     assert "self.load_image(j)" in str(stoker.split(Plain()))
 
@@ -423,6 +423,43 @@ def shown_calls(data: Any) -> str:
     return " ".join(staged.split.memo.root.all_shown())
 
 
+class Fails(TwoImages):
+    """A sample that no trial sees leaves the block between two assignments, and uses what the first one assigned."""
+
+    def sharper(self, image: Any) -> Any:
+        return torch.from_numpy(slow_array(int(image.sum()) % 5))
+
+    def __getitem__(self, i: int) -> Any:
+        other = random.randrange(len(self))
+        try:
+            image = self.load_image(other)
+            if i == 17:
+                raise ValueError
+            image = self.sharper(image)
+        except ValueError:
+            image = image * 2
+        return image, other
+
+
+class Leaves(Fails):
+    """The same with a loop."""
+
+    def __getitem__(self, i: int) -> Any:
+        other = random.randrange(len(self))
+        while True:
+            image = self.load_image(other)
+            if i == 17:
+                break
+            image = self.sharper(image)
+            break
+        return image, other
+
+
+@pytest.mark.parametrize("kind", [Fails, Leaves])
+def test_what_a_block_assigned_before_it_was_left_is_there(kind: Any) -> None:
+    assert "load_image(other)" in shown_calls(kind)
+
+
 @pytest.mark.parametrize("kind", [TwoImages, InBlocks])
 def test_calls_are_known_by_what_their_variables_were_assigned(kind: Any) -> None:
     shown = shown_calls(kind)
@@ -510,3 +547,21 @@ def inlined(body: str, call: str) -> str:
 )
 def test_definitions(body: str, call: str, expected: str) -> None:
     assert inlined(body, call) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "dropped"),
+    [
+        ("x = a(p)\nx = b(x)\nreturn x", True),
+        ("for _ in q:\n    x = a(p)\n    y = b(x)", True),
+        ("try:\n    x = a(p)\n    x = b(x)\nfinally:\n    c(x)", False),
+        ("while q:\n    x = a(p)\n    if r:\n        break\n    x = b(x)\nreturn x", False),
+        ("with self.ignored:\n    x = a(p)\n    x = b(x)\nreturn x", False),
+    ],
+)
+def test_definitions_that_something_else_may_use_are_made(body: str, dropped: bool) -> None:
+    tree = function(body)
+    calls = [x for x in ast.walk(tree) if isinstance(x, ast.Call)]
+    number = {ast.unparse(x): n for n, x in enumerate(calls)}
+    found = Definitions(tree, {id(x): n for n, x in enumerate(calls)})
+    assert (number["a(p)"] in found.superfluous({number["b(x)"]: {number["a(p)"]}})) == dropped

@@ -210,10 +210,11 @@ class Definitions:
             self._forbid(reaching.values())
         if isinstance(statement, FUNCTIONS):
             return
+        before = set(self.by_number)
         for block in _all_blocks(statement):
-            inside: Reaching = {}
-            self._block(block, inside)
-            self._mark_lost(inside.values())
+            self._block(block, {})
+        # Also those that the block itself replaces: an exception or a break may leave it before.
+        self._mark_lost((n, self.by_number[n]) for n in self.by_number.keys() - before)
 
     # -- expressions
 
