@@ -106,17 +106,19 @@ class Writer:
         known = list(self.arrays)
         inside = [line for _ in range(self.rng.randint(1, 3)) for line in self.statement(depth)]
         self.arrays = known
-        heads = [
-            "if self.flag:",
-            "if random.random() < 0.5:",
-            "for j in (k, index):",
-            "if index % 2:",
-            "try:",
-            "with LOCK:",
-        ]
-        head = self.rng.choice([*heads, "with seeded(index):"])
-        end = [f"except ValueError:\n    {self.rng.choice(known)} = load(0)".split("\n")] if head == "try:" else []
-        return [head, *indented(inside), *(line for lines in end for line in lines)]
+        heads = ["if self.flag:", "if random.random() < 0.5:", "if index % 2:", "if index == 7:", "for j in (k, index):"]
+        heads += ["while True:", "try:", "with LOCK:", "with contextlib.suppress(ValueError):", "with seeded(index):"]
+        head = self.rng.choice(heads)
+        if head.startswith(("for", "while", "try", "with contextlib")) and self.rng.random() < 0.7:
+            statement = "break" if head.startswith(("for", "while")) else "raise ValueError"
+            inside += [f"if index == {self.rng.choice((7, 'j'))}:", f"    {statement}", *self.statement(0)]
+        if head == "while True:":
+            inside.append("break")
+        end = []
+        if head == "try:":
+            end = ["except ValueError:", f"    {self.rng.choice(known)} = {self.form(('load(0)', *CALLS))}"]
+            end += ["finally:", f"    {self.rng.choice(known)} = {self.form(CALLS)}"] if self.rng.random() < 0.3 else []
+        return [head, *indented(inside), *end]
 
 
 def source_of(rng: random.Random) -> str:

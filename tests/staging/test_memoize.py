@@ -460,6 +460,27 @@ def test_what_a_block_assigned_before_it_was_left_is_there(kind: Any) -> None:
     assert "load_image(other)" in shown_calls(kind)
 
 
+class SometimesScaled(Samples):
+    def scaled(self, number: int) -> Any:
+        return slow_array(number) * self.scale
+
+    def __getitem__(self, i: int) -> Any:
+        if random.random() > 0.8:
+            return self.scaled(self.numbers[random.randrange(len(self))])
+        return slow_array(self.numbers[i])
+
+
+def test_what_a_call_reads_in_a_branch_that_is_seldom_taken_is_known() -> None:
+    """A call is kept only if the check made it: else a change of what it reads would not be noticed."""
+    plain, kept = SometimesScaled(), SometimesScaled()
+    staged = stoker.Staged(kept)
+    for scale in (1, 2, 5):
+        plain.scale = kept.scale = scale
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert equal_bits(batches(plain), batches(staged))
+
+
 @pytest.mark.parametrize("kind", [TwoImages, InBlocks])
 def test_calls_are_known_by_what_their_variables_were_assigned(kind: Any) -> None:
     shown = shown_calls(kind)

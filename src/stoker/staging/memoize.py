@@ -106,6 +106,7 @@ class MemoNode(Compiled[types.FunctionType]):
             kept. It is identified by the local variables that it mentions.
         failures: by number of a call in ``prefixes``: how often its first part failed since it succeeded.
         entered: nodes of functions that it calls and in which calls are kept, by number and ``key_of``.
+        asked: numbers of calls that were answered so far, in this process.
         shown: what is kept, for reports: "train.py:31 self.load_image(j)".
     """
 
@@ -116,6 +117,7 @@ class MemoNode(Compiled[types.FunctionType]):
     prefixes: dict[int, dict[str, Node]] = field(default_factory=dict)
     failures: Counter[int] = field(default_factory=Counter)
     entered: dict[tuple[int, str], MemoNode] = field(default_factory=dict)
+    asked: set[int] = field(default_factory=set)
     shown: list[str] = field(default_factory=list)
 
     def run(self, answers: Answers, call: Call) -> Value:
@@ -151,7 +153,10 @@ class _Helper:
     def keep(self, number: int, call: Thunk, values: Values) -> Value:
         """A call that may be answered from memory, identified by the local variables that it mentions."""
         key = self._key(number, values)
-        return call() if key is None else self._answers.answer(key, call, call)
+        if key is None:
+            return call()
+        self._node.asked.add(number)
+        return self._answers.answer(key, call, call)
 
     def _key(self, number: int, values: Values) -> SiteKey | None:
         mentioned = values_of(values)
@@ -169,6 +174,7 @@ class _Helper:
         may_be_cut = self._node.failures[number] < FAILURES and owns_global_generators()
         if key is not None and node is not None and may_be_cut:
             with contextlib.suppress(Unplanned):
+                self._node.asked.add(number)
                 head = lambda: self._head(number, node, Call(called, *arguments()))  # noqa: E731
                 state = self._answers.answer(key, head, arguments)
                 return node.tail(called, (), state)
@@ -201,7 +207,10 @@ class _Helper:
         """A call that may be answered from memory, identified by its arguments."""
         call = Call(called, args, kwargs)
         key = call_key(call, self._answers.names)
-        return call.run() if key is None else self._answers.answer(key, call.run)
+        if key is None:
+            return call.run()
+        self._node.asked.add(number)
+        return self._answers.answer(key, call.run)
 
     def enter(self, number: int, called: AnyCallable, /, *args: object, **kwargs: object) -> Value:
         """A call of a function in which calls are kept."""

@@ -37,7 +37,7 @@ DEPTH = 5
 ROUNDS = 6  # selections that are verified
 PAYS = 0.7  # of a sample's time is left at most, or nothing is kept
 SEED = 20  # of the first sample of a survey
-CHECK_SEED, COMPARE_SEED = 40, 60
+COMPARE_SEED = 60
 
 
 @dataclass
@@ -259,19 +259,35 @@ class Survey:
         """Whether each selected call is pure. One that is not is struck out, for the next selection."""
         samples = self.samples
         checker = Checker(samples, self.changing, self.strike)
-        for i in indices:
-            samples.seed(CHECK_SEED)
+        for k, i in enumerate(indices):
+            samples.seed(SEED + k)  # as in the survey, so that the same calls are made
             try:
                 plan.root.run(checker, Call(samples.dataset.__getitem__, (i,), {}))
             except Exception as e:
                 self.reasons.append(f"with calls from memory sample {i} fails: {type(e).__name__}: {e}")
                 return False
-        if checker.struck:
+        if checker.struck or self._strike_unchecked(plan.root, self._root, _checked(plan.root, self._root)):
             return False
         plan.nbytes = checker.nbytes / max(1, checker.checked)
         plan.reads = None if checker.looks_up_names else checker.names_read
         plan.globals = sorted(checker.variables)
         return True
+
+    def _strike_unchecked(self, node: MemoNode, function: SurveyedFunction, checked: Collection[str]) -> bool:
+        """Whether a selected call was not checked: what it reads is not known, so it must not be kept.
+
+        Args:
+            checked: functions that were checked, in this place or another.
+        """
+        selected = node.by_values | node.by_args | set(node.prefixes)
+        unchecked = {
+            n for n in selected - node.asked if n not in node.by_args or function.sites[n].function not in checked
+        }
+        function.struck |= unchecked
+        found = bool(unchecked)
+        for key, inner in node.entered.items():
+            found |= self._strike_unchecked(inner, function.inner[key], checked)
+        return found
 
     def _compare(self, plan: MemoPlan, indices: list[int]) -> bool:
         """Whether samples with calls from memory are those without, the first time and when all calls are answered."""
@@ -305,6 +321,12 @@ class Survey:
                 name = key.function.rpartition(".")[2]
                 function.struck |= {n for n, site in function.sites.items() if site.function.endswith(name)}
         self.reasons.append(why)
+
+
+def _checked(node: MemoNode, function: SurveyedFunction) -> set[str]:
+    """The functions of calls that were made in a check and are known by their arguments, as the source names them."""
+    found = {function.sites[n].function for n in node.asked & node.by_args}
+    return found.union(*(_checked(inner, function.inner[key]) for key, inner in node.entered.items()))
 
 
 def _may_be_cut(call: Call) -> bool:
