@@ -106,7 +106,13 @@ class Writer:
         known = list(self.arrays)
         inside = [line for _ in range(self.rng.randint(1, 3)) for line in self.statement(depth)]
         self.arrays = known
-        heads = ["if self.flag:", "if random.random() < 0.5:", "if index % 2:", "if index == 7:", "for j in (k, index):"]
+        heads = [
+            "if self.flag:",
+            "if random.random() < 0.5:",
+            "if index % 2:",
+            "if index == 7:",
+            "for j in (k, index):",
+        ]
         heads += ["while True:", "try:", "with LOCK:", "with contextlib.suppress(ValueError):", "with seeded(index):"]
         head = self.rng.choice(heads)
         if head.startswith(("for", "while", "try", "with contextlib")) and self.rng.random() < 0.7:

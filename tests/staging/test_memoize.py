@@ -481,6 +481,42 @@ def test_what_a_call_reads_in_a_branch_that_is_seldom_taken_is_known() -> None:
             assert equal_bits(batches(plain), batches(staged))
 
 
+class Grows(SometimesScaled):
+    """Each sample changes what the next one's call reads."""
+
+    def __getitem__(self, i: int) -> Any:
+        j = random.randrange(len(self))
+        self.scale = i % 5
+        return self.scaled(self.numbers[j]), self.load_image(i)
+
+
+class GrowsOnce(SometimesScaled):
+    """So does one that no trial sees."""
+
+    def __getitem__(self, i: int) -> Any:
+        j = random.randrange(len(self))
+        if i == 17:
+            self.scale += 3
+        return self.scaled(self.numbers[j]), slow_array(self.numbers[i])
+
+
+class GrowsAfterwards(SometimesScaled):
+    """The same where samples are cut."""
+
+    def __getitem__(self, i: int) -> Any:
+        image = self.scaled(self.numbers[i])
+        if random.random() < 2 and i == 17:
+            self.scale += 3
+        return image, slow_array(self.numbers[i])
+
+
+@pytest.mark.parametrize("kind", [Grows, GrowsOnce, GrowsAfterwards])
+def test_what_loading_a_sample_may_change_is_read_by_nothing_that_is_kept(kind: Any) -> None:
+    staged = stoker.Staged(kind())
+    assert "scaled(" not in str(staged.split)
+    assert equal_bits(batches(kind()), batches(staged))
+
+
 @pytest.mark.parametrize("kind", [TwoImages, InBlocks])
 def test_calls_are_known_by_what_their_variables_were_assigned(kind: Any) -> None:
     shown = shown_calls(kind)

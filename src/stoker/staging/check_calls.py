@@ -20,7 +20,7 @@ from .plan import Unplanned
 from .recompile import HELPER
 from .samples import TrialSamples
 from .store.encode import CacheError
-from .verify import Kept, file_positions
+from .verify import Kept, changed_name, file_positions
 
 SECOND_CALL_SEED = 90
 
@@ -72,6 +72,7 @@ class Checker:
         self.looks_up_names = False
         self._samples = samples
         self._changing = changing
+        self._of_samples = samples.assigned | set(map(changed_name, samples.changes))
         self._strike = strike
 
     def answer(self, key: Key, call: Thunk, variables: Thunk | None = None) -> Value:
@@ -129,6 +130,8 @@ class Checker:
             return f"it asks {code.asks}"
         for name in sorted(code.names & set(self._changing)):
             return f"it reads {name}, which the script changes in each epoch"
+        for name in sorted(code.names & self._of_samples):
+            return f"it reads {name}, which loading a sample may change"
         if share_memory(first, second):
             return "its results are one and the same object"
         return "" if equal_bits(first, second) else "it gives other bits on a repeat"

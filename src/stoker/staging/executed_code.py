@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
+from torch.utils.data import Dataset
 
 from ..core.garbage import no_collection
 from ..core.packages import PACKAGE, in_stdlib, is_users
 from ..core.types import Attributes
 from .source import NoSource, tree_of_code
-from .syntax import changes_state, is_setup, local_variables
+from .syntax import attributes_assigned, changes_state, is_setup, local_variables
 
 Result = TypeVar("Result")
 CLOSED = {"torch", "numpy"}  # packages whose functions draw as a whole
@@ -61,6 +62,7 @@ class Executed:
         variables: module and name of the global variables among them that hold values.
         looks_up_names: the user's code asks for attributes by computed names.
         changes: what the dataset's own methods assign to that outlives a call; "" where nothing.
+        assigned: attributes that methods of the dataset, and of those inside it, assign to in any branch.
         stored: names of attributes that the code assigns to, each with objects whose methods do; not the dataset.
         asks: a function that answers something else each time (the clock, the machine's entropy); "" where none.
     """
@@ -71,6 +73,7 @@ class Executed:
         self.variables: set[tuple[str, str]] = set()
         self.changes = ""
         self.asks = ""
+        self.assigned: set[str] = set()
         self.stored: dict[str, list[object]] = {}
         self.looks_up_names = False
         self._run: set[types.CodeType] = set()
@@ -108,8 +111,8 @@ class Executed:
             return
         self._run.add(code)
         self._note(code, frame.f_globals)
-        if bound is self._dataset:
-            self._note_changes(code, first)
+        if bound is self._dataset or isinstance(bound, Dataset):
+            self._note_changes(code, first, bound is self._dataset)
 
     def _note_stored(self, code: types.CodeType, bound: object) -> None:
         """A method of an object runs: notes the attributes that it assigns to."""
@@ -159,16 +162,17 @@ class Executed:
             if isinstance(fn, types.FunctionType) and not is_library(fn.__code__):
                 yield fn
 
-    def _note_changes(self, code: types.CodeType, first: str) -> None:
-        """Notes what a method of the dataset's assigns to, in branches that were not taken, too."""
+    def _note_changes(self, code: types.CodeType, first: str, is_outer: bool) -> None:
+        """Notes what a method of a dataset assigns to, in branches that were not taken, too."""
         if not assigns_outside(code):  # its file need not be parsed
             return
         try:
             tree = tree_of_code(code).tree
         except NoSource:
             return
+        self.assigned |= attributes_assigned(tree, first)
         locals_ = local_variables(tree)
-        for statement in tree.body:
+        for statement in tree.body if is_outer else ():
             if not self.changes and not is_setup(statement, first):
                 self.changes = changes_state(statement, locals_)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
 import time
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from ..core.random_state import RandomState
 from ..core.types import Attributes, Index, MapDataset, Sample
 from ..sampling.generators import find_generators, seed_generator
 from .compare import equal_bits
+from .executed_code import Executed
 from .plan import globals_now
 from .store.encode import CacheError
 
@@ -153,6 +155,14 @@ class TrialSamples:
             return Whole(copy.deepcopy(value), states)  # it may be memory that the next sample is written to
         except Exception:
             return Whole(value, states)
+
+    @functools.cached_property
+    def assigned(self) -> set[str]:
+        """Attributes that loading some sample may assign to, without those that the first one opened."""
+        code = Executed(self.dataset)
+        self.seed_anew()
+        code.run(lambda: self.dataset[self.loaded[0]])
+        return code.assigned - {path.rpartition(".")[2] for path in self.opened}
 
     def whole(self, i: Index) -> Whole:
         """The same; the first samples are made only once."""

@@ -90,6 +90,20 @@ def is_setup(statement: ast.stmt, first: str) -> bool:
     return bool(assigned & tested)
 
 
+def attributes_assigned(tree: ast.FunctionDef, first: str) -> set[str]:
+    """Attributes of its own object that a method assigns to in any branch, without those of ``is_setup``."""
+    out: set[str] = set()
+    waiting: list[ast.AST] = [*tree.body]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.stmt) and is_setup(node, first):
+            continue
+        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) and is_name(node.value, first):
+            out.add(node.attr)
+        waiting += ast.iter_child_nodes(node)
+    return out
+
+
 def is_generator(tree: ast.FunctionDef) -> bool:
     """Whether it is a generator or a coroutine."""
     waiting: list[ast.AST] = [*tree.body]

@@ -98,6 +98,8 @@ def _reads_what_changes(plan: Plan, samples: TrialSamples, code: Executed, chang
         name = changed_name(path)
         if (name in code.names or not name) and not _lies_in(path, plan.scratch):
             return f"loading a sample changes what the part before the cut reads: {readable_change(path)}"
+    for name in sorted(code.names & samples.assigned):
+        return f"some sample may change what the part before the cut reads: {name}"
     for name in sorted(code.names.intersection(changing)):
         return f"the script changes in each epoch what the part before the cut reads: {name}"
     iterator = _iterator_read(samples, code)
