@@ -21,6 +21,8 @@ from stoker.staging.callee import Call
 from stoker.staging.compare import equal_bits
 from stoker.staging.inline_variables import Definitions
 from stoker.staging.memoize import Table, call_key, is_small, names_of
+from stoker.staging.samples import TrialSamples
+from stoker.staging.syntax import attributes_assigned
 
 SIZE = 24
 
@@ -64,17 +66,10 @@ class Mosaic(Samples):
         return image.flip(0) if random.random() < 0.5 else image, i
 
 
-class Plain(Samples):
-    """Four calls a sample, each a quarter of its time."""
-
-    def __getitem__(self, i: int) -> Any:
-        return torch.cat([self.load_image(j) for j in random.choices(range(len(self)), k=4)])
-
-
-def test_short_calls_that_are_made_often_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.staging.pure_calls.WORTH_SHARE", 0.3)  # one call is a quarter
-    monkeypatch.setattr("stoker.staging.pure_calls.DEPTH", 1)  # the calls inside are not looked at
-    assert "self.load_image(j)" in str(stoker.split(Plain()))
+def test_short_calls_that_are_made_often_are_kept() -> None:
+    survey = pure_calls.Survey(TrialSamples(Samples()))
+    survey._least_s, survey._samples = 1e-3, 3
+    assert survey._slow({1: [4e-4] * 12, 2: [4e-4] * 3, 3: [5e-3] * 3, 4: [1e-5] * 900}) == {1, 3}
 
 
 class Pair(Samples):
@@ -622,3 +617,18 @@ def test_definitions_that_something_else_may_use_are_made(body: str, dropped: bo
     number = {ast.unparse(x): n for n, x in enumerate(calls)}
     found = Definitions(tree, {id(x): n for n, x in enumerate(calls)})
     assert (number["a(p)"] in found.superfluous({number["b(x)"]: {number["a(p)"]}})) == dropped
+
+
+def test_what_a_method_assigns_to() -> None:
+    body = """
+    global SEEN
+    if self.file is None:
+        self.file = open(self.path)
+    with self.lock:
+        if i == 7:
+            self.scale = self.base
+    self.images[i] = other.size = 1
+    self.counts[i]["a"] += 1
+    del self.last
+    """
+    assert attributes_assigned(function(textwrap.dedent(body)), "self") == {"SEEN", "scale", "counts", "last"}

@@ -91,15 +91,26 @@ def is_setup(statement: ast.stmt, first: str) -> bool:
 
 
 def attributes_assigned(tree: ast.FunctionDef, first: str) -> set[str]:
-    """Attributes of its own object that a method assigns to in any branch, without those of ``is_setup``."""
+    """Attributes of its own object, and global variables, that a method assigns to in any branch.
+
+    Not those of ``is_setup``, and no items that are assigned: ``self.images[i] = image`` is how datasets keep what they
+    loaded. Items that are added to (``self.counts[i] += 1``) count.
+    """
     out: set[str] = set()
     waiting: list[ast.AST] = [*tree.body]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.stmt) and is_setup(node, first):
             continue
-        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) and is_name(node.value, first):
-            out.add(node.attr)
+        if isinstance(node, ast.Global):
+            out.update(node.names)
+        added_to: ast.expr | None = node.target if isinstance(node, ast.AugAssign) else None
+        while isinstance(added_to, ast.Subscript):
+            added_to = added_to.value
+        is_set = isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
+        for target in (added_to, node if is_set else None):
+            if isinstance(target, ast.Attribute) and is_name(target.value, first):
+                out.add(target.attr)
         waiting += ast.iter_child_nodes(node)
     return out
 
