@@ -298,7 +298,7 @@ def test_an_account_is_read_whole_or_not_at_all() -> None:
     assert worker_record.read(row) is None
     account = worker_record.WorkerRecord(row, Data(), None)
     for _ in range(40):
-        account.done([0.01])
+        account.done(0.01)
     found = worker_record.read(row)
     assert found is not None
     assert sum(found["bins"].values()) >= 32
@@ -313,7 +313,8 @@ def test_accounts_are_read_of_every_worker_that_has_one() -> None:
     """Worker 0 may have died, or be in its first task."""
     metrics = LoaderMetrics()
     times = WorkerTimes(metrics)
-    times.record_of(3, Data(), None).done([0.01] * 40)
+    for _ in range(40):
+        times.record_of(3, Data(), None).done(0.01)
     times.collect()
     assert metrics.inside is not None
     assert sum(metrics.inside["bins"].values()) >= 32

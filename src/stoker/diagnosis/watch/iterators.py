@@ -30,7 +30,7 @@ from ...core.patches import Patches
 from ...core.types import Batch, Index, LoaderLike
 from ...loader.describe import bypass, count, settings_of
 from . import fetch
-from .clock import MAX_BRIEF, MAX_BRIEF_S, Clock
+from .clock import Clock
 from .shared_counters import WorkerTimes
 from .watch import Watch
 
@@ -223,19 +223,17 @@ def _making(watch: Watch, patches: Patches, original: Callable[..., None]) -> Ca
 
 
 def _timed(watch: Watch, original: Next) -> Next:
-    """For the ``__next__`` of a class of iterators. It adds two readings of the clock to a brief batch."""
+    """For the ``__next__`` of a class of iterators."""
 
     @functools.wraps(original)
     def __next__(self: Iterator[Batch]) -> Batch:
         clock: Clock | None = self.__dict__.get("_stoker_clock")
         if clock is None or clock.inside:
             return original(self)
+        if watch.max_steps is not None and watch.enough():
+            raise Enough
         began = _now()
-        brief = clock.brief
-        if not brief:
-            if watch.max_steps is not None and watch.enough():
-                raise Enough
-            clock.before_full(began)
+        clock.before(began)
         clock.inside = True
         try:
             batch = original(self)
@@ -247,12 +245,9 @@ def _timed(watch: Watch, original: Next) -> Next:
             raise
         finally:
             clock.inside = False
-        clock.times += (began, _now())
-        clock.samples += batch.size(0) if type(batch) is _Tensor and batch.ndim else count(batch, clock.size)
-        if not brief:
-            clock.after_full()
-        elif len(clock.times) >= MAX_BRIEF or began - clock.settled > MAX_BRIEF_S:
-            clock.after_brief()
+        came = _now()
+        is_plain = type(batch) is _Tensor and batch.ndim
+        clock.after(began, came, batch.size(0) if is_plain else count(batch, clock.size))
         return batch
 
     return __next__

@@ -6,7 +6,6 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Callable
 
 from ...core import resources
 from ...core.metrics import LoaderMetrics
@@ -52,9 +51,6 @@ class WorkerTimes:
 
     Args:
         metrics: the loader's numbers, to which ``collect`` adds.
-
-    Attributes:
-        flush: hands over what the fetcher of this very process still holds.
     """
 
     current: WorkerTimes | None = None  # of the loader whose workers are being forked
@@ -70,7 +66,6 @@ class WorkerTimes:
         self._seen = [0] * (COLUMNS - 1)
         self._metrics = metrics
         self._memory_read_ns = 0
-        self.flush: Callable[[], None] | None = None
 
     # In a fetching process.
 
@@ -108,8 +103,6 @@ class WorkerTimes:
 
     def collect(self) -> None:
         """Adds what came in since the last time to the loader's numbers."""
-        if self.flush is not None:
-            self.flush()
         total = [sum(self._rows[i::COLUMNS]) for i in range(COLUMNS - 1)]
         fetch, collate, cpu, tasks = (a - b for a, b in zip(total, self._seen, strict=True))
         self._seen = total

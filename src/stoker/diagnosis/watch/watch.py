@@ -102,8 +102,7 @@ class Watch:
     def clock(self, metrics: LoaderMetrics, waited_s: float, began: float) -> Clock:
         """For a new iterator of this loader."""
         self._restart(metrics)
-        row, always_full = self.row(metrics), self.max_steps is not None
-        made = Clock(metrics, row, always_full, self.delivered, self.device_of, waited_s, began)
+        made = Clock(metrics, self.row(metrics), self.delivered, self.device_of, waited_s, began)
         self._clocks.add(made)
         return made
 
@@ -133,7 +132,9 @@ class Watch:
         return self._live.row(list(self.loaders).index(metrics.name))
 
     def enough(self) -> bool:
-        return self.max_steps is not None and self._steps >= self.max_steps
+        """Whether so many batches as ``max_steps`` says were delivered."""
+        delivered = self._steps + sum(len(clock.times) // 2 for clock in self._clocks)
+        return self.max_steps is not None and delivered >= self.max_steps
 
     def snapshot(self, final: bool) -> JsonObject:
         """What was seen so far, for ``report.merge.Snapshot``."""

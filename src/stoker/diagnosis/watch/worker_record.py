@@ -66,11 +66,10 @@ class WorkerRecord:
         self.sampler.transforms = known_transforms(dataset)
         self.sampler.getters = known_getters(dataset)
 
-    def done(self, took: list[float]) -> None:
-        """Tasks are over, each after so many seconds. Empties the list."""
-        before, self._tasks = self._tasks, self._tasks + len(took)
-        self._took += took
-        took.clear()
+    def done(self, took: float) -> None:
+        """A task is over, after so many seconds."""
+        before, self._tasks = self._tasks, self._tasks + 1
+        self._took.append(took)
         now = time.monotonic()
         if before.bit_length() != self._tasks.bit_length() or now - self._written > self._write_s:
             self._written = now

@@ -72,7 +72,7 @@ def find(caches: Sequence[Cache], name: str) -> Cache:
     """
     found = [c for c in caches if c.path.name == name] or [c for c in caches if name and c.path.name.startswith(name)]
     if len(found) != 1:
-        names = ", ".join(c.path.name for c in found)
+        names = ", ".join(sorted(c.path.name for c in found))
         raise UsageError(
             f"{name!r} may be any of {names}" if found else f"there is no cache {name!r}: see stoker cache ls"
         )
