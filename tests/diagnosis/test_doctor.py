@@ -441,6 +441,14 @@ def test_what_was_dropped_for_want_of_memory_is_not_the_storages() -> None:
     assert "slow_storage" not in found
 
 
+def test_a_line_that_reads_dropped_pages_again_is_not_a_slow_transform() -> None:
+    where = [{"kind": "fetch", "name": "__getitem__", "line": "train.py:9", "ran": 0.4, "waited": 0.3}]
+    reads = {"wait_s": 3.0, "step_s": 0.5, "looks": 100, "where": where, "stages": {"fetch": {"self_s": 6.0}}}
+    assert causes(cores=2, **reads)[0] == "slow_transform"
+    found = causes(cores=2, around={"memory_stalled_max": 0.3}, **reads)
+    assert found.index("memory_pressure") < found.index("slow_transform")
+
+
 @pytest.mark.parametrize(
     ("made", "at_once", "persistent", "change"),
     [

@@ -76,8 +76,6 @@ class Kernel(Struct):
 
     delay_ns: int = 0
     stored: int = 0
-    read: int = 0
-    faults: int = 0
     system_ns: int = 0
     cpu_ns: int = 0
     seconds: float = 0.0

@@ -183,15 +183,14 @@ def minus(record: JsonObject, before: JsonObject) -> JsonObject | None:
 
 def kernel() -> dict[str, int]:
     """What the kernel counts for this process (proc(5)): nanoseconds that its main thread waited for a core, bytes read
-    from storage and in all, major faults; and nanoseconds of CPU of all threads, and of that in the kernel."""
-    out = {"delay_ns": 0, "stored": 0, "read": 0, "faults": 0, "system_ns": 0, "cpu_ns": time.process_time_ns()}
+    from storage; and nanoseconds of CPU of all threads, and of that in the kernel."""
+    out = {"delay_ns": 0, "stored": 0, "system_ns": 0, "cpu_ns": time.process_time_ns()}
     with contextlib.suppress(OSError, ValueError, IndexError):
         out["delay_ns"] = int(Path("/proc/self/schedstat").read_text().split()[1])
     with contextlib.suppress(OSError, ValueError, IndexError):
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        out["faults"] = int(fields[9])
         out["system_ns"] = int(fields[12]) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
     with contextlib.suppress(OSError, ValueError):
         io = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-        out["stored"], out["read"] = int(io["read_bytes"]), int(io["rchar"])
+        out["stored"] = int(io["read_bytes"])
     return out
