@@ -40,12 +40,10 @@ class Sources:
 
     Args:
         dataset: the user's.
-
-    Attributes:
-        files: path, bytes and time of change in ns, in the order in which they are named.
     """
 
     def __init__(self, dataset: object) -> None:
+        # path, bytes and time of change in ns, in the order in which they are named
         self.files: list[tuple[str, int, int]] = []
         self._seen: set[str] = set()
         self._tries = dict.fromkeys(_folders_named_by(dataset), TRIES)

@@ -46,11 +46,10 @@ class Callee(NamedTuple):
 
     Attributes:
         fn: the function.
-        bound: what it is bound to; None for a plain function.
     """
 
     fn: Any  # a types.FunctionType; mypy would bind a field of that type like a method
-    bound: object
+    bound: object  # what it is bound to; None for a plain function
 
     @property
     def is_method(self) -> bool:
@@ -94,12 +93,9 @@ def key_of(called: object) -> str:
 
 
 class Compiled(Generic[Rewritten]):
-    """A node of a plan that rewrites functions when a process first calls them. The copies are not pickled.
+    """A node of a plan that rewrites functions when a process first calls them. The copies are not pickled."""
 
-    Attributes:
-        rewritten: by file and code (code of another file may be equal): the function, and what was made of it.
-    """
-
+    # by file and code (code of another file may be equal): the function, and what was made of it
     rewritten: dict[tuple[str, types.CodeType], tuple[types.FunctionType, Rewritten]]
 
     def __post_init__(self) -> None:

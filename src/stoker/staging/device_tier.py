@@ -30,15 +30,13 @@ class DeviceTier:
         device: for the columns.
         plain: batches are made by torch's ``default_collate``.
         exact: what is stored is the whole sample.
-
-    Attributes:
-        why: why the columns are not on the device; "" where they are.
     """
 
     def __init__(self, store: Store, device: torch.device, plain: bool, exact: bool) -> None:
         self.device = device
         self._columns: list[torch.Tensor] = []
         if not exact:
+            # why the columns are not on the device; "" where they are
             self.why = "augment= is called sample by sample; augment_batch= is not"
         elif not plain:
             self.why = "collate_fn is not torch's default_collate"

@@ -58,17 +58,11 @@ def digest(value: object) -> tuple[str, set[str]]:
 
 
 class Dependencies(NamedTuple):
-    """What a dataset or a function depends on.
+    """What a dataset or a function depends on."""
 
-    Attributes:
-        content: a digest of everything that it holds, and of the global variables that its code reads.
-        code: a digest of the user's functions that may run for a sample.
-        packages: libraries that it uses.
-    """
-
-    content: str
-    code: str
-    packages: set[str]
+    content: str  # a digest of everything that it holds, and of the global variables that its code reads
+    code: str  # a digest of the user's functions that may run for a sample
+    packages: set[str]  # libraries that it uses
 
 
 def dependencies_of(value: object) -> Dependencies:

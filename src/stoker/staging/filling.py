@@ -31,15 +31,10 @@ MADE, DRAWN = 16, 8  # after so many samples made, caching ends if more than one
 
 
 class Part(NamedTuple):
-    """What was made of a sample.
+    """What was made of a sample."""
 
-    Attributes:
-        value: the deterministic part.
-        nanoseconds: that it took.
-    """
-
-    value: Sample
-    nanoseconds: int
+    value: Sample  # the deterministic part
+    nanoseconds: int  # that it took
 
 
 class Filler:

@@ -29,36 +29,22 @@ _SCOPES = (*FUNCTIONS, *COMPREHENSIONS)
 
 
 class Use(NamedTuple):
-    """A use of a variable.
+    """A use of a variable."""
 
-    Attributes:
-        calls: numbers of the calls around it that the definition may be taken into.
-        is_last: the same statement assigns the variable anew.
-    """
-
-    calls: frozenset[int]
-    is_last: bool
+    calls: frozenset[int]  # numbers of the calls around it that the definition may be taken into
+    is_last: bool  # the same statement assigns the variable anew
 
 
 @dataclass
 class Definition:
-    """An assignment of a call to a variable.
+    """An assignment of a call to a variable."""
 
-    Attributes:
-        name: of the variable.
-        mentions: other variables that the call mentions, and those of definitions that may be taken into it.
-        mentions_itself: the call mentions the variable that it is assigned to.
-        uses: those that certainly see it, in order.
-        usable: nothing can have written to the object, or changed what the call reads, so far.
-        is_lost: uses that cannot be told from those of other assignments may see it, too.
-    """
-
-    name: str
-    mentions: set[str]
-    mentions_itself: bool
-    uses: list[Use] = field(default_factory=list)
-    usable: bool = True
-    is_lost: bool = False
+    name: str  # of the variable
+    mentions: set[str]  # other variables that the call mentions, and those of definitions that may be taken into it
+    mentions_itself: bool  # the call mentions the variable that it is assigned to
+    uses: list[Use] = field(default_factory=list)  # those that certainly see it, in order
+    usable: bool = True  # nothing can have written to the object, or changed what the call reads, so far
+    is_lost: bool = False  # uses that cannot be told from those of other assignments may see it, too
 
 
 Reaching = dict[str, tuple[int, Definition]]  # by variable: the number of the call that it was assigned
@@ -70,15 +56,12 @@ class Definitions:
     Args:
         tree: of the function.
         numbers: of its calls, by the ids of their nodes.
-
-    Attributes:
-        given: by number of a call: the variables in it that a definition may be taken for, each with its call's number.
-        by_number: the definitions, by the numbers of their calls.
     """
 
     def __init__(self, tree: ast.FunctionDef, numbers: Mapping[int, int]) -> None:
+        # by number of a call: the variables in it that a definition may be taken for, each with its call's number
         self.given: dict[int, dict[str, int]] = {}
-        self.by_number: dict[int, Definition] = {}
+        self.by_number: dict[int, Definition] = {}  # the definitions, by the numbers of their calls
         self._numbers = numbers
         self._nodes = {numbers[id(x)]: x for x in ast.walk(tree) if id(x) in numbers}
         self._statements: dict[int, ast.stmt] = {}

@@ -82,12 +82,9 @@ class Trial:
     Args:
         fn: what to run; the child sends its result as a pickle.
         limit_s: seconds after which a timer ends the child.
-
-    Attributes:
-        memories: of the node, for what is kept, if its ranks share a cache.
     """
 
-    memories: Sequence[Memory] = ()
+    memories: Sequence[Memory] = ()  # of the node, for what is kept, if its ranks share a cache
 
     def __init__(self, fn: Callable[[], object], limit_s: float) -> None:
         self._parts: list[bytes] = []

@@ -95,28 +95,23 @@ def values_of(values: Values) -> tuple[object, ...] | None:
 
 @dataclass
 class MemoNode(Compiled[types.FunctionType]):
-    """A function some of whose calls are answered from memory.
+    """A function some of whose calls are answered from memory."""
 
-    Attributes:
-        by_values: numbers of calls that are identified by the local variables that they mention.
-        by_args: numbers of calls that are identified by their function and arguments.
-        inlined: by number of a call in ``by_values`` or ``prefixes``, the definitions that are taken into it.
-        dropped: definitions that are used by nothing else.
-        prefixes: by number of a call, and ``key_of`` what is called: how it is made in two parts, of which the first is
-            kept. It is identified by the local variables that it mentions.
-        failures: by number of a call in ``prefixes``: how often its first part failed since it succeeded.
-        entered: nodes of functions that it calls and in which calls are kept, by number and ``key_of``.
-        shown: what is kept, for reports: "train.py:31 self.load_image(j)".
-    """
-
+    # numbers of calls that are identified by the local variables that they mention
     by_values: set[int] = field(default_factory=set)
+    # numbers of calls that are identified by their function and arguments
     by_args: set[int] = field(default_factory=set)
+    # by number of a call in ``by_values`` or ``prefixes``, the definitions that are taken into it
     inlined: dict[int, set[int]] = field(default_factory=dict)
-    dropped: set[int] = field(default_factory=set)
+    dropped: set[int] = field(default_factory=set)  # definitions that are used by nothing else
+    # by number of a call, and ``key_of`` what is called: how it is made in two parts, of which the first is kept. It is
+    # identified by the local variables that it mentions.
     prefixes: dict[int, dict[str, Node]] = field(default_factory=dict)
+    # by number of a call in ``prefixes``: how often its first part failed since it succeeded
     failures: Counter[int] = field(default_factory=Counter)
+    # nodes of functions that it calls and in which calls are kept, by number and ``key_of``
     entered: dict[tuple[int, str], MemoNode] = field(default_factory=dict)
-    shown: list[str] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)  # what is kept, for reports: "train.py:31 self.load_image(j)"
 
     def run(self, answers: Answers, call: Call) -> Value:
         """Makes a call of a function, some calls of which are answered from memory."""

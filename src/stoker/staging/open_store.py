@@ -26,31 +26,18 @@ DISK_SHARE = 0.5  # of the free disk
 
 
 class CachePlan(NamedTuple):
-    """What to open.
+    """What to open."""
 
-    Attributes:
-        cache: "ram", "disk", "auto" or "device"; None: no cache.
-        samples: of the dataset.
-        slots: that are cached; where calls are cached, more than samples.
-        budget: bytes; 0: half of what is free.
-        folder: of caches on disk; None: the cache is in memory.
-        memories: that the ranks of a node share.
-        name: of the cache on disk.
-        key: what the samples depend on.
-        prepare: makes the deterministic part of a sample.
-        dense: that part is the sample, so samples may be stored for stacking.
-    """
-
-    cache: str | None
-    samples: int
-    slots: int
-    budget: int
-    folder: Path | None
-    memories: Sequence[Memory]
-    name: str
-    key: Callable[[], JsonObject]
-    prepare: Callable[[int], Sample]
-    dense: bool
+    cache: str | None  # "ram", "disk", "auto" or "device"; None: no cache
+    samples: int  # of the dataset
+    slots: int  # that are cached; where calls are cached, more than samples
+    budget: int  # bytes; 0: half of what is free
+    folder: Path | None  # of caches on disk; None: the cache is in memory
+    memories: Sequence[Memory]  # that the ranks of a node share
+    name: str  # of the cache on disk
+    key: Callable[[], JsonObject]  # what the samples depend on
+    prepare: Callable[[int], Sample]  # makes the deterministic part of a sample
+    dense: bool  # that part is the sample, so samples may be stored for stacking
 
 
 def new_store(plan: CachePlan) -> Store | None:

@@ -24,15 +24,10 @@ from .unroll import tree_for
 
 
 class Moved(NamedTuple):
-    """What moved a generator.
+    """What moved a generator."""
 
-    Attributes:
-        position: the statement.
-        call: the number of the call in it, in order of evaluation; None: not by a call that is reported.
-    """
-
-    position: Position
-    call: int | None
+    position: Position  # the statement
+    call: int | None  # the number of the call in it, in order of evaluation; None: not by a call that is reported
 
 
 class Reached(BaseException):
@@ -49,19 +44,13 @@ class Recorder:
     Args:
         has_moved: whether a generator was moved since the function was called.
         stop_at: a call, by position and number, that is not made: ``Reached`` is raised with its arguments.
-
-    Attributes:
-        first: the first thing that moved a generator; None while nothing has.
-        plain: line and column of subscripts of lists, dicts and arrays.
-        contexts: ``with`` statements whose context is more than a resource to be closed.
-        elapsed: seconds until a generator moved, without the time that asking took.
     """
 
     def __init__(self, has_moved: Callable[[], bool], stop_at: Moved | None = None) -> None:
-        self.first: Moved | None = None
-        self.plain: set[tuple[int, int]] = set()
-        self.contexts: set[Position] = set()
-        self.elapsed = 0.0
+        self.first: Moved | None = None  # the first thing that moved a generator; None while nothing has
+        self.plain: set[tuple[int, int]] = set()  # line and column of subscripts of lists, dicts and arrays
+        self.contexts: set[Position] = set()  # ``with`` statements whose context is more than a resource to be closed
+        self.elapsed = 0.0  # seconds until a generator moved, without the time that asking took
         self._has_moved = has_moved
         self._stop_at = stop_at
         self._last: Position = (0,)

@@ -23,41 +23,30 @@ KEEP, KEEP_CALL, KEEP_PREFIX, ENTER = "keep", "keep_call", "keep_prefix", "enter
 
 
 class Site(NamedTuple):
-    """A call, or a subscript, in the source of a function.
+    """A call, or a subscript, in the source of a function."""
 
-    Attributes:
-        around: numbers of the sites in whose arguments it stands.
-        text: its source.
-        function: the source of what is called: "self.load"; "self.rows.__getitem__" for a subscript.
-        line: where it stands.
-        mentioned: local variables that it reads, without ``self``; None where it binds variables of its own.
-        given: those of them that a definition may be taken for, each with the number of the call that defines it.
-    """
-
-    around: set[int]
-    text: str
-    function: str
-    line: int
+    around: set[int]  # numbers of the sites in whose arguments it stands
+    text: str  # its source
+    function: str  # the source of what is called: "self.load"; "self.rows.__getitem__" for a subscript
+    line: int  # where it stands
+    # local variables that it reads, without ``self``; None where it binds variables of its own
     mentioned: list[str] | None
+    # those of them that a definition may be taken for, each with the number of the call that defines it
     given: Mapping[str, int]
 
 
 class Selection(NamedTuple):
-    """What ``memoised`` replaces in a function.
+    """What ``memoised`` replaces in a function."""
 
-    Attributes:
-        methods: by number of a site. ``KEEP``: it becomes ``_stoker.keep(number, lambda: call, values)``, with the
-            local variables that it mentions. ``KEEP_CALL``: ``_stoker.keep_call(number, f, ...)``. ``ENTER``:
-            ``_stoker.enter(number, f, ...)``, for the function is rewritten itself. ``KEEP_PREFIX``:
-            ``_stoker.keep_prefix(number, f, lambda: (args, kwargs), values)``.
-        inlined: by number of a site that is kept, the definitions whose variables identify it, in the place of the
-            variables that they define (see ``inline_variables``).
-        dropped: those that are used by nothing else: they are made by the calls that are kept.
-    """
-
+    # by number of a site. ``KEEP``: it becomes ``_stoker.keep(number, lambda: call, values)``, with the local variables
+    # that it mentions. ``KEEP_CALL``: ``_stoker.keep_call(number, f, ...)``. ``ENTER``: ``_stoker.enter(number, f,
+    # ...)``, for the function is rewritten itself. ``KEEP_PREFIX``: ``_stoker.keep_prefix(number, f, lambda: (args,
+    # kwargs), values)``.
     methods: Mapping[int, str]
+    # by number of a site that is kept, the definitions whose variables identify it, in the place of the variables that
+    # they define (see ``inline_variables``)
     inlined: Mapping[int, Collection[int]]
-    dropped: Collection[int]
+    dropped: Collection[int]  # those that are used by nothing else: they are made by the calls that are kept
 
 
 def surveyed(fn: types.FunctionType, is_method: bool) -> types.FunctionType:

@@ -39,13 +39,10 @@ class Search:
     Args:
         samples: of the dataset.
         stop_at_changes: what changes the dataset counts as what draws.
-
-    Attributes:
-        reasons: why not more can be kept.
     """
 
     def __init__(self, samples: TrialSamples, stop_at_changes: bool = False) -> None:
-        self.reasons: list[str] = []
+        self.reasons: list[str] = []  # why not more can be kept
         self._samples = samples
         self._stop_at_changes = stop_at_changes
 

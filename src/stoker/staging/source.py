@@ -17,15 +17,10 @@ class NoSource(Exception):
 
 
 class Function(NamedTuple):
-    """A function's syntax tree.
+    """A function's syntax tree."""
 
-    Attributes:
-        tree: its definition, with the line numbers of its file.
-        owner: name of the class whose body it stands in; "" outside of classes. Private names are mangled with it.
-    """
-
-    tree: ast.FunctionDef
-    owner: str
+    tree: ast.FunctionDef  # its definition, with the line numbers of its file
+    owner: str  # name of the class whose body it stands in; "" outside of classes. Private names are mangled with it.
 
 
 def tree_of(fn: types.FunctionType) -> Function:

@@ -17,19 +17,12 @@ LATER = "comes after a random one"
 
 
 class Row(NamedTuple):
-    """A stage of a dataset, for reports.
+    """A stage of a dataset, for reports."""
 
-    Attributes:
-        where: file and line, or the class of a container.
-        name: the stage: a source line, or a transform.
-        cached: whether what it makes is kept.
-        why: what was seen.
-    """
-
-    where: str
-    name: str
-    cached: bool
-    why: str
+    where: str  # file and line, or the class of a container
+    name: str  # the stage: a source line, or a transform
+    cached: bool  # whether what it makes is kept
+    why: str  # what was seen
 
 
 def place_of(file: str, line: int) -> str:

@@ -45,25 +45,15 @@ MEMO_SHARE = 0.3  # of a sample's time that a cut leaves: then calls that could 
 
 
 class Found(NamedTuple):
-    """What a trial found.
+    """What a trial found."""
 
-    Attributes:
-        plan: None where nothing can be kept.
-        rows: what is kept and what is not, in the order in which it runs.
-        why_not: why not more, or why nothing; "" where everything is kept.
-        sample_s: seconds that a sample takes.
-        memo: calls that are kept instead, where that leaves less to do; ``plan`` is None then.
-        changes: an attribute of the dataset that loading a sample changes; "" where none.
-        opened: attributes that loading the first sample makes. See ``Fingerprint.opened``.
-    """
-
-    plan: Plan | None
-    rows: list[Row]
-    why_not: str
-    sample_s: float = 0.0
-    changes: str = ""
-    memo: MemoPlan | None = None
-    opened: Parts | None = None
+    plan: Plan | None  # None where nothing can be kept
+    rows: list[Row]  # what is kept and what is not, in the order in which it runs
+    why_not: str  # why not more, or why nothing; "" where everything is kept
+    sample_s: float = 0.0  # seconds that a sample takes
+    changes: str = ""  # an attribute of the dataset that loading a sample changes; "" where none
+    memo: MemoPlan | None = None  # calls that are kept instead, where that leaves less to do; ``plan`` is None then
+    opened: Parts | None = None  # attributes that loading the first sample makes. See ``Fingerprint.opened``.
 
 
 def find_plan(dataset: MapDataset, limit_s: float = 30.0, changing: Collection[str] = ()) -> Found:

@@ -110,14 +110,11 @@ class _Verification:
     Args:
         plan: any.
         samples: of the dataset.
-
-    Attributes:
-        code: looks at the code of the first part.
-        holds_objects: what is kept has objects of the dataset's own, of which the second part may read anything.
     """
 
     def __init__(self, plan: Plan, samples: TrialSamples) -> None:
-        self.code = Executed(samples.dataset)
+        self.code = Executed(samples.dataset)  # looks at the code of the first part
+        # what is kept has objects of the dataset's own, of which the second part may read anything
         self.holds_objects = False
         self._plan = plan
         self._samples = samples

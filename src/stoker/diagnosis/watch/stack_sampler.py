@@ -77,16 +77,13 @@ class StackSampler:
         thread: its ``threading.get_ident()``. Only a process' main thread can be sampled.
         native: its id for the kernel.
         alone: it is a worker's, where a switch interval of ``SWITCH_S`` disturbs no one.
-
-    Attributes:
-        counts: by (kind, name, line): samples at which the thread ran, and at which it waited. Kinds are "decode",
-            "transform", "collate", "cache" (stoker's is read or filled) and "fetch" (all else).
-        began: ``time.monotonic()`` at which the current task began; 0.0 between two tasks, when nothing is sampled.
-        slow: samples in slow tasks, by the index of the dataset's sample.
     """
 
     def __init__(self, thread: int, native: int, alone: bool = False) -> None:
+        # by (kind, name, line): samples at which the thread ran, and at which it waited. Kinds are "decode",
+        # "transform", "collate", "cache" (stoker's is read or filled) and "fetch" (all else).
         self.counts: dict[Code, list[int]] = {}
+        # ``time.monotonic()`` at which the current task began; 0.0 between two tasks, when nothing is sampled
         self.began = 0.0
         self.min_task_s = 0.0  # age from which on a task is sampled
         self.rests = False  # tasks are too short to be sampled, so the thread wakes up seldom
@@ -94,7 +91,7 @@ class StackSampler:
         self.transforms: dict[CodeType, str] = {}  # see ``stacks.known_transforms``
         self.getters: set[CodeType] = set()  # see ``stacks.known_getters``
         self.slow_s = math.inf  # age from which on a task is a slow one
-        self.slow: dict[str, int] = {}
+        self.slow: dict[str, int] = {}  # samples in slow tasks, by the index of the dataset's sample
         self.asked = False  # the thread is to note where it is
         self.total = 0  # samples so far
         self.cpu_s = 0.0  # of the sampling thread

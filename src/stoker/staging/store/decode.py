@@ -36,7 +36,6 @@ class Layout:
         trusted: whether pickled leaves may be read; not from a file.
 
     Attributes:
-        sizes: bytes of each leaf; None for one whose size differs from sample to sample.
         fixed: every leaf has one size, so samples of this type can be rows of columns.
         stacks: every leaf is a tensor, an array or a number, so a batch is one gather from each column.
         dtypes, shapes, strides: of leaves that are tensors, arrays or numbers; None for others.
@@ -47,7 +46,7 @@ class Layout:
 
     def __init__(self, type_spec: str, trusted: bool = True) -> None:
         self.type_spec = type_spec
-        self.sizes: list[int | None] = []
+        self.sizes: list[int | None] = []  # bytes of each leaf; None for one whose size differs from sample to sample
         self.dtypes: list[torch.dtype | None] = []
         self.shapes: list[Shape] = []
         self.strides: list[Shape | None] = []

@@ -21,20 +21,13 @@ NAME = re.compile(r"[A-Za-z0-9_-]+-[0-9a-f]{16}(?:\.part)?")  # of the folder of
 
 
 class Cache(NamedTuple):
-    """One cache.
-
-    Attributes:
-        samples: of the dataset; 0 where that cannot be read.
-        state: "complete", "filling", or "damaged": the next run makes it anew.
-        nbytes: on the disk; holes take none.
-        used: when a run last opened it, in s since the epoch.
-    """
+    """One cache."""
 
     path: Path
-    samples: int
-    state: str
-    nbytes: int
-    used: float
+    samples: int  # of the dataset; 0 where that cannot be read
+    state: str  # "complete", "filling", or "damaged": the next run makes it anew
+    nbytes: int  # on the disk; holes take none
+    used: float  # when a run last opened it, in s since the epoch
 
 
 def listed(base: Path) -> list[Cache]:

@@ -42,21 +42,13 @@ class Medium(Protocol):
 
 
 class _Column(NamedTuple):
-    """One leaf of all rows.
+    """One leaf of all rows."""
 
-    Attributes:
-        name: of the table.
-        start: of the table in memory.
-        data: all its bytes.
-        rows: the same as rows.
-        reserved: 1 for each ``BLOCK`` bytes for which room was taken.
-    """
-
-    name: str
-    start: int
-    data: Leaf
-    rows: NDArray[np.uint8]
-    reserved: NDArray[np.uint8]
+    name: str  # of the table
+    start: int  # of the table in memory
+    data: Leaf  # all its bytes
+    rows: NDArray[np.uint8]  # the same as rows
+    reserved: NDArray[np.uint8]  # 1 for each ``BLOCK`` bytes for which room was taken
 
 
 class Tables:
@@ -69,10 +61,6 @@ class Tables:
         head: of the store; how samples are stored has been decided.
         start: where the tables begin in memory.
 
-    Attributes:
-        layout: of the samples in rows; None where all are blocks.
-        tensors: the columns as tensors, a row a sample, where a batch is one gather from each; else [].
-
     Raises:
         CacheError: damaged files.
         OSError: there is no room for the tables.
@@ -81,7 +69,8 @@ class Tables:
     def __init__(self, medium: Medium, head: Head, start: int) -> None:
         self._medium = medium
         self._head = head
-        self.layout: Layout | None = None
+        self.layout: Layout | None = None  # of the samples in rows; None where all are blocks
+        # the columns as tensors, a row a sample, where a batch is one gather from each; else []
         self.tensors: list[torch.Tensor] = []
         self._columns: list[_Column] = []
         self._crc: NDArray[np.uint32] | None = None  # of each row; in a file only
