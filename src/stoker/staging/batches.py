@@ -51,8 +51,6 @@ class Batches:
     """Makes batches of indices, in a worker or without any.
 
     Args:
-        staged: the dataset.
-        collate: makes a batch of samples.
         select: takes rows of columns; a worker's writes them to a slot.
         plain: ``collate`` is torch's ``default_collate``, so it only stacks.
     """

@@ -42,26 +42,16 @@ def blocks_as_calls(tree: ast.FunctionDef) -> ast.FunctionDef:
 
 
 class _Rewriter:
-    """Replaces blocks.
-
-    Args:
-        variables: local variables of the function.
-        deleted: those that a statement deletes.
-        reads: how often each is read.
-    """
+    """Replaces blocks."""
 
     def __init__(self, variables: set[str], deleted: set[str], reads: Counter[str]) -> None:
         self._variables = variables
-        self._deleted = deleted
-        self._reads = reads
+        self._deleted = deleted  # those that a statement deletes
+        self._reads = reads  # how often each is read
 
     def block(self, statements: list[ast.stmt], bound: set[str]) -> list[ast.stmt]:
-        """The statements, with functions for blocks, and drawn arguments of calls in variables.
-
-        Args:
-            statements: of a block.
-            bound: variables that are certainly bound before.
-        """
+        """The statements, with functions for blocks, and drawn arguments of calls in variables. ``bound``: variables
+        that are certainly bound before."""
         out: list[ast.stmt] = []
         bound = set(bound)
         for statement in statements:

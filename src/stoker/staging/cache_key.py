@@ -36,11 +36,7 @@ MAX_LISTED = 100_000  # files of such a folder
 
 
 class Sources:
-    """The files that a dataset's attributes name.
-
-    Args:
-        dataset: the user's.
-    """
+    """The files that a dataset's attributes name."""
 
     def __init__(self, dataset: object) -> None:
         # path, bytes and time of change in ns, in the order in which they are named
@@ -133,7 +129,6 @@ def key_of(dataset: object, parts: Sequence[object], samples: int, extra: str, c
     Args:
         dataset: whose attributes name files.
         parts: what runs for a sample: the dataset, and ``prepare``.
-        samples: its length.
         extra: whatever else the user says.
         cut: which part of the code the samples come from.
     """

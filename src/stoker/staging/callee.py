@@ -107,13 +107,8 @@ class Compiled(Generic[Rewritten]):
     def compile(
         self, callee: Callee, make: Callable[[], Rewritten], rebind: Callable[[Rewritten], Rewritten]
     ) -> Rewritten:
-        """What is made of a function, once a process.
-
-        Args:
-            callee: the function.
-            make: rewrites it.
-            rebind: adapts what was made of another closure of the same code, which has other variables around it.
-        """
+        """What is made of a function, once a process. ``rebind``: adapts what was made of another closure of the
+        same code, which has other variables around it."""
         fn = callee.fn
         key = fn.__code__.co_filename, fn.__code__
         known = self.rewritten.get(key)

@@ -21,17 +21,12 @@ COMPARE_SHARE = 200  # of this many parts of the time, one is spent on making ag
 
 
 class ChangeWatch:
-    """Whether what a cache was made from is still the same, in one process.
-
-    Args:
-        take: makes a fingerprint of it.
-        opened: what loading samples makes in it. See ``Fingerprint.opened``.
-    """
+    """Whether what a cache was made from is still the same, in one process."""
 
     def __init__(self, take: Callable[[], Fingerprint], opened: Parts) -> None:
         self.is_current = True
         self._take = take
-        self._opened = opened
+        self._opened = opened  # what loading samples makes in it. See ``Fingerprint.opened``.
         self._before = take()
         self._next_check = 0.0  # a worker checks when it begins
 
@@ -44,11 +39,7 @@ class ChangeWatch:
         self._next_check = 0.0
 
     def check(self, now: bool) -> None:
-        """Sets ``is_current``, and warns once if it is not.
-
-        Args:
-            now: this check may not be left out to save time.
-        """
+        """Sets ``is_current``, and warns once if it is not. ``now``: this check may not be left out to save time."""
         began = time.monotonic()
         if not now and began <= self._next_check:
             return

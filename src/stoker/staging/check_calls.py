@@ -45,13 +45,7 @@ class Replay:
 
 
 class Checker:
-    """Stands where ``Memo`` stands: makes each kept call twice, under other random states, and compares.
-
-    Args:
-        samples: of the dataset.
-        changing: attributes that the script changes in each epoch: the calls must not read them.
-        strike: is told of a call that must not be kept, and why.
-    """
+    """Stands where ``Memo`` stands: makes each kept call twice, under other random states, and compares."""
 
     def __init__(self, samples: TrialSamples, changing: Collection[str], strike: Callable[[Key, str], None]) -> None:
         self.names = names_of(samples.dataset)
@@ -63,8 +57,8 @@ class Checker:
         self.variables: set[tuple[str, str]] = set()  # as ``Executed.variables``
         self.looks_up_names = False  # as ``Executed.looks_up_names``
         self._samples = samples
-        self._changing = changing
-        self._strike = strike
+        self._changing = changing  # attributes that the script changes in each epoch: the calls must not read them
+        self._strike = strike  # is told of a call that must not be kept, and why
 
     def answer(self, key: Key, call: Thunk, variables: Thunk | None = None) -> Value:
         samples, code = self._samples, Executed(self._samples.dataset)

@@ -132,11 +132,6 @@ def before_state_changes(fn: types.FunctionType, is_method: bool, where: Cut) ->
 def cut(fn: types.FunctionType, is_method: bool, where: Cut) -> Parts:
     """Cuts a function in two.
 
-    Args:
-        fn: any Python function that is no generator.
-        is_method: it is called with ``self``.
-        where: the cut.
-
     Raises:
         NoSource: see ``tree_of``.
     """
@@ -191,18 +186,12 @@ def _head_tree(tree: ast.FunctionDef, head: list[ast.stmt]) -> ast.FunctionDef:
 
 
 class _Cutter:
-    """Builds the statements of both parts.
-
-    Args:
-        where: the cut.
-        locals_: all variables of the function.
-        passed: parameters that the caller passes to the tail again; ``self`` is one.
-    """
+    """Builds the statements of both parts."""
 
     def __init__(self, where: Cut, locals_: set[str], passed: set[str]) -> None:
         self.where = where
-        self.locals = locals_
-        self.passed = passed
+        self.locals = locals_  # all variables of the function
+        self.passed = passed  # parameters that the caller passes to the tail again; ``self`` is one
         # statements of the head that the cut lies in, by id, and in which of their blocks
         self.entered: dict[int, str] = {}
         self.repeatable: list[int | str] = []  # see ``Parts``
@@ -325,15 +314,7 @@ def _looked_up_again(
     cutter: _Cutter, head: list[ast.stmt], rest: list[ast.stmt], once: set[str], params: set[str]
 ) -> list[ast.stmt]:
     """Statements of the head that the tail runs again instead of keeping what they gave: look-ups without calls,
-    imports, functions defined inside, files opened when first needed.
-
-    Args:
-        cutter: has built both parts.
-        head: statements of the first part.
-        rest: those of the second.
-        once: variables that are bound once.
-        params: of the function.
-    """
+    imports, functions defined inside, files opened when first needed. ``once``: variables that are bound once."""
     where, known, found = cutter.where, cutter.passed | (once & params), []
 
     def is_repeated(statement: ast.stmt) -> bool:

@@ -457,10 +457,7 @@ class Staged(Dataset[Sample]):
 
     def _on_device(self, plain: bool) -> Select | None:
         """What makes batches on the accelerator, once all samples are stored; asked in the parent for each epoch.
-
-        Args:
-            plain: batches are made by torch's ``default_collate``.
-        """
+        ``plain``: batches are made by torch's ``default_collate``."""
         device = device_tier.accelerator() if self.cache == "device" else None
         if device is None or self._store is None or self.cache_state is not CacheState.COMPLETE:
             return None

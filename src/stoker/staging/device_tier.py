@@ -27,7 +27,6 @@ class DeviceTier:
 
     Args:
         store: complete.
-        device: for the columns.
         plain: batches are made by torch's ``default_collate``.
         exact: what is stored is the whole sample.
     """

@@ -51,11 +51,7 @@ UUIDS = {uuid.uuid1.__code__: "uuid.uuid1"}  # from the clock
 
 
 class Executed:
-    """What is known of the Python code that ran for a sample, by a profile function (``sys.setprofile``).
-
-    Args:
-        dataset: whose samples are made.
-    """
+    """What is known of the Python code that ran for a sample, by a profile function (``sys.setprofile``)."""
 
     def __init__(self, dataset: object) -> None:
         self._dataset = dataset

@@ -38,17 +38,7 @@ class Part(NamedTuple):
 
 
 class Filler:
-    """Fills a cache, in one process.
-
-    Args:
-        dataset: the user's.
-        split: how it was divided; None: by ``prepare`` and ``augment``.
-        functions: the user's; generators that they hold are watched, too.
-        prepare: makes the deterministic part of a sample.
-        is_whole: the deterministic part is the sample.
-        for_file: pickled values are refused.
-        disable: called with the reason why the cache cannot be used any more.
-    """
+    """Fills a cache, in one process."""
 
     def __init__(
         self,
@@ -61,12 +51,12 @@ class Filler:
         disable: Callable[[str], None],
     ) -> None:
         self._dataset = dataset
-        self._split = split
-        self._functions = functions
-        self._prepare = prepare
-        self._is_whole = is_whole
-        self._for_file = for_file
-        self._disable = disable
+        self._split = split  # how it was divided; None: by ``prepare`` and ``augment``
+        self._functions = functions  # the user's; generators that they hold are watched, too
+        self._prepare = prepare  # makes the deterministic part of a sample
+        self._is_whole = is_whole  # the deterministic part is the sample
+        self._for_file = for_file  # pickled values are refused
+        self._disable = disable  # called with the reason why the cache cannot be used any more
         self._samples = len(dataset)
         self._made = 0
         self._without_part: set[int] = set()  # samples that draw, or take another way through the code
@@ -139,11 +129,8 @@ class Filler:
         return sum(x.nbytes for x in leaves)
 
     def _parts(self, indices: Sequence[Index], misses: list[int], states: RandomState | None) -> dict[int, Part]:
-        """Deterministic parts by position. Samples that have none, or fail, are left out.
-
-        Args:
-            states: are compared after each sample; None: they are not.
-        """
+        """Deterministic parts by position. Samples that have none, or fail, are left out. ``states``: are compared
+        after each sample; None: they are not."""
         misses = [k for k in misses if int(indices[k]) % self._samples not in self._without_part]
         get_many = self._get_many() if states is None and len(misses) > 1 else None
         if get_many is not None:

@@ -51,18 +51,13 @@ Reaching = dict[str, tuple[int, Definition]]  # by variable: the number of the c
 
 
 class Definitions:
-    """The definitions of a function.
-
-    Args:
-        tree: of the function.
-        numbers: of its calls, by the ids of their nodes.
-    """
+    """The definitions of a function."""
 
     def __init__(self, tree: ast.FunctionDef, numbers: Mapping[int, int]) -> None:
         # by number of a call: the variables in it that a definition may be taken for, each with its call's number
         self.given: dict[int, dict[str, int]] = {}
         self.by_number: dict[int, Definition] = {}  # the definitions, by the numbers of their calls
-        self._numbers = numbers
+        self._numbers = numbers  # of its calls, by the ids of their nodes
         self._nodes = {numbers[id(x)]: x for x in ast.walk(tree) if id(x) in numbers}
         self._statements: dict[int, ast.stmt] = {}
         self._certain: Counter[str] = Counter()  # uses of which the definition is known, by variable
@@ -89,11 +84,8 @@ class Definitions:
         return out
 
     def superfluous(self, kept: Mapping[int, Collection[int]]) -> set[int]:
-        """Definitions that are used by nothing else than kept calls into which they are taken.
-
-        Args:
-            kept: by number of a kept call, the definitions that are taken into it.
-        """
+        """Definitions that are used by nothing else than kept calls into which they are taken. ``kept``: by number
+        of a kept call, the definitions that are taken into it."""
         out: set[int] = set()
         for number, found in sorted(self.by_number.items(), key=lambda x: self._statements[x[0]].lineno, reverse=True):
             if found.is_lost and self._certain[found.name] != self._reads[found.name]:
@@ -108,7 +100,6 @@ class Definitions:
         """Whether a call may write to an object that is used after it, too: then it must be made.
 
         Args:
-            call: its number.
             taken: definitions that are taken into it.
             dropped: definitions that are made for it alone.
         """

@@ -238,11 +238,8 @@ def _stop(effect: str) -> None:
 
 
 def _unshare(keep: int) -> None:
-    """Replaces the files, connections and shared memory that a fork shares with its parent.
-
-    Args:
-        keep: a file descriptor that stays as it is.
-    """
+    """Replaces the files, connections and shared memory that a fork shares with its parent. ``keep``: a file
+    descriptor that stays as it is."""
     global _output
     null = os.open(os.devnull, os.O_RDWR)
     _output = os.memfd_create("output")

@@ -66,13 +66,8 @@ class Answers(Protocol):
     names: dict[int, str]
 
     def answer(self, key: Key, call: Thunk, variables: Thunk | None = None) -> Value:
-        """What the call returns.
-
-        Args:
-            key: identifies it.
-            call: makes it.
-            variables: a function whose closure has the local variables that the call reads.
-        """
+        """What the call returns. ``variables``: a function whose closure has the local variables that the call
+        reads."""
 
     def states(self) -> RandomState:
         """The states of the random generators."""
@@ -209,13 +204,10 @@ class Table:
     """Numbers of keys, shared by all workers: a hash table with open addressing in shared memory.
 
     A key is known by 128 bits of its hash. A slot is claimed under the lock and never given back.
-
-    Args:
-        slots: most keys, a power of two; a quarter stays free.
     """
 
     def __init__(self, slots: int, memory: Memory | None = None) -> None:
-        self.slots = slots
+        self.slots = slots  # most keys, a power of two; a quarter stays free
         self.memory = memory or Memory(16 * slots + 4096)
         self._count = self.memory.table("count", np.int64, 1, 0)
         self._keys = self.memory.table("keys", np.int64, 2 * slots, 4096).reshape(slots, 2)
@@ -253,15 +245,7 @@ class Table:
 
 
 class Memo:
-    """Answers calls from a store that all workers share.
-
-    Args:
-        dataset: whose methods are called.
-        store: by number of key.
-        table: numbers of keys.
-        save_random: saves the random states.
-        on_problem: is told why nothing may be answered from memory any more.
-    """
+    """Answers calls from a store that all workers share."""
 
     def __init__(
         self,
@@ -272,10 +256,10 @@ class Memo:
         on_problem: Callable[[str], None],
     ) -> None:
         self.names = names_of(dataset)
-        self._store = store
-        self._table = table
-        self.states = save_random
-        self._on_problem = on_problem
+        self._store = store  # by number of key
+        self._table = table  # numbers of keys
+        self.states = save_random  # saves the random states
+        self._on_problem = on_problem  # is told why nothing may be answered from memory any more
         self._comparison = Comparison()
 
     def answer(self, key: Key, call: Thunk, variables: Thunk | None = None) -> Value:

@@ -94,13 +94,7 @@ class CutNode(Compiled[Parts]):
         return parts.head(*callee.first, *call.args, _stoker=_Helper(self, parts), **call.kwargs)
 
     def tail(self, called: object, repeated: tuple[object, ...], state: PreparedState) -> Sample:
-        """Runs the rest.
-
-        Args:
-            called: what the call calls.
-            repeated: arguments of the call that the caller passes to the second part again.
-            state: what ``head`` returned.
-        """
+        """Runs the rest. ``repeated``: arguments of the call that the caller passes to the second part again."""
         if state[0] == DONE:
             return state[1]
         callee = _python_function(called)

@@ -39,19 +39,15 @@ class Reached(BaseException):
 
 
 class Recorder:
-    """What a probed function reports to.
-
-    Args:
-        has_moved: whether a generator was moved since the function was called.
-        stop_at: a call, by position and number, that is not made: ``Reached`` is raised with its arguments.
-    """
+    """What a probed function reports to. ``stop_at``: a call, by position and number, that is not made: ``Reached``
+    is raised with its arguments."""
 
     def __init__(self, has_moved: Callable[[], bool], stop_at: Moved | None = None) -> None:
         self.first: Moved | None = None  # the first thing that moved a generator; None while nothing has
         self.plain: set[tuple[int, int]] = set()  # line and column of subscripts of lists, dicts and arrays
         self.contexts: set[Position] = set()  # ``with`` statements whose context is more than a resource to be closed
         self.elapsed = 0.0  # seconds until a generator moved, without the time that asking took
-        self._has_moved = has_moved
+        self._has_moved = has_moved  # whether a generator was moved since the function was called
         self._stop_at = stop_at
         self._last: Position = (0,)
         self._asking_s = 0.0
@@ -110,11 +106,6 @@ class Recorder:
 def probed(fn: types.FunctionType, is_method: bool, unrolled: bool = False) -> types.FunctionType:
     """A copy that reports to the ``Recorder`` that it is given as ``_stoker``: ``at(position)`` before each statement,
     ``call`` and ``item`` in place of calls and subscripts, ``context`` around what a ``with`` enters.
-
-    Args:
-        fn: any Python function.
-        is_method: it is called with ``self``.
-        unrolled: with its list comprehensions unrolled.
 
     Raises:
         NoSource: see ``tree_of``; a generator or coroutine.

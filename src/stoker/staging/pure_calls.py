@@ -54,12 +54,8 @@ class MemoPlan:
 
 
 class Survey:
-    """Looks for calls that can be kept.
-
-    Args:
-        samples: of the dataset.
-        changing: attributes that the script changes in each epoch: the calls must not read them.
-    """
+    """Looks for calls that can be kept. ``changing``: attributes that the script changes in each epoch: the calls
+    must not read them."""
 
     def __init__(self, samples: TrialSamples, changing: Collection[str] = ()) -> None:
         self.samples = samples

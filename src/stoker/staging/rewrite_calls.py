@@ -64,11 +64,6 @@ def surveyed(fn: types.FunctionType, is_method: bool) -> types.FunctionType:
 def memoised(fn: types.FunctionType, is_method: bool, selected: Selection) -> types.FunctionType:
     """A copy in which some sites are replaced.
 
-    Args:
-        fn: any Python function.
-        is_method: it is called with ``self``.
-        selected: which, and by what.
-
     Raises:
         NoSource: as ``surveyed``.
     """
@@ -151,15 +146,7 @@ def _rewritten(fn: types.FunctionType, is_method: bool, selected: Selection | No
 
 
 class _Rewriter(ast.NodeTransformer):
-    """Replaces sites.
-
-    Args:
-        numbers: of the sites, by id.
-        variables: all of the function, and of comprehensions and lambdas inside it.
-        methods: see ``Selection``; None: all are reported.
-        inlined: what stands in the place of a site, by number.
-        known_by: an expression whose variables identify a site, by number; otherwise its own do.
-    """
+    """Replaces sites."""
 
     def __init__(
         self,
@@ -169,11 +156,11 @@ class _Rewriter(ast.NodeTransformer):
         inlined: Mapping[int, ast.expr],
         known_by: Mapping[int, ast.expr],
     ) -> None:
-        self._numbers = numbers
+        self._numbers = numbers  # of the sites, by id
         self._variables = variables
-        self._methods = methods
-        self._inlined = inlined
-        self._known_by = known_by
+        self._methods = methods  # see ``Selection``; None: all are reported
+        self._inlined = inlined  # what stands in the place of a site, by number
+        self._known_by = known_by  # an expression whose variables identify a site, by number; otherwise its own do
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         return self._site(node)

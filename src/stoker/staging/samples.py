@@ -33,11 +33,7 @@ class Whole(NamedTuple):
 
 
 class TrialSamples:
-    """A few samples of a dataset.
-
-    Args:
-        dataset: map-style.
-    """
+    """A few samples of a dataset."""
 
     def __init__(self, dataset: MapDataset) -> None:
         self.dataset = dataset

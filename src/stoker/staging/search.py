@@ -34,17 +34,12 @@ LONGEST_LABEL = 60  # characters of a transform's name in a report
 
 
 class Search:
-    """Looks for a plan.
-
-    Args:
-        samples: of the dataset.
-        stop_at_changes: what changes the dataset counts as what draws.
-    """
+    """Looks for a plan."""
 
     def __init__(self, samples: TrialSamples, stop_at_changes: bool = False) -> None:
         self.reasons: list[str] = []  # why not more can be kept
         self._samples = samples
-        self._stop_at_changes = stop_at_changes
+        self._stop_at_changes = stop_at_changes  # what changes the dataset counts as what draws
 
     def find(self) -> Node | None:
         """A node for a sample of the dataset; None where no part of it can be kept."""
@@ -235,12 +230,7 @@ def _label(item: object) -> str:
 
 
 def weaker_plans(node: Node, called: object) -> Iterator[Node]:
-    """Plans that keep less and less.
-
-    Args:
-        node: a plan's root.
-        called: what it is for.
-    """
+    """Plans that keep less and less."""
     if not isinstance(node, WholeNode):
         yield from _weaker(node)
         return

@@ -26,9 +26,6 @@ class Function(NamedTuple):
 def tree_of(fn: types.FunctionType) -> Function:
     """The definition of a function.
 
-    Args:
-        fn: a function written in Python.
-
     Raises:
         NoSource: there is no source (compiled or generated code), or the file changed since it was imported.
     """

@@ -40,11 +40,8 @@ class SurveyedFunction:
         return self._copy
 
     def definitions_for(self, number: int, inline: bool) -> set[int] | None:
-        """The definitions that have to be taken into a call, so that it mentions small values only.
-
-        Args:
-            number: of the call.
-            inline: definitions may be taken into calls.
+        """The definitions that have to be taken into a call, so that it mentions small values only. ``inline``:
+        definitions may be taken into calls.
 
         Returns:
             None where it is not possible.

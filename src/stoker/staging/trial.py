@@ -60,7 +60,6 @@ def find_plan(dataset: MapDataset, limit_s: float = 30.0, changing: Collection[s
     """Looks for what can be kept of a dataset's samples. Run it in a process of its own: see ``isolate``.
 
     Args:
-        dataset: map-style.
         limit_s: seconds after which the search ends; the best plan verified until then is taken.
         changing: attributes that the script changes in each epoch: what is kept must not depend on them.
     """

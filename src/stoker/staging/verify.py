@@ -105,12 +105,7 @@ def _reads_what_changes(plan: Plan, samples: TrialSamples, code: Executed, chang
 
 
 class _Verification:
-    """One plan, on some samples.
-
-    Args:
-        plan: any.
-        samples: of the dataset.
-    """
+    """One plan, on some samples."""
 
     def __init__(self, plan: Plan, samples: TrialSamples) -> None:
         self.code = Executed(samples.dataset)  # looks at the code of the first part
@@ -136,11 +131,8 @@ class _Verification:
         return self._plan.head(self._samples.dataset, i)
 
     def _verify_sample(self, i: int, first_state: tuple[PreparedState] | None) -> Cost:
-        """Compares the parts of one sample with the whole.
-
-        Args:
-            i: the sample.
-            first_state: what the first part gave before, under other random states; None: it is run once more.
+        """Compares the parts of one sample with the whole. ``first_state``: what the first part gave before, under
+        other random states; None: it is run once more.
 
         Raises:
             CacheError: they differ, or the first part cannot be kept; the message says why.

@@ -25,13 +25,7 @@ RESERVE = 0.15  # share of the budget that the search leaves for what the result
 
 
 class Measurements:
-    """The windows that were measured, by setting.
-
-    Args:
-        loader: what is tuned.
-        budget_s: seconds that it may take.
-        progress: called with a line for each window.
-    """
+    """The windows that were measured, by setting."""
 
     def __init__(self, loader: LoaderLike, budget_s: float, progress: Callable[[str], None]) -> None:
         self.loader, self.budget_s = loader, budget_s
@@ -44,7 +38,7 @@ class Measurements:
         self.tried: list[JsonObject] = []  # all windows, in order, for the JSON
         self.is_stream = loader._dataset_kind == _DatasetKind.Iterable
         self.window_s = min(WINDOW_S, max(0.05, budget_s / WINDOWS_IN_BUDGET))
-        self._progress = progress
+        self._progress = progress  # called with a line for each window
         self.bench = Bench(loader, self.tasks, self.transport, self.deadline)
         self._rounds: list[dict[Setting, float]] = []
 

@@ -42,13 +42,7 @@ RANDOM_SAMPLERS = ("RandomSampler", "Feistel", "Chunk")
 
 
 class Search:
-    """One run of the tuner.
-
-    Args:
-        measurements: of the loader that is tuned.
-        name: what to call it in errors.
-        knobs: which settings may move.
-    """
+    """One run of the tuner."""
 
     limits: list[Limit]  # of the number of workers, the tightest first
 

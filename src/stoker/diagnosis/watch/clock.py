@@ -30,10 +30,6 @@ class Clock:
     """See the module. The epoch has begun.
 
     Args:
-        metrics: the loader's numbers.
-        row: its row of shared memory (``shared_counters.Live``).
-        on_batches: called whenever batches were worked out, with their number and the time.
-        find_device: returns the watch on the device, once the script uses one.
         waited_s: seconds that the consumer waited for ``iter()``.
         began: when it called that. Time since then that is not in ``waited_s`` is what stoker measured.
     """
@@ -47,14 +43,14 @@ class Clock:
         waited_s: float,
         began: float,
     ) -> None:
-        self.metrics = metrics
+        self.metrics = metrics  # the loader's numbers
         self.size: int = metrics.settings.get("batch_size") or 1  # for batches that do not say theirs
         self.inside = False  # ``next()`` runs; a ``next()`` inside another one is not timed
         self.times: list[float] = []  # of batches that are not worked out yet: asked, came, asked, came, ...
         self.samples = 0  # in those batches
-        self._row = row
-        self._on_batches = on_batches
-        self._find_device = find_device
+        self._row = row  # its row of shared memory (``shared_counters.Live``)
+        self._on_batches = on_batches  # called whenever batches were worked out, with their number and the time
+        self._find_device = find_device  # returns the watch on the device, once the script uses one
         self._device: DeviceWatch | None = None
         self._epoch = [0.0] * 6  # batches, wait_s, step_s, first_wait_s, loop_s, samples
         self._began = began  # of the epoch

@@ -21,11 +21,7 @@ MEMORY_NS = 2_000_000_000  # between two readings of a worker's memory, a few mi
 
 
 class Live:
-    """A table with one row of doubles, ``LIVE``, for each loader.
-
-    Args:
-        fd: the memory of another process' table, to read; None makes a new one.
-    """
+    """A table with one row of doubles, ``LIVE``, for each loader."""
 
     def __init__(self, fd: int | None = None) -> None:
         size = ROWS * len(LIVE) * 8
@@ -34,7 +30,7 @@ class Live:
             os.ftruncate(self.fd, size)
             memory = mmap.mmap(self.fd, size)
         else:
-            self.fd = fd
+            self.fd = fd  # the memory of another process' table, to read; None makes a new one
             memory = mmap.mmap(fd, size, prot=mmap.PROT_READ)
         self._view = memoryview(memory).cast("d")
         self._beyond = memoryview(bytearray(len(LIVE) * 8)).cast("d")
@@ -47,11 +43,7 @@ class Live:
 
 
 class WorkerTimes:
-    """What one loader's fetching processes write their times to: a row each, in memory shared by fork.
-
-    Args:
-        metrics: the loader's numbers, to which ``collect`` adds.
-    """
+    """What one loader's fetching processes write their times to: a row each, in memory shared by fork."""
 
     current: WorkerTimes | None = None  # of the loader whose workers are being forked
 
@@ -64,7 +56,7 @@ class WorkerTimes:
         self._before: dict[int, JsonObject] = {}  # what they were at ``restart``
         self._own_record: tuple[int, WorkerRecord] | None = None  # with the process that made it
         self._seen = [0] * (COLUMNS - 1)
-        self._metrics = metrics
+        self._metrics = metrics  # the loader's numbers, to which ``collect`` adds
         self._memory_read_ns = 0
 
     # In a fetching process.

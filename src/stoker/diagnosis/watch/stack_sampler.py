@@ -71,13 +71,7 @@ class _Note(NamedTuple):
 
 
 class StackSampler:
-    """Samples one thread.
-
-    Args:
-        thread: its ``threading.get_ident()``. Only a process' main thread can be sampled.
-        native: its id for the kernel.
-        alone: it is a worker's, where a switch interval of ``SWITCH_S`` disturbs no one.
-    """
+    """Samples one thread. ``thread``: its ``threading.get_ident()``. Only a process' main thread can be sampled."""
 
     def __init__(self, thread: int, native: int, alone: bool = False) -> None:
         # by (kind, name, line): samples at which the thread ran, and at which it waited. Kinds are "decode",
@@ -95,8 +89,8 @@ class StackSampler:
         self.asked = False  # the thread is to note where it is
         self.total = 0  # samples so far
         self.cpu_s = 0.0  # of the sampling thread
-        self._native = native
-        self._alone = alone
+        self._native = native  # its id for the kernel
+        self._alone = alone  # it is a worker's, where a switch interval of ``SWITCH_S`` disturbs no one
         self._usual_s = sys.getswitchinterval()
         self._ended = False
         self._states = [0, 0]  # samples since it was asked: it ran, it waited

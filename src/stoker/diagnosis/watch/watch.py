@@ -27,16 +27,11 @@ SEND_S = 1.0  # between two reports of a process
 
 
 class Watch:
-    """The watch on one process.
-
-    Args:
-        max_steps: end the script after so many batches, or None.
-        apply: put stoker's engine and measured settings behind the script's loaders.
-    """
+    """The watch on one process."""
 
     def __init__(self, max_steps: int | None = None, apply: bool = False) -> None:
-        self.max_steps = max_steps
-        self.apply = apply
+        self.max_steps = max_steps  # end the script after so many batches, or None
+        self.apply = apply  # put stoker's engine and measured settings behind the script's loaders
         self.on = True
         self.listened = "STOKER_RUN" in os.environ
         self.applied: dict[str, JsonObject] = {}

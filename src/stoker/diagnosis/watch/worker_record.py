@@ -40,17 +40,11 @@ EMPTY: JsonObject = {"bins": {}, "stacks": [], "slow": {}, "kernel": {}, "second
 
 
 class WorkerRecord:
-    """The record of one fetching thread.
-
-    Args:
-        row: ``ROW_BYTES`` of shared memory.
-        dataset: whose transforms and samples are called by name.
-        collate: the loader's collate function.
-    """
+    """The record of one fetching thread. ``dataset``: whose transforms and samples are called by name."""
 
     def __init__(self, row: memoryview, dataset: object, collate: object) -> None:
         in_worker = multiprocessing.parent_process() is not None
-        self._row = row
+        self._row = row  # ``ROW_BYTES`` of shared memory
         self._times = Histogram()
         self._took: list[float] = []  # not in the histogram yet
         self._tasks = 0

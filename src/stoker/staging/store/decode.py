@@ -31,10 +31,6 @@ def stored_copy(sample: Sample) -> Sample:
 class Layout:
     """How samples of one type are put together from the bytes of their leaves.
 
-    Args:
-        type_spec: as ``take`` returned it.
-        trusted: whether pickled leaves may be read; not from a file.
-
     Attributes:
         fixed: every leaf has one size, so samples of this type can be rows of columns.
         stacks: every leaf is a tensor, an array or a number, so a batch is one gather from each column.
@@ -45,12 +41,12 @@ class Layout:
     """
 
     def __init__(self, type_spec: str, trusted: bool = True) -> None:
-        self.type_spec = type_spec
+        self.type_spec = type_spec  # as ``take`` returned it
         self.sizes: list[int | None] = []  # bytes of each leaf; None for one whose size differs from sample to sample
         self.dtypes: list[torch.dtype | None] = []
         self.shapes: list[Shape] = []
         self.strides: list[Shape | None] = []
-        self._trusted = trusted
+        self._trusted = trusted  # whether pickled leaves may be read; not from a file
         self._makers: dict[str, Callable[[Spec], Make]] = {
             spec.TUPLE: self._tuple,
             spec.LIST: self._list,

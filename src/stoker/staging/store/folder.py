@@ -58,9 +58,6 @@ def digest(key: JsonObject) -> str:
 class Folder:
     """Tables in files of one folder.
 
-    Args:
-        path: the folder; it exists.
-
     Raises:
         OSError: it cannot be opened.
     """
@@ -201,11 +198,7 @@ def manifest_of(path: Path) -> JsonObject:
 
 def open_for(base: Path, name: str, key: JsonObject) -> tuple[Folder, str]:
     """The folder of a cache for this key: complete, partly filled, or new; and why an earlier one is not used, or "".
-
-    Args:
-        base: where caches are.
-        name: for people.
-        key: what the samples depend on; texts and numbers.
+    ``key``: what the samples depend on; texts and numbers.
 
     Raises:
         OSError: it cannot be created or opened.

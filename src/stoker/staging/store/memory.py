@@ -46,10 +46,8 @@ os.register_at_fork(after_in_child=_thread_locks.clear)  # another thread may ha
 class Memory:
     """Tables in an anonymous file (memfd_create(2)). Limits of ``/dev/shm`` do not apply to it.
 
-    Forked workers inherit it, spawned ones receive its descriptor.
-
-    Args:
-        nbytes: the file's size. Only pages that are written take memory.
+    Forked workers inherit it, spawned ones receive its descriptor. ``nbytes``: the file's size. Only pages that are
+    written take memory.
 
     Raises:
         OSError: such files are not supported here.

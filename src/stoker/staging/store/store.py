@@ -78,11 +78,6 @@ def _tables_start(samples: int) -> int:
 class Store:
     """Samples by their index. One that is stored stays.
 
-    Args:
-        medium: memory or a folder.
-        samples: length of the dataset.
-        budget: bytes that may be reserved.
-
     Raises:
         CacheError: it is a store of another dataset, or damaged.
     """
@@ -263,7 +258,6 @@ class Store:
         """Stores samples as far as there is room.
 
         Args:
-            samples: what ``encode.take`` returned, by index.
             prepare_ns: what they took to prepare, together.
             keep_ns: CPU time that storing them took so far; this call adds its own.
         """

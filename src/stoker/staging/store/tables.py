@@ -56,11 +56,6 @@ class Tables:
 
     A sample's location is its row + 1, or minus its offset in the heap - 1. 0 means that it is not stored.
 
-    Args:
-        medium: in which the tables are.
-        head: of the store; how samples are stored has been decided.
-        start: where the tables begin in memory.
-
     Raises:
         CacheError: damaged files.
         OSError: there is no room for the tables.
@@ -68,7 +63,7 @@ class Tables:
 
     def __init__(self, medium: Medium, head: Head, start: int) -> None:
         self._medium = medium
-        self._head = head
+        self._head = head  # of the store; how samples are stored has been decided
         self.layout: Layout | None = None  # of the samples in rows; None where all are blocks
         # the columns as tensors, a row a sample, where a batch is one gather from each; else []
         self.tensors: list[torch.Tensor] = []
@@ -78,7 +73,7 @@ class Tables:
             self.layout = layout(head.spec, medium.trusted)
             start = self._open_columns(self.layout, head.rows, start)
             self.tensors = _tensors(self.layout, [c.rows for c in self._columns])
-        self._heap_start = start
+        self._heap_start = start  # where the tables begin in memory
         self._heap: Leaf = medium.table("heap", np.uint8, head.budget, start)
 
     def _open_columns(self, made: Layout, rows: int, start: int) -> int:
