@@ -13,6 +13,7 @@ from ..core.types import Batch, Index, Sample
 from ..workers.gather import Select
 from ..workers.gather import select as new_tensors
 from .compare import equal_bits
+from .device_tier import DeviceTier
 from .store.store import Store
 
 
@@ -42,10 +43,6 @@ class PreparedSamples(Protocol):
         """Samples, from the store or made."""
         ...
 
-    def is_on_device(self, select: Select) -> bool:
-        """Whether ``select`` makes batches on the accelerator."""
-        ...
-
 
 class Batches:
     """Makes batches of indices, in a worker or without any.
@@ -61,7 +58,7 @@ class Batches:
         self._staged = staged
         self._collate = collate
         # A batch that is augmented is written to a slot after that; one on a device never is.
-        in_slot = staged.augment_batch is not None and not staged.is_on_device(select)
+        in_slot = staged.augment_batch is not None and not isinstance(getattr(select, "__self__", None), DeviceTier)
         self._select = new_tensors if in_slot else select
         self._gathers = plain and staged.is_exact
         self._checked = False

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..core.fingerprint import Fingerprint, Parts
 from ..core.random_state import RandomState
-from ..core.types import Sample
+from ..core.types import Index, Sample
 from ..core.warn import warn_user
 from .compare import equal_bits
 from .plan import Unplanned
@@ -29,6 +29,18 @@ class ChangeWatch:
         self._opened = opened  # what loading samples makes in it. See ``Fingerprint.opened``.
         self._before = take()
         self._next_check = 0.0  # a worker checks when it begins
+        self._asked: set[Index] = set()
+
+    def is_repeated(self, indices: Sequence[Index]) -> bool:
+        """Whether a sample is asked for again since that was last so."""
+        try:
+            repeated = not self._asked.isdisjoint(indices)
+        except TypeError:  # indices that are no numbers
+            return False
+        if repeated:
+            self._asked.clear()
+        self._asked.update(indices)
+        return repeated
 
     def changes(self) -> list[str]:
         """What has changed since the cache was begun, for people."""

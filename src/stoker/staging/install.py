@@ -18,7 +18,8 @@ from ..loader import engine
 from ..loader.adopt import behind, carried_by
 from ..loader.dataloader import OWN, DataLoader
 from ..workers.fetcher import staged_in
-from .dataset import Staged, check_tier
+from .dataset import Staged
+from .open_store import check_tier
 
 SHARED = (
     "num_workers",

@@ -23,6 +23,19 @@ from .store.store import Store, size_of
 
 RAM_SHARE = 0.5  # of the free memory, where no budget is given
 DISK_SHARE = 0.5  # of the free disk
+TIERS = ("auto", "ram", "disk", "device", None)
+
+
+def check_tier(cache: object) -> None:
+    """Refuses what is no value of ``cache``.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if cache == "compressed":
+        raise UsageError('cache="compressed" is gone: use "ram", or "disk" where memory is short')
+    if cache not in TIERS:
+        raise UsageError(f"cache={cache!r}: one of {', '.join(map(repr, TIERS))}")
 
 
 class CachePlan(NamedTuple):
