@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ast
 import functools
-import itertools
 import json
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import torch
 
 from ...core.types import Batch, Sample
 from . import spec
-from .encode import DTYPES, KEY_TYPES, NUMBER_DTYPES, SIMPLE_KINDS, CacheError, take
+from .encode import DTYPES, KEY_TYPES, SIMPLE_KINDS, CacheError, take
 from .spec import Leaf, Spec, find_class
 
 Shape: TypeAlias = tuple[int, ...]
@@ -52,7 +52,6 @@ class Layout:
             spec.LIST: self._list,
             spec.DICT: self._dict,
             spec.NAMED_TUPLE: self._named_tuple,
-            spec.ROWS: self._rows,
             spec.TENSOR: self._tensor,
             spec.TENSOR_SUBCLASS: self._tensor_subclass,
             spec.ARRAY: self._array,
@@ -63,8 +62,7 @@ class Layout:
             spec.NONE: lambda tree: lambda leaves: None,
             spec.TEXT: self._text,
             spec.BYTES: self._bytes,
-            spec.NUMBERS: self._numbers,
-            spec.TEXTS: self._texts,
+            spec.LONG_LIST: self._long_list,
             spec.IMAGE: self._image,
             spec.PICKLED: self._pickled,
         }
@@ -126,11 +124,6 @@ class Layout:
         fields = [self._maker(field) for field in tree[2]]
         return lambda leaves: find_class(name)(*[make(leaves) for make in fields])  # a notebook may define it again
 
-    def _rows(self, tree: Spec) -> Make:
-        columns = [self._maker(column) for column in tree[2]]
-        row: type = {spec.TUPLE: tuple, spec.LIST: list}[tree[1]]
-        return lambda leaves: list(map(row, zip(*[make(leaves) for make in columns], strict=True)))
-
     def _tensor_subclass(self, tree: Spec) -> Make:
         name = str(tree[1])
         if find_class(name, torch.Tensor) is None or tree[3][0] != spec.TENSOR:
@@ -191,16 +184,14 @@ class Layout:
         j = self._leaf(None)
         return lambda leaves: leaves[j].tobytes()
 
-    def _numbers(self, tree: Spec) -> Make:
-        dtype = np.dtype({kind.__name__: stored for kind, stored in NUMBER_DTYPES.items()}[tree[1]])
-        (n,) = _naturals(tree[2:])
-        j = self._leaf(n * dtype.itemsize)
-        return lambda leaves: leaves[j].view(dtype).tolist()
+    def _long_list(self, tree: Spec) -> Make:
+        j, tuples = self._leaf(None), tree[1] == spec.TUPLE
 
-    def _texts(self, tree: Spec) -> Make:
-        (n,) = _naturals(tree[1:])
-        j, k = self._leaf(8 * n), self._leaf(None)
-        return lambda leaves: _split_text(leaves[j].view("<i8").tolist(), leaves[k].data)
+        def make(leaves: Sequence[Leaf]) -> list[Any]:
+            found: list[Any] = msgspec.msgpack.decode(leaves[j].data)
+            return list(map(tuple, found)) if tuples else found
+
+        return make
 
     def _image(self, tree: Spec) -> Make:
         from PIL import Image
@@ -249,11 +240,6 @@ def _stacks(tree: Spec) -> bool:
     if tree[0] in (spec.DICT, spec.NAMED_TUPLE):
         return all(map(_stacks, tree[2]))
     return tree[0] in (spec.TENSOR, spec.ARRAY, spec.INT, spec.FLOAT, spec.BOOL, spec.NUMPY_SCALAR)
-
-
-def _split_text(sizes: list[int], text: memoryview) -> list[str]:
-    ends = list(itertools.accumulate(sizes))
-    return [str(text[end - n : end], "utf-8", "surrogatepass") for n, end in zip(sizes, ends, strict=True)]
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import json
 import pickle
 import re
@@ -19,6 +20,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -32,8 +34,8 @@ ALIGN = 16  # bytes between leaves: enough for any dtype
 DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 SIMPLE_KINDS = "biufc?mMSU"  # kinds of NumPy dtypes that are fully described by their string
 KEY_TYPES = (str, int, bool, type(None))  # of dicts that are not pickled
-NUMBER_DTYPES = {int: "<i8", float: "<f8", bool: "?"}  # of lists of numbers
-LONG = 16  # items from which on a list of numbers or texts, or of rows of them, is one array a column
+PLAIN = {int, float, bool, str, type(None)}  # items of lists that are one leaf
+LONG = 16  # items from which on a list of these, or of rows of them, is one
 _PICKLED = re.compile(r'\["o","((?:[^"\\]|\\.)*)"\]')  # spec.PICKLED in a type
 _INT64 = range(-(1 << 63), 1 << 63)
 
@@ -119,9 +121,7 @@ def _take_tuple(x: tuple[Sample, ...], out: list[Leaf], dense: bool) -> Spec:
 
 
 def _take_list(x: list[Sample], out: list[Leaf], dense: bool) -> Spec:
-    many = _take_long_list(x, out) if len(x) >= LONG else None
-    many = many or _take_rows(x, out)
-    return many or [spec.LIST, [_take(v, out, dense) for v in x]]
+    return _take_long_list(x, out) or [spec.LIST, [_take(v, out, dense) for v in x]]
 
 
 def _take_dict(x: dict[Any, Sample], out: list[Leaf], dense: bool) -> Spec:
@@ -152,38 +152,17 @@ def _take_other(x: Sample, out: list[Leaf], dense: bool) -> Spec:
 
 
 def _take_long_list(x: list[Any], out: list[Leaf]) -> Spec | None:
-    """A list of numbers (one leaf) or of texts (two leaves), as tokenisers make them; None for any other list."""
-    first = type(x[0])
-    if first not in NUMBER_DTYPES and first is not str:
+    """A list of numbers and texts, or of rows of these, as tokenisers and tables make them; None for any other list."""
+    kind = type(x[0]) if x else None
+    in_rows = kind in (tuple, list) and set(map(type, x)) == {kind}
+    items = list(itertools.chain.from_iterable(x)) if in_rows else x
+    if len(items) < LONG or not PLAIN.issuperset(map(type, items)):
         return None
-    if len(set(map(type, x))) > 1:
-        return None
-    if first is str:
-        parts = [v.encode("utf-8", "surrogatepass") for v in x]
-        out.append(np.array([len(part) for part in parts], "<i8").view(np.uint8))
-        out.append(np.frombuffer(b"".join(parts), np.uint8))
-        return [spec.TEXTS, len(x)]
     try:
-        numbers = np.array(x, NUMBER_DTYPES[first])
-    except OverflowError:
+        out.append(np.frombuffer(msgspec.msgpack.encode(x), np.uint8))
+    except (OverflowError, UnicodeError):
         return None
-    out.append(numbers.view(np.uint8))
-    return [spec.NUMBERS, first.__name__, len(x)]
-
-
-def _take_rows(x: list[Any], out: list[Leaf]) -> Spec | None:
-    """A list of rows of one length, such as boxes or lines of a table: a leaf or two for each column."""
-    kind, width = type(x[0]) if x else None, 0
-    if kind is tuple or kind is list:
-        width = len(x[0])
-    if len(x) * width < LONG or set(map(type, x)) != {kind} or set(map(len, x)) != {width}:
-        return None
-    leaves: list[Leaf] = []
-    columns = [_take_long_list(list(column), leaves) for column in zip(*x, strict=True)]
-    if None in columns:
-        return None
-    out += leaves
-    return [spec.ROWS, spec.TUPLE if kind is tuple else spec.LIST, columns]
+    return [spec.LONG_LIST, spec.TUPLE if kind is tuple else spec.LIST]
 
 
 def _pickled(x: Sample, out: list[Leaf]) -> Spec:
