@@ -252,7 +252,6 @@ def test_the_line_scales_uint8_and_says_so() -> None:
 
 def test_what_else_there_is_to_say() -> None:
     x = np.random.default_rng(0).normal(0, 1, (9, 3, 8, 8))
-    assert "std 0, by which Normalize would divide: channel 0, 1, 2 is constant" in str(here([np.zeros((3, 8, 8))] * 2))
     bad = x.copy()
     bad[0, 1, :2, 0], bad[3, 2, 0, 0] = np.nan, -np.inf
     found = here(list(bad))
@@ -365,7 +364,6 @@ def test_a_random_subset() -> None:
     found = here(list(RGB), samples=7)
     assert (found.samples, found.mean) == (7, here(list(RGB), samples=7).mean)
     assert found.mean != here(list(RGB), samples=6).mean
-    assert any("a random subset, 0.35 of all" in note for note in found.notes)
 
 
 class Noisy(Rows):
@@ -457,7 +455,6 @@ def test_exit_codes_and_json(target: str, tmp_path: Path, capsys: pytest.Capture
     said = capsys.readouterr()
     assert json.loads(out.read_text())["samples"] == 10
     assert "Normalize(mean=[" in said.out
-    assert "a random subset" in said.out
     assert run(f"{target}:broken", "--workers", "0") == 1
     said = capsys.readouterr()
     assert (said.out, said.err) == (
