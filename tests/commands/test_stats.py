@@ -451,11 +451,11 @@ def test_exit_codes_and_json(target: str, tmp_path: Path, capsys: pytest.Capture
         return main.main(["stats", *args])
 
     out = tmp_path / "out.json"
-    assert run(f"{target}:data", "--json", str(out), "--workers", "2", "--samples", "10") == 0
+    assert run(f"{target}:data", "--json", str(out), "--num-workers", "2", "--samples", "10") == 0
     said = capsys.readouterr()
     assert json.loads(out.read_text())["samples"] == 10
     assert "Normalize(mean=[" in said.out
-    assert run(f"{target}:broken", "--workers", "0") == 1
+    assert run(f"{target}:broken", "--num-workers", "0") == 1
     said = capsys.readouterr()
     assert (said.out, said.err) == (
         "",
@@ -465,8 +465,8 @@ def test_exit_codes_and_json(target: str, tmp_path: Path, capsys: pytest.Capture
         (f"{target}:nothing",): "has no 'nothing'",
         (f"{target}:five",): "neither a Dataset nor a DataLoader",
         (f"{target}:none",): "is empty",
-        (f"{target}:labels", "--workers", "0"): "no image in its samples",
-        (f"{target}:data", "--key", "7", "--workers", "0"): "there is no '7'",
+        (f"{target}:labels", "--num-workers", "0"): "no image in its samples",
+        (f"{target}:data", "--key", "7", "--num-workers", "0"): "there is no '7'",
         (f"{target}:data", "--json", str(tmp_path / "no" / "file")): "cannot be written",
         ("nowhere.py:data",): "there is no file nowhere.py",
     }
@@ -476,9 +476,9 @@ def test_exit_codes_and_json(target: str, tmp_path: Path, capsys: pytest.Capture
         assert words in said.err
         assert said.err.count("\n") == 1
         assert said.out == ""
-    for args in (("--samples", "0"), ("--workers", "few"), ("--layout", "WCH")):
+    for args in (("--samples", "0"), ("--num-workers", "few"), ("--layout", "WCH")):
         assert run(f"{target}:data", *args) == 2
 
 
 def test_an_interrupt_leaves_nobody(target: str) -> None:
-    interrupt("stats", f"{target}:stuck", "--workers", "2")
+    interrupt("stats", f"{target}:stuck", "--num-workers", "2")

@@ -16,8 +16,6 @@ F = TypeVar("F", bound=Callable[..., object])
 FILE = click.Path(path_type=Path)
 COUNT = click.IntRange(min=1)
 SECONDS = click.FloatRange(min=0, max=1e6, min_open=True)
-# Names of earlier versions, which still work and which --help does not show.
-OLD_NAMES = {"budget-s": "time-limit", "workers": "num-workers"}
 
 
 def workers(text: str) -> int | str:
@@ -32,11 +30,6 @@ def workers(text: str) -> int | str:
 def _check_json(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
     output.check(path)
     return path
-
-
-def current_name(option: str) -> str:
-    """The name of an option, also where an earlier version called it otherwise."""
-    return OLD_NAMES.get(option, option)
 
 
 def target(command: F) -> F:

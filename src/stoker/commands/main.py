@@ -10,7 +10,6 @@ import click
 
 from .._version import __version__
 from ..core.errors import UsageError
-from .arguments import current_name
 
 # What `stoker --help` says of each command. The module, of the same name, is imported when the command runs.
 COMMANDS = {
@@ -46,7 +45,7 @@ class _Commands(click.Group):
 @click.group(
     cls=_Commands,
     no_args_is_help=False,
-    context_settings={"token_normalize_func": current_name, "help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, message="stoker %(version)s")
 def stoker() -> None:

@@ -143,15 +143,8 @@ class Trial:
         processes.kill(self._pid)
 
     def _why_it_ended(self) -> str:
-        with contextlib.suppress(OSError):
-            process = os.pidfd_open(self._pid)
-            poll = select.poll()
-            poll.register(process, select.POLLIN)
-            ended = poll.poll(1000)  # its end of the pipe is closed a moment before it is gone
-            os.close(process)
-            if not ended:
-                return DIED[signal.SIGALRM]
-            found = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        with contextlib.suppress(OSError):  # its end of the pipe is closed a moment before it is gone
+            found = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
             if found is not None and found.si_status in DIED:
                 return DIED[signal.Signals(found.si_status)]
         return "the trial's process died"
