@@ -24,13 +24,7 @@ from . import arguments
 )
 @arguments.time_limit(60.0)
 @arguments.json_file
-def command(
-    target: str,
-    step: str | None,
-    margin: float,
-    time_limit: float,
-    json_path: Path | None,
-) -> int:
+def command(target: str, step: str | None, margin: float, time_limit: float, json_path: Path | None) -> int:
     """Find the largest batch that fits the accelerator.
 
     TARGET is a DataLoader, a Dataset, or a function that returns one: path.py:name or package.module:name.

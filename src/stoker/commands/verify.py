@@ -39,11 +39,7 @@ SHOWN = 20  # samples in the text; --json and --quarantine have all
 @click.option("--quarantine", "listing", type=arguments.FILE, help="Append broken samples to this file.")
 @arguments.json_file
 def command(
-    target: str,
-    num_workers: int | str,
-    sample_timeout: float | None,
-    listing: Path | None,
-    json_path: Path | None,
+    target: str, num_workers: int | str, sample_timeout: float | None, listing: Path | None, json_path: Path | None
 ) -> int:
     """Read a whole dataset and list the samples that are broken.
 

@@ -46,7 +46,6 @@ class Layout:
         self.dtypes: list[torch.dtype | None] = []
         self.shapes: list[Shape] = []
         self.strides: list[Shape | None] = []
-        self._trusted = trusted  # whether pickled leaves may be read; not from a file
         self._makers: dict[str, Callable[[Spec], Make]] = {
             spec.TUPLE: self._tuple,
             spec.LIST: self._list,
@@ -60,12 +59,13 @@ class Layout:
             spec.BOOL: lambda tree: self._number(np.dtype("u1"), torch.bool, bool),
             spec.NUMPY_SCALAR: self._numpy_scalar,
             spec.NONE: lambda tree: lambda leaves: None,
-            spec.TEXT: self._text,
-            spec.BYTES: self._bytes,
-            spec.LONG_LIST: self._long_list,
+            spec.TEXT: lambda tree: self._variable(lambda leaf: str(leaf.data, "utf-8", "surrogatepass")),
+            spec.BYTES: lambda tree: self._variable(lambda leaf: leaf.tobytes()),
+            spec.LONG_LIST: lambda tree: self._variable(_rows if tree[1] == spec.TUPLE else _plain),
             spec.IMAGE: self._image,
-            spec.PICKLED: self._pickled,
         }
+        if trusted:  # a file is never unpickled
+            self._makers[spec.PICKLED] = lambda tree: self._variable(lambda leaf: pickle.loads(leaf.data))
         try:
             self._tree: Spec = json.loads(type_spec)
             self._make = self._maker(self._tree)
@@ -176,22 +176,10 @@ class Layout:
         j = self._leaf(dtype.itemsize, _torch_dtype(dtype), (), ())
         return lambda leaves: np.frombuffer(leaves[j].tobytes(), dtype)[0]
 
-    def _text(self, tree: Spec) -> Make:
+    def _variable(self, make: Callable[[Leaf], Any]) -> Make:
+        """A leaf whose size differs from sample to sample."""
         j = self._leaf(None)
-        return lambda leaves: str(leaves[j].data, "utf-8", "surrogatepass")
-
-    def _bytes(self, tree: Spec) -> Make:
-        j = self._leaf(None)
-        return lambda leaves: leaves[j].tobytes()
-
-    def _long_list(self, tree: Spec) -> Make:
-        j, tuples = self._leaf(None), tree[1] == spec.TUPLE
-
-        def make(leaves: Sequence[Leaf]) -> list[Any]:
-            found: list[Any] = msgspec.msgpack.decode(leaves[j].data)
-            return list(map(tuple, found)) if tuples else found
-
-        return make
+        return lambda leaves: make(leaves[j])
 
     def _image(self, tree: Spec) -> Make:
         from PIL import Image
@@ -210,11 +198,13 @@ class Layout:
 
         return make
 
-    def _pickled(self, tree: Spec) -> Make:
-        if not self._trusted:
-            raise KeyError("a pickled value in a file")
-        j = self._leaf(None)
-        return lambda leaves: pickle.loads(leaves[j].data)
+
+def _plain(leaf: Leaf) -> Any:
+    return msgspec.msgpack.decode(leaf.data)
+
+
+def _rows(leaf: Leaf) -> Any:
+    return list(map(tuple, _plain(leaf)))
 
 
 @functools.lru_cache(maxsize=4096)  # images of any size have as many types as sizes

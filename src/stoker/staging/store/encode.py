@@ -11,6 +11,7 @@ the file that an image was read from (its class, its ``format``).
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import itertools
 import json
@@ -81,43 +82,14 @@ def _take(x: Sample, out: list[Leaf], dense: bool) -> Spec:
     return _ENCODERS.get(type(x), _take_other)(x, out, dense)
 
 
-def _bytes_of(scalar: np.generic) -> Leaf:
-    return np.frombuffer(scalar.tobytes(), np.uint8)
-
-
-def _take_none(x: None, out: list[Leaf], dense: bool) -> Spec:
-    return [spec.NONE]
+def _leaf(out: list[Leaf], data: bytes, *tree: Any) -> Spec:
+    """Adds a leaf; ``tree``: its type."""
+    out.append(np.frombuffer(data, np.uint8))
+    return list(tree)
 
 
 def _take_int(x: int, out: list[Leaf], dense: bool) -> Spec:
-    if x not in _INT64:
-        return _pickled(x, out)
-    out.append(_bytes_of(np.int64(x)))
-    return [spec.INT]
-
-
-def _take_float(x: float, out: list[Leaf], dense: bool) -> Spec:
-    out.append(_bytes_of(np.float64(x)))
-    return [spec.FLOAT]
-
-
-def _take_bool(x: bool, out: list[Leaf], dense: bool) -> Spec:
-    out.append(_bytes_of(np.uint8(x)))
-    return [spec.BOOL]
-
-
-def _take_text(x: str, out: list[Leaf], dense: bool) -> Spec:
-    out.append(np.frombuffer(x.encode("utf-8", "surrogatepass"), np.uint8))
-    return [spec.TEXT]
-
-
-def _take_bytes(x: bytes, out: list[Leaf], dense: bool) -> Spec:
-    out.append(np.frombuffer(x, np.uint8))
-    return [spec.BYTES]
-
-
-def _take_tuple(x: tuple[Sample, ...], out: list[Leaf], dense: bool) -> Spec:
-    return [spec.TUPLE, [_take(v, out, dense) for v in x]]
+    return _leaf(out, np.int64(x).tobytes(), spec.INT) if x in _INT64 else _pickled(x, out)
 
 
 def _take_list(x: list[Sample], out: list[Leaf], dense: bool) -> Spec:
@@ -139,8 +111,7 @@ def _take_other(x: Sample, out: list[Leaf], dense: bool) -> Spec:
             return [spec.TENSOR_SUBCLASS, class_name(cls), held, _take_tensor(x.as_subclass(torch.Tensor), out, dense)]
     elif isinstance(x, np.generic):
         if x.dtype.kind in SIMPLE_KINDS and x.dtype.names is None and x.dtype.type is cls:
-            out.append(_bytes_of(x))
-            return [spec.NUMPY_SCALAR, x.dtype.str]
+            return _leaf(out, x.tobytes(), spec.NUMPY_SCALAR, x.dtype.str)
     elif isinstance(x, tuple):
         if hasattr(x, "_fields") and find_class(class_name(cls)) is cls and not getattr(x, "__dict__", None):
             return [spec.NAMED_TUPLE, class_name(cls), [_take(v, out, dense) for v in x]]
@@ -158,19 +129,17 @@ def _take_long_list(x: list[Any], out: list[Leaf]) -> Spec | None:
     items = list(itertools.chain.from_iterable(x)) if in_rows else x
     if len(items) < LONG or not PLAIN.issuperset(map(type, items)):
         return None
-    try:
-        out.append(np.frombuffer(msgspec.msgpack.encode(x), np.uint8))
-    except (OverflowError, UnicodeError):
-        return None
-    return [spec.LONG_LIST, spec.TUPLE if kind is tuple else spec.LIST]
+    with contextlib.suppress(OverflowError, UnicodeError):
+        return _leaf(out, msgspec.msgpack.encode(x), spec.LONG_LIST, spec.TUPLE if kind is tuple else spec.LIST)
+    return None
 
 
 def _pickled(x: Sample, out: list[Leaf]) -> Spec:
     try:
-        out.append(np.frombuffer(pickle.dumps(x, protocol=5), np.uint8))
+        data = pickle.dumps(x, protocol=5)
     except Exception as e:
         raise CacheError(f"a sample has a {type(x).__name__}, which cannot be cached: {e}") from e
-    return [spec.PICKLED, type(x).__name__]
+    return _leaf(out, data, spec.PICKLED, type(x).__name__)
 
 
 def _is_simple(t: torch.Tensor) -> bool:
@@ -221,8 +190,7 @@ def _take_image(image: Any, out: list[Leaf]) -> Spec | None:
     info = repr(image.info)
     if _literal(info) != image.info:
         return None
-    out.append(np.frombuffer(image.tobytes(), np.uint8))
-    return [spec.IMAGE, image.mode, list(image.size), info]
+    return _leaf(out, image.tobytes(), spec.IMAGE, image.mode, list(image.size), info)
 
 
 @functools.lru_cache(maxsize=64)  # images of a dataset mostly have the same, and parsing it takes 30 us
@@ -236,13 +204,13 @@ def _literal(text: str) -> object:
 _ENCODERS: dict[type, Callable[[Any, list[Leaf], bool], Spec]] = {
     torch.Tensor: _take_tensor,
     np.ndarray: _take_array,
-    type(None): _take_none,
+    type(None): lambda x, out, dense: [spec.NONE],
     int: _take_int,
-    float: _take_float,
-    bool: _take_bool,
-    str: _take_text,
-    bytes: _take_bytes,
-    tuple: _take_tuple,
+    float: lambda x, out, dense: _leaf(out, np.float64(x).tobytes(), spec.FLOAT),
+    bool: lambda x, out, dense: _leaf(out, bytes([x]), spec.BOOL),
+    str: lambda x, out, dense: _leaf(out, x.encode("utf-8", "surrogatepass"), spec.TEXT),
+    bytes: lambda x, out, dense: _leaf(out, x, spec.BYTES),
+    tuple: lambda x, out, dense: [spec.TUPLE, [_take(v, out, dense) for v in x]],
     list: _take_list,
     dict: _take_dict,
 }
