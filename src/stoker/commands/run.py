@@ -262,11 +262,8 @@ def _in_foreground() -> bool:
 
 
 def _execute(options: Options, listener: Listener) -> tuple[int, JsonObject]:
-    """Runs the command, and passes on to it, once, each signal that this process gets.
-
-    Returns:
-        Its exit code, and what ``SystemMonitor`` saw meanwhile.
-    """
+    """Runs the command, and passes on to it, once, each signal that this process gets. Returns its exit code, and
+    what ``SystemMonitor`` saw meanwhile."""
     line = command_line(options.command, options.module)
     env = _environment(listener.address, options)
     shared_group = _in_foreground()  # else it gets its own process group, or it would get our signals twice

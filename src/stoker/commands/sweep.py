@@ -66,10 +66,7 @@ class Sweep:
 
     def results(self) -> Generator[Batch, None, None]:
         """Yields each result of ``collate``, in order. The workers have ended when it ends, raises or is closed.
-
-        Raises:
-            StokerError: workers die, and no sample is to blame; or ``worker_init_fn`` raised.
-        """
+        Raises StokerError: workers die, and no sample is to blame; or ``worker_init_fn`` raised."""
         began = time.monotonic()
         iterator = None
         try:

@@ -48,12 +48,8 @@ def hold_one_object(a: object, b: object, depth: int = DEPTH) -> bool:
 
 
 def refuse_aliases(state: object, dataset: object) -> None:
-    """Variables that are one and the same object, or share memory, must stay so; and none may be the dataset, of which
-    what is kept would be a copy.
-
-    Raises:
-        CacheError: two of them do, or one is.
-    """
+    """Variables that are one and the same object, or share memory, must stay so; and none may be the dataset, of
+    which what is kept would be a copy. Raises CacheError: two of them do, or one is."""
     seen: dict[int, object] = {}
     ranges: list[tuple[int, int]] = []
     waiting = [state]

@@ -92,7 +92,9 @@ class _Rewriter:
         if (
             len(names) != len([x for x in block.items if x.optional_vars is not None])
             or not names.intersection(inside)
-            or not all(_assigns_a_variable(x) for x in block.body)
+            or not all(
+                isinstance(x, ast.Assign) and all(isinstance(t, ast.Name) for t in x.targets) for x in block.body
+            )
         ):
             return ""
         results = [x for x in names_bound([block]) if self._reads[x] > inside[x]]
@@ -116,10 +118,6 @@ def _has_own_frame(block: ast.stmt) -> bool:
 
 def _reads_frame(x: ast.AST) -> bool:
     return isinstance(x, ast.Name) and x.id in FRAME_READERS - {"super"}
-
-
-def _assigns_a_variable(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Assign) and all(isinstance(x, ast.Name) for x in statement.targets)
 
 
 def _flat(block: ast.With) -> list[ast.stmt]:

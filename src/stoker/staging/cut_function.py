@@ -130,11 +130,7 @@ def before_state_changes(fn: types.FunctionType, is_method: bool, where: Cut) ->
 
 
 def cut(fn: types.FunctionType, is_method: bool, where: Cut) -> Parts:
-    """Cuts a function in two.
-
-    Raises:
-        NoSource: see ``tree_of``.
-    """
+    """Cuts a function in two. Raises NoSource: see ``tree_of``."""
     function = tree_for(fn, where.unrolled, is_method or SELF in where.given)
     tree = function.tree
     params, first = params_of(tree), first_param(tree, is_method)

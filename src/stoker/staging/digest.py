@@ -66,11 +66,7 @@ class Dependencies(NamedTuple):
 
 
 def dependencies_of(value: object) -> Dependencies:
-    """What a value depends on, equal in every run that has the same.
-
-    Raises:
-        CacheError: it cannot be taken apart.
-    """
+    """What a value depends on, equal in every run that has the same. Raises CacheError: it cannot be taken apart."""
     pickler = _KeyPickler(_Hash())
     try:
         pickler.dump(value)

@@ -78,11 +78,8 @@ class Filler:
         return RandomState(self._generators)
 
     def fill(self, store: Store, indices: Sequence[Index], where: NDArray[np.int64]) -> dict[int, Sample] | None:
-        """Makes the samples of a batch that are not stored, and stores them.
-
-        Returns:
-            Deterministic parts, by position; a sample that has none is missing. None: the cache was disabled.
-        """
+        """Makes the samples of a batch that are not stored, and stores them. Returns deterministic parts, by
+        position; a sample that has none is missing. None: the cache was disabled."""
         misses = np.flatnonzero(where == 0).tolist()
         if not misses:
             return {}

@@ -117,11 +117,8 @@ class Trial:
         return False
 
     def result(self) -> Any:
-        """What the function returned. Only after ``wait`` has returned True.
-
-        Raises:
-            UsageError: the function raised one, or the child died.
-        """
+        """What the function returned. Only after ``wait`` has returned True. Raises UsageError: the function raised
+        one, or the child died."""
         if not self._parts:
             raise UsageError(self._ended)
         try:
@@ -151,11 +148,8 @@ class Trial:
 
 
 def run_isolated(fn: Callable[[], Result], limit_s: float = 60.0) -> Result:
-    """Calls ``fn`` in a child process and returns its result. On other systems than Linux, it is called here.
-
-    Raises:
-        UsageError: ``fn`` raised an error, would have changed something outside, took too long, or the child died.
-    """
+    """Calls ``fn`` in a child process and returns its result. On other systems than Linux, it is called here. Raises
+    UsageError: ``fn`` raised an error, would have changed something outside, took too long, or the child died."""
     if sys.platform != "linux":
         return fn()
     trial = Trial(fn, limit_s)

@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from ..core.object_tree import parts
 from ..core.random_state import RandomState, owns_global_generators
 from ..core.types import MapDataset
 from .callee import AnyCallable, Arguments, Call, Callee, Compiled, Thunk, Value, Values, callee_of, key_of
@@ -165,11 +166,8 @@ class _Helper:
         return Call(called, *arguments()).run()
 
     def _head(self, number: int, node: Node, call: Call) -> PreparedState:
-        """The first part of a call.
-
-        Raises:
-            Unplanned: it fails, draws, or takes another branch. Random states are as before; the call has to be made.
-        """
+        """The first part of a call. Raises Unplanned: it fails, draws, or takes another branch. Random states are as
+        before; the call has to be made."""
         before = self._answers.states()
         with contextlib.suppress(Exception, Unplanned):
             state = node.head(
@@ -323,9 +321,7 @@ def names_of(dataset: MapDataset) -> dict[int, str]:
         out[id(x)] = path
         for name, value in vars(x).items():
             waiting.append((f"{path}.{name}", value))
-            if isinstance(value, (list, tuple, dict)) and len(value) <= 64:
-                items = value.items() if isinstance(value, dict) else enumerate(value)
-                waiting += [(f"{path}.{name}[{key!r}]", item) for key, item in items]
+            waiting += [(f"{path}.{name}{step}", item) for step, item in parts(value)]
     return out
 
 

@@ -27,11 +27,7 @@ TIERS = ("auto", "ram", "disk", "device", None)
 
 
 def check_tier(cache: object) -> None:
-    """Refuses what is no value of ``cache``.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """Refuses what is no value of ``cache``. Raises UsageError: it is none."""
     if cache == "compressed":
         raise UsageError('cache="compressed" is gone: use "ram", or "disk" where memory is short')
     if cache not in TIERS:
@@ -100,10 +96,7 @@ def _on_disk(plan: CachePlan, base: Path, budget: int) -> Store:
 
 def _compare_one(plan: CachePlan, store: Store, folder: Folder) -> None:
     """Makes one sample again and compares: a change that the key does not see is found before a sample is served.
-
-    Raises:
-        CacheError: it differs.
-    """
+    Raises CacheError: it differs."""
     stored = np.flatnonzero(store.locations)
     if not len(stored):
         return

@@ -84,11 +84,7 @@ class CutNode(Compiled[Parts]):
         return self.compile(callee, lambda: cut(callee.fn, callee.is_method, self.where), rebind)
 
     def head(self, call: Call) -> PreparedState:
-        """Runs what comes before the cut.
-
-        Raises:
-            Unplanned: another branch than the one with the cut was taken.
-        """
+        """Runs what comes before the cut. Raises Unplanned: another branch than the one with the cut was taken."""
         callee = _python_function(call.function)
         parts = self.parts(callee)
         return parts.head(*callee.first, *call.args, _stoker=_Helper(self, parts), **call.kwargs)
@@ -262,11 +258,7 @@ class Plan:
         return isinstance(self.root, WholeNode)
 
     def head(self, dataset: MapDataset, index: Index) -> PreparedState:
-        """What is to be kept of a sample.
-
-        Raises:
-            Unplanned: this sample is to be made as a whole.
-        """
+        """What is to be kept of a sample. Raises Unplanned: this sample is to be made as a whole."""
         return self.root.head(Call(dataset.__getitem__, (index,), {}))
 
     def tail(self, dataset: MapDataset, state: PreparedState) -> Sample:

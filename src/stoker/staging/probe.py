@@ -104,12 +104,9 @@ class Recorder:
 
 
 def probed(fn: types.FunctionType, is_method: bool, unrolled: bool = False) -> types.FunctionType:
-    """A copy that reports to the ``Recorder`` that it is given as ``_stoker``: ``at(position)`` before each statement,
-    ``call`` and ``item`` in place of calls and subscripts, ``context`` around what a ``with`` enters.
-
-    Raises:
-        NoSource: see ``tree_of``; a generator or coroutine.
-    """
+    """A copy that reports to the ``Recorder`` that it is given as ``_stoker``: ``at(position)`` before each
+    statement, ``call`` and ``item`` in place of calls and subscripts, ``context`` around what a ``with`` enters.
+    Raises NoSource: see ``tree_of``; a generator or coroutine."""
     function = tree_for(fn, unrolled)
     tree = function.tree
     if is_generator(tree):

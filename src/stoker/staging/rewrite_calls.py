@@ -52,21 +52,13 @@ class Selection(NamedTuple):
 def surveyed(fn: types.FunctionType, is_method: bool) -> types.FunctionType:
     """A copy in which each call is ``_stoker.visit(number, lambda: _stoker.call(number, f, ...), values)``, and each
     subscript ``_stoker.item(number, x, index, values)``. ``values`` returns those of the local variables that it
-    mentions, without ``self``; None if it has variables of its own. A call that must run in the function's frame is not
-    visited.
-
-    Raises:
-        NoSource: there is no source, or it is a generator or coroutine.
-    """
+    mentions, without ``self``; None if it has variables of its own. A call that must run in the function's frame is
+    not visited. Raises NoSource: there is no source, or it is a generator or coroutine."""
     return _rewritten(fn, is_method, None)
 
 
 def memoised(fn: types.FunctionType, is_method: bool, selected: Selection) -> types.FunctionType:
-    """A copy in which some sites are replaced.
-
-    Raises:
-        NoSource: as ``surveyed``.
-    """
+    """A copy in which some sites are replaced. Raises NoSource: as ``surveyed``."""
     return _rewritten(fn, is_method, selected)
 
 

@@ -83,10 +83,7 @@ class TrialSamples:
 
     def load_first(self) -> None:
         """Loads two samples. What the first changes, it opens; what the second one changes, each sample changes.
-
-        Raises:
-            CacheError: no sample can be loaded.
-        """
+        Raises CacheError: no sample can be loaded."""
         unopened = Fingerprint(self.dataset)
         self._load_fresh()
         self.generators = find_generators(self.dataset)  # some are made when they are first needed

@@ -24,11 +24,8 @@ class Function(NamedTuple):
 
 
 def tree_of(fn: types.FunctionType) -> Function:
-    """The definition of a function.
-
-    Raises:
-        NoSource: there is no source (compiled or generated code), or the file changed since it was imported.
-    """
+    """The definition of a function. Raises NoSource: there is no source (compiled or generated code), or the file
+    changed since it was imported."""
     return tree_of_code(fn.__code__)
 
 

@@ -20,11 +20,7 @@ LIMIT_S = 30.0  # for the trial
 
 
 def map_style(dataset: object) -> None:
-    """Refuses a dataset whose samples cannot be asked for by index.
-
-    Raises:
-        UsageError: it is one.
-    """
+    """Refuses a dataset whose samples cannot be asked for by index. Raises UsageError: it is one."""
     if isinstance(dataset, IterableDataset) or not all(hasattr(dataset, n) for n in ("__getitem__", "__len__")):
         raise UsageError(
             f"{type(dataset).__name__} has no samples to ask for by index: staging wants a map-style dataset, with "
@@ -75,11 +71,8 @@ class Split:
         self.exact = self.plan is not None and self.plan.exact
 
     def prepare(self, index: Index) -> PreparedState:
-        """The deterministic part: what is to be kept of a sample.
-
-        Raises:
-            Unplanned: this sample takes another branch than those of the trial.
-        """
+        """The deterministic part: what is to be kept of a sample. Raises Unplanned: this sample takes another branch
+        than those of the trial."""
         assert self.plan is not None
         return self.plan.head(self.dataset, index)
 

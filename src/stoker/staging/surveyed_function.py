@@ -41,11 +41,7 @@ class SurveyedFunction:
 
     def definitions_for(self, number: int, inline: bool) -> set[int] | None:
         """The definitions that have to be taken into a call, so that it mentions small values only. ``inline``:
-        definitions may be taken into calls.
-
-        Returns:
-            None where it is not possible.
-        """
+        definitions may be taken into calls. None where it is not possible."""
         site = self.sites[number]
         large = self.large.get(number, set())
         if site.mentioned is None or (large and not inline):

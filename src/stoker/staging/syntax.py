@@ -169,15 +169,12 @@ def is_chain(node: ast.AST, plain: frozenset[tuple[int, int]] | None = None) -> 
     if isinstance(node, (ast.Name, ast.Constant)):
         return True
     if isinstance(node, ast.Attribute):
-        return is_chain(node.value, plain) or _is_super(node.value)
+        is_super = isinstance(node.value, ast.Call) and is_name(node.value.func, "super") and not node.value.args
+        return is_super or is_chain(node.value, plain)
     if isinstance(node, ast.Subscript):
         known = plain is None or (node.lineno, node.col_offset) in plain
         return known and is_chain(node.value, plain) and is_chain(node.slice, plain)
     return isinstance(node, (ast.Tuple, ast.List)) and all(is_chain(x, plain) for x in node.elts)
-
-
-def _is_super(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and is_name(node.func, "super") and not node.args
 
 
 def is_name(node: ast.AST, name: str) -> bool:

@@ -132,11 +132,8 @@ class _Verification:
 
     def _verify_sample(self, i: int, first_state: tuple[PreparedState] | None) -> Cost:
         """Compares the parts of one sample with the whole. ``first_state``: what the first part gave before, under
-        other random states; None: it is run once more.
-
-        Raises:
-            CacheError: they differ, or the first part cannot be kept; the message says why.
-        """
+        other random states; None: it is run once more. Raises CacheError: they differ, or the first part cannot be
+        kept; the message says why."""
         samples, plan = self._samples, self._plan
         whole = samples.whole(i)
         states = samples.seed_anew()
@@ -265,11 +262,7 @@ class _Verification:
 
 
 class Kept:
-    """A state, or the result of a call, as a store keeps it.
-
-    Raises:
-        CacheError: it cannot be kept.
-    """
+    """A state, or the result of a call, as a store keeps it. Raises CacheError: it cannot be kept."""
 
     def __init__(self, state: PreparedState) -> None:
         self._text, leaves = take(state)

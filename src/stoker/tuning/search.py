@@ -53,11 +53,8 @@ class Search:
         self.notes: list[str] = [measurements.tasks.note] if measurements.tasks.note else []
 
     def run(self) -> Setting:
-        """The setting to recommend.
-
-        Raises:
-            UsageError: a sample cannot be loaded, or not one batch comes within the budget.
-        """
+        """The setting to recommend. Raises UsageError: a sample cannot be loaded, or not one batch comes within the
+        budget."""
         s = Setting(1, batch_size=self.loader.batch_size)
         try:
             self._first(s)
@@ -77,7 +74,8 @@ class Search:
                 self.measured.forget(first)
             s = self._num_workers(s)
             s = self._prefetch_factor(s)
-            self._no_workers(s)
+            if "num_workers" in self.knobs and not self.measured.is_stream and not self.measured.is_over():
+                self.measured.measure(Setting(0, batch_size=s.batch_size))
             self._finalists(s)
         except TooSlow as e:
             self.notes.append(f"the time was over in the middle of a measurement: {e}")
@@ -185,10 +183,6 @@ class Search:
         if device is not None and device.type == "cuda" and 2 * nbytes > torch.cuda.mem_get_info()[0]:
             return False  # the batch in use, and the next one
         return nbytes * s.prefetch_factor * s.num_workers <= self.measured.transport.flight_bytes
-
-    def _no_workers(self, s: Setting) -> None:
-        if "num_workers" in self.knobs and not self.measured.is_stream and not self.measured.is_over():
-            self.measured.measure(Setting(0, batch_size=s.batch_size))
 
     def _finalists(self, s: Setting) -> None:
         """Measures the fastest settings in turns, because the best of many single windows is too good to be true."""

@@ -165,11 +165,7 @@ class Clock:
 
     def __del__(self) -> None:
         # The iterator was abandoned in the middle of an epoch. This may run in any thread, so nothing is sent.
-        self._on_batches = _ignore
+        self._on_batches = lambda batches, now: None
         self.settle()
         if self.metrics.left_at and self._epoch[0] == 1:
             self.metrics.left_at = _now()  # ending its workers was no step
-
-
-def _ignore(batches: int, now: float) -> None:
-    pass

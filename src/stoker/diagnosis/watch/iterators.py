@@ -93,7 +93,8 @@ def watched_iterator(
     _opening.stack.append((loader, made))
     _opening.count += 1
     # Where the consumer reads a generator, that has the clock: what is behind it may be read by another thread.
-    clocked = not _is_generator(loader)
+    own = getattr(type(loader), "__iter__", None)
+    clocked = not hasattr(own, "_stoker_generator") and "_stoker_is_generator" not in loader.__dict__
     try:
         with watch.around(loader):
             it = make()
@@ -125,11 +126,6 @@ def _put_clock(
 
 def _can_hold_clock(it: object) -> bool:
     return hasattr(it, "__dict__") and isinstance(getattr(type(it), "__next__", None), types.FunctionType)
-
-
-def _is_generator(loader: object) -> bool:
-    own = getattr(type(loader), "__iter__", None)
-    return hasattr(own, "_stoker_generator") or "_stoker_is_generator" in loader.__dict__
 
 
 def _note_engine(watch: Watch, loader: LoaderLike, metrics: LoaderMetrics, inner: object) -> None:

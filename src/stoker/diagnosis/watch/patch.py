@@ -34,11 +34,7 @@ _patches = Patches()
 
 
 def begin() -> Watch:
-    """A watch on this process from now on, for ``session``.
-
-    Raises:
-        UsageError: there is one already.
-    """
+    """A watch on this process from now on, for ``session``. Raises UsageError: there is one already."""
     global _own
     if _own is None:
         _own = _new()

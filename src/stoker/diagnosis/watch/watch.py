@@ -36,7 +36,9 @@ class Watch:
         self.listened = "STOKER_RUN" in os.environ
         self.applied: dict[str, JsonObject] = {}
         self.refresh: Callable[[], None] | None = None  # brings ``applied`` up to date
-        self.around: Callable[[LoaderLike], contextlib.AbstractContextManager[None]] = _nothing_around
+        self.around: Callable[[LoaderLike], contextlib.AbstractContextManager[None]] = lambda loader: (
+            contextlib.nullcontext()
+        )
         self._socket: socket.socket | None = None
         self._steps = 0
         self._sent = 0.0
@@ -210,7 +212,3 @@ class Watch:
         for clock in list(self._clocks):
             clock.forked(self.row(clock.metrics))
         self._clear()
-
-
-def _nothing_around(loader: LoaderLike) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()

@@ -163,7 +163,7 @@ class Layout:
         if dtype.itemsize:
             _check_strides(shape, [s // dtype.itemsize for s in strides], numel)
         j = self._leaf(numel * dtype.itemsize, _torch_dtype(dtype), shape)
-        if strides == _c_strides(shape, dtype.itemsize):
+        if strides == tuple(n * dtype.itemsize for n in torch.empty(shape, device="meta").stride()):
             self.strides[j] = tuple(s // max(1, dtype.itemsize) for s in strides)
         return lambda leaves: np.ndarray(shape, dtype, leaves[j].copy(), 0, strides)
 
@@ -266,14 +266,6 @@ def _check_strides(shape: Shape, strides: Sequence[int], numel: int) -> None:
         raise KeyError(f"strides {strides!r} for the shape {shape!r}")
     if numel and sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) >= numel:
         raise KeyError(f"strides {strides!r} exceed {numel} values")
-
-
-def _c_strides(shape: Shape, itemsize: int) -> Shape:
-    out, n = [], itemsize
-    for size in reversed(shape):
-        out.append(n)
-        n *= max(1, size)
-    return tuple(reversed(out))
 
 
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:

@@ -56,11 +56,7 @@ def digest(key: JsonObject) -> str:
 
 
 class Folder:
-    """Tables in files of one folder.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
+    """Tables in files of one folder. Raises OSError: it cannot be opened."""
 
     trusted = False  # anyone may have written it
     kind = "disk"
@@ -129,11 +125,7 @@ class Folder:
             os.unlink(temporary, dir_fd=self._dir)
 
     def reserve(self, name: str, offset: int, nbytes: int) -> None:
-        """Takes room on the disk for a range of a table.
-
-        Raises:
-            OSError: the disk is full.
-        """
+        """Takes room on the disk for a range of a table. Raises OSError: the disk is full."""
         fd, begin = self._files[name]
         os.posix_fallocate(fd, begin + offset, nbytes)
 
@@ -182,11 +174,7 @@ def _check_length(path: Path, fd: int, want: int) -> None:
 
 
 def manifest_of(path: Path) -> JsonObject:
-    """A cache's manifest.
-
-    Raises:
-        CacheError: there is none, or it is damaged or of another version.
-    """
+    """A cache's manifest. Raises CacheError: there is none, or it is damaged or of another version."""
     try:
         found = json.loads((path / MANIFEST).read_text())
     except (OSError, ValueError, RecursionError) as e:
@@ -197,12 +185,8 @@ def manifest_of(path: Path) -> JsonObject:
 
 
 def open_for(base: Path, name: str, key: JsonObject) -> tuple[Folder, str]:
-    """The folder of a cache for this key: complete, partly filled, or new; and why an earlier one is not used, or "".
-    ``key``: what the samples depend on; texts and numbers.
-
-    Raises:
-        OSError: it cannot be created or opened.
-    """
+    """The folder of a cache for this key: complete, partly filled, or new; and why an earlier one is not used, or
+    "". ``key``: what the samples depend on; texts and numbers. Raises OSError: it cannot be created or opened."""
     final = base / f"{name}-{digest(key)}"
     part = final.with_name(final.name + PART)
     note = ""

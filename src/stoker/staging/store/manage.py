@@ -31,11 +31,8 @@ class Cache(NamedTuple):
 
 
 def listed(base: Path) -> list[Cache]:
-    """All caches in a folder, the last used first. Other entries of the folder are ignored.
-
-    Raises:
-        UsageError: the folder cannot be listed.
-    """
+    """All caches in a folder, the last used first. Other entries of the folder are ignored. Raises UsageError: the
+    folder cannot be listed."""
     try:
         found = [p for p in base.iterdir() if NAME.fullmatch(p.name) and os.access(p / MANIFEST, os.R_OK)]
     except FileNotFoundError:
@@ -58,11 +55,7 @@ def _look(path: Path) -> Cache:
 
 
 def find(caches: Sequence[Cache], name: str) -> Cache:
-    """The one cache whose name is, or begins with, ``name``.
-
-    Raises:
-        UsageError: none, or several.
-    """
+    """The one cache whose name is, or begins with, ``name``. Raises UsageError: none, or several."""
     found = [c for c in caches if c.path.name == name] or [c for c in caches if name and c.path.name.startswith(name)]
     if len(found) != 1:
         names = ", ".join(sorted(c.path.name for c in found))

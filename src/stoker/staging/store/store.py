@@ -76,11 +76,8 @@ def _tables_start(samples: int) -> int:
 
 
 class Store:
-    """Samples by their index. One that is stored stays.
-
-    Raises:
-        CacheError: it is a store of another dataset, or damaged.
-    """
+    """Samples by their index. One that is stored stays. Raises CacheError: it is a store of another dataset, or
+    damaged."""
 
     def __init__(self, medium: Medium, samples: int, budget: int) -> None:
         self.medium = medium
@@ -235,10 +232,7 @@ class Store:
 
     def ready(self) -> bool:
         """Opens the tables once it is decided how samples are stored, by any process. Returns whether they are open.
-
-        Raises:
-            CacheError: damaged files.
-        """
+        Raises CacheError: damaged files."""
         if self._tables is not None:
             return True
         if self._head.state not in (State.ROWS, State.BLOCKS) or self._no_room_for_tables:
@@ -267,7 +261,8 @@ class Store:
         with self.medium.lock():
             self._head.prepared += len(samples)
             self._head.prepare_ns += prepare_ns
-            if self._head.state == State.UNDECIDED and not self._enough():
+            enough = self._head.prepared >= min(FIRST_SAMPLES, self.samples // 8)
+            if self._head.state == State.UNDECIDED and not enough:
                 for i, (type_spec, leaves) in samples.items():  # copied: user code may write to the sample later
                     self._first[i] = type_spec, [x.copy() for x in leaves]
                 return
@@ -280,9 +275,6 @@ class Store:
             self._store(samples, began - keep_ns)
             if self.complete:
                 self.medium.seal()
-
-    def _enough(self) -> bool:
-        return self._head.prepared >= min(FIRST_SAMPLES, self.samples // 8)
 
     def _decide(self, samples: Samples) -> None:
         """Decides how samples are stored, from the first ones. The caller holds the lock.

@@ -189,11 +189,7 @@ class Tables:
         return True
 
     def write(self, i: int, location: int, leaves: list[Leaf], block: Leaf | None) -> None:
-        """Writes a sample to the location that ``allocate`` returned.
-
-        Raises:
-            OSError: memory is exhausted.
-        """
+        """Writes a sample to the location that ``allocate`` returned. Raises OSError: memory is exhausted."""
         if block is not None:
             self._medium.write(self._heap, self._heap_start, -location - 1, block)
             return
