@@ -9,7 +9,6 @@ from typing import TypeVar
 import click
 
 from ..core import output
-from ..core.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -57,11 +56,3 @@ def num_workers(command: F) -> F:
     return click.option(
         "--num-workers", type=workers, default="auto", show_default=True, metavar="N|auto", help=help_text
     )(command)
-
-
-def fail(error: Exception) -> int:
-    """Prints why a command failed. Returns its exit code, 1; wrong usage is raised again, for exit code 2."""
-    if isinstance(error, UsageError):
-        raise error
-    click.echo(f"stoker: {error}", err=True)
-    return 1

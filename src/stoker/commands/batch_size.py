@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from ..core import output
-from ..core.errors import StokerError
 from ..core.progress import Progress
 from . import arguments
 
@@ -39,10 +38,7 @@ def command(target: str, step: str | None, margin: float, time_limit: float, jso
 
     loader = as_loader(find(target), name=target)
     step_function = None if step is None else find(step)
-    try:
-        with Progress(target, time_limit) as progress:
-            found = largest(loader, step_function, margin, time_limit, progress)
-    except StokerError as e:
-        return arguments.fail(e)
+    with Progress(target, time_limit) as progress:
+        found = largest(loader, step_function, margin, time_limit, progress)
     output.give(found.as_dict(), json_path, lambda: print(found))
     return 0

@@ -83,11 +83,8 @@ def command(
       stoker bench train.py:make_loader --json bench.json
     """
     loader = variant(as_loader(find(target), name=target), num_workers, batch_size, engine)
-    try:
-        with Progress(target, time_limit) as progress:
-            found = measure(loader, batches, time_limit, target, progress)
-    except StokerError as e:
-        return arguments.fail(e)
+    with Progress(target, time_limit) as progress:
+        found = measure(loader, batches, time_limit, target, progress)
     output.give(found.as_dict(), json_path, lambda: print(found))
     return 0
 

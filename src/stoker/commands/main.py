@@ -9,7 +9,7 @@ from importlib import import_module
 import click
 
 from .._version import __version__
-from ..core.errors import UsageError
+from ..core.errors import StokerError, UsageError
 
 # What `stoker --help` says of each command. The module, of the same name, is imported when the command runs.
 COMMANDS = {
@@ -67,10 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return int(stoker.invoke(context) or 0)
     except click.exceptions.Exit as e:
         return e.exit_code
-    except (click.ClickException, UsageError) as e:
+    except (click.ClickException, StokerError) as e:
         text = e.format_message() if isinstance(e, click.ClickException) else str(e)
         sys.stderr.write(f"stoker: {text}\n")
-        return 2
+        return 2 if isinstance(e, (click.ClickException, UsageError)) else 1
     except KeyboardInterrupt:
         sys.stderr.write("stoker: interrupted\n")
         return 130

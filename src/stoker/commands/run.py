@@ -250,15 +250,10 @@ def _environment(address: str, options: Options) -> dict[str, str]:
 def _in_foreground() -> bool:
     """Whether the terminal's Ctrl-C reaches this process group."""
     try:
-        tty = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+        with open("/dev/tty", "rb", buffering=0) as tty:
+            return os.tcgetpgrp(tty.fileno()) == os.getpgrp()
     except OSError:
         return False
-    try:
-        return os.tcgetpgrp(tty) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(tty)
 
 
 def _execute(options: Options, listener: Listener) -> tuple[int, JsonObject]:

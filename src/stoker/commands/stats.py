@@ -64,11 +64,8 @@ def command(
       stoker stats mypackage.data:make_loader --samples 5000 --key image --json stats.json
     """
     read = functools.partial(mean_std, key=key, samples=samples, layout=layout, num_workers=num_workers, name=target)
-    try:
-        with Progress(target) as progress:
-            found = read(find(target), progress=progress)
-    except StokerError as e:
-        return arguments.fail(e)
+    with Progress(target) as progress:
+        found = read(find(target), progress=progress)
     output.give(found.as_dict(), json_path, lambda: print(found))
     return 0
 

@@ -56,11 +56,8 @@ def command(
     if listing is not None:
         check_writable(listing)
     loader = as_loader(find(target), name=target)
-    try:
-        with Progress(target, doing="reading") as progress:
-            found = verify(loader, num_workers, progress.samples, sample_timeout)
-    except StokerError as e:
-        return arguments.fail(e)
+    with Progress(target, doing="reading") as progress:
+        found = verify(loader, num_workers, progress.samples, sample_timeout)
     if listing is not None and found.failed:
         try:
             quarantine.append(listing, found.failed, type(loader.dataset).__name__)

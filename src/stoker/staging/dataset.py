@@ -140,7 +140,6 @@ class Staged(Dataset[Sample]):
                 name=name_of(self.dataset),
                 key=self._key,
                 prepare=lambda i: self._prepare(i),
-                dense=self._augment is None,
             )
         )
 

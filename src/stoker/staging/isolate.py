@@ -52,24 +52,19 @@ MAP_FIXED = 0x10
 PR_SET_NO_NEW_PRIVS = 38
 NICE = 5  # the trial gives way to the script's own work
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-REFUSED = {
-    "os.remove": "deletes a file",
-    "os.rename": "renames a file",
-    "os.mkdir": "makes a folder",
-    "os.rmdir": "removes a folder",
-    "os.truncate": "writes to a file",
-    "os.link": "makes a link",
-    "os.symlink": "makes a link",
-    "os.kill": "sends a signal",
-    "os.system": "starts a program",
-    "os.fork": "forks",
-    "os.forkpty": "forks",
-    "os.posix_spawn": "starts a program",
-    "subprocess.Popen": "starts a program",
-    "shutil.rmtree": "deletes files",
-    "socket.connect": "connects to a server",
-    "socket.bind": "opens a server",
+EFFECTS = {  # audit events, by what they do
+    "deletes files": ("os.remove", "os.rmdir", "shutil.rmtree"),
+    "renames a file": ("os.rename",),
+    "makes a folder": ("os.mkdir",),
+    "makes a link": ("os.link", "os.symlink"),
+    "writes to a file": ("os.truncate",),
+    "sends a signal": ("os.kill",),
+    "forks": ("os.fork", "os.forkpty"),
+    "starts a program": ("os.system", "os.posix_spawn", "subprocess.Popen"),
+    "connects to a server": ("socket.connect",),
+    "opens a server": ("socket.bind",),
 }
+REFUSED = {event: effect for effect, events in EFFECTS.items() for event in events}
 
 
 class SideEffect(UsageError):

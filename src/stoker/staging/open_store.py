@@ -15,8 +15,10 @@ from ..core.errors import UsageError
 from ..core.options import parse_bytes
 from ..core.types import JsonObject, Sample
 from ..core.warn import warn_user
+from .compare import equal_bits
 from .isolate import run_isolated
-from .store.encode import CacheError, take
+from .store.decode import stored_copy
+from .store.encode import CacheError
 from .store.folder import Folder, discard, open_for, root
 from .store.memory import Memory
 from .store.store import Store, size_of
@@ -46,7 +48,6 @@ class CachePlan(NamedTuple):
     name: str  # of the cache on disk
     key: Callable[[], JsonObject]  # what the samples depend on
     prepare: Callable[[int], Sample]  # makes the deterministic part of a sample
-    dense: bool  # that part is the sample, so samples may be stored for stacking
 
 
 def new_store(plan: CachePlan) -> Store | None:
@@ -105,15 +106,11 @@ def _compare_one(plan: CachePlan, store: Store, folder: Folder) -> None:
     if not location:
         return  # damaged: it is made anew when it is asked for
 
-    def bits(sample: Sample) -> tuple[str, list[bytes]]:
-        type_spec, leaves = take(sample, dense=plan.dense)
-        return type_spec, [x.tobytes() for x in leaves]
-
-    before = bits(store.read(location))
+    before = store.read(location)
 
     def is_same() -> bool:
         try:
-            return bits(plan.prepare(i)) == before
+            return equal_bits(stored_copy(plan.prepare(i)), before)
         except Exception:
             return True  # the user sees it when the sample is asked for
 

@@ -20,14 +20,14 @@ import threading
 import time
 import types
 from collections.abc import Callable, Generator, Iterator
-from typing import Protocol
+from typing import Any
 
 import torch
 import torch.utils.data.dataloader as torch_loader
 
 from ...core.metrics import LoaderMetrics
 from ...core.patches import Patches
-from ...core.types import Batch, Index, LoaderLike
+from ...core.types import Batch, LoaderLike
 from ...loader.describe import bypass, count, settings_of
 from . import fetch
 from .clock import Clock
@@ -38,13 +38,6 @@ _now = time.perf_counter
 _Tensor = torch.Tensor
 Start = Callable[[LoaderLike], Iterator[Batch]]
 Next = Callable[[Iterator[Batch]], Batch]
-
-
-class Fetcher(Protocol):
-    """The fetcher of torch's iterators without workers."""
-
-    fetch: Callable[[Index], Batch]
-    _stoker_times: WorkerTimes
 
 
 class Enough(SystemExit):
@@ -138,7 +131,7 @@ def _note_engine(watch: Watch, loader: LoaderLike, metrics: LoaderMetrics, inner
         watch.bypassed[metrics.name] = type(loader).__qualname__, bypass(loader, inner)
 
 
-def _time_fetcher(fetcher: Fetcher | None, times: WorkerTimes) -> None:
+def _time_fetcher(fetcher: Any, times: WorkerTimes) -> None:
     """Times what an iterator fetches in this process."""
     if fetcher is None:
         return

@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -125,8 +126,7 @@ def merge(records: Iterable[JsonObject]) -> JsonObject:
     """The records of several processes as one."""
     times = Histogram()
     stacks: dict[tuple[str, str, str], list[int]] = {}
-    slow: dict[str, int] = {}
-    sums: dict[str, int] = {}
+    slow, sums = Counter[str](), Counter[str]()
     seconds = 0.0
     own: list[list[list[float]]] = []
     for record in records:
@@ -137,17 +137,15 @@ def merge(records: Iterable[JsonObject]) -> JsonObject:
             count = stacks.setdefault((kind, name, line), [0, 0])
             count[0] += ran
             count[1] += waited
-        for index, n in record["slow"].items():
-            slow[index] = slow.get(index, 0) + n
-        for what, n in record["kernel"].items():
-            sums[what] = sums.get(what, 0) + n
+        slow.update(record["slow"])
+        sums.update(record["kernel"])
         seconds += record["seconds"]
     order = sorted(stacks.items(), key=lambda kv: -sum(kv[1]))
     return {
         "bins": times.bins,
         "stacks": [[*key, *count] for key, count in order],
-        "slow": slow,
-        "kernel": sums,
+        "slow": dict(slow),
+        "kernel": dict(sums),
         "seconds": seconds,
         "own": sorted(own, key=lambda series: series[0][1] - series[-1][1])[:SERIES],
     }
