@@ -23,34 +23,20 @@ class PreparedSamples(Protocol):
     augment_batch: Callable[[Batch], Batch] | None
 
     @property
-    def is_exact(self) -> bool:
-        """Whether what is cached is the whole sample."""
-        ...
+    def is_exact(self) -> bool: ...
 
-    def look_again(self) -> None:
-        """An epoch begins: changes of the dataset are looked for."""
-        ...
+    def look_again(self) -> None: ...
 
-    def current(self, indices: Sequence[Index] = ()) -> Store | None:
-        """The store, unless the dataset has changed."""
-        ...
+    def current(self, indices: Sequence[Index] = ()) -> Store | None: ...
 
-    def where(self, store: Store, indices: Sequence[Index]) -> NDArray[np.int64] | None:
-        """The locations of samples in the store; None for indices that are no numbers."""
-        ...
+    def where(self, store: Store, indices: Sequence[Index]) -> NDArray[np.int64] | None: ...
 
-    def make(self, indices: Sequence[Index]) -> list[Sample]:
-        """Samples, from the store or made."""
-        ...
+    def make(self, indices: Sequence[Index]) -> list[Sample]: ...
 
 
 class Batches:
-    """Makes batches of indices, in a worker or without any.
-
-    Args:
-        select: takes rows of columns; a worker's writes them to a slot.
-        plain: ``collate`` is torch's ``default_collate``, so it only stacks.
-    """
+    """Makes batches of indices, in a worker or without any. ``select`` takes rows of columns; a worker's writes them to
+    a slot. ``plain``: ``collate`` is torch's ``default_collate``, so it only stacks."""
 
     def __init__(
         self, staged: PreparedSamples, collate: Callable[[list[Sample]], Batch], select: Select, plain: bool

@@ -124,14 +124,8 @@ def _items(x: Any) -> Iterator[object]:
 
 
 def key_of(dataset: object, parts: Sequence[object], samples: int, extra: str, cut: str = "") -> JsonObject:
-    """What a cache of this dataset depends on.
-
-    Args:
-        dataset: whose attributes name files.
-        parts: what runs for a sample: the dataset, and ``prepare``.
-        extra: whatever else the user says.
-        cut: which part of the code the samples come from.
-    """
+    """What a cache of this dataset depends on. ``parts``: what runs for a sample, the dataset and ``prepare``;
+    ``extra``: whatever else the user says; ``cut``: which part of the code the samples come from."""
     found = [dependencies_of(part) for part in parts]
     packages = {"torch", "numpy"}.union(*(f.packages for f in found))
     return {

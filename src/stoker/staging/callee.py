@@ -42,11 +42,7 @@ class Call(NamedTuple):
 
 
 class Callee(NamedTuple):
-    """A Python function that a call runs.
-
-    Attributes:
-        fn: the function.
-    """
+    """A Python function that a call runs."""
 
     fn: Any  # a types.FunctionType; mypy would bind a field of that type like a method
     bound: object  # what it is bound to; None for a plain function

@@ -23,19 +23,13 @@ def free_bytes(device: torch.device) -> int:
 
 
 class DeviceTier:
-    """The columns of a store on a device.
-
-    Args:
-        store: complete.
-        plain: batches are made by torch's ``default_collate``.
-        exact: what is stored is the whole sample.
-    """
+    """The columns of a complete store on a device. ``plain``: batches are made by torch's ``default_collate``;
+    ``exact``: what is stored is the whole sample. ``why`` says why they are not there; "" where they are."""
 
     def __init__(self, store: Store, device: torch.device, plain: bool, exact: bool) -> None:
         self.device = device
         self._columns: list[torch.Tensor] = []
         if not exact:
-            # why the columns are not on the device; "" where they are
             self.why = "augment= is called sample by sample; augment_batch= is not"
         elif not plain:
             self.why = "collate_fn is not torch's default_collate"

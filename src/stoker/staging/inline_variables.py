@@ -97,12 +97,8 @@ class Definitions:
         return out
 
     def may_write(self, call: int, taken: Collection[int], dropped: Collection[int]) -> bool:
-        """Whether a call may write to an object that is used after it, too: then it must be made.
-
-        Args:
-            taken: definitions that are taken into it.
-            dropped: definitions that are made for it alone.
-        """
+        """Whether a call may write to an object that is used after it, too: then it must be made. ``taken``:
+        definitions that are taken into it; ``dropped``: those that are made for it alone."""
         for number in set(self.given.get(call, {}).values()).intersection(taken):
             found = self.by_number[number]
             if number in dropped:

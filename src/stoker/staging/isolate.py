@@ -72,12 +72,7 @@ class SideEffect(UsageError):
 
 
 class Trial:
-    """A function that runs in a child process.
-
-    Args:
-        fn: what to run; the child sends its result as a pickle.
-        limit_s: seconds after which a timer ends the child.
-    """
+    """A function that runs in a child process, which sends its result as a pickle. A timer ends that."""
 
     memories: Sequence[Memory] = ()  # of the node, for what is kept, if its ranks share a cache
 

@@ -29,32 +29,14 @@ def map_style(dataset: object) -> None:
 
 
 class Split:
-    """A dataset in two parts; made by ``split``.
-
-    Args:
-        dataset: map-style.
-        found: by a trial; None: it is made here.
-        changing: attributes that the script changes in each epoch: what is kept must not depend on them.
-
-    Attributes:
-        dataset: the whole.
-        rows: the stages in order, each with the reason why it is kept or not.
-        plan: how the two parts are made, and what they cost; None where calls are kept instead.
-        memo: which calls are kept instead.
-        exact: a sample is kept as it is: nothing in it is random.
-        sample_s: seconds that a sample takes as a whole.
-        opened: attributes that loading the first sample makes, as ``Staged`` names them.
-        why_not: why not more is kept; "" where everything is.
-
-    Raises:
-        UsageError: no part of a sample can be kept; the message says why.
-    """
+    """A dataset in two parts; made by ``split``. ``found``: by a trial; None: it is made here. ``changing``: attributes
+    that the script changes in each epoch. Raises UsageError: no part of a sample can be kept; the message says why."""
 
     def __init__(self, dataset: MapDataset, found: Found | None = None, changing: Collection[str] = ()) -> None:
         map_style(dataset)
         if not len(dataset):
             raise UsageError(f"{type(dataset).__name__} is empty")
-        self.dataset = dataset
+        self.dataset = dataset  # the whole
         if found is None:
             try:
                 found = run_isolated(lambda: find_plan(dataset, LIMIT_S, changing), 2 * LIMIT_S)
@@ -62,13 +44,15 @@ class Split:
                 found = Found(None, [], str(e))
         if found.plan is None and found.memo is None:
             raise UsageError(f"{type(dataset).__name__} cannot be split: {found.why_not}. {REMEDY}")
+        # how the two parts are made, and what they cost; None where calls are kept instead
         self.plan: Plan | None = found.plan
-        self.memo: MemoPlan | None = found.memo
-        self.rows: list[Row] = found.rows
-        self.why_not = found.why_not
-        self.sample_s = found.sample_s
+        self.memo: MemoPlan | None = found.memo  # which calls are kept instead
+        self.rows: list[Row] = found.rows  # the stages in order, each with the reason why it is kept or not
+        self.why_not = found.why_not  # why not more is kept; "" where everything is
+        self.sample_s = found.sample_s  # seconds that a sample takes as a whole
+        # attributes that loading the first sample makes, as ``Staged`` names them
         self.opened = {f"dataset[0]{path}": part for path, part in (found.opened or {}).items()}
-        self.exact = self.plan is not None and self.plan.exact
+        self.exact = self.plan is not None and self.plan.exact  # a sample is kept as it is: nothing in it is random
 
     def prepare(self, index: Index) -> PreparedState:
         """The deterministic part: what is to be kept of a sample. Raises Unplanned: this sample takes another branch

@@ -57,12 +57,8 @@ class Found(NamedTuple):
 
 
 def find_plan(dataset: MapDataset, limit_s: float = 30.0, changing: Collection[str] = ()) -> Found:
-    """Looks for what can be kept of a dataset's samples. Run it in a process of its own: see ``isolate``.
-
-    Args:
-        limit_s: seconds after which the search ends; the best plan verified until then is taken.
-        changing: attributes that the script changes in each epoch: what is kept must not depend on them.
-    """
+    """Looks for what can be kept of a dataset's samples, in a process of its own (see ``isolate``), for ``limit_s``. It
+    must not depend on attributes that the script changes in each epoch (``changing``)."""
     samples = TrialSamples(dataset)
     try:
         samples.load_first()

@@ -57,13 +57,8 @@ class Cost(NamedTuple):
 
 
 def verify(plan: Plan, samples: TrialSamples, changing: Collection[str] = ()) -> str:
-    """Why a plan must not be used; "" if it may be. Fills in the plan's figures.
-
-    Args:
-        plan: any.
-        samples: of the dataset.
-        changing: attributes that the script changes in each epoch: the first part must not read them.
-    """
+    """Why a plan must not be used; "" if it may be. Fills in the plan's figures. The first part must not read what the
+    script changes in each epoch (``changing``)."""
     verification = _Verification(plan, samples)
     try:
         costs = verification.run()

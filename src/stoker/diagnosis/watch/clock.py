@@ -27,12 +27,8 @@ _cpu = time.process_time
 
 
 class Clock:
-    """See the module. The epoch has begun.
-
-    Args:
-        waited_s: seconds that the consumer waited for ``iter()``.
-        began: when it called that. Time since then that is not in ``waited_s`` is what stoker measured.
-    """
+    """See the module. The epoch has begun: the consumer called ``iter()`` at ``began`` and waited ``waited_s`` for it.
+    Time since then that is not in ``waited_s`` is what stoker measured."""
 
     def __init__(
         self,

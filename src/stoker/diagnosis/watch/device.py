@@ -74,10 +74,6 @@ class Gaps:
 class Crossings:
     """Times ``Tensor.to``, ``.cuda``, ``.copy_`` to the device and what waits for it, for a few steps now and then.
 
-    Args:
-        metrics: where ``crossings`` grows: by (kind, line), ``[calls, seconds, bytes]``.
-        device: the type of device that is watched.
-
     Kinds are ``pageable`` (a copy from memory that is not page-locked: the driver copies it twice, and the call waits),
     ``blocking`` (page-locked, without ``non_blocking``), ``free`` (page-locked and ``non_blocking``) and ``sync`` (the
     host waits for the device).

@@ -30,7 +30,7 @@ class Live:
             os.ftruncate(self.fd, size)
             memory = mmap.mmap(self.fd, size)
         else:
-            self.fd = fd  # the memory of another process' table, to read; None makes a new one
+            self.fd = fd  # the memory of another process' table, to read
             memory = mmap.mmap(fd, size, prot=mmap.PROT_READ)
         self._view = memoryview(memory).cast("d")
         self._beyond = memoryview(bytearray(len(LIVE) * 8)).cast("d")

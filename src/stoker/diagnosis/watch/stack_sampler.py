@@ -161,12 +161,8 @@ class StackSampler:
             self.slow[name] = self.slow.get(name, 0) + sum(note.states)
 
     def code_of(self, stack: list[tuple[CodeType, int]], listed: str = "") -> Code:
-        """Kind, name and line of what a stack is at: the nearest code of the user's, and what it calls.
-
-        Args:
-            stack: code and line, innermost first.
-            listed: see ``stacks.listed_in``.
-        """
+        """Kind, name and line of what a stack (code and line, innermost first) is at: the nearest code of the user's,
+        and what it calls. ``listed``: see ``stacks.listed_in``."""
         codes = [code for code, _ in stack]
         own, number = next((at for at in stack if packages.is_users(at[0].co_filename)), stack[0])
         ours = next((code.co_filename for code in codes if code.co_filename.startswith(packages.PACKAGE)), "")

@@ -29,20 +29,13 @@ def stored_copy(sample: Sample) -> Sample:
 
 
 class Layout:
-    """How samples of one type are put together from the bytes of their leaves.
-
-    Attributes:
-        fixed: every leaf has one size, so samples of this type can be rows of columns.
-        stacks: every leaf is a tensor, an array or a number, so a batch is one gather from each column.
-        dtypes, shapes, strides: of leaves that are tensors, arrays or numbers; None for others.
-
-    Raises:
-        CacheError: ``type_spec`` is invalid, or its classes are not defined in this process.
-    """
+    """How samples of one type are put together from the bytes of their leaves. Raises CacheError: the type is invalid,
+    or its classes are not defined in this process."""
 
     def __init__(self, type_spec: str, trusted: bool = True) -> None:
         self.type_spec = type_spec  # as ``take`` returned it
         self.sizes: list[int | None] = []  # bytes of each leaf; None for one whose size differs from sample to sample
+        # of leaves that are tensors, arrays or numbers; None for others
         self.dtypes: list[torch.dtype | None] = []
         self.shapes: list[Shape] = []
         self.strides: list[Shape | None] = []
@@ -72,8 +65,10 @@ class Layout:
         except (ValueError, TypeError, LookupError, AttributeError, SyntaxError, RecursionError) as e:
             raise CacheError(f"not the type of a sample: {type_spec[:200]!r} ({type(e).__name__}: {e})") from e
         self._makers.clear()  # they refer to this object: a cycle
+        # every leaf has one size, so samples of this type can be rows of columns
         self.fixed = all(n is not None for n in self.sizes)
         dense = None not in self.dtypes and None not in self.strides and 0 not in self.sizes
+        # every leaf is a tensor, an array or a number, so a batch is one gather from each column
         self.stacks = self.fixed and dense and _stacks(self._tree)
 
     @property

@@ -35,29 +35,17 @@ _ORDERED = platform.machine() in ("x86_64", "AMD64")  # writes are seen in the o
 
 
 class StoreStats(NamedTuple):
-    """A store in numbers.
+    """A store in numbers."""
 
-    Attributes:
-        samples: of the dataset.
-        filled: of these, in the store.
-        nbytes: reserved.
-        budget: bytes it may reserve.
-        prepared: samples prepared so far, in all processes.
-        prepare_s: seconds that took, summed.
-        keep_s: seconds of CPU that storing them took, summed.
-        reason: why no more samples are stored, "" while they are.
-        ranks: of this node that fill and read it.
-    """
-
-    samples: int
-    filled: int
-    nbytes: int
-    budget: int
-    prepared: int
-    prepare_s: float
-    keep_s: float
-    reason: str
-    ranks: int = 1
+    samples: int  # of the dataset
+    filled: int  # of these, in the store
+    nbytes: int  # reserved
+    budget: int  # bytes it may reserve
+    prepared: int  # samples prepared so far, in all processes
+    prepare_s: float  # seconds that took, summed
+    keep_s: float  # seconds of CPU that storing them took, summed
+    reason: str  # why no more samples are stored, "" while they are
+    ranks: int = 1  # of this node that fill and read it
 
     def describe(self) -> str:
         """In one line."""
@@ -249,12 +237,8 @@ class Store:
     # -- storing
 
     def admit(self, samples: Samples, prepare_ns: int, keep_ns: int = 0) -> None:
-        """Stores samples as far as there is room.
-
-        Args:
-            prepare_ns: what they took to prepare, together.
-            keep_ns: CPU time that storing them took so far; this call adds its own.
-        """
+        """Stores samples as far as there is room. ``prepare_ns``: what they took to prepare, together; ``keep_ns``:
+        CPU time that storing them took so far, to which this call adds its own."""
         began = time.thread_time_ns()
         if not self.medium.writable or not self.usable:
             return
