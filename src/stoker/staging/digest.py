@@ -40,13 +40,11 @@ ENTRIES = ("__call__", "forward", "__getitem__", "__getitems__")  # where a call
 
 
 def digest(value: object) -> tuple[str, set[str]]:
-    """A digest of everything that a value holds, and which attributes it leaves out.
+    """A digest of everything that a value holds, and which attributes it leaves out. Raises an error where something in
+    it cannot be compared: a connection, a handle of C code.
 
     States of random generators are left out: the deterministic part of a sample does not depend on them. Code is
     identified by its place and its instructions.
-
-    Raises:
-        Exception: something in it cannot be compared: a connection, a handle of C code.
 
     Example:
         >>> digest({"paths": ["a.jpg"]}) == digest({"paths": ["a.jpg"]}), digest(1) == digest(1.0)

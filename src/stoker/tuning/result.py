@@ -34,12 +34,7 @@ class Setting:
 
     @property
     def words(self) -> str:
-        """For people.
-
-        Example:
-            >>> Setting(2, 4, batch_size=32).words
-            '2 workers, prefetch 4, batch 32'
-        """
+        """For people."""
         if not self.num_workers:
             return "no workers"
         size = "" if self.batch_size is None else f", batch {self.batch_size}"

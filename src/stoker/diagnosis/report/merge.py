@@ -148,14 +148,7 @@ def _faults(each: Sequence[JsonObject]) -> schema.Faults:
 
 
 def epoch_times(rows: Sequence[schema.EpochRow]) -> schema.EpochTimes:
-    """Wall clock of whole epochs, from the call of ``iter()`` to the end.
-
-    Example:
-        >>> rows = [schema.EpochRow(10, 4.0, 1.0, 0.1, 5.0, 80), schema.EpochRow(10, 1.0, 1.0, 0.1, 2.0, 80)]
-        >>> found = epoch_times(rows)
-        >>> found.first, found.later
-        (5.0, 2.0)
-    """
+    """Wall clock of whole epochs, from the call of ``iter()`` to the end."""
     known = [row for row in rows if row.batches and row.loop_s > 0]
     most = max((row.batches for row in known), default=0)
     whole = [row for row in known if row.batches >= WHOLE * most]

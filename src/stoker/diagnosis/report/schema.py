@@ -292,12 +292,7 @@ class Change(Struct):
     after: float | None = None
 
     def times_as_fast(self, rate: bool = False) -> float | None:
-        """None where one of both is not known. ``rate``: the figure is a rate, not a duration.
-
-        Example:
-            >>> Change(4.0, 2.0).times_as_fast(), Change(100.0, 300.0).times_as_fast(rate=True)
-            (2.0, 3.0)
-        """
+        """None where one of both is not known. ``rate``: the figure is a rate, not a duration."""
         if not self.before or not self.after:
             return None
         return self.after / self.before if rate else self.before / self.after

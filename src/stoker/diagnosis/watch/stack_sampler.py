@@ -45,7 +45,6 @@ BURST = 10  # samples between two rests
 BURST_S = 0.004  # between two of them
 REST_S = (0.5, 1.3)  # drawn from, so that no loop of the script keeps step with it
 ASK_AGAIN = 100  # samples, after which a thread that did not answer is asked once more
-WAKES_S = 0.25  # between two samples of a thread whose tasks are too short
 IDLE = 5  # samples between tasks, after which there are so many times fewer
 # Python's default of 5 ms would let the fetching thread run on to its next call that releases the interpreter's lock,
 # and code between two such calls would seem to take no time. Only in workers, and only in bursts: torch's workers have
@@ -80,7 +79,6 @@ class StackSampler:
         # ``time.monotonic()`` at which the current task began; 0.0 between two tasks, when nothing is sampled
         self.began = 0.0
         self.min_task_s = 0.0  # age from which on a task is sampled
-        self.rests = False  # tasks are too short to be sampled, so the thread wakes up seldom
         self.collate: CodeType | None = None  # of the loader's collate function, if that is one in Python
         self.transforms: dict[CodeType, str] = {}  # see ``stacks.known_transforms``
         self.getters: set[CodeType] = set()  # see ``stacks.known_getters``
@@ -118,10 +116,7 @@ class StackSampler:
                 self._switch(SWITCH_S, self._usual_s)
                 time.sleep(draw.uniform(*REST_S))
             self._switch(self._usual_s, SWITCH_S)
-            if self.rests:
-                time.sleep(WAKES_S)
-            else:
-                time.sleep(interval_s if between_tasks < IDLE else IDLE * INTERVAL_S)
+            time.sleep(interval_s if between_tasks < IDLE else IDLE * INTERVAL_S)
             began = self.began
             between_tasks = 0 if began else between_tasks + 1
             with contextlib.suppress(Exception):  # at the interpreter's end, anything

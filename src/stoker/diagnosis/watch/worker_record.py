@@ -28,12 +28,11 @@ from ...core.types import JsonObject
 from .stack_sampler import StackSampler
 
 ROW_BYTES = 8192
-KEYS = {"pid", "bins", "stacks", "slow", "kernel", "seconds", "own"}
-MEMORY_S = 2.0  # between two readings of a worker's own memory, which take milliseconds each
+KEYS = {"pid", "pss", "bins", "stacks", "slow", "kernel", "seconds", "own"}
+MEMORY_S = 2.0  # between two readings of a worker's memory, which take milliseconds each
 MAX_POINTS = 24  # of them; after that every other one is dropped
 SERIES = 8  # workers whose memory is kept, those that grew most
-WRITE_S = 0.2  # between two writes of a worker, which may end at any moment
-MAIN_WRITE_S = 1.0  # the same in the main process
+WRITE_S = 0.2  # between two writes of a process, which may end at any moment
 SHORT_S = 1e-3  # a task in the main process that is not sampled: that would cost the script more than it says
 TOP = 16  # lines of code that are kept
 ENOUGH = 16  # tasks before one is called slow
@@ -52,8 +51,8 @@ class WorkerRecord:
         self._began = time.monotonic()
         self._start = kernel()
         self._written = 0.0
-        self._write_s = WRITE_S if in_worker else MAIN_WRITE_S
         self._own: list[list[float]] = []  # seconds and bytes of private memory
+        self._pss = 0  # bytes, shared pages divided by those who share them
         self._noted = 0.0 if in_worker else math.inf
         self.sampler = StackSampler(threading.get_ident(), threading.get_native_id(), alone=in_worker)
         self.sampler.min_task_s = 0.0 if in_worker else SHORT_S
@@ -66,13 +65,11 @@ class WorkerRecord:
         before, self._tasks = self._tasks, self._tasks + 1
         self._took.append(took)
         now = time.monotonic()
-        if before.bit_length() != self._tasks.bit_length() or now - self._written > self._write_s:
+        if before.bit_length() != self._tasks.bit_length() or now - self._written > WRITE_S:
             self._written = now
             self.write()
             if self._tasks >= ENOUGH:
-                typical, sampler = self._times.median(), self.sampler
-                sampler.slow_s = SLOW * typical
-                sampler.rests = typical < sampler.min_task_s
+                self.sampler.slow_s = SLOW * self._times.median()
 
     def write(self) -> None:
         """Writes the record. A reader finds all of it or nothing."""
@@ -85,6 +82,7 @@ class WorkerRecord:
         text = json.dumps(
             {
                 "pid": os.getpid(),
+                "pss": self._pss,
                 "bins": self._times.bins,
                 "stacks": [[*key, *count] for key, count in top],
                 "slow": dict(sorted(self.sampler.slow.items(), key=lambda kv: -kv[1])[:8]),
@@ -100,11 +98,12 @@ class WorkerRecord:
             self._row[:4] = len(text).to_bytes(4, "little")
 
     def _note_memory(self) -> None:
-        """Notes this worker's private memory, now and then."""
+        """Notes this worker's memory, now and then."""
         now = time.monotonic()
         if now - self._noted < MEMORY_S:
             return
         self._noted = now
+        self._pss = resources.pss()
         self._own.append([round(now - self._began, 1), resources.private()])
         if len(self._own) > MAX_POINTS:
             del self._own[1:-1:2]
