@@ -110,12 +110,8 @@ class _Verification:
         self._samples = samples
 
     def run(self) -> list[Cost]:
-        """What the samples cost that were loaded at first.
-
-        Raises:
-            CacheError: the plan must not be used.
-            Unplanned: not all samples take the same branch.
-        """
+        """What the samples cost that were loaded at first. Raises CacheError: the plan must not be used; Unplanned: not
+        all samples take the same branch."""
         costs = [self._verify_sample(i, None) for i in self._samples.loaded[:2]]
         self._plan.scratch = self._attributes_written_first()
         while not self._verify_fresh():

@@ -46,12 +46,7 @@ class Measurements:
 
     def measure(self, s: Setting) -> float:
         """One more window of a setting. Returns its samples per second; without workers, those of one that would only
-        fetch and collate.
-
-        Raises:
-            BadSample: a sample cannot be loaded.
-            TooSlow: no batch came in the time that is left.
-        """
+        fetch and collate. Raises BadSample: a sample cannot be loaded; TooSlow: no batch came in the time left."""
         window = self.bench.window(max(1, s.num_workers), s.prefetch_factor, self.window_s, BATCHES)
         rate = (window.rate if s.num_workers else 1 / window.make_s) * self.tasks.samples
         self.rates.setdefault(s, []).append(rate)

@@ -173,7 +173,7 @@ class Pair(NamedTuple):
         return {name: (a[name], b[name]) for name in a if a[name] != b[name]}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Comparison:
     """What ``compare`` found. ``fail_above``: the share of samples/s that b may lack; None: as much as it likes."""
 
@@ -184,15 +184,10 @@ class Comparison:
     only_b: list[str]
     fail_above: float | None
 
-    @property
-    def appeared(self) -> dict[str, float]:
-        """Findings of b that a has not, with the share of the loop they cost."""
-        return {cause: share for cause, share in self.b.causes.items() if cause not in self.a.causes}
-
-    @property
-    def vanished(self) -> dict[str, float]:
-        """Findings of a that b has not."""
-        return {cause: share for cause, share in self.a.causes.items() if cause not in self.b.causes}
+    def __post_init__(self) -> None:
+        a, b = self.a.causes, self.b.causes
+        self.appeared = {cause: share for cause, share in b.items() if cause not in a}  # of the loop
+        self.vanished = {cause: share for cause, share in a.items() if cause not in b}
 
     @property
     def failed(self) -> list[str]:

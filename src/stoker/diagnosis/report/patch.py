@@ -63,10 +63,7 @@ def _lines(text: str) -> list[str]:
 
 def edited(source: bytes, line: int, settings: JsonObject) -> bytes:
     """The source with these settings in the call of a ``...DataLoader`` that spans a line; as it is where there is no
-    such call, or where it is not plain which arguments it gets. ``line``: from 1.
-
-    Raises:
-        SyntaxError: it is not Python.
+    such call, or where it is not plain which arguments it gets. ``line``: from 1. Raises SyntaxError: it is not Python.
 
     Example:
         >>> edited(b"x = DataLoader(d, num_workers=0)", 1, {"num_workers": 2, "pin_memory": False}).decode()

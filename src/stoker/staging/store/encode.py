@@ -46,14 +46,9 @@ class CacheError(StokerError, RuntimeError):
 
 
 def take(sample: Sample, dense: bool = False) -> tuple[str, list[Leaf]]:
-    """The type of a sample as JSON, and the bytes of its leaves, as views where possible.
-
-    Args:
-        sample: any object.
-        dense: tensors are stored in the order of their dimensions, whatever their strides, so that they can be stacked.
-
-    Raises:
-        CacheError: it can neither be stored nor pickled.
+    """The type of a sample as JSON, and the bytes of its leaves, as views where possible. ``dense``: tensors are stored
+    in the order of their dimensions, whatever their strides, so that they can be stacked. Raises CacheError: it can
+    neither be stored nor pickled.
 
     Example:
         >>> spec, leaves = take((torch.zeros(2, dtype=torch.uint8), 7))

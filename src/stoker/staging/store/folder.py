@@ -82,12 +82,8 @@ class Folder:
         return fd
 
     def table(self, name: str, dtype: DTypeLike, count: int, start: int) -> NDArray[Any]:
-        """``count`` values in a file of their own. It is created where there is none.
-
-        Raises:
-            CacheError: a file with other contents.
-            OSError: it cannot be created.
-        """
+        """``count`` values in a file of their own. It is created where there is none. Raises CacheError: a file with
+        other contents; OSError: it cannot be created."""
         dtype = np.dtype(dtype)
         file = f"{name}.npy"
         header = _header(dtype, count)

@@ -52,13 +52,9 @@ class _Column(NamedTuple):
 
 
 class Tables:
-    """The columns and the heap of a store.
+    """The columns and the heap of a store. Raises CacheError: damaged files; OSError: there is no room for the tables.
 
     A sample's location is its row + 1, or minus its offset in the heap - 1. 0 means that it is not stored.
-
-    Raises:
-        CacheError: damaged files.
-        OSError: there is no room for the tables.
     """
 
     def __init__(self, medium: Medium, head: Head, start: int) -> None:
@@ -133,14 +129,8 @@ class Tables:
         }
 
     def allocate(self, i: int, block: Leaf | None) -> int:
-        """Takes room for a sample, a row if it has no block. The caller holds the store's lock.
-
-        Returns:
-            The location; 0: there is no room.
-
-        Raises:
-            OSError: the disk is full.
-        """
+        """Takes room for a sample, a row if it has no block. The caller holds the store's lock. Returns the location, 0
+        if there is no room. Raises OSError: the disk is full."""
         return self._allocate_row(i) if block is None else self._allocate_block(len(block))
 
     def _allocate_row(self, i: int) -> int:
