@@ -56,10 +56,6 @@ class Recorder:
     only = staticmethod(only_item)
     loop = staticmethod(loop)
 
-    def begin(self) -> None:
-        """The function is called next."""
-        self._began = time.perf_counter()
-
     def at(self, position: Position) -> None:
         """The statement at a position is next."""
         self.settle()

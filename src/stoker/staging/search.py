@@ -119,9 +119,8 @@ class Search:
 
     def _probe(self, copied: types.FunctionType, callee: Callee, call: Call, stop_at: Moved | None) -> Recorder:
         states = self._samples.seed(PROBE_SEED)
-        seen = Recorder(self._has_moved(states), stop_at)
         call = call.with_copied_arguments(self._samples.dataset)
-        seen.begin()
+        seen = Recorder(self._has_moved(states), stop_at)
         copied(*callee.first, *call.args, _stoker=seen, **call.kwargs)
         seen.settle()
         return seen

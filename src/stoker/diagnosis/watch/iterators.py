@@ -40,13 +40,6 @@ Start = Callable[[LoaderLike], Iterator[Batch]]
 Next = Callable[[Iterator[Batch]], Batch]
 
 
-class Enough(SystemExit):
-    """``--max-steps`` is reached: the script ends here, and well."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-
-
 class _Opening(threading.local):
     """The loaders whose iterators this thread is making, the innermost last, each with torch's iterators made for it so
     far; ``count``: how many were ever opened."""
@@ -220,7 +213,7 @@ def _timed(watch: Watch, original: Next) -> Next:
         if clock is None or clock.inside:
             return original(self)
         if watch.max_steps is not None and watch.enough():
-            raise Enough
+            raise SystemExit(0)  # the script ends here, and well
         began = _now()
         clock.before(began)
         clock.inside = True
