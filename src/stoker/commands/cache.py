@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,8 +17,6 @@ from . import arguments
 
 if TYPE_CHECKING:
     from ..staging.store.manage import Cache
-
-F = TypeVar("F", bound=Callable[..., object])
 
 SCHEMA = 3
 DAY_S = 86_400.0
@@ -33,7 +31,7 @@ def command() -> None:
     """
 
 
-def _folder(subcommand: F) -> F:
+def _folder(subcommand: arguments.F) -> arguments.F:
     return click.option("--dir", "folder", type=arguments.FILE, metavar="DIR", help="Folder of the caches.")(subcommand)
 
 

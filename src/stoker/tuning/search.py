@@ -37,7 +37,6 @@ CHEAP = 64  # which is this part of the budget for batches in flight
 SHARE_OF_MEMORY = 0.8  # a dataset that reads more than this is as cold in the second epoch as in the first
 READS = 1 << 14  # bytes a batch; below it, what was read are messages
 WORKER_BYTES = 64 << 20  # of a worker whose memory is not known yet
-NO_BOUND = 1 << 30
 RANDOM_SAMPLERS = ("RandomSampler", "Feistel", "Chunk")
 
 
@@ -85,13 +84,6 @@ class Search:
         most = self.limits[0].most
         return [n for n in range(1, most + 1) if n <= 4 or n in (6, 8, 12) or n % 16 == 0 or n == most]
 
-    def most_samples(self) -> int:
-        """Samples in an epoch; ``NO_BOUND`` where the dataset has no length."""
-        try:
-            return len(self.loader.dataset)
-        except TypeError:
-            return NO_BOUND
-
     def _first(self, s: Setting) -> None:
         """Measures one worker: the limits, and whether files are read."""
         try:
@@ -119,10 +111,10 @@ class Search:
     def _reuse_tasks(self, window: Window) -> bool:
         """Later windows draw what was drawn before, which is in memory, unless an epoch reads more than memory holds.
         Returns whether they do."""
-        tasks, samples = self.measured.tasks, self.most_samples()
-        if self.measured.is_stream or not tasks.has_enough or samples == NO_BOUND:
+        tasks, dataset = self.measured.tasks, self.loader.dataset
+        if self.measured.is_stream or not tasks.has_enough or not hasattr(dataset, "__len__"):
             return False
-        epoch = window.read / max(1, window.batches) / max(1.0, tasks.samples) * samples
+        epoch = window.read / max(1, window.batches) / max(1.0, tasks.samples) * len(dataset)
         if epoch > SHARE_OF_MEMORY * resources.memory_available():
             self.notes.append(f"an epoch reads about {epoch / 1e9:.3g} GB, more than memory keeps: measured cold")
             return False
