@@ -353,7 +353,7 @@ def test_the_command(target: str, tmp_path: Path, capfd: pytest.CaptureFixture[s
         ["-n", "0"],
         ["--num-workers", "x"],
         ["--engine", "none"],
-        ["--budget-s", "0"],
+        ["--time-limit", "0"],
         ["--time-limit", "x"],
     ):
         assert run(f"{target}:data", *bad) == 2

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.commands import arguments, main
+from stoker.commands import main
 
 
 def test_a_command_is_imported_when_it_runs() -> None:
@@ -34,11 +34,8 @@ def test_what_follows_the_script_is_the_scripts(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "r.json").read_text())["command"] == [str(script), *args]
 
 
-@pytest.mark.parametrize("name", ["--budget-s", "--time-limit"])
-def test_old_names_still_work(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["bench", "nowhere.py:x", name, "0"]) == 2
+def test_wrong_numbers_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["bench", "nowhere.py:x", "--time-limit", "0"]) == 2
     assert "Invalid value for '--time-limit'" in capsys.readouterr().err
-    assert main.main(["verify", "nowhere.py:x", "--workers", "few"]) == 2
+    assert main.main(["verify", "nowhere.py:x", "--num-workers", "few"]) == 2
     assert "'few' is not a number of workers" in capsys.readouterr().err
-    assert main.main(["verify", "--help"]) == 0
-    assert not any(f"--{old}" in capsys.readouterr().out for old in arguments.OLD_NAMES)

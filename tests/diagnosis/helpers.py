@@ -60,8 +60,6 @@ def fields(**changes: Any) -> dict[str, Any]:
         "kernel": {
             "delay_ns": 0,
             "stored": 0,
-            "read": 0,
-            "faults": 0,
             "system_ns": 0,
             "cpu_ns": 600_000_000,
             "seconds": 2.0,

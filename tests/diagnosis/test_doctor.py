@@ -298,7 +298,7 @@ def test_an_account_is_read_whole_or_not_at_all() -> None:
     assert worker_record.read(row) is None
     account = worker_record.WorkerRecord(row, Data(), None)
     for _ in range(40):
-        account.done([0.01])
+        account.done(0.01)
     found = worker_record.read(row)
     assert found is not None
     assert sum(found["bins"].values()) >= 32
@@ -313,7 +313,8 @@ def test_accounts_are_read_of_every_worker_that_has_one() -> None:
     """Worker 0 may have died, or be in its first task."""
     metrics = LoaderMetrics()
     times = WorkerTimes(metrics)
-    times.record_of(3, Data(), None).done([0.01] * 40)
+    for _ in range(40):
+        times.record_of(3, Data(), None).done(0.01)
     times.collect()
     assert metrics.inside is not None
     assert sum(metrics.inside["bins"].values()) >= 32
@@ -438,6 +439,14 @@ def test_what_was_dropped_for_want_of_memory_is_not_the_storages() -> None:
     found = causes(cores=2, around={"memory_stalled_max": 0.6}, **waits)
     assert found[0] == "memory_pressure"
     assert "slow_storage" not in found
+
+
+def test_a_line_that_reads_dropped_pages_again_is_not_a_slow_transform() -> None:
+    where = [{"kind": "fetch", "name": "__getitem__", "line": "train.py:9", "ran": 0.4, "waited": 0.3}]
+    reads = {"wait_s": 3.0, "step_s": 0.5, "looks": 100, "where": where, "stages": {"fetch": {"self_s": 6.0}}}
+    assert causes(cores=2, **reads)[0] == "slow_transform"
+    found = causes(cores=2, around={"memory_stalled_max": 0.3}, **reads)
+    assert found.index("memory_pressure") < found.index("slow_transform")
 
 
 @pytest.mark.parametrize(

@@ -388,13 +388,13 @@ def run(folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str
 
 @pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
-    p = run(tmp_path, "train.py:make", "--budget-s", "2", "--json", "t.json")
+    p = run(tmp_path, "train.py:make", "--time-limit", "2", "--json", "t.json")
     assert p.returncode == 0, p.stderr
     assert "<- the knee" in p.stdout
     assert "DataLoader(dataset, batch_size=4, shuffle=True, num_workers=" in p.stdout
     assert "\033" not in p.stdout + p.stderr
     assert json.loads((tmp_path / "t.json").read_text())["best"]["batch_size"] == 4
-    p = run(tmp_path, "train:dataset", "--budget-s", "1.5", "--json", "-", "--knobs", "num_workers")
+    p = run(tmp_path, "train:dataset", "--time-limit", "1.5", "--json", "-", "--knobs", "num_workers")
     assert p.returncode == 0, p.stderr
     assert json.loads(p.stdout)["best"]["batch_size"] == 32
 
@@ -433,7 +433,7 @@ def test_an_interrupted_command_leaves_nobody(tmp_path: Path, how: signal.Signal
     import psutil
 
     (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
-    line = [sys.executable, "-m", "stoker", "tune", "train.py:make", "--budget-s", "60"]
+    line = [sys.executable, "-m", "stoker", "tune", "train.py:make", "--time-limit", "60"]
     p = subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     found: list[psutil.Process] = []
     deadline = time.monotonic() + 60

@@ -9,15 +9,12 @@ from typing import TypeVar
 import click
 
 from ..core import output
-from ..core.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., object])
 
 FILE = click.Path(path_type=Path)
 COUNT = click.IntRange(min=1)
 SECONDS = click.FloatRange(min=0, max=1e6, min_open=True)
-# Names of earlier versions, which still work and which --help does not show.
-OLD_NAMES = {"budget-s": "time-limit", "workers": "num-workers"}
 
 
 def workers(text: str) -> int | str:
@@ -32,11 +29,6 @@ def workers(text: str) -> int | str:
 def _check_json(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
     output.check(path)
     return path
-
-
-def current_name(option: str) -> str:
-    """The name of an option, also where an earlier version called it otherwise."""
-    return OLD_NAMES.get(option, option)
 
 
 def target(command: F) -> F:
@@ -64,11 +56,3 @@ def num_workers(command: F) -> F:
     return click.option(
         "--num-workers", type=workers, default="auto", show_default=True, metavar="N|auto", help=help_text
     )(command)
-
-
-def fail(error: Exception) -> int:
-    """Prints why a command failed. Returns its exit code, 1; wrong usage is raised again, for exit code 2."""
-    if isinstance(error, UsageError):
-        raise error
-    click.echo(f"stoker: {error}", err=True)
-    return 1

@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from ..core import output
-from ..core.errors import StokerError
 from ..core.progress import Progress
 from . import arguments
 
@@ -24,13 +23,7 @@ from . import arguments
 )
 @arguments.time_limit(60.0)
 @arguments.json_file
-def command(
-    target: str,
-    step: str | None,
-    margin: float,
-    time_limit: float,
-    json_path: Path | None,
-) -> int:
+def command(target: str, step: str | None, margin: float, time_limit: float, json_path: Path | None) -> int:
     """Find the largest batch that fits the accelerator.
 
     TARGET is a DataLoader, a Dataset, or a function that returns one: path.py:name or package.module:name.
@@ -45,10 +38,7 @@ def command(
 
     loader = as_loader(find(target), name=target)
     step_function = None if step is None else find(step)
-    try:
-        with Progress(target, time_limit) as progress:
-            found = largest(loader, step_function, margin, time_limit, progress)
-    except StokerError as e:
-        return arguments.fail(e)
+    with Progress(target, time_limit) as progress:
+        found = largest(loader, step_function, margin, time_limit, progress)
     output.give(found.as_dict(), json_path, lambda: print(found))
     return 0

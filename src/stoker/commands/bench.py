@@ -83,11 +83,8 @@ def command(
       stoker bench train.py:make_loader --json bench.json
     """
     loader = variant(as_loader(find(target), name=target), num_workers, batch_size, engine)
-    try:
-        with Progress(target, time_limit) as progress:
-            found = measure(loader, batches, time_limit, target, progress)
-    except StokerError as e:
-        return arguments.fail(e)
+    with Progress(target, time_limit) as progress:
+        found = measure(loader, batches, time_limit, target, progress)
     output.give(found.as_dict(), json_path, lambda: print(found))
     return 0
 
@@ -213,7 +210,7 @@ class _Batches:
         self._iterator: Any = None
         self.epochs = 0
         self.delivered = 0
-        self._workers: list[BaseProcess] = []
+        self.workers: list[BaseProcess] = []  # known after the end
 
     def batches(self) -> Generator[Batch, None, None]:
         """Ends after an epoch without a batch. Its workers have ended when it ends, raises or is closed."""
@@ -232,23 +229,13 @@ class _Batches:
 
     def _end(self) -> None:
         iterator = self._iterator
-        self._workers = [w for w in getattr(iterator, "_workers", ()) if isinstance(w, BaseProcess)]
+        self.workers = [w for w in getattr(iterator, "_workers", ()) if isinstance(w, BaseProcess)]
         self._iterator = self._loader._iterator = None
         with ExitStack() as stack:  # from the last to the first; each step is taken, whatever the others raise
-            stack.callback(processes.join, self._workers)
+            stack.callback(processes.join, self.workers)
             for method in ("close", "_shutdown_workers"):  # a subclass may iterate with a generator
                 if hasattr(iterator, method):
                     stack.callback(getattr(iterator, method))
-
-    @property
-    def has_workers(self) -> bool:
-        """Whether worker processes were used; known after the end."""
-        return bool(self._workers)
-
-    @property
-    def exit_codes(self) -> list[int]:
-        """Those of workers that ended on their own account, other than 0; known after the end."""
-        return [w.exitcode for w in self._workers if w.exitcode and w.exitcode != -signal.SIGTERM]
 
 
 def _reason(error: BaseException, batches: _Batches) -> str:
@@ -266,11 +253,12 @@ def _reason(error: BaseException, batches: _Batches) -> str:
         cause: BaseException | None = error
         while cause is not None and not any(words in str(cause) for words in WORKER_DIED):
             cause = cause.__cause__ or cause.__context__
+        codes = [w.exitcode for w in batches.workers if w.exitcode and w.exitcode != -signal.SIGTERM]
         if cause is not None:
             text = f"{type(cause).__name__}: {cause}"
-        elif batches.exit_codes or (batches.has_workers and isinstance(error, (EOFError, ConnectionError))):
-            codes = "".join(f"exit code {code}, " for code in batches.exit_codes[:1])
-            text = f"a worker exited unexpectedly ({codes}{text})"
+        elif codes or (batches.workers and isinstance(error, (EOFError, ConnectionError))):
+            code = f"exit code {codes[0]}, " if codes else ""
+            text = f"a worker exited unexpectedly ({code}{text})"
     return " ".join(text.split())[:MAX_ERROR]
 
 

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
 from ..core import output, terminal
 from ..core.errors import UsageError
-from ..core.terminal import counted, human_bytes, printable
+from ..core.terminal import counted, human_bytes
 from . import arguments
 
 if TYPE_CHECKING:
     from ..staging.store.manage import Cache
 
-F = TypeVar("F", bound=Callable[..., object])
-
-SCHEMA = 2
+SCHEMA = 3
 DAY_S = 86_400.0
-SHORT_KEY = 6  # characters of a cache's key, at least; more where two names would be the same
 
 
 @click.group("cache", no_args_is_help=False)
@@ -31,15 +28,10 @@ def command() -> None:
 
     Caches are in $STOKER_CACHE, else in stoker/staged in the user's cache folder; --dir names another folder. NAME is a
     cache's name as ls shows it, or its beginning.
-
-    \b
-    Examples:
-      stoker cache ls
-      stoker cache prune --older-than 30
     """
 
 
-def _folder(subcommand: F) -> F:
+def _folder(subcommand: arguments.F) -> arguments.F:
     return click.option("--dir", "folder", type=arguments.FILE, metavar="DIR", help="Folder of the caches.")(subcommand)
 
 
@@ -63,35 +55,22 @@ def ls_command(folder: Path | None, json_path: Path | None) -> int:
 
     base = _base(folder)
     caches = listed(base)
-    found = {"schema": SCHEMA, "dir": str(base), "caches": [c.as_dict() for c in caches]}
-    output.give(found, json_path, lambda: print(_listed(base, caches)))
+    found = [{**c._asdict(), "path": str(c.path), "used": _date(c)} for c in caches]
+    output.give({"schema": SCHEMA, "dir": str(base), "caches": found}, json_path, lambda: print(_listed(base, caches)))
     return 0
+
+
+def _date(cache: Cache) -> str:
+    return time.strftime("%Y-%m-%d", time.localtime(cache.used))
 
 
 def _listed(base: Path, caches: Sequence[Cache]) -> str:
     if not caches:
         return f"no caches in {base}"
-    names = _short_names([c.path.name for c in caches])
-    rows = []
-    for name, c in zip(names, caches, strict=True):
-        samples = f"{c.samples:,}" if c.state == "complete" else f"{c.filled:,}/{c.samples:,}"
-        share = f"{100 * c.filled // max(1, c.samples)}%"
-        rows.append((name, samples, share, human_bytes(c.nbytes), printable(c.made)[:10], c.state))
-    table = terminal.table(("cache", "samples", "in", "on disk", "made", "state"), rows, terminal.width(sys.stdout))
+    rows = [(c.path.name, f"{c.samples:,}", human_bytes(c.nbytes), _date(c), c.state) for c in caches]
+    text = terminal.table(("cache", "samples", "on disk", "used", "state"), rows, terminal.width(sys.stdout))
     total = human_bytes(sum(c.nbytes for c in caches))
-    reasons = [f"{name}: {printable(c.reason)}" for name, c in zip(names, caches, strict=True) if c.reason]
-    return "\n".join([table, *reasons, "", f"{counted(len(caches), 'cache')}, {total}, in {base}"])
-
-
-def _short_names(names: Sequence[str]) -> list[str]:
-    """Each name as short as it is still unique."""
-    out = []
-    for name in names:
-        n = name.rindex("-") + 1 + SHORT_KEY
-        while n < len(name) and sum(other.startswith(name[:n]) for other in names) > 1:
-            n += 1
-        out.append(name[:n])
-    return out
+    return f"{text}\n\n{counted(len(caches), 'cache')}, {total}, in {base}"
 
 
 @command.command("prune")
@@ -107,22 +86,21 @@ def prune_command(names: tuple[str, ...], older_than: float | None, everything: 
       stoker cache prune ImageFolder-3f
       stoker cache prune --older-than 30
     """
-    if not (names or older_than is not None or everything):
-        raise UsageError("say what to remove: NAME, --older-than DAYS or --all")
-    if names and everything:
-        raise UsageError("NAME or --all, not both")
+    if bool(names) == everything and (names or older_than is None):
+        raise UsageError("say what to remove: NAME, --older-than DAYS or --all; NAME or --all, not both")
     from ..staging.store import manage
 
     base = _base(folder)
-    chosen = [manage.look(p) for p in dict.fromkeys(manage.find(base, n) for n in names)] or manage.listed(base)
+    every = manage.listed(base)
+    chosen = list(dict.fromkeys(manage.find(every, name) for name in names)) or every
     if older_than is not None:
         chosen = [c for c in chosen if c.used < time.time() - older_than * DAY_S]
     left = manage.remove(base, chosen)
     for cache in chosen:
-        if cache not in left:
+        if cache in left:
+            print(f"stoker: {cache.path} cannot be removed: check that you may write to {base}", file=sys.stderr)
+        else:
             print(f"{cache.path.name}: {human_bytes(cache.nbytes)} freed")
-    for cache in left:
-        print(f"stoker: {cache.path} cannot be removed: check that you may write to {base}", file=sys.stderr)
     if not chosen:
         print(f"nothing to remove in {base}")
     return int(bool(left))

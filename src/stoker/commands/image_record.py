@@ -30,13 +30,12 @@ class NoImage(Exception):
 
 
 class Group(NamedTuple):
-    """Images of one channel count and one unit, a number for each channel; ``n`` counts finite values, ``m2`` is the
-    sum of their squared deviations."""
+    """Images of one channel count and one unit, a number for each channel."""
 
     images: int
-    n: NDArray[np.float64]
+    n: NDArray[np.float64]  # finite values
     mean: NDArray[np.float64]
-    m2: NDArray[np.float64]
+    m2: NDArray[np.float64]  # the sum of their squared deviations
     low: NDArray[np.float64]
     high: NDArray[np.float64]
     nan: NDArray[np.int64]
@@ -62,18 +61,12 @@ def group_of(values: Pixels, images: int) -> Group:
 
 def _block(values: Pixels) -> Group:
     x = values.astype(np.float64, order="C")  # HWC comes as a view of pixels that are three values apart
-    n = np.full(len(x), x.shape[1])
-    nan = inf = np.zeros(len(x), np.int64)
-    low, high = x, x
-    finite = np.isfinite(x) if values.dtype.kind == "f" else np.True_
-    if not finite.all():
-        n, nan = finite.sum(1), np.isnan(x).sum(1)
-        inf = x.shape[1] - n - nan
-        low, high = np.where(finite, x, np.inf), np.where(finite, x, -np.inf)
-        x = np.where(finite, x, 0.0)
-    mean = x.sum(1) / np.maximum(n, 1)
-    x = x - mean[:, None]
-    x = x if finite.all() else np.where(finite, x, 0.0)
+    finite, nan = np.isfinite(x), np.isnan(x).sum(1)
+    n = finite.sum(1)
+    inf = x.shape[1] - n - nan
+    low, high = np.where(finite, x, np.inf), np.where(finite, x, -np.inf)
+    mean = np.where(finite, x, 0.0).sum(1) / np.maximum(n, 1)
+    x = np.where(finite, x - mean[:, None], 0.0)
     rounding = x.sum(1)  # what rounding left of the mean
     m2 = np.einsum("cp,cp->c", x, x) - rounding * rounding / np.maximum(n, 1)
     return Group(0, n.astype(np.float64), mean, np.maximum(m2, 0.0), low.min(1), high.max(1), nan, inf)
@@ -119,29 +112,24 @@ def _is_image(thing: object, kinds: str) -> bool:
     if isinstance(thing, torch.Tensor):
         dtype = thing.dtype
         kind = "f" if dtype.is_floating_point else "c" if dtype.is_complex else "b" if dtype == torch.bool else "i"
-        return 2 <= thing.ndim <= 4 and (kind in kinds or dtype == torch.uint8)
-    if isinstance(thing, np.ndarray):
-        return 2 <= thing.ndim <= 4 and (thing.dtype.kind in kinds or thing.dtype == np.uint8)
-    return _is_pil(thing)
+    elif isinstance(thing, np.ndarray):
+        kind = thing.dtype.kind
+    else:
+        return _is_pil(thing)
+    return 2 <= thing.ndim <= 4 and (kind in kinds or thing.dtype in (torch.uint8, np.uint8))
 
 
 def _leaves(sample: Sample) -> Iterator[Sample]:
     if isinstance(sample, Mapping):
         sample = list(sample.values())
     if isinstance(sample, (list, tuple)):
-        for part in sample:
-            yield from _leaves(part)
+        yield from (leaf for part in sample for leaf in _leaves(part))
     else:
         yield sample
 
 
 def record_in(key: str | None, layout: str | None, dataset: MapDataset, index: Index) -> Record:
-    """The record of a sample.
-
-    Raises:
-        NoImage: there is no image in it.
-        ValueError: the image has no pixels.
-    """
+    """The record of a sample. NoImage: it has no image; ValueError: the image has no pixels."""
     return _record_of(_image_in(dataset[index], key), layout)
 
 

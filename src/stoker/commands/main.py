@@ -9,8 +9,7 @@ from importlib import import_module
 import click
 
 from .._version import __version__
-from ..core.errors import UsageError
-from .arguments import current_name
+from ..core.errors import StokerError, UsageError
 
 # What `stoker --help` says of each command. The module, of the same name, is imported when the command runs.
 COMMANDS = {
@@ -43,11 +42,7 @@ class _Commands(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.group(
-    cls=_Commands,
-    no_args_is_help=False,
-    context_settings={"token_normalize_func": current_name, "help_option_names": ["-h", "--help"]},
-)
+@click.group(cls=_Commands, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="stoker %(version)s")
 def stoker() -> None:
     """Keeps the accelerator fed: finds what starves it, and fixes it.
@@ -72,10 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return int(stoker.invoke(context) or 0)
     except click.exceptions.Exit as e:
         return e.exit_code
-    except (click.ClickException, UsageError) as e:
+    except (click.ClickException, StokerError) as e:
         text = e.format_message() if isinstance(e, click.ClickException) else str(e)
         sys.stderr.write(f"stoker: {text}\n")
-        return 2
+        return 2 if isinstance(e, (click.ClickException, UsageError)) else 1
     except KeyboardInterrupt:
         sys.stderr.write("stoker: interrupted\n")
         return 130

@@ -252,23 +252,15 @@ def _environment(address: str, options: Options) -> dict[str, str]:
 def _in_foreground() -> bool:
     """Whether the terminal's Ctrl-C reaches this process group."""
     try:
-        tty = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+        with open("/dev/tty", "rb", buffering=0) as tty:
+            return os.tcgetpgrp(tty.fileno()) == os.getpgrp()
     except OSError:
         return False
-    try:
-        return os.tcgetpgrp(tty) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(tty)
 
 
 def _execute(options: Options, listener: Listener) -> tuple[int, JsonObject]:
-    """Runs the command, and passes on to it, once, each signal that this process gets.
-
-    Returns:
-        Its exit code, and what ``SystemMonitor`` saw meanwhile.
-    """
+    """Runs the command, and passes on to it, once, each signal that this process gets. Returns its exit code, and
+    what ``SystemMonitor`` saw meanwhile."""
     line = command_line(options.command, options.module)
     env = _environment(listener.address, options)
     shared_group = _in_foreground()  # else it gets its own process group, or it would get our signals twice

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import functools
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NoReturn
 
 import click
 import numpy as np
-from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler, SubsetRandomSampler
 
 from ..core import output
@@ -28,7 +27,7 @@ from ..loader.variant import as_loader, find
 from ..workers.faults.policy import Failure
 from ..workers.faults.sample_name import called
 from . import arguments
-from .image_record import Group, Record, joined, record_in
+from .image_record import Record, joined, record_in
 from .sweep import Sweep
 
 SCHEMA = 2
@@ -62,27 +61,21 @@ def command(
     \b
     Examples:
       stoker stats train.py:train_set
-      stoker stats mypackage.data:make_loader --samples 5000 --num-workers 8
-      stoker stats train.py:train_set --key image --json stats.json
+      stoker stats mypackage.data:make_loader --samples 5000 --key image --json stats.json
     """
     read = functools.partial(mean_std, key=key, samples=samples, layout=layout, num_workers=num_workers, name=target)
-    try:
-        with Progress(target) as progress:
-            found = read(find(target), progress=progress)
-    except StokerError as e:
-        return arguments.fail(e)
+    with Progress(target) as progress:
+        found = read(find(target), progress=progress)
     output.give(found.as_dict(), json_path, lambda: print(found))
     return 0
 
 
 @dataclass(frozen=True)
 class ImageStats:
-    """The result of ``mean_std``. Its numbers, one for each channel, are in the data's own unit.
+    """The result of ``mean_std``. Its numbers, one for each channel, are of finite values, in the data's own unit.
 
-    ``mean``, ``std`` (the population's, divided by n), ``min`` and ``max`` are of finite values; ``nan`` and ``inf``
-    count those that are left out. ``scale`` is 255 for uint8, by which ``normalize`` divides as torchvision's ToTensor
-    does, and 1 for other types. ``samples`` includes ``failed``, which could not be read; ``images`` are those that the
-    numbers are of; ``shapes`` and ``types`` say how many samples have which.
+    ``scale`` is 255 for uint8, by which ``normalize`` divides as torchvision's ToTensor does, and 1 for other types.
+    ``samples`` includes ``failed``, which could not be read; ``images`` are those that the numbers are of.
     """
 
     name: str
@@ -116,11 +109,9 @@ class ImageStats:
         columns = (self.mean, self.std, self.min, self.max, self.nan, self.inf)
         rows = [[str(i), *(f"{x:.6g}" for x in values)] for i, values in enumerate(zip(*columns, strict=True))]
         uint8 = ", for values / 255 as torchvision's ToTensor makes of uint8" if self.scale == 255 else ""
-        constant = ", ".join(str(i) for i, std in enumerate(self.std) if std == 0)
         out = [f"{self.name}: {counted(self.samples, 'sample')}, {human_seconds(self.seconds)}", ""]
         out += [table(["channel", "mean", "std", "min", "max", "NaN", "Inf"], rows, 120), self.normalize + uint8, ""]
         out += [f"shapes: {_most_common(self.shapes)}", f"types: {_most_common(self.types)}"]
-        out += [f"std 0, by which Normalize would divide: channel {constant} is constant"] * bool(constant)
         return "\n".join([*out, *(f"note: {note}" for note in self.notes)])
 
 
@@ -136,19 +127,15 @@ def mean_std(
 ) -> ImageStats:
     """Mean and standard deviation of each channel of a dataset's images.
 
-    Each sample of the dataset is read once, before ``collate_fn`` and with the random augmentation that the dataset
-    does. Of the loader's samplers only a ``SubsetRandomSampler`` counts; other orders and weights are ignored.
+    Each sample of the dataset is read once, before ``collate_fn``. docs/stats.md says what counts.
 
     Args:
-        loader: a DataLoader (stoker's or torch's), a Dataset, or a callable without arguments that returns one. Images
-            may be of any size and real type: tensors, arrays or PIL images, [C, H, W], [H, W, C], [H, W], or batches of
-            these. Channels are the shorter outer axis; if both are equal a tensor's first axis, an array's last.
-        key: the image in a sample: a dict's key, a tuple's index or a field's name. None: the first PIL image, or
-            floating or uint8 tensor or array of 2 to 4 dimensions.
+        loader: a DataLoader (stoker's or torch's), a map-style Dataset, or a callable without arguments that returns
+            one. Images may be of any size and real type.
+        key: the image in a sample: a dict's key, a tuple's index or a field's name. None: the first image.
         samples: how many to read, drawn at random without replacement, the same each time. None: all.
-        layout: "CHW" or "HWC", where the rule above is wrong. PIL images are always HWC.
-        num_workers: worker processes; 0 reads in this process; "auto" begins with one a core and adapts. The count does
-            not change a bit of the result, except that 0 changes random augmentation.
+        layout: "CHW" or "HWC", where the guess is wrong.
+        num_workers: worker processes; 0 reads in this process; "auto" begins with one a core and adapts.
         name: what the result and errors call it.
         progress: called with a line of text now and then.
 
@@ -166,39 +153,32 @@ def mean_std(
     inner = as_loader(loader, name=name)
     if isinstance(inner.dataset, IterableDataset):
         raise UsageError(f"{name} is an iterable dataset, whose samples cannot be read by their index")
-    every = keys_of(inner)
-    keys = every
-    if samples is not None and samples < len(every):
-        keys = [every[i] for i in sorted(random.Random(SEED).sample(range(len(every)), samples))]
+    keys = keys_of(inner)
+    if samples is not None and samples < len(keys):
+        keys = [keys[i] for i in sorted(random.Random(SEED).sample(range(len(keys)), samples))]
     sweep = Sweep(inner, keys, functools.partial(record_in, key, layout), joined, num_workers, TASK_SAMPLES, SEED)
-    record = _sum(sweep, len(keys), progress or (lambda _: None))
-    if not record.groups:
-        _raise_nothing_read(name, sweep.failed)
-    return _result(name, record, sweep, tuple(_notes(record, sweep.failed, inner, len(keys) / len(every))))
-
-
-def _sum(sweep: Sweep, samples: int, progress: Callable[[str], None]) -> Record:
     record = Record(0)
     with closing(sweep.results()) as results:
         for part in results:
-            record = joined([record, part])
-            failed = len(sweep.failures)
-            progress(samples_done(record.samples + failed, samples, sweep.seconds, failed))
-    return record
+            record, failed = joined([record, part]), len(sweep.failures)
+            if progress is not None:
+                progress(samples_done(record.samples + failed, len(keys), sweep.seconds, failed))
+    if not record.groups:
+        raise _nothing_read(name, sweep.failed)
+    return _result(name, record, sweep, tuple(_notes(record, sweep.failed, inner)))
 
 
 def _result(name: str, record: Record, sweep: Sweep, notes: tuple[str, ...]) -> ImageStats:
     (_, scale), g = max(record.groups.items(), key=lambda item: (item[1].images, item[0]))
+    std, unknown = np.sqrt(g.m2 / np.maximum(g.n, 1)), np.where(g.n == 0, np.nan, 0.0)
+    numbers = (tuple((x + unknown).tolist()) for x in (g.mean, std, g.low, g.high))
     return ImageStats(
         name=name,
         samples=record.samples + len(sweep.failed),
         failed=len(sweep.failed),
         images=g.images,
         scale=scale,
-        mean=_floats(g, g.mean),
-        std=_floats(g, np.sqrt(g.m2 / np.maximum(g.n, 1))),
-        min=_floats(g, g.low),
-        max=_floats(g, g.high),
+        **dict(zip(("mean", "std", "min", "max"), numbers, strict=True)),
         nan=tuple(g.nan.tolist()),
         inf=tuple(g.inf.tolist()),
         shapes=dict(record.shapes),
@@ -208,25 +188,23 @@ def _result(name: str, record: Record, sweep: Sweep, notes: tuple[str, ...]) -> 
     )
 
 
-def _raise_nothing_read(name: str, failed: Sequence[Failure]) -> NoReturn:
-    """Raises the error that says why there is no result."""
+def _nothing_read(name: str, failed: Sequence[Failure]) -> StokerError:
+    """Why there is no result."""
     if not failed:
-        raise UsageError(f"{name} is empty")
+        return UsageError(f"{name} is empty")
     for f in failed:
         if f.error.startswith(NO_IMAGE):
-            raise UsageError(f"{name} has no image in its samples; sample {f.index}: {f.error.removeprefix(NO_IMAGE)}")
+            return UsageError(f"{name} has no image in its samples; sample {f.index}: {f.error.removeprefix(NO_IMAGE)}")
     where = called(failed[0].index, failed[0].file)
-    raise StokerError(f"none of the {len(failed):,} samples of {name} could be read; {where}: {failed[0].error}")
+    return StokerError(f"none of the {len(failed):,} samples of {name} could be read; {where}: {failed[0].error}")
 
 
-def _notes(record: Record, failed: Sequence[Failure], loader: LoaderLike, share: float) -> Iterator[str]:
+def _notes(record: Record, failed: Sequence[Failure], loader: LoaderLike) -> Iterator[str]:
     """What a reader of the numbers should know about them."""
     if failed:
         first = f"{called(failed[0].index, failed[0].file)}: {failed[0].error}"
         left_out = f"{'is' if len(failed) == 1 else 'are'} left out; the first is {first} (stoker verify lists all)"
         yield printable(f"{counted(len(failed), 'sample')} could not be read and {left_out}")
-    if share < 1:
-        yield f"a random subset, {share:.2g} of all, the same each time"
     if not isinstance(loader.sampler, (RandomSampler, SequentialSampler, SubsetRandomSampler)):
         yield f"the loader's {type(loader.sampler).__name__} is ignored: each sample counts once"
     if len(record.groups) > 1:
@@ -235,11 +213,6 @@ def _notes(record: Record, failed: Sequence[Failure], loader: LoaderLike, share:
         yield f"{counted(others, 'image')} of other channel counts or types left out: one Normalize does not fit all"
 
 
-def _floats(g: Group, x: NDArray[np.float64]) -> tuple[float, ...]:
-    return tuple(np.where(g.n == 0, np.nan, x).tolist())
-
-
 def _most_common(counts: dict[str, int]) -> str:
-    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    more = f" and {len(ranked) - SHOWN:,} others" if len(ranked) > SHOWN else ""
-    return ", ".join(f"{name} ({n:,})" for name, n in ranked[:SHOWN]) + more
+    more = f" and {len(counts) - SHOWN:,} others" if len(counts) > SHOWN else ""
+    return ", ".join(f"{name} ({n:,})" for name, n in Counter(counts).most_common(SHOWN)) + more

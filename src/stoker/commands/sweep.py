@@ -22,15 +22,9 @@ from ..workers.faults.policy import Failure
 class Sweep:
     """One pass over a dataset. Its loader, with ``collate_fn`` and sampler, is not iterated.
 
-    Args:
-        loader: whose dataset is read; its ``worker_init_fn`` and multiprocessing context are used.
-        keys: samples to read.
-        read: called in the worker with the dataset and a key.
-        collate: makes one object of what ``read`` returned for several samples.
-        num_workers: processes; 0 reads in this one; "auto".
-        task_samples: samples in one call of ``collate``.
-        seed: for random augmentation. The number of workers, if there are any, does not change what it draws.
-        sample_timeout: seconds that a sample may take before it counts as failed.
+    ``read`` is called in a worker with the dataset and each of ``keys``; ``collate`` makes one object of what that gave
+    for ``task_samples`` of them. ``seed`` is for random augmentation: the number of workers, if there are any, does not
+    change what it draws. A sample that takes longer than ``sample_timeout`` has failed.
     """
 
     def __init__(
@@ -66,10 +60,7 @@ class Sweep:
 
     def results(self) -> Generator[Batch, None, None]:
         """Yields each result of ``collate``, in order. The workers have ended when it ends, raises or is closed.
-
-        Raises:
-            StokerError: workers die, and no sample is to blame; or ``worker_init_fn`` raised.
-        """
+        Raises StokerError: workers die, and no sample is to blame; or ``worker_init_fn`` raised."""
         began = time.monotonic()
         iterator = None
         try:

@@ -17,11 +17,7 @@ from . import arguments
 @arguments.target
 @arguments.json_file
 @click.option(
-    "--knobs",
-    default=",".join(KNOBS),
-    metavar="A,B",
-    show_default=True,
-    help="The settings that may change.",
+    "--knobs", default=",".join(KNOBS), metavar="A,B", show_default=True, help="The settings that may change."
 )
 @arguments.time_limit(BUDGET_S)
 @click.option(
@@ -30,13 +26,7 @@ from . import arguments
     metavar="N",
     help=f"Samples in a batch.  [default: the loader's; {BATCH_SIZE} for a dataset]",
 )
-def command(
-    target: str,
-    json_path: Path | None,
-    knobs: str,
-    time_limit: float,
-    batch_size: int | None,
-) -> int:
+def command(target: str, json_path: Path | None, knobs: str, time_limit: float, batch_size: int | None) -> int:
     """Find a data loader's best settings by measuring.
 
     TARGET is a DataLoader, a Dataset, or a function that returns one: path.py:name or package.module:name. A script is
@@ -54,13 +44,6 @@ def command(
     names = [name.strip() for name in knobs.split(",") if name.strip()]
     loader = find(target)
     with Progress(target, time_limit) as progress:
-        result = tune(
-            loader,
-            knobs=names,
-            budget_s=time_limit,
-            batch_size=batch_size,
-            name=target,
-            progress=progress,
-        )
+        result = tune(loader, knobs=names, budget_s=time_limit, batch_size=batch_size, name=target, progress=progress)
     output.give(result.as_dict(), json_path, result.show)
     return 0

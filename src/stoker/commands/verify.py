@@ -39,11 +39,7 @@ SHOWN = 20  # samples in the text; --json and --quarantine have all
 @click.option("--quarantine", "listing", type=arguments.FILE, help="Append broken samples to this file.")
 @arguments.json_file
 def command(
-    target: str,
-    num_workers: int | str,
-    sample_timeout: float | None,
-    listing: Path | None,
-    json_path: Path | None,
+    target: str, num_workers: int | str, sample_timeout: float | None, listing: Path | None, json_path: Path | None
 ) -> int:
     """Read a whole dataset and list the samples that are broken.
 
@@ -60,11 +56,8 @@ def command(
     if listing is not None:
         check_writable(listing)
     loader = as_loader(find(target), name=target)
-    try:
-        with Progress(target, doing="reading") as progress:
-            found = verify(loader, num_workers, progress.samples, sample_timeout)
-    except StokerError as e:
-        return arguments.fail(e)
+    with Progress(target, doing="reading") as progress:
+        found = verify(loader, num_workers, progress.samples, sample_timeout)
     if listing is not None and found.failed:
         try:
             quarantine.append(listing, found.failed, type(loader.dataset).__name__)

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from ..core.monitor import SystemMonitor
 from ..core.types import JsonObject
@@ -14,12 +14,6 @@ from .report import html, text
 from .report.build import report_of
 from .report.schema import RunReport
 from .watch import patch
-
-
-class _Printer(Protocol):
-    """IPython's pretty printer."""
-
-    def text(self, text: str) -> None: ...
 
 
 class Session:
@@ -74,7 +68,7 @@ class Session:
             return "<stoker.watch(): watching; print() or stop() ends it>"
         return f"<stoker.watch(): {self._report.verdict}, {len(self._report.loaders)} loaders; print() shows it>"
 
-    def _repr_pretty_(self, printer: _Printer, cycle: bool) -> None:
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self) if cycle else str(self))
 
 

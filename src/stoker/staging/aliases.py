@@ -23,9 +23,7 @@ IMMUTABLE = (*NUMBERS_AND_TEXT, *DESCRIPTIONS, datetime.date, datetime.timedelta
 
 def share_memory(a: object, b: object) -> bool:
     """Whether two results of the same call lie in the same memory: it belongs to the dataset, then."""
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return _overlap(_range_of(a), _range_of(b))
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+    if isinstance(a, (torch.Tensor, np.ndarray)) and isinstance(b, (torch.Tensor, np.ndarray)):
         return _overlap(_range_of(a), _range_of(b))
     if isinstance(a, dict) and isinstance(b, dict):
         return a is b or any(share_memory(a[k], b.get(k)) for k in a)
@@ -48,12 +46,8 @@ def hold_one_object(a: object, b: object, depth: int = DEPTH) -> bool:
 
 
 def refuse_aliases(state: object, dataset: object) -> None:
-    """Variables that are one and the same object, or share memory, must stay so; and none may be the dataset, of which
-    what is kept would be a copy.
-
-    Raises:
-        CacheError: two of them do, or one is.
-    """
+    """Variables that are one and the same object, or share memory, must stay so; and none may be the dataset, of
+    which what is kept would be a copy. Raises CacheError: two of them do, or one is."""
     seen: dict[int, object] = {}
     ranges: list[tuple[int, int]] = []
     waiting = [state]

@@ -13,6 +13,7 @@ from ..core.types import Batch, Index, Sample
 from ..workers.gather import Select
 from ..workers.gather import select as new_tensors
 from .compare import equal_bits
+from .device_tier import DeviceTier
 from .store.store import Store
 
 
@@ -22,40 +23,20 @@ class PreparedSamples(Protocol):
     augment_batch: Callable[[Batch], Batch] | None
 
     @property
-    def is_exact(self) -> bool:
-        """Whether what is cached is the whole sample."""
-        ...
+    def is_exact(self) -> bool: ...
 
-    def look_again(self) -> None:
-        """An epoch begins: changes of the dataset are looked for."""
-        ...
+    def look_again(self) -> None: ...
 
-    def current(self, indices: Sequence[Index] = ()) -> Store | None:
-        """The store, unless the dataset has changed."""
-        ...
+    def current(self, indices: Sequence[Index] = ()) -> Store | None: ...
 
-    def where(self, store: Store, indices: Sequence[Index]) -> NDArray[np.int64] | None:
-        """The locations of samples in the store; None for indices that are no numbers."""
-        ...
+    def where(self, store: Store, indices: Sequence[Index]) -> NDArray[np.int64] | None: ...
 
-    def make(self, indices: Sequence[Index]) -> list[Sample]:
-        """Samples, from the store or made."""
-        ...
-
-    def is_on_device(self, select: Select) -> bool:
-        """Whether ``select`` makes batches on the accelerator."""
-        ...
+    def make(self, indices: Sequence[Index]) -> list[Sample]: ...
 
 
 class Batches:
-    """Makes batches of indices, in a worker or without any.
-
-    Args:
-        staged: the dataset.
-        collate: makes a batch of samples.
-        select: takes rows of columns; a worker's writes them to a slot.
-        plain: ``collate`` is torch's ``default_collate``, so it only stacks.
-    """
+    """Makes batches of indices, in a worker or without any. ``select`` takes rows of columns; a worker's writes them to
+    a slot. ``plain``: ``collate`` is torch's ``default_collate``, so it only stacks."""
 
     def __init__(
         self, staged: PreparedSamples, collate: Callable[[list[Sample]], Batch], select: Select, plain: bool
@@ -63,7 +44,7 @@ class Batches:
         self._staged = staged
         self._collate = collate
         # A batch that is augmented is written to a slot after that; one on a device never is.
-        in_slot = staged.augment_batch is not None and not staged.is_on_device(select)
+        in_slot = staged.augment_batch is not None and not isinstance(getattr(select, "__self__", None), DeviceTier)
         self._select = new_tensors if in_slot else select
         self._gathers = plain and staged.is_exact
         self._checked = False

@@ -42,26 +42,16 @@ def blocks_as_calls(tree: ast.FunctionDef) -> ast.FunctionDef:
 
 
 class _Rewriter:
-    """Replaces blocks.
-
-    Args:
-        variables: local variables of the function.
-        deleted: those that a statement deletes.
-        reads: how often each is read.
-    """
+    """Replaces blocks."""
 
     def __init__(self, variables: set[str], deleted: set[str], reads: Counter[str]) -> None:
         self._variables = variables
-        self._deleted = deleted
-        self._reads = reads
+        self._deleted = deleted  # those that a statement deletes
+        self._reads = reads  # how often each is read
 
     def block(self, statements: list[ast.stmt], bound: set[str]) -> list[ast.stmt]:
-        """The statements, with functions for blocks, and drawn arguments of calls in variables.
-
-        Args:
-            statements: of a block.
-            bound: variables that are certainly bound before.
-        """
+        """The statements, with functions for blocks, and drawn arguments of calls in variables. ``bound``: variables
+        that are certainly bound before."""
         out: list[ast.stmt] = []
         bound = set(bound)
         for statement in statements:
@@ -102,7 +92,9 @@ class _Rewriter:
         if (
             len(names) != len([x for x in block.items if x.optional_vars is not None])
             or not names.intersection(inside)
-            or not all(_assigns_a_variable(x) for x in block.body)
+            or not all(
+                isinstance(x, ast.Assign) and all(isinstance(t, ast.Name) for t in x.targets) for x in block.body
+            )
         ):
             return ""
         results = [x for x in names_bound([block]) if self._reads[x] > inside[x]]
@@ -126,10 +118,6 @@ def _has_own_frame(block: ast.stmt) -> bool:
 
 def _reads_frame(x: ast.AST) -> bool:
     return isinstance(x, ast.Name) and x.id in FRAME_READERS - {"super"}
-
-
-def _assigns_a_variable(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Assign) and all(isinstance(x, ast.Name) for x in statement.targets)
 
 
 def _flat(block: ast.With) -> list[ast.stmt]:

@@ -36,16 +36,10 @@ MAX_LISTED = 100_000  # files of such a folder
 
 
 class Sources:
-    """The files that a dataset's attributes name.
-
-    Args:
-        dataset: the user's.
-
-    Attributes:
-        files: path, bytes and time of change in ns, in the order in which they are named.
-    """
+    """The files that a dataset's attributes name."""
 
     def __init__(self, dataset: object) -> None:
+        # path, bytes and time of change in ns, in the order in which they are named
         self.files: list[tuple[str, int, int]] = []
         self._seen: set[str] = set()
         self._tries = dict.fromkeys(_folders_named_by(dataset), TRIES)
@@ -130,15 +124,8 @@ def _items(x: Any) -> Iterator[object]:
 
 
 def key_of(dataset: object, parts: Sequence[object], samples: int, extra: str, cut: str = "") -> JsonObject:
-    """What a cache of this dataset depends on.
-
-    Args:
-        dataset: whose attributes name files.
-        parts: what runs for a sample: the dataset, and ``prepare``.
-        samples: its length.
-        extra: whatever else the user says.
-        cut: which part of the code the samples come from.
-    """
+    """What a cache of this dataset depends on. ``parts``: what runs for a sample, the dataset and ``prepare``;
+    ``extra``: whatever else the user says; ``cut``: which part of the code the samples come from."""
     found = [dependencies_of(part) for part in parts]
     packages = {"torch", "numpy"}.union(*(f.packages for f in found))
     return {

@@ -42,15 +42,10 @@ class Call(NamedTuple):
 
 
 class Callee(NamedTuple):
-    """A Python function that a call runs.
-
-    Attributes:
-        fn: the function.
-        bound: what it is bound to; None for a plain function.
-    """
+    """A Python function that a call runs."""
 
     fn: Any  # a types.FunctionType; mypy would bind a field of that type like a method
-    bound: object
+    bound: object  # what it is bound to; None for a plain function
 
     @property
     def is_method(self) -> bool:
@@ -94,12 +89,9 @@ def key_of(called: object) -> str:
 
 
 class Compiled(Generic[Rewritten]):
-    """A node of a plan that rewrites functions when a process first calls them. The copies are not pickled.
+    """A node of a plan that rewrites functions when a process first calls them. The copies are not pickled."""
 
-    Attributes:
-        rewritten: by file and code (code of another file may be equal): the function, and what was made of it.
-    """
-
+    # by file and code (code of another file may be equal): the function, and what was made of it
     rewritten: dict[tuple[str, types.CodeType], tuple[types.FunctionType, Rewritten]]
 
     def __post_init__(self) -> None:
@@ -111,13 +103,8 @@ class Compiled(Generic[Rewritten]):
     def compile(
         self, callee: Callee, make: Callable[[], Rewritten], rebind: Callable[[Rewritten], Rewritten]
     ) -> Rewritten:
-        """What is made of a function, once a process.
-
-        Args:
-            callee: the function.
-            make: rewrites it.
-            rebind: adapts what was made of another closure of the same code, which has other variables around it.
-        """
+        """What is made of a function, once a process. ``rebind``: adapts what was made of another closure of the
+        same code, which has other variables around it."""
         fn = callee.fn
         key = fn.__code__.co_filename, fn.__code__
         known = self.rewritten.get(key)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from ..core.fingerprint import Fingerprint, Parts
 from ..core.random_state import RandomState
-from ..core.types import Sample
+from ..core.types import Index, Sample
 from ..core.warn import warn_user
 from .compare import equal_bits
 from .plan import Unplanned
@@ -22,21 +22,28 @@ COMPARE_SHARE = 200  # of this many parts of the time, one is spent on making ag
 
 
 class ChangeWatch:
-    """Whether what a cache was made from is still the same, in one process.
-
-    Args:
-        take: makes a fingerprint of it.
-        opened: what loading samples makes in it. See ``Fingerprint.opened``.
-        files: some of those that samples are read from; a script may write them anew, with other labels.
-    """
+    """Whether what a cache was made from is still the same, in one process."""
 
     def __init__(self, take: Callable[[], Fingerprint], opened: Parts, files: Sequence[str]) -> None:
         self.is_current = True
         self._take = take
-        self._opened = opened
+        self._opened = opened  # what loading samples makes in it. See ``Fingerprint.opened``.
         self._before = take()
+        # Some of those that samples are read from; a script may write them anew, with other labels.
         self._files = {path: _state_of(path) for path in files}
         self._next_check = 0.0  # a worker checks when it begins
+        self._asked: set[Index] = set()
+
+    def is_repeated(self, indices: Sequence[Index]) -> bool:
+        """Whether a sample is asked for again since that was last so."""
+        try:
+            repeated = not self._asked.isdisjoint(indices)
+        except TypeError:  # indices that are no numbers
+            return False
+        if repeated:
+            self._asked.clear()
+        self._asked.update(indices)
+        return repeated
 
     def changes(self) -> list[str]:
         """What has changed since the cache was begun, for people."""
@@ -48,11 +55,7 @@ class ChangeWatch:
         self._next_check = 0.0
 
     def check(self, now: bool) -> None:
-        """Sets ``is_current``, and warns once if it is not.
-
-        Args:
-            now: this check may not be left out to save time.
-        """
+        """Sets ``is_current``, and warns once if it is not. ``now``: this check may not be left out to save time."""
         began = time.monotonic()
         if not now and began <= self._next_check:
             return

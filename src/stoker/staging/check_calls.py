@@ -45,35 +45,21 @@ class Replay:
 
 
 class Checker:
-    """Stands where ``Memo`` stands: makes each kept call twice, under other random states, and compares.
-
-    Args:
-        samples: of the dataset.
-        changing: attributes that the script changes in each epoch: the calls must not read them.
-        strike: is told of a call that must not be kept, and why.
-
-    Attributes:
-        struck: a call must not be kept.
-        checked: calls so far.
-        nbytes: of what they returned.
-        names_read: as ``Executed.names``, of all calls.
-        variables: as ``Executed.variables``.
-        looks_up_names: as ``Executed.looks_up_names``.
-    """
+    """Stands where ``Memo`` stands: makes each kept call twice, under other random states, and compares."""
 
     def __init__(self, samples: TrialSamples, changing: Collection[str], strike: Callable[[Key, str], None]) -> None:
         self.names = names_of(samples.dataset)
         self.states = samples.states
-        self.struck = False
-        self.checked = 0
-        self.nbytes = 0.0
-        self.names_read: set[str] = set()
-        self.variables: set[tuple[str, str]] = set()
-        self.looks_up_names = False
+        self.struck = False  # a call must not be kept
+        self.checked = 0  # calls so far
+        self.nbytes = 0.0  # of what they returned
+        self.names_read: set[str] = set()  # as ``Executed.names``, of all calls
+        self.variables: set[tuple[str, str]] = set()  # as ``Executed.variables``
+        self.looks_up_names = False  # as ``Executed.looks_up_names``
         self._samples = samples
-        self._changing = changing
-        self._of_samples = samples.assigned | set(map(changed_name, samples.changes))
-        self._strike = strike
+        self._changing = changing  # attributes that the script changes in each epoch: the calls must not read them
+        self._of_samples = samples.assigned | set(map(changed_name, samples.changes))  # nor these
+        self._strike = strike  # is told of a call that must not be kept, and why
 
     def answer(self, key: Key, call: Thunk, variables: Thunk | None = None) -> Value:
         samples, code = self._samples, Executed(self._samples.dataset)

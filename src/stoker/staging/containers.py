@@ -17,16 +17,12 @@ _MODULES = "_modules"
 
 
 class Items(NamedTuple):
-    """The transforms of a container.
+    """The transforms of a container."""
 
-    Attributes:
-        attribute: where they are kept: "transforms", "_modules.transforms" for a ``ModuleList``, "" for the modules of
-            an ``nn.Sequential``.
-        items: the transforms.
-    """
-
+    # where they are kept: "transforms", "_modules.transforms" for a ``ModuleList``, "" for the modules of an
+    # ``nn.Sequential``
     attribute: str
-    items: list[Transform]
+    items: list[Transform]  # the transforms
 
 
 def items_of(called: object) -> Items | None:

@@ -54,45 +54,32 @@ TEMPORARY = "_stoker_t"
 
 
 class Cut(NamedTuple):
-    """Where a function is cut.
+    """Where a function is cut."""
 
-    Attributes:
-        position: the first statement that runs every time.
-        call: the number of the first call in that statement, in order of evaluation, that runs every time; None: the
-            cut lies before the statement.
-        inside: the cut continues inside that call; else the call as a whole runs every time.
-        given: parameters that the caller passes again when it runs the second part.
-        plain: line and column of subscripts of lists, dicts and arrays: the tail looks up again what they give.
-        unrolled: the position is one in the function with its list comprehensions unrolled: see ``unroll``.
-        entered: positions of ``with`` statements that the tail enters, too; others close what only the head needs.
-    """
-
-    position: Position
+    position: Position  # the first statement that runs every time
+    # the number of the first call in that statement, in order of evaluation, that runs every time; None: the cut lies
+    # before the statement
     call: int | None = None
-    inside: bool = False
-    given: tuple[str, ...] = ()
+    inside: bool = False  # the cut continues inside that call; else the call as a whole runs every time
+    given: tuple[str, ...] = ()  # parameters that the caller passes again when it runs the second part
+    # line and column of subscripts of lists, dicts and arrays: the tail looks up again what they give
     plain: frozenset[tuple[int, int]] = frozenset()
-    unrolled: bool = False
+    unrolled: bool = False  # the position is one in the function with its list comprehensions unrolled: see ``unroll``
+    # positions of ``with`` statements that the tail enters, too; others close what only the head needs
     entered: frozenset[Position] = frozenset()
 
 
 class Parts(NamedTuple):
-    """A function in two parts.
+    """A function in two parts."""
 
-    Attributes:
-        head: takes the function's own arguments and ``_stoker``.
-        tail: takes ``self`` if the function is a method, ``given``, then ``stored``; ``_stoker_state`` of the call in
-            which the cut continues; and ``_stoker_missing``, names of variables that are unbound.
-        stored: names of the variables that are kept between the two.
-        repeatable: arguments of the call in which the cut continues that the tail can pass again, by position or name.
-        line: of the first statement that runs every time.
-    """
-
-    head: types.FunctionType
+    head: types.FunctionType  # takes the function's own arguments and ``_stoker``
+    # takes ``self`` if the function is a method, ``given``, then ``stored``; ``_stoker_state`` of the call in which the
+    # cut continues; and ``_stoker_missing``, names of variables that are unbound
     tail: types.FunctionType
-    stored: tuple[str, ...]
+    stored: tuple[str, ...]  # names of the variables that are kept between the two
+    # arguments of the call in which the cut continues that the tail can pass again, by position or name
     repeatable: tuple[int | str, ...]
-    line: int
+    line: int  # of the first statement that runs every time
 
 
 def earlier(position: Position) -> Position | None:
@@ -143,16 +130,7 @@ def before_state_changes(fn: types.FunctionType, is_method: bool, where: Cut) ->
 
 
 def cut(fn: types.FunctionType, is_method: bool, where: Cut) -> Parts:
-    """Cuts a function in two.
-
-    Args:
-        fn: any Python function that is no generator.
-        is_method: it is called with ``self``.
-        where: the cut.
-
-    Raises:
-        NoSource: see ``tree_of``.
-    """
+    """Cuts a function in two. Raises NoSource: see ``tree_of``."""
     function = tree_for(fn, where.unrolled, is_method or SELF in where.given)
     tree = function.tree
     params, first = params_of(tree), first_param(tree, is_method)
@@ -204,24 +182,15 @@ def _head_tree(tree: ast.FunctionDef, head: list[ast.stmt]) -> ast.FunctionDef:
 
 
 class _Cutter:
-    """Builds the statements of both parts.
-
-    Args:
-        where: the cut.
-        locals_: all variables of the function.
-        passed: parameters that the caller passes to the tail again; ``self`` is one.
-
-    Attributes:
-        entered: statements of the head that the cut lies in, by id, and in which of their blocks.
-        repeatable: see ``Parts``.
-    """
+    """Builds the statements of both parts."""
 
     def __init__(self, where: Cut, locals_: set[str], passed: set[str]) -> None:
         self.where = where
-        self.locals = locals_
-        self.passed = passed
+        self.locals = locals_  # all variables of the function
+        self.passed = passed  # parameters that the caller passes to the tail again; ``self`` is one
+        # statements of the head that the cut lies in, by id, and in which of their blocks
         self.entered: dict[int, str] = {}
-        self.repeatable: list[int | str] = []
+        self.repeatable: list[int | str] = []  # see ``Parts``
         self._alive: list[ast.stmt] = []  # so that no id is used twice
 
     def block(self, block: list[ast.stmt], around: Position) -> tuple[list[ast.stmt], list[ast.stmt]]:
@@ -341,15 +310,7 @@ def _looked_up_again(
     cutter: _Cutter, head: list[ast.stmt], rest: list[ast.stmt], once: set[str], params: set[str]
 ) -> list[ast.stmt]:
     """Statements of the head that the tail runs again instead of keeping what they gave: look-ups without calls,
-    imports, functions defined inside, files opened when first needed.
-
-    Args:
-        cutter: has built both parts.
-        head: statements of the first part.
-        rest: those of the second.
-        once: variables that are bound once.
-        params: of the function.
-    """
+    imports, functions defined inside, files opened when first needed. ``once``: variables that are bound once."""
     where, known, found = cutter.where, cutter.passed | (once & params), []
 
     def is_repeated(statement: ast.stmt) -> bool:

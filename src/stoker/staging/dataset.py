@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import enum
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -28,36 +26,14 @@ from .callee import Call
 from .change_watch import FILE, ChangeWatch, shortly
 from .filling import Filler
 from .memoize import Memo, Table, table_for
-from .open_store import CachePlan, budget_of, cache_folder, new_store
+from .open_store import CachePlan, budget_of, cache_folder, check_tier, new_store
 from .split import REMEDY, Split, map_style
 from .store.memory import Memory
 from .store.store import Store, StoreStats
 from .verify import changed_name
 
-TIERS = ("auto", "ram", "disk", "device", None)
+NO_CACHE = "no cache"
 MAX_DISCARDS = 3  # caches in a row that served no epoch: each costs a trial
-
-
-def check_tier(cache: object) -> None:
-    """Refuses what is no value of ``cache``.
-
-    Raises:
-        UsageError: it is none.
-    """
-    if cache == "compressed":
-        raise UsageError('cache="compressed" is gone: use "ram", or "disk" where memory is short')
-    if cache not in TIERS:
-        raise UsageError(f"cache={cache!r}: one of {', '.join(map(repr, TIERS))}")
-
-
-class CacheState(enum.Enum):
-    """See the picture in ``Staged``."""
-
-    NONE = "no cache"
-    FILLING = "filling"
-    COMPLETE = "complete"
-    OUTDATED = "outdated"
-    DISCARDED = "discarded"
 
 
 class Staged(Dataset[Sample]):
@@ -67,19 +43,9 @@ class Staged(Dataset[Sample]):
     are served from it. A sample that is stored stays. With ``stoker.DataLoader`` a batch whose samples are all stored,
     of one shape and without ``augment``, is one gather.
 
-    The states of its cache, see ``cache_state``::
-
-        NONE       cache=None, or nothing can be cached
-        FILLING    samples are stored as they are made
-        COMPLETE   all samples are stored
-        OUTDATED   the dataset was changed: nothing is served or stored in this epoch
-        DISCARDED  a sample that was made again differed, or too many have no deterministic part
-
-        FILLING -> COMPLETE                        the last sample is stored
-        FILLING, COMPLETE -> OUTDATED              seen in mid-epoch, by each process for itself
-        FILLING, COMPLETE -> DISCARDED             by any process, for all of them
-        any but NONE -> FILLING, with a new store  an epoch begins, and the dataset was changed
-        any -> NONE                                the dataset was changed before each of four epochs
+    If the dataset is changed in mid-epoch, nothing is served or stored until the next epoch, which begins a new cache;
+    if it is changed before each of four epochs, nothing is cached any more. A cache is discarded, in all processes, if
+    a sample that is made again differs, or too many have no deterministic part.
 
     Args:
         dataset: map-style; or a list of paths.
@@ -174,7 +140,6 @@ class Staged(Dataset[Sample]):
                 name=name_of(self.dataset),
                 key=self._key,
                 prepare=lambda i: self._prepare(i),
-                dense=self._augment is None,
             )
         )
 
@@ -188,20 +153,12 @@ class Staged(Dataset[Sample]):
                 None if split.plan is None or split.exact else split.augment
             )
         else:
-            prepare = prepare or _unchanged
+            prepare = prepare or (lambda sample: sample)
             self._prepare, self._augment = lambda i: prepare(self.dataset[i]), augment
         self._memo: Memo | None = None
         self._watch = ChangeWatch(self._fingerprint, *(({}, ()) if split is None else (split.opened, split.files)))
-        self._asked: set[Index] = set()  # samples, since the last check
-        self._filler = Filler(
-            self.dataset,
-            split,
-            self._said,
-            self._prepare,
-            is_whole=self._augment is None,
-            for_file=self._folder is not None,
-            disable=self._disable,
-        )
+        is_whole, for_file = self._augment is None, self._folder is not None
+        self._filler = Filler(self.dataset, split, self._said, self._prepare, is_whole, for_file, self._disable)
 
     def _fingerprint(self) -> Fingerprint:
         """Of what the deterministic part depends on."""
@@ -251,16 +208,15 @@ class Staged(Dataset[Sample]):
 
     def _stoker_children(self) -> Iterator[tuple[str, object]]:
         """What the user gave it. See ``core.object_tree.children``."""
-        yield from zip((".dataset", ".prepare", ".augment"), (self.dataset, *self._said), strict=True)
-        yield ".augment_batch", self.augment_batch
+        given = (self.dataset, *self._said, self.augment_batch)
+        yield from zip((".dataset", ".prepare", ".augment", ".augment_batch"), given, strict=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
+        state = {**self.__dict__, "_device": None}
         if get_spawning_popen() is None:
             state["_store"] = state["_table"] = None  # their memory belongs to this run and its workers
-        for made in ("_prepare", "_augment", "_watch", "_memo", "_filler", "_asked"):
+        for made in ("_prepare", "_augment", "_watch", "_memo", "_filler"):
             del state[made]
-        state["_device"] = None
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -274,27 +230,16 @@ class Staged(Dataset[Sample]):
     # -- what is cached
 
     @property
-    def cache_state(self) -> CacheState:
-        """Of the cache."""
-        if self._store is None:
-            return CacheState.NONE
-        if not self._store.usable:
-            return CacheState.DISCARDED
-        if not self._watch.is_current:
-            return CacheState.OUTDATED
-        return CacheState.COMPLETE if self._store.account.filled >= self.samples else CacheState.FILLING
-
-    @property
     def account(self) -> StoreStats:
         """The cache in numbers."""
         if self._store is None:
-            return StoreStats(self.samples, 0, 0, 0, 0, 0.0, 0.0, CacheState.NONE.value)
+            return StoreStats(self.samples, 0, 0, 0, 0, 0.0, 0.0, NO_CACHE)
         return self._store.account._replace(samples=self.samples)
 
     @property
     def report(self) -> str:
         """The cache in one line."""
-        text = CacheState.NONE.value if self._store is None else self._store.account.describe()
+        text = NO_CACHE if self._store is None else self._store.account.describe()
         return text if self._device is None else f"{text}; {self._device.describe()}"
 
     @property
@@ -365,29 +310,14 @@ class Staged(Dataset[Sample]):
         """An epoch begins, in a worker that stays: it checks for changes in memory that it shares with the parent."""
         self._watch.check_soon()
 
-    def _changes(self) -> list[str]:
-        """What has changed in the dataset since the cache was begun."""
-        return self._watch.changes()
-
-    def _is_repeated(self, indices: Sequence[Index]) -> bool:
-        """Whether a sample is asked for again since the last check, by a loader that does not announce its epochs:
-        torch's own, in this process."""
-        if self._epochs_are_announced or torch.utils.data.get_worker_info() is not None:
-            return False
-        with contextlib.suppress(TypeError):  # indices that are no numbers
-            repeated = not self._asked.isdisjoint(indices)
-            if repeated:
-                self._asked.clear()
-            self._asked.update(indices)
-            return repeated
-        return False
-
     def current(self, indices: Sequence[Index] = ()) -> Store | None:
         """The store, if samples may be served from it and stored in it here and now."""
         store = self._store
         if store is None or not store.usable:
             return None
-        self._watch.check(now=self._is_repeated(indices))
+        # torch's own loader, in this process, announces no epochs.
+        announced = self._epochs_are_announced or torch.utils.data.get_worker_info() is not None
+        self._watch.check(now=not announced and self._watch.is_repeated(indices))
         return store if self._watch.is_current else None
 
     def _disable(self, reason: str) -> None:
@@ -411,13 +341,10 @@ class Staged(Dataset[Sample]):
         augment = self._augment
         out = []
         for k, location in enumerate(locations):
-            if location:
-                part = store.read(location)
-            elif k in parts:
-                part = parts[k]
-            else:
+            if not location and k not in parts:
                 out.append(self._whole(indices[k]))  # in its turn: it draws
                 continue
+            part = store.read(location) if location else parts[k]
             out.append(part if augment is None else augment(part))
         return out
 
@@ -456,28 +383,17 @@ class Staged(Dataset[Sample]):
     # -- batches of stoker's loader
 
     def _on_device(self, plain: bool) -> Select | None:
-        """What makes batches on the accelerator, once all samples are stored; asked in the parent for each epoch.
-
-        Args:
-            plain: batches are made by torch's ``default_collate``.
-        """
+        """What makes batches on the accelerator, once all samples are stored; asked in the parent for each epoch."""
         device = device_tier.accelerator() if self.cache == "device" else None
-        if device is None or self._store is None or self.cache_state is not CacheState.COMPLETE:
+        store = self._store
+        if device is None or store is None or not (store.usable and store.complete and self._watch.is_current):
             return None
         if self._device is None or self._device.device != device:
-            self._device = device_tier.DeviceTier(self._store, device, plain, self.is_exact)
+            self._device = device_tier.DeviceTier(store, device, plain, self.is_exact)
             if self._device.why:
                 warn_user(f'cache="device" stays in RAM: {self._device.why}.')
         return None if self._device.why else self._device.select
 
-    def is_on_device(self, select: Select) -> bool:
-        """Whether this is what makes batches on the accelerator."""
-        return self._device is not None and select == self._device.select
-
     def _stoker_batches(self, collate: Callable[[list[Sample]], Batch], select: Select, plain: bool) -> Batches:
         """What makes batches of indices for stoker's loader."""
         return Batches(self, collate, select, plain)
-
-
-def _unchanged(sample: Sample) -> Sample:
-    return sample

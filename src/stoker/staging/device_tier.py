@@ -23,17 +23,8 @@ def free_bytes(device: torch.device) -> int:
 
 
 class DeviceTier:
-    """The columns of a store on a device.
-
-    Args:
-        store: complete.
-        device: for the columns.
-        plain: batches are made by torch's ``default_collate``.
-        exact: what is stored is the whole sample.
-
-    Attributes:
-        why: why the columns are not on the device; "" where they are.
-    """
+    """The columns of a complete store on a device. ``plain``: batches are made by torch's ``default_collate``;
+    ``exact``: what is stored is the whole sample. ``why`` says why they are not there; "" where they are."""
 
     def __init__(self, store: Store, device: torch.device, plain: bool, exact: bool) -> None:
         self.device = device

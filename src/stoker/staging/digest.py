@@ -40,13 +40,11 @@ ENTRIES = ("__call__", "forward", "__getitem__", "__getitems__")  # where a call
 
 
 def digest(value: object) -> tuple[str, set[str]]:
-    """A digest of everything that a value holds, and which attributes it leaves out.
+    """A digest of everything that a value holds, and which attributes it leaves out. Raises an error where something in
+    it cannot be compared: a connection, a handle of C code.
 
     States of random generators are left out: the deterministic part of a sample does not depend on them. Code is
     identified by its place and its instructions.
-
-    Raises:
-        Exception: something in it cannot be compared: a connection, a handle of C code.
 
     Example:
         >>> digest({"paths": ["a.jpg"]}) == digest({"paths": ["a.jpg"]}), digest(1) == digest(1.0)
@@ -58,25 +56,15 @@ def digest(value: object) -> tuple[str, set[str]]:
 
 
 class Dependencies(NamedTuple):
-    """What a dataset or a function depends on.
+    """What a dataset or a function depends on."""
 
-    Attributes:
-        content: a digest of everything that it holds, and of the global variables that its code reads.
-        code: a digest of the user's functions that may run for a sample.
-        packages: libraries that it uses.
-    """
-
-    content: str
-    code: str
-    packages: set[str]
+    content: str  # a digest of everything that it holds, and of the global variables that its code reads
+    code: str  # a digest of the user's functions that may run for a sample
+    packages: set[str]  # libraries that it uses
 
 
 def dependencies_of(value: object) -> Dependencies:
-    """What a value depends on, equal in every run that has the same.
-
-    Raises:
-        CacheError: it cannot be taken apart.
-    """
+    """What a value depends on, equal in every run that has the same. Raises CacheError: it cannot be taken apart."""
     pickler = _KeyPickler(_Hash())
     try:
         pickler.dump(value)

@@ -52,30 +52,22 @@ UUIDS = {uuid.uuid1.__code__: "uuid.uuid1"}  # from the clock
 
 
 class Executed:
-    """What is known of the Python code that ran for a sample, by a profile function (``sys.setprofile``).
-
-    Args:
-        dataset: whose samples are made.
-
-    Attributes:
-        names: attributes, globals and strings that the code mentions, also in the user's functions that it names.
-        variables: module and name of the global variables among them that hold values.
-        looks_up_names: the user's code asks for attributes by computed names.
-        changes: what the dataset's own methods assign to that outlives a call; "" where nothing.
-        assigned: attributes that methods of the dataset, and of those inside it, assign to in any branch.
-        stored: names of attributes that the code assigns to, each with objects whose methods do; not the dataset.
-        asks: a function that answers something else each time (the clock, the machine's entropy); "" where none.
-    """
+    """What is known of the Python code that ran for a sample, by a profile function (``sys.setprofile``)."""
 
     def __init__(self, dataset: object) -> None:
         self._dataset = dataset
+        # attributes, globals and strings that the code mentions, also in the user's functions that it names
         self.names: set[str] = set()
+        # module and name of the global variables among them that hold values
         self.variables: set[tuple[str, str]] = set()
-        self.changes = ""
+        self.changes = ""  # what the dataset's own methods assign to that outlives a call; "" where nothing
+        # a function that answers something else each time (the clock, the machine's entropy); "" where none
         self.asks = ""
+        # attributes that methods of the dataset, and of those inside it, assign to in any branch
         self.assigned: set[str] = set()
+        # names of attributes that the code assigns to, each with objects whose methods do; not the dataset
         self.stored: dict[str, list[object]] = {}
-        self.looks_up_names = False
+        self.looks_up_names = False  # the user's code asks for attributes by computed names
         self._run: set[types.CodeType] = set()
         self._seen: set[types.CodeType] = set()
         self._classes: dict[type, None] = {}

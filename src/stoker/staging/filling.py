@@ -10,7 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.random  # so that each RandomState has NumPy's
@@ -30,30 +30,11 @@ STORED_AT_ONCE = 1 << 20  # bytes: copies of more would be new memory, which cos
 MADE, DRAWN = 16, 8  # after so many samples made, caching ends if more than one in eight has no deterministic part
 
 
-class Part(NamedTuple):
-    """What was made of a sample.
-
-    Attributes:
-        value: the deterministic part.
-        nanoseconds: that it took.
-    """
-
-    value: Sample
-    nanoseconds: int
+Part = tuple[Sample, int]  # the deterministic part of a sample, and the nanoseconds that it took
 
 
 class Filler:
-    """Fills a cache, in one process.
-
-    Args:
-        dataset: the user's.
-        split: how it was divided; None: by ``prepare`` and ``augment``.
-        functions: the user's; generators that they hold are watched, too.
-        prepare: makes the deterministic part of a sample.
-        is_whole: the deterministic part is the sample.
-        for_file: pickled values are refused.
-        disable: called with the reason why the cache cannot be used any more.
-    """
+    """Fills a cache, in one process."""
 
     def __init__(
         self,
@@ -66,12 +47,12 @@ class Filler:
         disable: Callable[[str], None],
     ) -> None:
         self._dataset = dataset
-        self._split = split
-        self._functions = functions
-        self._prepare = prepare
-        self._is_whole = is_whole
-        self._for_file = for_file
-        self._disable = disable
+        self._split = split  # how it was divided; None: by ``prepare`` and ``augment``
+        self._functions = functions  # the user's; generators that they hold are watched, too
+        self._prepare = prepare  # makes the deterministic part of a sample
+        self._is_whole = is_whole  # the deterministic part is the sample
+        self._for_file = for_file  # pickled values are refused
+        self._disable = disable  # called with the reason why the cache cannot be used any more
         self._samples = len(dataset)
         self._made = 0
         self._without_part: set[int] = set()  # samples that draw, or take another way through the code
@@ -93,11 +74,8 @@ class Filler:
         return RandomState(self._generators)
 
     def fill(self, store: Store, indices: Sequence[Index], where: NDArray[np.int64]) -> dict[int, Sample] | None:
-        """Makes the samples of a batch that are not stored, and stores them.
-
-        Returns:
-            Deterministic parts, by position; a sample that has none is missing. None: the cache was disabled.
-        """
+        """Makes the samples of a batch that are not stored, and stores them. Returns deterministic parts, by
+        position; a sample that has none is missing. None: the cache was disabled."""
         misses = np.flatnonzero(where == 0).tolist()
         if not misses:
             return {}
@@ -114,15 +92,15 @@ class Filler:
         if self._too_many_draw():
             return None
         self._store(store, indices, parts, keep_ns)
-        return {k: part.value for k, part in parts.items()}
+        return {k: value for k, (value, _) in parts.items()}
 
     def _store(self, store: Store, indices: Sequence[Index], parts: dict[int, Part], keep_ns: int) -> None:
         taken: Samples = {}
         spent = size = 0
         began = time.thread_time_ns() - keep_ns
-        for k, part in parts.items():
-            spent += part.nanoseconds
-            size += self._take(taken, int(indices[k]) % self._samples, part.value)
+        for k, (part, nanoseconds) in parts.items():
+            spent += nanoseconds
+            size += self._take(taken, int(indices[k]) % self._samples, part)
             if size > STORED_AT_ONCE:
                 store.admit(taken, spent, time.thread_time_ns() - began)
                 taken, spent, size, began = {}, 0, 0, time.thread_time_ns()
@@ -144,11 +122,8 @@ class Filler:
         return sum(x.nbytes for x in leaves)
 
     def _parts(self, indices: Sequence[Index], misses: list[int], states: RandomState | None) -> dict[int, Part]:
-        """Deterministic parts by position. Samples that have none, or fail, are left out.
-
-        Args:
-            states: are compared after each sample; None: they are not.
-        """
+        """Deterministic parts by position. Samples that have none, or fail, are left out. ``states``: are compared
+        after each sample; None: they are not."""
         misses = [k for k in misses if int(indices[k]) % self._samples not in self._without_part]
         get_many = self._get_many() if states is None and len(misses) > 1 else None
         if get_many is not None:
@@ -158,7 +133,7 @@ class Filler:
                 took = (time.perf_counter_ns() - began) // len(misses)
                 if len(samples) == len(misses):
                     self._made += len(misses)
-                    return {k: Part(sample, took) for k, sample in zip(misses, samples, strict=True)}
+                    return {k: (sample, took) for k, sample in zip(misses, samples, strict=True)}
         out = {}
         for k in misses:
             part = self._part(indices[k], states)
@@ -192,7 +167,7 @@ class Filler:
         if unplanned or moved - set(() if plan is None else plan.moves):
             self._without_part.add(int(index) % self._samples)
             return None
-        return Part(value, took)
+        return value, took
 
     def _too_many_draw(self) -> bool:
         """Whether so many samples have no deterministic part that caching only costs. The cache is disabled then."""

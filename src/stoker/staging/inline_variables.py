@@ -29,57 +29,35 @@ _SCOPES = (*FUNCTIONS, *COMPREHENSIONS)
 
 
 class Use(NamedTuple):
-    """A use of a variable.
+    """A use of a variable."""
 
-    Attributes:
-        calls: numbers of the calls around it that the definition may be taken into.
-        is_last: the same statement assigns the variable anew.
-    """
-
-    calls: frozenset[int]
-    is_last: bool
+    calls: frozenset[int]  # numbers of the calls around it that the definition may be taken into
+    is_last: bool  # the same statement assigns the variable anew
 
 
 @dataclass
 class Definition:
-    """An assignment of a call to a variable.
+    """An assignment of a call to a variable."""
 
-    Attributes:
-        name: of the variable.
-        mentions: other variables that the call mentions, and those of definitions that may be taken into it.
-        mentions_itself: the call mentions the variable that it is assigned to.
-        uses: those that certainly see it, in order.
-        usable: nothing can have written to the object, or changed what the call reads, so far.
-        is_lost: uses that cannot be told from those of other assignments may see it, too.
-    """
-
-    name: str
-    mentions: set[str]
-    mentions_itself: bool
-    uses: list[Use] = field(default_factory=list)
-    usable: bool = True
-    is_lost: bool = False
+    name: str  # of the variable
+    mentions: set[str]  # other variables that the call mentions, and those of definitions that may be taken into it
+    mentions_itself: bool  # the call mentions the variable that it is assigned to
+    uses: list[Use] = field(default_factory=list)  # those that certainly see it, in order
+    usable: bool = True  # nothing can have written to the object, or changed what the call reads, so far
+    is_lost: bool = False  # uses that cannot be told from those of other assignments may see it, too
 
 
 Reaching = dict[str, tuple[int, Definition]]  # by variable: the number of the call that it was assigned
 
 
 class Definitions:
-    """The definitions of a function.
-
-    Args:
-        tree: of the function.
-        numbers: of its calls, by the ids of their nodes.
-
-    Attributes:
-        given: by number of a call: the variables in it that a definition may be taken for, each with its call's number.
-        by_number: the definitions, by the numbers of their calls.
-    """
+    """The definitions of a function."""
 
     def __init__(self, tree: ast.FunctionDef, numbers: Mapping[int, int]) -> None:
+        # by number of a call: the variables in it that a definition may be taken for, each with its call's number
         self.given: dict[int, dict[str, int]] = {}
-        self.by_number: dict[int, Definition] = {}
-        self._numbers = numbers
+        self.by_number: dict[int, Definition] = {}  # the definitions, by the numbers of their calls
+        self._numbers = numbers  # of its calls, by the ids of their nodes
         self._nodes = {numbers[id(x)]: x for x in ast.walk(tree) if id(x) in numbers}
         self._statements: dict[int, ast.stmt] = {}
         self._certain: Counter[str] = Counter()  # uses of which the definition is known, by variable
@@ -106,11 +84,8 @@ class Definitions:
         return out
 
     def superfluous(self, kept: Mapping[int, Collection[int]]) -> set[int]:
-        """Definitions that are used by nothing else than kept calls into which they are taken.
-
-        Args:
-            kept: by number of a kept call, the definitions that are taken into it.
-        """
+        """Definitions that are used by nothing else than kept calls into which they are taken. ``kept``: by number
+        of a kept call, the definitions that are taken into it."""
         out: set[int] = set()
         for number, found in sorted(self.by_number.items(), key=lambda x: self._statements[x[0]].lineno, reverse=True):
             if found.is_lost and self._certain[found.name] != self._reads[found.name]:
@@ -122,13 +97,8 @@ class Definitions:
         return out
 
     def may_write(self, call: int, taken: Collection[int], dropped: Collection[int]) -> bool:
-        """Whether a call may write to an object that is used after it, too: then it must be made.
-
-        Args:
-            call: its number.
-            taken: definitions that are taken into it.
-            dropped: definitions that are made for it alone.
-        """
+        """Whether a call may write to an object that is used after it, too: then it must be made. ``taken``:
+        definitions that are taken into it; ``dropped``: those that are made for it alone."""
         for number in set(self.given.get(call, {}).values()).intersection(taken):
             found = self.by_number[number]
             if number in dropped:

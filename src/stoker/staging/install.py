@@ -18,7 +18,8 @@ from ..loader import engine
 from ..loader.adopt import behind, carried_by
 from ..loader.dataloader import OWN, DataLoader
 from ..workers.fetcher import staged_in
-from .dataset import Staged, check_tier
+from .dataset import Staged
+from .open_store import check_tier
 
 SHARED = (
     "num_workers",
@@ -56,7 +57,10 @@ def install(**defaults: Any) -> None:
         _defaults.append({**(_defaults[-1] if _defaults else {}), **defaults})
         if _patch is None:
             _patch = behind(
-                torch_loader.DataLoader._get_iterator, lambda loader: _settings(loader, _defaults[-1]), OWN, _staged
+                torch_loader.DataLoader._get_iterator,
+                lambda loader: _defaults[-1] if (own := carried_by(loader)) is None else own,
+                OWN,
+                _staged,
             )
             torch_loader.DataLoader._get_iterator = _patch  # type: ignore[method-assign]
 
@@ -106,11 +110,6 @@ def _check(defaults: Attributes) -> None:
         raise TypeError(f"install() takes no argument {name!r}: {why}")
     check_tier(defaults.get("cache"))
     DataLoader([0], **{"num_workers": 1, **{k: v for k, v in defaults.items() if k != "cache"}})  # type: ignore[arg-type]
-
-
-def _settings(loader: LoaderLike, defaults: Attributes) -> Attributes:
-    carried = carried_by(loader)
-    return defaults if carried is None else carried
 
 
 def _staged(loader: LoaderLike, cache: str) -> Staged | None:

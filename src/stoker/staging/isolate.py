@@ -54,24 +54,19 @@ NICE = 5  # the trial gives way to the script's own work
 MOST_FILES = 32  # that are noted as read
 NO_DATA = ("/proc/", "/sys/", "/dev/", "/etc/")
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-REFUSED = {
-    "os.remove": "deletes a file",
-    "os.rename": "renames a file",
-    "os.mkdir": "makes a folder",
-    "os.rmdir": "removes a folder",
-    "os.truncate": "writes to a file",
-    "os.link": "makes a link",
-    "os.symlink": "makes a link",
-    "os.kill": "sends a signal",
-    "os.system": "starts a program",
-    "os.fork": "forks",
-    "os.forkpty": "forks",
-    "os.posix_spawn": "starts a program",
-    "subprocess.Popen": "starts a program",
-    "shutil.rmtree": "deletes files",
-    "socket.connect": "connects to a server",
-    "socket.bind": "opens a server",
+EFFECTS = {  # audit events, by what they do
+    "deletes files": ("os.remove", "os.rmdir", "shutil.rmtree"),
+    "renames a file": ("os.rename",),
+    "makes a folder": ("os.mkdir",),
+    "makes a link": ("os.link", "os.symlink"),
+    "writes to a file": ("os.truncate",),
+    "sends a signal": ("os.kill",),
+    "forks": ("os.fork", "os.forkpty"),
+    "starts a program": ("os.system", "os.posix_spawn", "subprocess.Popen"),
+    "connects to a server": ("socket.connect",),
+    "opens a server": ("socket.bind",),
 }
+REFUSED = {event: effect for effect, events in EFFECTS.items() for event in events}
 
 
 class SideEffect(UsageError):
@@ -79,17 +74,9 @@ class SideEffect(UsageError):
 
 
 class Trial:
-    """A function that runs in a child process.
+    """A function that runs in a child process, which sends its result as a pickle. A timer ends that."""
 
-    Args:
-        fn: what to run; the child sends its result as a pickle.
-        limit_s: seconds after which a timer ends the child.
-
-    Attributes:
-        memories: of the node, for what is kept, if its ranks share a cache.
-    """
-
-    memories: Sequence[Memory] = ()
+    memories: Sequence[Memory] = ()  # of the node, for what is kept, if its ranks share a cache
 
     def __init__(self, fn: Callable[[], object], limit_s: float) -> None:
         self._parts: list[bytes] = []
@@ -122,11 +109,8 @@ class Trial:
         return False
 
     def result(self) -> Any:
-        """What the function returned. Only after ``wait`` has returned True.
-
-        Raises:
-            UsageError: the function raised one, or the child died.
-        """
+        """What the function returned. Only after ``wait`` has returned True. Raises UsageError: the function raised
+        one, or the child died."""
         if not self._parts:
             raise UsageError(self._ended)
         try:
@@ -148,26 +132,16 @@ class Trial:
         processes.kill(self._pid)
 
     def _why_it_ended(self) -> str:
-        with contextlib.suppress(OSError):
-            process = os.pidfd_open(self._pid)
-            poll = select.poll()
-            poll.register(process, select.POLLIN)
-            ended = poll.poll(1000)  # its end of the pipe is closed a moment before it is gone
-            os.close(process)
-            if not ended:
-                return DIED[signal.SIGALRM]
-            found = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        with contextlib.suppress(OSError):  # its end of the pipe is closed a moment before it is gone
+            found = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
             if found is not None and found.si_status in DIED:
                 return DIED[signal.Signals(found.si_status)]
         return "the trial's process died"
 
 
 def run_isolated(fn: Callable[[], Result], limit_s: float = 60.0) -> Result:
-    """Calls ``fn`` in a child process and returns its result. On other systems than Linux, it is called here.
-
-    Raises:
-        UsageError: ``fn`` raised an error, would have changed something outside, took too long, or the child died.
-    """
+    """Calls ``fn`` in a child process and returns its result. On other systems than Linux, it is called here. Raises
+    UsageError: ``fn`` raised an error, would have changed something outside, took too long, or the child died."""
     if sys.platform != "linux":
         return fn()
     trial = Trial(fn, limit_s)
@@ -252,11 +226,8 @@ def _stop(effect: str) -> None:
 
 
 def _unshare(keep: int) -> None:
-    """Replaces the files, connections and shared memory that a fork shares with its parent.
-
-    Args:
-        keep: a file descriptor that stays as it is.
-    """
+    """Replaces the files, connections and shared memory that a fork shares with its parent. ``keep``: a file
+    descriptor that stays as it is."""
     global _output
     null = os.open(os.devnull, os.O_RDWR)
     _output = os.memfd_create("output")

@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from ..core.object_tree import parts
 from ..core.random_state import RandomState, owns_global_generators
 from ..core.types import MapDataset
 from .callee import AnyCallable, Arguments, Call, Callee, Compiled, Thunk, Value, Values, callee_of, key_of
@@ -66,13 +67,8 @@ class Answers(Protocol):
     names: dict[int, str]
 
     def answer(self, key: Key, call: Thunk, variables: Thunk | None = None) -> Value:
-        """What the call returns.
-
-        Args:
-            key: identifies it.
-            call: makes it.
-            variables: a function whose closure has the local variables that the call reads.
-        """
+        """What the call returns. ``variables``: a function whose closure has the local variables that the call
+        reads."""
 
     def states(self) -> RandomState:
         """The states of the random generators."""
@@ -95,30 +91,24 @@ def values_of(values: Values) -> tuple[object, ...] | None:
 
 @dataclass
 class MemoNode(Compiled[types.FunctionType]):
-    """A function some of whose calls are answered from memory.
+    """A function some of whose calls are answered from memory."""
 
-    Attributes:
-        by_values: numbers of calls that are identified by the local variables that they mention.
-        by_args: numbers of calls that are identified by their function and arguments.
-        inlined: by number of a call in ``by_values`` or ``prefixes``, the definitions that are taken into it.
-        dropped: definitions that are used by nothing else.
-        prefixes: by number of a call, and ``key_of`` what is called: how it is made in two parts, of which the first is
-            kept. It is identified by the local variables that it mentions.
-        failures: by number of a call in ``prefixes``: how often its first part failed since it succeeded.
-        entered: nodes of functions that it calls and in which calls are kept, by number and ``key_of``.
-        asked: numbers of calls that were answered so far, in this process.
-        shown: what is kept, for reports: "train.py:31 self.load_image(j)".
-    """
-
+    # numbers of calls that are identified by the local variables that they mention
     by_values: set[int] = field(default_factory=set)
+    # numbers of calls that are identified by their function and arguments
     by_args: set[int] = field(default_factory=set)
+    # by number of a call in ``by_values`` or ``prefixes``, the definitions that are taken into it
     inlined: dict[int, set[int]] = field(default_factory=dict)
-    dropped: set[int] = field(default_factory=set)
+    dropped: set[int] = field(default_factory=set)  # definitions that are used by nothing else
+    # by number of a call, and ``key_of`` what is called: how it is made in two parts, of which the first is kept. It is
+    # identified by the local variables that it mentions.
     prefixes: dict[int, dict[str, Node]] = field(default_factory=dict)
+    # by number of a call in ``prefixes``: how often its first part failed since it succeeded
     failures: Counter[int] = field(default_factory=Counter)
+    # nodes of functions that it calls and in which calls are kept, by number and ``key_of``
     entered: dict[tuple[int, str], MemoNode] = field(default_factory=dict)
-    asked: set[int] = field(default_factory=set)
-    shown: list[str] = field(default_factory=list)
+    asked: set[int] = field(default_factory=set)  # numbers of calls that were answered so far, in this process
+    shown: list[str] = field(default_factory=list)  # what is kept, for reports: "train.py:31 self.load_image(j)"
 
     def run(self, answers: Answers, call: Call) -> Value:
         """Makes a call of a function, some calls of which are answered from memory."""
@@ -181,11 +171,8 @@ class _Helper:
         return Call(called, *arguments()).run()
 
     def _head(self, number: int, node: Node, call: Call) -> PreparedState:
-        """The first part of a call.
-
-        Raises:
-            Unplanned: it fails, draws, or takes another branch. Random states are as before; the call has to be made.
-        """
+        """The first part of a call. Raises Unplanned: it fails, draws, or takes another branch. Random states are as
+        before; the call has to be made."""
         before = self._answers.states()
         with contextlib.suppress(Exception, Unplanned):
             state = node.head(
@@ -223,13 +210,10 @@ class Table:
     """Numbers of keys, shared by all workers: a hash table with open addressing in shared memory.
 
     A key is known by 128 bits of its hash. A slot is claimed under the lock and never given back.
-
-    Args:
-        slots: most keys, a power of two; a quarter stays free.
     """
 
     def __init__(self, slots: int, memory: Memory | None = None) -> None:
-        self.slots = slots
+        self.slots = slots  # most keys, a power of two; a quarter stays free
         self.memory = memory or Memory(16 * slots + 4096)
         self._count = self.memory.table("count", np.int64, 1, 0)
         self._keys = self.memory.table("keys", np.int64, 2 * slots, 4096).reshape(slots, 2)
@@ -267,15 +251,7 @@ class Table:
 
 
 class Memo:
-    """Answers calls from a store that all workers share.
-
-    Args:
-        dataset: whose methods are called.
-        store: by number of key.
-        table: numbers of keys.
-        save_random: saves the random states.
-        on_problem: is told why nothing may be answered from memory any more.
-    """
+    """Answers calls from a store that all workers share."""
 
     def __init__(
         self,
@@ -286,10 +262,10 @@ class Memo:
         on_problem: Callable[[str], None],
     ) -> None:
         self.names = names_of(dataset)
-        self._store = store
-        self._table = table
-        self.states = save_random
-        self._on_problem = on_problem
+        self._store = store  # by number of key
+        self._table = table  # numbers of keys
+        self.states = save_random  # saves the random states
+        self._on_problem = on_problem  # is told why nothing may be answered from memory any more
         self._comparison = Comparison()
 
     def answer(self, key: Key, call: Thunk, variables: Thunk | None = None) -> Value:
@@ -353,9 +329,7 @@ def names_of(dataset: MapDataset) -> dict[int, str]:
         out[id(x)] = path
         for name, value in vars(x).items():
             waiting.append((f"{path}.{name}", value))
-            if isinstance(value, (list, tuple, dict)) and len(value) <= 64:
-                items = value.items() if isinstance(value, dict) else enumerate(value)
-                waiting += [(f"{path}.{name}[{key!r}]", item) for key, item in items]
+            waiting += [(f"{path}.{name}{step}", item) for step, item in parts(value)]
     return out
 
 

@@ -52,14 +52,8 @@ os.register_at_fork(after_in_child=_close_sockets)
 
 
 def start_trial(dataset: Any, limit_s: float) -> Trial:
-    """Begins to look for the deterministic part of a dataset, or asks the rank of this node that does.
-
-    Returns:
-        A trial. Its ``memories`` are the node's, once it has ended.
-
-    Raises:
-        OSError: no process can be started.
-    """
+    """Begins to look for the deterministic part of a dataset, or asks the rank of this node that does. The trial's
+    ``memories`` are the node's, once it has ended. Raises OSError: no process can be started."""
 
     def find() -> Found:
         return find_plan(dataset, limit_s)

@@ -15,42 +15,39 @@ from ..core.errors import UsageError
 from ..core.options import parse_bytes
 from ..core.types import JsonObject, Sample
 from ..core.warn import warn_user
+from .compare import equal_bits
 from .isolate import run_isolated
-from .store.encode import CacheError, take
+from .store.decode import stored_copy
+from .store.encode import CacheError
 from .store.folder import Folder, discard, open_for, root
 from .store.memory import Memory
 from .store.store import Store, size_of
 
 RAM_SHARE = 0.5  # of the free memory, where no budget is given
 DISK_SHARE = 0.5  # of the free disk
+TIERS = ("auto", "ram", "disk", "device", None)
+
+
+def check_tier(cache: object) -> None:
+    """Refuses what is no value of ``cache``. Raises UsageError: it is none."""
+    if cache == "compressed":
+        raise UsageError('cache="compressed" is gone: use "ram", or "disk" where memory is short')
+    if cache not in TIERS:
+        raise UsageError(f"cache={cache!r}: one of {', '.join(map(repr, TIERS))}")
 
 
 class CachePlan(NamedTuple):
-    """What to open.
+    """What to open."""
 
-    Attributes:
-        cache: "ram", "disk", "auto" or "device"; None: no cache.
-        samples: of the dataset.
-        slots: that are cached; where calls are cached, more than samples.
-        budget: bytes; 0: half of what is free.
-        folder: of caches on disk; None: the cache is in memory.
-        memories: that the ranks of a node share.
-        name: of the cache on disk.
-        key: what the samples depend on.
-        prepare: makes the deterministic part of a sample.
-        dense: that part is the sample, so samples may be stored for stacking.
-    """
-
-    cache: str | None
-    samples: int
-    slots: int
-    budget: int
-    folder: Path | None
-    memories: Sequence[Memory]
-    name: str
-    key: Callable[[], JsonObject]
-    prepare: Callable[[int], Sample]
-    dense: bool
+    cache: str | None  # "ram", "disk", "auto" or "device"; None: no cache
+    samples: int  # of the dataset
+    slots: int  # that are cached; where calls are cached, more than samples
+    budget: int  # bytes; 0: half of what is free
+    folder: Path | None  # of caches on disk; None: the cache is in memory
+    memories: Sequence[Memory]  # that the ranks of a node share
+    name: str  # of the cache on disk
+    key: Callable[[], JsonObject]  # what the samples depend on
+    prepare: Callable[[int], Sample]  # makes the deterministic part of a sample
 
 
 def new_store(plan: CachePlan) -> Store | None:
@@ -100,10 +97,7 @@ def _on_disk(plan: CachePlan, base: Path, budget: int) -> Store:
 
 def _compare_one(plan: CachePlan, store: Store, folder: Folder) -> None:
     """Makes one sample again and compares: a change that the key does not see is found before a sample is served.
-
-    Raises:
-        CacheError: it differs.
-    """
+    Raises CacheError: it differs."""
     stored = np.flatnonzero(store.locations)
     if not len(stored):
         return
@@ -112,15 +106,11 @@ def _compare_one(plan: CachePlan, store: Store, folder: Folder) -> None:
     if not location:
         return  # damaged: it is made anew when it is asked for
 
-    def bits(sample: Sample) -> tuple[str, list[bytes]]:
-        type_spec, leaves = take(sample, dense=plan.dense)
-        return type_spec, [x.tobytes() for x in leaves]
-
-    before = bits(store.read(location))
+    before = store.read(location)
 
     def is_same() -> bool:
         try:
-            return bits(plan.prepare(i)) == before
+            return equal_bits(stored_copy(plan.prepare(i)), before)
         except Exception:
             return True  # the user sees it when the sample is asked for
 

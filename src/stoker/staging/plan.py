@@ -68,14 +68,10 @@ class WholeNode:
 
 @dataclass
 class CutNode(Compiled[Parts]):
-    """A function in two parts.
+    """A function in two parts."""
 
-    Attributes:
-        where: the cut.
-        inner: nodes for the call in which the cut continues, by ``key_of`` what is called there.
-    """
-
-    where: Cut
+    where: Cut  # the cut
+    # nodes for the call in which the cut continues, by ``key_of`` what is called there
     inner: dict[str, Node] = field(default_factory=dict)
 
     def parts(self, callee: Callee) -> Parts:
@@ -88,23 +84,13 @@ class CutNode(Compiled[Parts]):
         return self.compile(callee, lambda: cut(callee.fn, callee.is_method, self.where), rebind)
 
     def head(self, call: Call) -> PreparedState:
-        """Runs what comes before the cut.
-
-        Raises:
-            Unplanned: another branch than the one with the cut was taken.
-        """
+        """Runs what comes before the cut. Raises Unplanned: another branch than the one with the cut was taken."""
         callee = _python_function(call.function)
         parts = self.parts(callee)
         return parts.head(*callee.first, *call.args, _stoker=_Helper(self, parts), **call.kwargs)
 
     def tail(self, called: object, repeated: tuple[object, ...], state: PreparedState) -> Sample:
-        """Runs the rest.
-
-        Args:
-            called: what the call calls.
-            repeated: arguments of the call that the caller passes to the second part again.
-            state: what ``head`` returned.
-        """
+        """Runs the rest. ``repeated``: arguments of the call that the caller passes to the second part again."""
         if state[0] == DONE:
             return state[1]
         callee = _python_function(called)
@@ -175,17 +161,11 @@ class _Boxed:
 
 @dataclass
 class SliceNode:
-    """A container whose first transforms are deterministic.
+    """A container whose first transforms are deterministic."""
 
-    Attributes:
-        kept: how many.
-        names: of its transforms, for reports.
-        inner: the node of the next transform, if part of it is deterministic.
-    """
-
-    kept: int
-    names: list[str] = field(default_factory=list)
-    inner: Node | None = None
+    kept: int  # how many
+    names: list[str] = field(default_factory=list)  # of its transforms, for reports
+    inner: Node | None = None  # the node of the next transform, if part of it is deterministic
 
     def head(self, call: Call) -> PreparedState:
         """Runs the first transforms, with the container's own code."""
@@ -250,32 +230,22 @@ def globals_now(names: Iterable[tuple[str, str]]) -> Attributes:
 
 @dataclass
 class Plan:
-    """How samples of a dataset are made in two parts.
+    """How samples of a dataset are made in two parts."""
 
-    Attributes:
-        root: for ``dataset.__getitem__``.
-        moves: paths of generators that a container draws from for itself (albumentations does), in both parts: what
-            the first part draws is put back.
-        reads: names of attributes and globals that the first part may read; None: any.
-        scratch: paths of attributes that loading a sample writes, and the first part does not read before that.
-        globals: module and name of each global variable that it reads.
-        shown: file and line of the first statement that runs every time.
-        head_s: seconds that the first part of a sample takes.
-        tail_s: seconds that the second part takes.
-        read_s: seconds to copy a kept state out of memory.
-        nbytes: bytes that are kept of a sample.
-    """
-
-    root: Node
+    root: Node  # for ``dataset.__getitem__``
+    # paths of generators that a container draws from for itself (albumentations does), in both parts: what the first
+    # part draws is put back
     moves: list[str] = field(default_factory=list)
-    reads: set[str] | None = None
+    reads: set[str] | None = None  # names of attributes and globals that the first part may read; None: any
+    # paths of attributes that loading a sample writes, and the first part does not read before that
     scratch: set[str] = field(default_factory=set)
+    # module and name of each global variable that it reads
     globals: list[tuple[str, str]] = field(default_factory=list)
-    shown: str = ""
-    head_s: float = 0.0
-    tail_s: float = 0.0
-    read_s: float = 0.0
-    nbytes: float = 0.0
+    shown: str = ""  # file and line of the first statement that runs every time
+    head_s: float = 0.0  # seconds that the first part of a sample takes
+    tail_s: float = 0.0  # seconds that the second part takes
+    read_s: float = 0.0  # seconds to copy a kept state out of memory
+    nbytes: float = 0.0  # bytes that are kept of a sample
 
     @property
     def slices(self) -> bool:
@@ -288,11 +258,7 @@ class Plan:
         return isinstance(self.root, WholeNode)
 
     def head(self, dataset: MapDataset, index: Index) -> PreparedState:
-        """What is to be kept of a sample.
-
-        Raises:
-            Unplanned: this sample is to be made as a whole.
-        """
+        """What is to be kept of a sample. Raises Unplanned: this sample is to be made as a whole."""
         return self.root.head(Call(dataset.__getitem__, (index,), {}))
 
     def tail(self, dataset: MapDataset, state: PreparedState) -> Sample:

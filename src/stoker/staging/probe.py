@@ -24,15 +24,10 @@ from .unroll import tree_for
 
 
 class Moved(NamedTuple):
-    """What moved a generator.
+    """What moved a generator."""
 
-    Attributes:
-        position: the statement.
-        call: the number of the call in it, in order of evaluation; None: not by a call that is reported.
-    """
-
-    position: Position
-    call: int | None
+    position: Position  # the statement
+    call: int | None  # the number of the call in it, in order of evaluation; None: not by a call that is reported
 
 
 class Reached(BaseException):
@@ -44,25 +39,15 @@ class Reached(BaseException):
 
 
 class Recorder:
-    """What a probed function reports to.
-
-    Args:
-        has_moved: whether a generator was moved since the function was called.
-        stop_at: a call, by position and number, that is not made: ``Reached`` is raised with its arguments.
-
-    Attributes:
-        first: the first thing that moved a generator; None while nothing has.
-        plain: line and column of subscripts of lists, dicts and arrays.
-        contexts: ``with`` statements whose context is more than a resource to be closed.
-        elapsed: seconds until a generator moved, without the time that asking took.
-    """
+    """What a probed function reports to. ``stop_at``: a call, by position and number, that is not made: ``Reached``
+    is raised with its arguments."""
 
     def __init__(self, has_moved: Callable[[], bool], stop_at: Moved | None = None) -> None:
-        self.first: Moved | None = None
-        self.plain: set[tuple[int, int]] = set()
-        self.contexts: set[Position] = set()
-        self.elapsed = 0.0
-        self._has_moved = has_moved
+        self.first: Moved | None = None  # the first thing that moved a generator; None while nothing has
+        self.plain: set[tuple[int, int]] = set()  # line and column of subscripts of lists, dicts and arrays
+        self.contexts: set[Position] = set()  # ``with`` statements whose context is more than a resource to be closed
+        self.elapsed = 0.0  # seconds until a generator moved, without the time that asking took
+        self._has_moved = has_moved  # whether a generator was moved since the function was called
         self._stop_at = stop_at
         self._last: Position = (0,)
         self._asking_s = 0.0
@@ -70,10 +55,6 @@ class Recorder:
 
     only = staticmethod(only_item)
     loop = staticmethod(loop)
-
-    def begin(self) -> None:
-        """The function is called next."""
-        self._began = time.perf_counter()
 
     def at(self, position: Position) -> None:
         """The statement at a position is next."""
@@ -119,17 +100,9 @@ class Recorder:
 
 
 def probed(fn: types.FunctionType, is_method: bool, unrolled: bool = False) -> types.FunctionType:
-    """A copy that reports to the ``Recorder`` that it is given as ``_stoker``: ``at(position)`` before each statement,
-    ``call`` and ``item`` in place of calls and subscripts, ``context`` around what a ``with`` enters.
-
-    Args:
-        fn: any Python function.
-        is_method: it is called with ``self``.
-        unrolled: with its list comprehensions unrolled.
-
-    Raises:
-        NoSource: see ``tree_of``; a generator or coroutine.
-    """
+    """A copy that reports to the ``Recorder`` that it is given as ``_stoker``: ``at(position)`` before each
+    statement, ``call`` and ``item`` in place of calls and subscripts, ``context`` around what a ``with`` enters.
+    Raises NoSource: see ``tree_of``; a generator or coroutine."""
     function = tree_for(fn, unrolled)
     tree = function.tree
     if is_generator(tree):

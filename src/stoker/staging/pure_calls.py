@@ -42,32 +42,20 @@ COMPARE_SEED = 60
 
 @dataclass
 class MemoPlan:
-    """Calls that are answered from memory.
+    """Calls that are answered from memory."""
 
-    Attributes:
-        root: of ``dataset.__getitem__``.
-        reads: names of attributes and globals that the kept calls may read; None: any.
-        globals: module and name of each global variable that they read.
-        served_s: seconds of a sample when all calls are answered.
-        nbytes: bytes that are kept of a call.
-        sites: how many calls of the code are kept.
-    """
-
-    root: MemoNode
-    reads: set[str] | None = None
+    root: MemoNode  # of ``dataset.__getitem__``
+    reads: set[str] | None = None  # names of attributes and globals that the kept calls may read; None: any
+    # module and name of each global variable that they read
     globals: list[tuple[str, str]] = field(default_factory=list)
-    served_s: float = 0.0
-    nbytes: float = 0.0
-    sites: int = 0
+    served_s: float = 0.0  # seconds of a sample when all calls are answered
+    nbytes: float = 0.0  # bytes that are kept of a call
+    sites: int = 0  # how many calls of the code are kept
 
 
 class Survey:
-    """Looks for calls that can be kept.
-
-    Args:
-        samples: of the dataset.
-        changing: attributes that the script changes in each epoch: the calls must not read them.
-    """
+    """Looks for calls that can be kept. ``changing``: attributes that the script changes in each epoch: the calls
+    must not read them."""
 
     def __init__(self, samples: TrialSamples, changing: Collection[str] = ()) -> None:
         self.samples = samples

@@ -31,13 +31,8 @@ def constant(value: Any) -> ast.expr:
 def compiled_like(
     fn: types.FunctionType, function: Function, trees: list[tuple[ast.FunctionDef, bool]]
 ) -> list[types.FunctionType]:
-    """Functions from trees, with the globals, closure, file and names of the original.
-
-    Args:
-        fn: the original.
-        function: its tree.
-        trees: new definitions; with True one keeps the parameters and defaults, and takes ``_stoker`` besides.
-    """
+    """Functions from trees, with the globals, closure, file and names of the original. ``trees``: new definitions;
+    with True one keeps the parameters and defaults, and takes ``_stoker`` besides."""
     bodies: list[ast.stmt] = []
     for tree, keeps in trees:
         tree.decorator_list, tree.returns = [], None
@@ -77,12 +72,7 @@ def compiled_like(
 
 def rebound(made: types.FunctionType, fn: types.FunctionType, keeps: bool) -> types.FunctionType:
     """A function made by ``compiled_like``, for another function of the same code: with its closure and globals.
-
-    Args:
-        made: what was made.
-        fn: the other function.
-        keeps: it has the parameters and defaults of the original.
-    """
+    ``keeps``: it has the parameters and defaults of the original."""
     cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
     closure = tuple(cells[name] for name in made.__code__.co_freevars)
     new = types.FunctionType(made.__code__, fn.__globals__, fn.__name__, fn.__defaults__ if keeps else None, closure)

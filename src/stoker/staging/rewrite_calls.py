@@ -23,66 +23,42 @@ KEEP, KEEP_CALL, KEEP_PREFIX, ENTER = "keep", "keep_call", "keep_prefix", "enter
 
 
 class Site(NamedTuple):
-    """A call, or a subscript, in the source of a function.
+    """A call, or a subscript, in the source of a function."""
 
-    Attributes:
-        around: numbers of the sites in whose arguments it stands.
-        text: its source.
-        function: the source of what is called: "self.load"; "self.rows.__getitem__" for a subscript.
-        line: where it stands.
-        mentioned: local variables that it reads, without ``self``; None where it binds variables of its own.
-        given: those of them that a definition may be taken for, each with the number of the call that defines it.
-    """
-
-    around: set[int]
-    text: str
-    function: str
-    line: int
+    around: set[int]  # numbers of the sites in whose arguments it stands
+    text: str  # its source
+    function: str  # the source of what is called: "self.load"; "self.rows.__getitem__" for a subscript
+    line: int  # where it stands
+    # local variables that it reads, without ``self``; None where it binds variables of its own
     mentioned: list[str] | None
+    # those of them that a definition may be taken for, each with the number of the call that defines it
     given: Mapping[str, int]
 
 
 class Selection(NamedTuple):
-    """What ``memoised`` replaces in a function.
+    """What ``memoised`` replaces in a function."""
 
-    Attributes:
-        methods: by number of a site. ``KEEP``: it becomes ``_stoker.keep(number, lambda: call, values)``, with the
-            local variables that it mentions. ``KEEP_CALL``: ``_stoker.keep_call(number, f, ...)``. ``ENTER``:
-            ``_stoker.enter(number, f, ...)``, for the function is rewritten itself. ``KEEP_PREFIX``:
-            ``_stoker.keep_prefix(number, f, lambda: (args, kwargs), values)``.
-        inlined: by number of a site that is kept, the definitions whose variables identify it, in the place of the
-            variables that they define (see ``inline_variables``).
-        dropped: those that are used by nothing else: they are made by the calls that are kept.
-    """
-
+    # by number of a site. ``KEEP``: it becomes ``_stoker.keep(number, lambda: call, values)``, with the local variables
+    # that it mentions. ``KEEP_CALL``: ``_stoker.keep_call(number, f, ...)``. ``ENTER``: ``_stoker.enter(number, f,
+    # ...)``, for the function is rewritten itself. ``KEEP_PREFIX``: ``_stoker.keep_prefix(number, f, lambda: (args,
+    # kwargs), values)``.
     methods: Mapping[int, str]
+    # by number of a site that is kept, the definitions whose variables identify it, in the place of the variables that
+    # they define (see ``inline_variables``)
     inlined: Mapping[int, Collection[int]]
-    dropped: Collection[int]
+    dropped: Collection[int]  # those that are used by nothing else: they are made by the calls that are kept
 
 
 def surveyed(fn: types.FunctionType, is_method: bool) -> types.FunctionType:
     """A copy in which each call is ``_stoker.visit(number, lambda: _stoker.call(number, f, ...), values)``, and each
     subscript ``_stoker.item(number, x, index, values)``. ``values`` returns those of the local variables that it
-    mentions, without ``self``; None if it has variables of its own. A call that must run in the function's frame is not
-    visited.
-
-    Raises:
-        NoSource: there is no source, or it is a generator or coroutine.
-    """
+    mentions, without ``self``; None if it has variables of its own. A call that must run in the function's frame is
+    not visited. Raises NoSource: there is no source, or it is a generator or coroutine."""
     return _rewritten(fn, is_method, None)
 
 
 def memoised(fn: types.FunctionType, is_method: bool, selected: Selection) -> types.FunctionType:
-    """A copy in which some sites are replaced.
-
-    Args:
-        fn: any Python function.
-        is_method: it is called with ``self``.
-        selected: which, and by what.
-
-    Raises:
-        NoSource: as ``surveyed``.
-    """
+    """A copy in which some sites are replaced. Raises NoSource: as ``surveyed``."""
     return _rewritten(fn, is_method, selected)
 
 
@@ -162,15 +138,7 @@ def _rewritten(fn: types.FunctionType, is_method: bool, selected: Selection | No
 
 
 class _Rewriter(ast.NodeTransformer):
-    """Replaces sites.
-
-    Args:
-        numbers: of the sites, by id.
-        variables: all of the function, and of comprehensions and lambdas inside it.
-        methods: see ``Selection``; None: all are reported.
-        inlined: what stands in the place of a site, by number.
-        known_by: an expression whose variables identify a site, by number; otherwise its own do.
-    """
+    """Replaces sites."""
 
     def __init__(
         self,
@@ -180,11 +148,11 @@ class _Rewriter(ast.NodeTransformer):
         inlined: Mapping[int, ast.expr],
         known_by: Mapping[int, ast.expr],
     ) -> None:
-        self._numbers = numbers
+        self._numbers = numbers  # of the sites, by id
         self._variables = variables
-        self._methods = methods
-        self._inlined = inlined
-        self._known_by = known_by
+        self._methods = methods  # see ``Selection``; None: all are reported
+        self._inlined = inlined  # what stands in the place of a site, by number
+        self._known_by = known_by  # an expression whose variables identify a site, by number; otherwise its own do
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         return self._site(node)

@@ -28,51 +28,34 @@ SEED = 1000  # of the samples that are made as a whole
 
 
 class Whole(NamedTuple):
-    """A sample as the dataset makes it.
+    """A sample as the dataset makes it."""
 
-    Attributes:
-        value: the sample.
-        states: of all generators afterwards.
-    """
-
-    value: Sample
-    states: object
+    value: Sample  # the sample
+    states: object  # of all generators afterwards
 
 
 class TrialSamples:
-    """A few samples of a dataset.
-
-    Args:
-        dataset: map-style.
-
-    Attributes:
-        generators: all that can be reached from it, each with a path.
-        loaded: indices of samples that were loaded.
-        fresh: indices of samples that were not.
-        changes: attributes of the dataset that loading a sample changes, each time or for each sample once.
-        filled: the same, and what is set where there was None: a list that the dataset keeps its samples in.
-        opened: attributes that loading the first sample makes. See ``Fingerprint.opened``.
-        draws: loading a sample moved a generator.
-        sample_s: seconds that a sample takes, the shortest of all.
-        variables: module and name of the global variables that its code reads, as far as that is known.
-    """
+    """A few samples of a dataset."""
 
     def __init__(self, dataset: MapDataset) -> None:
         self.dataset = dataset
-        self.generators = find_generators(dataset)
-        self.loaded: list[int] = []
+        self.generators = find_generators(dataset)  # all that can be reached from it, each with a path
+        self.loaded: list[int] = []  # indices of samples that were loaded
+        # attributes of the dataset that loading a sample changes, each time or for each sample once
         self.changes: list[str] = []
+        # the same, and what is set where there was None: a list that the dataset keeps its samples in
         self.filled: list[str] = []
-        self.opened: Parts = {}
-        self.draws = False
-        self.sample_s = float("inf")
+        self.opened: Parts = {}  # attributes that loading the first sample makes. See ``Fingerprint.opened``.
+        self.draws = False  # loading a sample moved a generator
+        self.sample_s = float("inf")  # seconds that a sample takes, the shortest of all
+        # module and name of the global variables that its code reads, as far as that is known
         self.variables: set[tuple[str, str]] = set()
         self._seed = SEED
         self._wholes: dict[int, Whole] = {}
         n = len(dataset)
         spread = [n * k // (ATTEMPTS + 1) for k in range(1, ATTEMPTS)]
         wanted = [0, n - 1, n // 2, *spread, *range(min(n, ATTEMPTS))]
-        self.fresh = [i for i in dict.fromkeys(wanted) if 0 <= i < n]
+        self.fresh = [i for i in dict.fromkeys(wanted) if 0 <= i < n]  # indices of samples that were not
 
     # -- random states
 
@@ -102,10 +85,7 @@ class TrialSamples:
 
     def load_first(self) -> None:
         """Loads two samples. What the first changes, it opens; what the second one changes, each sample changes.
-
-        Raises:
-            CacheError: no sample can be loaded.
-        """
+        Raises CacheError: no sample can be loaded."""
         unopened = Fingerprint(self.dataset)
         self._load_fresh()
         self.generators = find_generators(self.dataset)  # some are made when they are first needed

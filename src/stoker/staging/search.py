@@ -34,20 +34,12 @@ LONGEST_LABEL = 60  # characters of a transform's name in a report
 
 
 class Search:
-    """Looks for a plan.
-
-    Args:
-        samples: of the dataset.
-        stop_at_changes: what changes the dataset counts as what draws.
-
-    Attributes:
-        reasons: why not more can be kept.
-    """
+    """Looks for a plan."""
 
     def __init__(self, samples: TrialSamples, stop_at_changes: bool = False) -> None:
-        self.reasons: list[str] = []
+        self.reasons: list[str] = []  # why not more can be kept
         self._samples = samples
-        self._stop_at_changes = stop_at_changes
+        self._stop_at_changes = stop_at_changes  # what changes the dataset counts as what draws
 
     def find(self) -> Node | None:
         """A node for a sample of the dataset; None where no part of it can be kept."""
@@ -127,9 +119,8 @@ class Search:
 
     def _probe(self, copied: types.FunctionType, callee: Callee, call: Call, stop_at: Moved | None) -> Recorder:
         states = self._samples.seed(PROBE_SEED)
-        seen = Recorder(self._has_moved(states), stop_at)
         call = call.with_copied_arguments(self._samples.dataset)
-        seen.begin()
+        seen = Recorder(self._has_moved(states), stop_at)
         copied(*callee.first, *call.args, _stoker=seen, **call.kwargs)
         seen.settle()
         return seen
@@ -238,12 +229,7 @@ def _label(item: object) -> str:
 
 
 def weaker_plans(node: Node, called: object) -> Iterator[Node]:
-    """Plans that keep less and less.
-
-    Args:
-        node: a plan's root.
-        called: what it is for.
-    """
+    """Plans that keep less and less."""
     if not isinstance(node, WholeNode):
         yield from _weaker(node)
         return

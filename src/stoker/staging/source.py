@@ -17,26 +17,15 @@ class NoSource(Exception):
 
 
 class Function(NamedTuple):
-    """A function's syntax tree.
+    """A function's syntax tree."""
 
-    Attributes:
-        tree: its definition, with the line numbers of its file.
-        owner: name of the class whose body it stands in; "" outside of classes. Private names are mangled with it.
-    """
-
-    tree: ast.FunctionDef
-    owner: str
+    tree: ast.FunctionDef  # its definition, with the line numbers of its file
+    owner: str  # name of the class whose body it stands in; "" outside of classes. Private names are mangled with it.
 
 
 def tree_of(fn: types.FunctionType) -> Function:
-    """The definition of a function.
-
-    Args:
-        fn: a function written in Python.
-
-    Raises:
-        NoSource: there is no source (compiled or generated code), or the file changed since it was imported.
-    """
+    """The definition of a function. Raises NoSource: there is no source (compiled or generated code), or the file
+    changed since it was imported."""
     return tree_of_code(fn.__code__)
 
 

@@ -20,11 +20,7 @@ LIMIT_S = 30.0  # for the trial
 
 
 def map_style(dataset: object) -> None:
-    """Refuses a dataset whose samples cannot be asked for by index.
-
-    Raises:
-        UsageError: it is one.
-    """
+    """Refuses a dataset whose samples cannot be asked for by index. Raises UsageError: it is one."""
     if isinstance(dataset, IterableDataset) or not all(hasattr(dataset, n) for n in ("__getitem__", "__len__")):
         raise UsageError(
             f"{type(dataset).__name__} has no samples to ask for by index: staging wants a map-style dataset, with "
@@ -59,7 +55,7 @@ class Split:
         map_style(dataset)
         if not len(dataset):
             raise UsageError(f"{type(dataset).__name__} is empty")
-        self.dataset = dataset
+        self.dataset = dataset  # the whole
         if found is None:
             try:
                 found = run_isolated(lambda: find_plan(dataset, LIMIT_S, changing), 2 * LIMIT_S)
@@ -67,21 +63,20 @@ class Split:
                 found = Found(None, [], str(e))
         if found.plan is None and found.memo is None:
             raise UsageError(f"{type(dataset).__name__} cannot be split: {found.why_not}. {REMEDY}")
+        # how the two parts are made, and what they cost; None where calls are kept instead
         self.plan: Plan | None = found.plan
-        self.memo: MemoPlan | None = found.memo
-        self.rows: list[Row] = found.rows
-        self.why_not = found.why_not
-        self.sample_s = found.sample_s
+        self.memo: MemoPlan | None = found.memo  # which calls are kept instead
+        self.rows: list[Row] = found.rows  # the stages in order, each with the reason why it is kept or not
+        self.why_not = found.why_not  # why not more is kept; "" where everything is
+        self.sample_s = found.sample_s  # seconds that a sample takes as a whole
+        # attributes that loading the first sample makes, as ``Staged`` names them
         self.opened = {f"dataset[0]{path}": part for path, part in (found.opened or {}).items()}
         self.files = found.files
         self.exact = self.plan is not None and self.plan.exact
 
     def prepare(self, index: Index) -> PreparedState:
-        """The deterministic part: what is to be kept of a sample.
-
-        Raises:
-            Unplanned: this sample takes another branch than those of the trial.
-        """
+        """The deterministic part: what is to be kept of a sample. Raises Unplanned: this sample takes another branch
+        than those of the trial."""
         assert self.plan is not None
         return self.plan.head(self.dataset, index)
 

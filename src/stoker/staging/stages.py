@@ -17,19 +17,12 @@ LATER = "comes after a random one"
 
 
 class Row(NamedTuple):
-    """A stage of a dataset, for reports.
+    """A stage of a dataset, for reports."""
 
-    Attributes:
-        where: file and line, or the class of a container.
-        name: the stage: a source line, or a transform.
-        cached: whether what it makes is kept.
-        why: what was seen.
-    """
-
-    where: str
-    name: str
-    cached: bool
-    why: str
+    where: str  # file and line, or the class of a container
+    name: str  # the stage: a source line, or a transform
+    cached: bool  # whether what it makes is kept
+    why: str  # what was seen
 
 
 def place_of(file: str, line: int) -> str:
@@ -39,12 +32,8 @@ def place_of(file: str, line: int) -> str:
 
 
 def rows_of(node: Node, name: str) -> list[Row]:
-    """The stages of a verified plan, in the order in which they run.
-
-    Args:
-        node: its root.
-        name: of what it is for, ``"Photos.__getitem__"``.
-    """
+    """The stages of a verified plan, in the order in which they run. ``name``: of what it is for,
+    ``"Photos.__getitem__"``."""
     if isinstance(node, SliceNode):
         return _of_container(node, name)
     if not isinstance(node, CutNode):

@@ -12,37 +12,24 @@ from .rewrite_calls import definitions_of, sites_of, surveyed
 
 
 class SurveyedFunction:
-    """What was seen of the calls of one function.
-
-    Attributes:
-        callee: the function.
-        sites: its calls, by number.
-        definitions: its assignments of calls to variables.
-        seconds: by number of a call: how long it took each time, without its arguments.
-        seconds_with_args: the same, with what was evaluated for its arguments.
-        not_by_args: numbers of calls that draw, or whose arguments are no small values.
-        drew: numbers of calls that draw, or for whose arguments something draws.
-        draws_itself: numbers of calls that draw.
-        large: by number of a call, the local variables in it that are no small values.
-        calls: by number, the first call that has other arguments than small values.
-        prefixes: by number of a call, how it can be made in two parts; None: it cannot.
-        struck: numbers of calls that must not be kept.
-        inner: what was seen of the functions that it calls, by number and ``key_of``.
-    """
+    """What was seen of the calls of one function."""
 
     def __init__(self, callee: Callee) -> None:
-        self.callee = callee
-        self.sites = sites_of(callee.fn, callee.is_method)
-        self.definitions = definitions_of(callee.fn)
+        self.callee = callee  # the function
+        self.sites = sites_of(callee.fn, callee.is_method)  # its calls, by number
+        self.definitions = definitions_of(callee.fn)  # its assignments of calls to variables
+        # by number of a call: how long it took each time, without its arguments
         self.seconds: dict[int, list[float]] = {}
-        self.seconds_with_args: dict[int, list[float]] = {}
-        self.not_by_args: set[int] = set()
-        self.drew: set[int] = set()
-        self.draws_itself: set[int] = set()
-        self.large: dict[int, set[str]] = {}
-        self.calls: dict[int, Call] = {}
+        self.seconds_with_args: dict[int, list[float]] = {}  # the same, with what was evaluated for its arguments
+        self.not_by_args: set[int] = set()  # numbers of calls that draw, or whose arguments are no small values
+        self.drew: set[int] = set()  # numbers of calls that draw, or for whose arguments something draws
+        self.draws_itself: set[int] = set()  # numbers of calls that draw
+        self.large: dict[int, set[str]] = {}  # by number of a call, the local variables in it that are no small values
+        self.calls: dict[int, Call] = {}  # by number, the first call that has other arguments than small values
+        # by number of a call, how it can be made in two parts; None: it cannot
         self.prefixes: dict[int, Node | None] = {}
-        self.struck: set[int] = set()
+        self.struck: set[int] = set()  # numbers of calls that must not be kept
+        # what was seen of the functions that it calls, by number and ``key_of``
         self.inner: dict[tuple[int, str], SurveyedFunction] = {}
         self._copy: types.FunctionType | None = None
 
@@ -53,15 +40,8 @@ class SurveyedFunction:
         return self._copy
 
     def definitions_for(self, number: int, inline: bool) -> set[int] | None:
-        """The definitions that have to be taken into a call, so that it mentions small values only.
-
-        Args:
-            number: of the call.
-            inline: definitions may be taken into calls.
-
-        Returns:
-            None where it is not possible.
-        """
+        """The definitions that have to be taken into a call, so that it mentions small values only. ``inline``:
+        definitions may be taken into calls. None where it is not possible."""
         site = self.sites[number]
         large = self.large.get(number, set())
         if site.mentioned is None or (large and not inline):

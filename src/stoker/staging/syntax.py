@@ -39,12 +39,8 @@ def root_of(statement: ast.stmt) -> ast.expr | None:
 
 
 def changes_state(statement: ast.stmt, locals_: set[str]) -> str:
-    """What a statement itself assigns to that outlives the call: ``self.count``. "" where it does not.
-
-    Args:
-        statement: simple, or a loop with all that is in it.
-        locals_: local variables that are no parameters.
-    """
+    """What a statement itself assigns to that outlives the call: ``self.count``. "" where it does not. ``locals_``:
+    local variables that are no parameters."""
     for x in ast.walk(statement):
         if isinstance(x, (ast.Global, ast.Nonlocal)):
             return ", ".join(x.names)
@@ -72,11 +68,7 @@ def sets_something(statement: ast.stmt, locals_: set[str]) -> str:
 
 def is_setup(statement: ast.stmt, first: str) -> bool:
     """``if self.file is None: self.file = ...``: opens something when it is first needed. Both parts run it.
-
-    Args:
-        statement: any.
-        first: what the function calls ``self``; "" if it has none.
-    """
+    ``first``: what the function calls ``self``; "" if it has none."""
     if not isinstance(statement, ast.If) or statement.orelse or not first:
         return False
     assigned = set()
@@ -198,23 +190,16 @@ def shallow_copy(node: SomeNode) -> SomeNode:
 
 def is_chain(node: ast.AST, plain: frozenset[tuple[int, int]] | None = None) -> bool:
     """A name, its attributes and items: ``self.rows[index]``, a constant, or a tuple of these. Nothing is called.
-
-    Args:
-        node: an expression.
-        plain: line and column of subscripts that may be in it; None: of any.
-    """
+    ``plain``: line and column of subscripts that may be in it; None: of any."""
     if isinstance(node, (ast.Name, ast.Constant)):
         return True
     if isinstance(node, ast.Attribute):
-        return is_chain(node.value, plain) or _is_super(node.value)
+        is_super = isinstance(node.value, ast.Call) and is_name(node.value.func, "super") and not node.value.args
+        return is_super or is_chain(node.value, plain)
     if isinstance(node, ast.Subscript):
         known = plain is None or (node.lineno, node.col_offset) in plain
         return known and is_chain(node.value, plain) and is_chain(node.slice, plain)
     return isinstance(node, (ast.Tuple, ast.List)) and all(is_chain(x, plain) for x in node.elts)
-
-
-def _is_super(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and is_name(node.func, "super") and not node.args
 
 
 def is_name(node: ast.AST, name: str) -> bool:

@@ -46,37 +46,21 @@ MEMO_SHARE = 0.3  # of a sample's time that a cut leaves: then calls that could 
 
 
 class Found(NamedTuple):
-    """What a trial found.
+    """What a trial found."""
 
-    Attributes:
-        plan: None where nothing can be kept.
-        rows: what is kept and what is not, in the order in which it runs.
-        why_not: why not more, or why nothing; "" where everything is kept.
-        sample_s: seconds that a sample takes.
-        memo: calls that are kept instead, where that leaves less to do; ``plan`` is None then.
-        changes: an attribute of the dataset that loading a sample changes; "" where none.
-        opened: attributes that loading the first sample makes. See ``Fingerprint.opened``.
-        files: some of those that samples are read from.
-    """
-
-    plan: Plan | None
-    rows: list[Row]
-    why_not: str
-    sample_s: float = 0.0
-    changes: str = ""
-    memo: MemoPlan | None = None
-    opened: Parts | None = None
-    files: Sequence[str] = ()
+    plan: Plan | None  # None where nothing can be kept
+    rows: list[Row]  # what is kept and what is not, in the order in which it runs
+    why_not: str  # why not more, or why nothing; "" where everything is kept
+    sample_s: float = 0.0  # seconds that a sample takes
+    changes: str = ""  # an attribute of the dataset that loading a sample changes; "" where none
+    memo: MemoPlan | None = None  # calls that are kept instead, where that leaves less to do; ``plan`` is None then
+    opened: Parts | None = None  # attributes that loading the first sample makes. See ``Fingerprint.opened``.
+    files: Sequence[str] = ()  # some of those that samples are read from
 
 
 def find_plan(dataset: MapDataset, limit_s: float = 30.0, changing: Collection[str] = ()) -> Found:
-    """Looks for what can be kept of a dataset's samples. Run it in a process of its own: see ``isolate``.
-
-    Args:
-        dataset: map-style.
-        limit_s: seconds after which the search ends; the best plan verified until then is taken.
-        changing: attributes that the script changes in each epoch: what is kept must not depend on them.
-    """
+    """Looks for what can be kept of a dataset's samples, in a process of its own (see ``isolate``), for ``limit_s``. It
+    must not depend on attributes that the script changes in each epoch (``changing``)."""
     samples = TrialSamples(dataset)
     try:
         samples.load_first()

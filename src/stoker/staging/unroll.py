@@ -18,15 +18,7 @@ SELF = "_stoker_self"
 
 def tree_for(fn: types.FunctionType, unrolled: bool, named: bool = False) -> Function:
     """A copy of a function's tree, on request with its loops over transforms and its list comprehensions unrolled.
-
-    Args:
-        fn: any Python function.
-        unrolled: whether to unroll.
-        named: ``self`` gets a name if it is only the first of ``*args``.
-
-    Raises:
-        NoSource: see ``tree_of``.
-    """
+    ``named``: ``self`` gets a name if it is only the first of ``*args``. Raises NoSource: see ``tree_of``."""
     function = tree_of(fn)
     tree = copy.deepcopy(function.tree)
     if named:

@@ -57,13 +57,8 @@ class Cost(NamedTuple):
 
 
 def verify(plan: Plan, samples: TrialSamples, changing: Collection[str] = ()) -> str:
-    """Why a plan must not be used; "" if it may be. Fills in the plan's figures.
-
-    Args:
-        plan: any.
-        samples: of the dataset.
-        changing: attributes that the script changes in each epoch: the first part must not read them.
-    """
+    """Why a plan must not be used; "" if it may be. Fills in the plan's figures. The first part must not read what the
+    script changes in each epoch (``changing``)."""
     verification = _Verification(plan, samples)
     try:
         costs = verification.run()
@@ -107,30 +102,18 @@ def _reads_what_changes(plan: Plan, samples: TrialSamples, code: Executed, chang
 
 
 class _Verification:
-    """One plan, on some samples.
-
-    Args:
-        plan: any.
-        samples: of the dataset.
-
-    Attributes:
-        code: looks at the code of the first part.
-        holds_objects: what is kept has objects of the dataset's own, of which the second part may read anything.
-    """
+    """One plan, on some samples."""
 
     def __init__(self, plan: Plan, samples: TrialSamples) -> None:
-        self.code = Executed(samples.dataset)
+        self.code = Executed(samples.dataset)  # looks at the code of the first part
+        # what is kept has objects of the dataset's own, of which the second part may read anything
         self.holds_objects = False
         self._plan = plan
         self._samples = samples
 
     def run(self) -> list[Cost]:
-        """What the samples cost that were loaded at first.
-
-        Raises:
-            CacheError: the plan must not be used.
-            Unplanned: not all samples take the same branch.
-        """
+        """What the samples cost that were loaded at first. Raises CacheError: the plan must not be used; Unplanned: not
+        all samples take the same branch."""
         costs = [self._verify_sample(i, None) for i in self._samples.loaded[:2]]
         self._plan.scratch = self._attributes_written_first()
         while not self._verify_fresh():
@@ -141,15 +124,9 @@ class _Verification:
         return self._plan.head(self._samples.dataset, i)
 
     def _verify_sample(self, i: int, first_state: tuple[PreparedState] | None) -> Cost:
-        """Compares the parts of one sample with the whole.
-
-        Args:
-            i: the sample.
-            first_state: what the first part gave before, under other random states; None: it is run once more.
-
-        Raises:
-            CacheError: they differ, or the first part cannot be kept; the message says why.
-        """
+        """Compares the parts of one sample with the whole. ``first_state``: what the first part gave before, under
+        other random states; None: it is run once more. Raises CacheError: they differ, or the first part cannot be
+        kept; the message says why."""
         samples, plan = self._samples, self._plan
         whole = samples.whole(i)
         states = samples.seed_anew()
@@ -278,11 +255,7 @@ class _Verification:
 
 
 class Kept:
-    """A state, or the result of a call, as a store keeps it.
-
-    Raises:
-        CacheError: it cannot be kept.
-    """
+    """A state, or the result of a call, as a store keeps it. Raises CacheError: it cannot be kept."""
 
     def __init__(self, state: PreparedState) -> None:
         self._text, leaves = take(state)

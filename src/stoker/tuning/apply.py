@@ -204,13 +204,8 @@ def why_it_does_not_pay(plan: Plan) -> str:
 
 
 def attach(module: Any, applied: JsonObject) -> None:
-    """Puts stoker's engine behind ``module.DataLoader``.
-
-    Args:
-        module: torch.utils.data.dataloader.
-        applied: gets one entry a loader: ``{"from": settings, "to": settings, "reason": text, "measured_s": seconds,
-            "cache": what is kept}``.
-    """
+    """Puts stoker's engine behind ``module.DataLoader``. ``applied``: gets one entry a loader: ``{"from": settings,
+    "to": settings, "reason": text, "measured_s": seconds, "cache": what is kept}``."""
 
     def _get_iterator(loader: LoaderLike) -> Iterator[Batch]:
         staged: Staged | None = None
@@ -274,13 +269,8 @@ def _is_manageable(loader: LoaderLike) -> bool:
 
 
 def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") -> ManagedDataset:
-    """What is known of a loader's dataset. The loader's settings are decided the first time.
-
-    Args:
-        loader: about to begin an epoch.
-        applied: gets the loader's entry.
-        why_own_count: the reason for which the worker count is left alone; "": it is decided here.
-    """
+    """What is known of a loader's dataset. The loader's settings are decided the first time. ``why_own_count``: the
+    reason for which the worker count is left alone; "": it is decided here."""
     known = _managed(loader.dataset)
     waits_s = PERSISTENT_WAIT_S if loader.persistent_workers else WAIT_S
     known.take_result(waits_s if known.waited_s == 0 else 0)

@@ -218,11 +218,8 @@ class _Search:
         self.name = f"{device} ({module.get_device_name()})"
 
     def trial(self, n: int) -> Trial:
-        """Makes batches of ``n`` samples and steps on them.
-
-        Raises:
-            UsageError: the dataset, ``collate_fn`` or ``step`` raised.
-        """
+        """Makes batches of ``n`` samples and steps on them. Raises UsageError: the dataset, ``collate_fn`` or
+        ``step`` raised."""
         if 2 * n * self._sample_bytes > self._host:  # samples and the batch made of them are there at once
             return Trial(n, False, 0, None, f"making the batch would take more than {human_bytes(self._host)} of RAM")
         self._module.reset_peak_memory_stats()

@@ -61,12 +61,8 @@ class CachedEpochs:
         self._stored = 0
 
     def is_filled(self, stored: int, room: int) -> bool:
-        """Whether the epoch that begins finds nearly all it needs in the cache. To be asked once an epoch.
-
-        Args:
-            stored: samples, or results of calls, that the cache holds.
-            room: the most that it can hold. Calls that are kept may be fewer: how many there will be is not known.
-        """
+        """Whether the epoch that begins finds nearly all it needs in the cache, which holds so many samples, or results
+        of calls. Of calls there may be fewer than it has room for: how many is not known. To be asked once an epoch."""
         before, self._stored = self._stored, stored
         return stored >= FILLED * room or 0 < stored <= (1 + GROWING) * before
 

@@ -19,19 +19,12 @@ from .result import Setting
 KNEE = 0.97  # the smallest setting within 3 % of the best
 WINDOW_S = 0.25  # one measurement; long enough that a scheduler tick of a busy machine is noise
 WINDOWS_IN_BUDGET = 60  # shorter windows where the budget would not hold so many
-ROUNDS = 2  # in turns, at least, for settings to be compared by them
 BATCHES = 3  # of each worker in a window, at least
 RESERVE = 0.15  # share of the budget that the search leaves for what the result says beside the setting
 
 
 class Measurements:
-    """The windows that were measured, by setting.
-
-    Args:
-        loader: what is tuned.
-        budget_s: seconds that it may take.
-        progress: called with a line for each window.
-    """
+    """The windows that were measured, by setting."""
 
     def __init__(self, loader: LoaderLike, budget_s: float, progress: Callable[[str], None]) -> None:
         self.loader, self.budget_s = loader, budget_s
@@ -44,9 +37,8 @@ class Measurements:
         self.tried: list[JsonObject] = []  # all windows, in order, for the JSON
         self.is_stream = loader._dataset_kind == _DatasetKind.Iterable
         self.window_s = min(WINDOW_S, max(0.05, budget_s / WINDOWS_IN_BUDGET))
-        self._progress = progress
+        self._progress = progress  # called with a line for each window
         self.bench = Bench(loader, self.tasks, self.transport, self.deadline)
-        self._rounds: list[dict[Setting, float]] = []
 
     def is_over(self) -> bool:
         """Whether there is no time for another window, but for the reserve."""
@@ -54,12 +46,7 @@ class Measurements:
 
     def measure(self, s: Setting) -> float:
         """One more window of a setting. Returns its samples per second; without workers, those of one that would only
-        fetch and collate.
-
-        Raises:
-            BadSample: a sample cannot be loaded.
-            TooSlow: no batch came in the time that is left.
-        """
+        fetch and collate. Raises BadSample: a sample cannot be loaded; TooSlow: no batch came in the time left."""
         window = self.bench.window(max(1, s.num_workers), s.prefetch_factor, self.window_s, BATCHES)
         rate = (window.rate if s.num_workers else 1 / window.make_s) * self.tasks.samples
         self.rates.setdefault(s, []).append(rate)
@@ -79,27 +66,17 @@ class Measurements:
 
     def knee(self, settings: Iterable[Setting]) -> Setting:
         """The smallest setting within 3 % of the fastest, all of which were measured."""
-        scores = self._scores(list(settings))
+        scores = {s: self.rate(s) for s in settings}
         least = KNEE * max(scores.values())
         return min((s for s in scores if scores[s] >= least), key=lambda s: s.size)
 
-    def _scores(self, settings: list[Setting]) -> dict[Setting, float]:
-        """What settings are compared by: where they were measured in turns, the median of their shares of each round,
-        so that what slowed a whole round does not count; else the median of their rates."""
-        in_turns = [s for s in settings if self._rounds and s in self._rounds[0]]
-        if len(self._rounds) < ROUNDS or not in_turns:
-            return {s: self.rate(s) for s in settings}
-        return {s: statistics.median(r[s] / statistics.fmean(r.values()) for r in self._rounds) for s in in_turns}
-
     def alternate(self, settings: list[Setting], rounds: int) -> None:
-        """Measures settings in turns, for at most ``rounds``; only whole rounds count."""
+        """Measures settings in turns, for at most ``rounds``."""
         for k in range(rounds):
-            rates: dict[Setting, float] = {}
             for s in settings if k % 2 == 0 else settings[::-1]:
                 if self.is_over():
                     return
-                rates[s] = self.measure(s)
-            self._rounds.append(rates)
+                self.measure(s)
 
     @property
     def nbytes(self) -> int:

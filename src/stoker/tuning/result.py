@@ -14,7 +14,6 @@ from ..core.types import JsonObject
 from ..loader.auto.limits import Limit
 
 SCHEMA = 2
-BARS = " ▏▎▍▌▋▊▉█"
 
 
 @dataclass(frozen=True)
@@ -34,12 +33,7 @@ class Setting:
 
     @property
     def words(self) -> str:
-        """For people.
-
-        Example:
-            >>> Setting(2, 4, batch_size=32).words
-            '2 workers, prefetch 4, batch 32'
-        """
+        """For people."""
         if not self.num_workers:
             return "no workers"
         size = "" if self.batch_size is None else f", batch {self.batch_size}"
@@ -58,35 +52,22 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class TuneResult:
-    """What ``stoker.tune`` found.
+    """What ``stoker.tune`` found."""
 
-    Attributes:
-        name: what was tuned.
-        best: the knee: the smallest setting within 3 % of the fastest.
-        rate: its samples per second, the median of its windows; ``low``, ``high``: the slowest and the fastest of them.
-        curve: samples per second by workers, for the other knobs of ``best``.
-        limits: what bounds the number of workers, the tightest first.
-        bound: the limit that kept ``best`` small; None where more workers would not have helped.
-        reasons: why each knob has its value, by torch's names.
-        notes: what else there is to know.
-        lines: to paste: ``{"torch": ..., "stoker": ...}``.
-        tried: every window, in order, with its samples per second.
-        seconds: how long it took.
-    """
-
-    name: str
-    best: Setting
+    name: str  # what was tuned
+    best: Setting  # the knee: the smallest setting within 3 % of the fastest
+    # its samples per second, the median of its windows; ``low``, ``high``: the slowest and the fastest of them
     rate: float
     low: float
     high: float
-    curve: tuple[Point, ...]
-    limits: tuple[Limit, ...]
-    bound: Limit | None
-    reasons: dict[str, str]
-    lines: dict[str, str]
-    notes: tuple[str, ...] = ()
-    tried: tuple[JsonObject, ...] = field(default=(), repr=False)
-    seconds: float = 0.0
+    curve: tuple[Point, ...]  # samples per second by workers, for the other knobs of ``best``
+    limits: tuple[Limit, ...]  # what bounds the number of workers, the tightest first
+    bound: Limit | None  # the limit that kept ``best`` small; None where more workers would not have helped
+    reasons: dict[str, str]  # why each knob has its value, by torch's names
+    lines: dict[str, str]  # to paste: ``{"torch": ..., "stoker": ...}``
+    notes: tuple[str, ...] = ()  # what else there is to know
+    tried: tuple[JsonObject, ...] = field(default=(), repr=False)  # every window, in order, with its samples per second
+    seconds: float = 0.0  # how long it took
 
     def as_dict(self) -> JsonObject:
         """For JSON; ``docs/tune.md`` has the schema."""
@@ -118,18 +99,15 @@ class TuneResult:
             out.append(f"bound by {self.bound.name}: {self.bound.words}")
         if self.notes:
             out += ["", *(f"note: {n}" for n in self.notes)]
-        out += ["", "to paste", f"  {bold(self.lines['torch'])}"]
-        out.append(f"  {bold(self.lines['stoker'])}")
-        out.append(f"measured in {self.seconds:.1f} s")
-        return "\n".join(out)
+        out += ["", "to paste", *(f"  {bold(line)}" for line in (self.lines["torch"], self.lines["stoker"]))]
+        return "\n".join([*out, f"measured in {self.seconds:.1f} s"])
 
     def _chart(self, width: int) -> list[str]:
         top = max(p.high for p in self.curve) or 1.0
         room = max(10, min(60, width - 36))
         out = [f"{'workers':>7}  samples/s"]
         for p in self.curve:
-            cells = p.rate / top * room
-            bar = "█" * int(cells) + BARS[int(cells % 1 * 8)].strip()
+            bar = "█" * round(p.rate / top * room)
             mark = " <- the knee" if p.workers == self.best.num_workers else ""
             out.append(f"{p.workers:>7}  {rate(p.rate):>9} {bar}{mark}")
         return out

@@ -37,18 +37,11 @@ CHEAP = 64  # which is this part of the budget for batches in flight
 SHARE_OF_MEMORY = 0.8  # a dataset that reads more than this is as cold in the second epoch as in the first
 READS = 1 << 14  # bytes a batch; below it, what was read are messages
 WORKER_BYTES = 64 << 20  # of a worker whose memory is not known yet
-NO_BOUND = 1 << 30
 RANDOM_SAMPLERS = ("RandomSampler", "Feistel", "Chunk")
 
 
 class Search:
-    """One run of the tuner.
-
-    Args:
-        measurements: of the loader that is tuned.
-        name: what to call it in errors.
-        knobs: which settings may move.
-    """
+    """One run of the tuner."""
 
     limits: list[Limit]  # of the number of workers, the tightest first
 
@@ -59,11 +52,8 @@ class Search:
         self.notes: list[str] = [measurements.tasks.note] if measurements.tasks.note else []
 
     def run(self) -> Setting:
-        """The setting to recommend.
-
-        Raises:
-            UsageError: a sample cannot be loaded, or not one batch comes within the budget.
-        """
+        """The setting to recommend. Raises UsageError: a sample cannot be loaded, or not one batch comes within the
+        budget."""
         s = Setting(1, batch_size=self.loader.batch_size)
         try:
             self._first(s)
@@ -83,7 +73,8 @@ class Search:
                 self.measured.forget(first)
             s = self._num_workers(s)
             s = self._prefetch_factor(s)
-            self._no_workers(s)
+            if "num_workers" in self.knobs and not self.measured.is_stream and not self.measured.is_over():
+                self.measured.measure(Setting(0, batch_size=s.batch_size))
             self._finalists(s)
         except TooSlow as e:
             self.notes.append(f"the time was over in the middle of a measurement: {e}")
@@ -92,13 +83,6 @@ class Search:
         """Numbers of workers that may be tried."""
         most = self.limits[0].most
         return [n for n in range(1, most + 1) if n <= 4 or n in (6, 8, 12) or n % 16 == 0 or n == most]
-
-    def most_samples(self) -> int:
-        """Samples in an epoch; ``NO_BOUND`` where the dataset has no length."""
-        try:
-            return len(self.loader.dataset)
-        except TypeError:
-            return NO_BOUND
 
     def _first(self, s: Setting) -> None:
         """Measures one worker: the limits, and whether files are read."""
@@ -127,10 +111,10 @@ class Search:
     def _reuse_tasks(self, window: Window) -> bool:
         """Later windows draw what was drawn before, which is in memory, unless an epoch reads more than memory holds.
         Returns whether they do."""
-        tasks, samples = self.measured.tasks, self.most_samples()
-        if self.measured.is_stream or not tasks.has_enough or samples == NO_BOUND:
+        tasks, dataset = self.measured.tasks, self.loader.dataset
+        if self.measured.is_stream or not tasks.has_enough or not hasattr(dataset, "__len__"):
             return False
-        epoch = window.read / max(1, window.batches) / max(1.0, tasks.samples) * samples
+        epoch = window.read / max(1, window.batches) / max(1.0, tasks.samples) * len(dataset)
         if epoch > SHARE_OF_MEMORY * resources.memory_available():
             self.notes.append(f"an epoch reads about {epoch / 1e9:.3g} GB, more than memory keeps: measured cold")
             return False
@@ -191,10 +175,6 @@ class Search:
         if device is not None and device.type == "cuda" and 2 * nbytes > torch.cuda.mem_get_info()[0]:
             return False  # the batch in use, and the next one
         return nbytes * s.prefetch_factor * s.num_workers <= self.measured.transport.flight_bytes
-
-    def _no_workers(self, s: Setting) -> None:
-        if "num_workers" in self.knobs and not self.measured.is_stream and not self.measured.is_over():
-            self.measured.measure(Setting(0, batch_size=s.batch_size))
 
     def _finalists(self, s: Setting) -> None:
         """Measures the fastest settings in turns, because the best of many single windows is too good to be true."""

@@ -182,10 +182,15 @@ class LoaderStats:
         return min(1.0, self.loader.kernel.delay_ns / 1e9 / self.worked) if self.worked else 0.0
 
     @property
+    def stalled(self) -> float:
+        """Of the worst ten seconds: a task waited for memory, pages that it reads again included."""
+        return min(1.0, self.around.memory_stalled_max)
+
+    @property
     def explained_by_code(self) -> float:
-        """The part that says something about the code of a usual sample: not the time of the few slow tasks, and not
-        the time without a core."""
-        return (1 - self.loader.tasks.slow_share) * (1 - min(1.0, self.delayed))
+        """The part that says something about the code of a usual sample: not the time of the few slow tasks, not the
+        time without a core, and not that of pages that are read again: a line of code seems to take it."""
+        return (1 - self.loader.tasks.slow_share) * (1 - min(1.0, self.delayed)) * (1 - self.stalled)
 
     @property
     def kernel_share(self) -> float:

@@ -15,14 +15,9 @@ STEADY = 0.7  # of the steps between two points go up
 SHM_LEFT = 32 << 20  # bytes
 
 
-def stalled(stats: LoaderStats) -> float:
-    """The part of the worst ten seconds in which a task waited for memory, pages that it reads again included."""
-    return min(1.0, stats.around.memory_stalled_max)
-
-
 def memory_pressure(stats: LoaderStats) -> Found | None:
     """The machine swaps, or tasks stall for want of memory (PSI, the kernel's accounting/psi.rst)."""
-    share, swapped = stalled(stats), stats.around.swapped
+    share, swapped = stats.stalled, stats.around.swapped
     seen = [f"tasks waited for it in {share:.0%} of ten seconds"] if share >= STALLED else []
     seen += [f"{swapped >> 20:,} MB were swapped"] if swapped >= SWAPPED else []
     if not seen:

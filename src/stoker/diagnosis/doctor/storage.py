@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .loader_stats import MIN_BATCHES, Found, LoaderStats
-from .memory import stalled
 from .model import without
 
 MIN_WAITING = 0.3  # of the time in which the worker had a core, or wanted none
@@ -24,7 +23,7 @@ def slow_storage(stats: LoaderStats) -> Found | None:
     shares = {**stats.code_shares("fetch", ran=False), **stats.code_shares("decode", ran=False)}
     part = sum(shares.values())
     # Pages that were read, and dropped for want of memory, are read again: that is not the storage's fault.
-    if not shares or part - stalled(stats) < MIN_WAITING * max(MIN_TIME_WITH_CORE, 1 - stats.coreless):
+    if not shares or part - stats.stalled < MIN_WAITING * max(MIN_TIME_WITH_CORE, 1 - stats.coreless):
         return None
     line = max(shares, key=lambda code: shares[code])
     return Found(

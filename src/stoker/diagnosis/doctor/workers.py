@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from ...core.types import JsonObject
 from .loader_stats import Found, LoaderStats
@@ -103,40 +102,32 @@ def worker_startup(stats: LoaderStats) -> Found | None:
         return None
     # A first batch takes a task's time at best, workers or not.
     pause = max(0.0, stats.startup / epochs - (stats.service or 0.0))
-    for way in _fewer_starts(stats):
-        share = pause * way.starts / way.total_s
+    for starts, total_s, fix, change in _fewer_starts(stats):
+        share = pause * starts / total_s
         if share * stats.weight >= MIN_STARTUP:
             return Found(
                 share,
                 {"pause_s": pause, "epochs": epochs},
-                f"each epoch begins with a pause of {pause * 1e3:,.0f} ms while workers start: {way.fix}",
+                f"each epoch begins with a pause of {pause * 1e3:,.0f} ms while workers start: {fix}",
                 1 / (1 - share),
-                way.change,
+                change,
             )
     return None
 
 
-class _FewerStarts(NamedTuple):
-    """A way to start workers less often: the starts that it saves, of how many seconds, what to do, as a setting."""
-
-    starts: int
-    total_s: float
-    fix: str
-    change: JsonObject
-
-
-def _fewer_starts(stats: LoaderStats) -> Iterator[_FewerStarts]:
+def _fewer_starts(stats: LoaderStats) -> Iterator[tuple[int, float, str, JsonObject]]:
+    """Ways to start workers less often: the starts that each saves, of how many seconds, what to do, as a setting."""
     loader = stats.loader
     epochs, abandoned = loader.epochs, loader.epochs - loader.ended
     if epochs >= MIN_EPOCHS and 2 * abandoned > epochs and stats.batches < 2 * epochs:  # next(iter(loader)), each step
         fix = f"{abandoned:,} are left after a batch; keep one iterator, it = iter(loader), and ask that, next(it)"
-        yield _FewerStarts(epochs - 1, stats.total + loader.between_s, fix, {})
+        yield (epochs - 1, stats.total + loader.between_s, fix, {})
         return
     if not loader.settings.persistent_workers:
-        yield _FewerStarts(epochs - loader.made, stats.total, PERSISTENT, {"persistent_workers": True})
+        yield (epochs - loader.made, stats.total, PERSISTENT, {"persistent_workers": True})
     if loader.made > loader.at_once:  # workers live as long as their loader does, and no setting makes that longer
         fix = f"make the loader once, not {loader.made} times, with {PERSISTENT}"
-        yield _FewerStarts(epochs - loader.at_once, stats.total, fix, {})
+        yield (epochs - loader.at_once, stats.total, fix, {})
 
 
 def thread_oversubscription(stats: LoaderStats) -> Found | None:

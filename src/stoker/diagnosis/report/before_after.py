@@ -8,57 +8,49 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from .schema import (
-    AppliedSettings,
-    Change,
-    Compared,
-    Cost,
-    EachEpoch,
-    EpochTimes,
-    LoaderChange,
-    LoaderReport,
-    RememberedRun,
-)
+from . import schema
 
 
 def compare(
     wall_s: float,
-    loaders: Sequence[LoaderReport],
-    settings: Mapping[str, AppliedSettings],
-    before: RememberedRun | None,
+    loaders: Sequence[schema.LoaderReport],
+    settings: Mapping[str, schema.AppliedSettings],
+    before: schema.RememberedRun | None,
     script: str,
-) -> Compared:
+) -> schema.Compared:
     """The comparison."""
-    cost = Cost(
+    cost = schema.Cost(
         trials_s=sum(changed.measured_s for changed in settings.values()),
         fill_s=sum(changed.cache.fill_s for changed in settings.values()),
     )
     if before is not None:
-        total = Change(before.wall_s if before.complete else None, wall_s)
-        return Compared(False, total, [_measured(e, before) for e in loaders], list(_notes(before, script)), cost)
+        total = schema.Change(before.wall_s if before.complete else None, wall_s)
+        return schema.Compared(
+            False, total, [_measured(e, before) for e in loaders], list(_notes(before, script)), cost
+        )
     rows, saved_s, estimated = [], 0.0, False
     for loader in loaders:
         changed = settings.get(loader.name)
         first_s = None if changed is None else _first_epoch_without_stoker(loader, changed)
         if first_s is None:
-            rows.append(_row(loader, EpochTimes(), None))
+            rows.append(_row(loader, schema.EpochTimes(), None))
             continue
         each = loader.epoch_s.each
         saved = sum(first_s - seconds for seconds in each[1:]) + first_s - each[0]
         rate = loader.samples / (loader.loop_s + saved) if loader.loop_s + saved > 0 else None
-        rows.append(_row(loader, EpochTimes(first=first_s, later=first_s, each=[first_s] * len(each)), rate))
+        rows.append(_row(loader, schema.EpochTimes(first=first_s, later=first_s, each=[first_s] * len(each)), rate))
         saved_s, estimated = saved_s + saved, True
-    return Compared(True, Change(wall_s + saved_s if estimated else None, wall_s), rows, [], cost)
+    return schema.Compared(True, schema.Change(wall_s + saved_s if estimated else None, wall_s), rows, [], cost)
 
 
-def _measured(loader: LoaderReport, before: RememberedRun) -> LoaderChange:
+def _measured(loader: schema.LoaderReport, before: schema.RememberedRun) -> schema.LoaderChange:
     old = next((other for other in before.loaders if other.name == loader.name), None)
     if old is None and len(before.loaders) == 1:  # its line has moved
         old = before.loaders[0]
-    return _row(loader, old.epoch_s, old.samples_per_s) if old is not None else _row(loader, EpochTimes(), None)
+    return _row(loader, old.epoch_s, old.samples_per_s) if old is not None else _row(loader, schema.EpochTimes(), None)
 
 
-def _first_epoch_without_stoker(loader: LoaderReport, changed: AppliedSettings) -> float | None:
+def _first_epoch_without_stoker(loader: schema.LoaderReport, changed: schema.AppliedSettings) -> float | None:
     """Seconds of an epoch as the first one would have been without trials and without filling a cache; None where
     nothing was cached, or where there was no later epoch."""
     now, cache = loader.epoch_s, changed.cache
@@ -68,18 +60,18 @@ def _first_epoch_without_stoker(loader: LoaderReport, changed: AppliedSettings) 
     return max(now.later, now.first - spent) if spent < now.first else now.first
 
 
-def _row(loader: LoaderReport, before: EpochTimes, rate: float | None) -> LoaderChange:
+def _row(loader: schema.LoaderReport, before: schema.EpochTimes, rate: float | None) -> schema.LoaderChange:
     now = loader.epoch_s
-    return LoaderChange(
+    return schema.LoaderChange(
         loader.name,
-        first=Change(before.first, now.first),
-        later=Change(before.later, now.later),
-        samples_per_s=Change(rate, loader.samples_per_s),
-        each=EachEpoch(before.each, now.each),
+        first=schema.Change(before.first, now.first),
+        later=schema.Change(before.later, now.later),
+        samples_per_s=schema.Change(rate, loader.samples_per_s),
+        each=schema.EachEpoch(before.each, now.each),
     )
 
 
-def _notes(before: RememberedRun, script: str) -> Iterable[str]:
+def _notes(before: schema.RememberedRun, script: str) -> Iterable[str]:
     if before.script != script:
         yield "the script has been edited since the observed run"
     if not before.complete:

@@ -19,12 +19,7 @@ from .schema import Applied, AppliedSettings, Around, Bypassing, LoaderReport, R
 
 
 def report_of(
-    command: list[str],
-    code: int,
-    sent: Iterable[JsonObject],
-    around: JsonObject,
-    wall_s: float,
-    apply: bool = False,
+    command: list[str], code: int, sent: Iterable[JsonObject], around: JsonObject, wall_s: float, apply: bool = False
 ) -> RunReport:
     """The report (docs/report.md)."""
     processes = snapshots(sent)

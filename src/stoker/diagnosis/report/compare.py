@@ -95,11 +95,7 @@ class Head(Struct):
 
 
 def load(path: Path) -> Report:
-    """Reads a file.
-
-    Raises:
-        UsageError: it cannot be read, or is no report of this version.
-    """
+    """Reads a file. Raises UsageError: it cannot be read, or is no report of this version."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -111,11 +107,8 @@ def load(path: Path) -> Report:
 
 
 def parse(content: bytes, path: str) -> Report:
-    """The report in a file's content; ``path`` is what errors call it.
-
-    Raises:
-        UsageError: it is no report, of a later schema, or something in it has the wrong type.
-    """
+    """The report in a file's content; ``path`` is what errors call it. Raises UsageError: it is no report, of a
+    later schema, or something in it has the wrong type."""
     try:
         data = json.loads(content)  # msgspec reads no path that is not valid Unicode
         schema = msgspec.convert(data, Head).schema
@@ -142,11 +135,7 @@ def _of_schema_1(data: JsonObject) -> JsonObject:
 
 
 def figures(loader: LoaderReport) -> dict[str, float]:
-    """Those of ``FIGURES`` that are known.
-
-    Raises:
-        ValueError: one is not plausible.
-    """
+    """Those of ``FIGURES`` that are known. Raises ValueError: one is not plausible."""
     found = {name: x for name, figure in FIGURES.items() if (x := figure.of(loader)) is not None}
     for name, x in found.items():
         if not 0 <= x <= MAX_NUMBER:
@@ -184,7 +173,7 @@ class Pair(NamedTuple):
         return {name: (a[name], b[name]) for name in a if a[name] != b[name]}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Comparison:
     """What ``compare`` found. ``fail_above``: the share of samples/s that b may lack; None: as much as it likes."""
 
@@ -195,15 +184,10 @@ class Comparison:
     only_b: list[str]
     fail_above: float | None
 
-    @property
-    def appeared(self) -> dict[str, float]:
-        """Findings of b that a has not, with the share of the loop they cost."""
-        return {cause: share for cause, share in self.b.causes.items() if cause not in self.a.causes}
-
-    @property
-    def vanished(self) -> dict[str, float]:
-        """Findings of a that b has not."""
-        return {cause: share for cause, share in self.a.causes.items() if cause not in self.b.causes}
+    def __post_init__(self) -> None:
+        a, b = self.a.causes, self.b.causes
+        self.appeared = {cause: share for cause, share in b.items() if cause not in a}  # of the loop
+        self.vanished = {cause: share for cause, share in a.items() if cause not in b}
 
     @property
     def failed(self) -> list[str]:
@@ -273,11 +257,8 @@ def compare(a: Report, b: Report, fail_above: float | None = None) -> Comparison
     """Compares two reports.
 
     A loader's name is the line that made it, which moves when the script is edited. So loaders are matched by name,
-    then by the last part of it, then by file, where that leaves one on each side.
-
-    Raises:
-        UsageError: they have no loader in common.
-    """
+    then by the last part of it, then by file, where that leaves one on each side. Raises UsageError: they have no
+    loader in common."""
     pairs: list[Pair] = []
     rest_a, rest_b = list(a.loaders), list(b.loaders)
     for part in (str, short, lambda name: short(name).rpartition(":")[0] or short(name)):

@@ -60,11 +60,8 @@ class Plot(NamedTuple):
 
 
 def check(path: Path) -> None:
-    """Raises before anything is run where the page could not be written afterwards.
-
-    Raises:
-        UsageError: no such folder, no write access, or jinja2 is not installed.
-    """
+    """Raises before anything is run where the page could not be written afterwards. Raises UsageError: no such
+    folder, no write access, or jinja2 is not installed."""
     check_writable(path, "--html")
     try:
         import jinja2  # noqa: F401

@@ -13,24 +13,7 @@ from ...core.histogram import Histogram
 from ...core.metrics import LoaderMetrics
 from ...core.types import JsonObject
 from ..watch import worker_record
-from .schema import (
-    AppliedSettings,
-    Bypassing,
-    CodeLine,
-    Crossing,
-    Device,
-    EpochRow,
-    EpochTimes,
-    Faults,
-    Kernel,
-    LoaderReport,
-    LoaderSettings,
-    Memory,
-    Spread,
-    Stage,
-    Stages,
-    TaskSpread,
-)
+from . import schema
 
 LINES = 12  # of code, of a loader, that the report has
 WHOLE = 0.9  # of the batches of the longest epoch; an epoch with fewer was left early, or is of another loader
@@ -61,8 +44,8 @@ class Snapshot(Struct):
     cuda_visible: str | None = None
     threads: int = 1
     loaders: list[LoaderMetrics] = []
-    applied: dict[str, AppliedSettings] = {}
-    bypassing: list[Bypassing] = []
+    applied: dict[str, schema.AppliedSettings] = {}
+    bypassing: list[schema.Bypassing] = []
 
 
 def snapshots(sent: Iterable[JsonObject]) -> list[Snapshot]:
@@ -71,7 +54,7 @@ def snapshots(sent: Iterable[JsonObject]) -> list[Snapshot]:
     return [msgspec.convert(s, Snapshot, str_keys=True, strict=False) for s in sent]
 
 
-def merged(processes: Iterable[Snapshot]) -> list[LoaderReport]:
+def merged(processes: Iterable[Snapshot]) -> list[schema.LoaderReport]:
     """The loaders of all processes. Those made by one line are one entry, its sums over all processes."""
     by_name: dict[str, list[LoaderMetrics]] = {}
     threads = 1
@@ -83,32 +66,32 @@ def merged(processes: Iterable[Snapshot]) -> list[LoaderReport]:
     return [_entry(each, threads) for each in by_name.values()]
 
 
-def _entry(each: Sequence[LoaderMetrics], threads: int) -> LoaderReport:
+def _entry(each: Sequence[LoaderMetrics], threads: int) -> schema.LoaderReport:
     """One entry of the report from the metrics of the same loader in several processes."""
     m = replace(each[0], **{key: sum(getattr(one, key) for one in each) for key in SUMS})
     # Of a process that was killed only the last batches' waits and steps are known, from shared memory.
     loop_s = max(m.loop_s, m.wait_s + m.step_s)
-    settings = msgspec.convert(m.settings, LoaderSettings, strict=False)
+    settings = msgspec.convert(m.settings, schema.LoaderSettings, strict=False)
     settings.threads, settings.processes = threads, len(each)
     records = [one.inside for one in each if one.inside]
     inside = worker_record.merge(records) if records else worker_record.EMPTY
     samplings = sum(ran + waited for *_, ran, waited in inside["stacks"])
     tasks = _spread(Histogram(inside["bins"]))
-    by_epoch = msgspec.convert(m.by_epoch, list[EpochRow])
-    return LoaderReport(
+    by_epoch = msgspec.convert(m.by_epoch, list[schema.EpochRow])
+    return schema.LoaderReport(
         **{key: getattr(m, key) for key in SAME},
         loop_s=loop_s,
         samples_per_s=m.samples / loop_s * len(each) if loop_s else 0.0,
         settings=settings,
-        stages=Stages(
-            fetch=Stage(self_s=m.fetch_ns / 1e9),
-            collate=Stage(self_s=m.collate_ns / 1e9),
-            transport=Stage(self_s=m.transport_ns / 1e9),
-            worker=Stage(cpu_s=m.cpu_ns / 1e9, tasks=m.tasks),
-            consumer=Stage(cpu_s=m.step_cpu_s),
-            startup=Stage(wait_s=m.first_wait_s),
+        stages=schema.Stages(
+            fetch=schema.Stage(self_s=m.fetch_ns / 1e9),
+            collate=schema.Stage(self_s=m.collate_ns / 1e9),
+            transport=schema.Stage(self_s=m.transport_ns / 1e9),
+            worker=schema.Stage(cpu_s=m.cpu_ns / 1e9, tasks=m.tasks),
+            consumer=schema.Stage(cpu_s=m.step_cpu_s),
+            startup=schema.Stage(wait_s=m.first_wait_s),
         ),
-        memory=Memory(
+        memory=schema.Memory(
             worker_pss=[pss for one in each for pss in one.worker_pss.values()],
             batch_bytes=m.batch_bytes,
             own=inside["own"],
@@ -116,17 +99,17 @@ def _entry(each: Sequence[LoaderMetrics], threads: int) -> LoaderReport:
         decisions=[line for one in each for line in one.decisions],
         steps=_spread(_added(one.step_bins for one in each)),
         waits=_spread(_added(one.wait_bins for one in each)),
-        tasks=TaskSpread(**msgspec.structs.asdict(tasks), slow_samples=inside["slow"]),
+        tasks=schema.TaskSpread(**msgspec.structs.asdict(tasks), slow_samples=inside["slow"]),
         by_epoch=by_epoch,
         epoch_s=epoch_times(by_epoch),
         device=_device(m, each),
         faults=_faults([one.faults for one in each if one.faults]),
         where=[
-            CodeLine(kind, name, line, ran / samplings, waited / samplings)
+            schema.CodeLine(kind, name, line, ran / samplings, waited / samplings)
             for kind, name, line, ran, waited in inside["stacks"][:LINES]
         ],
         looks=samplings,
-        kernel=Kernel(**inside["kernel"], seconds=inside["seconds"]),
+        kernel=schema.Kernel(**inside["kernel"], seconds=inside["seconds"]),
     )
 
 
@@ -137,12 +120,12 @@ def _added(bins: Iterable[Mapping[int, int]]) -> Histogram:
     return out
 
 
-def _spread(durations: Histogram) -> Spread:
+def _spread(durations: Histogram) -> schema.Spread:
     slow = durations.slow()
-    return Spread(durations.count, durations.median(), durations.quantile(0.95), slow.share, slow.number)
+    return schema.Spread(durations.count, durations.median(), durations.quantile(0.95), slow.share, slow.number)
 
 
-def _device(m: LoaderMetrics, each: Sequence[LoaderMetrics]) -> Device:
+def _device(m: LoaderMetrics, each: Sequence[LoaderMetrics]) -> schema.Device:
     calls: dict[str, list[float]] = {}
     for one in each:
         for line, numbers in one.crossings.items():
@@ -150,36 +133,29 @@ def _device(m: LoaderMetrics, each: Sequence[LoaderMetrics]) -> Device:
     crossings = []
     for key, (count, seconds, size) in sorted(calls.items(), key=lambda item: -item[1][1]):
         kind, _, line = key.partition(" ")
-        crossings.append(Crossing(kind, line, int(count), seconds, int(size)))
+        crossings.append(schema.Crossing(kind, line, int(count), seconds, int(size)))
     starved = m.gap_s / m.gap_wait_s if m.gap_wait_s else 0.0
-    return Device(m.gaps, starved, m.crossing_steps, m.crossing_s, crossings, m.pinned_bytes)
+    return schema.Device(m.gaps, starved, m.crossing_steps, m.crossing_s, crossings, m.pinned_bytes)
 
 
-def _faults(each: Sequence[JsonObject]) -> Faults:
+def _faults(each: Sequence[JsonObject]) -> schema.Faults:
     """What failed in all processes: numbers and lists are added."""
     out: JsonObject = {}
     for one in each:
         for key, value in one.items():
             out[key] = out[key] + value if key in out and isinstance(value, (int, list)) else value
-    return msgspec.convert(out, Faults)
+    return msgspec.convert(out, schema.Faults)
 
 
-def epoch_times(rows: Sequence[EpochRow]) -> EpochTimes:
-    """Wall clock of whole epochs, from the call of ``iter()`` to the end.
-
-    Example:
-        >>> rows = [EpochRow(10, 4.0, 1.0, 0.1, 5.0, 80), EpochRow(10, 1.0, 1.0, 0.1, 2.0, 80)]
-        >>> found = epoch_times(rows)
-        >>> found.first, found.later
-        (5.0, 2.0)
-    """
+def epoch_times(rows: Sequence[schema.EpochRow]) -> schema.EpochTimes:
+    """Wall clock of whole epochs, from the call of ``iter()`` to the end."""
     known = [row for row in rows if row.batches and row.loop_s > 0]
     most = max((row.batches for row in known), default=0)
     whole = [row for row in known if row.batches >= WHOLE * most]
     if not whole:
-        return EpochTimes()
+        return schema.EpochTimes()
     first, *later = whole
-    return EpochTimes(
+    return schema.EpochTimes(
         count=len(whole),
         first=first.loop_s,
         later=statistics.median(row.loop_s for row in later) if later else None,

@@ -28,15 +28,8 @@ def changes(findings: Iterable[Finding]) -> dict[str, JsonObject]:
 
 
 def of(wanted: Mapping[str, JsonObject]) -> str:
-    """A unified diff; empty where no file is at hand, or the line that makes a loader is not a plain call.
-
-    Args:
-        wanted: settings by loader, which is called ``file:line`` by where it is made.
-
-    Example:
-        >>> of({"nowhere.py:3": {"num_workers": 2}})
-        ''
-    """
+    """A unified diff; empty where no file is at hand, or the line that makes a loader is not a plain call. ``wanted``:
+    settings by loader, which is called ``file:line`` by where it is made."""
     files: dict[str, dict[int, JsonObject]] = {}
     for name, settings in wanted.items():
         path, _, line = name.rpartition(":")
@@ -70,15 +63,7 @@ def _lines(text: str) -> list[str]:
 
 def edited(source: bytes, line: int, settings: JsonObject) -> bytes:
     """The source with these settings in the call of a ``...DataLoader`` that spans a line; as it is where there is no
-    such call, or where it is not plain which arguments it gets.
-
-    Args:
-        source: of a Python file, UTF-8.
-        line: from 1.
-        settings: by keyword.
-
-    Raises:
-        SyntaxError: it is not Python.
+    such call, or where it is not plain which arguments it gets. ``line``: from 1. Raises SyntaxError: it is not Python.
 
     Example:
         >>> edited(b"x = DataLoader(d, num_workers=0)", 1, {"num_workers": 2, "pin_memory": False}).decode()

@@ -76,8 +76,6 @@ class Kernel(Struct):
 
     delay_ns: int = 0
     stored: int = 0
-    read: int = 0
-    faults: int = 0
     system_ns: int = 0
     cpu_ns: int = 0
     seconds: float = 0.0
@@ -294,12 +292,7 @@ class Change(Struct):
     after: float | None = None
 
     def times_as_fast(self, rate: bool = False) -> float | None:
-        """None where one of both is not known. ``rate``: the figure is a rate, not a duration.
-
-        Example:
-            >>> Change(4.0, 2.0).times_as_fast(), Change(100.0, 300.0).times_as_fast(rate=True)
-            (2.0, 3.0)
-        """
+        """None where one of both is not known. ``rate``: the figure is a rate, not a duration."""
         if not self.before or not self.after:
             return None
         return self.after / self.before if rate else self.before / self.after

@@ -5,13 +5,8 @@
     consumer   --step--> next()                returns --step--> next() ...
                            |asked: wait begins    |came: step begins
 
-A loop of a thousand steps a second may lose at most a hundredth of its time to the watch. So there are two kinds of
-batches, and ``Clock.brief`` says which kind the next one is:
-
-1. A *full* batch: CPU time, the device and the inside of the task are observed as well. Where a step takes 2 ms or
-   more, all batches are full.
-2. *Brief* batches, up to 16 after a full one: only the two times are appended to ``times``. Afterwards ``settle``
-   works out all of them at once, and the next batch is full. What was observed at that one stands for the brief ones.
+The two times of each batch are appended to ``times``. ``settle`` works out many of them at once, so that a loop of a
+thousand steps a second loses about a hundredth of its time to the watch.
 
 Everything here runs in the consumer's thread, except ``settle``, which ``Watch.snapshot`` calls in that thread too.
 """
@@ -25,55 +20,41 @@ from ...core.histogram import Histogram
 from ...core.metrics import EPOCHS, LoaderMetrics
 from .device import DeviceWatch
 
-LONG_STEP_S = 2e-3  # from here on every batch is full
-MAX_BRIEF = 32  # numbers in ``times``, two a batch
-MAX_BRIEF_S = 0.02  # what a process that is killed may leave out
+MOST_TIMES = 64  # numbers in ``times``, two a batch
+MOST_S = 0.02  # between two calls of ``settle``: what a process that is killed may leave out
 _now = time.perf_counter
 _cpu = time.process_time
 
 
 class Clock:
-    """See the module. The epoch has begun.
-
-    Args:
-        metrics: the loader's numbers.
-        row: its row of shared memory (``shared_counters.Live``).
-        always_full: no batch may be brief.
-        on_batches: called whenever batches were worked out, with their number and the time.
-        find_device: returns the watch on the device, once the script uses one.
-        waited_s: seconds that the consumer waited for ``iter()``.
-        began: when it called that. Time since then that is not in ``waited_s`` is what stoker measured.
-    """
+    """See the module. The epoch has begun: the consumer called ``iter()`` at ``began`` and waited ``waited_s`` for it.
+    Time since then that is not in ``waited_s`` is what stoker measured."""
 
     def __init__(
         self,
         metrics: LoaderMetrics,
         row: memoryview[float],
-        always_full: bool,
         on_batches: Callable[[int, float], None],
         find_device: Callable[[LoaderMetrics], DeviceWatch | None],
         waited_s: float,
         began: float,
     ) -> None:
-        self.metrics = metrics
+        self.metrics = metrics  # the loader's numbers
         self.size: int = metrics.settings.get("batch_size") or 1  # for batches that do not say theirs
-        self.brief = False  # of the next batch only the times are wanted
         self.inside = False  # ``next()`` runs; a ``next()`` inside another one is not timed
         self.times: list[float] = []  # of batches that are not worked out yet: asked, came, asked, came, ...
         self.samples = 0  # in those batches
-        self.settled = 0.0  # when they were worked out last
-        self._row = row
-        self._always_full = always_full
-        self._on_batches = on_batches
-        self._find_device = find_device
+        self._row = row  # its row of shared memory (``shared_counters.Live``)
+        self._on_batches = on_batches  # called whenever batches were worked out, with their number and the time
+        self._find_device = find_device  # returns the watch on the device, once the script uses one
         self._device: DeviceWatch | None = None
         self._epoch = [0.0] * 6  # batches, wait_s, step_s, first_wait_s, loop_s, samples
         self._began = began  # of the epoch
         self._made = _now()
         self._first = True  # no batch of the epoch has come yet
         self._came = 0.0  # when the last batch came; 0.0 where no step follows it
-        self._cpu: float | None = None  # CPU time then; None where it was not read
-        self._brief_steps = 0  # since CPU time was read
+        self._cpu = 0.0  # CPU time then
+        self._settled = 0.0  # when ``times`` were worked out last
         if len(metrics.by_epoch) < EPOCHS:
             metrics.by_epoch.append(self._epoch)
         if metrics.left_at:
@@ -87,37 +68,25 @@ class Clock:
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()  # an iterator that is copied or pickled has no clock afterwards
 
-    def before_full(self, now: float) -> None:
-        """``next()`` begins, and this batch is full."""
-        step_s = now - self._came if self._came else 0.0
-        if self._cpu is not None and step_s:
-            # The brief steps since the last reading are taken to be like this one, unless this is a long one.
-            like_this = 1 if step_s > LONG_STEP_S else 1 + self._brief_steps
-            self.metrics.step_cpu_s += (_cpu() - self._cpu) * like_this
-            self._brief_steps = 0
+    def before(self, now: float) -> None:
+        """``next()`` begins."""
+        came = self.times[-1] if self.times else self._came
+        if came:
+            self.metrics.step_cpu_s += _cpu() - self._cpu
         if self._device is not None:
-            self._device.enter(now, step_s)
+            self._device.enter(now, now - came if came else 0.0)
 
-    def after_full(self) -> None:
-        """``next()`` returned a full batch; decides whether the next ones are brief."""
-        asked, came = self.times[-2:]
-        step_s = asked - self._came if self._came else LONG_STEP_S
+    def after(self, asked: float, came: float, samples: int) -> None:
+        """``next()`` returned a batch."""
+        self.times += (asked, came)
+        self.samples += samples
         if self._device is not None:
             self._device.leave(came - asked)
-        else:
-            self._device = self._find_device(self.metrics)
-        self.settle()
-        self.brief = step_s < LONG_STEP_S and self._device is None and not self._always_full
-        self._cpu = None if self.brief else _cpu()
-        self._came = _now()
-
-    def after_brief(self) -> None:
-        """Enough brief batches have come: works them out. The next one is full."""
-        self._brief_steps += len(self.times) // 2
-        self.settle()
-        self.brief = False
+        if len(self.times) >= MOST_TIMES or came - self._settled > MOST_S:
+            self._device = self._device or self._find_device(self.metrics)
+            self.settle()
+            self._came = _now()
         self._cpu = _cpu()
-        self._came = _now()
 
     def ended(self, asked: float, now: float) -> None:
         """There is no more batch. The wait for that, and the step before it, count."""
@@ -137,7 +106,6 @@ class Clock:
     def failed(self) -> None:
         """``next()`` raised: what follows is no step."""
         self.settle()
-        self.brief = False
         self._came = 0.0
 
     def forked(self, row: memoryview[float]) -> None:
@@ -175,7 +143,7 @@ class Clock:
             del waits[0]
         Histogram(m.step_bins).add(steps)
         Histogram(m.wait_bins).add(waits)
-        self._came = self.settled = came
+        self._came = self._settled = came
         m.left_at = came if epoch[0] == 1 else 0.0
         self._loop_until(came)
         self._write_row()
@@ -193,11 +161,7 @@ class Clock:
 
     def __del__(self) -> None:
         # The iterator was abandoned in the middle of an epoch. This may run in any thread, so nothing is sent.
-        self._on_batches = _ignore
+        self._on_batches = lambda batches, now: None
         self.settle()
         if self.metrics.left_at and self._epoch[0] == 1:
             self.metrics.left_at = _now()  # ending its workers was no step
-
-
-def _ignore(batches: int, now: float) -> None:
-    pass

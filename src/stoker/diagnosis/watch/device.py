@@ -74,10 +74,6 @@ class Gaps:
 class Crossings:
     """Times ``Tensor.to``, ``.cuda``, ``.copy_`` to the device and what waits for it, for a few steps now and then.
 
-    Args:
-        metrics: where ``crossings`` grows: by (kind, line), ``[calls, seconds, bytes]``.
-        device: the type of device that is watched.
-
     Kinds are ``pageable`` (a copy from memory that is not page-locked: the driver copies it twice, and the call waits),
     ``blocking`` (page-locked, without ``non_blocking``), ``free`` (page-locked and ``non_blocking``) and ``sync`` (the
     host waits for the device).
@@ -116,14 +112,15 @@ class Crossings:
         if not _timing:
             _patches.undo()
 
-    def kind(
-        self, name: str, tensor: torch.Tensor, out: object, args: Sequence[object], kwargs: Mapping[str, object]
-    ) -> str:
-        """What a call of a tensor's method was, as in the class; "" for none of that."""
+    def kind(self, name: str, source: object, out: object, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
+        """What a call was, as in the class; "" for none of that. ``source``: the tensor that is copied, or read."""
+        if name == "synchronize":
+            return "sync"
+        if not isinstance(source, torch.Tensor):
+            return ""
         if name in SYNCS:
-            return "sync" if tensor.device.type == self._device else ""
-        source = args[0] if name == "copy_" and args else tensor
-        if not isinstance(source, torch.Tensor) or not isinstance(out, torch.Tensor):
+            return "sync" if source.device.type == self._device else ""
+        if not isinstance(out, torch.Tensor):
             return ""
         if source.device.type == self._device:
             waits = out.device.type == "cpu" and not kwargs.get("non_blocking")
@@ -152,35 +149,22 @@ _patches = Patches()
 def _replace() -> None:
     for name in ("to", "cuda", "copy_", *SYNCS):
         _patches.put(torch.Tensor, name, functools.partial(_timed, name))
-    _patches.put(torch.cuda, "synchronize", _waiting)
+    _patches.put(torch.cuda, "synchronize", functools.partial(_timed, "synchronize"))
 
 
 def _timed(name: str, original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
-    def call(tensor: torch.Tensor, *args: object, **kwargs: object) -> object:
+    def call(*args: object, **kwargs: object) -> object:
         began = _now()
-        out = original(tensor, *args, **kwargs)
+        out = original(*args, **kwargs)
         if _timing:
             took, frame = _now() - began, sys._getframe(1)
+            source = args[1] if name == "copy_" and len(args) > 1 else args[0] if args else None
             for crossings in list(_timing):
-                kind = crossings.kind(name, tensor, out, args, kwargs)
+                kind = crossings.kind(name, source, out, args[1:], kwargs)
                 if kind:
-                    source = args[0] if name == "copy_" and args else tensor
                     crossings.add(kind, frame, took, getattr(source, "nbytes", 0))
         return out
-
-    return call
-
-
-def _waiting(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def call(*args: object, **kwargs: object) -> None:
-        began = _now()
-        original(*args, **kwargs)
-        if _timing:
-            took, frame = _now() - began, sys._getframe(1)
-            for crossings in list(_timing):
-                crossings.add("sync", frame, took, 0)
 
     return call
 

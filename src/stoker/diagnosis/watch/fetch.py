@@ -1,11 +1,4 @@
-"""Times tasks where they run: in torch's workers, in stoker's worker processes, and in a loop without workers.
-
-A task of torch's fetcher (``fetcher.fetch(indices)``) is timed by the ``TaskTimer`` of that fetcher:
-
-1. A task of a millisecond or more: its times, its CPU time and its collating are noted, and the stack sampler may look
-   into it (``sampler.began`` is set while it runs).
-2. Shorter tasks: only the time is noted, except for one in 16, which is treated as in 1 and stands for the others.
-"""
+"""Times tasks where they run: in torch's workers, in stoker's worker processes, and in a loop without workers."""
 
 from __future__ import annotations
 
@@ -23,13 +16,9 @@ from ...core.types import Batch, Index, Sample
 from ...workers.fetcher import BatchFetcher
 from .shared_counters import WorkerTimes
 
-SHORT_S = 1e-3
-ONE_IN = 16  # short tasks is looked into
-
 _ns = time.perf_counter_ns
 _cpu_ns = time.thread_time_ns
 _now = time.monotonic
-_cpu = time.thread_time
 _pid = os.getpid
 
 Fetcher = torch_utils.fetch._BaseDatasetFetcher
@@ -59,7 +48,7 @@ def _sampled_run(run: Callable[[BatchFetcher, Index], Batch]) -> Callable[[Batch
             return run(self, indices)
         finally:
             record.sampler.began = 0.0
-            record.done([_now() - began])
+            record.done(_now() - began)
 
     return sampled
 
@@ -72,24 +61,14 @@ class TaskTimer:
         collate = wrapped._collate if isinstance(wrapped, TaskTimer) else fetcher.collate_fn
         self._collate: Callable[[list[Sample]], Batch] = collate
         self._collate_s = 0.0
-        self._looked_into = False  # is the task that runs
         info = torch.utils.data.get_worker_info()
         self._worker = info.id if info is not None else None
         self._times = times
         self.pid = os.getpid()
         self._record = times.record_of(self._worker, fetcher.dataset, collate)
-        self._tasks = 0
-        self._short = False  # the last one that was looked into, and others after it
-        self._took: list[float] = []  # seconds of tasks that are not handed over yet
         fetcher.collate_fn = self._timed_collate
-        if self._worker is None:
-            if times.flush is not None:
-                times.flush()
-            times.flush = self.hand_over
 
     def _timed_collate(self, samples: list[Sample]) -> Batch:
-        if not self._looked_into:
-            return self._collate(samples)
         began = _now()
         try:
             return self._collate(samples)
@@ -97,41 +76,18 @@ class TaskTimer:
             self._collate_s = _now() - began
 
     def run(self, fetch: Fetch, fetcher: Fetcher, index: Index) -> Batch:
-        """Runs a task, and notes its time; of one that is looked into, also what it spends where."""
-        self._tasks += 1
-        looked_into = self._looked_into = not self._short or self._tasks % ONE_IN == 0
-        cpu = _cpu() if looked_into else 0.0
+        """Runs a task, and adds its time to the loader's numbers. While it runs, the stack sampler may look into it."""
         self._collate_s = 0.0
-        sampler = self._record.sampler
+        sampler, cpu = self._record.sampler, _cpu_ns()
         began = sampler.began = _now()
         try:
             return fetch(fetcher, index)
         finally:
             took = _now() - began
             sampler.began = 0.0
-            self._took.append(took)
-            if looked_into:
-                self._looked_into = False
-                self._short = took < SHORT_S and (self._short or self._tasks >= ONE_IN)
-                self.hand_over(_cpu() - cpu, took)
-            elif took > SHORT_S:
-                self._short = False
-
-    def hand_over(self, cpu: float = 0.0, took: float = 0.0) -> None:
-        """Adds what is noted to the loader's numbers.
-
-        Args:
-            cpu: seconds of CPU of the task that was looked into; the others are taken to be like it.
-            took: seconds of that task.
-        """
-        if not self._took or self.pid != os.getpid():
-            return
-        all_s, tasks = sum(self._took), len(self._took)
-        like_it = all_s / took if took else 0.0
-        collate = min(all_s, self._collate_s * like_it)
-        fetch_ns, collate_ns, cpu_ns = (int(s * 1e9) for s in (all_s - collate, collate, cpu * like_it))
-        self._times.add(self._worker, fetch_ns, collate_ns, cpu_ns, tasks)
-        self._record.done(self._took)
+            collate_ns = int(self._collate_s * 1e9)
+            self._times.add(self._worker, int(took * 1e9) - collate_ns, collate_ns, _cpu_ns() - cpu, 1)
+            self._record.done(took)
 
 
 def _timed_fetch(original: Fetch) -> Fetch:

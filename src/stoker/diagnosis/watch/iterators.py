@@ -20,17 +20,17 @@ import threading
 import time
 import types
 from collections.abc import Callable, Generator, Iterator
-from typing import Protocol
+from typing import Any
 
 import torch
 import torch.utils.data.dataloader as torch_loader
 
 from ...core.metrics import LoaderMetrics
 from ...core.patches import Patches
-from ...core.types import Batch, Index, LoaderLike
+from ...core.types import Batch, LoaderLike
 from ...loader.describe import bypass, count, settings_of
 from . import fetch
-from .clock import MAX_BRIEF, MAX_BRIEF_S, Clock
+from .clock import Clock
 from .shared_counters import WorkerTimes
 from .watch import Watch
 
@@ -38,20 +38,6 @@ _now = time.perf_counter
 _Tensor = torch.Tensor
 Start = Callable[[LoaderLike], Iterator[Batch]]
 Next = Callable[[Iterator[Batch]], Batch]
-
-
-class Fetcher(Protocol):
-    """The fetcher of torch's iterators without workers."""
-
-    fetch: Callable[[Index], Batch]
-    _stoker_times: WorkerTimes
-
-
-class Enough(SystemExit):
-    """``--max-steps`` is reached: the script ends here, and well."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
 
 
 class _Opening(threading.local):
@@ -93,7 +79,8 @@ def watched_iterator(
     _opening.stack.append((loader, made))
     _opening.count += 1
     # Where the consumer reads a generator, that has the clock: what is behind it may be read by another thread.
-    clocked = not _is_generator(loader)
+    own = getattr(type(loader), "__iter__", None)
+    clocked = not hasattr(own, "_stoker_generator") and "_stoker_is_generator" not in loader.__dict__
     try:
         with watch.around(loader):
             it = make()
@@ -127,11 +114,6 @@ def _can_hold_clock(it: object) -> bool:
     return hasattr(it, "__dict__") and isinstance(getattr(type(it), "__next__", None), types.FunctionType)
 
 
-def _is_generator(loader: object) -> bool:
-    own = getattr(type(loader), "__iter__", None)
-    return hasattr(own, "_stoker_generator") or "_stoker_is_generator" in loader.__dict__
-
-
 def _note_engine(watch: Watch, loader: LoaderLike, metrics: LoaderMetrics, inner: object) -> None:
     """The loader's settings, whose engine its iterator is, and why that is not stoker's."""
     metrics.settings.update(settings_of(loader))
@@ -142,7 +124,7 @@ def _note_engine(watch: Watch, loader: LoaderLike, metrics: LoaderMetrics, inner
         watch.bypassed[metrics.name] = type(loader).__qualname__, bypass(loader, inner)
 
 
-def _time_fetcher(fetcher: Fetcher | None, times: WorkerTimes) -> None:
+def _time_fetcher(fetcher: Any, times: WorkerTimes) -> None:
     """Times what an iterator fetches in this process."""
     if fetcher is None:
         return
@@ -223,19 +205,17 @@ def _making(watch: Watch, patches: Patches, original: Callable[..., None]) -> Ca
 
 
 def _timed(watch: Watch, original: Next) -> Next:
-    """For the ``__next__`` of a class of iterators. It adds two readings of the clock to a brief batch."""
+    """For the ``__next__`` of a class of iterators."""
 
     @functools.wraps(original)
     def __next__(self: Iterator[Batch]) -> Batch:
         clock: Clock | None = self.__dict__.get("_stoker_clock")
         if clock is None or clock.inside:
             return original(self)
+        if watch.max_steps is not None and watch.enough():
+            raise SystemExit(0)  # the script ends here, and well
         began = _now()
-        brief = clock.brief
-        if not brief:
-            if watch.max_steps is not None and watch.enough():
-                raise Enough
-            clock.before_full(began)
+        clock.before(began)
         clock.inside = True
         try:
             batch = original(self)
@@ -247,12 +227,9 @@ def _timed(watch: Watch, original: Next) -> Next:
             raise
         finally:
             clock.inside = False
-        clock.times += (began, _now())
-        clock.samples += batch.size(0) if type(batch) is _Tensor and batch.ndim else count(batch, clock.size)
-        if not brief:
-            clock.after_full()
-        elif len(clock.times) >= MAX_BRIEF or began - clock.settled > MAX_BRIEF_S:
-            clock.after_brief()
+        came = _now()
+        is_plain = type(batch) is _Tensor and batch.ndim
+        clock.after(began, came, batch.size(0) if is_plain else count(batch, clock.size))
         return batch
 
     return __next__

@@ -34,11 +34,7 @@ _patches = Patches()
 
 
 def begin() -> Watch:
-    """A watch on this process from now on, for ``session``.
-
-    Raises:
-        UsageError: there is one already.
-    """
+    """A watch on this process from now on, for ``session``. Raises UsageError: there is one already."""
     global _own
     if _own is None:
         _own = _new()
@@ -62,11 +58,7 @@ def end(watch: Watch) -> None:
 
 def attach(module: ModuleType, late: dict[tuple[object, str], Callable[..., object]] | None = None) -> Watch:
     """Puts the watch on torch's loader module; ``STOKER_APPLY`` and ``STOKER_MAX_STEPS`` say what else to do.
-
-    Args:
-        module: torch.utils.data.dataloader.
-        late: methods that call what stands here, by class and name (``_hook``); others are replaced themselves.
-    """
+    ``late``: methods that call what stands here, by class and name (``_hook``); others are replaced themselves."""
     global _own
     watch = _own = _new()
     _patches.late = late or {}

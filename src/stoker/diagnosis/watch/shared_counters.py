@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import mmap
 import os
-import time
-from collections.abc import Callable
 
-from ...core import resources
 from ...core.metrics import LoaderMetrics
 from ...core.types import JsonObject
 from . import worker_record
@@ -17,16 +14,11 @@ from .worker_record import WorkerRecord
 LIVE = ("wait_s", "first_wait_s", "step_s", "batches", "samples", "epochs")
 ROWS = 256  # loaders of one process
 MAX_WORKERS = 256  # rows of the table that forked workers write their times to
-COLUMNS = 5  # fetch, collate, CPU (nanoseconds), tasks, memory (bytes)
-MEMORY_NS = 2_000_000_000  # between two readings of a worker's memory, a few milliseconds each
+COLUMNS = 4  # fetch, collate, CPU (nanoseconds), tasks
 
 
 class Live:
-    """A table with one row of doubles, ``LIVE``, for each loader.
-
-    Args:
-        fd: the memory of another process' table, to read; None makes a new one.
-    """
+    """A table with one row of doubles, ``LIVE``, for each loader."""
 
     def __init__(self, fd: int | None = None) -> None:
         size = ROWS * len(LIVE) * 8
@@ -35,7 +27,7 @@ class Live:
             os.ftruncate(self.fd, size)
             memory = mmap.mmap(self.fd, size)
         else:
-            self.fd = fd
+            self.fd = fd  # the memory of another process' table, to read
             memory = mmap.mmap(fd, size, prot=mmap.PROT_READ)
         self._view = memoryview(memory).cast("d")
         self._beyond = memoryview(bytearray(len(LIVE) * 8)).cast("d")
@@ -48,14 +40,7 @@ class Live:
 
 
 class WorkerTimes:
-    """What one loader's fetching processes write their times to: a row each, in memory shared by fork.
-
-    Args:
-        metrics: the loader's numbers, to which ``collect`` adds.
-
-    Attributes:
-        flush: hands over what the fetcher of this very process still holds.
-    """
+    """What one loader's fetching processes write their times to: a row each, in memory shared by fork."""
 
     current: WorkerTimes | None = None  # of the loader whose workers are being forked
 
@@ -67,10 +52,8 @@ class WorkerTimes:
         self._records: dict[int, JsonObject] = {}  # by process
         self._before: dict[int, JsonObject] = {}  # what they were at ``restart``
         self._own_record: tuple[int, WorkerRecord] | None = None  # with the process that made it
-        self._seen = [0] * (COLUMNS - 1)
-        self._metrics = metrics
-        self._memory_read_ns = 0
-        self.flush: Callable[[], None] | None = None
+        self._seen = [0] * COLUMNS
+        self._metrics = metrics  # the loader's numbers, to which ``collect`` adds
 
     # In a fetching process.
 
@@ -96,10 +79,6 @@ class WorkerTimes:
         rows[at + 1] += collate
         rows[at + 2] += cpu
         rows[at + 3] += tasks
-        now = time.monotonic_ns()
-        if worker is not None and now - self._memory_read_ns > MEMORY_NS:
-            self._memory_read_ns = now
-            rows[at + COLUMNS - 1] = resources.pss()
 
     def _text(self, number: int) -> memoryview:
         return self._texts[number * worker_record.ROW_BYTES : (number + 1) * worker_record.ROW_BYTES]
@@ -108,9 +87,7 @@ class WorkerTimes:
 
     def collect(self) -> None:
         """Adds what came in since the last time to the loader's numbers."""
-        if self.flush is not None:
-            self.flush()
-        total = [sum(self._rows[i::COLUMNS]) for i in range(COLUMNS - 1)]
+        total = [sum(self._rows[i::COLUMNS]) for i in range(COLUMNS)]
         fetch, collate, cpu, tasks = (a - b for a, b in zip(total, self._seen, strict=True))
         self._seen = total
         m = self._metrics
@@ -122,10 +99,10 @@ class WorkerTimes:
             record = worker_record.read(self._text(number)) if self._has_record[number] else None
             if record is not None:
                 self._records[record["pid"]] = record
+                m.worker_pss |= {number: record["pss"]} if record["pss"] else {}
         new = [worker_record.minus(r, self._before[p]) if p in self._before else r for p, r in self._records.items()]
         if new:
             m.inside = worker_record.merge(r for r in new if r is not None)
-        m.worker_pss.update({i: n for i, n in enumerate(self._rows[COLUMNS - 1 :: COLUMNS]) if n})
 
     def restart(self) -> None:
         """From now on tasks are different ones: what was recorded of them so far does not count."""

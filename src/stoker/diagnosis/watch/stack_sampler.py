@@ -45,7 +45,6 @@ BURST = 10  # samples between two rests
 BURST_S = 0.004  # between two of them
 REST_S = (0.5, 1.3)  # drawn from, so that no loop of the script keeps step with it
 ASK_AGAIN = 100  # samples, after which a thread that did not answer is asked once more
-WAKES_S = 0.25  # between two samples of a thread whose tasks are too short
 IDLE = 5  # samples between tasks, after which there are so many times fewer
 # Python's default of 5 ms would let the fetching thread run on to its next call that releases the interpreter's lock,
 # and code between two such calls would seem to take no time. Only in workers, and only in bursts: torch's workers have
@@ -71,35 +70,25 @@ class _Note(NamedTuple):
 
 
 class StackSampler:
-    """Samples one thread.
-
-    Args:
-        thread: its ``threading.get_ident()``. Only a process' main thread can be sampled.
-        native: its id for the kernel.
-        alone: it is a worker's, where a switch interval of ``SWITCH_S`` disturbs no one.
-
-    Attributes:
-        counts: by (kind, name, line): samples at which the thread ran, and at which it waited. Kinds are "decode",
-            "transform", "collate", "cache" (stoker's is read or filled) and "fetch" (all else).
-        began: ``time.monotonic()`` at which the current task began; 0.0 between two tasks, when nothing is sampled.
-        slow: samples in slow tasks, by the index of the dataset's sample.
-    """
+    """Samples one thread. ``thread``: its ``threading.get_ident()``. Only a process' main thread can be sampled."""
 
     def __init__(self, thread: int, native: int, alone: bool = False) -> None:
+        # by (kind, name, line): samples at which the thread ran, and at which it waited. Kinds are "decode",
+        # "transform", "collate", "cache" (stoker's is read or filled) and "fetch" (all else).
         self.counts: dict[Code, list[int]] = {}
+        # ``time.monotonic()`` at which the current task began; 0.0 between two tasks, when nothing is sampled
         self.began = 0.0
         self.min_task_s = 0.0  # age from which on a task is sampled
-        self.rests = False  # tasks are too short to be sampled, so the thread wakes up seldom
         self.collate: CodeType | None = None  # of the loader's collate function, if that is one in Python
         self.transforms: dict[CodeType, str] = {}  # see ``stacks.known_transforms``
         self.getters: set[CodeType] = set()  # see ``stacks.known_getters``
         self.slow_s = math.inf  # age from which on a task is a slow one
-        self.slow: dict[str, int] = {}
+        self.slow: dict[str, int] = {}  # samples in slow tasks, by the index of the dataset's sample
         self.asked = False  # the thread is to note where it is
         self.total = 0  # samples so far
         self.cpu_s = 0.0  # of the sampling thread
-        self._native = native
-        self._alone = alone
+        self._native = native  # its id for the kernel
+        self._alone = alone  # it is a worker's, where a switch interval of ``SWITCH_S`` disturbs no one
         self._usual_s = sys.getswitchinterval()
         self._ended = False
         self._states = [0, 0]  # samples since it was asked: it ran, it waited
@@ -127,10 +116,7 @@ class StackSampler:
                 self._switch(SWITCH_S, self._usual_s)
                 time.sleep(draw.uniform(*REST_S))
             self._switch(self._usual_s, SWITCH_S)
-            if self.rests:
-                time.sleep(WAKES_S)
-            else:
-                time.sleep(interval_s if between_tasks < IDLE else IDLE * INTERVAL_S)
+            time.sleep(interval_s if between_tasks < IDLE else IDLE * INTERVAL_S)
             began = self.began
             between_tasks = 0 if began else between_tasks + 1
             with contextlib.suppress(Exception):  # at the interpreter's end, anything
@@ -170,12 +156,8 @@ class StackSampler:
             self.slow[name] = self.slow.get(name, 0) + sum(note.states)
 
     def code_of(self, stack: list[tuple[CodeType, int]], listed: str = "") -> Code:
-        """Kind, name and line of what a stack is at: the nearest code of the user's, and what it calls.
-
-        Args:
-            stack: code and line, innermost first.
-            listed: see ``stacks.listed_in``.
-        """
+        """Kind, name and line of what a stack (code and line, innermost first) is at: the nearest code of the user's,
+        and what it calls. ``listed``: see ``stacks.listed_in``."""
         codes = [code for code, _ in stack]
         own, number = next((at for at in stack if packages.is_users(at[0].co_filename)), stack[0])
         ours = next((code.co_filename for code in codes if code.co_filename.startswith(packages.PACKAGE)), "")

@@ -27,21 +27,18 @@ SEND_S = 1.0  # between two reports of a process
 
 
 class Watch:
-    """The watch on one process.
-
-    Args:
-        max_steps: end the script after so many batches, or None.
-        apply: put stoker's engine and measured settings behind the script's loaders.
-    """
+    """The watch on one process."""
 
     def __init__(self, max_steps: int | None = None, apply: bool = False) -> None:
-        self.max_steps = max_steps
-        self.apply = apply
+        self.max_steps = max_steps  # end the script after so many batches, or None
+        self.apply = apply  # put stoker's engine and measured settings behind the script's loaders
         self.on = True
         self.listened = "STOKER_RUN" in os.environ
         self.applied: dict[str, JsonObject] = {}
         self.refresh: Callable[[], None] | None = None  # brings ``applied`` up to date
-        self.around: Callable[[LoaderLike], contextlib.AbstractContextManager[None]] = _nothing_around
+        self.around: Callable[[LoaderLike], contextlib.AbstractContextManager[None]] = lambda loader: (
+            contextlib.nullcontext()
+        )
         self._socket: socket.socket | None = None
         self._steps = 0
         self._sent = 0.0
@@ -102,8 +99,7 @@ class Watch:
     def clock(self, metrics: LoaderMetrics, waited_s: float, began: float) -> Clock:
         """For a new iterator of this loader."""
         self._restart(metrics)
-        row, always_full = self.row(metrics), self.max_steps is not None
-        made = Clock(metrics, row, always_full, self.delivered, self.device_of, waited_s, began)
+        made = Clock(metrics, self.row(metrics), self.delivered, self.device_of, waited_s, began)
         self._clocks.add(made)
         return made
 
@@ -133,7 +129,9 @@ class Watch:
         return self._live.row(list(self.loaders).index(metrics.name))
 
     def enough(self) -> bool:
-        return self.max_steps is not None and self._steps >= self.max_steps
+        """Whether so many batches as ``max_steps`` says were delivered."""
+        delivered = self._steps + sum(len(clock.times) // 2 for clock in self._clocks)
+        return self.max_steps is not None and delivered >= self.max_steps
 
     def snapshot(self, final: bool) -> JsonObject:
         """What was seen so far, for ``report.merge.Snapshot``."""
@@ -214,7 +212,3 @@ class Watch:
         for clock in list(self._clocks):
             clock.forked(self.row(clock.metrics))
         self._clear()
-
-
-def _nothing_around(loader: LoaderLike) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()

@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -27,12 +28,11 @@ from ...core.types import JsonObject
 from .stack_sampler import StackSampler
 
 ROW_BYTES = 8192
-KEYS = {"pid", "bins", "stacks", "slow", "kernel", "seconds", "own"}
-MEMORY_S = 2.0  # between two readings of a worker's own memory, which take milliseconds each
+KEYS = {"pid", "pss", "bins", "stacks", "slow", "kernel", "seconds", "own"}
+MEMORY_S = 2.0  # between two readings of a worker's memory, which take milliseconds each
 MAX_POINTS = 24  # of them; after that every other one is dropped
 SERIES = 8  # workers whose memory is kept, those that grew most
-WRITE_S = 0.2  # between two writes of a worker, which may end at any moment
-MAIN_WRITE_S = 1.0  # the same in the main process
+WRITE_S = 0.2  # between two writes of a process, which may end at any moment
 SHORT_S = 1e-3  # a task in the main process that is not sampled: that would cost the script more than it says
 TOP = 16  # lines of code that are kept
 ENOUGH = 16  # tasks before one is called slow
@@ -40,25 +40,19 @@ EMPTY: JsonObject = {"bins": {}, "stacks": [], "slow": {}, "kernel": {}, "second
 
 
 class WorkerRecord:
-    """The record of one fetching thread.
-
-    Args:
-        row: ``ROW_BYTES`` of shared memory.
-        dataset: whose transforms and samples are called by name.
-        collate: the loader's collate function.
-    """
+    """The record of one fetching thread. ``dataset``: whose transforms and samples are called by name."""
 
     def __init__(self, row: memoryview, dataset: object, collate: object) -> None:
         in_worker = multiprocessing.parent_process() is not None
-        self._row = row
+        self._row = row  # ``ROW_BYTES`` of shared memory
         self._times = Histogram()
         self._took: list[float] = []  # not in the histogram yet
         self._tasks = 0
         self._began = time.monotonic()
         self._start = kernel()
         self._written = 0.0
-        self._write_s = WRITE_S if in_worker else MAIN_WRITE_S
         self._own: list[list[float]] = []  # seconds and bytes of private memory
+        self._pss = 0  # bytes, shared pages divided by those who share them
         self._noted = 0.0 if in_worker else math.inf
         self.sampler = StackSampler(threading.get_ident(), threading.get_native_id(), alone=in_worker)
         self.sampler.min_task_s = 0.0 if in_worker else SHORT_S
@@ -66,19 +60,16 @@ class WorkerRecord:
         self.sampler.transforms = known_transforms(dataset)
         self.sampler.getters = known_getters(dataset)
 
-    def done(self, took: list[float]) -> None:
-        """Tasks are over, each after so many seconds. Empties the list."""
-        before, self._tasks = self._tasks, self._tasks + len(took)
-        self._took += took
-        took.clear()
+    def done(self, took: float) -> None:
+        """A task is over, after so many seconds."""
+        before, self._tasks = self._tasks, self._tasks + 1
+        self._took.append(took)
         now = time.monotonic()
-        if before.bit_length() != self._tasks.bit_length() or now - self._written > self._write_s:
+        if before.bit_length() != self._tasks.bit_length() or now - self._written > WRITE_S:
             self._written = now
             self.write()
             if self._tasks >= ENOUGH:
-                typical, sampler = self._times.median(), self.sampler
-                sampler.slow_s = SLOW * typical
-                sampler.rests = typical < sampler.min_task_s
+                self.sampler.slow_s = SLOW * self._times.median()
 
     def write(self) -> None:
         """Writes the record. A reader finds all of it or nothing."""
@@ -91,6 +82,7 @@ class WorkerRecord:
         text = json.dumps(
             {
                 "pid": os.getpid(),
+                "pss": self._pss,
                 "bins": self._times.bins,
                 "stacks": [[*key, *count] for key, count in top],
                 "slow": dict(sorted(self.sampler.slow.items(), key=lambda kv: -kv[1])[:8]),
@@ -106,11 +98,12 @@ class WorkerRecord:
             self._row[:4] = len(text).to_bytes(4, "little")
 
     def _note_memory(self) -> None:
-        """Notes this worker's private memory, now and then."""
+        """Notes this worker's memory, now and then."""
         now = time.monotonic()
         if now - self._noted < MEMORY_S:
             return
         self._noted = now
+        self._pss = resources.pss()
         self._own.append([round(now - self._began, 1), resources.private()])
         if len(self._own) > MAX_POINTS:
             del self._own[1:-1:2]
@@ -132,8 +125,7 @@ def merge(records: Iterable[JsonObject]) -> JsonObject:
     """The records of several processes as one."""
     times = Histogram()
     stacks: dict[tuple[str, str, str], list[int]] = {}
-    slow: dict[str, int] = {}
-    sums: dict[str, int] = {}
+    slow, sums = Counter[str](), Counter[str]()
     seconds = 0.0
     own: list[list[list[float]]] = []
     for record in records:
@@ -144,17 +136,15 @@ def merge(records: Iterable[JsonObject]) -> JsonObject:
             count = stacks.setdefault((kind, name, line), [0, 0])
             count[0] += ran
             count[1] += waited
-        for index, n in record["slow"].items():
-            slow[index] = slow.get(index, 0) + n
-        for what, n in record["kernel"].items():
-            sums[what] = sums.get(what, 0) + n
+        slow.update(record["slow"])
+        sums.update(record["kernel"])
         seconds += record["seconds"]
     order = sorted(stacks.items(), key=lambda kv: -sum(kv[1]))
     return {
         "bins": times.bins,
         "stacks": [[*key, *count] for key, count in order],
-        "slow": slow,
-        "kernel": sums,
+        "slow": dict(slow),
+        "kernel": dict(sums),
         "seconds": seconds,
         "own": sorted(own, key=lambda series: series[0][1] - series[-1][1])[:SERIES],
     }
@@ -184,15 +174,14 @@ def minus(record: JsonObject, before: JsonObject) -> JsonObject | None:
 
 def kernel() -> dict[str, int]:
     """What the kernel counts for this process (proc(5)): nanoseconds that its main thread waited for a core, bytes read
-    from storage and in all, major faults; and nanoseconds of CPU of all threads, and of that in the kernel."""
-    out = {"delay_ns": 0, "stored": 0, "read": 0, "faults": 0, "system_ns": 0, "cpu_ns": time.process_time_ns()}
+    from storage; and nanoseconds of CPU of all threads, and of that in the kernel."""
+    out = {"delay_ns": 0, "stored": 0, "system_ns": 0, "cpu_ns": time.process_time_ns()}
     with contextlib.suppress(OSError, ValueError, IndexError):
         out["delay_ns"] = int(Path("/proc/self/schedstat").read_text().split()[1])
     with contextlib.suppress(OSError, ValueError, IndexError):
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        out["faults"] = int(fields[9])
         out["system_ns"] = int(fields[12]) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
     with contextlib.suppress(OSError, ValueError):
         io = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-        out["stored"], out["read"] = int(io["read_bytes"]), int(io["rchar"])
+        out["stored"] = int(io["read_bytes"])
     return out

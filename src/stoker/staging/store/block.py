@@ -26,12 +26,7 @@ def _padded(n: int) -> int:
 
 
 def pack(type_spec: str, leaves: Sequence[Leaf], i: int, checked: bool = True) -> Leaf:
-    """Sample ``i`` as a block. Its length is a multiple of ``ALIGN`` bytes.
-
-    Args:
-        type_spec, leaves: of the sample, from ``encode.take``.
-        checked: with a checksum.
-    """
+    """Sample ``i`` as a block. Its length is a multiple of ``ALIGN`` bytes."""
     text = type_spec.encode()
     sizes = struct.pack(f"<{len(leaves)}Q", *(x.nbytes for x in leaves))
     begin = _HEADER.size + len(text) + len(sizes)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ast
 import functools
-import itertools
 import json
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import torch
 
 from ...core.types import Batch, Sample
 from . import spec
-from .encode import DTYPES, KEY_TYPES, NUMBER_DTYPES, SIMPLE_KINDS, CacheError, take
+from .encode import DTYPES, KEY_TYPES, SIMPLE_KINDS, CacheError, take
 from .spec import Leaf, Spec, find_class
 
 Shape: TypeAlias = tuple[int, ...]
@@ -29,35 +29,21 @@ def stored_copy(sample: Sample) -> Sample:
 
 
 class Layout:
-    """How samples of one type are put together from the bytes of their leaves.
-
-    Args:
-        type_spec: as ``take`` returned it.
-        trusted: whether pickled leaves may be read; not from a file.
-
-    Attributes:
-        sizes: bytes of each leaf; None for one whose size differs from sample to sample.
-        fixed: every leaf has one size, so samples of this type can be rows of columns.
-        stacks: every leaf is a tensor, an array or a number, so a batch is one gather from each column.
-        dtypes, shapes, strides: of leaves that are tensors, arrays or numbers; None for others.
-
-    Raises:
-        CacheError: ``type_spec`` is invalid, or its classes are not defined in this process.
-    """
+    """How samples of one type are put together from the bytes of their leaves. Raises CacheError: the type is invalid,
+    or its classes are not defined in this process."""
 
     def __init__(self, type_spec: str, trusted: bool = True) -> None:
-        self.type_spec = type_spec
-        self.sizes: list[int | None] = []
+        self.type_spec = type_spec  # as ``take`` returned it
+        self.sizes: list[int | None] = []  # bytes of each leaf; None for one whose size differs from sample to sample
+        # of leaves that are tensors, arrays or numbers; None for others
         self.dtypes: list[torch.dtype | None] = []
         self.shapes: list[Shape] = []
         self.strides: list[Shape | None] = []
-        self._trusted = trusted
         self._makers: dict[str, Callable[[Spec], Make]] = {
             spec.TUPLE: self._tuple,
             spec.LIST: self._list,
             spec.DICT: self._dict,
             spec.NAMED_TUPLE: self._named_tuple,
-            spec.ROWS: self._rows,
             spec.TENSOR: self._tensor,
             spec.TENSOR_SUBCLASS: self._tensor_subclass,
             spec.ARRAY: self._array,
@@ -66,21 +52,23 @@ class Layout:
             spec.BOOL: lambda tree: self._number(np.dtype("u1"), torch.bool, bool),
             spec.NUMPY_SCALAR: self._numpy_scalar,
             spec.NONE: lambda tree: lambda leaves: None,
-            spec.TEXT: self._text,
-            spec.BYTES: self._bytes,
-            spec.NUMBERS: self._numbers,
-            spec.TEXTS: self._texts,
+            spec.TEXT: lambda tree: self._variable(lambda leaf: str(leaf.data, "utf-8", "surrogatepass")),
+            spec.BYTES: lambda tree: self._variable(lambda leaf: leaf.tobytes()),
+            spec.LONG_LIST: lambda tree: self._variable(_rows if tree[1] == spec.TUPLE else _plain),
             spec.IMAGE: self._image,
-            spec.PICKLED: self._pickled,
         }
+        if trusted:  # a file is never unpickled
+            self._makers[spec.PICKLED] = lambda tree: self._variable(lambda leaf: pickle.loads(leaf.data))
         try:
             self._tree: Spec = json.loads(type_spec)
             self._make = self._maker(self._tree)
         except (ValueError, TypeError, LookupError, AttributeError, SyntaxError, RecursionError) as e:
             raise CacheError(f"not the type of a sample: {type_spec[:200]!r} ({type(e).__name__}: {e})") from e
         self._makers.clear()  # they refer to this object: a cycle
+        # every leaf has one size, so samples of this type can be rows of columns
         self.fixed = all(n is not None for n in self.sizes)
         dense = None not in self.dtypes and None not in self.strides and 0 not in self.sizes
+        # every leaf is a tensor, an array or a number, so a batch is one gather from each column
         self.stacks = self.fixed and dense and _stacks(self._tree)
 
     @property
@@ -131,11 +119,6 @@ class Layout:
         fields = [self._maker(field) for field in tree[2]]
         return lambda leaves: find_class(name)(*[make(leaves) for make in fields])  # a notebook may define it again
 
-    def _rows(self, tree: Spec) -> Make:
-        columns = [self._maker(column) for column in tree[2]]
-        row: type = {spec.TUPLE: tuple, spec.LIST: list}[tree[1]]
-        return lambda leaves: list(map(row, zip(*[make(leaves) for make in columns], strict=True)))
-
     def _tensor_subclass(self, tree: Spec) -> Make:
         name = str(tree[1])
         if find_class(name, torch.Tensor) is None or tree[3][0] != spec.TENSOR:
@@ -175,7 +158,7 @@ class Layout:
         if dtype.itemsize:
             _check_strides(shape, [s // dtype.itemsize for s in strides], numel)
         j = self._leaf(numel * dtype.itemsize, _torch_dtype(dtype), shape)
-        if strides == _c_strides(shape, dtype.itemsize):
+        if strides == tuple(n * dtype.itemsize for n in torch.empty(shape, device="meta").stride()):
             self.strides[j] = tuple(s // max(1, dtype.itemsize) for s in strides)
         return lambda leaves: np.ndarray(shape, dtype, leaves[j].copy(), 0, strides)
 
@@ -188,24 +171,10 @@ class Layout:
         j = self._leaf(dtype.itemsize, _torch_dtype(dtype), (), ())
         return lambda leaves: np.frombuffer(leaves[j].tobytes(), dtype)[0]
 
-    def _text(self, tree: Spec) -> Make:
+    def _variable(self, make: Callable[[Leaf], Any]) -> Make:
+        """A leaf whose size differs from sample to sample."""
         j = self._leaf(None)
-        return lambda leaves: str(leaves[j].data, "utf-8", "surrogatepass")
-
-    def _bytes(self, tree: Spec) -> Make:
-        j = self._leaf(None)
-        return lambda leaves: leaves[j].tobytes()
-
-    def _numbers(self, tree: Spec) -> Make:
-        dtype = np.dtype({kind.__name__: stored for kind, stored in NUMBER_DTYPES.items()}[tree[1]])
-        (n,) = _naturals(tree[2:])
-        j = self._leaf(n * dtype.itemsize)
-        return lambda leaves: leaves[j].view(dtype).tolist()
-
-    def _texts(self, tree: Spec) -> Make:
-        (n,) = _naturals(tree[1:])
-        j, k = self._leaf(8 * n), self._leaf(None)
-        return lambda leaves: _split_text(leaves[j].view("<i8").tolist(), leaves[k].data)
+        return lambda leaves: make(leaves[j])
 
     def _image(self, tree: Spec) -> Make:
         from PIL import Image
@@ -224,11 +193,13 @@ class Layout:
 
         return make
 
-    def _pickled(self, tree: Spec) -> Make:
-        if not self._trusted:
-            raise KeyError("a pickled value in a file")
-        j = self._leaf(None)
-        return lambda leaves: pickle.loads(leaves[j].data)
+
+def _plain(leaf: Leaf) -> Any:
+    return msgspec.msgpack.decode(leaf.data)
+
+
+def _rows(leaf: Leaf) -> Any:
+    return list(map(tuple, _plain(leaf)))
 
 
 @functools.lru_cache(maxsize=4096)  # images of any size have as many types as sizes
@@ -254,11 +225,6 @@ def _stacks(tree: Spec) -> bool:
     if tree[0] in (spec.DICT, spec.NAMED_TUPLE):
         return all(map(_stacks, tree[2]))
     return tree[0] in (spec.TENSOR, spec.ARRAY, spec.INT, spec.FLOAT, spec.BOOL, spec.NUMPY_SCALAR)
-
-
-def _split_text(sizes: list[int], text: memoryview) -> list[str]:
-    ends = list(itertools.accumulate(sizes))
-    return [str(text[end - n : end], "utf-8", "surrogatepass") for n, end in zip(sizes, ends, strict=True)]
 
 
 @functools.cache
@@ -295,14 +261,6 @@ def _check_strides(shape: Shape, strides: Sequence[int], numel: int) -> None:
         raise KeyError(f"strides {strides!r} for the shape {shape!r}")
     if numel and sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) >= numel:
         raise KeyError(f"strides {strides!r} exceed {numel} values")
-
-
-def _c_strides(shape: Shape, itemsize: int) -> Shape:
-    out, n = [], itemsize
-    for size in reversed(shape):
-        out.append(n)
-        n *= max(1, size)
-    return tuple(reversed(out))
 
 
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:

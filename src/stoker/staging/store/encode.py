@@ -11,7 +11,9 @@ the file that an image was read from (its class, its ``format``).
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
+import itertools
 import json
 import pickle
 import re
@@ -19,6 +21,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -32,8 +35,8 @@ ALIGN = 16  # bytes between leaves: enough for any dtype
 DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 SIMPLE_KINDS = "biufc?mMSU"  # kinds of NumPy dtypes that are fully described by their string
 KEY_TYPES = (str, int, bool, type(None))  # of dicts that are not pickled
-NUMBER_DTYPES = {int: "<i8", float: "<f8", bool: "?"}  # of lists of numbers
-LONG = 16  # items from which on a list of numbers or texts, or of rows of them, is one array a column
+PLAIN = {int, float, bool, str, type(None)}  # items of lists that are one leaf
+LONG = 16  # items from which on a list of these, or of rows of them, is one
 _PICKLED = re.compile(r'\["o","((?:[^"\\]|\\.)*)"\]')  # spec.PICKLED in a type
 _INT64 = range(-(1 << 63), 1 << 63)
 
@@ -43,14 +46,9 @@ class CacheError(StokerError, RuntimeError):
 
 
 def take(sample: Sample, dense: bool = False) -> tuple[str, list[Leaf]]:
-    """The type of a sample as JSON, and the bytes of its leaves, as views where possible.
-
-    Args:
-        sample: any object.
-        dense: tensors are stored in the order of their dimensions, whatever their strides, so that they can be stacked.
-
-    Raises:
-        CacheError: it can neither be stored nor pickled.
+    """The type of a sample as JSON, and the bytes of its leaves, as views where possible. ``dense``: tensors are stored
+    in the order of their dimensions, whatever their strides, so that they can be stacked. Raises CacheError: it can
+    neither be stored nor pickled.
 
     Example:
         >>> spec, leaves = take((torch.zeros(2, dtype=torch.uint8), 7))
@@ -79,49 +77,18 @@ def _take(x: Sample, out: list[Leaf], dense: bool) -> Spec:
     return _ENCODERS.get(type(x), _take_other)(x, out, dense)
 
 
-def _bytes_of(scalar: np.generic) -> Leaf:
-    return np.frombuffer(scalar.tobytes(), np.uint8)
-
-
-def _take_none(x: None, out: list[Leaf], dense: bool) -> Spec:
-    return [spec.NONE]
+def _leaf(out: list[Leaf], data: bytes, *tree: Any) -> Spec:
+    """Adds a leaf; ``tree``: its type."""
+    out.append(np.frombuffer(data, np.uint8))
+    return list(tree)
 
 
 def _take_int(x: int, out: list[Leaf], dense: bool) -> Spec:
-    if x not in _INT64:
-        return _pickled(x, out)
-    out.append(_bytes_of(np.int64(x)))
-    return [spec.INT]
-
-
-def _take_float(x: float, out: list[Leaf], dense: bool) -> Spec:
-    out.append(_bytes_of(np.float64(x)))
-    return [spec.FLOAT]
-
-
-def _take_bool(x: bool, out: list[Leaf], dense: bool) -> Spec:
-    out.append(_bytes_of(np.uint8(x)))
-    return [spec.BOOL]
-
-
-def _take_text(x: str, out: list[Leaf], dense: bool) -> Spec:
-    out.append(np.frombuffer(x.encode("utf-8", "surrogatepass"), np.uint8))
-    return [spec.TEXT]
-
-
-def _take_bytes(x: bytes, out: list[Leaf], dense: bool) -> Spec:
-    out.append(np.frombuffer(x, np.uint8))
-    return [spec.BYTES]
-
-
-def _take_tuple(x: tuple[Sample, ...], out: list[Leaf], dense: bool) -> Spec:
-    return [spec.TUPLE, [_take(v, out, dense) for v in x]]
+    return _leaf(out, np.int64(x).tobytes(), spec.INT) if x in _INT64 else _pickled(x, out)
 
 
 def _take_list(x: list[Sample], out: list[Leaf], dense: bool) -> Spec:
-    many = _take_long_list(x, out) if len(x) >= LONG else None
-    many = many or _take_rows(x, out)
-    return many or [spec.LIST, [_take(v, out, dense) for v in x]]
+    return _take_long_list(x, out) or [spec.LIST, [_take(v, out, dense) for v in x]]
 
 
 def _take_dict(x: dict[Any, Sample], out: list[Leaf], dense: bool) -> Spec:
@@ -139,8 +106,7 @@ def _take_other(x: Sample, out: list[Leaf], dense: bool) -> Spec:
             return [spec.TENSOR_SUBCLASS, class_name(cls), held, _take_tensor(x.as_subclass(torch.Tensor), out, dense)]
     elif isinstance(x, np.generic):
         if x.dtype.kind in SIMPLE_KINDS and x.dtype.names is None and x.dtype.type is cls:
-            out.append(_bytes_of(x))
-            return [spec.NUMPY_SCALAR, x.dtype.str]
+            return _leaf(out, x.tobytes(), spec.NUMPY_SCALAR, x.dtype.str)
     elif isinstance(x, tuple):
         if hasattr(x, "_fields") and find_class(class_name(cls)) is cls and not getattr(x, "__dict__", None):
             return [spec.NAMED_TUPLE, class_name(cls), [_take(v, out, dense) for v in x]]
@@ -152,46 +118,23 @@ def _take_other(x: Sample, out: list[Leaf], dense: bool) -> Spec:
 
 
 def _take_long_list(x: list[Any], out: list[Leaf]) -> Spec | None:
-    """A list of numbers (one leaf) or of texts (two leaves), as tokenisers make them; None for any other list."""
-    first = type(x[0])
-    if first not in NUMBER_DTYPES and first is not str:
+    """A list of numbers and texts, or of rows of these, as tokenisers and tables make them; None for any other list."""
+    kind = type(x[0]) if x else None
+    in_rows = kind in (tuple, list) and set(map(type, x)) == {kind}
+    items = list(itertools.chain.from_iterable(x)) if in_rows else x
+    if len(items) < LONG or not PLAIN.issuperset(map(type, items)):
         return None
-    if len(set(map(type, x))) > 1:
-        return None
-    if first is str:
-        parts = [v.encode("utf-8", "surrogatepass") for v in x]
-        out.append(np.array([len(part) for part in parts], "<i8").view(np.uint8))
-        out.append(np.frombuffer(b"".join(parts), np.uint8))
-        return [spec.TEXTS, len(x)]
-    try:
-        numbers = np.array(x, NUMBER_DTYPES[first])
-    except OverflowError:
-        return None
-    out.append(numbers.view(np.uint8))
-    return [spec.NUMBERS, first.__name__, len(x)]
-
-
-def _take_rows(x: list[Any], out: list[Leaf]) -> Spec | None:
-    """A list of rows of one length, such as boxes or lines of a table: a leaf or two for each column."""
-    kind, width = type(x[0]) if x else None, 0
-    if kind is tuple or kind is list:
-        width = len(x[0])
-    if len(x) * width < LONG or set(map(type, x)) != {kind} or set(map(len, x)) != {width}:
-        return None
-    leaves: list[Leaf] = []
-    columns = [_take_long_list(list(column), leaves) for column in zip(*x, strict=True)]
-    if None in columns:
-        return None
-    out += leaves
-    return [spec.ROWS, spec.TUPLE if kind is tuple else spec.LIST, columns]
+    with contextlib.suppress(OverflowError, UnicodeError):
+        return _leaf(out, msgspec.msgpack.encode(x), spec.LONG_LIST, spec.TUPLE if kind is tuple else spec.LIST)
+    return None
 
 
 def _pickled(x: Sample, out: list[Leaf]) -> Spec:
     try:
-        out.append(np.frombuffer(pickle.dumps(x, protocol=5), np.uint8))
+        data = pickle.dumps(x, protocol=5)
     except Exception as e:
         raise CacheError(f"a sample has a {type(x).__name__}, which cannot be cached: {e}") from e
-    return [spec.PICKLED, type(x).__name__]
+    return _leaf(out, data, spec.PICKLED, type(x).__name__)
 
 
 def _is_simple(t: torch.Tensor) -> bool:
@@ -242,8 +185,7 @@ def _take_image(image: Any, out: list[Leaf]) -> Spec | None:
     info = repr(image.info)
     if _literal(info) != image.info:
         return None
-    out.append(np.frombuffer(image.tobytes(), np.uint8))
-    return [spec.IMAGE, image.mode, list(image.size), info]
+    return _leaf(out, image.tobytes(), spec.IMAGE, image.mode, list(image.size), info)
 
 
 @functools.lru_cache(maxsize=64)  # images of a dataset mostly have the same, and parsing it takes 30 us
@@ -257,13 +199,13 @@ def _literal(text: str) -> object:
 _ENCODERS: dict[type, Callable[[Any, list[Leaf], bool], Spec]] = {
     torch.Tensor: _take_tensor,
     np.ndarray: _take_array,
-    type(None): _take_none,
+    type(None): lambda x, out, dense: [spec.NONE],
     int: _take_int,
-    float: _take_float,
-    bool: _take_bool,
-    str: _take_text,
-    bytes: _take_bytes,
-    tuple: _take_tuple,
+    float: lambda x, out, dense: _leaf(out, np.float64(x).tobytes(), spec.FLOAT),
+    bool: lambda x, out, dense: _leaf(out, bytes([x]), spec.BOOL),
+    str: lambda x, out, dense: _leaf(out, x.encode("utf-8", "surrogatepass"), spec.TEXT),
+    bytes: lambda x, out, dense: _leaf(out, x, spec.BYTES),
+    tuple: lambda x, out, dense: [spec.TUPLE, [_take(v, out, dense) for v in x]],
     list: _take_list,
     dict: _take_dict,
 }

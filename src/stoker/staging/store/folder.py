@@ -22,11 +22,10 @@ import os
 import shutil
 import tempfile
 import time
-import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -36,12 +35,11 @@ from ...core.types import JsonObject
 from .encode import CacheError
 from .memory import Lock
 
-FORMAT = 2
+FORMAT = 3
 GROWING = ("column-", "heap")  # tables whose room is taken block by block; that of others is taken at once
 PART = ".part"
 MANIFEST = "manifest.json"
 REMOVED = ".gone-"  # prefix of the folder into which a cache is moved before it is removed
-MAX_HEADER = 1000  # bytes of the header of a NumPy file; ours have 118
 
 
 def root() -> Path:
@@ -58,14 +56,7 @@ def digest(key: JsonObject) -> str:
 
 
 class Folder:
-    """Tables in files of one folder.
-
-    Args:
-        path: the folder; it exists.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
+    """Tables in files of one folder. Raises OSError: it cannot be opened."""
 
     trusted = False  # anyone may have written it
     kind = "disk"
@@ -91,12 +82,8 @@ class Folder:
         return fd
 
     def table(self, name: str, dtype: DTypeLike, count: int, start: int) -> NDArray[Any]:
-        """``count`` values in a file of their own. It is created where there is none.
-
-        Raises:
-            CacheError: a file with other contents.
-            OSError: it cannot be created.
-        """
+        """``count`` values in a file of their own. It is created where there is none. Raises CacheError: a file with
+        other contents; OSError: it cannot be created."""
         dtype = np.dtype(dtype)
         file = f"{name}.npy"
         header = _header(dtype, count)
@@ -134,11 +121,7 @@ class Folder:
             os.unlink(temporary, dir_fd=self._dir)
 
     def reserve(self, name: str, offset: int, nbytes: int) -> None:
-        """Takes room on the disk for a range of a table.
-
-        Raises:
-            OSError: the disk is full.
-        """
+        """Takes room on the disk for a range of a table. Raises OSError: the disk is full."""
         fd, begin = self._files[name]
         os.posix_fallocate(fd, begin + offset, nbytes)
 
@@ -176,25 +159,6 @@ def _header(dtype: np.dtype[Any], count: int) -> bytes:
     return out.getvalue()
 
 
-def _read_header(file: io.BufferedReader) -> tuple[int, int]:
-    """The bytes of a value, and the count. The file is at its first value then.
-
-    Raises:
-        ValueError: another file.
-    """
-    try:
-        if np.lib.format.read_magic(file) != (1, 0):
-            raise ValueError("another version")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of headers that Python 2 wrote
-            shape, _, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=MAX_HEADER)
-    except Exception as e:  # NumPy parses and tokenizes a Python literal: a damaged one may raise anything
-        raise ValueError(f"not a header: {type(e).__name__}") from e
-    if len(shape) != 1 or shape[0] < 0 or dtype.kind not in "iu":
-        raise ValueError("no integers in one dimension")
-    return dtype.itemsize, shape[0]
-
-
 def _check_length(path: Path, fd: int, want: int) -> None:
     there = os.fstat(fd).st_size
     if there != want:
@@ -202,45 +166,11 @@ def _check_length(path: Path, fd: int, want: int) -> None:
         raise CacheError(f"{path} {problem}: {there:,} bytes of {want:,}")
 
 
-def read_table(path: Path, offset: int = 0, nbytes: int = 0) -> bytes:
-    """Bytes of a table, for tools. Nothing is mapped or written, and where possible the time of last use stays.
-
-    Raises:
-        CacheError: the file is damaged or has fewer bytes.
-        OSError: it cannot be read.
-    """
-    with open(_open_noatime(path), "rb") as file:
-        try:
-            itemsize, count = _read_header(file)
-        except ValueError as e:
-            raise CacheError(f"{path} has a wrong header") from e
-        begin = file.tell()
-        _check_length(path, file.fileno(), begin + itemsize * count)
-        file.seek(begin + offset)
-        data = file.read(nbytes)
-    if len(data) != nbytes:
-        raise CacheError(f"{path} is truncated")
-    return data
-
-
-def _open_noatime(path: Path) -> int:
-    """Opens a file for reading without changing its access time, where it is ours (open(2), O_NOATIME)."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    try:
-        return os.open(path, flags | getattr(os, "O_NOATIME", 0))
-    except PermissionError:
-        return os.open(path, flags)
-
-
 # -- folders
 
 
 def manifest_of(path: Path) -> JsonObject:
-    """A cache's manifest.
-
-    Raises:
-        CacheError: there is none, or it is damaged or of another version.
-    """
+    """A cache's manifest. Raises CacheError: there is none, or it is damaged or of another version."""
     try:
         found = json.loads((path / MANIFEST).read_text())
     except (OSError, ValueError, RecursionError) as e:
@@ -250,29 +180,9 @@ def manifest_of(path: Path) -> JsonObject:
     return found
 
 
-class Opened(NamedTuple):
-    """A folder for a cache.
-
-    Attributes:
-        folder: for its tables.
-        note: why an earlier cache is not used, or was removed; "".
-    """
-
-    folder: Folder
-    note: str
-
-
-def open_for(base: Path, name: str, key: JsonObject) -> Opened:
-    """The folder of a cache for this key: complete, partly filled, or new.
-
-    Args:
-        base: where caches are.
-        name: for people.
-        key: what the samples depend on; texts and numbers.
-
-    Raises:
-        OSError: it cannot be created or opened.
-    """
+def open_for(base: Path, name: str, key: JsonObject) -> tuple[Folder, str]:
+    """The folder of a cache for this key: complete, partly filled, or new; and why an earlier one is not used, or
+    "". ``key``: what the samples depend on; texts and numbers. Raises OSError: it cannot be created or opened."""
     final = base / f"{name}-{digest(key)}"
     part = final.with_name(final.name + PART)
     note = ""
@@ -285,7 +195,7 @@ def open_for(base: Path, name: str, key: JsonObject) -> Opened:
                 discard(path)
     for _ in range(3):  # it may be renamed in between
         if final.is_dir():
-            return Opened(Folder(final), note)
+            return Folder(final), note
         if not part.is_dir():
             note = note or _what_changed(base, name, key)
             base.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -295,7 +205,7 @@ def open_for(base: Path, name: str, key: JsonObject) -> Opened:
                 if e.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another run was first
                     raise
         with contextlib.suppress(FileNotFoundError):
-            return Opened(Folder(part), note)
+            return Folder(part), note
     raise FileNotFoundError(f"{part} was removed while it was opened")
 
 

@@ -37,10 +37,6 @@ class Head:
     """The shared fields of a store. The caller holds the store's lock where it changes one.
 
     The indices are a file format: see ``folder.FORMAT``.
-
-    Args:
-        numbers: the table ``head``.
-        texts: the table ``words``.
     """
 
     state = _Number(0)

@@ -46,14 +46,8 @@ os.register_at_fork(after_in_child=_thread_locks.clear)  # another thread may ha
 class Memory:
     """Tables in an anonymous file (memfd_create(2)). Limits of ``/dev/shm`` do not apply to it.
 
-    Forked workers inherit it, spawned ones receive its descriptor.
-
-    Args:
-        nbytes: the file's size. Only pages that are written take memory.
-
-    Raises:
-        OSError: such files are not supported here.
-    """
+    Forked workers inherit it, spawned ones receive its descriptor. ``nbytes``: the file's size. Only pages that are
+    written take memory. Raises OSError: such files are not supported here."""
 
     trusted = True  # this run wrote all of it, so it may contain pickles and needs no checksums
     writable = True
@@ -104,10 +98,7 @@ class Memory:
         """Writes bytes into a table that begins at ``start``.
 
         It uses pwrite(2): writing to a new mapping costs a fault a page, and a SIGBUS where memory is exhausted.
-
-        Raises:
-            OSError: memory is exhausted.
-        """
+        Raises OSError: memory is exhausted."""
         at = start + offset
         left = memoryview(data.data).cast("B")
         while len(left):

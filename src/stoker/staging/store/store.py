@@ -35,29 +35,17 @@ _ORDERED = platform.machine() in ("x86_64", "AMD64")  # writes are seen in the o
 
 
 class StoreStats(NamedTuple):
-    """A store in numbers.
+    """A store in numbers."""
 
-    Attributes:
-        samples: of the dataset.
-        filled: of these, in the store.
-        nbytes: reserved.
-        budget: bytes it may reserve.
-        prepared: samples prepared so far, in all processes.
-        prepare_s: seconds that took, summed.
-        keep_s: seconds of CPU that storing them took, summed.
-        reason: why no more samples are stored, "" while they are.
-        ranks: of this node that fill and read it.
-    """
-
-    samples: int
-    filled: int
-    nbytes: int
-    budget: int
-    prepared: int
-    prepare_s: float
-    keep_s: float
-    reason: str
-    ranks: int = 1
+    samples: int  # of the dataset
+    filled: int  # of these, in the store
+    nbytes: int  # reserved
+    budget: int  # bytes it may reserve
+    prepared: int  # samples prepared so far, in all processes
+    prepare_s: float  # seconds that took, summed
+    keep_s: float  # seconds of CPU that storing them took, summed
+    reason: str  # why no more samples are stored, "" while they are
+    ranks: int = 1  # of this node that fill and read it
 
     def describe(self) -> str:
         """In one line."""
@@ -76,16 +64,8 @@ def _tables_start(samples: int) -> int:
 
 
 class Store:
-    """Samples by their index. One that is stored stays.
-
-    Args:
-        medium: memory or a folder.
-        samples: length of the dataset.
-        budget: bytes that may be reserved.
-
-    Raises:
-        CacheError: it is a store of another dataset, or damaged.
-    """
+    """Samples by their index. One that is stored stays. Raises CacheError: it is a store of another dataset, or
+    damaged."""
 
     def __init__(self, medium: Medium, samples: int, budget: int) -> None:
         self.medium = medium
@@ -240,10 +220,7 @@ class Store:
 
     def ready(self) -> bool:
         """Opens the tables once it is decided how samples are stored, by any process. Returns whether they are open.
-
-        Raises:
-            CacheError: damaged files.
-        """
+        Raises CacheError: damaged files."""
         if self._tables is not None:
             return True
         if self._head.state not in (State.ROWS, State.BLOCKS) or self._no_room_for_tables:
@@ -260,20 +237,16 @@ class Store:
     # -- storing
 
     def admit(self, samples: Samples, prepare_ns: int, keep_ns: int = 0) -> None:
-        """Stores samples as far as there is room.
-
-        Args:
-            samples: what ``encode.take`` returned, by index.
-            prepare_ns: what they took to prepare, together.
-            keep_ns: CPU time that storing them took so far; this call adds its own.
-        """
+        """Stores samples as far as there is room. ``prepare_ns``: what they took to prepare, together; ``keep_ns``:
+        CPU time that storing them took so far, to which this call adds its own."""
         began = time.thread_time_ns()
         if not self.medium.writable or not self.usable:
             return
         with self.medium.lock():
             self._head.prepared += len(samples)
             self._head.prepare_ns += prepare_ns
-            if self._head.state == State.UNDECIDED and not self._enough():
+            enough = self._head.prepared >= min(FIRST_SAMPLES, self.samples // 8)
+            if self._head.state == State.UNDECIDED and not enough:
                 for i, (type_spec, leaves) in samples.items():  # copied: user code may write to the sample later
                     self._first[i] = type_spec, [x.copy() for x in leaves]
                 return
@@ -286,9 +259,6 @@ class Store:
             self._store(samples, began - keep_ns)
             if self.complete:
                 self.medium.seal()
-
-    def _enough(self) -> bool:
-        return self._head.prepared >= min(FIRST_SAMPLES, self.samples // 8)
 
     def _decide(self, samples: Samples) -> None:
         """Decides how samples are stored, from the first ones. The caller holds the lock.

@@ -42,46 +42,26 @@ class Medium(Protocol):
 
 
 class _Column(NamedTuple):
-    """One leaf of all rows.
+    """One leaf of all rows."""
 
-    Attributes:
-        name: of the table.
-        start: of the table in memory.
-        data: all its bytes.
-        rows: the same as rows.
-        reserved: 1 for each ``BLOCK`` bytes for which room was taken.
-    """
-
-    name: str
-    start: int
-    data: Leaf
-    rows: NDArray[np.uint8]
-    reserved: NDArray[np.uint8]
+    name: str  # of the table
+    start: int  # of the table in memory
+    data: Leaf  # all its bytes
+    rows: NDArray[np.uint8]  # the same as rows
+    reserved: NDArray[np.uint8]  # 1 for each ``BLOCK`` bytes for which room was taken
 
 
 class Tables:
-    """The columns and the heap of a store.
+    """The columns and the heap of a store. Raises CacheError: damaged files; OSError: there is no room for the tables.
 
     A sample's location is its row + 1, or minus its offset in the heap - 1. 0 means that it is not stored.
-
-    Args:
-        medium: in which the tables are.
-        head: of the store; how samples are stored has been decided.
-        start: where the tables begin in memory.
-
-    Attributes:
-        layout: of the samples in rows; None where all are blocks.
-        tensors: the columns as tensors, a row a sample, where a batch is one gather from each; else [].
-
-    Raises:
-        CacheError: damaged files.
-        OSError: there is no room for the tables.
     """
 
     def __init__(self, medium: Medium, head: Head, start: int) -> None:
         self._medium = medium
-        self._head = head
-        self.layout: Layout | None = None
+        self._head = head  # of the store; how samples are stored has been decided
+        self.layout: Layout | None = None  # of the samples in rows; None where all are blocks
+        # the columns as tensors, a row a sample, where a batch is one gather from each; else []
         self.tensors: list[torch.Tensor] = []
         self._columns: list[_Column] = []
         self._crc: NDArray[np.uint32] | None = None  # of each row; in a file only
@@ -89,7 +69,7 @@ class Tables:
             self.layout = layout(head.spec, medium.trusted)
             start = self._open_columns(self.layout, head.rows, start)
             self.tensors = _tensors(self.layout, [c.rows for c in self._columns])
-        self._heap_start = start
+        self._heap_start = start  # where the tables begin in memory
         self._heap: Leaf = medium.table("heap", np.uint8, head.budget, start)
 
     def _open_columns(self, made: Layout, rows: int, start: int) -> int:
@@ -149,14 +129,8 @@ class Tables:
         }
 
     def allocate(self, i: int, block: Leaf | None) -> int:
-        """Takes room for a sample, a row if it has no block. The caller holds the store's lock.
-
-        Returns:
-            The location; 0: there is no room.
-
-        Raises:
-            OSError: the disk is full.
-        """
+        """Takes room for a sample, a row if it has no block. The caller holds the store's lock. Returns the location, 0
+        if there is no room. Raises OSError: the disk is full."""
         return self._allocate_row(i) if block is None else self._allocate_block(len(block))
 
     def _allocate_row(self, i: int) -> int:
@@ -205,11 +179,7 @@ class Tables:
         return True
 
     def write(self, i: int, location: int, leaves: list[Leaf], block: Leaf | None) -> None:
-        """Writes a sample to the location that ``allocate`` returned.
-
-        Raises:
-            OSError: memory is exhausted.
-        """
+        """Writes a sample to the location that ``allocate`` returned. Raises OSError: memory is exhausted."""
         if block is not None:
             self._medium.write(self._heap, self._heap_start, -location - 1, block)
             return
