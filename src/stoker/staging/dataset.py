@@ -248,7 +248,7 @@ class Staged(Dataset[Sample]):
         return getattr(self.dataset, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # ``info.dataset.rng = ...`` in a worker_init_fn means the script's own dataset, which is what is read here, too.
+        # ``info.dataset.rng = ...`` in a worker_init_fn means the script's dataset, which is read here, too.
         is_own = name in OWN or name.startswith("_") or hasattr(Staged, name)
         super().__setattr__(name, value) if is_own else setattr(self.dataset, name, value)
 
