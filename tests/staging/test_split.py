@@ -551,6 +551,25 @@ def test_what_only_notes_something_is_run_each_time(kind: type[Timed]) -> None:
     assert (staged.count, staged.of, len(staged.times)) == (120, [6] * 20, 120)
 
 
+@functools.lru_cache(maxsize=2)
+def volume(k: int) -> torch.Tensor:
+    time.sleep(0.01)
+    return torch.full((4, *SHAPE), float(k))
+
+
+class Slices(Pictures):
+    def __getitem__(self, i: int) -> Any:
+        x = volume(i // 4)[i % 4] * 2
+        return x + torch.rand(())
+
+
+def test_what_a_small_cache_of_functools_holds_is_no_measure() -> None:
+    plan = stoker.split(Slices()).plan
+    assert plan is not None
+    assert plan.head_s > 0.01
+    same_bits(Slices())
+
+
 class CountIsRead(Timed):
     def __getitem__(self, i: int) -> Any:
         self.count += 1
