@@ -589,11 +589,26 @@ class CountsAndReturns(Timed):
         return x + torch.rand(())
 
 
-@pytest.mark.parametrize("kind", [CountIsRead, CountsAndReturns])
-def test_what_the_first_part_needs_stays_in_it(kind: type[Timed]) -> None:
-    data = kind()
-    with pytest.raises(UsageError, match=r"self\.count"):
-        stoker.split(data)
+class CountsAndFails(Timed):
+    def __getitem__(self, i: int) -> Any:
+        self.count += 1
+        x = torch.full(SHAPE, float(i)).exp().log()
+        try:
+            if i == 7:
+                raise ValueError
+        except ValueError:
+            return x
+        return x + torch.rand(())
+
+
+@pytest.mark.parametrize("kind", [CountsAndReturns, CountsAndFails])
+def test_what_only_notes_something_is_run_where_the_function_returns_early(kind: type[Timed]) -> None:
+    assert same_bits(kind()).count == 120
+
+
+def test_what_the_first_part_reads_is_no_note() -> None:
+    with pytest.raises(UsageError, match=r"dataset\.count"):
+        stoker.split(CountIsRead())
 
 
 class Methods(Pictures):

@@ -127,7 +127,7 @@ def before_state_changes(fn: types.FunctionType, is_method: bool, where: Cut) ->
     around: Position = ()
     in_context = False
     end: Any = where.position[0]
-    later = _deferred(tree, block[: end + (len(where.position) > 1 or where.call is not None)], first)
+    later = deferred(tree, block[: end + (len(where.position) > 1 or where.call is not None)], first)
     for depth in range(0, len(where.position), 2):
         last: Any = where.position[depth]
         for k, statement in enumerate(block[:last]):
@@ -144,13 +144,6 @@ def before_state_changes(fn: types.FunctionType, is_method: bool, where: Cut) ->
             name = where.position[depth + 1]
             block, around = getattr(entered, str(name)), (*around, last, name)
     return where, ""
-
-
-def _deferred(tree: ast.FunctionDef, head: list[ast.stmt], first: str) -> list[ast.stmt]:
-    """Statements of the head that the tail runs."""
-    params = params_of(tree)
-    index = bound_once(tree.body, params) & {*params} if tree.name == "__getitem__" else set()
-    return deferred(head, {*params, *names_bound(tree.body)}, index, first)
 
 
 def cut(fn: types.FunctionType, is_method: bool, where: Cut) -> Parts:
@@ -171,12 +164,12 @@ def cut(fn: types.FunctionType, is_method: bool, where: Cut) -> Parts:
     cutter = _Cutter(where, {*params, *names_bound(tree.body)}, passed)
     head, rest = cutter.block(tree.body, ())
     line = _line_at(tree, where.position) if rest else tree.body[-1].lineno
-    later = _deferred(tree, head, first)
+    later = deferred(tree, head, first)
     head, rest = [x for x in head if not any(x is y for y in later)], [*later, *rest]
     again = _looked_up_again(cutter, head, rest, bound_once(tree.body, params), set(params))
     assigned = {*params, *names_bound(head)} - passed - names_bound(again)
     stored = tuple(sorted(assigned & read_before_bound([*again, *rest])))
-    head_tree = _head_tree(tree, head)
+    head_tree = _head_tree(tree, head, bool(later))
     tail_tree = ast.copy_location(copy.copy(tree), tree)
     tail_tree.args = ast.arguments(
         posonlyargs=[],
@@ -197,13 +190,16 @@ def _unbind(name: str) -> ast.stmt:
     return ast.If(missing, [ast.Delete([ast.Name(name, ast.Del())])], [])
 
 
-def _head_tree(tree: ast.FunctionDef, head: list[ast.stmt]) -> ast.FunctionDef:
-    """The head's definition. ``return value`` in it becomes ``return _stoker.done(value)``."""
+def _head_tree(tree: ast.FunctionDef, head: list[ast.stmt], has_tail: bool) -> ast.FunctionDef:
+    """The head's definition. ``return value`` in it becomes ``return _stoker.done(value)``; where statements of the
+    head are left to the tail, ``_stoker.unplanned()``."""
 
     class Returns(ast.NodeTransformer):
         def visit_Return(self, node: ast.Return) -> ast.AST:
             if getattr(node, "packs", False):
                 return node
+            if has_tail:
+                return ast.copy_location(ast.Expr(helper_call("unplanned")), node)
             return ast.copy_location(ast.Return(helper_call("done", node.value or ast.Constant(None))), node)
 
         def _leave(self, node: ast.AST) -> ast.AST:

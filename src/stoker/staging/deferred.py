@@ -14,9 +14,9 @@ they set.
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
-from .syntax import is_chain, is_name, names_bound, names_read
+from .syntax import bound_once, is_chain, is_name, names_bound, names_read, params_of
 
 CLOCKS = {"time", "perf_counter", "monotonic", "process_time", "thread_time"}
 CLOCKS |= {f"{name}_ns" for name in CLOCKS}
@@ -28,23 +28,27 @@ _VALUES = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.Tu
 _WITHOUT_VALUE = (ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.expr_context)
 
 
-def deferred(head: Sequence[ast.stmt], locals_: Collection[str], index: Collection[str], first: str) -> list[ast.stmt]:
-    """Those statements of a block that may run after it.
+def deferred(tree: ast.FunctionDef, head: Sequence[ast.stmt], first: str) -> list[ast.stmt]:
+    """Those statements of a function's first part that may run after it.
 
     Args:
-        head: the block; what it ends with may be no part of it.
-        locals_: all variables of the function.
-        index: the parameters of ``__getitem__`` that are never assigned. Another function's may be written to.
+        tree: the function.
+        head: its first part; what that ends with may be no part of it.
         first: what the function calls ``self``; "" if it has none.
     """
-    if not first or any(_returns(x) for x in head):
-        return []  # the second part does not run where the first one returns
-    found = [x for x in head if _only_notes(x, {*locals_} - {*index, first})]
+    params = params_of(tree)
+    locals_ = {*params, *names_bound(tree.body)}
+    # Those of __getitem__ are indices. Another function's may be written to.
+    index = bound_once(tree.body, params) & {*params} if tree.name == "__getitem__" else set()
+    tried = (x for y in head for x in ast.walk(y) if isinstance(x, ast.Try))
+    if not first or any(_returns(x) for y in tried for x in (*y.body, *y.orelse, *y.finalbody)):
+        return []  # where the first part returns, the sample is made as a whole: see ``Unplanned``
+    found = [x for x in head if _only_notes(x, locals_ - {*index, first})]
     while True:
         others = [x for x in head if not any(x is y for y in found)]
         read = names_read(others) | {x.attr for y in others for x in ast.walk(y) if isinstance(x, ast.Attribute)}
         known = {*index, first, *names_bound(found)}
-        left = [x for x in found if not _sets(x, first) & read and names_read([x]) & {*locals_} <= known]
+        left = [x for x in found if not _sets(x, first) & read and names_read([x]) & locals_ <= known]
         if len(left) == len(found):
             return found
         found = left
