@@ -127,9 +127,11 @@ class OfRecords(Samples):
         return image[0], label
 
 
-def test_calls_are_known_by_parts_of_records() -> None:
+def test_calls_are_known_by_parts_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.staging.pure_calls.WORTH_SHARE", 0.0)  # however fast it is today
     shown = str(stoker.split(OfRecords()))
-    assert shown.count("kept by its arguments") == 3, shown
+    for call in ("(row['number'])", "File(number=other.number).matrix", "File(x['of'][1]).matrix"):
+        assert call in shown
 
 
 class InPlace(Mosaic):
