@@ -15,6 +15,7 @@ import contextlib
 import functools
 import random
 import threading
+import time
 
 import numpy as np
 import torch
@@ -446,6 +447,8 @@ class Writer:
             return self.assign(live, depth)
         new, x = self.name("a"), self.rng.choice([x for x in live if x[0] == "a"] or ["load(index)"])
         forms = ["self.count += 1", "self.seen.append(index)", "self.last = {x}", "self.kept[index] = {x}"]
+        forms += ["began = time.time()\nself.count += time.time() >= began", "self.sums[index % 3] += self.gain"] * 2
+        forms += ["if self.flag and index > 3:\n    self.count += index", "{new} = {x} * (self.sums[0] % 2 + 1)"]
         forms += ["if self.handle is None:\n    self.handle = Resource(2)\n{new} = self.handle.read({x})"]
         forms += ["if not hasattr(self, '_table'):\n    self._table = np.arange(4.0)\n{new} = {x} + self._table"]
         forms += ["self.count += 1\n{new} = {x} + self.count % 3", "{new} = {x} + len(self.seen) % 2"]
@@ -618,6 +621,7 @@ def _methods(rng: random.Random) -> list[str]:
             "self.n, self.gain, self.flag, self.mode = n, 1.5, True, 'train'",
             "self.__secret = self._Data__secret = 2.5",
             "self.names, self.count, self.seen, self.kept, self.visited = ['a', 'bcd', 'ef'], 0, [], {}, set()",
+            "self.sums = [0, 0, 0]",
             "self.table = np.arange(4.0 * n).reshape(n, 4)",
             "self.rows = [{'x': np.arange(4.0) + k} for k in range(n)]",
             "self.handle = self.last = None",

@@ -13,12 +13,21 @@ from .drawn import HEADER, indented
 LOADS = ("load({k})", "self.read({k})", "TABLE[{k}]", "TABLE[{k}] + 1", "np.sqrt(load({k}))", "self.table[{k}].copy()")
 LOADS += ("load(self.order[random.randrange(self.n)])", "double(load(random.choice(self.order)))")
 LOADS += ("self.rows[{k}]['x']", "self.scaled({k})", "pairs[{k}][0].copy()", "self.remembered({k})")
+LOADS += ("load(row['k'])", "self.read(row['k']) + row['x']", "np.sqrt(load(point.k))", "double(row['x'])")
+LOADS += ("np.add(load(point.k), load(row['k']))", "self.scaled(k=row['k'])", "load(int(load(row['k'])[0] % self.n))")
 CALLS = ("double({x})", "np.sin({x})", "{x}.copy()", "write_in({x})", "np.ascontiguousarray({x}[::-1])", "tripled({x})")
 CALLS += ("self.tf({x})", "self.fixed({x})", "shake({x})", "Scale(2)({x})", "np.clip({x}, 0, {k})", "InPlace()({x})")
 CALLS += ("self.seen_by({x})", "np.add({x}, 1, out={x})", "self.gained({x})", "counted({x})", "rarely({x})")
 CALLS += ("spread({x}, double({y}))", "self.tf(double({x}))", "self.rec({x}, {k})", "{x}.astype(np.float64)")
 CALLS += ("self.tf(load({k}))", "np.where({x} > 3, {x}, {y})", "self.tf({x}) if self.flag else {x}", "list([{x}])[0]")
 CHANGES = (
+    "row = self.rows[{k}]",
+    "row = random.choice(self.rows)",
+    "row = dict(row, k={k})",
+    "row = dict(row)\nrow['k'] = {k}",
+    "point = Point({k})",
+    "point.k = {k}",
+    "row['x'] = row['x'] + {x}[0]",
     "self.gain = {k} + 1",
     "self.count += 1",
     "self.kept[{k}] = {x}",
@@ -70,7 +79,7 @@ class Writer:
         if roll < 0.68:
             return [self.form(WRITES)]
         if roll < 0.72:
-            return [self.form(CHANGES)]
+            return self.form(CHANGES).split("\n")
         if roll < 0.76:
             return [
                 f"{self.rng.choice(self.numbers[1:])} = {self.form(('random.randrange(self.n)', '(index + 1) % self.n', 'j'))}"
@@ -131,6 +140,7 @@ def source_of(rng: random.Random) -> str:
     """The text of a module with ``build()`` and ``change(data, epoch)``."""
     writer = Writer(rng)
     body = ["j = random.randrange(self.n)", "k = (index * 3 + 1) % self.n", "pairs = self.pairs"]
+    body += ["row, point = self.rows[j], Point(k)"]
     for _ in range(rng.randint(3, 10)):
         body += writer.statement(2)
     shown = rng.sample(writer.arrays, k=rng.randint(1, len(writer.arrays)))
@@ -143,7 +153,7 @@ def source_of(rng: random.Random) -> str:
         [
             "self.n, self.gain, self.flag, self.count, self.kept, self.last = n, 1.5, True, 0, {}, None",
             "self.table = np.arange(4.0 * n).reshape(n, 4)",
-            "self.rows = [{'x': np.arange(4.0) + k} for k in range(n)]",
+            "self.rows = [{'x': np.arange(4.0) + k, 'k': k} for k in range(n)]",
             "self.pairs = [(np.arange(4.0) * k, k) for k in range(n)]",
             "self.order = list(range(n))[::-1]",
             f"self.tf, self.fixed = {container.format(items)}, Compose([{fixed}])",
@@ -165,7 +175,8 @@ def source_of(rng: random.Random) -> str:
     methods += ["def seen_by(self, x):", "    self.last = x", "    return x + 1"]
     methods += ["def rec(self, x, k):", "    y = load(k)", "    return self.tf(y) + x"]
     methods += ["@functools.lru_cache(None)", "def remembered(self, k):", "    return load(k) * 2"]
-    lines = [HEADER, "class Data(Dataset):", *indented(methods)]
+    point = ["class Point:", "    def __init__(self, k):", "        self.k = k"]
+    lines = [HEADER, *point, "class Data(Dataset):", *indented(methods)]
     lines += indented(["def __getitem__(self, index):", *indented(body)])
     lines += ["def build():", "    return Data()", "def change(data, epoch):", f"    {change}", ""]
     return "\n".join(lines)

@@ -345,6 +345,14 @@ class Reader:
         return 5
 
 
+class Connection(Reader):
+    """As sqlite3's connections, which can be called."""
+
+    def __call__(self, statement: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
 AFTER_NONE: list[Any] = [np.full(N, 5), torch.full((N,), 5), [5] * N, dict.fromkeys(range(N), 5)]
 
 
@@ -361,7 +369,7 @@ def test_data_set_where_there_was_none_begin_a_new_cache(value: Any, workers: in
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("loads", [lambda: np.full(N, 5), lambda: [5] * N, Reader], ids=["array", "list", "reader"])
+@pytest.mark.parametrize("loads", [lambda: np.full(N, 5), lambda: [5] * N, Reader, Connection])
 @pytest.mark.few(5)
 def test_what_a_dataset_opens_with_its_first_sample_is_no_change(loads: Any, workers: int) -> None:
     data = Later()
@@ -566,6 +574,13 @@ def test_indices_from_the_end_and_past_it() -> None:
     assert [staged[-1], staged[-1], staged[9]] == [9, 9, 9]
     with pytest.raises(IndexError):
         staged[10]
+
+
+def test_attributes_that_are_set_are_the_datasets() -> None:
+    source = Source(kind="tensor")
+    staged = stoker.Staged(source, prepare=keep, cache_budget="1MB")
+    staged.epoch = 3
+    assert source.epoch == staged.epoch == 3  # type: ignore[attr-defined]
 
 
 def test_attributes_of_the_dataset_are_there() -> None:

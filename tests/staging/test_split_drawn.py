@@ -62,6 +62,7 @@ def epochs(module: Any, data: Any, loaded: Any, workers: int) -> list[Any]:
         if not workers:
             out.append(RandomState(find_generators(data)).in_order())
             out.append(module.MODULE_RNG.bit_generator.state)
+            out.append([getattr(data, name, None) for name in ("count", "seen", "sums")])
     return out
 
 

@@ -381,3 +381,14 @@ def test_the_ring_does_not_grow_with_the_epoch() -> None:
     for _ in loader:
         pass
     assert all(a is b for a, b in zip(sorted(arenas, key=id), sorted(state_of(loader).arenas, key=id), strict=True))
+
+
+def test_a_batch_may_outlive_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its end the interpreter sets the variables of modules to None, and a script's own batch dies later."""
+    (batch,) = stoker.DataLoader(torch.zeros(8, 4096), 8, num_workers=1)
+    failed: list[Any] = []
+    monkeypatch.setattr("sys.unraisablehook", failed.append)
+    with monkeypatch.context() as ending:
+        ending.setattr("stoker.transport.slots.os", None)
+        del batch
+    assert not failed

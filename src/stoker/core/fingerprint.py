@@ -120,7 +120,8 @@ class Fingerprint:
         if isinstance(obj, types.FunctionType):
             return _Part(obj.__qualname__, obj.__code__, is_code=True), True
         if type(obj).__module__ != "builtins":
-            return _Part(f"a {type(obj).__name__}", type(obj), is_code=callable(obj)), True
+            is_code = callable(obj) and not hasattr(type(obj), "close")  # sqlite3's connections can be called
+            return _Part(f"a {type(obj).__name__}", type(obj), is_code), True
         return None, True
 
     def changed(self, obj: object) -> list[str]:

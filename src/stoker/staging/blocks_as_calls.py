@@ -61,10 +61,11 @@ class _Rewriter:
                     for name in ("body", "orelse", "finalbody"):
                         if isinstance(getattr(holder, name, None), list):
                             setattr(holder, name, self.block(getattr(holder, name), inside))
-            for x in arguments_before_calls([statement]):
+            for x in arguments_before_calls([statement], self._variables - {"self"}):
                 out += self._replaced(x, bound)
                 if isinstance(x, ast.Assign):
                     bound |= names_bound(x.targets) - self._deleted
+                    self._variables |= names_bound(x.targets)
         return out
 
     def _replaced(self, statement: ast.stmt, bound: set[str]) -> list[ast.stmt]:

@@ -27,6 +27,7 @@ import itertools
 import types
 from typing import Any, NamedTuple
 
+from .deferred import deferred
 from .recompile import HELPER, compiled_like, helper_call
 from .syntax import (
     Position,
@@ -112,10 +113,13 @@ def before_state_changes(fn: types.FunctionType, is_method: bool, where: Cut) ->
     block: list[ast.stmt] = tree.body
     around: Position = ()
     in_context = False
+    end: Any = where.position[0]
+    later = deferred(tree, block[: end + (len(where.position) > 1 or where.call is not None)], first)
     for depth in range(0, len(where.position), 2):
         last: Any = where.position[depth]
         for k, statement in enumerate(block[:last]):
-            changed = "" if is_setup(statement, first) else changes_state(statement, locals_)
+            is_left = is_setup(statement, first) or any(statement is x for x in later)
+            changed = "" if is_left else changes_state(statement, locals_)
             changed = changed or (sets_something(statement, locals_) if in_context else "")
             if changed:
                 return where._replace(position=(*around, k), call=None, inside=False), changed
@@ -137,10 +141,13 @@ def cut(fn: types.FunctionType, is_method: bool, where: Cut) -> Parts:
     passed = {first, *where.given} - {""}
     cutter = _Cutter(where, {*params, *names_bound(tree.body)}, passed)
     head, rest = cutter.block(tree.body, ())
+    line = _line_at(tree, where.position) if rest else tree.body[-1].lineno
+    later = deferred(tree, head, first)
+    head, rest = [x for x in head if not any(x is y for y in later)], [*later, *rest]
     again = _looked_up_again(cutter, head, rest, bound_once(tree.body, params), set(params))
     assigned = {*params, *names_bound(head)} - passed - names_bound(again)
     stored = tuple(sorted(assigned & read_before_bound([*again, *rest])))
-    head_tree = _head_tree(tree, head)
+    head_tree = _head_tree(tree, head, bool(later))
     tail_tree = ast.copy_location(copy.copy(tree), tree)
     tail_tree.args = ast.arguments(
         posonlyargs=[],
@@ -152,7 +159,6 @@ def cut(fn: types.FunctionType, is_method: bool, where: Cut) -> Parts:
     unbound = [ast.copy_location(_unbind(name), (rest or tree.body)[0]) for name in stored if name not in params]
     tail_tree.body = [*unbound, *again, *rest] or [ast.Pass()]
     head_fn, tail_fn = compiled_like(fn, function, [(head_tree, True), (tail_tree, False)])
-    line = _line_at(tree, where.position) if rest else tree.body[-1].lineno
     return Parts(head_fn, tail_fn, stored, tuple(cutter.repeatable), line)
 
 
@@ -162,13 +168,16 @@ def _unbind(name: str) -> ast.stmt:
     return ast.If(missing, [ast.Delete([ast.Name(name, ast.Del())])], [])
 
 
-def _head_tree(tree: ast.FunctionDef, head: list[ast.stmt]) -> ast.FunctionDef:
-    """The head's definition. ``return value`` in it becomes ``return _stoker.done(value)``."""
+def _head_tree(tree: ast.FunctionDef, head: list[ast.stmt], has_tail: bool) -> ast.FunctionDef:
+    """The head's definition. ``return value`` in it becomes ``return _stoker.done(value)``; where statements of the
+    head are left to the tail, ``_stoker.unplanned()``."""
 
     class Returns(ast.NodeTransformer):
         def visit_Return(self, node: ast.Return) -> ast.AST:
             if getattr(node, "packs", False):
                 return node
+            if has_tail:
+                return ast.copy_location(ast.Expr(helper_call("unplanned")), node)
             return ast.copy_location(ast.Return(helper_call("done", node.value or ast.Constant(None))), node)
 
         def _leave(self, node: ast.AST) -> ast.AST:

@@ -34,6 +34,7 @@ from .verify import changed_name
 
 NO_CACHE = "no cache"
 MAX_DISCARDS = 3  # caches in a row that served no epoch: each costs a trial
+OWN = {"dataset", "augment_batch", "cache", "split", "stands_for", "samples"}  # its attributes that have public names
 
 
 class Staged(Dataset[Sample]):
@@ -202,6 +203,11 @@ class Staged(Dataset[Sample]):
         if name.startswith("_") or "dataset" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # ``info.dataset.rng = ...`` in a worker_init_fn means the script's dataset, which is read here, too.
+        is_own = name in OWN or name.startswith("_") or hasattr(Staged, name)
+        super().__setattr__(name, value) if is_own else setattr(self.dataset, name, value)
 
     def __repr__(self) -> str:
         return f"<Staged {type(self.dataset).__name__}: {self.report}>"

@@ -1,6 +1,10 @@
-"""Gives an argument that is drawn at random a variable, so that the call is known by its value.
+"""Gives variables to arguments that are drawn at random, or parts of a record, so that calls are known by their values.
 
 ::
+
+    row = random.choice(self.rows)                                      row = random.choice(self.rows)
+    image = Image.open(row["path"]).convert("L")                        part = row["path"]
+                                                                        image = Image.open(part).convert("L")
 
     image = Image.open(self.files[random.randrange(9)]).convert("L")    _drawn_1 = self.files[random.randrange(9)]
                                                                         image = Image.open(_drawn_1).convert("L")
@@ -15,39 +19,71 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Collection, Iterator
 
-from .syntax import is_chain, operand_places
+from .syntax import LOOKS, is_chain, operand_places
 
+_IN_ORDER = (ast.Call, ast.Attribute, ast.Subscript, ast.BinOp, ast.Tuple, ast.List, ast.Dict)  # all operands run
 DRAWING = {"random", "randint", "randrange", "choice", "choices", "sample", "uniform", "integers", "rand", "randn"}
 DRAWING |= {"permutation", "randperm", "multinomial", "normal", "gauss", "normalvariate", "random_sample", "item"}
 
 
-def arguments_before_calls(statements: list[ast.stmt]) -> list[ast.stmt]:
-    """The statements of a block, which may be changed, with assignments of drawn arguments before some."""
+def arguments_before_calls(statements: list[ast.stmt], records: Collection[str]) -> list[ast.stmt]:
+    """The statements of a block, which may be changed, with assignments of arguments before some.
+
+    Args:
+        statements: of a block.
+        records: local variables without ``self``.
+    """
     out: list[ast.stmt] = []
     for statement in statements:
         after: list[ast.stmt] = []
         if isinstance(statement, (ast.Assign, ast.Return, ast.Expr)) and statement.value is not None:
-            out += _hoisted(statement.value, statement)
+            out += _hoisted(statement.value, statement, records)
+        elif isinstance(statement, ast.With):
+            out += _hoisted(statement.items[0].context_expr, statement, records)
         elif isinstance(statement, ast.If):
             after = _call_after(statement)
         out += [statement, *after]
     return out
 
 
-def _hoisted(value: ast.expr, statement: ast.stmt) -> list[ast.stmt]:
-    """Assigns the first argument that is drawn to a variable, if nothing is called before that in the statement."""
+def _hoisted(value: ast.expr, statement: ast.stmt, records: Collection[str]) -> list[ast.stmt]:
+    """Assigns arguments to variables, so far as nothing is called before them in the statement."""
+    out: list[ast.stmt] = []
     node: ast.AST | None = value
-    while isinstance(node, (ast.Call, ast.Attribute, ast.Subscript, ast.keyword)):
-        places = [x for x in operand_places(node) if not is_chain(x[2])]
-        holder, place, child = places[0] if places else (None, None, None)
-        is_argument = isinstance(node, ast.keyword) or (isinstance(node, ast.Call) and child is not node.func)
-        if is_argument and isinstance(child, ast.expr) and _is_drawn(child):
-            name = f"_drawn_{statement.lineno}"
-            _put(holder, place, ast.copy_location(ast.Name(name, ast.Load()), child))
-            return [_assignment(name, child, statement)]
-        node = child
-    return []
+    while isinstance(node, _IN_ORDER):
+        around, node = node, None
+        for holder, place, child in _operands(around):
+            is_argument = isinstance(around, ast.Call) and child is not around.func
+            is_drawn = not is_chain(child) and _is_drawn(child)
+            if is_argument and (is_drawn or _is_part(child, records)):
+                name = f"_drawn_{statement.lineno}" if is_drawn else ast.unparse(child)  # no name in source
+                _put(holder, place, ast.copy_location(ast.Name(name, ast.Load()), child))
+                out.append(_assignment(name, child, statement))
+                if is_drawn:
+                    return out
+            elif not is_chain(child):
+                node = child
+                break
+    return out
+
+
+def _operands(node: ast.AST) -> Iterator[tuple[object, object, ast.expr]]:
+    for holder, place, child in operand_places(node):
+        if isinstance(child, ast.keyword):
+            yield child, "value", child.value
+        elif isinstance(child, ast.expr):
+            yield holder, place, child
+
+
+def _is_part(node: ast.expr, records: Collection[str]) -> bool:
+    """Whether it is an item or attribute of a local variable, or one of these."""
+    root, looks = node, False
+    while isinstance(root, (ast.Attribute, ast.Subscript)):
+        looks |= isinstance(root, ast.Attribute) and root.attr in LOOKS
+        root = root.value
+    return root is not node and isinstance(root, ast.Name) and root.id in records and is_chain(node) and not looks
 
 
 def _is_drawn(node: ast.expr) -> bool:

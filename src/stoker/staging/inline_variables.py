@@ -21,9 +21,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .syntax import COMPREHENSIONS, FUNCTIONS, names_bound, names_read, operands, params_of
+from .syntax import COMPREHENSIONS, FUNCTIONS, LOOKS, names_bound, names_read, operands, params_of
 
-LOOKS = {"size", "width", "height", "mode", "shape", "ndim", "dtype", "format"}  # reading these changes no object
 _FRAME = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)  # a call with one of these runs in its own frame only
 _SCOPES = (*FUNCTIONS, *COMPREHENSIONS)
 

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import time
 from collections.abc import Collection
@@ -21,7 +22,7 @@ from .check_calls import Checker, Replay
 from .compare import equal_bits
 from .containers import items_of
 from .executed_code import is_closed
-from .memoize import Key, MemoNode, SiteKey, call_key, is_small, names_of, values_of
+from .memoize import Key, MemoNode, SiteKey, call_key, names_of, values_of
 from .plan import Node, SliceNode, Unplanned
 from .samples import TrialSamples
 from .search import Search
@@ -117,10 +118,7 @@ class Survey:
         function.seconds_with_args.setdefault(number, []).append(time.perf_counter() - self._asking_s - began)
         if before.moved():
             function.drew.add(number)
-        names = function.sites[number].mentioned
-        if names and mentioned is not None:
-            large = {name for name, value in zip(names, mentioned, strict=True) if not is_small(value)}
-            function.large.setdefault(number, set()).update(large)
+        function.note_large(number, mentioned)
         return out
 
     def call(self, function: SurveyedFunction, number: int, call: Call, depth: int) -> Value:
@@ -144,16 +142,15 @@ class Survey:
         if callee is None or depth <= 1 or self._visits > VISITS or is_closed(callee.fn, libraries()):
             return call.run()
         began, key = time.perf_counter(), (number, key_of(call.function))
-        try:
+        with contextlib.suppress(NoSource):
             inner = function.inner.get(key) or SurveyedFunction(callee)
             inner.callee = callee
             inner.copied()
-        except NoSource:
+            function.inner[key] = inner
+        self._asking_s += time.perf_counter() - began
+        if key not in function.inner:
             return call.run()
-        finally:
-            self._asking_s += time.perf_counter() - began
-        function.inner[key] = inner
-        return self._run_surveyed(inner, call, depth - 1)
+        return self._run_surveyed(function.inner[key], call, depth - 1)
 
     # -- choosing
 
@@ -350,5 +347,7 @@ class _Visitor:
     def item(self, number: int, value: Value, index: object, values: Values | None) -> Value:
         getter: Value = getattr(value, "__getitem__", None)
         if callee_of(getter) is None:
+            self._function.looked_up.add(number)
+            self._function.note_large(number, None if values is None else values_of(values))
             return value[index]
         return self.visit(number, lambda: self.call(number, getter, index), values)

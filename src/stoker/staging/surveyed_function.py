@@ -6,6 +6,7 @@ import types
 from collections.abc import Iterator
 
 from .callee import Call, Callee
+from .memoize import is_small
 from .plan import Node
 from .recompile import rebound
 from .rewrite_calls import definitions_of, sites_of, surveyed
@@ -25,6 +26,7 @@ class SurveyedFunction:
         self.drew: set[int] = set()  # numbers of calls that draw, or for whose arguments something draws
         self.draws_itself: set[int] = set()  # numbers of calls that draw
         self.large: dict[int, set[str]] = {}  # by number of a call, the local variables in it that are no small values
+        self.looked_up: set[int] = set()  # numbers of subscripts that are no call of a Python function
         self.calls: dict[int, Call] = {}  # by number, the first call that has other arguments than small values
         # by number of a call, how it can be made in two parts; None: it cannot
         self.prefixes: dict[int, Node | None] = {}
@@ -38,6 +40,13 @@ class SurveyedFunction:
         fn, known = self.callee.fn, self._copy
         self._copy = surveyed(fn, self.callee.is_method) if known is None else rebound(known, fn, True)
         return self._copy
+
+    def note_large(self, number: int, mentioned: tuple[object, ...] | None) -> None:
+        """Notes which of the local variables in a call are no small values."""
+        names = self.sites[number].mentioned
+        if names and mentioned is not None:
+            large = {name for name, value in zip(names, mentioned, strict=True) if not is_small(value)}
+            self.large.setdefault(number, set()).update(large)
 
     def definitions_for(self, number: int, inline: bool) -> set[int] | None:
         """The definitions that have to be taken into a call, so that it mentions small values only. ``inline``:
@@ -60,7 +69,8 @@ class SurveyedFunction:
     def _is_pure(self, definition: int) -> bool:
         found = self.definitions.by_number[definition]
         is_replaced = not found.mentions_itself or found.name in self.large.get(definition, ())
-        return is_replaced and definition in self.seconds_with_args and definition not in self.drew | self.struck
+        was_run = definition in self.seconds_with_args or definition in self.looked_up
+        return is_replaced and was_run and definition not in self.drew | self.struck
 
     def arguments_draw(self, number: int) -> bool:
         """Whether something draws for the arguments of a call."""

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 FRAME_READERS = {"super", "locals", "vars", "dir", "globals", "eval", "exec"}  # depend on the frame that calls them
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)  # scopes whose statements run later
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+LOOKS = {"size", "width", "height", "mode", "shape", "ndim", "dtype", "format"}  # reading these changes no object
 Position: TypeAlias = tuple[int | str, ...]
 SomeNode = TypeVar("SomeNode", bound=ast.AST)
 

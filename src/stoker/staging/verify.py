@@ -12,6 +12,7 @@ Each of the samples is made as a whole, and in two parts with the first part und
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import itertools
 import re
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..core.dataset_tree import inner_datasets
 from ..core.fingerprint import Fingerprint
 from ..core.object_tree import walk
 from ..core.random_state import PROCESS_WIDE
@@ -130,6 +132,7 @@ class _Verification:
         samples, plan = self._samples, self._plan
         whole = samples.whole(i)
         states = samples.seed_anew()
+        self._clear_caches()
         began = time.perf_counter()
         state = self._head(i)
         head_s = time.perf_counter() - began
@@ -156,6 +159,18 @@ class _Verification:
             raise CacheError("what comes before the cut draws random numbers")
         plan.moves = sorted({*plan.moves, *moved})
         return Cost(head_s, read_s, kept.nbytes)
+
+    def _clear_caches(self) -> None:
+        """Empties what ``functools.lru_cache`` holds of samples: of so few it holds all, of a shuffled epoch few."""
+        for dataset in inner_datasets(self._samples.dataset):
+            scope = getattr(getattr(type(dataset), "__getitem__", None), "__globals__", {})
+            for x in [x for names in (scope, *map(vars, type(dataset).__mro__)) for x in names.values()]:
+                if (
+                    isinstance(x, functools._lru_cache_wrapper)
+                    and x.cache_info().maxsize
+                    and x.cache_info().currsize > 1
+                ):
+                    x.cache_clear()
 
     def tail_time(self) -> float:
         """Seconds that the second part takes, the mean over random states: some branches load another sample."""

@@ -181,6 +181,7 @@ class SlotReader:
         self.leases: dict[int, tuple[weakref.ref[Bytes], int]] = {}
         self._maps: dict[int, tuple[int, Memory]] = {}  # slot: offset in the file, mapping
         self._stamp = max(arena.stamps[: max(arena.slots, 1)], default=0) + 1
+        self._getpid = os.getpid  # a batch may outlive the module, at the end of the interpreter
         self._owner = os.getpid()
         self.pinned_by_fork: dict[int, int] = {}
         _readers.add(self)
@@ -208,7 +209,7 @@ class SlotReader:
         self.leases.pop(slot, None)
         if self.locker is None or slot not in self._maps or not self.locker.is_locked(self._maps[slot][1]):
             self.release(slot)
-        elif os.getpid() == self._owner:
+        elif self._getpid() == self._owner:
             self._read_by_device.add(slot)
             self.locker.release_later(weakref.WeakMethod(self._device_is_done), slot)
 
@@ -244,7 +245,7 @@ class SlotReader:
     def release(self, slot: int) -> None:
         """Gives a slot back to its worker."""
         # A child forked by user code inherits the leases; what ends there must not free what is in use here.
-        if os.getpid() != self._owner or slot in self.pinned_by_fork or slot in self._read_by_device:
+        if self._getpid() != self._owner or slot in self.pinned_by_fork or slot in self._read_by_device:
             return
         self._stamp = self._stamp % 0xFFFFFFFF + 1  # never 0, which means "taken"
         self.arena.stamps[slot] = self._stamp
