@@ -774,8 +774,44 @@ class OfEntropy(Pictures):
 def test_a_generator_that_is_seeded_for_the_sample_asks_nothing() -> None:
     if sys.version_info >= (3, 11):  # whose code objects know columns
         same_bits(OfItsIndex())
-    with pytest.raises(UsageError, match=r"draws before anything else|os.urandom"):
+    with pytest.raises(UsageError, match=r"draws before anything else|os.urandom|other bits"):
         stoker.split(OfEntropy())
+
+
+class CountsErrors(Pictures):
+    """timm's: how many samples in a row could not be loaded."""
+
+    errors = failed = 0
+
+    def __getitem__(self, i: int) -> Any:
+        try:
+            if i == 3:
+                raise OSError
+            x = torch.full(SHAPE, float(i))
+        except OSError:
+            self.errors += 1
+            self.failed += 1
+            return self.__getitem__((i + 1) % self.n)
+        self.errors = 0
+        x = x + torch.arange(x.numel()).view(SHAPE) / 7
+        if self.transform is not None:
+            x = self.transform(x)
+        return x, i
+
+
+@pytest.mark.parametrize("transform", [Compose([scale, noise]), scale], ids=["random", "deterministic"])
+def test_what_an_except_block_counts_is_counted_as_without_a_cache(transform: Any) -> None:
+    data, plain = CountsErrors(transform), CountsErrors(transform)
+    staged = stoker.Staged(data, cache_budget="10MB")
+    assert staged.split is not None
+    assert staged.split.plan is not None, staged.split
+    for _ in range(4):
+        states = seeded(plain)
+        whole = [plain[i] for i in range(plain.n)]
+        states.restore()
+        assert equal_bits(whole, [staged[i] for i in range(plain.n)])
+        assert (data.errors, data.failed) == (plain.errors, plain.failed)
+    assert staged.account.filled == plain.n - 1
 
 
 class Options(dict[str, Any]):

@@ -35,6 +35,7 @@ from .syntax import (
     changes_state,
     first_param,
     is_chain,
+    is_reset,
     is_setup,
     local_variables,
     names_bound,
@@ -128,7 +129,8 @@ def before_state_changes(fn: types.FunctionType, is_method: bool, where: Cut) ->
     for depth in range(0, len(where.position), 2):
         last: Any = where.position[depth]
         for k, statement in enumerate(block[:last]):
-            changed = "" if is_setup(statement, first) else changes_state(statement, locals_)
+            in_both = is_setup(statement, first) or is_reset(statement, first)
+            changed = "" if in_both else changes_state(_without_handlers(statement), locals_)
             changed = changed or (sets_something(statement, locals_) if in_context else "")
             if changed:
                 return where._replace(position=(*around, k), call=None, inside=False), changed
@@ -140,6 +142,14 @@ def before_state_changes(fn: types.FunctionType, is_method: bool, where: Cut) ->
             name = where.position[depth + 1]
             block, around = getattr(entered, str(name)), (*around, last, name)
     return where, ""
+
+
+def _without_handlers(statement: ast.stmt) -> ast.stmt:
+    """A statement without its ``except`` blocks: a sample that runs one that changes something has no first part."""
+    if isinstance(statement, ast.Try):
+        statement = copy.copy(statement)
+        statement.handlers = []
+    return statement
 
 
 def cut(fn: types.FunctionType, is_method: bool, where: Cut) -> Parts:
@@ -157,7 +167,7 @@ def cut(fn: types.FunctionType, is_method: bool, where: Cut) -> Parts:
     tree = function.tree
     params, first = params_of(tree), first_param(tree, is_method)
     passed = {first, *where.given} - {""}
-    cutter = _Cutter(where, {*params, *names_bound(tree.body)}, passed)
+    cutter = _Cutter(where, {*params, *names_bound(tree.body)}, passed, local_variables(tree))
     head, rest = cutter.block(tree.body, ())
     again = _looked_up_again(cutter, head, rest, bound_once(tree.body, params), set(params))
     assigned = {*params, *names_bound(head)} - passed - names_bound(again)
@@ -210,16 +220,18 @@ class _Cutter:
         where: the cut.
         locals_: all variables of the function.
         passed: parameters that the caller passes to the tail again; ``self`` is one.
+        own: its variables that are no parameters.
 
     Attributes:
         entered: statements of the head that the cut lies in, by id, and in which of their blocks.
         repeatable: see ``Parts``.
     """
 
-    def __init__(self, where: Cut, locals_: set[str], passed: set[str]) -> None:
+    def __init__(self, where: Cut, locals_: set[str], passed: set[str], own: set[str]) -> None:
         self.where = where
         self.locals = locals_
         self.passed = passed
+        self._own = own
         self.entered: dict[int, str] = {}
         self.repeatable: list[int | str] = []
         self._alive: list[ast.stmt] = []  # so that no id is used twice
@@ -228,7 +240,7 @@ class _Cutter:
         """The two parts of a block; ``around``: where it stands."""
         position = self.where.position[len(around) :]
         k: Any = position[0]
-        before, statement, after = block[:k], block[k], block[k + 1 :]
+        before, statement, after = [self._leaving(x) for x in block[:k]], block[k], block[k + 1 :]
         if len(position) > 1:
             entered, rest = self._enter(statement, (*around, k), str(position[1]))
             return [*before, *entered], [*rest, *as_in_source(after)]
@@ -243,7 +255,7 @@ class _Cutter:
         entered: Any = copy.copy(statement)
         self.entered[id(entered)] = name
         self._alive.append(entered)
-        leave = ast.copy_location(ast.Expr(helper_call("unplanned")), statement)
+        leave = _leave(statement)
         setattr(entered, name, head)
         if isinstance(statement, ast.If):
             setattr(entered, "orelse" if name == "body" else "body", [leave])
@@ -251,7 +263,7 @@ class _Cutter:
             again = copy.copy(statement)
             again.body = rest
             again.handlers = [_reraises_unplanned(statement), *statement.handlers]
-            handlers = [copy.copy(h) for h in statement.handlers]
+            handlers = self._leaving(statement).handlers
             for handler in handlers:
                 handler.body = [*handler.body, leave]
             entered.handlers = [_reraises_unplanned(statement), *handlers]
@@ -263,6 +275,17 @@ class _Cutter:
                 rest = [within]
             return [entered, leave], rest  # it swallowed an exception
         return [entered], rest
+
+    def _leaving(self, statement: Any) -> Any:
+        """A statement whose ``except`` blocks give the sample up where they would change what outlives the call."""
+        if not isinstance(statement, ast.Try):
+            return statement
+        out = copy.copy(statement)
+        out.handlers = [copy.copy(handler) for handler in statement.handlers]
+        for handler in out.handlers:
+            if any(changes_state(x, self._own) or sets_something(x, self._own) for x in handler.body):
+                handler.body = [_leave(handler.body[0])]
+        return out
 
     def _pack(self, at: ast.stmt, inner: ast.expr | None) -> ast.stmt:
         """``return _stoker.pack(locals(), inner)``"""
@@ -330,6 +353,11 @@ class _Cutter:
         return helper_call("tail", function, ast.Tuple(passed, ast.Load()), ast.Name(STATE, ast.Load()))
 
 
+def _leave(at: ast.stmt) -> ast.stmt:
+    """``_stoker.unplanned()``"""
+    return ast.copy_location(ast.Expr(helper_call("unplanned")), at)
+
+
 def _as_call(target: ast.Call | ast.Subscript) -> tuple[ast.expr, list[ast.expr], list[ast.keyword]]:
     """Function, arguments and keywords of a call; ``x[i]`` is ``x.__getitem__(i)``."""
     if isinstance(target, ast.Call):
@@ -356,8 +384,10 @@ def _looked_up_again(
         bound = names_bound([statement])
         if isinstance(statement, (ast.Import, ast.ImportFrom, ast.FunctionDef)):
             return bound <= once
+        if any(is_setup(statement, first) or is_reset(statement, first) for first in cutter.passed):
+            return True
         if not isinstance(statement, ast.Assign):
-            return any(is_setup(statement, first) for first in cutter.passed)
+            return False
         if not bound <= once or not all(isinstance(t, (ast.Name, ast.Tuple)) for t in statement.targets):
             return False
         looks_up = is_chain(statement.value, where.plain) and not isinstance(statement.value, ast.Constant)
