@@ -814,6 +814,23 @@ def test_what_an_except_block_counts_is_counted_as_without_a_cache(transform: An
     assert staged.account.filled == plain.n - 1
 
 
+def traced(x: dict[str, Any]) -> dict[str, Any]:
+    """MONAI's RandRotate90d: it writes down the address of a transform that it makes for this call."""
+    turns = random.randrange(4)
+    record = {"class": "Rotate90", "id": id(object()), "do_transforms": True, "extra_info": {"k": turns}}
+    return {"image": x["image"].rot90(turns, (1, 2)), "operations": [*x["operations"], record]}
+
+
+def test_an_address_in_a_record_of_transforms_is_no_difference() -> None:
+    started = lambda x: {"image": x, "operations": []}  # noqa: E731
+    found = stoker.split(Pictures(Compose([scale, started, traced])))
+    assert kept(found)[:1] == ["scale"]
+    record = {"class": "Rotate90", "id": 1, "do_transforms": True, "extra_info": {"k": 1}}
+    assert equal_bits(record, record | {"id": 2})
+    assert not equal_bits(record, record | {"extra_info": {"k": 2}})
+    assert not equal_bits({"class": 1, "id": 1}, {"class": 1, "id": 2})  # a sample of the user's
+
+
 class Options(dict[str, Any]):
     """A configuration with attribute access as people write it: no AttributeError."""
 
