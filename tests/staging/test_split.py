@@ -14,6 +14,7 @@ import sys
 import time
 import uuid
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -829,6 +830,23 @@ def test_an_address_in_a_record_of_transforms_is_no_difference() -> None:
     assert equal_bits(record, record | {"id": 2})
     assert not equal_bits(record, record | {"extra_info": {"k": 2}})
     assert not equal_bits({"class": 1, "id": 1}, {"class": 1, "id": 2})  # a sample of the user's
+
+
+class Storage:
+    """PyG's: it knows the object that holds it."""
+
+    def __init__(self, parent: Any, x: torch.Tensor) -> None:
+        self.parent, self.x = weakref.ref(parent), x
+
+
+class Graph:
+    def __init__(self, x: torch.Tensor) -> None:
+        self.store = Storage(self, x)
+
+
+def test_objects_that_know_their_parents_are_compared_by_content() -> None:
+    assert equal_bits(Graph(torch.ones(2)), Graph(torch.ones(2)))
+    assert not equal_bits(Graph(torch.ones(2)), Graph(torch.zeros(2)))
 
 
 class Options(dict[str, Any]):

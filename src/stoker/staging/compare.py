@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 import types
+import weakref
 from collections.abc import Collection
 from typing import Any
 
@@ -45,6 +46,8 @@ def _equal(a: Any, b: Any, seen: set[tuple[int, int]]) -> bool:
         return _equal_arrays(a, b, seen)
     if isinstance(a, np.generic):
         return bool(a.dtype == b.dtype and a.tobytes() == b.tobytes())
+    if isinstance(a, weakref.ref):  # PyG's Data is the parent of what it holds
+        return _equal(a(), b(), seen)
     if (id(a), id(b)) in seen:
         return True
     seen.add((id(a), id(b)))
