@@ -72,7 +72,7 @@ class Plain(Samples):
 
 
 def test_short_calls_that_are_made_often_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.staging.pure_calls.WORTH_SHARE", 0.5)
+    monkeypatch.setattr("stoker.staging.pure_calls.WORTH_SHARE", 0.3)
     monkeypatch.setattr("stoker.staging.pure_calls.DEPTH", 1)  # the calls inside are not looked at
     assert "self.load_image(j)" in str(stoker.split(Plain()))
 
