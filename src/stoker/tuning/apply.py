@@ -5,7 +5,7 @@ What happens to a loader::
     first iterated      a trial of its dataset begins in a child process
     ... WAIT_S later    the trial has ended: the first epoch fills the cache, or nothing is kept
                         it has not: the first epoch runs without a cache, and the trial ends beside it
-                        (workers that persist keep that dataset, so for them the wait is PERSISTENT_WAIT_S)
+                        (workers that stay keep that dataset, so for them the wait is PERSISTENT_WAIT_S)
     next epochs         a trial that ended meanwhile takes effect when an epoch begins
 
 The worker count is decided once, when a loader is first iterated. A failure in here leaves the loader as its script
@@ -303,7 +303,8 @@ def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") ->
         why_own_count: the reason for which the worker count is left alone; "": it is decided here.
     """
     known = _managed(loader.dataset)
-    stays = loader.persistent_workers or loader._dataset_kind != 0  # a stream may have no end
+    # A stream, and a sampler without a length, may have no end: ultralytics' loader makes one iterator for all epochs.
+    stays = loader.persistent_workers or loader._dataset_kind != 0 or not hasattr(loader._index_sampler, "__len__")
     waits_s = PERSISTENT_WAIT_S if stays else WAIT_S
     known.take_result(waits_s if known.waited_s == 0 else 0)
     if "_stoker_applied" not in loader.__dict__:
