@@ -185,6 +185,57 @@ def test_apply_does_not_break_what_cannot_be_loaded_in_a_worker(tmp_path: Path) 
     assert "kept 0" in change["reason"]
 
 
+ENDLESS = """
+import itertools, time, torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+class Data(Dataset):
+    def __len__(self): return 40
+    def __getitem__(self, i):
+        x = slow(i)
+        return x + torch.rand(3), i
+
+def slow(i):
+    time.sleep(0.005)
+    return torch.full((3,), float(i))
+
+class Again:
+    def __iter__(self):
+        while True:
+            yield from ([i, i + 1] for i in range(0, 40, 2))
+
+class Stream(IterableDataset):
+    def __init__(self, dataset): self.dataset = dataset
+    def __iter__(self):
+        for i in itertools.cycle(range(get_worker_info().id, 40, 2)):
+            yield self.dataset[i]
+
+torch.manual_seed(1)
+for batch in itertools.islice(LOADER, 120):
+    print(batch)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "loader",
+    [
+        "DataLoader(Stream(Data()), batch_size=2, num_workers=2)",
+        "DataLoader(Data(), batch_sampler=Again(), num_workers=2)",
+    ],
+    ids=["stream", "sampler"],
+)
+def test_one_iterator_without_an_end_is_served_from_the_cache(tmp_path: Path, loader: str) -> None:
+    path = script(tmp_path, ENDLESS.replace("LOADER", loader))
+    plain = subprocess.run([sys.executable, path], capture_output=True, text=True, cwd=tmp_path)
+    p = stoker(tmp_path, "--apply", path)
+    assert p.returncode == 0, p.stderr
+    assert p.stdout == plain.stdout
+    (change,) = report(tmp_path)["applied"]["settings"].values()
+    assert change["to"] == {"num_workers": 2, "staged": True}, p.stderr
+    assert change["cache"]["filled"] == 40
+
+
 @pytest.mark.slow
 def test_loaders_of_one_line_are_applied_to_by_their_own_settings(tmp_path: Path) -> None:
     """And may be made anew from their attributes, as frameworks do that skip batches."""

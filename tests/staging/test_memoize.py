@@ -213,6 +213,52 @@ def test_calls_inside_other_datasets_and_comprehensions_are_kept(make: Any) -> N
     assert equal_bits(batches(make()), batches(staged))
 
 
+class Mixes:
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __call__(self, labels: Any) -> Any:
+        others = [self.dataset.label_of(random.randrange(SIZE)) for _ in range(3)]
+        labels["image"] = np.concatenate([x["image"] for x in (labels, *others)])
+        return labels
+
+
+class Buffered(Samples):
+    """ultralytics': deep in containers of transforms an image is loaded, and stays in the dataset for a while."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images: list[Any] = [None] * SIZE
+        self.buffer: list[int] = []
+        self.transform = Chain(Chain(Chain(Mixes(self))))
+
+    def load_image(self, i: int) -> Any:
+        image = self.images[i]
+        if image is None:
+            number = self.numbers[i]
+            self.images[i] = image = slow_array(number)
+            self.buffer.append(i)
+            if len(self.buffer) > 8:
+                self.images[self.buffer.pop(0)] = None
+        return image
+
+    def label_of(self, i: int) -> Any:
+        return {"image": self.load_image(i), "number": i}
+
+    def __getitem__(self, i: int) -> Any:
+        return self.transform(self.label_of(i))
+
+
+def test_what_is_loaded_deep_inside_is_kept_although_the_dataset_holds_some_of_it() -> None:
+    staged = stoker.Staged(Buffered())
+    assert staged.split is not None
+    assert "slow_array(number)" in str(staged.split)
+    memo = staged.split.memo
+    assert memo is not None
+    assert memo.nbytes > 0  # it was called when it was verified
+    assert equal_bits(batches(Buffered()), batches(staged))
+
+
 @pytest.mark.slow
 def test_a_branch_that_no_trial_took_is_served_from_what_another_loaded() -> None:
     data = Mosaic()

@@ -14,6 +14,7 @@ import sys
 import time
 import uuid
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -873,8 +874,78 @@ class OfEntropy(Pictures):
 def test_a_generator_that_is_seeded_for_the_sample_asks_nothing() -> None:
     if sys.version_info >= (3, 11):  # whose code objects know columns
         same_bits(OfItsIndex())
-    with pytest.raises(UsageError, match=r"draws before anything else|os.urandom"):
+    with pytest.raises(UsageError, match=r"draws before anything else|os.urandom|other bits"):
         stoker.split(OfEntropy())
+
+
+class CountsErrors(Pictures):
+    """timm's: how many samples in a row could not be loaded."""
+
+    errors = failed = 0
+
+    def __getitem__(self, i: int) -> Any:
+        try:
+            if i == 3:
+                raise OSError
+            x = torch.full(SHAPE, float(i))
+        except OSError:
+            self.errors += 1
+            self.failed += 1
+            return self.__getitem__((i + 1) % self.n)
+        self.errors = 0
+        x = x + torch.arange(x.numel()).view(SHAPE) / 7
+        if self.transform is not None:
+            x = self.transform(x)
+        return x, i
+
+
+@pytest.mark.parametrize("transform", [Compose([scale, noise]), scale], ids=["random", "deterministic"])
+def test_what_an_except_block_counts_is_counted_as_without_a_cache(transform: Any) -> None:
+    data, plain = CountsErrors(transform), CountsErrors(transform)
+    staged = stoker.Staged(data, cache_budget="10MB")
+    assert staged.split is not None
+    assert staged.split.plan is not None, staged.split
+    for _ in range(4):
+        states = seeded(plain)
+        whole = [plain[i] for i in range(plain.n)]
+        states.restore()
+        assert equal_bits(whole, [staged[i] for i in range(plain.n)])
+        assert (data.errors, data.failed) == (plain.errors, plain.failed)
+    assert staged.account.filled == plain.n - 1
+
+
+def traced(x: dict[str, Any]) -> dict[str, Any]:
+    """MONAI's RandRotate90d: it writes down the address of a transform that it makes for this call."""
+    turns = random.randrange(4)
+    record = {"class": "Rotate90", "id": id(object()), "do_transforms": True, "extra_info": {"k": turns}}
+    return {"image": x["image"].rot90(turns, (1, 2)), "operations": [*x["operations"], record]}
+
+
+def test_an_address_in_a_record_of_transforms_is_no_difference() -> None:
+    started = lambda x: {"image": x, "operations": []}  # noqa: E731
+    found = stoker.split(Pictures(Compose([scale, started, traced])))
+    assert kept(found)[:1] == ["scale"]
+    record = {"class": "Rotate90", "id": 1, "do_transforms": True, "extra_info": {"k": 1}}
+    assert equal_bits(record, record | {"id": 2})
+    assert not equal_bits(record, record | {"extra_info": {"k": 2}})
+    assert not equal_bits({"class": 1, "id": 1}, {"class": 1, "id": 2})  # a sample of the user's
+
+
+class Storage:
+    """PyG's: it knows the object that holds it."""
+
+    def __init__(self, parent: Any, x: torch.Tensor) -> None:
+        self.parent, self.x = weakref.ref(parent), x
+
+
+class Graph:
+    def __init__(self, x: torch.Tensor) -> None:
+        self.store = Storage(self, x)
+
+
+def test_objects_that_know_their_parents_are_compared_by_content() -> None:
+    assert equal_bits(Graph(torch.ones(2)), Graph(torch.ones(2)))
+    assert not equal_bits(Graph(torch.ones(2)), Graph(torch.zeros(2)))
 
 
 class Options(dict[str, Any]):

@@ -36,6 +36,7 @@ from .syntax import (
     changes_state,
     first_param,
     is_chain,
+    is_reset,
     is_setup,
     local_variables,
     names_bound,
@@ -118,8 +119,8 @@ def before_state_changes(fn: types.FunctionType, is_method: bool, where: Cut) ->
     for depth in range(0, len(where.position), 2):
         last: Any = where.position[depth]
         for k, statement in enumerate(block[:last]):
-            is_left = is_setup(statement, first) or any(statement is x for x in later)
-            changed = "" if is_left else changes_state(statement, locals_)
+            is_left = is_setup(statement, first) or is_reset(statement, first) or any(statement is x for x in later)
+            changed = "" if is_left else changes_state(_without_handlers(statement), locals_)
             changed = changed or (sets_something(statement, locals_) if in_context else "")
             if changed:
                 return where._replace(position=(*around, k), call=None, inside=False), changed
@@ -133,13 +134,21 @@ def before_state_changes(fn: types.FunctionType, is_method: bool, where: Cut) ->
     return where, ""
 
 
+def _without_handlers(statement: ast.stmt) -> ast.stmt:
+    """A statement without its ``except`` blocks: a sample that runs one that changes something has no first part."""
+    if isinstance(statement, ast.Try):
+        statement = copy.copy(statement)
+        statement.handlers = []
+    return statement
+
+
 def cut(fn: types.FunctionType, is_method: bool, where: Cut) -> Parts:
     """Cuts a function in two. Raises NoSource: see ``tree_of``."""
     function = tree_for(fn, where.unrolled, is_method or SELF in where.given)
     tree = function.tree
     params, first = params_of(tree), first_param(tree, is_method)
     passed = {first, *where.given} - {""}
-    cutter = _Cutter(where, {*params, *names_bound(tree.body)}, passed)
+    cutter = _Cutter(where, {*params, *names_bound(tree.body)}, passed, local_variables(tree))
     head, rest = cutter.block(tree.body, ())
     line = _line_at(tree, where.position) if rest else tree.body[-1].lineno
     later = deferred(tree, head, first)
@@ -193,10 +202,11 @@ def _head_tree(tree: ast.FunctionDef, head: list[ast.stmt], has_tail: bool) -> a
 class _Cutter:
     """Builds the statements of both parts."""
 
-    def __init__(self, where: Cut, locals_: set[str], passed: set[str]) -> None:
+    def __init__(self, where: Cut, locals_: set[str], passed: set[str], own: set[str]) -> None:
         self.where = where
         self.locals = locals_  # all variables of the function
         self.passed = passed  # parameters that the caller passes to the tail again; ``self`` is one
+        self._own = own  # its variables that are no parameters
         # statements of the head that the cut lies in, by id, and in which of their blocks
         self.entered: dict[int, str] = {}
         self.repeatable: list[int | str] = []  # see ``Parts``
@@ -206,7 +216,7 @@ class _Cutter:
         """The two parts of a block; ``around``: where it stands."""
         position = self.where.position[len(around) :]
         k: Any = position[0]
-        before, statement, after = block[:k], block[k], block[k + 1 :]
+        before, statement, after = [self._leaving(x) for x in block[:k]], block[k], block[k + 1 :]
         if len(position) > 1:
             entered, rest = self._enter(statement, (*around, k), str(position[1]))
             return [*before, *entered], [*rest, *as_in_source(after)]
@@ -221,7 +231,7 @@ class _Cutter:
         entered: Any = copy.copy(statement)
         self.entered[id(entered)] = name
         self._alive.append(entered)
-        leave = ast.copy_location(ast.Expr(helper_call("unplanned")), statement)
+        leave = _leave(statement)
         setattr(entered, name, head)
         if isinstance(statement, ast.If):
             setattr(entered, "orelse" if name == "body" else "body", [leave])
@@ -229,7 +239,7 @@ class _Cutter:
             again = copy.copy(statement)
             again.body = rest
             again.handlers = [_reraises_unplanned(statement), *statement.handlers]
-            handlers = [copy.copy(h) for h in statement.handlers]
+            handlers = self._leaving(statement).handlers
             for handler in handlers:
                 handler.body = [*handler.body, leave]
             entered.handlers = [_reraises_unplanned(statement), *handlers]
@@ -241,6 +251,17 @@ class _Cutter:
                 rest = [within]
             return [entered, leave], rest  # it swallowed an exception
         return [entered], rest
+
+    def _leaving(self, statement: Any) -> Any:
+        """A statement whose ``except`` blocks give the sample up where they would change what outlives the call."""
+        if not isinstance(statement, ast.Try):
+            return statement
+        out = copy.copy(statement)
+        out.handlers = [copy.copy(handler) for handler in statement.handlers]
+        for handler in out.handlers:
+            if any(changes_state(x, self._own) or sets_something(x, self._own) for x in handler.body):
+                handler.body = [_leave(handler.body[0])]
+        return out
 
     def _pack(self, at: ast.stmt, inner: ast.expr | None) -> ast.stmt:
         """``return _stoker.pack(locals(), inner)``"""
@@ -308,6 +329,11 @@ class _Cutter:
         return helper_call("tail", function, ast.Tuple(passed, ast.Load()), ast.Name(STATE, ast.Load()))
 
 
+def _leave(at: ast.stmt) -> ast.stmt:
+    """``_stoker.unplanned()``"""
+    return ast.copy_location(ast.Expr(helper_call("unplanned")), at)
+
+
 def _as_call(target: ast.Call | ast.Subscript) -> tuple[ast.expr, list[ast.expr], list[ast.keyword]]:
     """Function, arguments and keywords of a call; ``x[i]`` is ``x.__getitem__(i)``."""
     if isinstance(target, ast.Call):
@@ -326,8 +352,10 @@ def _looked_up_again(
         bound = names_bound([statement])
         if isinstance(statement, (ast.Import, ast.ImportFrom, ast.FunctionDef)):
             return bound <= once
+        if any(is_setup(statement, first) or is_reset(statement, first) for first in cutter.passed):
+            return True
         if not isinstance(statement, ast.Assign):
-            return any(is_setup(statement, first) for first in cutter.passed)
+            return False
         if not bound <= once or not all(isinstance(t, (ast.Name, ast.Tuple)) for t in statement.targets):
             return False
         looks_up = is_chain(statement.value, where.plain) and not isinstance(statement.value, ast.Constant)

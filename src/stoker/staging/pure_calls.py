@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Collection
@@ -24,7 +25,7 @@ from .containers import items_of
 from .executed_code import is_closed
 from .memoize import Key, MemoNode, SiteKey, call_key, names_of, values_of
 from .plan import Node, SliceNode, Unplanned
-from .samples import TrialSamples
+from .samples import SAMPLES, TrialSamples
 from .search import Search
 from .source import NoSource
 from .stages import cut_of
@@ -34,11 +35,12 @@ from .verify import mean_without_longest
 WORTH_S = 100e-6  # a call that is kept takes at least so long
 WORTH_SHARE = 0.02  # and, all times that a sample makes it, such a part of a sample
 VISITS = 3000  # calls that one survey looks at; then the rest of the code runs as it is
-DEPTH = 5
+DEPTH = 8  # a mosaic calls load_image in a container of containers
+CHECKS = 3  # times that samples are made to see each selected call
 ROUNDS = 6  # selections that are verified
 PAYS = 0.7  # of a sample's time is left at most, or nothing is kept
 SEED = 20  # of the first sample of a survey
-COMPARE_SEED = 60
+CHECK_SEED, COMPARE_SEED = 40, 60
 
 
 @dataclass
@@ -64,7 +66,7 @@ class Survey:
         self.reasons: list[str] = []
         self._names = names_of(samples.dataset)
         self._visits = 0
-        self._asking_s = 0.0  # seconds that went into rewriting functions, and not into calls
+        self._asking_s = 0.0  # seconds that went into rewriting functions and comparing states, and not into calls
         self._least_s = 0.0  # of a sample
         self._samples = 1  # that were surveyed
         self._methods: set[str] = set()
@@ -79,24 +81,27 @@ class Survey:
             return None
         self._root = SurveyedFunction(callee)
         times = [samples.sample_s]
-        try:
-            for k, i in enumerate(indices):
-                samples.seed(SEED + k)
-                began = time.perf_counter() - self._asking_s
+        unseen = [samples.fresh.pop() for _ in samples.fresh[:SAMPLES]]  # a dataset may hold those it has seen
+        for k, i in enumerate(unseen or indices):
+            samples.seed(SEED + k)
+            began = time.perf_counter() - self._asking_s
+            try:
                 self._run_surveyed(self._root, Call(samples.dataset.__getitem__, (i,), {}), DEPTH)
-                times.append(time.perf_counter() - self._asking_s - began)
-        except NoSource as e:
-            self.reasons.append(str(e))
-            return None
-        self._least_s, self._samples = WORTH_SHARE * min(times), len(indices)
-        for _ in range(ROUNDS):
+            except NoSource as e:
+                self.reasons.append(str(e))
+                return None
+            except Exception:  # the user's: a sample that cannot be loaded
+                continue
+            times.append(time.perf_counter() - self._asking_s - began)
+        self._least_s, self._samples = WORTH_SHARE * min(times), max(1, len(times) - 1)
+        for k in range(ROUNDS):
             self._methods.clear()
             node = self._select(self._root)
             if node is None:
                 return None
             self._select_in_other_branches(node, self._root)
             plan = MemoPlan(node, sites=len(node.all_shown()))
-            if self._check(plan, indices) and self._compare(plan, indices):
+            if self._check(plan, indices, CHECK_SEED + k) and self._compare(plan, indices):
                 return plan if plan.served_s < PAYS * max(1e-9, samples.sample_s) else None
         return None
 
@@ -113,10 +118,8 @@ class Survey:
             function.struck.add(number)
             return run()
         mentioned = None if values is None else values_of(values)
-        before, began = self.samples.states(), time.perf_counter() - self._asking_s
-        out = run()
-        function.seconds_with_args.setdefault(number, []).append(time.perf_counter() - self._asking_s - began)
-        if before.moved():
+        out, moved = self._timed(function.seconds_with_args.setdefault(number, []), run)
+        if moved:
             function.drew.add(number)
         function.note_large(number, mentioned)
         return out
@@ -126,15 +129,26 @@ class Survey:
         has_key = call_key(call, self._names) is not None
         if not has_key and number not in function.calls and _may_be_cut(call):
             function.calls[number] = call.with_copied_arguments(self.samples.dataset)
-        before, began = self.samples.states(), time.perf_counter() - self._asking_s
-        out = self._run(function, number, call, depth)
-        function.seconds.setdefault(number, []).append(time.perf_counter() - self._asking_s - began)
-        moved = bool(before.moved())
+        run = functools.partial(self._run, function, number, call, depth)
+        out, moved = self._timed(function.seconds.setdefault(number, []), run)
         if moved:
             function.draws_itself.add(number)
         if moved or not has_key:
             function.not_by_args.add(number)
         return out
+
+    def _timed(self, seconds: list[float], run: Thunk) -> tuple[Value, bool]:
+        """What a call returns, and whether it moved a generator. To ask for that does not count as a call's time."""
+        began = time.perf_counter()
+        before = self.samples.states()
+        self._asking_s += time.perf_counter() - began
+        began = time.perf_counter() - self._asking_s
+        out = run()
+        ended = time.perf_counter()
+        seconds.append(ended - self._asking_s - began)
+        moved = bool(before.moved())
+        self._asking_s += time.perf_counter() - ended
+        return out, moved
 
     def _run(self, function: SurveyedFunction, number: int, call: Call, depth: int) -> Value:
         """Makes a call. If it is one of a Python function, the calls in there are surveyed, too."""
@@ -240,49 +254,56 @@ class Survey:
 
     # -- verifying
 
-    def _check(self, plan: MemoPlan, indices: list[int]) -> bool:
-        """Whether each selected call is pure. One that is not is struck out, for the next selection."""
+    def _check(self, plan: MemoPlan, indices: list[int], seed: int) -> bool:
+        """Whether each selected call is pure. One that is not is struck out, for the next selection.
+
+        ``seed``: another one each time, for the dataset may hold what it has loaded for others.
+        """
         samples = self.samples
         checker = Checker(samples, self.changing, self.strike)
-        for k, i in enumerate(indices):
-            samples.seed(SEED + k)  # as in the survey, so that the same calls are made
+        for k, i in enumerate(indices * CHECKS):
+            samples.seed(seed + 100 * k)
+            if k >= len(indices) and not self._unchecked(plan.root, self._root, _checked(plan.root, self._root)):
+                break
             try:
                 plan.root.run(checker, Call(samples.dataset.__getitem__, (i,), {}))
             except Exception as e:
                 self.reasons.append(f"with calls from memory sample {i} fails: {type(e).__name__}: {e}")
                 return False
-        if checker.struck or self._strike_unchecked(plan.root, self._root, _checked(plan.root, self._root)):
+        if checker.struck:
+            return False
+        unchecked = self._unchecked(plan.root, self._root, _checked(plan.root, self._root))
+        for function, number in unchecked:  # what it reads is not known
+            function.struck.add(number)
+        if unchecked:
             return False
         plan.nbytes = checker.nbytes / max(1, checker.checked)
         plan.reads = None if checker.looks_up_names else checker.names_read
         plan.globals = sorted(checker.variables)
         return True
 
-    def _strike_unchecked(self, node: MemoNode, function: SurveyedFunction, checked: Collection[str]) -> bool:
-        """Whether a selected call was not checked: what it reads is not known, so it must not be kept.
-
-        Args:
-            checked: functions that were checked, in this place or another.
-        """
-        selected = node.by_values | node.by_args | set(node.prefixes)
-        unchecked = {
-            n for n in selected - node.asked if n not in node.by_args or function.sites[n].function not in checked
-        }
-        function.struck |= unchecked
-        found = bool(unchecked)
+    def _unchecked(
+        self, node: MemoNode, function: SurveyedFunction, checked: Collection[str]
+    ) -> list[tuple[SurveyedFunction, int]]:
+        """Selected calls that no check has made. ``checked``: functions that were checked, in this place or another."""
+        selected = (node.by_values | node.by_args | set(node.prefixes)) - node.asked
+        out = [(function, n) for n in selected if n not in node.by_args or function.sites[n].function not in checked]
         for key, inner in node.entered.items():
-            found |= self._strike_unchecked(inner, function.inner[key], checked)
-        return found
+            out += self._unchecked(inner, function.inner[key], checked)
+        return out
 
     def _compare(self, plan: MemoPlan, indices: list[int]) -> bool:
         """Whether samples with calls from memory are those without, the first time and when all calls are answered."""
         samples = self.samples
         replay = Replay(samples)
         served: list[float] = []
+        plain_s: list[float] = []
         for from_memory in (False, True):
             for k, i in enumerate(indices):
                 samples.seed(COMPARE_SEED + k)
+                began = time.perf_counter()
                 plain = samples.dataset[i]
+                plain_s += [] if from_memory else [time.perf_counter() - began]
                 states = samples.states().in_order()
                 samples.seed(COMPARE_SEED + k)
                 began = time.perf_counter()
@@ -293,6 +314,8 @@ class Survey:
                     self.reasons.append(f"with calls from memory sample {i} is another")
                     return False
         plan.served_s = mean_without_longest(served)
+        # The first samples took longer where the machine had other work.
+        samples.sample_s = min(samples.sample_s, mean_without_longest(plain_s))
         return True
 
     def strike(self, key: Key, why: str) -> None:

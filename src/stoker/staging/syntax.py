@@ -108,6 +108,13 @@ def attributes_assigned(tree: ast.FunctionDef, first: str) -> set[str]:
     return out
 
 
+def is_reset(statement: ast.stmt, first: str) -> bool:
+    """``self.errors = 0``: both parts run it. ``first``: what the function calls ``self``; "" if it has none."""
+    if not (isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant) and first):
+        return False
+    return all(isinstance(t, ast.Attribute) and is_name(t.value, first) for t in statement.targets)
+
+
 def is_generator(tree: ast.FunctionDef) -> bool:
     """Whether it is a generator or a coroutine."""
     waiting: list[ast.AST] = [*tree.body]

@@ -5,7 +5,7 @@ What happens to a loader::
     first iterated      a trial of its dataset begins in a child process
     ... WAIT_S later    the trial has ended: the first epoch fills the cache, or nothing is kept
                         it has not: the first epoch runs without a cache, and the trial ends beside it
-                        (workers that persist keep that dataset, so for them the wait is PERSISTENT_WAIT_S)
+                        (workers that stay keep that dataset, so for them the wait is PERSISTENT_WAIT_S)
     next epochs         a trial that ended meanwhile takes effect when an epoch begins
 
 The worker count is decided once, when a loader is first iterated. A failure in here leaves the loader as its script
@@ -15,6 +15,7 @@ made it.
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import sys
 import time
@@ -36,6 +37,7 @@ from ..staging.isolate import Trial
 from ..staging.node_cache import start_trial
 from ..staging.plan import Plan
 from ..staging.split import Split
+from ..staging.streams import dataset_inside
 from ..staging.trial import Found
 from .cached_epochs import CachedEpochs, Maker, why_not
 
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 WAIT_S = 1.0  # before the first batch; a trial that takes longer goes on beside the first epoch
 PERSISTENT_WAIT_S = 4.0  # the same where workers stay: their dataset is the one that they are started with
 LIMIT_S = 30.0  # for a trial
-FEWEST_SAMPLES = 16  # of a dataset for which a trial is made
+FEWEST_SAMPLES = 8  # of a dataset for which a trial is made
 LEAST_GAIN = 2.0  # times: making the first part of a sample, against copying it out of memory
 LEAST_GAIN_S = 50e-6  # and at least so much less
 LEAST_GAIN_SHARE = 0.02  # of a sample's time
@@ -208,11 +210,11 @@ def attach(module: Any, applied: JsonObject) -> None:
     "to": settings, "reason": text, "measured_s": seconds, "cache": what is kept}``."""
 
     def _get_iterator(loader: LoaderLike) -> Iterator[Batch]:
-        staged: Staged | None = None
+        staged: object = None
         make: Callable[[LoaderLike], Iterator[Batch]] = engine.get_iterator
         with _left_as_it_is(loader):
             known = _manage(loader, applied) if _is_manageable(loader) else None
-            staged = None if known is None else known.staged
+            staged = _stream_with_cache(loader, applied) if known is None else known.staged
             if known is not None and known.is_for_script(loader):
                 make = known.without_workers(loader)
         with engine.with_dataset(loader, staged):
@@ -268,11 +270,32 @@ def _is_manageable(loader: LoaderLike) -> bool:
     return not is_auto and loader._dataset_kind == 0 and engine.SUPPORTED and not is_stream
 
 
+def _stream_with_cache(loader: LoaderLike, applied: JsonObject) -> object:
+    """A copy of a stream that asks a dataset with a cache for its samples; None where it is left as it is. Without
+    workers it is: what iterating changes in the stream, the script can see."""
+    stream, workers = loader.dataset, loader.num_workers
+    if not workers or isinstance(workers, AutoWorkers) or engine.init_sees_dataset(loader) or not engine.SUPPORTED:
+        return None
+    name = dataset_inside(stream)
+    if not name:
+        return None
+    with engine.with_dataset(loader, vars(stream)[name]):
+        known = _manage(loader, applied, f"kept {workers}: which samples a worker makes of a stream depends on it")
+    if known.staged is None:
+        return None
+    known.staged._begin()
+    out = copy.copy(stream)
+    vars(out)[name] = known.staged
+    return out
+
+
 def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") -> ManagedDataset:
     """What is known of a loader's dataset. The loader's settings are decided the first time. ``why_own_count``: the
     reason for which the worker count is left alone; "": it is decided here."""
     known = _managed(loader.dataset)
-    waits_s = PERSISTENT_WAIT_S if loader.persistent_workers else WAIT_S
+    # A stream, and a sampler without a length, may have no end: ultralytics' loader makes one iterator for all epochs.
+    stays = loader.persistent_workers or loader._dataset_kind != 0 or not hasattr(loader._index_sampler, "__len__")
+    waits_s = PERSISTENT_WAIT_S if stays else WAIT_S
     known.take_result(waits_s if known.waited_s == 0 else 0)
     if "_stoker_applied" not in loader.__dict__:
         loader.__dict__["_stoker_applied"] = True

@@ -1,0 +1,43 @@
+"""Finds the map-style dataset that a stream reads: detectron2's ``ToIterableDataset`` yields ``self.dataset[i]``."""
+
+from __future__ import annotations
+
+import ast
+import types
+
+from torch.utils.data import Dataset, IterableDataset
+
+from .source import NoSource, tree_of
+
+
+def dataset_inside(stream: object) -> str:
+    """The attribute of a stream that may be replaced by the same dataset with a cache; "" where none may be.
+
+    The stream's methods must ask it for samples and its length only: then nothing in a worker changes it.
+    """
+    found = [name for name, value in vars(stream).items() if _is_map_style(value)]
+    if not isinstance(stream, IterableDataset) or len(found) != 1:
+        return ""
+    classes = type(stream).__mro__[: type(stream).__mro__.index(IterableDataset)]
+    functions = [f for c in classes for n, f in vars(c).items() if callable(f) and n != "__init__"]
+    return found[0] if all(_only_asks_for_samples(f, found[0]) for f in functions) else ""
+
+
+def _is_map_style(value: object) -> bool:
+    is_dataset = isinstance(value, Dataset) and not isinstance(value, IterableDataset)
+    return is_dataset and hasattr(value, "__len__") and hasattr(value, "__getitem__")
+
+
+def _only_asks_for_samples(function: object, name: str) -> bool:
+    """Whether a method uses an attribute as in ``self.name[i]`` and ``len(self.name)`` only."""
+    if not isinstance(function, types.FunctionType):
+        return False
+    try:
+        nodes = list(ast.walk(tree_of(function).tree))
+    except NoSource:
+        return False
+    asked = [x.value for x in nodes if isinstance(x, ast.Subscript) and isinstance(x.ctx, ast.Load)]
+    asked += [x.args[0] for x in nodes if isinstance(x, ast.Call) and ast.unparse(x.func) == "len" and x.args]
+    uses = [x for x in nodes if isinstance(x, ast.Attribute) and x.attr == name]
+    by_name = {x.id for x in nodes if isinstance(x, ast.Name)} & {"vars", "getattr", "setattr"}
+    return not by_name and all(any(x is y for y in asked) for x in uses)
