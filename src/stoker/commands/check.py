@@ -114,7 +114,7 @@ def _rows(m: Machine) -> list[tuple[str, str]]:
         busy = f", {gpu.utilisation:.0f} % busy" if gpu.utilisation is not None else ""
         rows.append(("gpu", f"{gpu.name}{memory}{busy}"))
     if not m.gpus:
-        rows.append(("gpu", "none seen"))
+        rows.append(("gpu", "none seen by NVML (pip install 'stoker[gpu]')"))
     named = ", ".join(f"{k} {v or 'not installed'}" for k, v in versions().items())
     rows.append(("versions", f"python {m.python}, {named}"))
     rows.append(("platform", m.platform))

@@ -43,7 +43,7 @@ class Machine:
         memlock: limit of page-locked memory (RLIMIT_MEMLOCK), None for unlimited.
         open_files: limit of open descriptors.
         pressure: PSI "some avg10" per cent for cpu, memory and io, if the kernel reports it.
-        gpus: accelerators, by NVML or nvidia-smi.
+        gpus: accelerators, by NVML.
         python, platform: versions.
         warnings: what looks wrong, each with a remedy.
     """
@@ -299,7 +299,7 @@ def _affinity() -> int:
 
 
 def read() -> Machine:
-    """Reads everything afresh. GPUs may take seconds.
+    """Reads everything afresh.
 
     Example:
         >>> m = read()
