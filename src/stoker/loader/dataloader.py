@@ -71,7 +71,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             that kills its worker each time goes the way of ``on_error``. "raise": torch's error. None: "restart" for
             worker processes and map-style datasets, "raise" for others.
         sample_timeout: seconds that a sample may take before its worker is killed and replaced; it is named with
-            its worker's stack and goes the way of ``on_error``. Threads cannot be killed: there it is an error.
+            its worker's stack and goes the way of ``on_error``. For worker processes.
         debug: everything in this process, whatever the number of workers, so that a breakpoint stops and a traceback is
             plain; an error says which sample it was, and is raised whatever ``on_error`` says. Random augmentation is
             another draw then.

@@ -165,7 +165,7 @@ class _Worker:
 
     def _shard(self, worker: int, dataset: object) -> TaskRunner:
         return TaskRunner(
-            self.spec, worker, dataset, self.collate, "process", seeding.seed_task, self.on_sample_start, RandomState
+            self.spec, worker, dataset, self.collate, "process", seeding.seed_task, RandomState, self.on_sample_start
         )
 
     def run(self) -> None:

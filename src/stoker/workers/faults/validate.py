@@ -101,9 +101,14 @@ def check_timeout(loader: Any) -> None:
             "sample_timeout needs a map-style dataset: which sample an iterator works on is not known. "
             "Use timeout=, which bounds the wait for a batch"
         )
-    if loader.on_worker_death == "raise" and loader.worker_method != "thread":
+    if loader.worker_method == "thread" and loader.num_workers > 0:
+        raise UsageError(
+            'sample_timeout kills the worker that hangs, and threads cannot be killed. Use worker_method="process", or '
+            "timeout=, which bounds the wait for a batch"
+        )
+    if loader.on_worker_death == "raise":
         raise UsageError('sample_timeout replaces the worker that hangs, which on_worker_death="raise" does not allow')
-    if is_stateful(loader.dataset) and loader.worker_method != "thread" and loader.num_workers > 0:
+    if is_stateful(loader.dataset) and loader.num_workers > 0:
         raise UsageError(f"sample_timeout replaces the worker that hangs, but {STATE}")
     if not LINUX:
         raise UsageError(f"sample_timeout is not supported on {sys.platform}, only on Linux")
