@@ -40,7 +40,6 @@ class _Word(enum.IntEnum):
     READY = 11  # worker
     RNG_CHECKPOINTS = 12  # worker
     STACK_FD = 13  # worker
-    TRIM_REQUESTS = 14  # parent
 
 
 _CONTROL_BYTES = 8 * 16
@@ -107,7 +106,6 @@ class Arena:
         private_tasks: tasks that a worker finds in its own pipe and does before it takes shared ones.
         ready: the worker has started, and asks for tasks.
         stack_fd: the descriptor, in the worker, of the file to which it writes its stack when asked.
-        trim_requests: how often the parent has asked for the memory of free slots.
     """
 
     stop = _Flag(_Word.STOP)
@@ -119,7 +117,6 @@ class Arena:
     private_tasks = _Int(_Word.PRIVATE_TASKS)
     ready = _Flag(_Word.READY)
     stack_fd = _Int(_Word.STACK_FD)
-    trim_requests = _Int(_Word.TRIM_REQUESTS)
     _file_end = _Int(_Word.FILE_END)
     _current_task = _Int(_Word.CURRENT_TASK)
     _position = _Int(_Word.POSITION)
