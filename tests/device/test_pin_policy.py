@@ -12,9 +12,10 @@ import torch
 
 import stoker
 from stoker.core import nested as walk
+from stoker.core import resources
 from stoker.core.errors import UsageError
 from stoker.device import pin_policy
-from stoker.device.pin_policy import Facts, Pinning, decide
+from stoker.device.pin_policy import Pinning, decide
 
 Point = collections.namedtuple("Point", "x y")
 MB = 1 << 20
@@ -120,24 +121,30 @@ def test_what_lies_on_a_device_is_left_alone() -> None:
     assert walk.pin([x])[0] is x
 
 
-FREE = {"free": 64 * 1024 * MB, "granted": 64 * 1024 * MB}
-CASES: list[tuple[str, Facts, bool, str]] = [
-    ("no accelerator", Facts(None), False, "no accelerator"),
-    ("unified", Facts("mps", unified=True, **FREE), False, "shares its memory"),
-    ("refused", Facts("cuda", refused="error 1", **FREE), False, "error 1"),
-    ("more than a quarter", Facts("cuda", batch_bytes=600 * MB, batches=17, **FREE), False, "a quarter"),
-    ("rounded up it is more", Facts("cuda", batch_bytes=520 * MB, batches=17, **FREE), False, "a quarter"),
-    ("not rounded it is less", Facts("cuda", batch_bytes=512 * MB, batches=17, **FREE), True, "on its own"),
-    ("little free", Facts("cuda", batch_bytes=64 * MB, batches=4, free=1100 * MB, granted=1 << 40), False, "are free"),
-    ("no gain", Facts("cuda", batch_bytes=4096, gain=1.01, **FREE), False, "brings nothing"),
-    ("a gain", Facts("cuda", batch_bytes=4 * MB, gain=2.5, **FREE), True, "2.5 times as fast"),
-    ("not known yet", Facts("cuda", **FREE), True, "on its own"),
+CASES: list[tuple[str, str | None, dict[str, Any], bool, str]] = [
+    ("no accelerator", None, {}, False, "no accelerator"),
+    ("unified", "mps", {}, False, "shares its memory"),
+    ("refused", "cuda", {"refused": "error 1"}, False, "error 1"),
+    ("more than a quarter", "cuda", {"batch_bytes": 600 * MB, "batches": 17}, False, "a quarter"),
+    ("rounded up it is more", "cuda", {"batch_bytes": 520 * MB, "batches": 17}, False, "a quarter"),
+    ("not rounded it is less", "cuda", {"batch_bytes": 512 * MB, "batches": 17}, True, "on its own"),
+    ("little free", "cuda", {"batch_bytes": 64 * MB, "batches": 4}, False, "are free"),
+    ("no gain", "cuda", {"batch_bytes": 4096, "gain": 1.01}, False, "brings nothing"),
+    ("a gain", "cuda", {"batch_bytes": 4 * MB, "gain": 2.5}, True, "2.5 times as fast"),
+    ("not known yet", "cuda", {}, True, "on its own"),
 ]
 
 
-@pytest.mark.parametrize(("name", "facts", "on", "why"), CASES, ids=[c[0] for c in CASES])
-def test_the_decision(name: str, facts: Facts, on: bool, why: str) -> None:
-    choice = decide(facts)
+@pytest.mark.parametrize(("name", "kind", "facts", "on", "why"), CASES, ids=[c[0] for c in CASES])
+def test_the_decision(
+    name: str, kind: str | None, facts: dict[str, Any], on: bool, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pin_policy, "kind", lambda: kind)
+    monkeypatch.setattr(pin_policy, "unified", lambda kind: kind == "mps")
+    free = 1100 * MB if name == "little free" else 64 * 1024 * MB
+    monkeypatch.setattr(resources, "memory_available", lambda: free)
+    monkeypatch.setattr(resources, "memory_of_rank", lambda: 64 * 1024 * MB)
+    choice = decide(**facts)
     assert choice.on is on, choice
     assert why in choice.why
 

@@ -42,9 +42,9 @@ def command(json_path: Path | None) -> int:
     pinning = "pin_memory=False: there is no accelerator"
     copies = None
     if machine.gpus:
-        from ..device.pin_policy import decide, facts
+        from ..device.pin_policy import decide
 
-        pinning = str(decide(facts()))
+        pinning = str(decide())
         copies = _copies()
 
     def show() -> None:

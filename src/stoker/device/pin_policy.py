@@ -30,38 +30,8 @@ MEASURED_FROM = 1 << 12  # bytes: below, a copy is all overhead and measuring sa
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What the decision depends on.
-
-    Attributes:
-        accelerator: torch's name of the kind of device; None without one.
-        unified: the device shares its memory with the processor.
-        batch_bytes: of the largest batch so far; 0 before the first.
-        batches: how many may be locked at a time: those made ahead and those the consumer keeps.
-        free: bytes of memory.
-        granted: bytes of memory.
-        refused: what the system said when a page was to be locked; "" where it was locked.
-        gain: how many times as fast a batch is copied from page-locked memory, measured; None before that.
-    """
-
-    accelerator: str | None
-    unified: bool = False
-    batch_bytes: int = 0
-    batches: int = 1
-    free: int = 1 << 62
-    granted: int = 1 << 62
-    refused: str = ""
-    gain: float | None = None
-
-
-@dataclass(frozen=True)
 class Choice:
-    """Whether to pin, and why.
-
-    Example:
-        >>> decide(Facts(accelerator=None))
-        Choice(on=False, why='there is no accelerator')
-    """
+    """Whether to pin, and why."""
 
     on: bool
     why: str
@@ -70,28 +40,33 @@ class Choice:
         return f"pin_memory={self.on}: {self.why}"
 
 
-def decide(facts: Facts) -> Choice:
-    """The decision. The first reason that applies is given."""
-    need = facts.batches * rounded(facts.batch_bytes)
-    if facts.accelerator is None:
+def decide(batch_bytes: int = 0, batches: int = 1, refused: str = "", gain: float | None = None) -> Choice:
+    """The decision. The first reason that applies is given.
+
+    Args:
+        batch_bytes: of the largest batch so far; 0 before the first.
+        batches: how many may be locked at a time: those made ahead and those the consumer keeps.
+        refused: what the system said when a page was to be locked; "" where it was locked.
+        gain: how many times as fast a batch is copied from page-locked memory, measured; None before that.
+    """
+    device, need = kind(), batches * rounded(batch_bytes)
+    if device is None:
         return Choice(False, "there is no accelerator")
-    if facts.unified:
-        return Choice(False, f"{facts.accelerator} shares its memory with the processor")
-    if facts.refused:
-        return Choice(False, f"no page can be locked here: {facts.refused}")
-    if need > facts.granted // SHARE:
+    if unified(device):
+        return Choice(False, f"{device} shares its memory with the processor")
+    if refused:
+        return Choice(False, f"no page can be locked here: {refused}")
+    most, free = resources.memory_of_rank() // SHARE, resources.memory_available()
+    if need > most:
+        return Choice(False, f"{_mb(need)} would be locked, and a quarter of the memory granted is {_mb(most)}")
+    if need and need + MIN_FREE > free:
+        return Choice(False, f"{_mb(need)} would be locked, and {_mb(free)} are free")
+    if gain is not None and gain < MIN_GAIN:
         return Choice(
-            False, f"{_mb(need)} would be locked, and a quarter of the memory granted is {_mb(facts.granted // SHARE)}"
+            False, f"batches of {batch_bytes:,} bytes are copied {gain:.2f} times as fast, so it brings nothing"
         )
-    if need and need + MIN_FREE > facts.free:
-        return Choice(False, f"{_mb(need)} would be locked, and {_mb(facts.free)} are free")
-    if facts.gain is not None and facts.gain < MIN_GAIN:
-        return Choice(
-            False,
-            f"batches of {facts.batch_bytes:,} bytes are copied {facts.gain:.2f} times as fast, so it brings nothing",
-        )
-    measured = "" if facts.gain is None else f"; batches are copied {facts.gain:.1f} times as fast"
-    return Choice(True, f"{facts.accelerator} reads page-locked memory on its own{measured}")
+    measured = "" if gain is None else f"; batches are copied {gain:.1f} times as fast"
+    return Choice(True, f"{device} reads page-locked memory on its own{measured}")
 
 
 def rounded(nbytes: int) -> int:
@@ -105,7 +80,7 @@ def kind() -> str | None:
     return None if device is None else device.type
 
 
-def unified(accelerator: str | None) -> bool:
+def unified(accelerator: str) -> bool:
     """Whether the device has no memory of its own."""
     if accelerator == "mps":
         return True
@@ -124,21 +99,6 @@ def gain(nbytes: int, accelerator: str) -> float | None:
         return pinned / plain
     except RuntimeError:  # out of memory, on either side
         return None
-
-
-def facts(batch_bytes: int = 0, batches: int = 1, refused: str = "", measured: float | None = None) -> Facts:
-    """The facts of this process, now."""
-    accelerator = kind()
-    return Facts(
-        accelerator,
-        unified(accelerator),
-        batch_bytes,
-        batches,
-        resources.memory_available(),
-        resources.memory_of_rank(),
-        refused,
-        measured,
-    )
 
 
 def _mb(nbytes: int) -> str:
@@ -164,16 +124,11 @@ class Pinning:
         self._gain: tuple[int, float | None] | None = None
 
     def decide(self, batch_bytes: int, batches: int) -> Choice:
-        """``pin_memory="auto"``: whether to pin.
-
-        Args:
-            batch_bytes: of the largest batch so far; 0 before the first.
-            batches: that may be locked at a time.
-        """
+        """``pin_memory="auto"``: whether to pin. See the function ``decide``."""
         if kind() is not None and batch_bytes >= MEASURED_FROM and self._gain is None:
             self._gain = batch_bytes, gain(batch_bytes, str(kind()))
         measured = None if self._gain is None else self._gain[1]
-        self.choice = decide(facts(batch_bytes, batches, self.refused, measured))
+        self.choice = decide(batch_bytes, batches, self.refused, measured)
         return self.choice
 
     def lock(self, asked: int | float | str | None) -> Locker | None:

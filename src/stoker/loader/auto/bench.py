@@ -52,7 +52,6 @@ class Window(NamedTuple):
         work_s: wall seconds that a worker spends on a batch.
         make_s: of that, seconds to fetch and collate it, which a process without workers would spend as well.
         cpu_s: CPU seconds of that.
-        own_s: CPU seconds that this process spends on a batch.
         nbytes: size of the largest batch; 0 where it does not cross between processes.
         read: bytes that the workers read from files.
     """
@@ -62,7 +61,6 @@ class Window(NamedTuple):
     work_s: float
     make_s: float
     cpu_s: float
-    own_s: float
     nbytes: int = 0
     read: int = 0
 
@@ -170,7 +168,7 @@ class Bench:
 
     def _measure(self, n: int, seconds: float, least: int) -> Window:
         m, before, read = self._metrics, replace(self._metrics), self._bytes_read()
-        own, began, count, took = time.thread_time(), time.monotonic(), 0, 0.0
+        began, count, took = time.monotonic(), 0, 0.0
         # Whole turns: workers in step deliver in bursts, and part of a burst would be up to n - 1 batches too many.
         while count % n or took < seconds or count < least * n:
             self.next()
@@ -179,7 +177,6 @@ class Bench:
             late = took >= LATE * seconds or time.monotonic() >= self.deadline
             if late and count >= n and count % n == 0:
                 break
-        own = (time.thread_time() - own) / count
         tasks = max(1, m.tasks - before.tasks)
         make_ns = m.fetch_ns + m.collate_ns - before.fetch_ns - before.collate_ns
         return Window(
@@ -188,7 +185,6 @@ class Bench:
             work_s=(make_ns + m.transport_ns - before.transport_ns) / tasks / 1e9,
             make_s=make_ns / tasks / 1e9,
             cpu_s=(m.cpu_ns - before.cpu_ns) / tasks / 1e9,
-            own_s=own,
             nbytes=m.batch_bytes,
             read=self._bytes_read() - read,
         )
