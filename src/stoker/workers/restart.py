@@ -246,7 +246,8 @@ class _OwnTasks:
         out: list[Task] = []
         if self._saves_rng:
             for task in list(assigned.tasks)[assigned.first_to_repeat(dead.rng_checkpoint) : assigned.answered]:
-                out.append(task._replace(indices=_retry(task, _bad(task), replay=True)))
+                bad = task.indices.bad if type(task.indices) is RetryTask else {}
+                out.append(task._replace(indices=_retry(task, bad, replay=True)))
         at = assigned.answered
         rest = list(assigned.tasks)[at:]
         if rest and dead.current_task == _id(rest[0]):
@@ -380,11 +381,6 @@ class Restarts:
 
 def _id(task: Task) -> TaskId:
     return TaskId(task.epoch, task.number)
-
-
-def _bad(task: Task) -> dict[int, Failure]:
-    """By position, the samples of a task that are not tried."""
-    return task.indices.bad if type(task.indices) is RetryTask else {}
 
 
 def _retry(
