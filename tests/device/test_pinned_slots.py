@@ -249,7 +249,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     fake = FakeDevice()
     pretend_device(monkeypatch)
     monkeypatch.setattr(pin_policy, "unified", lambda _: False)
-    monkeypatch.setattr(pin_policy, "gain", lambda *_: 3.0)
     monkeypatch.setattr(pin_policy, "runtime", lambda: fake)
     monkeypatch.setattr(walk, "pin_tensor", lambda t, _=None: t if locked(fake, t) else t.clone())
     return fake
@@ -323,4 +322,3 @@ def test_auto_says_why(device: FakeDevice) -> None:
     for _ in range(2):
         assert locked(device, next(iter(loader))[0])
     assert any(words.startswith("pin_memory=True: cuda reads page-locked") for words in loader.decisions)
-    assert any("3.0 times as fast" in words for words in loader.decisions)

@@ -178,7 +178,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if pin_memory == "auto":
             pinning = state_of(self).pinning
             pinning.auto = True
-            self.pin_memory = pinning.decide(0, 1).on
+            self.pin_memory = pinning.decide()
         self._set_samplers(SHUFFLES.get(str(once)), sampler, batch_sampler)
         validate.check(self)
         self.num_workers = self.num_workers  # with all settings there are now

@@ -201,8 +201,7 @@ def _choose(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> _BaseData
 def _prepare(loader: LoaderLike, state: LoaderState) -> tuple[OnError, ErrorLog] | None:
     """What precedes every iterator: pinning, faults, a cache. Returns what to do about samples that fail."""
     if state.pinning.auto:
-        batches = int(loader.num_workers) * (loader.prefetch_factor or 1) + 1
-        loader.pin_memory = state.pinning.decide(state.metrics.batch_bytes, batches).on
+        loader.pin_memory = state.pinning.decide()
     faults = validate.faults_of(loader, state) if validate.asked(loader) else None
     validate.check_timeout(loader)
     staged = staged_in(loader.dataset)

@@ -21,7 +21,7 @@ import torch
 from ..core import resources, terminal
 from ..core.errors import UsageError
 from ..device.accelerator import accelerator
-from ..device.pin_policy import Pinning
+from ..device.pin_policy import decide
 from ..loader.auto.bench import BadSample, TooSlow, Window
 from ..loader.auto.limits import Limit, limits
 from .measurements import KNEE, Measurements
@@ -234,7 +234,7 @@ class Search:
     def result(self, found: Setting) -> TuneResult:
         """The result, while workers are still there to be measured."""
         measured = self.measured
-        best = replace(found, pin_memory=self._pins(found)) if "pin_memory" in self.knobs else found
+        best = replace(found, pin_memory=self._pins()) if "pin_memory" in self.knobs else found
         rates = measured.rates[found]
         return TuneResult(
             name=self.name,
@@ -252,9 +252,8 @@ class Search:
             seconds=time.monotonic() - measured.began,
         )
 
-    def _pins(self, s: Setting) -> bool:
-        batches = max(1, s.num_workers) * s.prefetch_factor + 1
-        choice = Pinning().decide(self.measured.windows[s].nbytes, batches)
+    def _pins(self) -> bool:
+        choice = decide()
         self.reasons["pin_memory"] = f"{choice.on}: {choice.why}"
         return choice.on
 
