@@ -177,7 +177,7 @@ class _Worker:
             RandomState.from_bytes(checkpoint[1]).restore()
         os.set_blocking(self.reader.fd, False)
         self.cpu = time.thread_time_ns()
-        self.arena.ready = True
+        self.arena.ready = 1
         if self.queue_memory is None:
             self._serve_own()
         else:

@@ -117,7 +117,7 @@ class ProcessPool:
             active = [w for w in self._workers if w.is_active]
             for worker in active:
                 if worker.id >= n:
-                    worker.reader.arena.stop = True  # before it takes another task
+                    worker.reader.arena.stop = 1  # before it takes another task
                     self.retire(worker.place)
             self._count = n
             self._missing = sorted(set(range(n)) - {w.id for w in active})
@@ -334,7 +334,7 @@ class ProcessPool:
             return
         self._closed = True
         for reader in self._table.readers:
-            reader.arena.stop = True
+            reader.arena.stop = 1
         for worker in self._workers:
             if not worker.is_gone:
                 self.retire(worker.place)
@@ -363,7 +363,7 @@ class ProcessPool:
             position=Position.decode(arena.position()[0]),
             rng_checkpoint=self.rng_checkpoint(place),
             nbytes=arena.pss,
-            ready=arena.ready,
+            ready=bool(arena.ready),
             stack=worker.timeout_stack,
             leaving=worker.leaving,
         )
