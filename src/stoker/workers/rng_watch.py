@@ -31,6 +31,7 @@ except (ModuleNotFoundError, AttributeError):
     _numpy = None
 
 FIRST_TASKS = 2  # of each worker that are watched
+MAX_WATCHED = 64  # in all, for generators that are made later
 REWATCH_S = 1.0  # then one now and then: an augmentation may begin in a later epoch,
 REWATCH_SHARE = 200  # and so seldom that it costs half a per cent
 SIGHTINGS = 2  # tasks in which a generator has to move; in one of them the consumer may have drawn meanwhile
@@ -94,8 +95,10 @@ class GlobalRngUse:
         self._next: dict[int, float] = {}  # by worker, when to watch again
 
     def share(self, found: Found) -> None:
-        """Sets ``shared``. Generators that were made since have the first tasks watched anew."""
-        if len(found) > len(self.shared):
+        """Sets ``shared``. Generators that were made since, by whichever worker came last, have the first tasks watched
+        anew; not for ever, since some datasets make one for each sample."""
+        before = {id(g) for _, g in self.shared}
+        if self._task < MAX_WATCHED and not before.issuperset(id(g) for _, g in found):
             self._watched.clear()
         self.shared = found
 
