@@ -150,10 +150,10 @@ class Search:
 
     def _why(self, e: BadSample, s: Setting) -> str:
         last = str(e).strip().splitlines()[-1]
-        index = self.measured.bench.culprit()
-        what = "a sample cannot be loaded" if index is None else f"sample {index!r} cannot be loaded"
+        where = f" ({e.where})" if e.where else ""
         needs_gpu = ("CUDA" in last or "NVIDIA" in last) and accelerator() is None
-        return f"{what}: {last}" + (" (it needs a GPU, and there is none here)" if needs_gpu else "")
+        gpu = " (it needs a GPU, and there is none here)" if needs_gpu else ""
+        return f"a sample cannot be loaded: {last}{where}{gpu}"
 
     def _num_workers(self, s: Setting) -> Setting:
         if "num_workers" not in self.knobs:
