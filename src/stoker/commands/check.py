@@ -105,7 +105,6 @@ def _rows(m: Machine) -> list[tuple[str, str]]:
         ("memory", f"{human_bytes(m.memory)} granted ({limit}), {human_bytes(m.memory_available)} available"),
         ("swap in use", human_bytes(m.swap_used)),
         ("/dev/shm", "none" if m.shm is None else f"{human_bytes(m.shm)}, {human_bytes(m.shm_free or 0)} free"),
-        ("page-lock limit", "unlimited" if m.memlock is None else human_bytes(m.memlock)),
         ("open files", "unlimited" if m.open_files is None else f"{m.open_files:,}"),
         ("pressure", ", ".join(f"{k} {v:.0f} %" for k, v in m.pressure.items()) or "this kernel does not report it"),
     ]
