@@ -88,7 +88,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     Raises:
         ValueError, TypeError: torch's, for what torch refuses.
         UsageError: another word for ``shuffle``, ``worker_method`` or ``on_error``, a ``budget`` or ``max_errors`` that
-            is none, a dataset that says it is not thread-safe, what cannot be together.
+            is none, what cannot be together.
         BudgetError: when iterated, a batch larger than ``budget``.
         SampleError: when iterated, more samples failed than ``max_errors`` allows.
         WorkerDiedError: when iterated, a sample that kills workers, or too many deaths.
@@ -151,7 +151,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._ahead = AHEAD if prefetch_factor is None else 0
         self._shuffle = shuffle
-        _check_own(self, dataset, multiprocessing_context, shuffle, pin_memory)
+        _check_own(self, multiprocessing_context, shuffle, pin_memory)
         num_workers = _auto_workers(num_workers, dataset)
         batch_size, once, sampler, batch_sampler = _once(batch_size, shuffle, sampler, batch_sampler)
         super().__init__(
@@ -334,20 +334,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             state.restart_workers = True
 
 
-def _check_own(
-    loader: DataLoader[Any], dataset: object, multiprocessing_context: object, shuffle: object, pin_memory: object
-) -> None:
+def _check_own(loader: DataLoader[Any], context: object, shuffle: object, pin_memory: object) -> None:
     """Refuses wrong values of the arguments that torch does not know."""
     if loader.worker_method not in METHODS:
         raise UsageError(f"worker_method={loader.worker_method!r}: one of {', '.join(map(repr, METHODS))}")
     if loader.worker_method == "thread":
-        if multiprocessing_context is not None:
-            raise UsageError(f'worker_method="thread" has no use for {multiprocessing_context=}: leave one out')
+        if context is not None:
+            raise UsageError(
+                f'worker_method="thread" has no use for multiprocessing_context={context!r}: leave one out'
+            )
         if not SUPPORTED:
             raise UsageError(f'worker_method="thread" is not there on {sys.platform} yet, only on Linux')
-        from ..workers.thread_pool import refuse
-
-        refuse(dataset)
     if loader.budget is not None:
         parse_bytes(loader.budget, resources.memory_granted())
     every = loader.snapshot_every_n_steps

@@ -24,7 +24,6 @@ from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..core import processes
-from ..core.dataset_tree import inner_datasets
 from ..core.errors import UsageError, WorkerDiedError
 from ..core.options import Budget
 from ..core.types import Batch
@@ -239,8 +238,7 @@ class ThreadPool:
         heaps: memory of an earlier epoch's workers, used again warm; taken out of this list.
 
     Raises:
-        UsageError: the dataset says that it is not thread-safe (``thread_safe = False``), or an iterable dataset cannot
-            be copied.
+        UsageError: an iterable dataset cannot be copied.
     """
 
     def __init__(
@@ -250,7 +248,6 @@ class ThreadPool:
         rng_use: GlobalRngUse,
         heaps: list[HeapWriter],
     ) -> None:
-        refuse(spec.dataset)
         _patch_get_worker_info()
 
         self.spec = spec
@@ -377,16 +374,3 @@ class ThreadPool:
             if w is not threading.current_thread():
                 w.join(max(0.0, deadline - time.monotonic()))
         self._heaps.extend(w.writer for w in self.processes if not w.is_alive())
-
-
-def refuse(dataset: Any) -> None:
-    """Checks that threads may share a dataset.
-
-    Raises:
-        UsageError: it says, or one inside it does, that it is not thread-safe (``thread_safe = False``).
-    """
-    for d in inner_datasets(dataset):
-        if getattr(d, "thread_safe", None) is False:
-            raise UsageError(
-                f'{type(d).__name__} says that it is not thread-safe (thread_safe = False): use worker_method="process"'
-            )
