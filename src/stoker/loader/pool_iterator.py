@@ -277,9 +277,7 @@ class PoolIter(_BaseDataLoaderIter):
         self._num_yielded = 0
         if saved is not None:
             self._shared_seed = saved.shared_seed
-            self._IterableDataset_len_called = saved.len_called  # type: ignore[assignment]
             self._num_yielded = sum(p.count for p in saved.parts) if saved.kind == "iterable" else saved.next
-        cursor.len_called = self._IterableDataset_len_called
         cursor.shared_seed = self._shared_seed
         self._sampler_iter = cursor.begin(self._sampler_iter)
         # Not self._next_index: the scheduler would hold the iterator, and `del it` would end no worker.
