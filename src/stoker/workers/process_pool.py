@@ -297,7 +297,7 @@ class ProcessPool:
             else:
                 self.retire(worker.place)
             self._table.stop_polling(worker.process.sentinel)
-        how = "" if self._spec.restart else exit_reason.why(dead[0].process.exitcode, dead[0].reader.arena.pss)
+        how = "" if self._spec.restart else "it " + exit_reason.why(dead[0].process.exitcode, dead[0].reader.arena.pss)
         reason = self._table.launcher.failure() or how
         raise health.died_error(dead, reason, self._epoch, self._queue is not None)
 
