@@ -130,16 +130,6 @@ def orders() -> Iterator[Line]:
 # -- reading
 
 
-class Bare:
-    """The mapped rows without a sampler's knowing that they are mapped."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def __len__(self) -> int:
-        return self.n
-
-
 def preads(path: Path) -> Iterator[Any]:
     buffer, fd = bytearray(ROW * READ_CHUNK), os.open(path, os.O_RDONLY)
     for at in range(0, ROW * ROWS, len(buffer)):
@@ -148,8 +138,8 @@ def preads(path: Path) -> Iterator[Any]:
 
 
 def loaders(rows: Any) -> dict[str, Callable[[], Any]]:
-    def chunks(source: Any, workers: int = 0, smaller: int = 1) -> Any:
-        sampler = stoker.ChunkSampler(source, READ_CHUNK // smaller, BUFFER * smaller)
+    def chunks(workers: int = 0, smaller: int = 1) -> Any:
+        sampler = stoker.ChunkSampler(rows, READ_CHUNK // smaller, BUFFER * smaller)
         return stoker.DataLoader(rows, BATCH, sampler=sampler, num_workers=workers)
 
     def uniform() -> Any:
@@ -159,12 +149,11 @@ def loaders(rows: Any) -> dict[str, Callable[[], Any]]:
     return {
         "bare": lambda: preads(rows.filename),
         "in order": lambda: stoker.DataLoader(rows, BATCH),
-        "chunks, read ahead": lambda: chunks(rows),
-        "chunks, a quarter as large, four times as many, read ahead": lambda: chunks(rows, smaller=4),
-        "chunks, not read ahead": lambda: chunks(Bare(len(rows))),
+        "chunks": lambda: chunks(),
+        "chunks, a quarter as large, four times as many": lambda: chunks(smaller=4),
         "uniform": lambda: stoker.DataLoader(rows, BATCH, shuffle=True),
         "uniform, MADV_RANDOM": uniform,
-        "chunks, read ahead, 2 workers": lambda: chunks(rows, 2),
+        "chunks, 2 workers": lambda: chunks(2),
         "uniform, 2 workers": lambda: stoker.DataLoader(rows, BATCH, shuffle=True, num_workers=2),
     }
 

@@ -156,7 +156,6 @@ def test_the_public_names() -> None:
 
 def test_documented_modules_are_found_by_their_short_names() -> None:
     assert stoker.chunks.ChunkSampler is stoker.ChunkSampler
-    assert stoker.readahead.__name__ == "stoker.sampling.readahead"
     assert stoker.bench.measure
 
 

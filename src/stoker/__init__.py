@@ -25,7 +25,6 @@ __all__ = [
 _MODULES = {
     "bench": ".commands.bench",
     "chunks": ".sampling.chunks",
-    "readahead": ".sampling.readahead",
 }  # documented as stoker.bench.measure and so on
 _HOMES = {
     "StokerError": ".core.errors",
@@ -54,7 +53,6 @@ if TYPE_CHECKING:
     from .diagnosis.session import watch
     from .loader.dataloader import DataLoader
     from .sampling import chunks as chunks
-    from .sampling import readahead as readahead
     from .sampling.chunks import ChunkSampler
     from .sampling.order import FeistelSampler
     from .staging.dataset import Staged

@@ -15,8 +15,6 @@ import tracemalloc
 import warnings
 from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass
-from decimal import Decimal
-from fractions import Fraction
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -39,7 +37,6 @@ plain = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=F
 items = st.recursive(
     plain, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(), inner, max_size=3))
 )
-keys = st.recursive(plain, lambda inner: st.tuples(inner, inner), max_leaves=3)
 
 
 @given(st.lists(items, max_size=12), st.data())
@@ -57,18 +54,6 @@ def test_a_list_is_as_it_was(original: list[Any], data: Any) -> None:
     for i in (len(original), -len(original) - 1):
         with pytest.raises(IndexError):
             shared[i]
-
-
-@given(st.dictionaries(keys, items, max_size=12), keys)
-def test_a_dict_is_as_it_was(original: dict[Any, Any], other: Any) -> None:
-    shared = stoker.share(original)
-    assert dict(shared) == original
-    assert list(shared) == list(original)
-    assert list(shared.items()) == list(original.items())
-    assert list(shared.values()) == list(original.values())
-    assert (other in shared) == (other in original)
-    assert shared.get(other) == original.get(other)
-    assert all(shared[k] == v for k, v in original.items())
 
 
 @settings(max_examples=20)
@@ -95,55 +80,12 @@ def test_any_integer_is_an_index() -> None:
 
 def test_copies_are_the_same_memory_and_pickles_are_not() -> None:
     rows = [{"a": i} for i in range(100)]
-    shared, names = stoker.share(rows), stoker.share({"x": 1, (2, "y"): [3]})
+    shared = stoker.share(rows)
     assert copy.deepcopy(shared) is shared
     assert stoker.share(shared) is shared
     for _ in range(2):
         other = pickle.loads(pickle.dumps(shared[10:20]))
         assert other == rows[10:20]
-    assert dict(pickle.loads(pickle.dumps(names))) == {"x": 1, (2, "y"): [3]}
-
-
-EQUALS = [1, True, 1.0, np.float32(1), np.int8(1), np.bool_(True), Decimal(1), Fraction(1), 1 + 0j]
-EQUALS += [0.5, np.float32(0.5), np.float16(0.5), Decimal("0.5"), Fraction(1, 2), 0.5 + 0j]
-EQUALS += [
-    2**70,
-    float(2**70),
-    Decimal(2**70),
-    1j,
-    -1,
-    -1.0,
-    np.int64(-1),
-    float("inf"),
-    -0.0,
-    (1, 0.5),
-    (True, Fraction(1, 2)),
-]
-
-
-def _outcome(x: Any, key: Any) -> Any:
-    try:
-        return x.get(key), key in x
-    except TypeError as e:  # NumPy's integers do not compare with Decimals
-        return str(e)
-
-
-@pytest.mark.parametrize("key", EQUALS, ids=repr)
-def test_a_key_is_found_by_whatever_equals_it(key: Any) -> None:
-    plain, shared = {key: "here"}, stoker.share({key: "here"})
-    for asked in EQUALS:
-        assert _outcome(shared, asked) == _outcome(plain, asked), repr(asked)
-    assert list(shared) == list(plain)
-
-
-def test_what_a_dict_does() -> None:
-    shared = stoker.share({"b": 1, "a": 2, None: 3})
-    assert list(reversed(shared)) == [None, "a", "b"]
-    for ask in (lambda: shared[[]], lambda: [] in shared, lambda: shared.get({})):
-        with pytest.raises(TypeError, match="unhashable"):
-            ask()  # type: ignore[no-untyped-call]
-    assert object() not in shared
-    assert shared.get(object()) is None
 
 
 def test_what_comes_out_is_nobody_elses() -> None:
@@ -157,14 +99,14 @@ def test_what_comes_out_is_nobody_elses() -> None:
     [
         (5, "not int"),
         (None, "not NoneType: None"),
-        ({"cat": [1], "dog": lambda: 1}, r"item 'dog' \(function\) cannot be shared"),
+        ({"cat": [1]}, r"not dict: share\(list\(d.items\(\)\)\) gives a list of pairs"),
+        ([{"cat": [1]}, {"cat": lambda: 1}], r"item 1\['cat'\] \(function\) cannot be shared"),
         ("text", "not str"),
         (np.zeros(3), "one block already"),
         (torch.zeros(3), "one block already"),
         ({1, 2}, "a set has no order"),
         ((i for i in range(3)), r"share\(list"),
         ([1, io.StringIO(), lambda: 1], r"item 2 \(function\) cannot be shared"),
-        ({frozenset(): 1}, "a key of type frozenset cannot be shared"),
     ],
     ids=str,
 )

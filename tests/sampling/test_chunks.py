@@ -1,19 +1,14 @@
-"""Chunked epochs: each index once, a window that holds, the quality that is stated, and storage told in time."""
+"""Chunked epochs: each index once, a window that holds, and the quality that is stated."""
 
 from __future__ import annotations
 
 import copy
-import ctypes
 import gc
 import math
-import mmap
 import os
-import signal
-import threading
 import tracemalloc
-import warnings
 from collections import Counter
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +17,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, RandomSampler, Subset, TensorDataset
+from torch.utils.data import RandomSampler, Subset, TensorDataset
 
 import stoker
 from benchmarks.quality import quality
-from stoker.core.errors import StokerWarning, UsageError
+from stoker.core.errors import UsageError
 from stoker.sampling.chunks import ChunkSampler
-from stoker.sampling.readahead import Readahead, read_rows
 
 SEED = int(os.environ.get("STOKER_SEED", "0"))
 
@@ -51,10 +45,6 @@ def most_open(order: list[int], size: int) -> int:
         now += change[at]
         most = max(most, now)
     return most
-
-
-def readers() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name.startswith("stoker-readahead")]
 
 
 # -- the order
@@ -240,169 +230,9 @@ def test_a_sampler_of_ones_own_sizes_and_no_batches() -> None:
     assert sorted(int(i) for i in loader) == list(range(100))
 
 
-# -- reading ahead
-
-
-class Told(Dataset):
-    """Writes down what it is told, and by whom."""
-
-    def __init__(self, n: int, fail: str = "", at: int = 3) -> None:
-        self.n, self.fail, self.at = n, fail, at
-        self.events: list[tuple[str, int, int]] = []
-        self.threads: set[str] = set()
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __getitem__(self, i: int) -> int:
-        return i
-
-    def _note(self, what: str, first: int, last: int) -> None:
-        self.threads.add(threading.current_thread().name)
-        self.events.append((what, first, last))
-        if what == self.fail and sum(e[0] == what for e in self.events) == self.at:
-            raise OSError("the disk is gone")
-
-    def read_ahead(self, first: int, last: int) -> None:
-        self._note("read", first, last)
-
-
-@settings(max_examples=50, deadline=None)
-@given(n=st.integers(1, 400), size=st.integers(1, 40), resident=st.integers(1, 8))
-def test_a_chunk_is_read_before_its_first_index(n: int, size: int, resident: int) -> None:
-    data = Told(n)
-    for i in ChunkSampler(data, size, resident):
-        data.events.append(("index", i, i))
-    chunks = [(first, min(first + size, n) - 1) for first in range(0, n, size)]
-    assert sorted(e[1:] for e in data.events if e[0] == "read") == chunks  # each once
-    read: set[int] = set()
-    left = Counter(i // size for i in range(n))
-    for what, first, _ in data.events:
-        if what == "read":
-            read.add(first // size)
-            assert sum(left[chunk] > 0 for chunk in read) <= resident + 1
-        else:
-            assert first // size in read
-            left[first // size] -= 1
-    assert all(name.startswith("stoker-readahead") for name in data.threads)
-    assert not readers()
-
-
-def test_what_comes_next_can_be_asked() -> None:
-    sampler = ChunkSampler(range(100), 10, 3, seeded(SEED))
-    assert sampler.upcoming() == ((), None)
-    seen: list[Any] = []
-    for i in sampler:
-        now = sampler.upcoming()
-        assert any(first <= i <= last for first, last in now.resident)
-        if not seen or seen[-1] != now:
-            seen.append(now)
-    assert len(seen) == 8
-    for before, after in pairwise(seen):
-        assert after.resident == (*before.resident[1:], before.next)
-    assert seen[-1].next is None
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("left", ["end", "break", "error"])
-@pytest.mark.few(2)
-def test_no_thread_is_left(workers: int, left: str) -> None:
-    data = Told(2000)
-    loader = stoker.DataLoader(data, 10, sampler=ChunkSampler(data, 50, 4), num_workers=workers)
-
-    def epoch() -> None:
-        for k, _ in enumerate(loader):
-            assert len(readers()) <= 1
-            if k == 30 and left != "end":
-                assert len(readers()) == 1
-                if left == "error":
-                    raise ZeroDivisionError
-                break
-
-    for _ in range(2):
-        try:
-            epoch()
-        except ZeroDivisionError:
-            assert left == "error"
-        gc.collect()  # the error's traceback had the iterator
-        assert not readers()
-    assert data.events
-
-
-def test_no_thread_where_nothing_can_be_read_ahead() -> None:
-    it = iter(ChunkSampler(range(100), 10, 3))
-    next(it)
-    assert not readers()
-
-
-def test_an_error_is_told_once_and_ends_reading_ahead() -> None:
-    data = Told(1000, "read")
-    it = iter(ChunkSampler(data, 20, 2))
-    with pytest.warns(StokerWarning, match="read ahead.*OSError: the disk is gone") as caught:
-        order = list(it)
-    assert sorted(order) == list(range(1000))
-    assert len(caught) == 1
-    assert len(data.events) < 20
-    assert not readers()
-    data.events.clear()
-    with pytest.warns(StokerWarning):  # the next epoch tries again
-        list(ChunkSampler(data, 20, 2))
-
-
-def test_an_error_that_is_to_end_the_run_does() -> None:
-    data = Told(1000, "read")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(StokerWarning, match="the disk is gone"):
-            list(ChunkSampler(data, 20, 2))
-    gc.collect()
-    assert not readers()
-
-
-def test_a_forked_child_does_without() -> None:
-    data = Told(1000)
-    it = iter(ChunkSampler(data, 20, 3))
-    order = list(islice(it, 300))
-    pid = os.fork()
-    if not pid:
-        signal.alarm(20)
-        good = sorted(order + list(it)) == list(range(1000))
-        del it
-        os._exit(not good)
-    assert os.waitpid(pid, 0)[1] == 0
-    assert sorted(order + list(it)) == list(range(1000))
-    assert len([e for e in data.events if e[0] == "read"]) == 50
-
-
-def test_of_a_subset_the_inner_rows_are_read() -> None:
-    data = Told(1000)
-    inner = Subset(Subset(data, range(500, 1000)), list(range(100, 400)))
-    assert sorted(ChunkSampler(inner, 50, 2)) == list(range(300))
-    assert sorted(e[1:] for e in data.events if e[0] == "read") == [(k, k + 49) for k in range(600, 900, 50)]
-
-
-def test_of_a_scattered_subset_nothing_is() -> None:
-    data = Told(1000)
-    some = Subset(data, np.random.default_rng(SEED).permutation(1000)[:800].tolist())
-    with pytest.warns(StokerWarning, match="scattered over .* sorted"):
-        list(ChunkSampler(some, 50, 2))
-    assert not data.events
-    list(ChunkSampler(Subset(data, sorted(some.indices)), 50, 2))
-    assert data.events
-
-
-def test_a_dataset_around_another_is_not_taken_for_it() -> None:
-    """``Staged`` hands on what it has not itself; its samples may be in memory already."""
-    data = Told(100)
-    staged = stoker.Staged(data, prepare=torch.tensor)
-    assert staged.read_ahead == data.read_ahead
-    assert Readahead.of(staged) is None
-    assert Readahead.of(data) is not None
-
-
 def test_a_copy_has_the_dataset_and_its_own_generator() -> None:
     """The tuner copies a loader's sampler; a copy of a mapped file would be in memory."""
-    data = Told(100)
+    data = range(100)
     sampler = ChunkSampler(data, 10, 2, seeded(SEED))
     other = copy.deepcopy(sampler)
     assert other.data_source is data
@@ -410,69 +240,12 @@ def test_a_copy_has_the_dataset_and_its_own_generator() -> None:
     assert copy.copy(sampler).generator is sampler.generator
 
 
-# -- mapped files
-
-
-def in_memory(path: Path) -> np.ndarray[Any, Any]:
-    """For each page of a file whether it is in the page cache. mincore(2)."""
-    size = path.stat().st_size
-    with open(path, "r+b") as file, mmap.mmap(file.fileno(), size) as whole:
-        pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
-        view = np.frombuffer(whole, np.uint8)
-        at = ctypes.c_void_p(view.ctypes.data)
-        assert ctypes.CDLL(None).mincore(at, ctypes.c_size_t(size), pages) == 0
-        del view
-        return np.frombuffer(pages, np.uint8) & 1
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """32 MB that are in nobody's memory: 4096 rows of 8 KB behind a header of 100,000 bytes."""
-    path = tmp_path / "rows"
-    rows = np.broadcast_to(np.arange(4096, dtype=np.int64)[:, None], (4096, 1024))
-    with open(path, "wb") as out:
-        out.write(bytes(100_000))
-        out.write(rows.tobytes())
-        out.flush()
-        os.fsync(out.fileno())
-        os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    if in_memory(path).any():
-        pytest.skip("this file system keeps files in memory")
-    return path
-
-
-def mapped(path: Path, mode: Any = "r+") -> Any:
-    return np.memmap(path, np.int64, mode, offset=100_000, shape=(4096, 1024))
-
-
-def pages_of(first: int, last: int) -> slice:
-    return slice((100_000 + first * 8192) // mmap.PAGESIZE, -(-(100_000 + (last + 1) * 8192) // mmap.PAGESIZE))
-
-
-@pytest.mark.parametrize("mode", ["r", "r+", "c"])
-@pytest.mark.parametrize("begin", [0, 333])
-def test_rows_are_brought_in(file: Path, mode: str, begin: int) -> None:
-    rows = mapped(file, mode)[begin:]
-    read_rows(rows, 2000 - begin, 2999 - begin)
-    assert in_memory(file)[pages_of(2000, 2999)].all()
-    assert (rows[:, 0] == np.arange(begin, 4096)).all()
-
-
-def test_rows_of_a_mapped_file_through_worker_processes(file: Path) -> None:
-    """Read ahead by the parent, the same bits."""
-    rows = mapped(file)
+def test_rows_of_a_mapped_file_make_chunks_of_four_megabytes(tmp_path: Path) -> None:
+    rows: Any = np.memmap(tmp_path / "rows", np.int64, "w+", shape=(4096, 1024))
+    rows[:] = np.arange(4096)[:, None]
+    assert ChunkSampler(Subset(np.broadcast_to(rows, rows.shape), range(4096))).chunk_size == 16
+    large: Any = np.memmap(tmp_path / "large", np.uint8, "w+", shape=(1 << 16, 1 << 14))
+    assert ChunkSampler(Subset(large, range(1 << 16))).chunk_size == 256
     loader = stoker.DataLoader(rows, 32, sampler=ChunkSampler(rows, 128, 4), num_workers=2)
     seen = [i for batch in loader for i in batch[:, 0].tolist()]
     assert sorted(seen) == list(range(4096))
-
-
-def test_what_lies_otherwise_is_left_alone(file: Path) -> None:
-    rows = mapped(file)
-    for other in (rows[::2], rows.T, np.asarray(rows), rows + 1, rows.copy(), rows[:0]):
-        assert Readahead.of(other) is None
-        with pytest.raises(UsageError):
-            read_rows(other, 0, 0)
-    assert Readahead.of(rows) is not None
-    for first, last in ((-1, 5), (5, 4), (0, 4096)):
-        with pytest.raises(UsageError, match="of 4,096"):
-            read_rows(rows, first, last)

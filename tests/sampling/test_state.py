@@ -407,29 +407,6 @@ def test_nothing_is_loaded_to_get_there() -> None:
         assert len(asked.seen) == 1000
 
 
-def test_chunks_are_not_read_ahead_while_they_are_passed_over(tmp_path: Path) -> None:
-    class Files(Augmented):
-        def __init__(self) -> None:
-            super().__init__(64, augment=False)
-            self.read: list[tuple[int, int]] = []
-
-        def read_ahead(self, first: int, last: int) -> None:
-            self.read.append((first, last))
-
-    def build(files: Files) -> Any:
-        return loader_of(files, 0, batch_size=4, sampler=stoker.ChunkSampler(files, 4, 2, generator=fixed(1)))
-
-    first, second = Files(), Files()
-    loader = build(first)
-    it = iter(loader)
-    for _ in range(13):
-        next(it)
-    state = saved(loader)
-    assert rest(build(second), state, 1) == [[plain(b) for b in it]]
-    assert set(second.read) < set(first.read)
-    assert len(set(second.read)) < 7 < len(set(first.read)) == 16
-
-
 def test_another_batch_size() -> None:
     whole = [plain(b) for b in loader_of(range(20), 0, batch_size=1, shuffle=True, generator=fixed(1))]
     loader = loader_of(range(20), 0, batch_size=3, shuffle=True, generator=fixed(1))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
 import stoker
 from stoker.core.errors import StokerWarning, UsageError, WorkerDiedError
@@ -393,14 +393,6 @@ def test_draws_that_begin_in_a_later_epoch_are_noticed(monkeypatch: pytest.Monke
 def test_an_unknown_method(wrong: Any) -> None:
     with pytest.raises(UsageError, match=r"worker_method=.*'process', 'thread'"):
         stoker.DataLoader(Info(), worker_method=wrong)
-
-
-def test_a_dataset_that_says_no() -> None:
-    unsafe = Info()
-    unsafe.thread_safe = False  # type: ignore[attr-defined]
-    for dataset in (unsafe, Subset(unsafe, [1, 2]), torch.utils.data.ConcatDataset([Info(), unsafe])):
-        with pytest.raises(UsageError, match=r"Info says that it is not thread-safe.*worker_method=\"process\""):
-            threads(dataset)
 
 
 def test_a_context_means_nothing_to_threads() -> None:

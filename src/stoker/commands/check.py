@@ -42,9 +42,9 @@ def command(json_path: Path | None) -> int:
     pinning = "pin_memory=False: there is no accelerator"
     copies = None
     if machine.gpus:
-        from ..device.pin_policy import decide, facts
+        from ..device.pin_policy import decide
 
-        pinning = str(decide(facts()))
+        pinning = str(decide())
         copies = _copies()
 
     def show() -> None:
@@ -105,7 +105,6 @@ def _rows(m: Machine) -> list[tuple[str, str]]:
         ("memory", f"{human_bytes(m.memory)} granted ({limit}), {human_bytes(m.memory_available)} available"),
         ("swap in use", human_bytes(m.swap_used)),
         ("/dev/shm", "none" if m.shm is None else f"{human_bytes(m.shm)}, {human_bytes(m.shm_free or 0)} free"),
-        ("page-lock limit", "unlimited" if m.memlock is None else human_bytes(m.memlock)),
         ("open files", "unlimited" if m.open_files is None else f"{m.open_files:,}"),
         ("pressure", ", ".join(f"{k} {v:.0f} %" for k, v in m.pressure.items()) or "this kernel does not report it"),
     ]
@@ -114,7 +113,7 @@ def _rows(m: Machine) -> list[tuple[str, str]]:
         busy = f", {gpu.utilisation:.0f} % busy" if gpu.utilisation is not None else ""
         rows.append(("gpu", f"{gpu.name}{memory}{busy}"))
     if not m.gpus:
-        rows.append(("gpu", "none seen"))
+        rows.append(("gpu", "none seen by NVML (pip install 'stoker[gpu]')"))
     named = ", ".join(f"{k} {v or 'not installed'}" for k, v in versions().items())
     rows.append(("versions", f"python {m.python}, {named}"))
     rows.append(("platform", m.platform))

@@ -71,6 +71,8 @@ def _as_list(obj: object, path: str) -> str:
         return f"{path}.tolist()"
     if isinstance(obj, (set, frozenset)):
         return f"sorted({path})"
+    if isinstance(obj, dict):
+        return f"list({path}.items())"
     return f"list({path})" if isinstance(obj, deque) else path
 
 

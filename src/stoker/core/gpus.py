@@ -1,21 +1,19 @@
 """GPUs and how busy they are, seen from outside the process that uses them.
 
-They are read with NVML (``nvidia-ml-py``, the extra ``stoker[gpu]``), else with ``nvidia-smi``, which takes seconds.
+They are read with NVML (``nvidia-ml-py``, the extra ``stoker[gpu]``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 
 def visible_gpus(gpus: Sequence[tuple[int, str]], visible: str | None) -> list[int]:
-    """Positions of the GPUs that a process may use, in its order. NVML and nvidia-smi show all of the host.
+    """Positions of the GPUs that a process may use, in its order. NVML shows all of the host.
 
     Args:
         gpus: index and UUID of each.
@@ -41,15 +39,23 @@ def visible_gpus(gpus: Sequence[tuple[int, str]], visible: str | None) -> list[i
     return found
 
 
-def _own(gpus: Sequence[tuple[int, str]]) -> list[int]:
-    return visible_gpus(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+@dataclass(frozen=True)
+class Gpu:
+    """One accelerator: name, memory in bytes, utilisation in per cent (None if unknown), its index among all GPUs of
+    the host, and its UUID."""
+
+    name: str
+    memory: int
+    utilisation: float | None
+    index: int
+    uuid: str
 
 
 class Nvml:
-    """How busy each GPU is that this process may use; no GPUs without NVML."""
+    """The GPUs that this process may use (CUDA_VISIBLE_DEVICES); none without NVML. CUDA is not initialised."""
 
     def __init__(self) -> None:
-        self._handles: list[Any] = []
+        self._handles: dict[int, Any] = {}  # by index
         self._nvml: Any = None
         with contextlib.suppress(Exception):  # not installed; no driver
             import pynvml
@@ -57,91 +63,52 @@ class Nvml:
             pynvml.nvmlInit()
             self._nvml = pynvml
             handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-            self._handles = [handles[i] for i in _own([(i, _uuid(pynvml, h)) for i, h in enumerate(handles)])]
+            every = [(i, self._uuid(handle)) for i, handle in enumerate(handles)]
+            self._handles = {i: handles[i] for i in visible_gpus(every, os.environ.get("CUDA_VISIBLE_DEVICES"))}
+
+    def _uuid(self, handle: Any) -> str:
+        try:
+            return _text(self._nvml.nvmlDeviceGetUUID(handle))
+        except Exception:  # not supported on this device
+            return ""
+
+    def _use(self, handle: Any) -> float | None:
+        try:
+            return float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        except Exception:  # as above
+            return None
 
     def busy(self) -> list[float]:
-        """Per cent of the last second or less in which a kernel ran, by GPU (NVML, nvmlDeviceGetUtilizationRates)."""
-        try:
-            return [float(self._nvml.nvmlDeviceGetUtilizationRates(h).gpu) for h in self._handles]
-        except Exception:  # not supported on this device
-            return []
+        """Per cent of the last second or less in which a kernel ran, by GPU (NVML, nvmlDeviceGetUtilizationRates);
+        empty if one does not say."""
+        found = [self._use(handle) for handle in self._handles.values()]
+        return [] if None in found else [share for share in found if share is not None]
+
+    def gpus(self) -> list[Gpu]:
+        """What each is."""
+        out = []
+        with contextlib.suppress(Exception):
+            for i, handle in self._handles.items():
+                name = _text(self._nvml.nvmlDeviceGetName(handle))
+                memory = int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total)
+                out.append(Gpu(name, memory, self._use(handle), i, self._uuid(handle)))
+        return out
 
     def close(self) -> None:
         if self._nvml is not None:
             with contextlib.suppress(Exception):
                 self._nvml.nvmlShutdown()
-        self._handles, self._nvml = [], None
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One accelerator: name, total and free memory in bytes, utilisation in per cent (None if unknown), its index among
-    all GPUs of the host, and its UUID."""
-
-    name: str
-    memory: int | None
-    memory_free: int | None
-    utilisation: float | None
-    index: int = 0
-    uuid: str = ""
+        self._handles, self._nvml = {}, None
 
 
 def gpus() -> list[Gpu]:
-    """The GPUs that this process may use (CUDA_VISIBLE_DEVICES). CUDA is not initialised."""
-    found = _all()
-    return [found[i] for i in _own([(gpu.index, gpu.uuid) for gpu in found])]
-
-
-def _all() -> list[Gpu]:
+    """The GPUs that this process may use, as they are now."""
+    nvml = Nvml()
     try:
-        import pynvml
-    except ImportError:
-        return _by_smi()
-    try:
-        pynvml.nvmlInit()
-    except Exception:
-        return []
-    try:
-        out = []
-        for i in range(pynvml.nvmlDeviceGetCount()):
-            h = pynvml.nvmlDeviceGetHandleByIndex(i)
-            name = _text(pynvml.nvmlDeviceGetName(h))
-            mem = pynvml.nvmlDeviceGetMemoryInfo(h)
-            try:
-                use: float | None = float(pynvml.nvmlDeviceGetUtilizationRates(h).gpu)
-            except Exception:  # not supported on this device
-                use = None
-            out.append(Gpu(name, int(mem.total), int(mem.free), use, i, _uuid(pynvml, h)))
-        return out
-    except Exception:
-        return []
+        return nvml.gpus()
     finally:
-        pynvml.nvmlShutdown()
+        nvml.close()
 
 
 def _text(value: object) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def _uuid(pynvml: Any, handle: Any) -> str:
-    try:
-        return _text(pynvml.nvmlDeviceGetUUID(handle))
-    except Exception:  # not supported on this device
-        return ""
-
-
-def _by_smi() -> list[Gpu]:
-    smi = shutil.which("nvidia-smi")
-    if not smi:
-        return []
-    query = "--query-gpu=name,memory.total,memory.free,utilization.gpu,index,uuid"
-    try:
-        p = subprocess.run([smi, query, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    out: list[Gpu] = []
-    for line in p.stdout.splitlines() if p.returncode == 0 else []:
-        name, total, free, use, index, uuid = ([*(f.strip() for f in line.split(",")), "", "", "", "", ""])[:6]
-        mib = [int(v) << 20 if v.isdigit() else None for v in (total, free)]
-        out.append(Gpu(name, mib[0], mib[1], float(use) if use.isdigit() else None, int(index or len(out)), uuid))
-    return out

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 
 import psutil
 
@@ -14,8 +13,30 @@ from .gpus import Nvml
 from .types import JsonObject
 
 SAMPLE_S = 0.5
-MAX_POINTS = 240  # beyond, every other one is dropped, and sampling slows down
 STALL_SPAN_S = 10.0  # over which stalls for memory are added up
+
+
+class GpuUse:
+    """The mean use of a GPU from its first use to its last: before that a script starts, and after that it ends.
+
+    Example:
+        >>> use = GpuUse()
+        >>> for per_cent in (0, 0, 40, 0, 80, 0):
+        ...     use.add(per_cent)
+        >>> use.share
+        0.4
+    """
+
+    def __init__(self) -> None:
+        self.share = 0.0
+        self._sum = 0.0
+        self._count = 0
+
+    def add(self, per_cent: float) -> None:
+        self._sum += per_cent
+        self._count += bool(self._sum)
+        if per_cent:
+            self.share = round(self._sum / self._count / 100, 3)
 
 
 class SystemMonitor:
@@ -35,14 +56,13 @@ class SystemMonitor:
         self._available = resources.memory_available()
         self._shm = resources.shm_free()
         self._gpus = Nvml()
-        self._gpu_points: list[list[float]] = []
-        self._samples, self._sample_s = 0, SAMPLE_S
+        self._uses: list[GpuUse] = []
         self._sample_stalls()
         self._thread = threading.Thread(target=self._run, name="stoker_monitor", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._stop.wait(self._sample_s):
+        while not self._stop.wait(SAMPLE_S):
             self._sample()
 
     def _sample(self) -> None:
@@ -50,14 +70,10 @@ class SystemMonitor:
         self._available = min(self._available, resources.memory_available())
         shm = resources.shm_free()
         self._shm = shm if self._shm is None or shm is None else min(self._shm, shm)
-        gpus = self._gpus.busy()
-        if gpus:
-            self._gpu_points.append(gpus)
-        self._samples += 1
-        if self._samples > MAX_POINTS:
-            self._samples //= 2
-            del self._gpu_points[1::2]
-            self._sample_s *= 2
+        busy = self._gpus.busy()
+        self._uses = self._uses or [GpuUse() for _ in busy]
+        for use, per_cent in zip(self._uses, busy, strict=False):
+            use.add(per_cent)
 
     def _sample_stalls(self) -> None:
         """The kernel's own average over ten seconds is not used: it begins with what was before this monitor."""
@@ -65,7 +81,7 @@ class SystemMonitor:
         if total is None:
             return
         self._stalls.append((now, total))
-        while now - self._stalls[0][0] > max(STALL_SPAN_S, self._sample_s):
+        while now - self._stalls[0][0] > STALL_SPAN_S:
             self._stalls.popleft()
         began, total_then = self._stalls[0]
         self._stalled = max(self._stalled, (total - total_then) / 1e6 / max(STALL_SPAN_S, now - began))
@@ -87,20 +103,8 @@ class SystemMonitor:
             "swapped": _swapped() - self._swapped_at_start,
             "memory_available_min": self._available,
             "shm_free_min": self._shm,
-            "gpu_busy": [used_share(of) for of in zip(*self._gpu_points, strict=True)],
+            "gpu_busy": [use.share for use in self._uses],
         }
-
-
-def used_share(percents: Sequence[float]) -> float:
-    """The mean from the first use to the last: before that a script starts, and after that it ends.
-
-    Example:
-        >>> used_share([0, 0, 40, 0, 80, 0])
-        0.4
-    """
-    used = [i for i, p in enumerate(percents) if p]
-    between = percents[used[0] : used[-1] + 1] if used else []
-    return round(sum(between) / len(between) / 100, 3) if between else 0.0
 
 
 def _swapped() -> int:

@@ -40,10 +40,9 @@ class Machine:
         memory_available: what could be allocated now without swapping.
         swap_used: swap in use on the host.
         shm: size of ``/dev/shm``; shm_free: free bytes there.
-        memlock: limit of page-locked memory (RLIMIT_MEMLOCK), None for unlimited.
         open_files: limit of open descriptors.
         pressure: PSI "some avg10" per cent for cpu, memory and io, if the kernel reports it.
-        gpus: accelerators, by NVML or nvidia-smi.
+        gpus: accelerators, by NVML.
         python, platform: versions.
         warnings: what looks wrong, each with a remedy.
     """
@@ -59,7 +58,6 @@ class Machine:
     swap_used: int
     shm: int | None
     shm_free: int | None
-    memlock: int | None
     open_files: int | None
     pressure: dict[str, float] = field(default_factory=dict)
     gpus: list[Gpu] = field(default_factory=list)
@@ -299,7 +297,7 @@ def _affinity() -> int:
 
 
 def read() -> Machine:
-    """Reads everything afresh. GPUs may take seconds.
+    """Reads everything afresh.
 
     Example:
         >>> m = read()
@@ -324,7 +322,6 @@ def read() -> Machine:
         swap_used=info.get("SwapTotal", 0) - info.get("SwapFree", 0),
         shm=shm,
         shm_free=shm_free(),
-        memlock=_limit("RLIMIT_MEMLOCK"),
         open_files=_limit("RLIMIT_NOFILE"),
         pressure=pressure(),
         gpus=gpus(),
@@ -361,8 +358,4 @@ def _wrong(m: Machine) -> list[str]:
             )
     if m.open_files is not None and m.open_files < 1024:
         out.append(f"only {m.open_files} open files are allowed: raise it with ulimit -n 4096")
-    if m.gpus and m.memlock is not None and m.memlock < 64 << 20:
-        out.append(
-            f"RLIMIT_MEMLOCK is {m.memlock >> 10} KB; CUDA's own pinning is not bound by it, but mlock and RDMA are"
-        )
     return out

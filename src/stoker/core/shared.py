@@ -1,4 +1,4 @@
-"""``share``: a big Python list or dict as one shared buffer, read-only.
+"""``share``: a big Python list as one shared buffer, read-only.
 
 Looking at an object writes its reference count, so each forked worker copies a list of small objects page by page;
 ``gc.freeze`` does not help. Here the items are pickled in anonymous shared memory (memfd_create(2)), and one is
@@ -8,17 +8,14 @@ unpickled when it is asked for. Under spawn and forkserver workers get a descrip
 from __future__ import annotations
 
 import array
-import contextlib
-import hashlib
 import itertools
 import mmap
-import numbers
 import operator
 import os
 import pickle
 import struct
 import weakref
-from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from typing import Any, BinaryIO, NamedTuple
@@ -28,8 +25,8 @@ import numpy as np
 from .errors import UsageError
 
 WRITE_BYTES = 1 << 20  # of items that are written at once
-KEY_TYPES = "str, bytes, numbers, None and tuples of these"
 NOT_SHAREABLE: list[tuple[str, str]] = [
+    ("dict", "share(list(d.items())) gives a list of pairs; __getitem__ is asked by index, so number the keys once"),
     ("ndarray", "it is one block already, which fork does not copy"),
     ("Tensor", "it is one block already, which fork does not copy; .share_memory_() for spawn"),
     ("set", "a set has no order: share(sorted(...)) gives a list"),
@@ -43,33 +40,29 @@ INTEGERS = (("b", 7), ("h", 15), ("i", 31), ("q", 63))  # and their bits
 
 
 def share(obj: Any) -> Any:
-    """A read-only list or dict of the same items in one shared buffer.
+    """A read-only list of the same items in one shared buffer.
 
     Args:
-        obj: a list, a tuple or a dict. Items may be whatever pickle takes; a dict's keys are str, bytes, numbers,
-            None or tuples of these.
+        obj: a list or a tuple. Items may be whatever pickle takes.
 
     Returns:
-        A ``SharedList`` or ``SharedDict``. Each access to an item makes a new object: changing it changes nothing.
+        A ``SharedList``. Each access to an item makes a new object: changing it changes nothing.
 
     Raises:
-        UsageError: another type, or an item or key that cannot be shared; the message names it.
+        UsageError: another type, or an item that cannot be shared; the message names it.
 
     Example:
         >>> names = share([{"path": "a.jpg", "label": 1}, {"path": "b.jpg", "label": 0}])
         >>> len(names), names[1]["path"], names[:1][0]["label"]
         (2, 'b.jpg', 1)
     """
-    if isinstance(obj, (SharedList, SharedDict)):
+    if isinstance(obj, SharedList):
         return obj
     if isinstance(obj, (list, tuple)):
         return SharedList._of(obj)
-    if isinstance(obj, dict):
-        return SharedDict._of(obj)
     remedies = [remedy for name, remedy in NOT_SHAREABLE if name in (t.__name__ for t in type(obj).__mro__)]
     raise UsageError(
-        f"share takes a list, a tuple or a dict, not {type(obj).__name__}: "
-        + (remedies[0] if remedies else repr(obj)[:80])
+        f"share takes a list or a tuple, not {type(obj).__name__}: " + (remedies[0] if remedies else repr(obj)[:80])
     )
 
 
@@ -156,8 +149,8 @@ class Column(NamedTuple):
         return lambda i: pickle.loads(data[ends[i] : ends[i + 1]])
 
 
-def _write_column(out: BinaryIO, values: Sequence[Any], name_of: Callable[[int], str]) -> Column:
-    """Writes one value of every item. ``name_of`` names an item in errors."""
+def _write_column(out: BinaryIO, values: Sequence[Any], key: str = "") -> Column:
+    """Writes one value of every item. ``key`` says in errors which one."""
     kind, start = _kind(values), out.tell()
     if kind not in (TEXT, BYTES, PICKLED):
         out.write(array.array("B" if kind == BOOL else kind, values))
@@ -167,7 +160,7 @@ def _write_column(out: BinaryIO, values: Sequence[Any], name_of: Callable[[int],
     ends = np.zeros(len(values) + 1, np.uint64)
     nbytes = 0
     for i, value in enumerate(values):
-        nbytes += out.write(_encoded(value, kind, i, name_of))
+        nbytes += out.write(_encoded(value, kind, f"item {i}{key}"))
         ends[i + 1] = nbytes
     _align(out)
     small = nbytes < 1 << 32
@@ -186,7 +179,7 @@ def _kind(values: Sequence[Any]) -> str:
     return {str: TEXT, bytes: BYTES, float: "d", bool: BOOL}.get(kinds.pop(), PICKLED)
 
 
-def _encoded(value: Any, kind: str, i: int, name_of: Callable[[int], str]) -> bytes:
+def _encoded(value: Any, kind: str, name: str) -> bytes:
     if kind == BYTES:
         return bytes(value)
     if kind == TEXT:
@@ -195,7 +188,7 @@ def _encoded(value: Any, kind: str, i: int, name_of: Callable[[int], str]) -> by
         return pickle.dumps(value, protocol=5)
     except Exception as e:
         raise UsageError(
-            f"{name_of(i)} ({type(value).__name__}) cannot be shared: {type(e).__name__}: {e}. "
+            f"{name} ({type(value).__name__}) cannot be shared: {type(e).__name__}: {e}. "
             "Keep what it is made from (a path, numbers) and make it in __getitem__"
         ) from e
 
@@ -222,24 +215,16 @@ class SharedList(Sequence[Any]):
         self._fields = tuple(zip(keys or [None], readers, strict=True))
 
     @classmethod
-    def _of(cls, items: Sequence[Any], names: Sequence[Any] | None = None) -> SharedList:
-        """A list of these items. ``names`` are for errors, instead of their indices."""
+    def _of(cls, items: Sequence[Any]) -> SharedList:
         first = items[0] if items else None
         keys = tuple(first) if type(first) is dict and first else None
         if keys is not None and not all(type(x) is dict and tuple(x) == keys for x in items):
             keys = None
-
-        def name(i: int) -> str:
-            return f"item {(i if names is None else names[i])!r}"
-
         with _new_memory() as out:
             if keys is None:
-                columns = [_write_column(out, items, name)]
+                columns = [_write_column(out, items)]
             else:
-                columns = [
-                    _write_column(out, [x[key] for x in items], lambda i, key=key: f"{name(i)}[{key!r}]")  # type: ignore[misc]
-                    for key in keys
-                ]
+                columns = [_write_column(out, [x[key] for x in items], f"[{key!r}]") for key in keys]
             return cls(_finished(out), range(len(items)), len(items), keys, columns)
 
     def __len__(self) -> int:
@@ -282,115 +267,3 @@ class SharedList(Sequence[Any]):
 
     def __deepcopy__(self, memo: object) -> SharedList:
         return self
-
-
-class SharedDict(Mapping[Any, Any]):
-    """A read-only dict in shared memory; made by ``share``. Iterates in the order of the dict it was made from."""
-
-    __slots__ = ("_hashes", "_keys", "_order", "_table", "_values")
-    __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self, keys: SharedList, values: SharedList, table: _Memory) -> None:
-        self._keys = keys
-        self._values = values
-        self._table = table  # the hashes of the keys, sorted; then the place of each
-        both = np.frombuffer(table.map, np.uint64) if table.size else np.zeros(0, np.uint64)
-        self._hashes, self._order = both[: len(keys)], both[len(keys) :]
-
-    @classmethod
-    def _of(cls, items: dict[Any, Any]) -> SharedDict:
-        hashes = np.fromiter((_hash(k) for k in items), np.uint64, len(items))
-        order = np.argsort(hashes, kind="stable")
-        with _new_memory() as out:
-            out.write(hashes[order].data)
-            out.write(order.astype(np.uint64).data)
-            table = _finished(out)
-        keys = list(items)
-        return cls(SharedList._of(keys), SharedList._of(list(items.values()), keys), table)
-
-    def _find(self, key: object) -> int | None:
-        """The place of a key; None where there is none."""
-        hash(key)  # what cannot be a key of a dict is the same TypeError
-        with contextlib.suppress(UsageError):
-            h = np.uint64(_hash(key))
-            at = int(np.searchsorted(self._hashes, h))
-            while at < len(self._hashes) and self._hashes[at] == h:
-                place = int(self._order[at])
-                if self._keys[place] == key:
-                    return place
-                at += 1
-        return None
-
-    def __getitem__(self, key: Any) -> Any:
-        place = self._find(key)
-        if place is None:
-            raise KeyError(key)
-        return self._values[place]
-
-    def __contains__(self, key: object) -> bool:
-        return self._find(key) is not None
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._keys)
-
-    def __reversed__(self) -> Iterator[Any]:
-        return reversed(self._keys)
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def values(self) -> ValuesView[Any]:
-        return _Values(self)
-
-    def items(self) -> ItemsView[Any, Any]:
-        return _Items(self)
-
-    def __repr__(self) -> str:
-        return f"<SharedDict of {len(self):,} items in {self._values._memory.size:,} shared bytes>"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SharedDict, (self._keys, self._values, self._table)
-
-    def _stoker_children(self) -> Iterator[tuple[str, object]]:
-        yield ".memory", self._table.serial
-
-    def __copy__(self) -> SharedDict:
-        return self
-
-    def __deepcopy__(self, memo: object) -> SharedDict:
-        return self
-
-
-class _Values(ValuesView[Any]):
-    _mapping: SharedDict
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._mapping._values)
-
-
-class _Items(ItemsView[Any, Any]):
-    _mapping: SharedDict
-
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        return zip(self._mapping._keys, self._mapping._values, strict=True)
-
-
-def _hash(key: object) -> int:
-    """64 bits that are the same in every process, and the same for keys that are equal."""
-    return int.from_bytes(hashlib.blake2b(_canonical(key), digest_size=8).digest(), "little")
-
-
-def _canonical(key: object) -> bytes:
-    if isinstance(key, str):
-        return b"s" + key.encode("utf-8", "surrogatepass")
-    if isinstance(key, bytes):
-        return b"b" + key
-    if key is None:
-        return b"n"
-    if isinstance(key, (numbers.Number, np.generic)):
-        # Python's hash of a number is the same for equal numbers of any type, in every process; that of a NaN is not.
-        return b"i%d" % hash(key) if key == key else b"f"
-    if isinstance(key, tuple):
-        parts = [_canonical(k) for k in key]
-        return b"t" + b"".join(len(p).to_bytes(8, "little") + p for p in parts)
-    raise UsageError(f"a key of type {type(key).__name__} cannot be shared ({key!r}): {KEY_TYPES} can")

@@ -1,8 +1,7 @@
 """What a loader's pinning is to be: whether page-locked memory pays here, and by locked slots or by a copy.
 
 It lets the copy engine read a batch while the processor goes on (CUDA C++ Best Practices Guide, "Pinned Memory").
-Locked memory cannot be swapped, and no other process can have it, so it has a budget. Where it brings nothing it is
-not locked.
+Locked memory cannot be swapped, and no other process can have it, so slots are locked within a budget.
 """
 
 from __future__ import annotations
@@ -17,51 +16,18 @@ import torch
 from ..core import resources
 from ..core.options import parse_bytes
 from ..core.warn import warn_user
-from .accelerator import accelerator, copy_rates
+from .accelerator import accelerator
 from .pinned_slots import Locker
 
 if TYPE_CHECKING:
     from .cuda import Cuda
 
 SHARE = 4  # at most a quarter of the memory that is granted is locked, unless asked
-MIN_FREE = 1 << 30  # bytes of memory that stay free beside what is locked
-MIN_GAIN = 1.05  # times as fast a copy from page-locked memory has to be
-MEASURED_FROM = 1 << 12  # bytes: below, a copy is all overhead and measuring says nothing
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What the decision depends on.
-
-    Attributes:
-        accelerator: torch's name of the kind of device; None without one.
-        unified: the device shares its memory with the processor.
-        batch_bytes: of the largest batch so far; 0 before the first.
-        batches: how many may be locked at a time: those made ahead and those the consumer keeps.
-        free: bytes of memory.
-        granted: bytes of memory.
-        refused: what the system said when a page was to be locked; "" where it was locked.
-        gain: how many times as fast a batch is copied from page-locked memory, measured; None before that.
-    """
-
-    accelerator: str | None
-    unified: bool = False
-    batch_bytes: int = 0
-    batches: int = 1
-    free: int = 1 << 62
-    granted: int = 1 << 62
-    refused: str = ""
-    gain: float | None = None
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Whether to pin, and why.
-
-    Example:
-        >>> decide(Facts(accelerator=None))
-        Choice(on=False, why='there is no accelerator')
-    """
+    """Whether to pin, and why."""
 
     on: bool
     why: str
@@ -70,79 +36,35 @@ class Choice:
         return f"pin_memory={self.on}: {self.why}"
 
 
-def decide(facts: Facts) -> Choice:
-    """The decision. The first reason that applies is given."""
-    need = facts.batches * rounded(facts.batch_bytes)
-    if facts.accelerator is None:
-        return Choice(False, "there is no accelerator")
-    if facts.unified:
-        return Choice(False, f"{facts.accelerator} shares its memory with the processor")
-    if facts.refused:
-        return Choice(False, f"no page can be locked here: {facts.refused}")
-    if need > facts.granted // SHARE:
-        return Choice(
-            False, f"{_mb(need)} would be locked, and a quarter of the memory granted is {_mb(facts.granted // SHARE)}"
-        )
-    if need and need + MIN_FREE > facts.free:
-        return Choice(False, f"{_mb(need)} would be locked, and {_mb(facts.free)} are free")
-    if facts.gain is not None and facts.gain < MIN_GAIN:
-        return Choice(
-            False,
-            f"batches of {facts.batch_bytes:,} bytes are copied {facts.gain:.2f} times as fast, so it brings nothing",
-        )
-    measured = "" if facts.gain is None else f"; batches are copied {facts.gain:.1f} times as fast"
-    return Choice(True, f"{facts.accelerator} reads page-locked memory on its own{measured}")
-
-
-def rounded(nbytes: int) -> int:
-    """What torch's allocator locks for ``nbytes``: the next power of two (``CachingHostAllocator``)."""
-    return 1 << (nbytes - 1).bit_length() if nbytes > 0 else 0
-
-
 def kind() -> str | None:
     """torch's name of the accelerator; None without one."""
     device = accelerator()
     return None if device is None else device.type
 
 
-def unified(accelerator: str | None) -> bool:
+def decide(refused: str = "") -> Choice:
+    """``pin_memory="auto"``: on with an accelerator that has memory of its own.
+
+    Args:
+        refused: what the system said when a page was to be locked; "" where it was locked.
+    """
+    device = kind()
+    if device is None:
+        return Choice(False, "there is no accelerator")
+    if unified(device):
+        return Choice(False, f"{device} shares its memory with the processor")
+    if refused:
+        return Choice(False, f"no page can be locked here: {refused}")
+    return Choice(True, f"{device} reads page-locked memory on its own")
+
+
+def unified(accelerator: str) -> bool:
     """Whether the device has no memory of its own."""
     if accelerator == "mps":
         return True
     if accelerator == "cuda":
         return bool(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "is_integrated", False))
     return False
-
-
-def gain(nbytes: int, accelerator: str) -> float | None:
-    """How many times as fast a batch of ``nbytes`` reaches the device from page-locked memory. Takes milliseconds.
-
-    None where it cannot be measured.
-    """
-    try:
-        plain, pinned = copy_rates(torch.device(accelerator), nbytes)
-        return pinned / plain
-    except RuntimeError:  # out of memory, on either side
-        return None
-
-
-def facts(batch_bytes: int = 0, batches: int = 1, refused: str = "", measured: float | None = None) -> Facts:
-    """The facts of this process, now."""
-    accelerator = kind()
-    return Facts(
-        accelerator,
-        unified(accelerator),
-        batch_bytes,
-        batches,
-        resources.memory_available(),
-        resources.memory_of_rank(),
-        refused,
-        measured,
-    )
-
-
-def _mb(nbytes: int) -> str:
-    return f"{nbytes / 1e6:,.0f} MB"
 
 
 class Pinning:
@@ -161,20 +83,11 @@ class Pinning:
         self.locker: Locker | None = None
         self.refused = ""
         self._asked = False
-        self._gain: tuple[int, float | None] | None = None
 
-    def decide(self, batch_bytes: int, batches: int) -> Choice:
-        """``pin_memory="auto"``: whether to pin.
-
-        Args:
-            batch_bytes: of the largest batch so far; 0 before the first.
-            batches: that may be locked at a time.
-        """
-        if kind() is not None and batch_bytes >= MEASURED_FROM and self._gain is None:
-            self._gain = batch_bytes, gain(batch_bytes, str(kind()))
-        measured = None if self._gain is None else self._gain[1]
-        self.choice = decide(facts(batch_bytes, batches, self.refused, measured))
-        return self.choice
+    def decide(self) -> bool:
+        """``pin_memory="auto"``: whether to pin."""
+        self.choice = decide(self.refused)
+        return self.choice.on
 
     def lock(self, asked: int | float | str | None) -> Locker | None:
         """The loader's locker, made on first use. Where slots cannot be locked it warns once.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -27,15 +27,17 @@ OutOfMemory: type[Exception] = getattr(torch, "OutOfMemoryError", torch.cuda.Out
 DEPTH = 2  # batches ahead: one that is copied, one that is ready
 
 
-class Lane(Protocol):
-    """How batches get to a device. Tests have one that is slow and runs out of memory."""
+class Lane:
+    """How batches get to a device: on the consumer's stream. So it is for the CPU, where nothing is copied, and for
+    MPS, which has one queue."""
+
+    def __init__(self, device: torch.device, transform: Callable[[Batch], Batch] | None) -> None:
+        self._device, self._transform = device, transform
 
     def send(self, batch: Batch) -> tuple[Batch, torch.Event | None]:
-        """Starts a copy. Returns the batch on the device, and what to wait for.
-
-        Raises:
-            torch.OutOfMemoryError: the device is full.
-        """
+        """Starts a copy. Returns the batch on the device, and what to wait for. ``OutOfMemory``: the device is full."""
+        moved = batch if self._device.type == "cpu" else move(batch, self._device)
+        return (moved if self._transform is None else self._transform(moved)), None
 
     def arrive(self, batch: Batch, event: torch.Event | None) -> None:
         """From here on the consumer's stream may use the batch."""
@@ -44,28 +46,11 @@ class Lane(Protocol):
         """Waits until the device has done everything, and frees memory that is not in use."""
 
 
-class Direct:
-    """No stream of its own: the CPU, where nothing is copied, and MPS, which has one queue."""
-
-    def __init__(self, device: torch.device, transform: Callable[[Batch], Batch] | None) -> None:
-        self._device, self._transform = device, transform
-
-    def send(self, batch: Batch) -> tuple[Batch, torch.Event | None]:
-        moved = batch if self._device.type == "cpu" else move(batch, self._device)
-        return (moved if self._transform is None else self._transform(moved)), None
-
-    def arrive(self, batch: Batch, event: torch.Event | None) -> None:
-        """It is there already."""
-
-    def spare(self) -> None:
-        """There is no more memory to free."""
-
-
-class Side:
+class SideLane(Lane):
     """A stream beside the consumer's: CUDA, XPU."""
 
     def __init__(self, device: torch.device, transform: Callable[[Batch], Batch] | None) -> None:
-        self._device, self._transform = device, transform
+        super().__init__(device, transform)
         self._module = getattr(torch, device.type)
         self._stream = self._module.Stream(device)
 
@@ -273,5 +258,5 @@ def ahead(
     it: Iterator[Batch], device: torch.device, depth: int = DEPTH, transform: Callable[[Batch], Batch] | None = None
 ) -> DeviceIter:
     """An iterator's batches on a device; see ``to_device``."""
-    lane: Lane = Direct(device, transform) if device.type in ("cpu", "mps") else Side(device, transform)
-    return DeviceIter(it, lane, 0 if device.type == "cpu" else depth)
+    lane = Lane if device.type in ("cpu", "mps") else SideLane
+    return DeviceIter(it, lane(device, transform), 0 if device.type == "cpu" else depth)

@@ -50,8 +50,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             shard. It changes while an epoch runs; where batches are tiny it comes to 0. With ``"auto"`` random state is
             set per task, so the count cannot change a batch. The attribute reads as an int.
         shuffle: as torch's; or ``"feistel"``: a ``FeistelSampler``, for datasets so long that torch's order, drawn as a
-            whole, takes seconds and gigabytes; or ``"chunks"``: a ``ChunkSampler``, for datasets larger than memory:
-            64 chunks at a time are shuffled together and read ahead. ``sampler=ChunkSampler(dataset, ...)`` says more.
+            whole, takes seconds and gigabytes; or ``"chunks"``: a ``ChunkSampler``, for datasets larger than memory.
         worker_method: "process" ("multiprocessing" is the same, and reads as "process") or "thread". Threads share one
             dataset, start at once and pickle nothing; they pay where samples are made by code that releases the GIL.
             ``get_worker_info().rng`` has their random generators.
@@ -71,7 +70,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             that kills its worker each time goes the way of ``on_error``. "raise": torch's error. None: "restart" for
             worker processes and map-style datasets, "raise" for others.
         sample_timeout: seconds that a sample may take before its worker is killed and replaced; it is named with
-            its worker's stack and goes the way of ``on_error``. Threads cannot be killed: there it is an error.
+            its worker's stack and goes the way of ``on_error``. For worker processes.
         debug: everything in this process, whatever the number of workers, so that a breakpoint stops and a traceback is
             plain; an error says which sample it was, and is raised whatever ``on_error`` says. Random augmentation is
             another draw then.
@@ -89,7 +88,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     Raises:
         ValueError, TypeError: torch's, for what torch refuses.
         UsageError: another word for ``shuffle``, ``worker_method`` or ``on_error``, a ``budget`` or ``max_errors`` that
-            is none, a dataset that says it is not thread-safe, what cannot be together.
+            is none, what cannot be together.
         BudgetError: when iterated, a batch larger than ``budget``.
         SampleError: when iterated, more samples failed than ``max_errors`` allows.
         WorkerDiedError: when iterated, a sample that kills workers, or too many deaths.
@@ -152,7 +151,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._ahead = AHEAD if prefetch_factor is None else 0
         self._shuffle = shuffle
-        _check_own(self, dataset, multiprocessing_context, shuffle, pin_memory)
+        _check_own(self, multiprocessing_context, shuffle, pin_memory)
         num_workers = _auto_workers(num_workers, dataset)
         batch_size, once, sampler, batch_sampler = _once(batch_size, shuffle, sampler, batch_sampler)
         super().__init__(
@@ -179,7 +178,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if pin_memory == "auto":
             pinning = state_of(self).pinning
             pinning.auto = True
-            self.pin_memory = pinning.decide(0, 1).on
+            self.pin_memory = pinning.decide()
         self._set_samplers(SHUFFLES.get(str(once)), sampler, batch_sampler)
         validate.check(self)
         self.num_workers = self.num_workers  # with all settings there are now
@@ -219,9 +218,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def decisions(self) -> list[str]:
         """Sentences that say what "auto" decided so far, and why; the oldest first."""
         state = state_of(self)
-        reasons = [state.first_count_reason] if state.first_count_reason else []
-        reasons += [str(state.pinning.choice)] if state.pinning.choice is not None else []
-        return reasons + list(state.metrics.decisions)
+        reasons = state.first_count_reason, str(state.pinning.choice or "")
+        return [*filter(None, reasons), *state.metrics.decisions]
 
     def _get_iterator(self) -> Any:
         return get_iterator(self)
@@ -290,16 +288,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Another number of workers, for instance from a callback.
 
         With ``num_workers="auto"`` and a map-style dataset it holds from the next task on, in the middle of an epoch,
-        and no batch changes, nor their order: random state belongs to the task, not to the worker. New workers start in
-        the background, those that go finish their task. Any thread may ask. ``"auto"`` leaves the count alone from
-        then on. Otherwise it holds from the next epoch on, because workers have seeds (torch's) or parts of an iterable
-        dataset of their own.
+        and no batch changes, nor their order. Any thread may ask. ``"auto"`` leaves the count alone from then on.
+        Otherwise it holds from the next epoch on, because workers have seeds (torch's) or parts of an iterable dataset
+        of their own.
 
         Args:
             num_workers: at least 1.
 
         Raises:
-            UsageError: no whole number, or less than 1; or a worker process asks, which has but a copy of the loader.
+            UsageError: no whole number, or less than 1.
             BudgetError: more than this machine has memory, descriptors or processes for.
 
         Example:
@@ -314,10 +311,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if type(num_workers) is not int or num_workers < 1:
             raise UsageError(f"resize({asked!r}): the number of workers is a whole number, at least 1")
         state = state_of(self)
-        if state.foreign and torch.utils.data.get_worker_info() is not None:
-            raise UsageError(
-                f"resize({num_workers}) in a worker: only the process that iterates the loader can do that"
-            )
         each = max(state.metrics.worker_pss.values(), default=resources.WORKER_BYTES)
         most, why = resources.workers_bound(each)
         if num_workers > most:
@@ -341,20 +334,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             state.restart_workers = True
 
 
-def _check_own(
-    loader: DataLoader[Any], dataset: object, multiprocessing_context: object, shuffle: object, pin_memory: object
-) -> None:
-    """Refuses values of the arguments that torch does not know, or knows with fewer values."""
+def _check_own(loader: DataLoader[Any], context: object, shuffle: object, pin_memory: object) -> None:
+    """Refuses wrong values of the arguments that torch does not know."""
     if loader.worker_method not in METHODS:
         raise UsageError(f"worker_method={loader.worker_method!r}: one of {', '.join(map(repr, METHODS))}")
     if loader.worker_method == "thread":
-        if multiprocessing_context is not None:
-            raise UsageError(f'worker_method="thread" has no use for {multiprocessing_context=}: leave one out')
+        if context is not None:
+            raise UsageError(
+                f'worker_method="thread" has no use for multiprocessing_context={context!r}: leave one out'
+            )
         if not SUPPORTED:
             raise UsageError(f'worker_method="thread" is not there on {sys.platform} yet, only on Linux')
-        from ..workers.thread_pool import refuse
-
-        refuse(dataset)
     if loader.budget is not None:
         parse_bytes(loader.budget, resources.memory_granted())
     every = loader.snapshot_every_n_steps

@@ -115,7 +115,10 @@ class _Named:
         """
         name = made_at(frame)
         # The constructors of subclasses, and functions around them that hold the loader, belong to the call itself.
-        while frame is not None and (_is_engine(frame.f_code.co_filename) or _holds(frame, loader)):
+        engines = packages.PACKAGE, packages.torch()
+        while frame is not None and (
+            frame.f_code.co_filename.startswith(engines) or any(value is loader for value in frame.f_locals.values())
+        ):
             frame = frame.f_back
         if frame is not None and _is_library(frame.f_code.co_filename):
             for made_of in (dataset, getattr(dataset, "dataset", None)):
@@ -143,13 +146,5 @@ def _purpose(frame: FrameType | None) -> str:
     return ""
 
 
-def _holds(frame: FrameType, loader: object) -> bool:
-    return any(value is loader for value in frame.f_locals.values())
-
-
 def _is_library(path: str) -> bool:
     return not packages.is_users(path)
-
-
-def _is_engine(path: str) -> bool:
-    return path.startswith((packages.PACKAGE, packages.torch()))

@@ -35,6 +35,7 @@ from ..core.nested import pin
 from ..core.random_state import RandomState, preserved
 from ..core.types import Batch, Index, LoaderLike
 from ..sampling.generators import own_copies
+from ..transport.thread_slots import HeapWriter
 from ..workers.collate import SlotCollate
 from ..workers.exceptions import Caught
 from ..workers.fetcher import BatchFetcher
@@ -166,23 +167,6 @@ class _Worker:
         np.random.seed(_generate_state(self._base_seed, self._info.id))
 
 
-class _NoSlots:
-    """The slots of a process that keeps its batches: none."""
-
-    whole = None
-
-    def take(self, nbytes: int) -> bool:
-        """There is no slot."""
-        return False
-
-    def room(self, nbytes: int) -> int | None:
-        """There is no slot."""
-        return None
-
-    def cancel(self) -> None:
-        """Nothing was written."""
-
-
 class _Collate(SlotCollate):
     """Collates in the script's own process.
 
@@ -194,7 +178,7 @@ class _Collate(SlotCollate):
     """
 
     def __init__(self, collate_fn: Callable[..., Batch], batched: bool, one_thread: OneThread) -> None:
-        super().__init__(collate_fn, _NoSlots(), batched)
+        super().__init__(collate_fn, HeapWriter(0), batched)  # the batch stays in this process: no slots
         self._one_thread = one_thread
         self._is_torchs = collate_fn in (torch_collate.default_collate, torch_collate.default_convert)
 

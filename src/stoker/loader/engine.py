@@ -42,6 +42,7 @@ SUPPORTED = sys.platform == "linux"
 if SUPPORTED:
     from .pool_iterator import PoolIter, PoolPlan
 if TYPE_CHECKING:
+    from ..device.pinned_slots import Locker
     from ..sampling.state import State
     from ..workers.faults.error_log import ErrorLog
     from ..workers.faults.policy import OnError
@@ -201,8 +202,7 @@ def _choose(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> _BaseData
 def _prepare(loader: LoaderLike, state: LoaderState) -> tuple[OnError, ErrorLog] | None:
     """What precedes every iterator: pinning, faults, a cache. Returns what to do about samples that fail."""
     if state.pinning.auto:
-        batches = int(loader.num_workers) * (loader.prefetch_factor or 1) + 1
-        loader.pin_memory = state.pinning.decide(state.metrics.batch_bytes, batches).on
+        loader.pin_memory = state.pinning.decide()
     faults = validate.faults_of(loader, state) if validate.asked(loader) else None
     validate.check_timeout(loader)
     staged = staged_in(loader.dataset)
@@ -263,7 +263,7 @@ def _pool(
         slots=state.heaps if threads else state.arenas,
         saved_parts=state.saved_parts if loader._dataset_kind == _DatasetKind.Iterable else 0,
         thread_rng=state.rng_watch if threads else None,
-        locker=state.pinning.lock(getattr(loader, "budget", None)) if loader.pin_memory else state.pinning.locker,
+        locker=None if threads else _locker(loader, state),
         faults=faults,
         fatal_samples=state.fatal_samples if not threads and validate.restarts(loader) else None,
         make_batch=make_batch,
@@ -274,6 +274,10 @@ def _pool(
     if auto and loader._dataset_kind == _DatasetKind.Map and not state.manual_workers:
         it.tune(decide.tuner(loader, state))
     return it
+
+
+def _locker(loader: LoaderLike, state: LoaderState) -> Locker | None:
+    return state.pinning.lock(getattr(loader, "budget", None)) if loader.pin_memory else state.pinning.locker
 
 
 def _warn_ignored(loader: LoaderLike, why: str, *names: str) -> None:

@@ -63,9 +63,7 @@ class InlineIter(_SingleProcessDataLoaderIter):
             dataset = self._dataset
             cursor.live_state = lambda: read_state(pickled_state(lambda: state_of(dataset, fetcher)))
         if saved is not None:
-            self._IterableDataset_len_called = saved.len_called  # type: ignore[assignment]
             self._num_yielded = saved.next
-        cursor.len_called = self._IterableDataset_len_called
         self._sampler_iter = cursor.begin(self._sampler_iter)
         cursor.epoch = 0 if saved is None else saved.epoch
         if saved is not None and stream is not None and part is not None:

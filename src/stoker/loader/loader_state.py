@@ -78,15 +78,10 @@ class LoaderState:
         self.saved_parts = 0
         self.task_seeds = False
 
-    @property
-    def foreign(self) -> bool:
-        """It was made by another process, of which this is a fork."""
-        return self._process != os.getpid()
-
     def leave_parent(self) -> bool:
         """After a fork by the user, drops the parent's shared memory, so that both never write there. Returns whether
         this process is such a fork, and was not known as one."""
-        forked = self.foreign
+        forked = self._process != os.getpid()
         if forked:
             self._process = os.getpid()
             self.arenas = []

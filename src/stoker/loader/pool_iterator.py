@@ -9,7 +9,6 @@ import functools
 import os
 import pickle
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,7 +40,6 @@ from ..workers.process_pool import ProcessPool
 from ..workers.protocol import Pool, WorkerReply, WorkerSpec
 from ..workers.restart import Restarts  # not later: the workers would compete for the cores with its import
 from ..workers.start_pool import start
-from .memory_pressure import MemoryPressure
 from .pin_thread import PinnedPool
 from .scheduler import MakeBatch, Scheduler, Tuner
 from .torch_messages import torch_message
@@ -151,7 +149,6 @@ class PoolIter(_BaseDataLoaderIter):
             restarts = Restarts(workers, spec, plan.fatal_samples, metrics)
         self._scheduler = Scheduler(pool, knobs, metrics, plan.budget, restarts, make_batch)
         self._scheduler.here = plan.standby is not None
-        self._pressure = MemoryPressure(_shrinker(self._scheduler, workers), metrics.decisions.append)
         stays = knobs.persistent and not cursor.one_dataset
         self._fingerprint = Fingerprint(self._dataset, shared=False) if stays else None  # what is shared, workers see
         self._reset(loader, first_iter=True)
@@ -240,7 +237,7 @@ class PoolIter(_BaseDataLoaderIter):
             from ..workers.thread_pool import ThreadPool  # not every loader has threads
 
             heaps: list[HeapWriter] = plan.slots  # type: ignore[assignment]
-            return ThreadPool(spec, plan.budget, plan.thread_rng, heaps, plan.locker), spec
+            return ThreadPool(spec, plan.budget, plan.thread_rng, heaps), spec
         arenas: list[SlotReader] = plan.slots  # type: ignore[assignment]
         context = loader.multiprocessing_context or torch.multiprocessing
         standby = plan.standby is not None
@@ -280,9 +277,7 @@ class PoolIter(_BaseDataLoaderIter):
         self._num_yielded = 0
         if saved is not None:
             self._shared_seed = saved.shared_seed
-            self._IterableDataset_len_called = saved.len_called  # type: ignore[assignment]
             self._num_yielded = sum(p.count for p in saved.parts) if saved.kind == "iterable" else saved.next
-        cursor.len_called = self._IterableDataset_len_called
         cursor.shared_seed = self._shared_seed
         self._sampler_iter = cursor.begin(self._sampler_iter)
         # Not self._next_index: the scheduler would hold the iterator, and `del it` would end no worker.
@@ -333,7 +328,6 @@ class PoolIter(_BaseDataLoaderIter):
         self._num_workers = n
 
     def _next_data(self) -> Batch:
-        self._pressure.check()
         if self._locker is not None:
             self._locker.sweep()
         while True:
@@ -382,17 +376,6 @@ class PoolIter(_BaseDataLoaderIter):
 
 def _pinned(make_batch: MakeBatch, device: str | None) -> MakeBatch:
     return lambda number, indices: pin(make_batch(number, indices), device)
-
-
-def _shrinker(scheduler: Scheduler, workers: ProcessPool | ThreadPool) -> Callable[[], None]:
-    """What an iterator gives up when memory runs short. No batch changes by it. It does not hold the iterator."""
-
-    def shrink() -> None:
-        scheduler.make_one_ahead()
-        if isinstance(workers, ProcessPool):
-            workers.shrink()
-
-    return shrink
 
 
 def _with_path(e: Exception, spec: WorkerSpec) -> Exception:

@@ -44,10 +44,6 @@ MakeBatch: TypeAlias = Callable[[int, Index], Batch]  # of a task's number and i
 Tuner: TypeAlias = Callable[[int], "int | None"]
 
 
-class _NotYet(Exception):
-    """No result has arrived."""
-
-
 class Scheduler:
     """One epoch after another over one pool.
 
@@ -56,10 +52,7 @@ class Scheduler:
     the budget.
 
     Args:
-        pool: the workers.
-        knobs: count, window, order, timeout.
-        metrics: where the cost of each task is added up.
-        budget: bytes that may be in flight.
+        pool, knobs, metrics, budget: the workers, and the loader's.
         restarts: replaces workers that die; None: a death is an error, as in torch.
         make_batch: makes the batch of a task in this process; None: workers make all.
 
@@ -119,12 +112,8 @@ class Scheduler:
 
     def begin(self, next_indices: NextIndices, shared_seed: int | None = None, cursor: Cursor | None = None) -> None:
         """Starts an epoch and fills the window. Tasks of an epoch that was left early are run but not delivered where
-        workers are seeded as torch's, for they move the workers' random state, as they do in torch.
-
-        Args:
-            next_indices: draws the indices of the next task.
-            shared_seed: torch's, for datapipes.
-            cursor: where to begin, and where to write down what was delivered.
+        workers are seeded as torch's, for they move the workers' random state, as they do in torch. ``cursor`` says
+        where to begin, and is told what was delivered.
         """
         with self._lock:
             self.epoch += 1
@@ -151,9 +140,6 @@ class Scheduler:
         """Another number of workers, from the next task on. Which batches come, and in which order, stays.
 
         Any thread may ask, and a signal's handler. While the consumer is in ``next`` it holds once that delivers.
-
-        Raises:
-            UsageError: workers are seeded as torch's, or share an iterable dataset: they depend on the count.
         """
         if not self._knobs.shared:
             raise UsageError(
@@ -165,37 +151,24 @@ class Scheduler:
             return
         self._resizing_thread = threading.get_ident()
         try:
-            self._resize_as_wanted()
+            self._resize()
         finally:
             self._resizing_thread = 0
             self._lock.release()
 
-    def _resize_as_wanted(self) -> None:
+    def _resize(self) -> None:
         n, self._wanted = self._wanted, None
-        if n is not None:
-            self._resize(n)
-
-    def _resize(self, n: int) -> None:
-        if self._stopped:
+        if n is None or self._stopped:
             return
         self._knobs = replace(self._knobs, num_workers=n)
         self.here = False
         self._pool.resize(n)
         self._fill()
 
-    def make_one_ahead(self) -> None:
-        """From the next task on, one task in flight for each worker."""
-        with self._lock:
-            self._knobs = replace(self._knobs, prefetch_factor=1, ahead=0)
-
     def next(self) -> Batch:
-        """The next batch, or the ``ExceptionWrapper`` that came in its place.
+        """The next batch, or the ``ExceptionWrapper`` that came in its place. ``StopIteration``: the epoch is over.
 
-        Raises:
-            StopIteration: the epoch is over.
-            WorkerDiedError: a worker is gone; its tasks are lost, the others go on.
-            WorkerTimeoutError: nothing came within ``timeout``.
-            BudgetError: a batch is larger than a budget that was asked for.
+        After ``WorkerDiedError`` the tasks of that worker are lost, and the others go on.
         """
         with self._lock:
             return self._next()
@@ -232,7 +205,8 @@ class Scheduler:
         except Exception:
             task.state = TaskState.WITH_WORKER
             self._make_batch = None
-            self._resize(self._knobs.num_workers)
+            self._wanted = self._wanted or self._knobs.num_workers
+            self._resize()
             self._pool.submit(None, Task(self.epoch, number, task.indices))
             return None
         took = time.perf_counter_ns() - began, 0, 0, time.thread_time_ns() - cpu
@@ -249,9 +223,10 @@ class Scheduler:
                 if due.state is TaskState.HERE:
                     return False
                 try:
-                    result = self._receive(due, wait=False)
-                except _NotYet:
-                    return False
+                    result = self._ask(due, 0.0)
+                    if result is None:
+                        return False
+                    result = self._accept(result)
                 except Exception as e:  # ``next`` raises it
                     self._pending_error = e
                     break
@@ -259,31 +234,30 @@ class Scheduler:
                     self._tasks.keep(result)
             return True
 
-    def _receive(self, task: InFlight, wait: bool = True) -> Result | None:
-        """A result of this epoch; None when it brought no batch.
-
-        Raises:
-            _NotYet: there is none, without ``wait``.
-        """
+    def _receive(self, task: InFlight) -> Result | None:
+        """Waits for a result of this epoch; None when what came brought no batch."""
         timeout = self._knobs.timeout
+        began = time.perf_counter_ns()
+        result = self._ask(task, timeout if timeout > 0 else None)
+        self._waited_ns += time.perf_counter_ns() - began
+        return None if result is None else self._accept(result)
+
+    def _ask(self, task: InFlight, timeout: float | None) -> Result | None:
+        """A result of the pool's. None: a worker was replaced, or, if ``timeout`` is 0.0, there is none."""
         try:
-            worker = task.worker if self._knobs.in_order else None
-            if not wait:
-                result = self._pool.receive(0.0, worker)
-                if result is None:
-                    raise _NotYet
-            else:
-                began = time.perf_counter_ns()
-                result = self._pool.receive(timeout if timeout > 0 else None, worker)
-                self._waited_ns += time.perf_counter_ns() - began
+            result = self._pool.receive(timeout, task.worker if self._knobs.in_order else None)
         except WorkerDiedError as e:
             if self._restarts is None:
                 self._handle_lost_tasks(e)
                 raise
             self._restart_workers(self._restarts, e)
             return None
-        if result is None:
-            raise WorkerTimeoutError(f"DataLoader timed out after {timeout} seconds")
+        if result is None and timeout:
+            raise WorkerTimeoutError(f"DataLoader timed out after {self._knobs.timeout} seconds")
+        return result
+
+    def _accept(self, result: Result) -> Result | None:
+        """Counts what a worker did. Returns the result if it is a batch that is wanted."""
         if self._restarts is not None and not self._knobs.shared:
             self._restarts.task_answered(result.worker)
         self._metrics.task(result.times)
@@ -346,9 +320,9 @@ class Scheduler:
         self._spent -= 1
         change = None if self.tuner is None else self.tuner(self._waited_ns)
         if change is not None:
-            self._resize(change)
+            self._wanted = self._wanted or change
         if self._wanted is not None:
-            self._resize_as_wanted()
+            self._resize()
         self._fill()
         return result.take()
 

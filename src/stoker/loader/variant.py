@@ -101,7 +101,7 @@ def as_loader(thing: object, batch_size: int | None = None, name: str = "TARGET"
         _check(thing.dataset, name)
         return thing if batch_size in (None, thing.batch_size) else variant(thing, batch_size=batch_size)
     if not _is_dataset(thing):
-        raise UsageError(f"{name} is {_article(type(thing).__name__)}, neither a Dataset nor a DataLoader")
+        raise UsageError(f"{name} is of type {type(thing).__name__}, neither a Dataset nor a DataLoader")
     _check(thing, name)
     from .dataloader import DataLoader as Own
 
@@ -169,7 +169,3 @@ def _check(dataset: object, name: str) -> None:
         raise UsageError(f"len({name}) failed: {type(e).__name__}: {e}") from e
     if n == 0:
         raise UsageError(f"{name} is empty")
-
-
-def _article(noun: str) -> str:
-    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"

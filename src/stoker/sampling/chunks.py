@@ -1,6 +1,6 @@
 """Chunked epochs, for datasets larger than memory: a window of chunks is shuffled together.
 
-It hands out indices and says to ``readahead`` which come next; it reads no sample itself.
+It hands out indices and reads nothing: a thread that read chunks ahead was no faster (docs/notes/chunks.md).
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ import copy
 import itertools
 from collections import deque
 from collections.abc import Iterator, Sized
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch.utils.data import RandomSampler
+from torch.utils.data import RandomSampler, Subset
 
 from ..core.errors import UsageError
 from .order import CHUNK, OWN_SAMPLERS, Ints, Permutation
-from .readahead import Range, Readahead, Upcoming, innermost, mapped
 
+Range: TypeAlias = tuple[int, int]  # first and last index, both included
 RESIDENT = 64  # chunks shuffled together, of at least 256: as many as a batch has samples (docs/notes/chunks.md)
-CHUNKS = 256  # a shorter dataset is cut into as many, so that the window and what is read ahead are 26 % of it
+CHUNKS = 256  # a shorter dataset is cut into as many, so that the window is a quarter of it
 LARGEST = 1024  # samples in a chunk
 LARGEST_BYTES = 4 << 20  # and bytes, where rows are mapped: enough that reading them is what takes time, not finding
 
@@ -29,15 +30,15 @@ class ChunkSampler(RandomSampler):
 
     Chunks come in a random order. Each stays for ``resident`` steps, then the next one takes its place. Its samples
     fall into these steps at random, each for itself, and a step's samples are shuffled. So a step replaces one chunk,
-    and ``resident`` are open; one more is read ahead. The first and the last step take what would have fallen before
-    and after the epoch. Each index comes once.
+    and ``resident`` are open. The first and the last step take what would have fallen before and after the epoch.
+    Each index comes once.
 
     Two-level shuffles: Xu et al., "In-Database Machine Learning with CorgiPile: Stochastic Gradient Descent without
     Full Data Shuffle", SIGMOD 2022, whose window is replaced as a whole. ``docs/notes/chunks.md`` has what is lost
     against a uniform shuffle, and why samples are not drawn from a reservoir.
 
     An epoch draws once from ``generator``, at its first index, as ``RandomSampler`` does for its seed. It keeps
-    ``resident * chunk_size`` indices. Chunks are read ahead where the dataset can: see ``Readahead``.
+    ``resident * chunk_size`` indices.
 
     Args:
         data_source: anything with a length.
@@ -52,8 +53,8 @@ class ChunkSampler(RandomSampler):
     Example:
         >>> sampler = ChunkSampler(range(10**9), resident=16)
         >>> first = next(iter(sampler))
-        >>> sampler.chunk_size, len(sampler.upcoming().resident)
-        (1024, 16)
+        >>> sampler.chunk_size
+        1024
     """
 
     def __init__(
@@ -70,7 +71,6 @@ class ChunkSampler(RandomSampler):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UsageError(f"{name}={value!r}: a whole number, at least 1")
         self.chunk_size, self.resident = chunk_size, resident
-        self._upcoming = Upcoming((), None)
 
     def __iter__(self) -> Iterator[int]:
         return itertools.chain.from_iterable(self._iter_lists())
@@ -81,10 +81,6 @@ class ChunkSampler(RandomSampler):
         other.generator = copy.deepcopy(self.generator, memo)
         return other
 
-    def upcoming(self) -> Upcoming:
-        """The window of the iterator that moved last, and what comes next."""
-        return self._upcoming
-
     def _iter_lists(self, skip: int = 0) -> Iterator[list[int]]:
         n, size = len(self.data_source), self.chunk_size
         key = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
@@ -93,35 +89,20 @@ class ChunkSampler(RandomSampler):
         last = chunks - resident  # steps are 0 to last
         rng = np.random.Generator(np.random.PCG64((key, 1)))
         coming = _coming(Permutation(chunks, key), size, n)
-        window: deque[Range] = deque()
         steps: deque[list[Ints]] = deque([] for _ in range(resident))  # what falls into this step and those after it
-        ahead = Readahead.of(self.data_source)
-        try:
-            following: Range | None = next(coming)
-            for step in range(last + 1):
-                for c in range(step + resident - 1 if step else 0, step + resident):
-                    assert following is not None
-                    window.append(following)
-                    following = next(coming, None)
-                    _deal(window[-1], c, step, last, steps, rng)
-                self._upcoming = Upcoming(tuple(window), following)
-                due = steps.popleft()
-                steps.append([])
-                count = sum(map(len, due))
-                skipped = 0 < skip >= count  # nothing of this step is wanted, so nothing is read for it
-                if ahead is not None and not skipped:
-                    ahead.turn(self._upcoming)
-                if due:
-                    indices = np.concatenate(due)
-                    del due
-                    rng.shuffle(indices)
-                    for at in range(skip, count, CHUNK):
-                        yield indices[at : at + CHUNK].tolist()
-                skip = max(0, skip - count)
-                window.popleft()
-        finally:
-            if ahead is not None:
-                ahead.close()
+        for step in range(last + 1):
+            for c in range(step + resident - 1 if step else 0, step + resident):
+                _deal(next(coming), c, step, last, steps, rng)
+            due = steps.popleft()
+            steps.append([])
+            count = sum(map(len, due))
+            if due:
+                indices = np.concatenate(due)
+                del due
+                rng.shuffle(indices)
+                for at in range(skip, count, CHUNK):
+                    yield indices[at : at + CHUNK].tolist()
+            skip = max(0, skip - count)
 
 
 OWN_SAMPLERS[ChunkSampler] = ChunkSampler.__iter__
@@ -150,7 +131,9 @@ def _deal(chunk: Range, c: int, step: int, last: int, steps: deque[list[Ints]], 
 def _size(dataset: Sized) -> int:
     """The default number of samples in a chunk."""
     size = max(1, min(LARGEST, -(-len(dataset) // CHUNKS)))
-    rows, _ = innermost(dataset)
-    if mapped(rows):
+    rows: Any = dataset
+    while type(rows) is Subset:
+        rows = rows.dataset
+    if type(rows) is np.memmap and rows.ndim and len(rows) and rows.flags.c_contiguous:
         size = max(1, min(size, LARGEST_BYTES // max(1, rows.nbytes // len(rows))))
     return size

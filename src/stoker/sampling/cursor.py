@@ -31,7 +31,7 @@ class Cursor(SamplerReplay):
 
     Attributes:
         one_dataset: all workers share it.
-        lives_on, base_seed, shared_seed, epoch, len_called, turn: as in ``State``.
+        lives_on, base_seed, shared_seed, epoch, turn: as in ``State``.
         delivered_early: tasks after ``next`` that are delivered.
         delivered_by: batches delivered by each worker of an iterable dataset; empty for other datasets.
         worker_states: by worker, how many batches it had made (-1: those of the epoch before), and the dataset's state
@@ -48,7 +48,6 @@ class Cursor(SamplerReplay):
         self.base_seed = 0
         self.shared_seed: int | None = None
         self.epoch = -1
-        self.len_called: int | None = None
         self.delivered_by: list[int] = []
         self.worker_states: dict[int, tuple[int, bytes | None]] = {}
         self.shown: Cursor | None = None
@@ -125,7 +124,6 @@ class Cursor(SamplerReplay):
         self.next = s.next
         self.delivered_early = set(s.ahead)
         self.turn = s.turn
-        self.len_called = s.len_called
         self.worker_states = {}
         iterable = s.kind == "iterable"
         for worker, part in enumerate(s.parts):
@@ -229,7 +227,6 @@ class Cursor(SamplerReplay):
             torch_rng=_generator_text(torch.default_generator) if from_global else None,
             turn=self.turn,
             parts=self._parts(),
-            len_called=self.len_called,
             batch_size=self.batch_size,
         )
 

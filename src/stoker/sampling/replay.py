@@ -142,35 +142,31 @@ class SamplerReplay:
             return known
         if is_stateful(self._sampler):
             self._state_at_start = pickled_state(self._sampler.state_dict)
-        return self._iterate_batches(0) if self._batched else self._iterate_index_sampler(torch_iterator, 0)
+        return self._follow(None if self._batched else torch_iterator, 0)
 
-    def _iterate_batches(self, skip: int, indices: Iterator[Index] | None = None) -> Iterator[list[Index]]:
-        """torch's batches, over a sampler whose iterator can be asked for its state."""
+    def _follow(self, iterator: Iterator[Index] | None, skip: int) -> Iterator[Index]:
+        """What a sampler's iterator yields, as torch makes batches of it, and what has to be noted at each task.
+
+        Args:
+            iterator: the sampler's; None: it is begun with the first task.
+            skip: how much of it is left out.
+        """
+        own = iter(self._sampler) if iterator is None else iterator
+        next(itertools.islice(own, skip, skip), None)
         size = int(self.batch_size or 1)
-        drop_last = self._index_sampler.drop_last
-        iterator = iter(self._sampler) if indices is None else indices
-        next(itertools.islice(iterator, skip, skip), None)
-        stateful = is_stateful(iterator) or is_stateful(self._sampler)
-        for tasks in itertools.count(self._start.task + 1):
-            batch = [*itertools.islice(iterator, size)]
-            if not batch or (drop_last and len(batch) < size):
-                return
+        stateful = is_stateful(own) or is_stateful(self._sampler)
+        for tasks, indices in enumerate(self._in_batches(own, size) if self._batched else own, self._start.task + 1):
             if self._rng_after_first is None:
                 self._rng_after_first = self._capture_rng()
             if stateful:
-                self._note_sampler_state(tasks, iterator, len(batch) < size)
-            yield batch
-
-    def _iterate_index_sampler(self, iterator: Iterator[Index], skip: int) -> Iterator[Index]:
-        """What a sampler yields that makes its batches itself, or yields one index at a time."""
-        next(itertools.islice(iterator, skip, skip), None)
-        stateful = is_stateful(iterator) or is_stateful(self._sampler)
-        for tasks, indices in enumerate(iterator, self._start.task + 1):
-            if self._rng_after_first is None:
-                self._rng_after_first = self._capture_rng()
-            if stateful:
-                self._note_sampler_state(tasks, iterator, False)
+                self._note_sampler_state(tasks, own, self._batched and len(indices) < size)
             yield indices
+
+    def _in_batches(self, indices: Iterator[Index], size: int) -> Iterator[list[Index]]:
+        while batch := [*itertools.islice(indices, size)]:
+            if len(batch) < size and self._index_sampler.drop_last:
+                return
+            yield batch
 
     def _note_sampler_state(self, tasks: int, iterator: Iterator[Index], ended: bool) -> None:
         """Notes the sampler's state after it gave the indices of ``tasks`` tasks. Of the states before the last task
@@ -225,12 +221,10 @@ class SamplerReplay:
             if next(iterator, END) is not END:
                 load_into(self._sampler, state["sampler"], "sampler")
             return iter(())
+        skip = s.next - tasks
         if self._batched:
-            skip = s.samples if state is None else (s.next - tasks) * (s.batch_size or 1)
-            indices = self._iterate_batches(skip, iterator)
-        else:
-            assert iterator is not None
-            indices = self._iterate_index_sampler(iterator, s.next - tasks)
+            skip = s.samples if state is None else skip * (s.batch_size or 1)
+        indices = self._follow(iterator, skip)
         if state is None or s.next > 0:
             return indices
         # At the beginning of an epoch some samplers hold the state of the last one's end: they stop at once.
@@ -238,7 +232,7 @@ class SamplerReplay:
         return self._iterate(iter(self._sampler)) if first is END else itertools.chain([first], indices)
 
     def _restart_iterator(self, s: State) -> Iterator[Index] | None:
-        """``iter(sampler)`` in the random state in which it was called; None where ``_iterate_batches`` calls it."""
+        """``iter(sampler)`` in the random state in which it was called; None where ``_follow`` calls it."""
         after = {k: v for k, v in s.sampler_rng.items() if k != "before"}
         before: Any = s.sampler_rng.get("before")
         own = self._sampler_generator
@@ -279,7 +273,7 @@ class SamplerReplay:
             padding = -len(left) % sampler.num_replicas
             left += (left * (padding // len(left) + 1))[:padding]
         mine = iter(left[sampler.rank :: sampler.num_replicas])
-        return self._iterate_batches(skip, mine) if self._batched else self._iterate_index_sampler(mine, skip)
+        return self._follow(mine, skip)
 
     def _check(self, s: State) -> None:
         """Raises for the state of another loader."""

@@ -72,7 +72,6 @@ class State:
         torch_rng: of torch's global one, where epochs are drawn from that. The script restores it; this tells whether.
         parts: by worker.
         turn: whose batch of an iterable dataset comes next.
-        len_called: torch's, for its warning.
         batch_size: None where stoker does not know it.
     """
 
@@ -96,7 +95,6 @@ class State:
     torch_rng: str | None
     parts: Annotated[tuple[Part, ...], Meta(max_length=MAX_WORKERS)]
     turn: Count
-    len_called: Count | None
     batch_size: Annotated[int, Meta(ge=1, lt=MAX_SIZE)] | None
 
     def to_dict(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import torch
 from ..core.errors import UsageError
 from ..core.object_tree import attributes, walk
 from ..core.packages import is_users
-from ..core.shared import SharedDict, SharedList
+from ..core.shared import SharedList
 from ..core.types import JsonObject
 from .digest import dependencies_of
 
@@ -109,7 +109,7 @@ def _folders_named_by(dataset: object) -> list[str]:
 
 
 def _items(x: Any) -> Iterator[object]:
-    if isinstance(x, (dict, SharedDict)):
+    if isinstance(x, dict):
         yield from x.values()
         yield from x.keys()
     elif isinstance(x, (list, tuple, set, frozenset, deque, SharedList)):

@@ -7,7 +7,6 @@ who may write to a slot.
 
 from __future__ import annotations
 
-import enum
 import mmap
 import os
 import struct
@@ -21,26 +20,6 @@ from .mapping import Memory, map_shared, punch
 MAX_SLOTS = 1024  # every slot is one mapping on each side; Linux allows 65,530 mappings a process
 ALIGN = 64  # a cache line, and more than any dtype asks for
 GRAIN = 1 << 16  # slots are multiples of this, so batches of nearly one size fit each other's slots
-
-
-class _Word(enum.IntEnum):
-    """The 64-bit words of the control block. Each has one writer, parent or worker."""
-
-    STOP = 0  # parent
-    SLOTS = 1  # worker
-    FILE_END = 2  # worker
-    CURRENT_TASK = 3  # worker
-    WORKERS = 4  # parent
-    EPOCH = 5  # parent
-    PSS = 6  # worker
-    SLOT_BEING_FILLED = 7  # worker
-    POSITION = 8  # worker
-    DEADLINE = 9  # worker
-    PRIVATE_TASKS = 10  # parent
-    READY = 11  # worker
-    RNG_CHECKPOINTS = 12  # worker
-    STACK_FD = 13  # worker
-    TRIM_REQUESTS = 14  # parent
 
 
 _CONTROL_BYTES = 8 * 16
@@ -66,10 +45,10 @@ def aligned(n: int) -> int:
 
 
 class _Int:
-    """An attribute of an arena that is one word of its control block."""
+    """An attribute of an arena that is one 64-bit word of its control block."""
 
-    def __init__(self, word: _Word, offset: int = 0) -> None:
-        self._at, self._offset = int(word), offset
+    def __init__(self, word: int, offset: int = 0) -> None:
+        self._at, self._offset = word, offset
 
     def __get__(self, arena: Arena, _: object) -> int:
         value: int = arena._control[self._at]
@@ -79,52 +58,39 @@ class _Int:
         arena._control[self._at] = value + self._offset
 
 
-class _Flag:
-    """The same for a word that is 0 or 1."""
-
-    def __init__(self, word: _Word) -> None:
-        self._at = int(word)
-
-    def __get__(self, arena: Arena, _: object) -> bool:
-        return bool(arena._control[self._at])
-
-    def __set__(self, arena: Arena, value: bool) -> None:
-        arena._control[self._at] = int(value)
-
-
 class Arena:
     """The memory of one worker: an anonymous file with header pages and slots behind them.
 
     Both sides hold one; ``fd`` is inherited (fork) or handed over (spawn, forkserver).
 
     Attributes:
-        stop: the parent no longer wants this worker's tasks.
+        stop: 1: the parent no longer wants this worker's tasks.
         slots: slots made so far.
         workers: how many workers there are now.
         epoch: the epoch whose tasks are wanted, where tasks are shared.
         pss: bytes of memory of the worker, as it measured last: its proportional set size. 0 before that.
         slot_being_filled: -1 for none. If the worker dies, this slot is taken and was sent to nobody.
         private_tasks: tasks that a worker finds in its own pipe and does before it takes shared ones.
-        ready: the worker has started, and asks for tasks.
+        ready: 1: the worker has started, and asks for tasks.
         stack_fd: the descriptor, in the worker, of the file to which it writes its stack when asked.
-        trim_requests: how often the parent has asked for the memory of free slots.
     """
 
-    stop = _Flag(_Word.STOP)
-    slots = _Int(_Word.SLOTS)
-    workers = _Int(_Word.WORKERS)
-    epoch = _Int(_Word.EPOCH)
-    pss = _Int(_Word.PSS)
-    slot_being_filled = _Int(_Word.SLOT_BEING_FILLED, offset=1)
-    private_tasks = _Int(_Word.PRIVATE_TASKS)
-    ready = _Flag(_Word.READY)
-    stack_fd = _Int(_Word.STACK_FD)
-    trim_requests = _Int(_Word.TRIM_REQUESTS)
-    _file_end = _Int(_Word.FILE_END)
-    _current_task = _Int(_Word.CURRENT_TASK)
-    _position = _Int(_Word.POSITION)
-    _deadline = _Int(_Word.DEADLINE)
-    _rng_checkpoints = _Int(_Word.RNG_CHECKPOINTS)
+    # Written by the parent alone,
+    stop = _Int(0)
+    workers = _Int(1)
+    epoch = _Int(2)
+    private_tasks = _Int(3)
+    # and by the worker alone, but for what ``reset`` clears before it starts.
+    slots = _Int(4)
+    pss = _Int(5)
+    slot_being_filled = _Int(6, offset=1)
+    ready = _Int(7)
+    stack_fd = _Int(8)
+    _file_end = _Int(9)
+    _current_task = _Int(10)
+    _position = _Int(11)
+    _deadline = _Int(12)
+    _rng_checkpoints = _Int(13)
 
     def __init__(self, fd: int | None = None) -> None:
         if fd is None:
@@ -201,7 +167,7 @@ class Arena:
         Args:
             keep_checkpoint: the next worker goes on from the last one's random state.
         """
-        self.stop = self.ready = False
+        self.stop = self.ready = 0
         self.current_task = None
         self.slot_being_filled = -1
         self.set_position(0, 0)

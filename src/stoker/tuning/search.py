@@ -21,7 +21,7 @@ import torch
 from ..core import resources, terminal
 from ..core.errors import UsageError
 from ..device.accelerator import accelerator
-from ..device.pin_policy import Pinning
+from ..device.pin_policy import decide
 from ..loader.auto.bench import BadSample, TooSlow, Window
 from ..loader.auto.limits import Limit, limits
 from .measurements import KNEE, Measurements
@@ -134,10 +134,10 @@ class Search:
 
     def _why(self, e: BadSample, s: Setting) -> str:
         last = str(e).strip().splitlines()[-1]
-        index = self.measured.bench.culprit()
-        what = "a sample cannot be loaded" if index is None else f"sample {index!r} cannot be loaded"
+        where = f" ({e.where})" if e.where else ""
         needs_gpu = ("CUDA" in last or "NVIDIA" in last) and accelerator() is None
-        return f"{what}: {last}" + (" (it needs a GPU, and there is none here)" if needs_gpu else "")
+        gpu = " (it needs a GPU, and there is none here)" if needs_gpu else ""
+        return f"a sample cannot be loaded: {last}{where}{gpu}"
 
     def _num_workers(self, s: Setting) -> Setting:
         if "num_workers" not in self.knobs:
@@ -214,7 +214,7 @@ class Search:
     def result(self, found: Setting) -> TuneResult:
         """The result, while workers are still there to be measured."""
         measured = self.measured
-        best = replace(found, pin_memory=self._pins(found)) if "pin_memory" in self.knobs else found
+        best = replace(found, pin_memory=self._pins()) if "pin_memory" in self.knobs else found
         rates = measured.rates[found]
         return TuneResult(
             name=self.name,
@@ -232,9 +232,8 @@ class Search:
             seconds=time.monotonic() - measured.began,
         )
 
-    def _pins(self, s: Setting) -> bool:
-        batches = max(1, s.num_workers) * s.prefetch_factor + 1
-        choice = Pinning().decide(self.measured.windows[s].nbytes, batches)
+    def _pins(self) -> bool:
+        choice = decide()
         self.reasons["pin_memory"] = f"{choice.on}: {choice.why}"
         return choice.on
 

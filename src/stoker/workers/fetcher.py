@@ -67,11 +67,11 @@ class BatchFetcher:
     def _guarded(self, on_error: OnError, on_sample_start: OnSampleStart | None) -> Guard:
         return Guard(parts(self._dataset, self._auto_collation, self._collate, self._run), on_error, on_sample_start)
 
-    def guard_with_positions(self, on_sample_start: OnSampleStart) -> Guard:
+    def guard_with_positions(self, on_sample_start: OnSampleStart | None) -> Guard:
         """A guard that makes the same batches and says which sample it is at; for tasks of workers that died."""
         if self.guard is None:
             return self._guarded(OnError(), on_sample_start)
-        self.guard.on_sample_start = on_sample_start
+        self.guard.on_sample_start = on_sample_start or self.guard.on_sample_start
         return self.guard
 
     def retry(self, guard: Guard, indices: Index, bad: dict[int, Failure]) -> Batch:

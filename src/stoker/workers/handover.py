@@ -9,16 +9,10 @@ from collections.abc import Callable
 from multiprocessing import context as mp_context
 from multiprocessing import reduction
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 _received: list[int] = []  # descriptors that came with the object that is being unpickled
-
-
-class _Duplicate(Protocol):
-    """multiprocessing's or ``_Index``: a descriptor on its way to another process."""
-
-    def detach(self) -> int: ...
 
 
 class Fd:
@@ -27,11 +21,11 @@ class Fd:
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
-    def __reduce__(self) -> tuple[Callable[[_Duplicate], Fd], tuple[_Duplicate]]:
+    def __reduce__(self) -> tuple[Callable[[Any], Fd], tuple[object]]:
         return _arrived, (reduction.DupFd(self.fd),)
 
 
-def _arrived(duplicate: _Duplicate) -> Fd:
+def _arrived(duplicate: Any) -> Fd:  # multiprocessing's or ``_Index``
     return Fd(duplicate.detach())
 
 

@@ -165,7 +165,7 @@ class _Worker:
 
     def _shard(self, worker: int, dataset: object) -> TaskRunner:
         return TaskRunner(
-            self.spec, worker, dataset, self.collate, "process", seeding.seed_task, self.on_sample_start, RandomState
+            self.spec, worker, dataset, self.collate, "process", seeding.seed_task, RandomState, self.on_sample_start
         )
 
     def run(self) -> None:
@@ -177,7 +177,7 @@ class _Worker:
             RandomState.from_bytes(checkpoint[1]).restore()
         os.set_blocking(self.reader.fd, False)
         self.cpu = time.thread_time_ns()
-        self.arena.ready = True
+        self.arena.ready = 1
         if self.queue_memory is None:
             self._serve_own()
         else:

@@ -88,18 +88,15 @@ class ProcessPool:
         self._table = ProcessTable(launcher, self._queue, arenas, locker)
         self._workers = self._table.workers
         self._ready = self._table.ready
-        self._enters_pids = self._queue is None and not spec.restart
         try:
             # Both before the first fork: pages that are written after it are copied one by one.
-            if spec.restart:
-                exit_reason.begin()
+            exit_reason.begin()
             self._table.prepare(self._count)
             for worker in range(self._count):
                 self._add(worker)
         except BaseException:
             self.close()
             raise
-        self._update_torch_pids()
 
     @property
     def processes(self) -> list[BaseProcess]:
@@ -111,7 +108,6 @@ class ProcessPool:
     def grow(self) -> None:
         """Adds one worker, which gets tasks of its own."""
         self._add(len(self._workers))
-        self._update_torch_pids()
 
     def resize(self, n: int) -> None:
         if self.finishing or self._closed:
@@ -121,14 +117,13 @@ class ProcessPool:
             active = [w for w in self._workers if w.is_active]
             for worker in active:
                 if worker.id >= n:
-                    worker.reader.arena.stop = True  # before it takes another task
+                    worker.reader.arena.stop = 1  # before it takes another task
                     self.retire(worker.place)
             self._count = n
             self._missing = sorted(set(range(n)) - {w.id for w in active})
             self._add_missing()
             for reader in self._table.readers:
                 reader.arena.workers = n
-            self._update_torch_pids()
 
     def replace(self, place: int, tasks: Sequence[Task]) -> None:
         """Starts another process for a worker that died: same id, place, memory, and saved random state. The tasks of
@@ -168,7 +163,6 @@ class ProcessPool:
                 self._missing.clear()
                 self._count = self.alive()
                 logger.warning("no more than %s workers can be started: %s", self._count, e.strerror)
-            self._update_torch_pids()
             now = time.monotonic()
             self._next_add = now + 4 * (now - began)
 
@@ -181,11 +175,6 @@ class ProcessPool:
         reader.arena.workers = self._count
         reader.arena.epoch = self._epoch
         return self._table.start(id_, place, reader)
-
-    def _update_torch_pids(self) -> None:
-        # Not where tasks are run again, of which an exception at any moment would lose count.
-        if self._enters_pids:
-            self._table.enter_torch_pids()
 
     # -- tasks
 
@@ -308,7 +297,9 @@ class ProcessPool:
             else:
                 self.retire(worker.place)
             self._table.stop_polling(worker.process.sentinel)
-        raise health.died_error(dead, self._table.launcher.failure(), self._epoch, self._queue is not None)
+        how = "" if self._spec.restart else "it " + exit_reason.why(dead[0].process.exitcode, dead[0].reader.arena.pss)
+        reason = self._table.launcher.failure() or how
+        raise health.died_error(dead, reason, self._epoch, self._queue is not None)
 
     def _may_leave(self, worker: WorkerHandle) -> bool:
         """Whether one that has ended was to end, and has answered all its tasks."""
@@ -342,9 +333,8 @@ class ProcessPool:
         if self._closed or os.getpid() != self._owner:
             return
         self._closed = True
-        self._table.remove_torch_pids()
         for reader in self._table.readers:
-            reader.arena.stop = True
+            reader.arena.stop = 1
         for worker in self._workers:
             if not worker.is_gone:
                 self.retire(worker.place)
@@ -373,7 +363,7 @@ class ProcessPool:
             position=Position.decode(arena.position()[0]),
             rng_checkpoint=self.rng_checkpoint(place),
             nbytes=arena.pss,
-            ready=arena.ready,
+            ready=bool(arena.ready),
             stack=worker.timeout_stack,
             leaving=worker.leaving,
         )
@@ -382,11 +372,6 @@ class ProcessPool:
         """Bytes of memory by worker, as each measured itself last; without those that have not yet."""
         found = {w.id: w.reader.arena.pss for w in self._workers if not w.is_gone}
         return {id_: nbytes for id_, nbytes in found.items() if nbytes}
-
-    def shrink(self) -> None:
-        """Gives back the memory of free slots."""
-        for reader in self._table.readers:
-            reader.shrink()
 
     def slots(self) -> int:
         """How many there are now, of all workers."""

@@ -8,8 +8,6 @@ import select
 from collections import deque
 from multiprocessing.process import BaseProcess
 
-from torch.utils.data._utils import signal_handling
-
 from ..core import processes
 from ..transport.arena import Arena
 from ..transport.messages import Outbox, Reader, Record
@@ -46,7 +44,6 @@ class ProcessTable:
         self._arenas = arenas
         self._locker = locker
         self._by_inbox: dict[int, WorkerHandle] = {}
-        self._torch_has_pids = False
 
     def prepare(self, n: int) -> None:
         """Makes the memory of ``n`` workers. The first worker takes the first."""
@@ -132,23 +129,6 @@ class ProcessTable:
             os.close(worker.inbox.fd)
             os.close(worker.outbox.fd)
         self.stop_polling(worker.process.sentinel)
-
-    def enter_torch_pids(self) -> None:
-        """Enters the workers in torch's own table of pids: a SIGCHLD then raises in the main thread, with the signal's
-        name. Workers of a fork server are no children of this process: their sentinels report a death."""
-        self.remove_torch_pids()
-        if self.launcher.fork_server is None:
-            pids = tuple(w.process.pid or 0 for w in self.workers if w.is_active)
-            self._torch_has_pids = True  # first: Ctrl-C may come at any moment
-            signal_handling._set_worker_pids(id(self), pids)
-            signal_handling._set_SIGCHLD_handler()
-
-    def remove_torch_pids(self) -> None:
-        """Takes them out again."""
-        if self._torch_has_pids:
-            with contextlib.suppress(ValueError):  # interrupted before they were entered, or when they were taken out
-                signal_handling._remove_worker_pids(id(self))
-            self._torch_has_pids = False
 
     def close(self, leave_s: float) -> None:
         """Ends all processes, which have been told to leave, and frees the slots that the consumer does not hold."""

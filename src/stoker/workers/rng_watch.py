@@ -11,11 +11,10 @@ import random
 import sys
 import time
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -32,6 +31,7 @@ except (ModuleNotFoundError, AttributeError):
     _numpy = None
 
 FIRST_TASKS = 2  # of each worker that are watched
+MAX_WATCHED = 64  # in all, for generators that are made later
 REWATCH_S = 1.0  # then one now and then: an augmentation may begin in a later epoch,
 REWATCH_SHARE = 200  # and so seldom that it costs half a per cent
 SIGHTINGS = 2  # tasks in which a generator has to move; in one of them the consumer may have drawn meanwhile
@@ -60,11 +60,24 @@ if hasattr(torch.random, "thread_safe_generator"):  # since torch 2.12
 REMEDY = f'{CHANCE} {_OWN} each worker generators of its own; so does worker_method="process".'
 
 
+class _Place:
+    """A call that may draw: in how many tasks a generator moved during it, how often, and how often none did."""
+
+    def __init__(self) -> None:
+        self.tasks: set[int] = set()
+        self.moved = 0
+        self.still = 0
+
+    def draws(self) -> bool:
+        """Not if it merely coincided now and then with a draw of another thread."""
+        return len(self.tasks) >= SIGHTINGS and self.moved > 2 * self.still
+
+
 class GlobalRngUse:
     """What is known of one loader's code, from one epoch to the next.
 
     Attributes:
-        who: the code that draws from process-wide generators; None: none was seen to.
+        who: the code that draws from process-wide generators, ``"RandomFlip (flips.py:12)"``; None: none was seen to.
         shared: generators in objects that all workers use, each with its path.
         shared_drawn: the path of one of these that workers draw from; None: none was seen to be.
         reported: whether the user knows.
@@ -75,15 +88,17 @@ class GlobalRngUse:
         self.shared: Found = []
         self.shared_drawn: str | None = None
         self.reported = False
-        self._sightings: Counter[str] = Counter()
-        self._moved: Counter[Call] = Counter()  # calls during which a generator moved
-        self._still: Counter[Call] = Counter()  # calls that could have drawn and did not
+        self._moved: Counter[str] = Counter()  # tasks in which a shared generator moved, by its path
+        self._places: defaultdict[Call, _Place] = defaultdict(_Place)
+        self._task = 0  # that are watched, so far
         self._watched: Counter[int] = Counter()  # tasks by worker
         self._next: dict[int, float] = {}  # by worker, when to watch again
 
     def share(self, found: Found) -> None:
-        """Sets ``shared``. Generators that were made since have the first tasks watched anew."""
-        if len(found) > len(self.shared):
+        """Sets ``shared``. Generators that were made since, by whichever worker came last, have the first tasks watched
+        anew; not for ever, since some datasets make one for each sample."""
+        before = {id(g) for _, g in self.shared}
+        if self._task < MAX_WATCHED and not before.issuperset(id(g) for _, g in found):
             self._watched.clear()
         self.shared = found
 
@@ -95,30 +110,58 @@ class GlobalRngUse:
             return call()
         began = time.monotonic()
         states = [(path, g, get_state(g)) for path, g in self.shared]
-        watched = watch(call)
+        self._task += 1
+        out = self._watch(call, self._task)
         moved = next((path for path, g, state in states if get_state(g) != state), None)
-        who = watched.certain or self._confirmed(watched.likely)
-        if who is not None:
-            self.who = who
-        elif moved is not None and self._is_confirmed(moved):
-            self.shared_drawn = moved
+        if moved is not None:
+            self._moved[moved] += 1
+            if self._moved[moved] >= SIGHTINGS:
+                self.shared_drawn = moved
         now = time.monotonic()
         self._next[worker] = now + max(REWATCH_S, REWATCH_SHARE * (now - began))
         self._watched[worker] += 1
-        return watched.out
+        return out
 
-    def _confirmed(self, calls: list[PossibleDraw]) -> str | None:
-        """The first of these calls that draws; not one that now and then coincided with a draw of another thread."""
-        for call in calls:
-            (self._moved if call.moved else self._still)[call.where] += 1
-        for where, name in {call.where: call.name for call in calls if call.moved}.items():
-            if self._is_confirmed(name) and self._moved[where] > 2 * self._still[where]:
-                return name
-        return None
+    def _watch(self, call: Callable[[], T], task: int) -> T:
+        """Calls, and looks at what draws. A thread that is being profiled already is not watched."""
+        if sys.getprofile() is not None:
+            return call()
+        torch_before: list[int] = []  # torch's state at each call that may draw
+        numpy_before: list[int] = []  # NumPy's at each frame that may; its methods are Cython's, which are not reported
 
-    def _is_confirmed(self, name: str) -> bool:
-        self._sightings[name] += 1
-        return self._sightings[name] >= SIGHTINGS
+        def note(frame: FrameType, line: int, function: str, moved: bool) -> None:
+            place = self._places[frame.f_code.co_filename, line, function]
+            place.moved += moved
+            place.still += not moved
+            if moved:
+                place.tasks.add(task)
+                if place.draws():
+                    self.who = _name(frame)
+
+        def hook(frame: FrameType, event: str, function: object) -> None:
+            if self.who is not None:
+                return
+            if not event.startswith("c_"):
+                if _may_draw_from_numpy(frame):
+                    if event == "call":
+                        numpy_before.append(_numpy_state())
+                    elif numpy_before:
+                        note(frame, frame.f_code.co_firstlineno, "", numpy_before.pop() != _numpy_state())
+                return
+            name = getattr(function, "__name__", "")
+            if getattr(function, "__self__", None) is random._inst and name not in _QUIET:
+                self.who = _name(frame)
+            elif name.startswith(_TORCH):
+                if event == "c_call":
+                    torch_before.append(_torch_state())
+                elif torch_before:
+                    note(frame, frame.f_lineno, name, torch_before.pop() != _torch_state())
+
+        sys.setprofile(hook)
+        try:
+            return call()
+        finally:
+            sys.setprofile(None)
 
     def report(self) -> None:
         """Tells the user, once."""
@@ -153,74 +196,6 @@ def _may_draw_from_numpy(frame: FrameType) -> bool:
         return True
     found = [frame.f_globals.get(name) for name in names]
     return any(it is np or it is np.random or getattr(it, "__self__", None) is _numpy for it in found)
-
-
-class PossibleDraw(NamedTuple):
-    """A call that may draw from a process-wide generator.
-
-    Attributes:
-        where: the call's place in the code.
-        moved: whether a generator moved during the call; another thread may have drawn then.
-        name: ``"RandomFlip (flips.py:12)"``; empty if no generator moved.
-    """
-
-    where: Call
-    moved: bool
-    name: str
-
-
-@dataclass(frozen=True)
-class Watched(Generic[T]):
-    """What a watched call returned, and what in this thread drew from a process-wide generator.
-
-    Attributes:
-        certain: ``"RandomFlip (flips.py:12)"``: this called the standard library's generator; None: nothing did.
-        likely: the calls of torch's and NumPy's functions that may have drawn.
-    """
-
-    out: T
-    certain: str | None
-    likely: list[PossibleDraw]
-
-
-def watch(call: Callable[[], T]) -> Watched[T]:
-    """Calls, and looks at what draws. A thread that is being profiled already is not watched."""
-    if sys.getprofile() is not None:
-        return Watched(call(), None, [])
-    certain: list[str] = []
-    likely: list[PossibleDraw] = []
-    torch_before: list[int] = []  # torch's state at each call that may draw
-    numpy_before: list[int] = []  # NumPy's at each frame that may; its methods are Cython's, which are not reported
-
-    def possible(frame: FrameType, line: int, function: str, moved: bool) -> None:
-        where = (frame.f_code.co_filename, line, function)
-        likely.append(PossibleDraw(where, moved, _name(frame) if moved else ""))
-
-    def hook(frame: FrameType, event: str, function: object) -> None:
-        if certain:
-            return
-        if not event.startswith("c_"):
-            if _may_draw_from_numpy(frame):
-                if event == "call":
-                    numpy_before.append(_numpy_state())
-                elif numpy_before:
-                    possible(frame, frame.f_code.co_firstlineno, "", numpy_before.pop() != _numpy_state())
-            return
-        name = getattr(function, "__name__", "")
-        if getattr(function, "__self__", None) is random._inst and name not in _QUIET:
-            certain.append(_name(frame))
-        elif name.startswith(_TORCH):
-            if event == "c_call":
-                torch_before.append(_torch_state())
-            elif torch_before:
-                possible(frame, frame.f_lineno, name, torch_before.pop() != _torch_state())
-
-    sys.setprofile(hook)
-    try:
-        out = call()
-    finally:
-        sys.setprofile(None)
-    return Watched(out, next(iter(certain), None), likely)
 
 
 def _name(inner: FrameType) -> str:

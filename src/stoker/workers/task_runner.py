@@ -40,9 +40,9 @@ class TaskRunner:
         dataset: this worker's dataset.
         collate: the collate function with a slot at hand.
         where: "process" or "thread", for errors.
-        on_sample_start: see ``faults.guard``.
         seed_task: sets the random state that this worker's code sees, from base seed, epoch and task.
         look: what that random state is, to be compared.
+        on_sample_start: see ``faults.guard``; of worker processes.
         shared: finds the generators in objects that other workers use too.
     """
 
@@ -54,8 +54,8 @@ class TaskRunner:
         collate: SlotCollate,
         where: str,
         seed_task: Callable[[int, int, int], None],
-        on_sample_start: OnSampleStart,
         look: Callable[[], object],
+        on_sample_start: OnSampleStart | None = None,
         shared: Callable[[], Found] | None = None,
     ) -> None:
         self.spec = spec

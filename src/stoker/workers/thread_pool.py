@@ -3,7 +3,7 @@
 1. consumer, ``submit``: appends a task to a ``_TaskQueue``: that of the worker, or that of all where tasks are shared.
 2. worker thread, ``_Worker``: waits for a task, makes the batch in a slot, and puts a ``Made`` into the pool's queue of
    results.
-3. consumer, ``receive``: takes it, or raises what ended a worker, or that a sample takes too long.
+3. consumer, ``receive``: takes it, or raises what ended a worker.
 
 Threads follow torch's convention for thread workers: ``get_worker_info()`` is right in each, with ``worker_method ==
 "thread"`` and ``rng``, random generators of the worker's own.
@@ -13,13 +13,10 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 import os
 import queue
-import sys
 import threading
 import time
-import traceback
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,21 +24,18 @@ from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..core import processes
-from ..core.dataset_tree import file_of, inner_datasets
-from ..core.errors import SampleTimeoutError, UsageError, WorkerDiedError
+from ..core.errors import UsageError, WorkerDiedError
 from ..core.options import Budget
 from ..core.types import Batch
 from ..sampling import seeding
 from ..sampling.generators import Found, find_generators, own_copies
 from ..sampling.order import Task
 from ..sampling.stateful import is_stateful
-from ..transport.slots import Locker
 from ..transport.thread_slots import HeapWriter
 from . import native_threads
 from .collate import SlotCollate, sample_size
 from .exceptions import Caught
-from .faults.sample_name import called
-from .protocol import Made, WorkerReply, WorkerSpec, check_interval_s
+from .protocol import Made, WorkerReply, WorkerSpec
 from .rng_watch import GlobalRngUse
 from .task_runner import TaskRunner
 
@@ -50,7 +44,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 MEASURED_EVERY = 16  # batches; the size of one of them is measured
-MAX_FRAMES = 8  # of a stack, the innermost
 
 _current = threading.local()
 
@@ -82,13 +75,6 @@ class _Resume(NamedTuple):
 
     epoch: int
     shared_seed: int | None
-
-
-class _Progress(NamedTuple):
-    """Which sample of its task a worker loads, and until when it may, on the monotonic clock; 0.0: no limit."""
-
-    sample: int
-    deadline: float
 
 
 class _TaskQueue:
@@ -131,8 +117,6 @@ class _Worker(threading.Thread):
         leaving: it has been told to leave.
         writer: its slots.
         task: what it does.
-        progress: where it is in that task; another object each time.
-        reported: where it was when it was reported to be late, and when to report it again.
     """
 
     def __init__(self, pool: ThreadPool, id_: int, queue: _TaskQueue, dataset: Any, writer: HeapWriter) -> None:
@@ -142,8 +126,6 @@ class _Worker(threading.Thread):
         self.leaving = False
         self.writer = writer
         self.task: Task | None = None
-        self.progress = _Progress(-1, 0.0)
-        self.reported = self.progress, 0.0
         self._pool = pool
         self._dataset = dataset
         self._spec = pool.spec
@@ -172,16 +154,9 @@ class _Worker(threading.Thread):
         if spec.shards:
             runner = self._shards(collate)
         else:
+            shared = pool.find_shared_generators
             runner = TaskRunner(
-                spec,
-                self.id,
-                self._dataset,
-                collate,
-                "thread",
-                rng.seed_task,
-                self.on_sample_start,
-                rng.state,
-                pool.find_shared_generators,
+                spec, self.id, self._dataset, collate, "thread", rng.seed_task, rng.state, shared=shared
             )
             pool.copy_generators(runner)
             _set_worker_info(self.id, pool.count, seed, runner.dataset, rng)
@@ -210,17 +185,12 @@ class _Worker(threading.Thread):
 
         def shard_of(shard: int, dataset: Any) -> TaskRunner:
             rng = own[shard]
-            return TaskRunner(spec, shard, dataset, collate, "thread", rng.seed_task, self.on_sample_start, rng.state)
+            return TaskRunner(spec, shard, dataset, collate, "thread", rng.seed_task, rng.state)
 
         def set_worker_info(shard: int, shards: int, seed: int, dataset: Any) -> None:
             _set_worker_info(shard, shards, seed, dataset, own[shard])
 
         return Shards(spec, self.id, self._dataset, shard_of, set_worker_info, seed=None)
-
-    def on_sample_start(self, sample: int, samples: int) -> None:
-        """Notes which sample of its task it loads next (see ``faults.guard``), and until when that may take."""
-        limit = samples * self._spec.sample_timeout
-        self.progress = _Progress(sample, time.monotonic() + limit if samples else 0.0)
 
     def _next(self) -> Task | _Resume | None:
         """The next item for this worker; None: leave."""
@@ -242,7 +212,6 @@ class _Worker(threading.Thread):
         self.task = task
         pool = self._pool
         data = pool.rng_use.run(self.id, lambda: runner.run(*task))
-        self.progress = _Progress(-1, 0.0)  # no sample is being loaded any more
         writer = self.writer
         if type(data) is Caught or (type(data) is WorkerReply and type(data.data) is Caught):
             writer.cancel()
@@ -267,11 +236,9 @@ class ThreadPool:
         budget: how much the consumer may keep in slots.
         rng_use: what is known of the loader's use of random generators.
         heaps: memory of an earlier epoch's workers, used again warm; taken out of this list.
-        locker: page-locks it.
 
     Raises:
-        UsageError: the dataset says that it is not thread-safe (``thread_safe = False``), or an iterable dataset cannot
-            be copied.
+        UsageError: an iterable dataset cannot be copied.
     """
 
     def __init__(
@@ -280,9 +247,7 @@ class ThreadPool:
         budget: Budget,
         rng_use: GlobalRngUse,
         heaps: list[HeapWriter],
-        locker: Locker | None = None,
     ) -> None:
-        refuse(spec.dataset)
         _patch_get_worker_info()
 
         self.spec = spec
@@ -294,7 +259,6 @@ class ThreadPool:
         self.finishing = False
         self.epoch = 0
         self.rng_use = rng_use
-        self._locker = locker
         self._heaps = heaps
         self._heap_bytes = budget.lease_bytes // max(1, spec.num_workers)
         self._shared = _TaskQueue()
@@ -341,7 +305,6 @@ class ThreadPool:
                     f'({type(e).__name__}: {e}): worker_method="process"'
                 ) from e
         writer = self._heaps.pop() if self._heaps else HeapWriter(self._heap_bytes)
-        writer.locker = self._locker
         worker = _Worker(self, id_, self._shared if spec.shared else _TaskQueue(), dataset, writer)
         self.processes.append(worker)
         worker.start()
@@ -381,44 +344,16 @@ class ThreadPool:
             w.queue.wake()
 
     def receive(self, timeout: float | None, worker: int | None = None) -> Made | None:
-        item = self._get_timed(timeout) if self.spec.timed else self._get(timeout)
+        try:
+            item = self.results.get(timeout=timeout)
+        except queue.Empty:
+            return None
         self.rng_use.report()
         if isinstance(item, _Died):
             lost = [] if item.task is None or item.task.epoch != self.epoch else [item.task.number]
             text = f"DataLoader worker (thread {item.worker}) exited unexpectedly: {item.cause!r}"
             raise WorkerDiedError(text, [item.worker], lost or None) from item.cause
         return item
-
-    def _get(self, timeout: float | None) -> Made | _Died | None:
-        try:
-            return self.results.get(timeout=timeout)
-        except queue.Empty:
-            return None
-
-    def _get_timed(self, timeout: float | None) -> Made | _Died | None:
-        """``_get``, and checks meanwhile whether a worker takes too long over a sample.
-
-        Raises:
-            SampleTimeoutError: one does.
-        """
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        interval = check_interval_s(self.spec.sample_timeout)
-        while True:
-            item = self._get(min(interval, max(0.0, deadline - time.monotonic())))
-            if item is not None or time.monotonic() >= deadline:
-                return item
-            for w in self.processes:
-                self._check_late(w)
-
-    def _check_late(self, worker: _Worker) -> None:
-        progress, task = worker.progress, worker.task
-        reported, again = worker.reported
-        late = again if reported is progress else progress.deadline
-        if progress.deadline and task is not None and time.monotonic() > late and worker.is_alive():
-            text = _timeout_message(worker, progress.sample, task, self.spec)
-            if worker.progress is progress:  # else it has gone on meanwhile
-                worker.reported = progress, time.monotonic() + self.spec.sample_timeout
-                raise SampleTimeoutError(text)
 
     def pss(self) -> dict[int, int]:
         """Empty: threads have no memory of their own."""
@@ -439,30 +374,3 @@ class ThreadPool:
             if w is not threading.current_thread():
                 w.join(max(0.0, deadline - time.monotonic()))
         self._heaps.extend(w.writer for w in self.processes if not w.is_alive())
-
-
-def _timeout_message(worker: _Worker, sample: int, task: Task, spec: WorkerSpec) -> str:
-    keys = list(task.indices) if spec.auto_collation else [task.indices]
-    which = f"one of {str(keys)[:200]}"
-    if 0 <= sample < len(keys):
-        which = called(keys[sample], file_of(spec.dataset, keys[sample]))
-    frame = sys._current_frames().get(worker.ident or 0)
-    stack = "".join(traceback.format_stack(frame)[-MAX_FRAMES:]) if frame is not None else ""
-    return (
-        f"{which} is not loaded after sample_timeout={spec.sample_timeout:g} seconds. Threads cannot be killed, so "
-        'this one goes on, and its batch may come late or never. worker_method="process" replaces the worker and '
-        f"handles the sample as on_error says. The thread's stack:\n{stack}"
-    )
-
-
-def refuse(dataset: Any) -> None:
-    """Checks that threads may share a dataset.
-
-    Raises:
-        UsageError: it says, or one inside it does, that it is not thread-safe (``thread_safe = False``).
-    """
-    for d in inner_datasets(dataset):
-        if getattr(d, "thread_safe", None) is False:
-            raise UsageError(
-                f'{type(d).__name__} says that it is not thread-safe (thread_safe = False): use worker_method="process"'
-            )

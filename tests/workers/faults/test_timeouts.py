@@ -1,4 +1,4 @@
-"""Samples that hang: named, with the stack of their worker, which is replaced; threads say that they cannot be."""
+"""Samples that hang: named, with the stack of their worker, which is replaced."""
 
 from __future__ import annotations
 
@@ -145,29 +145,6 @@ def test_a_slow_consumer_is_no_slow_sample() -> None:
     assert len(list(it)) == 9
 
 
-def test_threads_cannot_be_killed_and_the_error_says_so() -> None:
-    dataset = Held(5)
-    it = iter(loader_of(dataset, {"num_workers": 2, "worker_method": "thread"}, on_error="skip"))
-    next(it)
-    with pytest.raises(SampleTimeoutError) as e:
-        next(it)
-    assert "sample 5 (5.jpg) is not loaded after sample_timeout=1 seconds. Threads cannot be killed" in str(e.value)
-    assert 'worker_method="process"' in str(e.value)
-    assert "in never" in str(e.value)
-    dataset.go.set()  # it comes after all
-    assert next(it)[:, 0].tolist() == [4, 5, 6, 7]
-    assert len(list(it)) == 8
-
-
-class Held(Hanging):
-    def __init__(self, *hangs: int) -> None:
-        super().__init__(*hangs)
-        self.go = threading.Event()
-
-    def never(self) -> None:
-        self.go.wait(LIMIT_S)
-
-
 class Stream(IterableDataset):
     def __iter__(self) -> Any:
         return iter(range(4))
@@ -182,6 +159,7 @@ class Stream(IterableDataset):
         (Hanging(), {"num_workers": 0}, "needs workers"),
         (Stream(), {}, "needs a map-style dataset"),
         (Hanging(), {"on_worker_death": "raise"}, "does not allow"),
+        (Hanging(), {"worker_method": "thread"}, "threads cannot be killed"),
     ],
     ids=lambda x: str(x) if isinstance(x, dict) else "",
 )
@@ -266,14 +244,6 @@ class Uneven(Dataset):
         while len(indices) > 1 and not 0 < self.first < time.monotonic() - 3 * TIMEOUT_S:
             time.sleep(0.01)
         return indices
-
-
-@pytest.mark.slow
-def test_a_thread_that_waits_for_work_is_not_late() -> None:
-    batches = [[0], list(range(1, 1000))]
-    stays = {"num_workers": 2, "worker_method": "thread", "persistent_workers": True}
-    loader = stoker.DataLoader(Uneven(), batch_sampler=batches, sample_timeout=TIMEOUT_S, **stays)
-    assert [batch.tolist() for batch in loader] == batches
 
 
 def test_a_place_never_comes_with_the_time_of_the_one_before() -> None:

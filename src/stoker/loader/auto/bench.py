@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +21,6 @@ from ...core.errors import UsageError, WorkerDiedError, WorkerTimeoutError
 from ...core.metrics import LoaderMetrics
 from ...core.options import Budget, Knobs
 from ...core.types import Index, LoaderLike
-from ...sampling.order import Task
 from ...workers.faults import validate
 from ...workers.process_pool import ProcessPool
 from ...workers.protocol import WorkerSpec
@@ -30,8 +28,7 @@ from ..scheduler import Scheduler
 from .tasks import SEED, Tasks
 
 REPEATS = 6  # measurements, at most, until one comes in which no worker allocated memory for batches
-CULPRIT_S = 5.0  # for one sample
-DIED = "a worker died of it: {}"
+DIED = "a worker died of it: {}; stoker verify names the sample"
 LATE = 3  # a window that takes this many times its length ends without the least number of batches
 
 
@@ -40,7 +37,15 @@ class TooSlow(UsageError):
 
 
 class BadSample(UsageError):
-    """A sample cannot be loaded."""
+    """A sample cannot be loaded.
+
+    Attributes:
+        where: which one, and in which transform, as far as that is known.
+    """
+
+    def __init__(self, message: str, where: str = "") -> None:
+        super().__init__(message)
+        self.where = where
 
 
 class Window(NamedTuple):
@@ -52,7 +57,6 @@ class Window(NamedTuple):
         work_s: wall seconds that a worker spends on a batch.
         make_s: of that, seconds to fetch and collate it, which a process without workers would spend as well.
         cpu_s: CPU seconds of that.
-        own_s: CPU seconds that this process spends on a batch.
         nbytes: size of the largest batch; 0 where it does not cross between processes.
         read: bytes that the workers read from files.
     """
@@ -62,7 +66,6 @@ class Window(NamedTuple):
     work_s: float
     make_s: float
     cpu_s: float
-    own_s: float
     nbytes: int = 0
     read: int = 0
 
@@ -87,7 +90,6 @@ class Bench:
         self._workers = 0
         self._setting = (0, 0)
         self._draining = False
-        self._drawn: deque[Index] = deque()  # indices of the batches in flight, the oldest first
         self._delivered = 0  # in this epoch of a stream
 
     def _start(self, n: int) -> ProcessPool:
@@ -123,9 +125,7 @@ class Bench:
     def _draw(self) -> Index:
         if self._draining:
             raise StopIteration
-        indices = self.tasks()
-        self._drawn.append(indices)
-        return indices
+        return self.tasks()
 
     def next(self) -> None:
         """Takes one batch.
@@ -143,7 +143,6 @@ class Bench:
                     f"{type(self.loader.dataset).__name__} is empty: it ended before its first batch"
                 ) from None
             self._delivered = 0
-            self._drawn.clear()
             self._scheduler.begin(self._draw)  # every worker's part of the stream begins again
             self.next()
             return
@@ -152,10 +151,8 @@ class Bench:
         except WorkerTimeoutError as e:
             raise TooSlow(str(e)) from e
         if isinstance(data, ExceptionWrapper):
-            raise BadSample(data.exc_msg)
+            raise BadSample(data.exc_msg, getattr(data, "explanation", "").removeprefix("stoker: "))
         self._delivered += 1
-        if self._drawn:
-            self._drawn.popleft()
 
     def window(self, n: int, prefetch: int, seconds: float, least: int) -> Window:
         """Measures for ``seconds``, and at least ``least`` batches of each worker."""
@@ -170,7 +167,7 @@ class Bench:
 
     def _measure(self, n: int, seconds: float, least: int) -> Window:
         m, before, read = self._metrics, replace(self._metrics), self._bytes_read()
-        own, began, count, took = time.thread_time(), time.monotonic(), 0, 0.0
+        began, count, took = time.monotonic(), 0, 0.0
         # Whole turns: workers in step deliver in bursts, and part of a burst would be up to n - 1 batches too many.
         while count % n or took < seconds or count < least * n:
             self.next()
@@ -179,7 +176,6 @@ class Bench:
             late = took >= LATE * seconds or time.monotonic() >= self.deadline
             if late and count >= n and count % n == 0:
                 break
-        own = (time.thread_time() - own) / count
         tasks = max(1, m.tasks - before.tasks)
         make_ns = m.fetch_ns + m.collate_ns - before.fetch_ns - before.collate_ns
         return Window(
@@ -188,7 +184,6 @@ class Bench:
             work_s=(make_ns + m.transport_ns - before.transport_ns) / tasks / 1e9,
             make_s=make_ns / tasks / 1e9,
             cpu_s=(m.cpu_ns - before.cpu_ns) / tasks / 1e9,
-            own_s=own,
             nbytes=m.batch_bytes,
             read=self._bytes_read() - read,
         )
@@ -201,21 +196,6 @@ class Bench:
                     total += int(Path(f"/proc/{worker.pid}/io").read_text().split()[1])  # "rchar: ..." comes first
         return total
 
-    def culprit(self) -> Index:
-        """After ``BadSample``: the index that cannot be loaded, found by loading those of the batch one by one; None
-        where none of them fails alone."""
-        indices = self._drawn[0] if self._drawn and not self._is_stream else ()
-        for index in indices if isinstance(indices, (list, tuple)) else ():
-            try:
-                pool = self._start(1)
-                pool.submit(0, Task(0, 0, [index]))
-                result = pool.receive(CULPRIT_S, None)
-                if result is not None and isinstance(result.take(), ExceptionWrapper):
-                    return index
-            except WorkerDiedError:
-                return index
-        return None
-
     def rest(self) -> None:
         """Finishes what was begun; until the next measurement the bench costs nothing."""
         if self._scheduler is None:
@@ -225,7 +205,6 @@ class Bench:
             while True:
                 self._scheduler.next()
         self._draining = False
-        self._drawn.clear()
 
     def pss(self) -> int:
         """Bytes of memory of the largest worker; 0 where that is unknown."""
@@ -235,7 +214,6 @@ class Bench:
         """Ends the workers."""
         pool, self._pool, self._scheduler = self._pool, None, None
         self._setting, self._workers = (0, 0), 0
-        self._drawn.clear()
         if pool is not None:
             pool.close(leave_s=0.0)
 

@@ -42,7 +42,9 @@ def begin(loader: LoaderLike, state: LoaderState, kind: str) -> None:
     place = state.place
     if place is None:
         return
-    words = place.begin(state.cursor is not None and state.cursor.finished, _worked(state))
+    m = state.metrics
+    worked = Worked(m.tasks, m.fetch_ns + m.collate_ns, m.cpu_ns)
+    words = place.begin(state.cursor is not None and state.cursor.finished, worked)
     if place.was_called and not place.here and held(loader.dataset):
         # Workers that are forked now would share what the dataset has opened in this process: then none are.
         place.state = State.ONLY_HERE
@@ -100,11 +102,6 @@ def tuner(loader: LoaderLike, state: LoaderState) -> Callable[[int], int | None]
         return decision.workers
 
     return step
-
-
-def _worked(state: LoaderState) -> Worked:
-    m = state.metrics
-    return Worked(m.tasks, m.fetch_ns + m.collate_ns, m.cpu_ns)
 
 
 def _only_workers(loader: LoaderLike, kind: str) -> bool:

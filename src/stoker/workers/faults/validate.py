@@ -79,8 +79,6 @@ def check(loader: Any) -> None:
             f'on_error="replace" does not know which samples a {type(loader.sampler).__name__} might draw, only '
             'those of torch\'s own samplers. Use on_error="skip", or a function that returns another sample'
         )
-    if not LINUX:
-        raise UsageError(f"on_error={setting} is not supported on {sys.platform}, only on Linux")
 
 
 def check_timeout(loader: Any) -> None:
@@ -101,12 +99,15 @@ def check_timeout(loader: Any) -> None:
             "sample_timeout needs a map-style dataset: which sample an iterator works on is not known. "
             "Use timeout=, which bounds the wait for a batch"
         )
-    if loader.on_worker_death == "raise" and loader.worker_method != "thread":
+    if loader.worker_method == "thread" and loader.num_workers > 0:
+        raise UsageError(
+            'sample_timeout kills the worker that hangs, and threads cannot be killed. Use worker_method="process", or '
+            "timeout=, which bounds the wait for a batch"
+        )
+    if loader.on_worker_death == "raise":
         raise UsageError('sample_timeout replaces the worker that hangs, which on_worker_death="raise" does not allow')
-    if is_stateful(loader.dataset) and loader.worker_method != "thread" and loader.num_workers > 0:
+    if is_stateful(loader.dataset) and loader.num_workers > 0:
         raise UsageError(f"sample_timeout replaces the worker that hangs, but {STATE}")
-    if not LINUX:
-        raise UsageError(f"sample_timeout is not supported on {sys.platform}, only on Linux")
 
 
 def _check_death(loader: Any) -> None:
@@ -127,29 +128,30 @@ def _check_death(loader: Any) -> None:
         )
     if is_stateful(loader.dataset):
         raise UsageError(f'on_worker_death="restart" starts another worker, but {STATE}')
-    if not LINUX:
-        raise UsageError(f'on_worker_death="restart" is not supported on {sys.platform}, only on Linux')
 
 
 def _check_context(loader: Any) -> None:
     """Raises if torch's own iterator serves the loader and cannot do what is asked for."""
     context = loader.multiprocessing_context
-    if loader.num_workers == 0 or loader.debug or starts_processes(context):
+    if loader.num_workers == 0 or loader.debug or (LINUX and starts_processes(context)):
         return
     wants = {
         "on_error": asked(loader),
         "sample_timeout": loader.sample_timeout,
         "on_worker_death": loader.on_worker_death == "restart",
-        "task_seeds": loader.task_seeds,
-        "budget": loader.budget is not None,
-        'num_workers="auto"': isinstance(loader.num_workers, AutoWorkers),
     }
-    named = [name for name, wanted in wants.items() if wanted]
-    if named:
+    if LINUX:
+        wants["task_seeds"] = loader.task_seeds
+        wants["budget"] = loader.budget is not None
+        wants['num_workers="auto"'] = isinstance(loader.num_workers, AutoWorkers)
+    named = ", ".join(name for name, wanted in wants.items() if wanted)
+    if named and LINUX:
         raise UsageError(
-            f"{FOREIGN.format(type(context).__name__)}, without {', '.join(named)}. Leave one or the other out; "
+            f"{FOREIGN.format(type(context).__name__)}, without {named}. Leave one or the other out; "
             'worker_method="thread" has workers that are threads, too'
         )
+    if named:
+        raise UsageError(f"{named}: on Linux only, or with num_workers=0; this is {sys.platform}")
 
 
 def ignored(loader: object, *names: str) -> str:
