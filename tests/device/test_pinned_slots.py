@@ -22,6 +22,7 @@ from stoker.loader.loader_state import state_of
 from stoker.transport.arena import Arena
 from stoker.transport.mapping import map_shared
 from stoker.transport.slots import SlotReader, SlotWriter
+from stoker.transport.thread_slots import HeapWriter
 from tests.contract import datasets as d
 from tests.helpers import pretend_device
 
@@ -146,6 +147,37 @@ def test_no_slot_is_written_before_the_device_has_read_it(seed: int) -> None:
     assert locker.locked == 0
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_no_slot_of_a_thread_is_written_before_the_device_has_read_it(seed: int) -> None:
+    rng = random.Random(seed)
+    print("seed", seed)
+    device = FakeDevice()
+    locker = Locker(device, 1 << 40)
+    writer = HeapWriter(1 << 40)
+    writer.locker = locker
+    held: list[Any] = []
+    for step in range(1500):
+        what = rng.random()
+        if what < 0.25:
+            assert writer.take(rng.choice([70_000, 700_000]))
+            assert writer.whole is not None
+            writer.whole[:100] = step % 251
+            if rng.random() < 0.9:
+                held.append(writer.whole[:100])
+            writer.sent()
+        else:
+            move(rng, what, device, locker, held)
+    assert device.calls["fence"] > 20
+    assert writer.slots < 100  # slots do come back
+    let_go(rng, device, locker, held)
+    assert not writer._locked_in_use
+    assert locker.locked == sum(device.registered.values()) > 0
+    del writer, held
+    gc.collect()
+    assert not device.registered
+    assert locker.locked == 0
+
+
 def test_memory_is_unlocked_before_it_is_unmapped_and_after_the_device_is_done() -> None:
     device, order = FakeDevice(), []
     locker = Locker(device, 1 << 30)
@@ -232,6 +264,7 @@ def locked(fake: FakeDevice, t: torch.Tensor) -> bool:
         {},
         {"persistent_workers": True},
         pytest.param({"multiprocessing_context": "spawn"}, marks=pytest.mark.slow),
+        {"worker_method": "thread"},
     ],
     ids=str,
 )
@@ -253,14 +286,6 @@ def test_what_the_user_gets_lies_in_locked_slots(device: FakeDevice, settings: d
         device.go_on(rng)
     del loader, x, i
     gc.collect()
-    assert not device.registered
-
-
-def test_batches_of_worker_threads_are_copied(device: FakeDevice) -> None:
-    kw: dict[str, Any] = {"num_workers": 2, "worker_method": "thread", "pin_memory": True}
-    it = iter(stoker.DataLoader(d.Map(20, "big"), batch_size=4, **kw))
-    assert it._pin_memory_thread.is_alive()
-    assert [v for _, i in it for v in i.tolist()] == list(range(20))
     assert not device.registered
 
 

@@ -2,7 +2,7 @@
 
 1. The parent locks each slot once, when it maps it (``Locker.lock``). A slot is locked in one piece, because a copy may
    not cross two registrations.
-2. The consumer drops a batch: ``SlotReader`` calls ``Locker.release_later``. torch's allocator does
+2. The consumer drops a batch: ``SlotReader`` or ``HeapWriter`` calls ``Locker.release_later``. torch's allocator does
    not know these slots, so a copy may still be reading.
 3. ``Locker.sweep``, before each batch, sets a fence after what was dropped since the last one. When the device has
    reached it, no stream can read these slots any more, and they go back to their workers.

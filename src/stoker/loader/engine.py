@@ -42,7 +42,6 @@ SUPPORTED = sys.platform == "linux"
 if SUPPORTED:
     from .pool_iterator import PoolIter, PoolPlan
 if TYPE_CHECKING:
-    from ..device.pinned_slots import Locker
     from ..sampling.state import State
     from ..workers.faults.error_log import ErrorLog
     from ..workers.faults.policy import OnError
@@ -263,7 +262,7 @@ def _pool(
         slots=state.heaps if threads else state.arenas,
         saved_parts=state.saved_parts if loader._dataset_kind == _DatasetKind.Iterable else 0,
         thread_rng=state.rng_watch if threads else None,
-        locker=None if threads else _locker(loader, state),
+        locker=state.pinning.lock(getattr(loader, "budget", None)) if loader.pin_memory else state.pinning.locker,
         faults=faults,
         fatal_samples=state.fatal_samples if not threads and validate.restarts(loader) else None,
         make_batch=make_batch,
@@ -274,10 +273,6 @@ def _pool(
     if auto and loader._dataset_kind == _DatasetKind.Map and not state.manual_workers:
         it.tune(decide.tuner(loader, state))
     return it
-
-
-def _locker(loader: LoaderLike, state: LoaderState) -> Locker | None:
-    return state.pinning.lock(getattr(loader, "budget", None)) if loader.pin_memory else state.pinning.locker
 
 
 def _warn_ignored(loader: LoaderLike, why: str, *names: str) -> None:

@@ -237,7 +237,7 @@ class PoolIter(_BaseDataLoaderIter):
             from ..workers.thread_pool import ThreadPool  # not every loader has threads
 
             heaps: list[HeapWriter] = plan.slots  # type: ignore[assignment]
-            return ThreadPool(spec, plan.budget, plan.thread_rng, heaps), spec
+            return ThreadPool(spec, plan.budget, plan.thread_rng, heaps, plan.locker), spec
         arenas: list[SlotReader] = plan.slots  # type: ignore[assignment]
         context = loader.multiprocessing_context or torch.multiprocessing
         standby = plan.standby is not None

@@ -1,6 +1,7 @@
 """Slots for worker threads: private memory that is filled, read and used again while it is warm, in one process.
 
-A slot is free when the last tensor in it has died. A forked child gets a copy of it, as of all private memory.
+A slot is free when the last tensor in it has died and, if it is page-locked (``Locker``), the device has read it.
+A forked child gets a copy of it, as of all private memory.
 """
 
 from __future__ import annotations
@@ -8,12 +9,13 @@ from __future__ import annotations
 import ctypes
 import mmap
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 
 from .arena import GRAIN, aligned
 from .mapping import Memory, populate
-from .slots import SLACK, Bytes
+from .slots import SLACK, Bytes, Locker
 
 MIN_BYTES = 1 << 16  # malloc is quicker below this
 
@@ -23,10 +25,15 @@ class HeapWriter:
 
     Args:
         budget: bytes that its slots may take together; beyond that ``take`` returns False.
+
+    Attributes:
+        locker: page-locks slots; a locked one is free only when no device reads it any more.
     """
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
+        self.locker: Locker | None = None
+        self._locked_in_use: set[int] = set()  # from being taken until the device has read them
         self._slots: list[tuple[Memory, weakref.ref[Bytes] | None]] = []
         self.whole: Bytes | None = None
         self.used = 0
@@ -47,8 +54,25 @@ class HeapWriter:
         memory = self._slots[at][0]
         self.whole = np.frombuffer(memory, np.uint8)
         self.used, self.capacity = 0, len(memory)
-        self._slots[at] = memory, weakref.ref(self.whole)
+        self._slots[at] = memory, weakref.ref(self.whole, self._on_death(at, memory))
         return True
+
+    def _on_death(self, at: int, memory: Memory) -> Callable[[object], None] | None:
+        """What is called when the last tensor in the slot has died, if the slot is page-locked. The slot is in use from
+        now on: between that death and the call another thread may look for a free slot."""
+        locker = self.locker
+        if locker is None:
+            return None
+        if not locker.is_locked(memory):
+            locker.lock(memory)
+            if not locker.is_locked(memory):
+                return None
+        self._locked_in_use.add(at)
+        release: weakref.WeakMethod[Callable[[int], None]] = weakref.WeakMethod(self._device_is_done)
+        return lambda _: locker.release_later(release, at)
+
+    def _device_is_done(self, at: int) -> None:
+        self._locked_in_use.discard(at)
 
     def room(self, nbytes: int) -> int | None:
         """Reserves bytes in the slot being filled: their offset, aligned, or None when they do not fit."""
@@ -69,7 +93,7 @@ class HeapWriter:
         small = None
         for i, (memory, ref) in enumerate(self._slots):
             total += len(memory)
-            if ref is None or ref() is None:
+            if (ref is None or ref() is None) and i not in self._locked_in_use:
                 if len(memory) >= nbytes:
                     return i
                 small = i

@@ -31,6 +31,7 @@ from ..sampling import seeding
 from ..sampling.generators import Found, find_generators, own_copies
 from ..sampling.order import Task
 from ..sampling.stateful import is_stateful
+from ..transport.slots import Locker
 from ..transport.thread_slots import HeapWriter
 from . import native_threads
 from .collate import SlotCollate, sample_size
@@ -236,6 +237,7 @@ class ThreadPool:
         budget: how much the consumer may keep in slots.
         rng_use: what is known of the loader's use of random generators.
         heaps: memory of an earlier epoch's workers, used again warm; taken out of this list.
+        locker: page-locks it.
 
     Raises:
         UsageError: an iterable dataset cannot be copied.
@@ -247,6 +249,7 @@ class ThreadPool:
         budget: Budget,
         rng_use: GlobalRngUse,
         heaps: list[HeapWriter],
+        locker: Locker | None = None,
     ) -> None:
         _patch_get_worker_info()
 
@@ -259,6 +262,7 @@ class ThreadPool:
         self.finishing = False
         self.epoch = 0
         self.rng_use = rng_use
+        self._locker = locker
         self._heaps = heaps
         self._heap_bytes = budget.lease_bytes // max(1, spec.num_workers)
         self._shared = _TaskQueue()
@@ -305,6 +309,7 @@ class ThreadPool:
                     f'({type(e).__name__}: {e}): worker_method="process"'
                 ) from e
         writer = self._heaps.pop() if self._heaps else HeapWriter(self._heap_bytes)
+        writer.locker = self._locker
         worker = _Worker(self, id_, self._shared if spec.shared else _TaskQueue(), dataset, writer)
         self.processes.append(worker)
         worker.start()
