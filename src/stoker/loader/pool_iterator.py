@@ -40,6 +40,7 @@ from ..workers.process_pool import ProcessPool
 from ..workers.protocol import Pool, WorkerReply, WorkerSpec
 from ..workers.restart import Restarts  # not later: the workers would compete for the cores with its import
 from ..workers.start_pool import start
+from .memory_pressure import MemoryPressure, shrinker
 from .pin_thread import PinnedPool
 from .scheduler import MakeBatch, Scheduler, Tuner
 from .torch_messages import torch_message
@@ -149,6 +150,7 @@ class PoolIter(_BaseDataLoaderIter):
             restarts = Restarts(workers, spec, plan.fatal_samples, metrics)
         self._scheduler = Scheduler(pool, knobs, metrics, plan.budget, restarts, make_batch)
         self._scheduler.here = plan.standby is not None
+        self._pressure = MemoryPressure(shrinker(self._scheduler, workers), metrics.decisions.append)
         stays = knobs.persistent and not cursor.one_dataset
         self._fingerprint = Fingerprint(self._dataset, shared=False) if stays else None  # what is shared, workers see
         self._reset(loader, first_iter=True)
@@ -328,6 +330,7 @@ class PoolIter(_BaseDataLoaderIter):
         self._num_workers = n
 
     def _next_data(self) -> Batch:
+        self._pressure.check()
         if self._locker is not None:
             self._locker.sweep()
         while True:

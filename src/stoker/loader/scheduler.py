@@ -165,6 +165,11 @@ class Scheduler:
         self._pool.resize(n)
         self._fill()
 
+    def make_one_ahead(self) -> None:
+        """From the next task on, one task in flight for each worker."""
+        with self._lock:
+            self._knobs = replace(self._knobs, prefetch_factor=1, ahead=0)
+
     def next(self) -> Batch:
         """The next batch, or the ``ExceptionWrapper`` that came in its place. ``StopIteration``: the epoch is over.
 

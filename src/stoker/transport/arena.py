@@ -73,6 +73,7 @@ class Arena:
         private_tasks: tasks that a worker finds in its own pipe and does before it takes shared ones.
         ready: 1: the worker has started, and asks for tasks.
         stack_fd: the descriptor, in the worker, of the file to which it writes its stack when asked.
+        trim_requests: how often the parent has asked for the memory of free slots.
     """
 
     # Written by the parent alone,
@@ -80,6 +81,7 @@ class Arena:
     workers = _Int(1)
     epoch = _Int(2)
     private_tasks = _Int(3)
+    trim_requests = _Int(14)
     # and by the worker alone, but for what ``reset`` clears before it starts.
     slots = _Int(4)
     pss = _Int(5)

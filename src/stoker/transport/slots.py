@@ -62,6 +62,7 @@ class SlotWriter:
         self.address = 0
         self.whole: Bytes | None = None
         self._stamp = 0
+        self._trims_done = arena.trim_requests
 
     def take(self, nbytes: int) -> bool:
         """Starts filling a slot of at least ``nbytes``. Returns False when there is none to be had."""
@@ -112,6 +113,9 @@ class SlotWriter:
             self.arena.stamps[slot] = self._stamp
 
     def _choose(self, nbytes: int) -> int | None:
+        if self._trims_done != self.arena.trim_requests:
+            self._trims_done = self.arena.trim_requests
+            self._trim()
         best = small = None
         newest = 0
         stamps = self.arena.stamps
@@ -129,6 +133,17 @@ class SlotWriter:
             self._maps.pop(small, None)
             return self.arena.add(nbytes + nbytes // SLACK, small)
         return self.arena.add(nbytes)
+
+    def _trim(self) -> None:
+        """Gives back the memory of slots that are free."""
+        stamps = self.arena.stamps
+        for slot in range(self.arena.slots):
+            stamp = stamps[slot]
+            if stamp and not self._is_referenced(slot):
+                stamps[slot] = 0
+                self._maps.pop(slot, None)
+                self.arena.punch(slot)
+                stamps[slot] = stamp
 
     def _is_referenced(self, slot: int) -> bool:
         """Whether the dataset still keeps a tensor in a slot that was sent."""
@@ -201,6 +216,17 @@ class SlotReader:
     def _device_is_done(self, slot: int) -> None:
         self._read_by_device.discard(slot)
         self.release(slot)
+
+    def shrink(self) -> None:
+        """Has the worker give back the memory of free slots, before it fills the next one."""
+        self.arena.trim_requests += 1
+        self.unmap_unused()
+
+    def unmap_unused(self) -> None:
+        """Unmaps slots that neither consumer nor device uses; they are mapped again when they are leased."""
+        for slot in list(self._maps):
+            if slot not in self.leases and slot not in self._read_by_device:
+                del self._maps[slot]
 
     def leased_bytes(self) -> int:
         """Bytes that the consumer holds. Counted afresh: leases end in any thread, at any moment."""

@@ -373,6 +373,11 @@ class ProcessPool:
         found = {w.id: w.reader.arena.pss for w in self._workers if not w.is_gone}
         return {id_: nbytes for id_, nbytes in found.items() if nbytes}
 
+    def shrink(self) -> None:
+        """Gives back the memory of free slots."""
+        for reader in self._table.readers:
+            reader.shrink()
+
     def slots(self) -> int:
         """How many there are now, of all workers."""
         return sum(r.arena.slots for r in self._table.readers)

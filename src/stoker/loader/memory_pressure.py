@@ -1,0 +1,72 @@
+"""Memory runs short while an epoch is under way: the loader makes fewer batches ahead, and says so, before the machine
+swaps or the kernel kills a process.
+
+Two numbers are read: the memory available, to the machine and in the cgroup, and the stalls that the kernel accounts
+for (PSI, Documentation/accounting/psi.rst). The window stays small; a larger one would bring the shortage back.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from ..core import resources
+from ..core.warn import warn_user
+from ..workers.process_pool import ProcessPool
+from ..workers.thread_pool import ThreadPool
+from .scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+CHECK_S = 0.5  # between two checks, of 0.1 ms each
+SHARE = 0.05  # of the memory granted: less than that available is short
+LEAST = 256 << 20  # bytes; the same for a small machine
+STALLED = 20.0  # per cent of the time in which a task waited for memory, if less than twice SHARE is left, too
+
+
+class MemoryPressure:
+    """Checks the memory until it is short, and then makes the loader smaller, once."""
+
+    def __init__(self, shrink: Callable[[], None], report: Callable[[str], None]) -> None:
+        self._shrink = shrink
+        self._report = report
+        self._granted = 0
+        self._next_check = time.monotonic() + CHECK_S
+        self._done = False
+
+    def check(self) -> None:
+        """To be called at each batch; checks every ``CHECK_S``."""
+        if self._done or time.monotonic() < self._next_check:
+            return
+        self._next_check = time.monotonic() + CHECK_S
+        shortage = self._shortage()
+        if not shortage:
+            return
+        self._done = True
+        self._shrink()
+        line = f"{shortage}: one batch ahead for each worker from now on, and free slots are given back"
+        logger.warning(line)
+        self._report(line)
+        warn_user(f"{line}. If that is not enough: fewer num_workers, or smaller batches.")
+
+    def _shortage(self) -> str:
+        self._granted = self._granted or resources.memory_granted()  # not earlier: workers are starting
+        available = resources.memory_available()
+        low = min(self._granted // 4, max(LEAST, int(SHARE * self._granted)))
+        if available < low:
+            return f"{available >> 20:,} MB of memory are left"
+        stalled = resources.pressure().get("memory", 0.0) if available < 2 * low else 0.0
+        if stalled <= STALLED:
+            return ""
+        return f"{available >> 20:,} MB of memory are left, and {stalled:.0f} % of the time a task waits for memory"
+
+
+def shrinker(scheduler: Scheduler, workers: ProcessPool | ThreadPool) -> Callable[[], None]:
+    """What an iterator gives up when memory runs short. No batch changes by it. It does not hold the iterator."""
+
+    def shrink() -> None:
+        scheduler.make_one_ahead()
+        if isinstance(workers, ProcessPool):
+            workers.shrink()
+
+    return shrink
