@@ -28,6 +28,11 @@ def command() -> None:
 
     Caches are in $STOKER_CACHE, else in stoker/staged in the user's cache folder; --dir names another folder. NAME is a
     cache's name as ls shows it, or its beginning.
+
+    \b
+    Examples:
+      stoker cache ls                     name, samples, size, last use, state
+      stoker cache prune --older-than 30  remove those that nothing has used for 30 days
     """
 
 
