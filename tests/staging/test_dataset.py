@@ -586,8 +586,9 @@ def test_attributes_that_are_set_are_the_datasets() -> None:
 def test_attributes_of_the_dataset_are_there() -> None:
     source = Source()
     source.classes = ["cat", "dog"]  # type: ignore[attr-defined]
+    source.samples = [("a.jpg", 0)]  # type: ignore[attr-defined]  # torchvision's name
     staged = stoker.Staged(source, prepare=keep, cache_budget="1MB")
-    assert staged.classes == ["cat", "dog"]
+    assert (staged.classes, staged.samples) == (["cat", "dog"], [("a.jpg", 0)])
     assert len(staged) == N
     with pytest.raises(AttributeError, match="colour"):
         getattr(staged, "colour")  # noqa: B009

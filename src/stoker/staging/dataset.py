@@ -34,7 +34,7 @@ from .verify import changed_name
 
 NO_CACHE = "no cache"
 MAX_DISCARDS = 3  # caches in a row that served no epoch: each costs a trial
-OWN = {"dataset", "augment_batch", "cache", "split", "stands_for", "samples"}  # its attributes that have public names
+OWN = {"dataset", "augment_batch", "cache", "split", "stands_for"}  # its attributes that have public names
 
 
 class Staged(Dataset[Sample]):
@@ -119,11 +119,11 @@ class Staged(Dataset[Sample]):
         prepare, augment = self._said
         if prepare is None and augment is None and (self.split is None or self.split.dataset is not self.dataset):
             self.split = Split(self.dataset, changing=self._changing)
-        self.samples = len(self.dataset)
+        self._samples = len(self.dataset)
         memo = None if self.split is None else self.split.memo
         if memo is not None and self.cache == "disk":
             raise UsageError(f"only calls can be kept, and these in memory only: {'; '.join(memo.root.all_shown())}")
-        self._table = None if memo is None else table_for(self.samples, memo.sites, *self._memories[1:])
+        self._table = None if memo is None else table_for(self._samples, memo.sites, *self._memories[1:])
         self._bind()
         self._store = self._open_store()
         self._device = None
@@ -133,7 +133,7 @@ class Staged(Dataset[Sample]):
         return new_store(
             CachePlan(
                 cache=self.cache,
-                samples=self.samples,
+                samples=self._samples,
                 slots=self.capacity,
                 budget=self._budget,
                 folder=self._folder,
@@ -175,7 +175,7 @@ class Staged(Dataset[Sample]):
         prepare = self._said[0]
         parts = [self.dataset] if prepare is None else [self.dataset, prepare]
         cut = "" if self.split is None or self.split.plan is None else str(self.split.plan.root)
-        return key_of(self.dataset, parts, self.samples, self._cache_key, cut)
+        return key_of(self.dataset, parts, self._samples, self._cache_key, cut)
 
     # -- a dataset
 
@@ -228,7 +228,7 @@ class Staged(Dataset[Sample]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self.split is not None and self.split.memo is not None and self._table is None:
-            self._table = table_for(self.samples, self.split.memo.sites)
+            self._table = table_for(self._samples, self.split.memo.sites)
         self._bind()
         if self._store is None:
             self._store = self._open_store()
@@ -239,8 +239,8 @@ class Staged(Dataset[Sample]):
     def account(self) -> StoreStats:
         """The cache in numbers."""
         if self._store is None:
-            return StoreStats(self.samples, 0, 0, 0, 0, 0.0, 0.0, NO_CACHE)
-        return self._store.account._replace(samples=self.samples)
+            return StoreStats(self._samples, 0, 0, 0, 0, 0.0, 0.0, NO_CACHE)
+        return self._store.account._replace(samples=self._samples)
 
     @property
     def report(self) -> str:
@@ -251,7 +251,7 @@ class Staged(Dataset[Sample]):
     @property
     def capacity(self) -> int:
         """The most that its cache can hold: samples, or results of calls."""
-        return self.samples if self._table is None else self._table.slots
+        return self._samples if self._table is None else self._table.slots
 
     @property
     def usable(self) -> bool:
@@ -290,7 +290,7 @@ class Staged(Dataset[Sample]):
         if self._discards > MAX_DISCARDS:
             return
         changes = self._watch.changes()
-        if not changes and len(self.dataset) == self.samples:
+        if not changes and len(self.dataset) == self._samples:
             if self.account.filled:  # else nothing was made since the last change: the same epoch is announced twice
                 self._discards = 0
                 self._changed.clear()
@@ -307,7 +307,7 @@ class Staged(Dataset[Sample]):
             self._begin_cache()
         except UsageError as e:  # not worth ending a script
             consequence = f" From now on nothing is kept: {str(e).removesuffix('. ' + REMEDY)}."
-            self.samples = len(self.dataset)
+            self._samples = len(self.dataset)
             self._table = self.split = self._store = self._device = None
             self._bind()
         warn_user(f"Cache discarded, the dataset changed: {reason}.{consequence}")
@@ -370,8 +370,8 @@ class Staged(Dataset[Sample]):
             return None
         if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
             return None
-        numbers = np.where(numbers < 0, numbers + self.samples, numbers)
-        if (numbers < 0).any() or (numbers >= self.samples).any():
+        numbers = np.where(numbers < 0, numbers + self._samples, numbers)
+        if (numbers < 0).any() or (numbers >= self._samples).any():
             return None  # the dataset is to raise what it raises
         return store.where(numbers)
 
