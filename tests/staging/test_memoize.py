@@ -565,6 +565,31 @@ def test_what_a_call_reads_in_a_branch_that_is_seldom_taken_is_known() -> None:
             assert equal_bits(batches(plain), batches(staged))
 
 
+class Around(Dataset[Any]):
+    """Its samples are another dataset's, asked for after a draw."""
+
+    def __init__(self) -> None:
+        self.inner = SometimesScaled()
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, i: int) -> Any:
+        shift = random.randrange(3)
+        return self.inner.scaled(self.inner.numbers[i]) + shift, self.inner.load_image(i)
+
+
+def test_what_a_call_of_another_object_reads_is_compared_there() -> None:
+    def change(data: Any) -> Any:
+        return lambda epoch: setattr(data.inner, "scale", 1 + epoch)
+
+    plain, kept = Around(), Around()
+    staged = stoker.Staged(kept)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert equal_bits(batches(plain, change=change(plain)), batches(staged, change=change(kept)))
+
+
 class Grows(SometimesScaled):
     """Each sample changes what the next one's call reads."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import re
 import types
 from collections.abc import Callable, Collection, Iterator
 
@@ -78,7 +79,7 @@ class Checker:
         second = call()
         states.restore()
         self.checked += 1
-        self.names_read |= code.names
+        self.names_read |= code.names | set(re.findall(r"\w+", key.owner))  # and those that lead to the object
         self.variables |= code.variables
         self.looks_up_names |= code.looks_up_names
         why = self._why_not(code, states, states_after, fingerprint, first, second)
