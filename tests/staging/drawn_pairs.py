@@ -147,7 +147,10 @@ def source_of(rng: random.Random) -> str:
     body.append(f"return [{', '.join(f'np.array({x})' for x in shown)}], j")
     items, fixed = (", ".join(rng.choice(ITEMS[:n]) for _ in range(rng.randint(1, 4))) for n in (len(ITEMS), 3))
     container = rng.choice(["Compose([{}])", "Chain({})", "Gate([{}], 0.5)"])
-    change = rng.choice(["pass", "pass", "data.gain = epoch", "data.table[3] += 1", "data.flag = epoch % 2 == 0"])
+    changes = ["pass", "pass", "data.gain = epoch", "data.table[3] += 1", "data.flag = epoch % 2 == 0", "TABLE[3] += 1"]
+    changes += ["data.fixed.transforms[0] = Scale(epoch + 2)", "data.tf = Compose([double, Scale(epoch + 2), shake])"]
+    changes += ["data.rows[3]['x'] += 1", "data.order.reverse()", "data.fixed.transforms.append(double)"]
+    change = rng.choice(changes)
     methods = ["def __init__(self, n=12):"]
     methods += indented(
         [

@@ -451,6 +451,50 @@ class TwoImages(Samples):
         return one, two, height
 
 
+class Shift:
+    by = 0
+
+    def __call__(self, x: Any) -> Any:
+        return torch.from_numpy(slow_array(int(x.sum()) % 7)) + self.by
+
+
+SHIFT_AND_FLIP = Chain(Shift(), Flip())
+
+
+class Resized(TwoImages):
+    """Progressive resizing: the script changes a transform of a container."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transform = Chain(Shift(), Flip())
+
+    def shift(self, by: int) -> None:
+        self.transform.steps[0].by = by
+
+
+class ResizedGlobally(Samples):
+    def shift(self, by: int) -> None:
+        SHIFT_AND_FLIP.steps[0].by = by
+
+    def __getitem__(self, i: int) -> Any:
+        image = self.load_image(random.randrange(len(self)))
+        return SHIFT_AND_FLIP(image)
+
+
+@pytest.mark.parametrize("kind", [Resized, ResizedGlobally])
+def test_a_transform_that_the_script_changes_is_run_anew(kind: Any) -> None:
+    found = []
+    for data in (kind(), kind()):
+        data.shift(0)
+        loaded = stoker.Staged(data) if found else data
+        if found:
+            assert "up to 1 of 2 transforms" in str(loaded.split)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found.append(batches(loaded, change=data.shift))
+    assert equal_bits(*found)
+
+
 class InBlocks(TwoImages):
     """Images that ``with`` blocks load."""
 

@@ -15,7 +15,7 @@ import sys
 import time
 import types
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -205,6 +205,13 @@ def globals_read(code: types.CodeType) -> frozenset[str]:
     """Names of global variables that a function reads. ``co_names`` has its attributes as well: ``self.images`` must
     not stand for a variable ``images`` of the script."""
     return frozenset(op.argval for op in dis.get_instructions(code) if op.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+
+
+def globals_named(fn: types.FunctionType, names: Collection[str]) -> set[tuple[str, str]]:
+    """Module and name of the global variables among some names in a function, as in ``Executed.variables``."""
+    module = str(fn.__globals__.get("__name__", ""))
+    found = ((name, fn.__globals__[name]) for name in names if name in fn.__globals__)
+    return {(module, path) for name, value in found for path in _values_named(fn.__code__, name, value)}
 
 
 def _values_named(code: types.CodeType, name: str, value: object) -> list[str]:

@@ -13,6 +13,7 @@ import ast
 import contextlib
 import functools
 import os
+import re
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from .callee import AnyCallable, Call, Thunk, Value, Values, callee_of, key_of
 from .check_calls import Checker, Replay
 from .compare import equal_bits
 from .containers import items_of
-from .executed_code import is_closed
+from .executed_code import globals_named, is_closed
 from .memoize import Key, MemoNode, SiteKey, call_key, names_of, values_of
 from .plan import Node, SliceNode, Unplanned
 from .samples import SAMPLES, TrialSamples
@@ -278,8 +279,9 @@ class Survey:
         if unchecked:
             return False
         plan.nbytes = checker.nbytes / max(1, checker.checked)
-        plan.reads = None if checker.looks_up_names else checker.names_read
-        plan.globals = sorted(checker.variables)
+        names, variables = _reads_in_calls(plan.root, self._root)
+        plan.reads = None if checker.looks_up_names else checker.names_read | names
+        plan.globals = sorted(checker.variables | variables)
         return True
 
     def _unchecked(
@@ -335,6 +337,21 @@ def _checked(node: MemoNode, function: SurveyedFunction) -> set[str]:
     """The functions of calls that were made in a check and are known by their arguments, as the source names them."""
     found = {function.sites[n].function for n in node.asked & node.by_args}
     return found.union(*(_checked(inner, function.inner[key]) for key, inner in node.entered.items()))
+
+
+def _reads_in_calls(node: MemoNode, function: SurveyedFunction) -> tuple[set[str], set[tuple[str, str]]]:
+    """What the source of kept calls reads before they are made: ``transform`` of ``self.transform(image)``. Names, and
+    the global variables among them, as in ``Executed``."""
+    texts = [function.sites[n].function for n, _ in node.entered]
+    for n in node.by_values | node.by_args | set(node.prefixes):
+        texts.append(ast.unparse(function.definitions.inlined(n, node.inlined.get(n, ()))))
+    names = set(re.findall(r"\w+", " ".join(texts)))
+    variables = globals_named(function.callee.fn, names)
+    for key, inner in node.entered.items():
+        more = _reads_in_calls(inner, function.inner[key])
+        names |= more[0]
+        variables |= more[1]
+    return names, variables
 
 
 def _may_be_cut(call: Call) -> bool:
