@@ -188,9 +188,9 @@ def test_no_bit_changes_and_what_was_loaded_is_not_loaded_again(kind: Any, worke
     assert staged.split.memo is not None, staged.split
     plain, kept = batches(kind(), workers=workers), batches(staged, workers=workers)
     assert equal_bits(plain, kept)
-    account = staged.account
-    assert SIZE // 2 <= account.filled <= SIZE
-    assert account.prepared <= SIZE + 8  # two workers may load the same one at a time
+    account, most = staged.account, SIZE * (3 if kind is OfRecords else 1)  # three calls, each known by other variables
+    assert most // 2 <= account.filled <= most
+    assert account.prepared <= most + 8  # two workers may load the same one at a time
 
 
 @pytest.mark.parametrize(
