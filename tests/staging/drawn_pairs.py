@@ -10,7 +10,8 @@ import random
 
 from .drawn import HEADER, indented
 
-LOADS = ("load({k})", "self.read({k})", "TABLE[{k} % 10]", "TABLE[{k} % 10] + 1", "np.sqrt(load({k}))", "self.table[{k}].copy()")
+LOADS = ("load({k})", "self.read({k})", "TABLE[{k} % 10]", "TABLE[{k} % 10] + 1", "np.sqrt(load({k}))")
+LOADS += ("self.table[{k}].copy()",)
 LOADS += ("load(self.order[random.randrange(self.n)])", "double(load(random.choice(self.order)))")
 LOADS += ("self.rows[{k}]['x']", "self.scaled({k})", "pairs[{k}][0].copy()", "self.remembered({k})")
 LOADS += ("load(row['k'])", "self.read(row['k']) + row['x']", "np.sqrt(load(point.k))", "double(row['x'])")
