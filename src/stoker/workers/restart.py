@@ -214,6 +214,8 @@ class _OwnTasks:
     def __init__(self, pool: ProcessPool, spec: WorkerSpec, retries: _Retries) -> None:
         self._pool, self._saves_rng, self._retries = pool, spec.saves_rng, retries
         self._assigned = [_Assigned() for _ in range(spec.num_workers)]
+        self._deaths_in_repeat: Counter[TaskId] = Counter()
+        self.draws_changed = False  # since it was last reported
 
     def given(self, worker: int, task: Task) -> None:
         """A worker was given a task."""
@@ -245,9 +247,9 @@ class _OwnTasks:
         assigned = self._assigned[dead.id]
         out: list[Task] = []
         if self._saves_rng:
+            self._skip_what_fails_in_repeat(dead, assigned)
             for task in list(assigned.tasks)[assigned.first_to_repeat(dead.rng_checkpoint) : assigned.answered]:
-                bad = task.indices.bad if type(task.indices) is RetryTask else {}
-                out.append(task._replace(indices=_retry(task, bad, replay=True)))
+                out.append(task._replace(indices=_retry(task, _bad(task), replay=True)))
         at = assigned.answered
         rest = list(assigned.tasks)[at:]
         if rest and dead.current_task == _id(rest[0]):
@@ -261,6 +263,27 @@ class _OwnTasks:
                 assigned.tasks[at] = current._replace(indices=again._replace(probe=False))
                 out.append(current._replace(indices=again))
         return [*out, *rest]
+
+    def _skip_what_fails_in_repeat(self, dead: WorkerStatus, assigned: _Assigned) -> None:
+        """A sample that could be loaded once kills or hangs its worker when the task is repeated for its draws (a file
+        server may have gone). It is skipped then, and later draws may differ."""
+        answered = list(assigned.tasks)[: assigned.answered]
+        at = next((k for k, task in enumerate(answered) if _id(task) == dead.current_task), None)
+        if at is None:
+            return
+        task = answered[at]
+        self._deaths_in_repeat[_id(task)] += 1
+        if not dead.timed_out and self._deaths_in_repeat[_id(task)] < MIN_DEATHS:
+            return  # perhaps it was killed by chance
+        sample = self._retries.sample_at(dead, task.indices)
+        if sample is None:
+            del assigned.tasks[at]
+            assigned.answered -= 1
+        else:
+            k, index, file = sample
+            bad = {**_bad(task), k: Failure(plain(index), file, "failed when it was loaded again")}
+            assigned.tasks[at] = task._replace(indices=_retry(task, bad))
+        self.draws_changed = True
 
 
 class Restarts:
@@ -362,8 +385,12 @@ class Restarts:
         # If batches came, one that is killed while it starts proves nothing about the dataset.
         self._died_on_start = 0 if dead.ready else 1 if batches else self._died_on_start + 1
         if self._tokens >= 0 and self._died_on_start < MAX_DEATHS_ON_START:
+            same = "no batch changes"
+            if self._own is not None and self._own.draws_changed:
+                self._own.draws_changed = False
+                same = "a sample failed when it was loaded again, so later random numbers may differ"
             what = "It had been told to leave" if dead.leaving else "A replacement has been started"
-            self._warnings.append(f"{death}. {what}; no batch changes")
+            self._warnings.append(f"{death}. {what}; {same}")
             return
         how = Counter(w.partition(") ")[2].partition(";")[0].partition(",")[0] for w in self._deaths)
         counts = "; ".join(f"{n} {w}" for w, n in how.most_common(3))
@@ -381,6 +408,11 @@ class Restarts:
 
 def _id(task: Task) -> TaskId:
     return TaskId(task.epoch, task.number)
+
+
+def _bad(task: Task) -> dict[int, Failure]:
+    """By position, the samples of a task that are not tried."""
+    return task.indices.bad if type(task.indices) is RetryTask else {}
 
 
 def _retry(
