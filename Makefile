@@ -6,8 +6,12 @@ MAKEFLAGS += --no-print-directory
 PY := .venv/bin/python
 STAMP := .venv/.ready
 SCRIPTS_STAMP := .venv-scripts/.ready
+DOCS_STAMP := .venv-docs/.ready
 FRAMEWORKS := tests/scripts/constraints.txt
+DOCS := docs/constraints.txt
+MKDOCS := NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs
 UNFINISHED := .venv/.unfinished
+RELEASE_STAMP := .venv-release/.ready
 REPORT := examples/data/stoker-report
 PYTHON ?=
 
@@ -65,7 +69,28 @@ $(SCRIPTS_STAMP): $(STAMP) pyproject.toml $(FRAMEWORKS)
 	"$$@" --no-deps -e .; \
 	pwd -P > $@
 
-.PHONY: always help setup demo test test-slow test-scripts test-versions lint types bench bench-gpu clean
+$(RELEASE_STAMP): $(STAMP) release/constraints.txt
+	@rm -rf .venv-release; $(PY) -m venv .venv-release
+	@.venv-release/bin/python -m pip install --disable-pip-version-check -q --no-deps -r release/constraints.txt
+	@touch $@
+
+# The packages that make the site have an environment of their own, beside stoker and torch of .venv.
+ifneq ($(shell cat $(DOCS_STAMP) 2>/dev/null),$(shell pwd -P))
+$(DOCS_STAMP): always
+endif
+
+$(DOCS_STAMP): $(STAMP) pyproject.toml $(DOCS)
+	@set -e; \
+	$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "what makes the site is pinned for Python 3.11 and later; make PYTHON=/path/to/python" >&2; exit 1; }; \
+	rm -rf .venv-docs; $(PY) -m venv .venv-docs; \
+	echo "installing what makes the site into .venv-docs (some seconds, once)"; \
+	.venv-docs/bin/python -m pip install --disable-pip-version-check -q --no-deps -r $(DOCS); \
+	$(PY) -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> "$$(.venv-docs/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth"; \
+	pwd -P > $@
+
+.PHONY: always help setup demo test test-slow test-scripts test-versions lint types bench bench-gpu docs docs-serve release clean
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
 	@echo "  PYTHON=/path/to/python chooses the interpreter (3.10 to 3.14)"
@@ -109,7 +134,21 @@ bench: $(STAMP) $(SCRIPTS_STAMP) ## stoker against torch, alternated in one run
 bench-gpu: $(STAMP) ## the same with a device; says so where there is none
 	@$(PY) -m benchmarks gpu
 
+release: $(RELEASE_STAMP) ## source archive, wheel and bill of materials in dist/, checked; uploads nothing
+	@rm -rf dist
+	@.venv-release/bin/python -m build --outdir dist .
+	@.venv-release/bin/python -m twine check --strict dist/*
+	@$(PY) release/sbom.py > dist/stoker-$$($(PY) -c 'import stoker; print(stoker.__version__)').cdx.json
+	@ls dist
+
+docs: $(DOCS_STAMP) ## the documentation site in site/, without a network
+	@$(MKDOCS) build --quiet
+	@.venv-docs/bin/python -m docs.generate.check site
+
+docs-serve: $(DOCS_STAMP) ## the same at http://127.0.0.1:8000, made anew when a page changes
+	@$(MKDOCS) serve
+
 clean: ## remove everything that make made
-	rm -rf .venv .venv-scripts .venv-versions examples/data examples/.data.making-* benchmarks/data benchmarks/results/local
+	rm -rf .venv .venv-scripts .venv-docs site .venv-versions .venv-release examples/data examples/.data.making-* benchmarks/data benchmarks/results/local
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
 	find src tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +

@@ -39,7 +39,8 @@ def in_turns(benchmark: str, kind: str, names: Iterable[str], rounds: int, *args
                 raise RuntimeError(f"{name}: {p.stderr}")
             print(f"{benchmark}: round {r + 1}/{rounds} {name}", file=sys.stderr)
             for line in p.stdout.splitlines():
-                yield {kind: name, "round": r, **json.loads(line)}
+                if line.startswith("{"):  # Ray prints there, too
+                    yield {kind: name, "round": r, **json.loads(line)}
 
 
 def main(

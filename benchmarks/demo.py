@@ -1,8 +1,8 @@
-"""The run at the top of the README: ``python -m benchmarks.demo run|diff``.
+"""The run at the top of the README: ``python -m benchmarks.demo run|text|diff``.
 
 ``run`` trains on the demo's photographs, plain under ``stoker run`` and then with ``--apply``, keeps what both
-printed and what the report says in ``results/demo.json``, and draws the pages anew (``benchmarks.pages``). ``diff``
-prints the diff of that report.
+printed and what the report says in ``results/demo.json``, and draws the pages anew (``benchmarks.pages``). ``text``
+prints what the second one printed, ``diff`` the diff of its report.
 """
 
 from __future__ import annotations
@@ -105,7 +105,11 @@ def main(words: list[str]) -> int:
         from . import pages
 
         write(KEPT, json.dumps(measured(), indent=1).replace(f"{ROOT}/", "") + "\n")
-        return pages.main()
+        return pages.main([])
+    if words == ["text"]:
+        plain = re.sub(r"\x1b\[[\d;]*m", "", transcript(json.loads(KEPT.read_text())))
+        print(f"```console\n{plain.rstrip()}\n```")
+        return 0
     if words == ["diff"]:
         print(f"```diff\n{json.loads(KEPT.read_text())['report']['diff'].rstrip()}\n```")
         return 0

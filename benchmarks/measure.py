@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import os
 import resource
@@ -242,20 +243,29 @@ def resize(contestant: str, quick: bool) -> None:
 
 
 def state(contestant: str, quick: bool) -> None:
-    """Microseconds (median) of ``state_dict()`` after each step of a shuffled epoch, 2 workers; while the script draws
-    no random numbers, and while it does."""
+    """Microseconds (median) of ``state_dict()`` after each step of a shuffled epoch; while the script draws no random
+    numbers, and while it does. With 2 workers, and with none over 10^10 samples."""
     if contestant == "torch":
         return  # torch's loader has none
-    for label, draws in (("script draws nothing", False), ("script draws", True)):
-        loader = stoker.DataLoader(w.Tiny(100 if quick else 1000), batch_size=64, shuffle=True, num_workers=2)
-        took = []
-        for _ in loader:
-            if draws:
-                torch.rand(())
-            began = time.perf_counter()
-            loader.state_dict()
-            took.append(time.perf_counter() - began)
-        emit(metric=f"state {label}: state_dict() after each step", epoch=1, value=statistics.median(took) * 1e6)
+    n = 100 if quick else 1000
+    loaders: dict[str, Any] = {
+        "": lambda: stoker.DataLoader(w.Tiny(n), batch_size=64, shuffle=True, num_workers=2),
+        "10^10 samples, ": lambda: stoker.DataLoader(w.Endless(10**10), batch_size=64, shuffle="feistel"),
+    }
+    for long, make in loaders.items():
+        for label, draws in (("script draws nothing", False), ("script draws", True)):
+            loader, took = make(), []
+            for _ in itertools.islice(loader, n):
+                if draws:
+                    torch.rand(())
+                began = time.perf_counter()
+                loader.state_dict()
+                took.append(time.perf_counter() - began)
+            emit(
+                metric=f"state {long}{label}: state_dict() after each step",
+                epoch=1,
+                value=statistics.median(took) * 1e6,
+            )
 
 
 def staged(contestant: str, quick: bool) -> None:

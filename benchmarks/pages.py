@@ -1,7 +1,8 @@
 """What README.md and pages beside it show of results: ``python -m benchmarks.pages`` draws it anew.
 
 Pictures are drawn from ``results/``. A table stands between ``<!-- $ COMMAND -->`` and ``<!-- end -->``: it is what
-that command prints.
+that command prints. ``docs/report.schema.json`` is made from the types of the report. ``transcripts`` runs the commands
+of the how-to pages instead, three minutes; ``runs`` prints a table of the stored results.
 """
 
 from __future__ import annotations
@@ -16,14 +17,42 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from stoker.core.files import write
+from stoker.diagnosis.report.schema import SCHEMA, RunReport
 
 from . import demo
+from .scale import picture as scale
 from .scripts.__main__ import by_round, later, paired
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md", ROOT / "docs" / "versions.md")
-RESULTS = ROOT / "benchmarks" / "results" / "2026-11-24-two-cores-scripts.jsonl"
+DOCS = ROOT / "docs"
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "benchmarks" / "README.md",
+    DOCS / "versions.md",
+    DOCS / "scale.md",
+    DOCS / "get-started.md",
+    DOCS / "concepts" / "trust.md",
+)
+TRANSCRIPTS = tuple(  # pages that show what commands print: with times in it, so never the same twice
+    DOCS / f"{name}.md"
+    for name in (
+        "doctor",
+        "compare",
+        "report",
+        "bench",
+        "tune",
+        "stats",
+        "batch-size",
+        "staging",
+        "resume",
+        "faults",
+        "money",
+    )
+)
+RESULTS = ROOT / "benchmarks" / "results" / "2026-11-25-two-cores-scripts.jsonl"
 GAINS = {  # scripts in the picture of gains, and what they are
     "pil_compose": "Pillow, transforms\nof one's own",
     "lightning_module": "Lightning",
@@ -31,6 +60,7 @@ GAINS = {  # scripts in the picture of gains, and what they are
     "monai_dict": "MONAI, volumes",
 }
 COMMAND = re.compile(r"(<!-- \$ python (-m benchmarks.*?) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+REPORT_SCHEMA = ROOT / "docs" / "report.schema.json"
 
 
 def gains() -> dict[str, dict[str, tuple[float, float, float]]]:
@@ -103,10 +133,54 @@ def pictures() -> dict[str, str]:
     for shade in ("light", "dark"):
         out[f"demo-{shade}.svg"] = demo.picture(kept, shade == "dark")
         out[f"gains-{shade}.svg"] = gains_picture(shade == "dark")
+        out[f"scale-{shade}.svg"] = scale.picture(scale.KEPT, shade == "dark")
     return out
 
 
-def main() -> int:
+def report_schema() -> str:
+    """The JSON Schema (draft 2020-12) of what ``stoker run --json`` writes. Keys that it does not name may appear."""
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"The report of stoker run, schema {SCHEMA}",
+        "$comment": "Made from src/stoker/diagnosis/report/schema.py by python -m benchmarks.pages",
+    }
+
+    def anything(kind: type) -> dict[str, Any]:
+        """Of ``object``."""
+        if kind is object:
+            return {"description": "of any type: a user's class may have it"}
+        raise NotImplementedError
+
+    return json.dumps({**head, **msgspec.json.schema(RunReport, schema_hook=anything)}, indent=1) + "\n"
+
+
+def runs() -> str:
+    """A table of the stored results: when, on what, which benchmark, how many lines."""
+    out = ["| date | machine | benchmark | lines |", "| --- | --- | --- | --- |"]
+    for path in sorted(RESULTS.parent.glob("*.jsonl"), reverse=True):
+        date, name = path.stem[:10], path.stem[11:]
+        what = name.rpartition("two-cores-")[2]
+        shown = "two cores, no GPU" if what != name else "a machine for each pair of versions"
+        out.append(f"| {date} | {shown} | [{what}](../../{path.relative_to(ROOT)}) | {_count(path):,} |")
+    return "\n".join(out)
+
+
+def _count(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def main(words: list[str]) -> int:
+    if words == ["runs"]:
+        print(runs())
+        return 0
+    if words == ["transcripts"]:
+        for page in TRANSCRIPTS:
+            write(page, filled(page.read_text()))
+        return 0
+    if words:
+        print(__doc__, file=sys.stderr)
+        return 2
+    write(REPORT_SCHEMA, report_schema())
     for name, drawn in pictures().items():
         write(ROOT / "docs" / name, drawn)
     for page in PAGES:
@@ -115,4 +189,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

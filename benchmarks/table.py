@@ -27,6 +27,7 @@ SHARES = {
 MOST = {"memory: 2,000,000 dicts": 340.0, "resize 1 -> 4 -> 2: longest pause": 2.0}
 MOST |= {"shuffle feistel: first batch": 20.0, "shuffle feistel: memory": 1.0, "indices feistel: 64 of them": 25.0}
 MOST |= {"state script draws nothing: state_dict() after each step": 60.0}
+MOST |= {f"state 10^10 samples, script {d}: state_dict() after each step": 100.0 for d in ("draws", "draws nothing")}
 NOISE = 0.05  # a "not slower" row may be short of 1.0 by this much: what equal contestants differ by here
 UNITS = {
     "transport": "GB/s",

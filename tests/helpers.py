@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import multiprocessing
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,8 @@ import psutil
 import pytest
 import torch
 from torch.utils.data import get_worker_info
+
+from stoker.workers import launch
 
 LIMIT_S = 60  # fails on a hang, not on a busy machine
 
@@ -61,19 +68,79 @@ def pretend_device(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(torch.cuda, "set_device", lambda i: None)
 
 
+def room_for_workers(patch: pytest.MonkeyPatch, n: int) -> list[int]:
+    """How many worker processes the system has room for from now on; the test may change it."""
+    room = [n]
+    begin, started = launch.Launcher.start, []
+
+    def start(self: Any, *args: Any) -> Any:
+        if sum(p.is_alive() for p in started) >= room[0]:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        started.append(begin(self, *args))
+        return started[-1]
+
+    patch.setattr(launch.Launcher, "start", start)
+    return room
+
+
+class Counted:
+    """An iterator that says where it is."""
+
+    def __init__(self, items: Sequence[int]) -> None:
+        self.items, self.at = items, 0
+
+    def __iter__(self) -> Counted:
+        return self
+
+    def __next__(self) -> int:
+        if self.at == len(self.items):
+            raise StopIteration
+        self.at += 1
+        return self.items[self.at - 1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+SEMAPHORES = f"mp-{os.getpid()}"  # how those of these tests are called
+
+
+def name_semaphores(prefix: str = SEMAPHORES) -> None:
+    """From now on this process's semaphores, and those of the processes that it starts, have that name."""
+    multiprocessing.current_process()._config["semprefix"] = f"/{prefix}"  # type: ignore[attr-defined]
+
+
 def shm() -> set[str]:
-    """What lies in /dev/shm, where other processes' files lie, too."""
+    """What lies in /dev/shm."""
     return set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
 
 
 def left_in_shm(before: set[str]) -> set[str]:
-    """What has come to stay in /dev/shm. Other processes' semaphores have names there for a moment."""
-    left = shm() - before
+    """What has come to stay in /dev/shm and is not another program's: of semaphores those with the name of these tests,
+    of other files those that no living process uses."""
+
+    def found() -> set[str]:
+        new = {x for x in shm() - before if not x.startswith("sem.") or x.startswith(f"sem.{SEMAPHORES}-")}
+        return new - used_in_shm() if new else new
+
     deadline = time.monotonic() + LIMIT_S
-    while left and time.monotonic() < deadline:
+    while (left := found()) and time.monotonic() < deadline:
         time.sleep(0.05)
-        left &= shm()
     return left
+
+
+def used_in_shm() -> set[str]:
+    """The files in /dev/shm that a process has open or in its memory which is neither this one nor of its making."""
+    mine = {os.getpid(), *(p.pid for p in psutil.Process().children(recursive=True))}
+    used = []
+    for pid in set(psutil.pids()) - mine:
+        with contextlib.suppress(OSError):
+            used.append(Path(f"/proc/{pid}/maps").read_text())
+            used += [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+    return set(re.findall(r"/dev/shm/(\S+)", "\n".join(used)))
 
 
 def flip(path: Path, at: int) -> None:

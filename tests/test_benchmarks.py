@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import table, versions, versions_table
+from benchmarks import cluster_peers, table, versions, versions_table
 from benchmarks.peers import __main__ as peers
+from benchmarks.peers import nodes
 from benchmarks.scripts import __main__ as scripts
 
 ROOT = Path(__file__).parent.parent
@@ -37,6 +39,12 @@ def test_a_quick_round(tmp_path: Path) -> None:
     assert again.returncode == 0
     assert again.stdout.strip() in p.stdout
     assert benchmarks("table", str(raw), "--markdown").stdout.startswith("| metric |")
+
+
+def test_stored_results_name_no_folder_of_a_machine() -> None:
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*.json*")):
+        found = re.findall(r"/(?:home|root|work|Users|tmp)/[^\s\"]*", path.read_text())
+        assert not found, (path.name, found[:3])
 
 
 def test_wrong_usage(tmp_path: Path) -> None:
@@ -180,6 +188,22 @@ def test_a_later_run_of_the_same_tests_replaces_an_earlier_one(tmp_path: Path) -
     assert "3.10 here" not in kept.read_text()
 
 
+@pytest.mark.slow
 def test_every_folder_of_tests_is_there() -> None:
     assert all((ROOT / "tests" / name).is_dir() for name in versions_table.TESTS)
     assert versions.pythons()
+
+
+@pytest.mark.parametrize(
+    ("batches", "verdict"),
+    [
+        ([[0, 1], [2, 3], [4]], "in order; each once"),
+        ([[0, 1], [4], [2, 3]], "not in order; each once"),
+        ([[0, 1], [4]], "in order; 2 missing"),
+        ([[0, 1], [1, 2], [4]], "not in order; 1 missing, 1 twice"),
+    ],
+)
+def test_labels_say_what_was_lost(monkeypatch: pytest.MonkeyPatch, batches: list[list[int]], verdict: str) -> None:
+    monkeypatch.setattr(nodes, "PICTURES", 5)
+    line = nodes.measure(lambda: iter(batches), "")
+    assert cluster_peers._verdict([line]) == verdict

@@ -50,6 +50,7 @@ def test_photos_are_what_the_csv_says(photos: Path) -> None:
     assert [path.name for path in photos.parent.iterdir()] == ["data"]
 
 
+@pytest.mark.slow
 def test_photos_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
     for processes in (1, 2):
         done = run("make_photos.py", "--out", tmp_path / str(processes), "--count", 42, "--processes", processes)
@@ -58,6 +59,7 @@ def test_photos_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None
     assert digests(tmp_path / "1") == digests(tmp_path / "2")
 
 
+@pytest.mark.slow
 def test_another_seed_gives_other_photos_and_keeps_what_is_not_ours(tmp_path: Path) -> None:
     out = tmp_path / "data"
     assert run("make_photos.py", "--out", out, "--count", 12).returncode == 0

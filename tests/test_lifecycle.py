@@ -17,11 +17,12 @@ import psutil
 import pytest
 
 from stoker.core import processes
-from tests.helpers import left_in_shm, shm
+from tests.helpers import SEMAPHORES, left_in_shm, shm
 
 LIMIT_S = 60  # fails on a hang; all of this takes a second or two
-PRELUDE = """
-import os, sys, time, threading
+PRELUDE = f"""
+import multiprocessing, os, sys, time, threading
+multiprocessing.current_process()._config["semprefix"] = "/{SEMAPHORES}"
 import torch, stoker
 from torch.utils.data import Dataset
 
@@ -215,6 +216,7 @@ def test_the_workers_are_gone_when_the_last_batch_is(iterable: bool) -> None:
     assert [w.exitcode for w in it._workers] == [0, 0]
 
 
+@pytest.mark.slow
 def test_descriptors_do_not_pile_up() -> None:
     import torch
 

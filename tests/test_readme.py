@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import demo, pages, versions, versions_table
+from benchmarks import demo, pages, reports, versions, versions_table
+from docs.generate import reference
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -64,11 +65,28 @@ def test_the_picture_of_gains_is_drawn_the_same_each_time() -> None:
 
 
 def test_results_are_of_no_machine_of_ours() -> None:
-    for path in (*pages.PAGES, demo.KEPT, *(ROOT / "docs").glob("*.svg")):
-        assert str(ROOT) not in path.read_text()
+    for path in (*pages.PAGES, demo.KEPT, *(ROOT / "docs").glob("*.svg"), *reports.OUT.iterdir()):
+        text = path.read_text()
+        assert str(ROOT) not in text
+        assert "site-packages" not in text
+
+
+def test_the_example_reports_are_those_that_are_listed() -> None:
+    again = "python -m benchmarks.reports makes them anew"
+    assert (reports.OUT / "README.md").read_text() == reports.index(), again
+    assert (reports.OUT / "train_lazy.html").read_text() == reports.stored(), again
+    assert {path.stem for path in reports.OUT.glob("*.html")} == {*reports.EXAMPLES, "train_lazy"}
+    assert sum(path.stat().st_size for path in reports.OUT.iterdir()) < 200 << 10
+    truth = json.loads((ROOT / "tests" / "diagnosis" / "truth.json").read_text())
+    for name in reports.EXAMPLES:
+        page = (reports.OUT / f"{name}.html").read_text()
+        for cause in truth[name]:
+            assert f"<h3>{cause}\n" in page
+        assert ("healthy</b>" in page) == (not truth[name])
 
 
 def test_links_lead_somewhere() -> None:
+    made = {ROOT / "docs" / name for name in reference.pages()}  # when the site is built
     pages_there = [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
@@ -78,7 +96,9 @@ def test_links_lead_somewhere() -> None:
     for page in pages_there:
         for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)|(?:src|srcset)=\"([^\"]+)\"", page.read_text()):
             target = next(filter(None, link))
-            assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
+            path = (page.parent / target).resolve()
+            there = target.startswith("https://") or path.exists() or path in made
+            assert there, f"{page.name}: {target}"
 
 
 def test_commands_are_there() -> None:

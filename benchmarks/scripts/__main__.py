@@ -116,7 +116,7 @@ def one(contestant: str) -> None:
         code, wall = p.wait(), time.perf_counter() - began
         limit.cancel()
         said.seek(0)
-        words = said.read()
+        words = said.read().replace(f"{ROOT}/", "/")  # whose checkout it was concerns nobody
     seen: Line = {"wall": wall, "load": os.getloadavg()[0]}
     if code or len(ends) < 2:
         seen |= {"failed": f"exit code {code}, {len(ends)} epochs", "said": words[-3000:]}

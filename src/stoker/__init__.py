@@ -2,9 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ._version import __version__ as __version__
+from .core.version import __version__ as __version__
 
 __all__ = [
+    "AllRanks",
     "ChunkSampler",
     "DataLoader",
     "FeistelSampler",
@@ -15,6 +16,7 @@ __all__ = [
     "install",
     "installed",
     "mean_std",
+    "shard",
     "share",
     "split",
     "to_device",
@@ -27,6 +29,7 @@ _MODULES = {
     "chunks": ".sampling.chunks",
 }  # documented as stoker.bench.measure and so on
 _HOMES = {
+    "AllRanks": ".loader.all_ranks",
     "StokerError": ".core.errors",
     "StokerWarning": ".core.errors",
     "ChunkSampler": ".sampling.chunks",
@@ -37,6 +40,7 @@ _HOMES = {
     "installed": ".staging.install",
     "uninstall": ".staging.install",
     "Staged": ".staging.dataset",
+    "shard": ".sampling.shard",
     "share": ".core.shared",
     "split": ".staging.split",
     "to_device": ".device.prefetch",
@@ -51,15 +55,31 @@ if TYPE_CHECKING:
     from .core.shared import share
     from .device.prefetch import to_device
     from .diagnosis.session import watch
+    from .loader.all_ranks import AllRanks
     from .loader.dataloader import DataLoader
     from .sampling import chunks as chunks
     from .sampling.chunks import ChunkSampler
     from .sampling.order import FeistelSampler
+    from .sampling.shard import shard
     from .staging.dataset import Staged
     from .staging.install import install, installed, uninstall
     from .staging.split import split
     from .tuning.api import tune
     from .workers.collate import empty
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """``%load_ext stoker``: the magics ``%%stoker`` and ``%stoker_apply`` (docs/notebooks.md)."""
+    from .integrations import notebook
+
+    notebook.load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """``%unload_ext stoker``."""
+    from .integrations import notebook
+
+    notebook.unload(shell)
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from stoker.commands.bench import measure
 from stoker.core.errors import StokerError, UsageError
 from stoker.core.nested import tensors
 from stoker.loader.variant import ENGINES, variant
+from tests.commands.helpers import importable
 
 Both = collections.namedtuple("Both", "x y")
 
@@ -311,11 +311,7 @@ SCRIPT = """
 
 @pytest.fixture
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    name = f"script_{tmp_path.name.replace('-', '_')}"
-    (tmp_path / f"{name}.py").write_text(textwrap.dedent(SCRIPT))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield str(tmp_path / f"{name}.py")
-    sys.modules.pop(name, None)
+    yield from importable(tmp_path, monkeypatch, SCRIPT)
 
 
 def test_the_command(target: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -111,6 +111,7 @@ def test_the_signature_is_torchs() -> None:
         ("quarantine", inspect.Parameter.KEYWORD_ONLY),
         ("on_worker_death", inspect.Parameter.KEYWORD_ONLY),
         ("sample_timeout", inspect.Parameter.KEYWORD_ONLY),
+        ("read_threads", inspect.Parameter.KEYWORD_ONLY),
         ("task_seeds", inspect.Parameter.KEYWORD_ONLY),
         ("snapshot_every_n_steps", inspect.Parameter.KEYWORD_ONLY),
     ]

@@ -30,10 +30,15 @@ from . import trace
 from .test_same_batches import draw
 
 
-@pytest.mark.few(36)
-@pytest.mark.parametrize("context", [pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])
-@pytest.mark.parametrize("persistent", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize("kind", ["augmented", pytest.param("dict", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("kind", "context", "persistent"),
+    [
+        ("augmented", "forkserver", True),
+        pytest.param("augmented", "spawn", False, marks=pytest.mark.slow),
+        pytest.param("dict", "forkserver", False, marks=pytest.mark.slow),
+        pytest.param("dict", "spawn", True, marks=pytest.mark.slow),
+    ],
+)
 def test_the_same_under_other_contexts(kind: str, context: str, persistent: bool) -> None:
     kw = {"batch_size": 3, "num_workers": 2, "multiprocessing_context": context, "shuffle": True}
     plan = {"seed": 5, "epochs": 2, "leave_after": 1, "ask_len": False, "limit": 30}
@@ -86,7 +91,7 @@ class Deadly(d.Map):
 @pytest.mark.parametrize("at", [0, 7, 39], ids=["first", "middle", "last"])
 @pytest.mark.parametrize("how", [0, 3, "SIGKILL", "SIGSEGV"])
 @pytest.mark.parametrize("kw", [{}, {"in_order": False}, {"persistent_workers": True}], ids=str)
-@pytest.mark.few(19)
+@pytest.mark.few(11)
 def test_a_dead_worker_is_an_error_and_no_hang(how: str | int, at: int, kw: dict[str, Any]) -> None:
     """When the last sample kills, the workers have been told already that no more will come."""
     loader = stoker.DataLoader(Deadly(how, at), batch_size=2, num_workers=2, **kw)
@@ -142,7 +147,7 @@ def test_install_is_for_torchs_own_class() -> None:
 
 
 @pytest.mark.parametrize("i", range(30))
-@pytest.mark.few(13)
+@pytest.mark.few(8)
 def test_the_same_when_installed(i: int) -> None:
     """The drawn comparison again, torch's class against itself with stoker behind it."""
     build, plan, words = draw(random.Random(f"installed/{i}"))
@@ -319,9 +324,16 @@ def _note(folder: str, text: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", [Open, Mortal])
-@pytest.mark.parametrize("early", [False, True], ids=["whole", "left early"])
+@pytest.mark.parametrize(
+    ("kind", "context", "early"),
+    [
+        *((kind, "fork", early) for kind in (Open, Mortal) for early in (False, True)),
+        (Open, "forkserver", False),
+        (Mortal, "forkserver", True),
+        (Open, "spawn", True),
+        (Mortal, "spawn", False),
+    ],
+)
 def test_what_a_worker_has_is_released_when_torch_releases_it(
     kind: type[Any], context: str, early: bool, tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ from . import trace
 
 SEED = int(os.environ.get("STOKER_SEED", "0"))
 TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(torch.utils.data.DataLoader.__init__).parameters  # since 2.6
-CONFIGS, FAST, PER_TEST = 500, 200, 20
+CONFIGS, FAST, PER_TEST = 500, 200, 10
 
 
 def draw(rng: random.Random) -> tuple[Any, dict[str, Any], str]:

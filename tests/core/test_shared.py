@@ -453,6 +453,7 @@ def test_the_dataset_is_pickled_once_for_all_workers(context: str) -> None:
     assert int(batches[0]) != os.getpid()
 
 
+@pytest.mark.slow
 def test_a_worker_under_spawn_has_an_exit_code() -> None:
     it = iter(stoker.DataLoader(Epochs(), num_workers=2, multiprocessing_context="spawn"))
     workers = list(it._workers)

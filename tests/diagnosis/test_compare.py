@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.commands import main as cli
-from stoker.commands.compare import loss
+from stoker.commands.arguments import loss
 from stoker.core.errors import UsageError
 from stoker.diagnosis.report.compare import NAME, Pair, compare, load, parse
 

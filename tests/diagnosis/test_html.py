@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from stoker.commands import main
-from stoker.diagnosis.report import html
-from stoker.diagnosis.report.schema import RunReport
+from stoker.diagnosis.report import html, plots
+from stoker.diagnosis.report.schema import LoaderReport, RunReport
 from tests.diagnosis.helpers import fields
 
 NASTY = "<script>alert(1)</script>/<b>\"'&amp;</title>"
@@ -98,16 +98,88 @@ def test_what_a_script_is_called_is_no_markup() -> None:
     assert "b" in tags
     assert tags.count("title") == 1
     assert NASTY in found.text  # shown as it is
-    assert tags.count("h3") == 5  # a loop, a task, time, epochs, and epochs before and after
+    assert tags.count("figure") == 6  # before and after, its epochs, time, epochs, a loop, a task
     assert "alert(1)" not in re.sub(r"&lt;script&gt;alert\(1\)", "", text)
 
 
 def test_bars_are_as_long_as_what_they_show() -> None:
     drawn = [a for tag, a in Elements(html.render(report())).seen if tag == "i"]
     widths = {str(a["title"]): str(a["style"]) for a in drawn}
-    assert widths["before: 2 s"].startswith("width:100.0%")
-    assert widths["after: 1 s"].startswith("width:50.0%")
+    assert widths["before: 9 s"].startswith("width:100.0%")
+    assert widths["after: 6 s"].startswith("width:66.67%")
     assert widths["1.0 s: waiting 50 %, 300 samples/s"] == "height:50.0%"
+
+
+def test_it_begins_with_a_sentence_and_a_picture() -> None:
+    text = Elements(html.render(report())).text
+    assert "train.py took 9.0 s and now takes 6.0 s: 1.5 times as fast" in text
+    parts = ("times as fast", "Before and after", "Over time", "Findings", "Evidence")
+    places = [text.index(part, 500) for part in parts[1:]]
+    assert places == sorted(places)
+    observed = Elements(html.render(report(applied=None))).text
+    assert "The loop waits for data" in observed
+    assert "now and without slow_transform" in observed
+    assert "predicted: " in observed
+
+
+def test_a_prediction_is_drawn_to_the_scale_of_now() -> None:
+    found = plots.picture(report(applied=None))
+    assert found is not None
+    now, then = (sum(part.value for part in parts) for _, parts in found.rows)
+    assert now / then == pytest.approx(2.0)
+    assert plots.picture(report(applied=None, loaders=[])) is None
+    healthy = plots.picture(report(applied=None, findings=[]))
+    assert healthy is not None
+    assert len(healthy.rows) == 1
+
+
+def test_a_finding_has_its_own_diff() -> None:
+    findings = [
+        {"cause": name, "fix": "x", "loader": "train.py:3", "diff": f"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-{name}\n+new\n"}
+        for name in ("first", "second")
+    ]
+    text = html.render(report(findings=findings, diff="--- a/x\n+++ b/x\n+both\n"))
+    assert Elements(text).text.count("--- a/x") == 3
+    assert '<span class="cut">-first\n</span><span class="add">+new\n</span>' in text
+    alone = Elements(html.render(report(findings=findings[:1], diff=findings[0]["diff"]))).text
+    assert alone.count("--- a/x") == 1
+
+
+def test_money_is_on_the_page() -> None:
+    money = {
+        "prices": {"gpu": 2.0, "gpus": 8},
+        "waiting_share": 0.5,
+        "waiting_per_day": 192.0,
+        "savings": [{"cause": "slow_transform", "loader": "", "per_day": 96.0}],
+    }
+    text = " ".join(Elements(html.render(report(money=money))).text.split())
+    assert "waiting for data costs 192.00 a day: 50% of 8 GPUs at 2.00 an hour" in text
+    assert "saves 96.00 a day" in text
+
+
+def test_a_large_report_makes_a_small_page() -> None:
+    where = [{"kind": "transform", "name": f"t{i}", "line": f"a.py:{i}", "ran": 0.01, "waited": 0.0} for i in range(12)]
+    loaders = [
+        fields(
+            name=f"train.py:{i}",
+            epochs=64,
+            by_epoch=[[50, 0.5, 0.5, 0.1]] * 64,
+            over_time=[[float(t), 0.5, 300.0] for t in range(600)],
+            decisions=["more workers"] * 500,
+            where=where,
+            looks=100,
+        )
+        for i in range(100)
+    ]
+    assert len(html.render(report(loaders=loaders)).encode()) < 1 << 20
+
+
+def test_a_long_timeline_is_drawn_by_means() -> None:
+    rows = [[float(t), t % 2, 300.0 + t % 2] for t in range(600)]
+    points = plots.over_time(msgspec.convert(fields(over_time=rows), LoaderReport))
+    assert len(points) == 120
+    assert points[-1] == (599.0, pytest.approx(0.6), pytest.approx(300.6))
+    assert sum(share for _, share, _ in points) == pytest.approx(60.0)
 
 
 def test_nothing_is_fetched() -> None:
@@ -119,7 +191,7 @@ def test_a_run_without_loaders() -> None:
     text = html.render(
         report(loaders=[], bypassing=[], findings=[], applied=None, around={}, verdict="unknown", partial=False)
     )
-    assert "no DataLoader was iterated" in text
+    assert "No DataLoader was iterated" in text
 
 
 @pytest.mark.slow
@@ -156,4 +228,21 @@ def test_it_draws_in_a_browser(tmp_path: Path) -> None:
     line = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom"]
     p = subprocess.run([*line, out.as_uri()], capture_output=True, text=True, timeout=120)
     found = Elements(p.stdout)
-    assert sum(tag == "div" and a.get("class") in ("plot", "time") for tag, a in found.seen) == 5
+    assert sum(tag == "figure" for tag, _ in found.seen) == 6
+
+
+MEASURE = """
+<script>onload = () => document.title = [...document.querySelectorAll("iframe")].map(
+    f => f.contentDocument.documentElement.scrollWidth <= f.clientWidth + 1).join()</script>
+"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser")
+def test_no_width_is_too_small(tmp_path: Path) -> None:
+    """Only tables and diffs scroll sideways, each on its own."""
+    page = html.render(report()).replace("&", "&amp;").replace('"', "&quot;")
+    frames = "".join(f'<iframe width="{width}" height="900" srcdoc="{page}"></iframe>' for width in (390, 1200))
+    (tmp_path / "a.html").write_text(f"<title></title>{frames}{MEASURE}")
+    line = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom"]
+    p = subprocess.run([*line, (tmp_path / "a.html").as_uri()], capture_output=True, text=True, timeout=120)
+    assert "<title>true,true</title>" in p.stdout

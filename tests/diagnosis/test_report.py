@@ -358,6 +358,14 @@ def test_apply_is_advised_where_it_does_something() -> None:
         assert ("try: stoker run --apply" in stream.getvalue()) != iterable
 
 
+def test_the_last_line_says_what_explains_the_first_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it has room for that."""
+    r = typed(full(wait_s=4.0, settings={"num_workers": 0}, by_epoch=[], epochs=1))
+    for columns, last in (("80", "report: a.json; see stoker explain main_process_loading"), ("40", "report: a.json")):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert text.render(r, Path("a.json"), io.StringIO()).splitlines()[-1] == last
+
+
 def test_a_loop_that_takes_all_cores_is_told_so() -> None:
     stages = {**fields()["stages"], "worker": {"cpu_s": 3.7, "tasks": 100}, "fetch": {"self_s": 3.9}}
     busy = {

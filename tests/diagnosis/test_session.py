@@ -60,7 +60,7 @@ def test_what_is_iterated_in_between_is_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cls", [DataLoader, stoker.DataLoader])
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_loaders_of_one_line_are_counted(cls: Any) -> None:
     def made() -> Any:
         return cls(Slow(), batch_size=80, num_workers=1)

@@ -408,6 +408,7 @@ TRAINER = """
 """
 
 
+@pytest.mark.slow
 def test_loaders_that_a_framework_makes_are_told_apart(tmp_path: Path) -> None:
     env = library(tmp_path, "trainer_like", TRAINER)
     body = """

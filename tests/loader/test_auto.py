@@ -232,6 +232,7 @@ class Slowing(Where):
         return super().__getitem__(i)
 
 
+@pytest.mark.slow
 def test_one_that_becomes_slow_gets_workers_again(eager: pytest.MonkeyPatch) -> None:
     eager.setattr(in_process, "DELIVERY_NS", 1_000_000)
     data = Slowing(60)
@@ -380,9 +381,11 @@ def test_what_fails_here_is_left_to_a_worker() -> None:
 
 
 class Broken(Where):
+    bad = 450
+
     def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
-        if i == 450:
-            raise KeyError("sample 450")
+        if i == self.bad:
+            raise KeyError(f"sample {i}")
         return super().__getitem__(i)
 
 
@@ -397,6 +400,19 @@ def test_a_sample_that_fails_is_told_as_ever() -> None:
         next(it)
     seen += [batch for batch, _ in it]
     assert torch.cat(seen)[:, 0].tolist() == [i for i in range(600) if not 450 <= i < 453]
+
+
+@pytest.mark.usefixtures("eager")
+def test_the_last_sample_of_an_epoch_that_is_made_here_fails() -> None:
+    dataset = Broken()
+    dataset.bad = -1
+    loader = auto(dataset, shuffle=False)
+    list(loader)
+    dataset.bad = 599
+    it = iter(loader)
+    assert all(next(it)[1][0] == os.getpid() for _ in range(199))
+    with pytest.raises(KeyError, match=r"in DataLoader worker process[\s\S]*sample 599"):
+        next(it)
 
 
 @pytest.mark.usefixtures("eager")

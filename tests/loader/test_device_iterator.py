@@ -64,7 +64,7 @@ def standing_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=NAMES)
 @pytest.mark.parametrize("subset", [False, True], ids=["all", "subset"])
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 def test_a_full_cache_moves_to_the_device_and_no_batch_changes(
     standing_in: None, settings: dict[str, Any], subset: bool
 ) -> None:

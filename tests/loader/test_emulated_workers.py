@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset, default_collate, get_worker_info
 
 import stoker
 from stoker.core.options import AutoWorkers
 from stoker.loader.emulated_workers import EmulatedWorkersIter, SeededTasksIter, worker_copies
+from stoker.loader.loader_state import state_of
 from stoker.workers.native_threads import OneThread
 from tests.contract.trace import canon
 
@@ -99,6 +100,7 @@ def epochs(cls: type[DataLoader[Any]], dataset: Any, **settings: Any) -> list[An
     return out
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -132,6 +134,30 @@ def test_the_same_from_a_cache() -> None:
         pass
     assert staged.account.filled == len(staged)
     assert epochs(Here, staged, **settings) == epochs(DataLoader, Photos(), **settings)
+
+
+class Opens(Photos):
+    """Opens a file when it is first needed."""
+
+    file: Any = None
+
+    def __getitem__(self, i: int) -> Any:
+        if self.file is None:
+            self.file = open(__file__, "rb")
+        return super().__getitem__(i)
+
+
+def test_a_file_that_samples_open_is_each_worker_s_own() -> None:
+    dataset = Opens()
+    staged = stoker.Staged(Subset(dataset, range(41)))
+    loader = DataLoader(staged, batch_size=4, num_workers=2)
+    own = worker_copies(loader, alone=True)
+    assert len(list(EmulatedWorkersIter(loader, own))) == 11
+    files = [copied.dataset.dataset.file for copied, _ in own]
+    assert dataset.file is None
+    assert len({id(file) for file in files}) == 2
+    for file in files:
+        file.close()
 
 
 def test_what_cannot_be_copied_draws_nothing() -> None:
@@ -213,3 +239,37 @@ def test_two_loaders_in_step_draw_their_orders_as_with_workers(cls: type[DataLoa
         return [(a.tolist(), b.tolist()) for a, b in zip(one, two, strict=True)]
 
     assert orders(cls) == orders(DataLoader)
+
+
+class Pictures(Dataset[Any]):
+    """Samples of 64 kB, so that batches are large enough for a slot."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.full((4, 64, 64), float(i)), i
+
+
+def pairs(samples: list[Any]) -> Any:
+    return default_collate([x for x, _ in samples]), [i for _, i in samples]
+
+
+@pytest.mark.parametrize("collate_fn", [None, pairs])
+def test_memory_of_a_batch_is_used_again_only_when_nothing_refers_to_it(collate_fn: Any) -> None:
+    loader = Here(Pictures(), batch_size=4, num_workers=2, collate_fn=collate_fn)
+    for _ in range(3):  # the memory is passed on from one iterator to the next
+        one, two = iter(loader), iter(loader)
+        kept, parts = [], []
+        for (x, i), (y, _) in zip(one, two, strict=True):
+            assert x.data_ptr() != y.data_ptr()
+            kept.append((x, list(map(int, i))))
+            parts.append((y[1:2, 0].numpy(), int(i[1])))
+            x += 1
+        del one, two, x, y
+        assert all((row == i + 1).all() for x, rows in kept for row, i in zip(x, rows, strict=True))
+        assert all((part == i).all() for part, i in parts)
+    assert len(state_of(loader).heaps) == 2
+    del kept, parts
+    places = {x.untyped_storage().data_ptr() for x, _ in loader}
+    assert len(places) <= 3 or collate_fn is pairs  # one is looked at while the next is made; others may be in no slot

@@ -62,7 +62,7 @@ def epoch(loader: Any, changes: dict[int, int] | None = None) -> torch.Tensor:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 def test_resizing_changes_no_bit(method: str, persistent: bool) -> None:
     print(f"STOKER_SEED={SEED}")
     r = random.Random(SEED)
@@ -178,6 +178,7 @@ def test_the_kind_of_workers_changes_no_bit() -> None:
     assert torch.equal(a, b)
 
 
+@pytest.mark.slow
 def test_resizing_under_spawn() -> None:
     fixed = epoch(auto(Drawn(60), 1, batch_size=3, shuffle=True))
     loader = auto(Drawn(60), 1, batch_size=3, shuffle=True, multiprocessing_context="spawn")
@@ -472,6 +473,8 @@ def test_amounts_of_memory() -> None:
 
 class Still:
     """A pool that keeps what it is given until it is asked."""
+
+    ahead = 0
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes, self.tasks, self.most, self.workers = nbytes, [], 0, 1

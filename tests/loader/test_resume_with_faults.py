@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import random
@@ -24,10 +23,9 @@ from stoker.loader import device_iterator
 from stoker.loader.device_iterator import ResidentIter
 from stoker.loader.pin_thread import PinnedPool
 from stoker.staging import device_tier
-from stoker.workers import launch
 from stoker.workers.protocol import WorkerReply
 from tests.device.helpers import LateCopies
-from tests.helpers import draw
+from tests.helpers import draw, room_for_workers
 
 EPOCHS = 2
 
@@ -133,6 +131,7 @@ def check(make: Any, again: Any, every: int = 1) -> None:
             assert rest(again(), state, len(left)) == left, (e, k)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("before", "after"), [(0, 0), (0, 2), *(pytest.param(*c, marks=pytest.mark.slow) for c in ((2, 2), (2, 0), (3, 2)))]
 )
@@ -148,6 +147,7 @@ def test_samples_that_fail(before: int, after: int, policy: dict[str, Any]) -> N
     check(make(before), make(after), 2)
 
 
+@pytest.mark.slow
 def test_in_order_a_whole_batch_is_left_out() -> None:
     def make(**more: Any) -> Any:
         return lambda: loader_of(Rotten(), on_error="skip", task_seeds=True, **more)
@@ -385,19 +385,10 @@ class Parts(torch.utils.data.IterableDataset[Any]):
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many workers the system has processes for."""
-    room = [99]
-    begin, started = launch.Launcher.start, []
-
-    def start(self: Any, *args: Any) -> Any:
-        if sum(p.is_alive() for p in started) >= room[0]:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        started.append(begin(self, *args))
-        return started[-1]
-
-    monkeypatch.setattr(launch.Launcher, "start", start)
-    return room
+    return room_for_workers(monkeypatch, 99)
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_parts_with_fewer_workers_than_asked_for(room: list[int]) -> None:
     def make() -> Any:
         return loader_of(Parts(), num_workers=4)

@@ -107,6 +107,7 @@ def test_all_resident_or_chunks_of_one_are_a_uniform_shuffle(size: int, resident
     assert sum((c - 100) ** 2 / 100 for c in counts.values()) < 49.7
 
 
+@pytest.mark.slow
 def test_memory_is_the_windows() -> None:
     size, resident = 1024, 64
     it = iter(ChunkSampler(range(10**10), size, resident, seeded(SEED)))

@@ -270,7 +270,7 @@ def test_a_dataset_that_is_changed_between_epochs_begins_a_new_cache(settings: d
 
 @pytest.mark.parametrize("workers", [{}, {"persistent_workers": True}], ids=["new", "stay"])
 @pytest.mark.parametrize("kind", ["tensor", "array", "value"])
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 def test_what_is_changed_in_shared_memory_is_never_served_stale(kind: str, workers: dict[str, Any]) -> None:
     class Levels(Source):
         def __init__(self) -> None:

@@ -12,13 +12,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset
+from torch.utils.data import BatchSampler, ConcatDataset, Dataset, RandomSampler, StackDataset, Subset
 
 import stoker
+from stoker.core.compare import equal_bits
 from stoker.staging import pure_calls
 from stoker.staging.blocks_as_calls import blocks_as_calls
 from stoker.staging.callee import Call
-from stoker.staging.compare import equal_bits
 from stoker.staging.inline_variables import Definitions
 from stoker.staging.memoize import Table, call_key, is_small, names_of
 from stoker.staging.samples import TrialSamples
@@ -95,7 +95,7 @@ class File:
     """A file, which is no small value itself. What it holds is made by native code."""
 
     def __init__(self, number: int) -> None:
-        self.matrix = torch.full((200, 200), (1 + number / 1e6) / 200)
+        self.matrix = torch.full((64, 64), (1 + number / 1e6) / 64)
 
     def __enter__(self) -> File:
         return self
@@ -211,6 +211,27 @@ def test_calls_inside_other_datasets_and_comprehensions_are_kept(make: Any) -> N
     assert staged.split is not None
     assert staged.split.memo is not None, staged.split
     assert equal_bits(batches(make()), batches(staged))
+
+
+class ByBatch(Pair):
+    """Is asked for lists of indices: batch_size=None, and a BatchSampler as its sampler."""
+
+    def __getitem__(self, indices: Any) -> Any:
+        return torch.stack([self.load_image(i) for i in indices]) + random.random(), indices
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_calls_of_a_dataset_that_is_asked_for_lists_are_kept(workers: int) -> None:
+    def epochs(data: Any) -> list[Any]:
+        torch.manual_seed(1)
+        random.seed(1)
+        sampler = BatchSampler(RandomSampler(range(SIZE)), 4, drop_last=False)
+        loader = stoker.DataLoader(data, batch_size=None, sampler=sampler, num_workers=workers)
+        return [list(loader) for _ in range(3)]
+
+    staged = stoker.Staged(ByBatch())
+    assert equal_bits(epochs(ByBatch()), epochs(staged))
+    assert staged.account.filled == SIZE
 
 
 class Mixes:
@@ -481,6 +502,7 @@ class ResizedGlobally(Samples):
         return SHIFT_AND_FLIP(image)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Resized, ResizedGlobally])
 def test_a_transform_that_the_script_changes_is_run_anew(kind: Any) -> None:
     found = []
@@ -598,6 +620,7 @@ class SometimesScaled(Samples):
         return slow_array(self.numbers[i])
 
 
+@pytest.mark.slow
 def test_what_a_call_reads_in_a_branch_that_is_seldom_taken_is_known() -> None:
     """A call is kept only if the check made it: else a change of what it reads would not be noticed."""
     plain, kept = SometimesScaled(), SometimesScaled()
@@ -623,6 +646,7 @@ class Around(Dataset[Any]):
         return self.inner.scaled(self.inner.numbers[i]) + shift, self.inner.load_image(i)
 
 
+@pytest.mark.slow
 def test_what_a_call_of_another_object_reads_is_compared_there() -> None:
     def change(data: Any) -> Any:
         return lambda epoch: setattr(data.inner, "scale", 1 + epoch)
@@ -670,6 +694,7 @@ def test_what_loading_a_sample_may_change_is_read_by_nothing_that_is_kept(kind: 
     assert equal_bits(batches(kind()), batches(staged))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [TwoImages, InBlocks])
 def test_calls_are_known_by_what_their_variables_were_assigned(kind: Any) -> None:
     shown = shown_calls(kind)
@@ -788,5 +813,10 @@ def test_what_a_method_assigns_to() -> None:
     self.images[i] = other.size = 1
     self.counts[i]["a"] += 1
     del self.last
+    index = self.first
+    index += 1
+    if i == 8:
+        row = self.table[i]
+        row["n"] += 1
     """
-    assert attributes_assigned(function(textwrap.dedent(body)), "self") == {"SEEN", "scale", "counts", "last"}
+    assert attributes_assigned(function(textwrap.dedent(body)), "self") == {"SEEN", "scale", "counts", "last", "table"}

@@ -10,8 +10,10 @@ import multiprocessing
 import os
 import random
 import socket
+import socketserver
 import sqlite3
 import sys
+import threading
 import traceback
 import types
 import warnings
@@ -25,8 +27,8 @@ import torch
 from torch.utils.data import Dataset
 
 import stoker
+from stoker.core.compare import equal_bits
 from stoker.core.errors import StokerWarning, UsageError
-from stoker.staging.compare import equal_bits
 
 N = 24
 
@@ -260,6 +262,32 @@ def test_a_trial_leaves_connections_alone() -> None:
             there.recv(10)
 
 
+class Address(Base):
+    """Asks a server for each sample."""
+
+    def __init__(self, url: str, port: int) -> None:
+        self.url, self.port = url, port
+
+    def __getitem__(self, i: int) -> Any:
+        with socket.create_connection(("127.0.0.1", self.port)) as connection:
+            connection.sendall(bytes([i]))
+            return connection.recv(1)[0]
+
+
+def test_a_trial_connects_only_where_the_dataset_names_servers() -> None:
+    class Echo(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.sendall(self.request.recv(1))
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Echo) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = server.server_address[1]
+        assert stoker.split(Address("http://127.0.0.1", port)).exact
+        with pytest.raises(UsageError, match="loading a sample connects to a server"):
+            stoker.split(Address("127.0.0.1", port))
+        server.shutdown()
+
+
 class Opened(Base):
     """Reads a record of a file that stays open, and a row of a database."""
 
@@ -357,8 +385,17 @@ class Writes(Base):
         return self.rows[i], float(np.exp(i))
 
 
-def test_a_random_part_that_writes_to_the_dataset_is_not_undone() -> None:
-    why = refused(Writes())
+class WritesNowAndThen(Writes):
+    def __getitem__(self, i: int) -> Any:
+        row, scale = self.find(i)
+        if np.random.rand() < 0.15:
+            row *= 2
+        return row * scale + np.random.rand()
+
+
+@pytest.mark.parametrize("make", [Writes, WritesNowAndThen])
+def test_a_random_part_that_writes_to_the_dataset_is_not_undone(make: Any) -> None:
+    why = refused(make())
     assert "memory of the dataset's own" in why or "rows" in why
 
 

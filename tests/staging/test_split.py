@@ -16,6 +16,7 @@ import uuid
 import warnings
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,11 @@ from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 import stoker
+from stoker.core.compare import equal_bits
 from stoker.core.errors import StokerWarning, UsageError
 from stoker.core.random_state import RandomState
 from stoker.sampling.generators import find_generators
-from stoker.staging.compare import equal_bits
+from stoker.staging import source
 from stoker.staging.executed_code import assigns_outside
 from stoker.staging.split import Split
 from stoker.staging.trial import find_plan
@@ -552,6 +554,127 @@ def test_what_only_notes_something_is_run_each_time(kind: type[Timed]) -> None:
     assert (staged.count, staged.of, len(staged.times)) == (120, [6] * 20, 120)
 
 
+class SeedsWorker(Pictures):
+    """A worker seeds itself when its first sample is loaded, as in RAFT's datasets."""
+
+    is_seeded = False
+
+    def __getitem__(self, i: int) -> Any:
+        if not self.is_seeded:
+            info = torch.utils.data.get_worker_info()
+            if info is not None:
+                torch.manual_seed(info.id)
+                random.seed(info.id)
+                self.is_seeded = True
+        x = torch.full(SHAPE, float(i)).exp().log()
+        return x + torch.rand(()) + random.random()
+
+
+def test_a_worker_seeds_itself_in_the_second_part() -> None:
+    data = SeedsWorker()
+    staged = same_bits(data)
+    assert staged.account.filled == 20
+    loaders = [torch.utils.data.DataLoader(x, batch_size=4, num_workers=2) for x in (data, staged)]
+    plain, ours = ([list(loader) for _ in range(2)] for loader in loaders)
+    assert equal_bits(plain, ours)
+    assert not data.is_seeded
+
+
+class TakesOption(Pictures):
+    """Its first sample makes a reader of an option, which it takes out of the options, as in BasicSR's datasets."""
+
+    reader: Any = None
+    options: dict[str, str]
+
+    def __getitem__(self, i: int) -> Any:
+        if self.reader is None:
+            self.reader = Gain() if self.options.pop("kind") else None
+        return self.reader(torch.full(SHAPE, float(i))).exp().log() + torch.rand(())
+
+
+def test_what_the_first_sample_changes_ends_no_cache() -> None:
+    data = TakesOption()
+    data.options = {"kind": "gain"}
+    staged = stoker.Staged(data, cache_budget="10MB")
+    for _ in range(2):
+        list(torch.utils.data.DataLoader(staged, batch_size=4, num_workers=2))
+        assert staged.account.filled == 20
+    assert staged.account.prepared == 20
+
+
+class Settings:
+    keeps = False
+
+
+class KeepsOnRequest(Pictures):
+    """Keeps images in a dict of its own, which two settings switch off."""
+
+    def __init__(self, keeps: bool = False) -> None:
+        super().__init__()
+        self.keeps, self.images = keeps, {}  # type: ignore[var-annotated]
+
+    def load(self, i: int) -> Any:
+        if Settings.keeps and i in self.images:
+            return self.images[i]
+        x = torch.full(SHAPE, float(i)).exp().log()
+        if Settings.keeps:
+            self.images[i] = x
+        return x
+
+    def __getitem__(self, i: int) -> Any:
+        x = self.load(i)
+        if self.keeps:
+            self.last = x
+        return x + torch.rand(())
+
+
+def test_what_a_setting_switches_off_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = KeepsOnRequest()
+    staged = same_bits(data)
+    assert staged.account.filled == 20
+    monkeypatch.setattr(Settings, "keeps", True)
+    with pytest.warns(StokerWarning, match="discarded"):
+        staged._begin()
+    assert len([staged[i] for i in range(20)]) == len(data.images) == 20  # what is not kept happens
+
+
+class Switched(KeepsOnRequest):
+    """Not a setting: a method changes it."""
+
+    def __getitem__(self, i: int) -> Any:
+        if self.keeps:
+            self.last = torch.full(SHAPE, float(i))
+        return torch.full(SHAPE, float(i)).exp().log() + torch.rand(())
+
+    def switch(self) -> None:
+        self.keeps = not self.keeps
+
+
+def test_what_a_method_switches_is_no_setting() -> None:
+    with pytest.raises(UsageError, match="last"):
+        stoker.split(Switched())
+
+
+class Row:
+    """As a row of a table: it refers to an object of its own twice."""
+
+    def __init__(self, i: int) -> None:
+        self.values = {"i": i}
+        self.cached = [self.values]
+
+
+class Table(Pictures):
+    def __getitem__(self, i: int) -> Any:
+        row = Row(i)
+        x = torch.full(SHAPE, float(i)).exp().log()
+        x = x + torch.rand(())
+        return x, row.values["i"], row.values is row.cached[0]
+
+
+def test_an_object_may_refer_to_another_one_twice() -> None:
+    assert same_bits(Table()).account.filled == 20
+
+
 @functools.lru_cache(maxsize=2)
 def volume(k: int) -> torch.Tensor:
     time.sleep(0.01)
@@ -1036,6 +1159,25 @@ class Fails(Pictures):
         raise OSError(f"no file for {i}")
 
 
+class SavesNatively(Pictures):
+    """Saves what it computed, as VITS does: torch.save opens files in native code."""
+
+    folder = ""
+
+    def __getitem__(self, i: int) -> Any:
+        torch.save(torch.zeros(1), f"{self.folder}/{i}.pt")
+        return super().__getitem__(i)
+
+
+@pytest.mark.skipif(os.uname().release < "6", reason="Landlock refuses what native code opens")
+def test_files_that_native_code_writes_are_named_as_the_reason(tmp_path: Path) -> None:
+    data = SavesNatively()
+    data.folder = str(tmp_path)
+    with pytest.raises(UsageError, match=r"must not write files, RuntimeError: .*Permission denied"):
+        stoker.split(data)
+    assert not list(tmp_path.iterdir())
+
+
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter(range(3))
@@ -1146,3 +1288,17 @@ def test_what_a_functionassigns_outside_to_is_seen_without_its_source() -> None:
 
     functions = [attribute, item, slice_, deleted, within, outer_variable, own_variables]
     assert [fn.__name__ for fn in functions if not assigns_outside(fn.__code__)] == ["own_variables"]
+
+
+def test_workers_find_the_source_of_what_they_rewrite_parsed() -> None:
+    class Kept(Pictures):
+        def load(self, i: int) -> torch.Tensor:
+            return torch.full(SHAPE, float(i)).cos().sin().exp()
+
+        def __getitem__(self, i: int) -> Any:
+            return self.load(i) + torch.rand(SHAPE)
+
+    source._parsed.cache_clear()
+    source._tree_of.cache_clear()
+    stoker.split(Kept())
+    assert source._parsed.cache_info().currsize == 1

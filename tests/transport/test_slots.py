@@ -61,7 +61,7 @@ def small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "budget", lambda loader: Budget(lease_bytes=1 << 20, lease_slots=16))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("floats", [10, 5000])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_batches_are_intact_whatever_is_kept_and_dropped(floats: int, persistent: bool, small_budget: None) -> None:
@@ -361,6 +361,7 @@ def test_batches_arrive_when_no_more_can_be_mapped(everywhere: bool, monkeypatch
     assert all(intact(b, 4 * i) for i, b in enumerate(kept))
 
 
+@pytest.mark.slow
 def test_the_ring_does_not_grow_with_epochs_left_early() -> None:
     loader = stoker.DataLoader(Noise(400, 5000), batch_size=2, num_workers=2)
     for _ in range(20):

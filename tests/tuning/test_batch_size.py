@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import sys
-import textwrap
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ from stoker.core import resources
 from stoker.core.errors import UsageError, WorkerTimeoutError
 from stoker.tuning import batch_size
 from stoker.tuning.batch_size import BatchSizes, Trial, largest
+from tests.commands.helpers import importable
 
 MIB = 1 << 20
 
@@ -138,6 +137,7 @@ def test_host_memory_bounds_it_too(device: Device, monkeypatch: pytest.MonkeyPat
     assert largest(loader(Small(), 16)).best <= 31  # 8 bytes a sample, twice, in half of 1000
 
 
+@pytest.mark.slow
 def test_not_even_one_sample(device: Device) -> None:
     with pytest.raises(UsageError, match=r"not even one sample fits: .*57\.6 MiB are allowed"):
         largest(loader(Small()), lambda batch: device.take(65 * MIB))
@@ -152,6 +152,7 @@ def test_the_dataset_bounds_it(device: Device, n: int) -> None:
     assert f"dataset: it has {n}" in found.bound
 
 
+@pytest.mark.slow
 def test_the_samplers_own_indices(device: Device) -> None:
     def step(batch: torch.Tensor) -> None:
         assert set(batch.flatten().tolist()) <= {5, 6, 7}
@@ -260,11 +261,7 @@ SCRIPT = """
 
 @pytest.fixture
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    name = f"script_{tmp_path.name.replace('-', '_')}"
-    (tmp_path / f"{name}.py").write_text(textwrap.dedent(SCRIPT))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield str(tmp_path / f"{name}.py")
-    sys.modules.pop(name, None)
+    yield from importable(tmp_path, monkeypatch, SCRIPT)
 
 
 @pytest.mark.slow

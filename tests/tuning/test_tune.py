@@ -111,6 +111,7 @@ def test_what_waits_gets_many_workers_and_says_what_bound_them() -> None:
     assert children() <= before
 
 
+@pytest.mark.slow
 def test_no_more_workers_than_help() -> None:
     r = stoker.tune(DataLoader(Burns(), batch_size=8), budget_s=3)
     assert r.best.num_workers <= r.limits[0].most
@@ -188,7 +189,7 @@ def test_on_a_noisy_machine_it_stays_within_5_percent_of_the_best(knee: int, mon
 
 def test_every_knob_but_those_asked_for_stays() -> None:
     loader = DataLoader(Waits(), batch_size=4, num_workers=2, prefetch_factor=3)
-    r = stoker.tune(loader, budget_s=3, knobs=("pin_memory",))
+    r = stoker.tune(loader, budget_s=1.5, knobs=("pin_memory",))
     assert r.best.num_workers == 2
     assert r.best.prefetch_factor == 3
     assert r.best.batch_size == 4
@@ -457,7 +458,7 @@ def test_an_interrupted_command_leaves_nobody(tmp_path: Path, how: signal.Signal
 
 
 @pytest.mark.parametrize("knobs", [("pin_memory",), ("prefetch_factor",)])
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_single_knobs(knobs: tuple[str, ...]) -> None:
     r = stoker.tune(DataLoader(Rows(), batch_size=4, num_workers=2, prefetch_factor=4), budget_s=1.5, knobs=knobs)
     assert r.best.num_workers == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +19,34 @@ COUNT = click.IntRange(min=1)
 SECONDS = click.FloatRange(min=0, max=1e6, min_open=True)
 
 
+class Command(click.Command):
+    """A command whose examples, with which its docstring ends, are the end of its help."""
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(self._parts()[0])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        examples = self._parts()[1]
+        if examples:
+            with formatter.section("Examples"):
+                formatter.write_text(f"\b\n{inspect.cleandoc(examples)}")
+
+    def _parts(self) -> tuple[str, str]:
+        text, _, examples = inspect.cleandoc(self.help or "").partition("\b\nExamples:\n")
+        return text.strip(), examples
+
+
+class Group(Command, click.Group):
+    """The same of a group; its commands are of that class, too."""
+
+    command_class = Command
+
+
+command = functools.partial(click.command, cls=Command)
+
+
 def workers(text: str) -> int | str:
     """A number of worker processes, or "auto"."""
     if text == "auto":
@@ -24,6 +54,41 @@ def workers(text: str) -> int | str:
     if not text.isdecimal():
         raise click.BadParameter(f"{text!r} is not a number of workers: 0, 1, ... or auto")
     return int(text)
+
+
+def address(text: str) -> tuple[str, int]:
+    """Host and port of ``PORT`` or ``HOST:PORT``; without a host, this machine only.
+
+    Example:
+        >>> address("9100"), address("0.0.0.0:0"), address("[::]:9100")
+        (('127.0.0.1', 9100), ('0.0.0.0', 0), ('::', 9100))
+    """
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise click.BadParameter(f"{text!r} is neither PORT nor HOST:PORT, with a port from 0 to 65535")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def price(text: str) -> float:
+    """What an hour costs: more than 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1e6:  # nan is refused, too
+        raise click.BadParameter(f"{text!r} is not a price of an hour, as 2.10")
+    return value
+
+
+def loss(text: str) -> float:
+    """A share from 0 to less than 1, as ``5%`` or ``0.05``."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise click.BadParameter(f"{text!r} is not a share, as 5% or 0.05")
+    return value
 
 
 def _check_json(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:

@@ -11,7 +11,7 @@ from ..core.progress import Progress
 from . import arguments
 
 
-@click.command("batch-size")
+@arguments.command("batch-size")
 @arguments.target
 @click.option("--step", metavar="PATH.PY:NAME", help="A function that is called with each batch: forward and backward.")
 @click.option(

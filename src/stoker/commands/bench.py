@@ -46,7 +46,7 @@ MAX_ERROR = 300  # characters of an error
 WORKER_DIED = ("exited unexpectedly", "killed by signal")  # torch's texts
 
 
-@click.command("bench")
+@arguments.command("bench")
 @arguments.target
 @click.option(
     "-n",
@@ -239,12 +239,9 @@ class _Batches:
 
 
 def _reason(error: BaseException, batches: _Batches) -> str:
-    """An error in one line.
-
-    An error that came from a worker has two tracebacks in its text; its last line says what happened. When a worker
-    dies, what torch's queue raises is accidental: ``EOFError``, ``ConnectionResetError`` and others, with or without
-    the error that names the death.
-    """
+    """An error in one line. An error that came from a worker has two tracebacks in its text; its last line says what
+    happened. When a worker dies, what torch's queue raises is accidental: ``EOFError``, ``ConnectionResetError`` and
+    others, with or without the error that names the death."""
     text = str(error).strip()
     if "Traceback (most recent call last)" in text:
         text = text.splitlines()[-1]

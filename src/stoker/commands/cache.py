@@ -22,7 +22,7 @@ SCHEMA = 3
 DAY_S = 86_400.0
 
 
-@click.group("cache", no_args_is_help=False)
+@click.group("cache", cls=arguments.Group, no_args_is_help=False)
 def command() -> None:
     """List and remove caches on disk.
 
@@ -53,7 +53,8 @@ def ls_command(folder: Path | None, json_path: Path | None) -> int:
     """List all caches. What a cache depends on is in its manifest.json.
 
     \b
-    Example:
+    Examples:
+      stoker cache ls
       stoker cache ls --json - | jq '.caches[] | select(.state != "complete").path'
     """
     from ..staging.store.manage import listed
@@ -88,7 +89,7 @@ def prune_command(names: tuple[str, ...], older_than: float | None, everything: 
 
     \b
     Examples:
-      stoker cache prune ImageFolder-3f
+      stoker cache prune ImageFolder
       stoker cache prune --older-than 30
     """
     if bool(names) == everything and (names or older_than is None):

@@ -19,7 +19,7 @@ LABEL_COLUMNS = 16
 COPIED = 64 << 20  # bytes
 
 
-@click.command("check")
+@arguments.command("check")
 @click.option(
     "--json",
     "json_path",

@@ -12,23 +12,12 @@ from ..core.errors import UsageError
 from . import arguments
 
 
-def loss(text: str) -> float:
-    """A share from 0 to less than 1, as ``5%`` or ``0.05``."""
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1:
-        raise click.BadParameter(f"{text!r} is not a share, as 5% or 0.05")
-    return value
-
-
-@click.command("compare")
+@arguments.command("compare")
 @click.argument("a", metavar="A.json", type=arguments.FILE)
 @click.argument("b", metavar="B.json", type=arguments.FILE)
 @click.option(
     "--fail-above",
-    type=loss,
+    type=arguments.loss,
     metavar="5%",
     help="Exit code 1 if a loader's samples/s in B are lower than in A by more than that, as 5% or 0.05.",
 )

@@ -8,13 +8,17 @@ from importlib import import_module
 
 import click
 
-from .._version import __version__
 from ..core.errors import StokerError, UsageError
+from ..core.version import __version__
+from . import arguments
 
 # What `stoker --help` says of each command. The module, of the same name, is imported when the command runs.
-COMMANDS = {
+FIRST = {
     "run": "Run a script and report what its data loaders did; --apply speeds it up.",
     "check": "Show what this machine really grants: cores, memory, GPUs.",
+    "explain": "Explain a cause that stoker run names, or a symptom in your own words.",
+}
+MORE = {
     "bench": "Measure how fast a data loader is, without a model.",
     "tune": "Find a data loader's best settings by measuring.",
     "batch-size": "Find the largest batch that fits the accelerator.",
@@ -22,10 +26,12 @@ COMMANDS = {
     "stats": "Mean and std of an image dataset.",
     "cache": "List and remove caches on disk.",
     "verify": "Read a whole dataset and list the samples that are broken.",
+    "why": "Say why a running job hangs.",
 }
+COMMANDS = {**FIRST, **MORE}
 
 
-class _Commands(click.Group):
+class _Commands(arguments.Group):
     """A group whose commands are modules of this package, each with a ``command``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -37,9 +43,16 @@ class _Commands(click.Group):
         command: click.Command = import_module(f".{name.replace('-', '_')}", __package__).command
         return command
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Commands first, then the two options."""
+        self.format_commands(ctx, formatter)
+        click.Command.format_options(self, ctx, formatter)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        wide = max(map(len, COMMANDS))
+        for title, commands in (("Commands", FIRST), ("More", MORE)):
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<{wide}}", about) for name, about in commands.items()])
 
 
 @click.group(cls=_Commands, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -51,7 +64,6 @@ def stoker() -> None:
     Examples:
       stoker run train.py             observe a training script
       stoker run --apply train.py     the same, sped up
-      stoker COMMAND --help           the options of a command
     """
 
 

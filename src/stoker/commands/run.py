@@ -9,10 +9,8 @@ Python it starts (torchrun, accelerate, ``python -m``). The watches report over 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -22,30 +20,34 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from traceback import format_exc
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..core import output
 from ..core.errors import UsageError
-from ..core.monitor import SystemMonitor
+from ..core.options import cluster_of
+from ..core.processes import die_with_parent
 from ..core.types import JsonObject
-from ..diagnosis.report import history, html, text
-from ..diagnosis.report.build import report_of
-from ..diagnosis.report.schema import RunReport
-from ..diagnosis.watch.shared_counters import LIVE, Live
 from . import arguments
+from .gate import Gate, condition
+
+if TYPE_CHECKING:
+    from ..diagnosis.report.prices import Prices
+    from ..diagnosis.report.schema import RunReport
+    from ..diagnosis.watch.shared_counters import Live
 
 REPORT = "stoker-report.json"
 HOOK = Path(__file__).parents[1] / "diagnosis" / "watch" / "_hook"
 SOURCE = Path(__file__).parents[2]
 MAX_LINE = 16 << 20  # bytes of one report of a process; a longer line is not a report
-PR_SET_PDEATHSIG = 1
-PRINTING = ("rich.console", "rich.table", "platformdirs.unix")  # imported beside the script, not after it: 50 ms
+# Imported beside the script, not before or after it: 120 ms.
+REPORTING: tuple[str, ...] = ("rich.console", "rich.table", "platformdirs.unix")
+REPORTING += tuple(f"stoker.diagnosis.report.{name}" for name in ("build", "history", "text"))
 FORWARD = tuple(
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGCONT")
@@ -61,20 +63,29 @@ class Options:
     command: tuple[str, ...]
     module: bool
     apply: bool
+    workers_on: str
     json_path: Path
     html_path: Path | None
     debug: bool
     max_steps: int | None
+    metrics_port: tuple[str, int] | None
+    prices: Prices | None = None
+    gate: Gate = field(default_factory=Gate)
 
     @property
     def words(self) -> list[str]:
-        """The command as the report has it."""
         return ["-m", *self.command] if self.module else list(self.command)
 
 
 # Options of the script are not parsed: the first argument that is not an option ends stoker's.
-@click.command("run", context_settings={"allow_interspersed_args": False})
+@arguments.command("run", context_settings={"allow_interspersed_args": False})
 @click.option("--apply", is_flag=True, help="Use stoker's engine, cache and number of workers in its loaders.")
+@click.option(
+    "--workers-on",
+    default="",
+    metavar="ray[:HOST:PORT]",
+    help="With --apply: the nodes of this Ray cluster make batches, too (stoker[ray]).",
+)
 @click.option(
     "--json",
     "json_path",
@@ -82,14 +93,43 @@ class Options:
     default=Path(REPORT),
     show_default=True,
     metavar="FILE",
-    help="The report; - is stdout.",
+    help="The report; - is stdout, as its last line.",
 )
 @click.option("--html", "html_path", type=arguments.FILE, metavar="FILE", help="The report as a page (stoker[html]).")
 @click.option("--debug", is_flag=True, help="Load in the script's own process: for breakpoints and plain tracebacks.")
 @click.option("--max-steps", type=arguments.COUNT, metavar="N", help="End the script after N batches.")
+@click.option(
+    "--metrics-port",
+    type=arguments.address,
+    metavar="[HOST:]PORT",
+    help="Serve gauges to Prometheus meanwhile (stoker[metrics]); 0 is any free port. 0.0.0.0:PORT: to other machines.",
+)
+@click.option("--gpu-price", type=arguments.price, metavar="PRICE", help="Of a GPU and hour: what waiting costs.")
+@click.option("--gpus", type=arguments.COUNT, metavar="N", help="GPUs that the run uses.  [default: all]")
+@click.option("--cpu-price", type=arguments.price, metavar="PRICE", help="Of a CPU core and hour: whether more pay.")
+@click.option(
+    "--fail-on",
+    type=condition,
+    multiple=True,
+    metavar="input-bound|slower-than=REPORT",
+    help="Exit code 1 if the run is that; several may be given.",
+)
+@click.option(
+    "--fail-above",
+    type=arguments.loss,
+    metavar="10%",
+    help="Part of REPORT's samples/s that a loader may lack.  [default: 10%]",
+)
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as in python -m.")
 @click.argument("command", metavar="SCRIPT|COMMAND [ARGS]...", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(**options: Any) -> int:
+def command(
+    gpu_price: float | None,
+    gpus: int | None,
+    cpu_price: float | None,
+    fail_on: tuple[str, ...],
+    fail_above: float | None,
+    **options: Any,
+) -> int:
     """Run a script and report what its data loaders did; --apply speeds it up.
 
     SCRIPT is a Python script, or a command that starts Python. Options of stoker come before it; everything after it is
@@ -100,18 +140,28 @@ def command(**options: Any) -> int:
     Examples:
       stoker run train.py --epochs 1           observe the script as it is
       stoker run --apply train.py --epochs 1   the same, sped up: before and after in wall clock
-      stoker run --html report.html --json - train.py > report.json
+      stoker run --json - train.py | tail -n 1 | jq .verdict
+      stoker run --gpu-price 2.10 --gpus 8 train.py
+      stoker run --fail-on slower-than=main.json --fail-above 10% train.py
       stoker run torchrun --nproc-per-node 2 train.py
+      stoker run --metrics-port 9100 train.py
       stoker run -m package.train
     """
-    return run(Options(**options))
+    if gpu_price is None and (gpus is not None or cpu_price is not None):
+        raise UsageError("--gpus and --cpu-price need --gpu-price")
+    prices = None
+    if gpu_price is not None:
+        from ..diagnosis.report.prices import Prices
+
+        prices = Prices(gpu_price, gpus or 0, cpu_price)
+    return run(Options(**options, prices=prices, gate=Gate(fail_on, fail_above)))
 
 
 class Listener:
     """Collects the latest snapshot of every watched process: ``last``, by process id."""
 
     def __init__(self) -> None:
-        self.address = f"stoker-{secrets.token_hex(16)}"
+        self.address = f"stoker-{os.urandom(16).hex()}"
         self.last: dict[int, JsonObject] = {}
         self._live: dict[int, Live] = {}
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -146,6 +196,8 @@ class Listener:
             t.start()
 
     def _read(self, connection: socket.socket) -> None:
+        from ..diagnosis.watch.shared_counters import Live  # see REPORTING
+
         with connection:
             try:
                 _, fds, _, _ = socket.recv_fds(connection, 1, 1)
@@ -157,14 +209,16 @@ class Listener:
                 for line in iter(lambda: lines.readline(MAX_LINE), b""):
                     try:
                         snapshot = json.loads(line)
-                        self.last[int(snapshot["pid"])] = snapshot
                         self._live[int(snapshot["pid"])] = live
+                        self.last[int(snapshot["pid"])] = snapshot
                     except (ValueError, KeyError, TypeError):
                         continue  # half a line of a process that was killed
 
     def snapshots(self) -> list[JsonObject]:
         """The last snapshot of each process; of one that was killed, brought up to its last batch."""
-        for pid, snapshot in self.last.items():
+        from ..diagnosis.watch.shared_counters import LIVE
+
+        for pid, snapshot in list(self.last.items()):  # a copy: threads that read add to it
             if not snapshot.get("final"):
                 for i, metrics in enumerate(snapshot["loaders"]):
                     for key, value in zip(LIVE, self._live[pid].row(i), strict=True):
@@ -184,28 +238,44 @@ def command_line(command: Sequence[str], module: bool) -> list[str]:
 
 
 def run(options: Options) -> int:
-    """Runs the command and writes the report.
-
-    Returns:
-        The command's exit code; a command killed by a signal kills this process by the same one.
-
-    Raises:
-        UsageError: the report cannot be written; nothing was run.
-    """
+    """Runs the command and writes the report. Returns the command's exit code; 1 where that is 0 and a condition of
+    ``--fail-on`` holds. A command killed by a signal kills this process by the same one. Raises UsageError: the report
+    cannot be written; nothing was run."""
     if not sys.platform.startswith("linux"):
         raise UsageError("stoker run works on Linux only; stoker.DataLoader works everywhere")
+    if options.workers_on:
+        if not options.apply:
+            raise UsageError("--workers-on changes where batches are made: it goes with --apply")
+        address = cluster_of(options.workers_on)
+        if address is None or "//" in address:
+            raise UsageError(
+                f"--workers-on {options.workers_on}: ray, or ray:HOST:PORT of a cluster that this machine is in"
+            )
     if options.debug and options.apply:
         raise UsageError("--debug loads everything in one process: it does not go with --apply")
     output.check(options.json_path)
     if options.html_path is not None:
+        from ..diagnosis.report import html  # see REPORTING
+
         html.check(options.html_path)
+    if options.metrics_port is not None:
+        from ..integrations import prometheus
+
+        prometheus.check()
     listener = Listener()
     began = time.monotonic()
     code, machine = _execute(options, listener)
     wall_s = time.monotonic() - began
     listener.close()
+    from ..diagnosis.report import build, history
+
+    gate = Gate() if code else options.gate  # a script that failed has said why
+    failed = ["there is no report that --fail-on could judge"] if gate.asked else []
     try:
-        report = report_of(options.words, code, listener.snapshots(), machine, wall_s, options.apply)
+        report = build.report_of(
+            options.words, code, listener.snapshots(), machine, wall_s, options.apply, options.prices
+        )
+        failed = list(gate.failed(report))
         if not options.apply and not (options.max_steps or options.debug):
             history.save(report)
         _write(report, options.json_path, options.html_path)
@@ -213,22 +283,29 @@ def run(options: Options) -> int:
         sys.stderr.write(f"stoker: the report cannot be written: {e}\n")
     except Exception:
         sys.stderr.write(f"stoker: there is no report because of a bug in stoker, not in the script:\n{format_exc()}")
+    sys.stderr.write("".join(f"stoker: {reason}\n" for reason in failed))
     sys.stderr.flush()
     if code < 0:
         with contextlib.suppress(OSError):  # SIGKILL has no handler
             signal.signal(-code, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARD)
         os.kill(os.getpid(), -code)
-    return code
+    return code or int(bool(failed))
 
 
 def _write(report: RunReport, json_path: Path, html_path: Path | None) -> None:
     """Writes the report and prints it. A command that failed before its first batch leaves an earlier report alone."""
+    from ..diagnosis.report import html, text
+
     empty = bool(report.exit_code) and not report.loaders and not report.bypassing
     if empty and json_path.is_file():
         sys.stderr.write(text.render(report, None, sys.stderr) + f"the report of an earlier run is kept: {json_path}\n")
         return
-    output.give(report.as_dict(), json_path, lambda: None)
+    if str(json_path) == "-":
+        # One line of its own, so that what the script printed, whose last line may have no end, can be told from it.
+        print("\n" + json.dumps(report.as_dict()))
+    else:
+        output.give(report.as_dict(), json_path, lambda: None)
     sys.stdout.flush()  # a signal may end this process
     if html_path is not None:
         html.save(report, html_path)
@@ -243,6 +320,7 @@ def _environment(address: str, options: Options) -> dict[str, str]:
         STOKER_RUN=address,
         STOKER_HOME=str(SOURCE),
         STOKER_APPLY="1" if options.apply else "",
+        STOKER_WORKERS_ON=options.workers_on,
         STOKER_DEBUG="1" if options.debug else "",
         STOKER_MAX_STEPS=str(options.max_steps or ""),
     )
@@ -259,19 +337,17 @@ def _in_foreground() -> bool:
 
 
 def _execute(options: Options, listener: Listener) -> tuple[int, JsonObject]:
-    """Runs the command, and passes on to it, once, each signal that this process gets. Returns its exit code, and
-    what ``SystemMonitor`` saw meanwhile."""
+    """Runs the command and passes signals on to it. Returns its exit code, and what ``SystemMonitor`` saw."""
     line = command_line(options.command, options.module)
     env = _environment(listener.address, options)
     shared_group = _in_foreground()  # else it gets its own process group, or it would get our signals twice
-    libc = ctypes.CDLL(None)
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARD)
 
     def child() -> None:  # between fork and exec; no thread has been started yet
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARD)
         if not shared_group:
             os.setpgid(0, 0)
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        die_with_parent()
 
     try:
         process = subprocess.Popen(line, env=env, preexec_fn=child)
@@ -279,10 +355,15 @@ def _execute(options: Options, listener: Listener) -> tuple[int, JsonObject]:
         raise UsageError(f"cannot run {line[0]}: {e.strerror}") from e
     listener.start()
     threading.Thread(target=_forward, args=(process, shared_group), name="stoker_signals", daemon=True).start()
-    for name in PRINTING:
-        import_module(name)
+    from ..core.monitor import SystemMonitor  # see REPORTING
+    from ..integrations import prometheus
+
     monitor = SystemMonitor()
-    return process.wait(), monitor.stop()
+    for name in REPORTING:
+        import_module(name)
+    with prometheus.serving(options.metrics_port, listener.snapshots):
+        code = process.wait()
+    return code, monitor.stop()
 
 
 def _forward(process: subprocess.Popen[bytes], shared_group: bool) -> None:

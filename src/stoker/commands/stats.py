@@ -38,7 +38,7 @@ LAYOUTS = ("CHW", "HWC")
 NO_IMAGE = "NoImage: "
 
 
-@click.command("stats")
+@arguments.command("stats")
 @arguments.target
 @click.option("--key", metavar="NAME", help="The image in a sample: a dict's key, a tuple's index or a field.")
 @click.option("--samples", type=arguments.COUNT, metavar="N", help="Read N random ones.")
@@ -73,10 +73,8 @@ def command(
 @dataclass(frozen=True)
 class ImageStats:
     """The result of ``mean_std``. Its numbers, one for each channel, are of finite values, in the data's own unit.
-
     ``scale`` is 255 for uint8, by which ``normalize`` divides as torchvision's ToTensor does, and 1 for other types.
-    ``samples`` includes ``failed``, which could not be read; ``images`` are those that the numbers are of.
-    """
+    ``samples`` includes ``failed``, which could not be read; ``images`` are those that the numbers are of."""
 
     name: str
     samples: int

@@ -20,12 +20,10 @@ from ..workers.faults.policy import Failure
 
 
 class Sweep:
-    """One pass over a dataset. Its loader, with ``collate_fn`` and sampler, is not iterated.
-
-    ``read`` is called in a worker with the dataset and each of ``keys``; ``collate`` makes one object of what that gave
-    for ``task_samples`` of them. ``seed`` is for random augmentation: the number of workers, if there are any, does not
-    change what it draws. A sample that takes longer than ``sample_timeout`` has failed.
-    """
+    """One pass over a dataset. Its loader, with ``collate_fn`` and sampler, is not iterated. ``read`` is called in a
+    worker with the dataset and each of ``keys``; ``collate`` makes one object of what that gave for ``task_samples`` of
+    them. ``seed`` is for random augmentation: the number of workers, if there are any, does not change what it draws. A
+    sample that takes longer than ``sample_timeout`` has failed."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from ..tuning.knobs import BUDGET_S, KNOBS
 from . import arguments
 
 
-@click.command("tune")
+@arguments.command("tune")
 @arguments.target
 @arguments.json_file
 @click.option(
@@ -36,7 +36,7 @@ def command(target: str, json_path: Path | None, knobs: str, time_limit: float, 
     Examples:
       stoker tune train.py:make_loader
       stoker tune mypackage.data:train_set --batch-size 64
-      stoker tune train.py:loader --knobs num_workers,prefetch_factor --time-limit 60 --json tune.json
+      stoker tune train.py:loader --knobs num_workers,prefetch_factor --time-limit 5 --json tune.json
     """
     from ..loader.variant import find
     from ..tuning.api import tune  # which loads torch

@@ -30,7 +30,7 @@ TASK_SAMPLES = 8  # in a worker's task
 SHOWN = 20  # samples in the text; --json and --quarantine have all
 
 
-@click.command("verify")
+@arguments.command("verify")
 @arguments.target
 @arguments.num_workers
 @click.option(
@@ -83,7 +83,6 @@ class Verified:
         return self.read / self.seconds if self.seconds > 0 else 0.0
 
     def as_dict(self) -> JsonObject:
-        """For JSON."""
         failed = [f._asdict() for f in self.failed]
         return {"schema": 1, **asdict(self), "failed": failed, "samples_per_s": self.rate}
 

@@ -18,27 +18,18 @@ SAMPLES = (64, 16, 8, 4)  # items of a container by which its size is estimated,
 
 
 class Big(NamedTuple):
-    """A container of many small objects.
+    """A container of many small objects."""
 
-    Attributes:
-        path: where it is: ``dataset.samples``.
-        words: ``a list of 2,000,000 dicts``.
-        nbytes: about how much memory its objects take.
-        remedy: what puts it into one buffer: ``stoker.share(dataset.samples)``.
-    """
-
-    path: str
-    words: str
-    nbytes: int
-    remedy: str
+    path: str  # where it is: ``dataset.samples``
+    words: str  # ``a list of 2,000,000 dicts``
+    nbytes: int  # about how much memory its objects take
+    remedy: str  # what puts it into one buffer: ``stoker.share(dataset.samples)``
 
 
 def big(obj: object, at_least: int, path: str = "dataset") -> list[Big]:
-    """Containers of many small Python objects inside ``obj`` that take ``at_least`` bytes, and tables of such.
-
-    Reading such an object writes its reference count, so a forked worker copies its page; an array of numbers has one
-    count for all. Sizes are estimated from a few items.
-    """
+    """Containers of many small Python objects inside ``obj`` that take ``at_least`` bytes, and tables of such. Reading
+    such an object writes its reference count, so a forked worker copies its page; an array of numbers has one count for
+    all. Sizes are estimated from a few items."""
     return _big(obj, at_least, path, DEPTH, set(), [])
 
 
@@ -77,7 +68,6 @@ def _as_list(obj: object, path: str) -> str:
 
 
 def _of_table(frame: Any, at_least: int, path: str) -> list[Big]:
-    """A table of pandas, by its columns of objects."""
     try:
         columns = [frame] if frame.ndim == 1 else [frame.iloc[:, i] for i in range(min(WIDTH, frame.shape[1]))]
         arrays = [c.to_numpy() for c in columns if c.dtype == object]

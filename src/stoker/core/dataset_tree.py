@@ -38,9 +38,7 @@ def inner_datasets(dataset: Any) -> Iterator[Any]:
 
 def unwrap(dataset: Any, index: Index) -> tuple[Any, Index] | None:
     """The dataset inside a dataset that has its sample, and the index of the sample there; None where that is unknown.
-
-    It knows subsets, concatenations, and wrappers with as many samples as they wrap.
-    """
+    It knows subsets, concatenations, and wrappers with as many samples as they wrap."""
     ends = getattr(dataset, "cumulative_sizes", None)
     if ends is not None:
         index = index + len(dataset) if index < 0 else index

@@ -17,14 +17,9 @@ def cache_folder(name: str) -> Path:
 
 
 def write(path: Path, text: str) -> None:
-    """Writes a file under a temporary name and renames it when it is complete.
-
-    A new file is private to the user (mode 600), because it holds paths, names and settings. An existing file keeps its
-    mode. Pipes and devices, such as ``/dev/stdout``, are written to directly.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes a file under a temporary name and renames it when it is complete. A new file is private to the user (mode
+    600), because it holds paths, names and settings. An existing file keeps its mode. Pipes and devices, such as
+    ``/dev/stdout``, are written to directly. Raises OSError: it cannot be written."""
     path = Path(os.path.realpath(path))
     mode = 0o600
     try:
@@ -49,11 +44,7 @@ def write(path: Path, text: str) -> None:
 
 
 def check_writable(path: Path, option: str = "--json") -> None:
-    """Raises before the run what would otherwise be raised after it.
-
-    Raises:
-        UsageError: no file can be written there.
-    """
+    """Raises UsageError before the run, not after it, where no file can be written."""
     reason = ""
     if path.is_dir():
         reason = "it is a folder"

@@ -36,34 +36,17 @@ Parts = dict[str, object]  # by path: a plain value, or a _Part
 
 
 class _Part(NamedTuple):
-    """Something that is no plain value.
+    """Something that is no plain value."""
 
-    Attributes:
-        text: for people.
-        identity: what is compared.
-        is_code: it can be called.
-        is_data: an array, a tensor or a container that is not empty.
-    """
-
-    text: str
-    identity: object
-    is_code: bool = False
-    is_data: bool = False
+    text: str  # for people
+    identity: object  # what is compared
+    is_code: bool = False  # it can be called
+    is_data: bool = False  # an array, a tensor or a container that is not empty
 
 
 class Fingerprint:
-    """What an object looked like.
-
-    Args:
-        obj: the dataset.
-        path: its name.
-        names: attributes that count; None: all.
-        skip: paths that do not count, nor what is below them.
-        shared: whether memory that processes share counts.
-
-    Attributes:
-        places: paths of objects, by id.
-    """
+    """What an object looked like. ``names``: the attributes that count; None: all. ``skip``: paths that do not count,
+    nor what is below them. ``shared``: whether memory that processes share counts."""
 
     def __init__(
         self,
@@ -74,7 +57,7 @@ class Fingerprint:
         skip: Collection[str] = (),
         shared: bool = True,
     ) -> None:
-        self.places: dict[int, str] = {}
+        self.places: dict[int, str] = {}  # paths of objects, by id
         self._path = path
         self._names = names
         self._skip = skip
@@ -129,13 +112,21 @@ class Fingerprint:
         return self.changed_since(Fingerprint(obj, self._path, self._names, skip=self._skip, shared=self._shared))
 
     def opened(self, later: Fingerprint) -> Parts:
-        """What was None or not there, and is something in a later fingerprint, by path without the root. It can be
-        pickled, so of objects there is the name of the class only."""
+        """What was None or not there, and is something in a later fingerprint, by path without the root."""
         new = ((path, part) for path, part in later._parts.items() if self._parts.get(path) is None)
         return {
             path.removeprefix(self._path): _Part(part.text, None) if _is_object(part) else part
             for path, part in new
             if part is not None and not (isinstance(part, _Part) and part.is_code)
+        }
+
+    def settled(self, later: Fingerprint) -> Parts:
+        """Data that differ in a later fingerprint, as they are there, by path without the root."""
+        found = ((path, old, later._parts.get(path)) for path, old in self._parts.items())
+        return {
+            path.removeprefix(self._path): new
+            for path, old, new in found
+            if old is not None and new is not None and _differ(old, new) and not _is_class(new)
         }
 
     def changed_since(self, later: Fingerprint) -> list[str]:
@@ -155,13 +146,9 @@ class Fingerprint:
         return out
 
     def added_or_changed_since(self, later: Fingerprint, opened: Parts) -> list[str]:
-        """The same, and what was added, or set where there was None.
-
-        Args:
-            later: of the same object.
-            opened: what loading samples makes when it is first needed, by its path. See ``opened``. The same data are
-                no change, and no object of the same class, nor what is inside it.
-        """
+        """The same, and what was added, or set where there was None. ``later``: of the same object. ``opened``: what
+        loading samples makes when it is first needed, by its path. See ``opened``, ``settled``. The same data are no
+        change, and no object of the same class, nor what is inside it."""
         out = []
         for path, new in later._parts.items():
             if path not in self._parts:
@@ -171,7 +158,8 @@ class Fingerprint:
                 continue
             old = self._parts[path]
             was_set = old is None and isinstance(new, _Part) and new.is_data
-            if (was_set or _differ(old, new)) and not (old is None and _is_opened(path, new, opened)):
+            is_opened = _is_opened(path, new, opened) if old is None else path in opened and opened[path] == new
+            if (was_set or _differ(old, new)) and not is_opened:
                 out.append(_change(path, old, new))
         return out
 
@@ -191,6 +179,11 @@ def _is_opened(path: str, new: object, opened: Parts) -> bool:
 
 def _is_object(part: object) -> TypeGuard[_Part]:
     return isinstance(part, _Part) and not part.is_data and not part.is_code
+
+
+def _is_class(part: object) -> bool:
+    """Whether an object is known by its class alone, or code, and not by what it holds."""
+    return isinstance(part, _Part) and isinstance(part.identity, (type, types.CodeType))
 
 
 def _change(path: str, old: object, new: object) -> str:

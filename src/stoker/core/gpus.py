@@ -79,13 +79,11 @@ class Nvml:
             return None
 
     def busy(self) -> list[float]:
-        """Per cent of the last second or less in which a kernel ran, by GPU (NVML, nvmlDeviceGetUtilizationRates);
-        empty if one does not say."""
+        """Per cent of the last second or less in which a kernel ran, by GPU (NVML); empty if one does not say."""
         found = [self._use(handle) for handle in self._handles.values()]
         return [] if None in found else [share for share in found if share is not None]
 
     def gpus(self) -> list[Gpu]:
-        """What each is."""
         out = []
         with contextlib.suppress(Exception):
             for i, handle in self._handles.items():
@@ -102,7 +100,6 @@ class Nvml:
 
 
 def gpus() -> list[Gpu]:
-    """The GPUs that this process may use, as they are now."""
     nvml = Nvml()
     try:
         return nvml.gpus()

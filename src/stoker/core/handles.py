@@ -18,7 +18,7 @@ from itertools import islice
 import numpy as np
 import torch
 
-from .object_tree import WIDTH, attributes, parts
+from .object_tree import WIDTH, attributes, is_filesystem, parts
 
 MAX_OBJECTS = 20_000  # that are searched, those of the least depth first
 RECHECKS = 3  # of what a process has open: a file that is only being read is closed by then
@@ -39,6 +39,8 @@ def held(obj: object, path: str = "dataset") -> str:
     while todo and left > 0:
         at, x = todo.popleft()
         if id(x) in seen or isinstance(x, SKIPPED) or (isinstance(x, np.ndarray) and not x.dtype.hasobject):
+            continue
+        if is_filesystem(x):  # it is pickled by its arguments
             continue
         seen[id(x)] = x  # keeps it alive, else another object might get its id
         if isinstance(x, (io.IOBase, socket.socket)) and not getattr(x, "closed", False):
@@ -74,11 +76,7 @@ def _refuses_pickle(x: object) -> bool:
 
 
 def opened(pids: list[int]) -> str:
-    """A file or connection that one of these processes has open and this one does not; "" if there is none.
-
-    Raises:
-        OSError: one of them has ended.
-    """
+    """A file or connection that one of these processes, and not this one, has open. Raises OSError: one has ended."""
     own = _targets("self")
     found = _open_in(pids, own)
     for _ in range(RECHECKS):

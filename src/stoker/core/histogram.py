@@ -26,15 +26,10 @@ def seconds_of(number: int) -> float:
 
 
 class Slow(NamedTuple):
-    """The durations of more than ``SLOW`` medians.
+    """The durations of more than ``SLOW`` medians."""
 
-    Attributes:
-        number: how many there are.
-        share: their part of the sum of all durations, 0 to 1.
-    """
-
-    number: int
-    share: float
+    number: int  # how many there are
+    share: float  # their part of the sum of all durations, 0 to 1
 
 
 class Histogram:
@@ -42,9 +37,6 @@ class Histogram:
 
     Args:
         bins: counts by bin, which this histogram goes on counting in; without it a new one.
-
-    Attributes:
-        bins: counts by bin.
 
     Example:
         >>> times = Histogram()
@@ -54,7 +46,7 @@ class Histogram:
     """
 
     def __init__(self, bins: dict[int, int] | None = None) -> None:
-        self.bins: dict[int, int] = {} if bins is None else bins
+        self.bins: dict[int, int] = {} if bins is None else bins  # counts by bin
 
     def add(self, seconds: Iterable[float]) -> None:
         for s in seconds:

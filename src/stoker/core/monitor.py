@@ -87,14 +87,10 @@ class SystemMonitor:
         self._stalled = max(self._stalled, (total - total_then) / 1e6 / max(STALL_SPAN_S, now - began))
 
     def stop(self) -> JsonObject:
-        """Ends sampling.
-
-        Returns:
-            ``memory_stalled_max``: share of the worst ten seconds in which some task of this cgroup waited for memory;
-            of the machine, where the kernel does not count by cgroup. ``swapped``: bytes, in and out.
-            ``memory_available_min``, ``shm_free_min``: bytes.
-            ``gpu_busy``: share of each GPU's time, from its first use to its last; empty without NVML.
-        """
+        """Ends sampling. Returns ``memory_stalled_max``, the share of the worst ten seconds in which some task of this
+        cgroup waited for memory (of the machine, where the kernel does not count by cgroup); bytes: ``swapped``, in and
+        out, ``memory_available_min``, ``shm_free_min``; and ``gpu_busy``, the share of each GPU's time from its first
+        use to its last; empty without NVML."""
         self._stop.set()
         self._thread.join()
         self._gpus.close()

@@ -54,6 +54,12 @@ def attributes(obj: object) -> Attributes:
     return out
 
 
+def is_filesystem(obj: object) -> bool:
+    """Whether it is a filesystem of fsspec's. Several threads may use one."""
+    spec = sys.modules.get("fsspec.spec")
+    return spec is not None and isinstance(obj, spec.AbstractFileSystem)
+
+
 def package_of(cls: type) -> str:
     """The package that a class is from."""
     return str(cls.__module__).partition(".")[0]
@@ -67,14 +73,14 @@ def _is_stdlib(package: str) -> bool:
 
 
 def children(obj: Any) -> Iterator[tuple[str, Any]]:
-    """Attributes and items of an object, each with what it adds to a path. Those of its class come first.
-
-    A class of stoker's says itself what its user gave it (``_stoker_children``).
-    """
+    """Attributes and items of an object, each with what it adds to a path. Those of its class come first. A class of
+    stoker's says itself what its user gave it (``_stoker_children``)."""
     if isinstance(obj, (dict, list, tuple, *_CODE)):
         yield from parts(obj)
     elif hasattr(type(obj), "_stoker_children"):
         yield from obj._stoker_children()
+    elif is_filesystem(obj):  # its listings and connections are no data of the dataset's
+        yield from ((f".{name}", getattr(obj, name, None)) for name in ("storage_args", "storage_options"))
     elif not isinstance(obj, (type, types.ModuleType, torch.Tensor)):
         package = package_of(type(obj))
         if package in _RECORDS or not _is_stdlib(package):

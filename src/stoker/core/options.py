@@ -16,19 +16,24 @@ def worker_word(method: str) -> str:
     return "process" if method == "multiprocessing" else method
 
 
-class Workers(int):
-    """The worker count of a ``stoker.DataLoader``: an int that carries the loader's other settings.
+def cluster_of(method: object) -> str | None:
+    """The address in ``worker_method="ray:ADDRESS"``, "" for "ray" alone; None: workers are on this machine.
 
-    Frameworks (Accelerate, Ray) build loaders of torch's class from the attributes of torch's loader. All of them copy
-    the number of workers, and with it stoker's settings. Pickled, it becomes a plain number.
-
-    Attributes:
-        settings: by name.
-        dataset: the loader's. A loader of another dataset ignores the settings.
+    Example:
+        >>> cluster_of("ray:10.0.0.1:6379"), cluster_of("ray"), cluster_of("process")
+        ('10.0.0.1:6379', '', None)
     """
+    name, _, address = str(method).partition(":")
+    return address if name == "ray" else None
 
-    settings: Attributes | None = None
-    dataset: object = None
+
+class Workers(int):
+    """The worker count of a ``stoker.DataLoader``: an int that carries the loader's other settings. Frameworks
+    (Accelerate, Ray) build loaders of torch's class from the attributes of torch's loader. All of them copy the number
+    of workers, and with it stoker's settings. Pickled, it becomes a plain number."""
+
+    settings: Attributes | None = None  # by name
+    dataset: object = None  # the loader's. A loader of another dataset ignores the settings
 
     @classmethod
     def carrying(cls, n: int, settings: Attributes, dataset: object) -> Workers:
@@ -61,27 +66,17 @@ class AutoWorkers(Workers):
 
 @dataclass(frozen=True)
 class Knobs:
-    """The engine's settings for one loader.
+    """The engine's settings for one loader."""
 
-    Attributes:
-        num_workers: worker processes, at least 1.
-        prefetch_factor: tasks in flight per worker, at least 1.
-        in_order: deliver in the sampler's order.
-        persistent: keep workers between epochs.
-        timeout: seconds to wait for one batch; 0 is no limit.
-        task_seeds: seed the random state of each task, not of each worker (``num_workers="auto"``).
-        shared: any free worker takes the next task; only with task seeds.
-        ahead: tasks in flight per worker while batches are small, so that a slow sample does not stop the others.
-            0: ``prefetch_factor``.
-    """
-
-    num_workers: int
-    prefetch_factor: int = 2
-    in_order: bool = True
-    persistent: bool = False
-    timeout: float = 0.0
-    task_seeds: bool = False
-    shared: bool = False
+    num_workers: int  # worker processes, at least 1
+    prefetch_factor: int = 2  # tasks in flight per worker, at least 1
+    in_order: bool = True  # deliver in the sampler's order
+    persistent: bool = False  # keep workers between epochs
+    timeout: float = 0.0  # seconds to wait for one batch; 0 is no limit
+    task_seeds: bool = False  # seed the random state of each task, not of each worker (``num_workers="auto"``)
+    shared: bool = False  # any free worker takes the next task; only with task seeds
+    # tasks in flight per worker while batches are small, so that a slow sample does not stop the others. 0:
+    # ``prefetch_factor``
     ahead: int = 0
 
     def __post_init__(self) -> None:
@@ -103,19 +98,12 @@ class Knobs:
 
 @dataclass(frozen=True)
 class Budget:
-    """How much memory the transport may hold.
+    """How much memory the transport may hold."""
 
-    Attributes:
-        lease_bytes: bytes of slots that the consumer may keep; beyond that, batches are copied out of their slots.
-        lease_slots: the same bound as a count, because every slot is a mapping.
-        flight_bytes: bytes of prefetched batches, over all workers; one batch is always allowed.
-        strict: the user has set ``flight_bytes``: a batch that does not fit is an error.
-    """
-
-    lease_bytes: int
-    lease_slots: int = 512
-    flight_bytes: int = 1 << 62
-    strict: bool = False
+    lease_bytes: int  # bytes of slots that the consumer may keep; beyond that, batches are copied out of their slots
+    lease_slots: int = 512  # the same bound as a count, because every slot is a mapping
+    flight_bytes: int = 1 << 62  # bytes of prefetched batches, over all workers; one batch is always allowed
+    strict: bool = False  # the user has set ``flight_bytes``: a batch that does not fit is an error
 
     def __post_init__(self) -> None:
         if self.lease_bytes < 0 or self.lease_slots < 0 or self.flight_bytes < 0:

@@ -11,11 +11,7 @@ from .types import JsonObject
 
 
 def check(json_path: Path | None) -> None:
-    """Raises before the work what would otherwise be raised after it.
-
-    Raises:
-        UsageError: no file can be written there.
-    """
+    """Raises UsageError before the work, not after it, where no file can be written."""
     if json_path is not None and str(json_path) != "-":
         check_writable(json_path)
 

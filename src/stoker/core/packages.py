@@ -23,6 +23,7 @@ def folder(path: str) -> str:
 
 PACKAGE = folder(os.path.dirname(os.path.abspath(__file__)))  # stoker's own; this file is one folder deeper
 STDLIB = folder(os.__file__)
+IPYTHON_CELL = "<ipython-input-"  # the file of what is typed into IPython; Jupyter names one of /tmp
 
 
 @functools.cache
@@ -72,4 +73,6 @@ def in_stdlib(path: str) -> bool:
 @functools.cache  # a sampler of stacks asks for each frame
 def is_users(path: str) -> bool:
     """Whether code is neither stoker's nor a library's."""
+    if path.startswith(IPYTHON_CELL):
+        return True
     return not path.startswith(("<", PACKAGE, torch())) and not installed(path)

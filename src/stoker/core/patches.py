@@ -12,9 +12,6 @@ class Patches:
     If another library has wrapped a replacement meanwhile, putting the original back would remove its wrapper too. Such
     a replacement stays in place, and is not made again: it must do nothing while it is not wanted.
 
-    Attributes:
-        late: methods that call the function stored here, by class and name, so that they need not be replaced.
-
     Example:
         >>> class A:
         ...     def f(self):
@@ -29,6 +26,7 @@ class Patches:
     """
 
     def __init__(self) -> None:
+        # methods that call the function stored here, by class and name, so that they need not be replaced
         self.late: dict[tuple[object, str], Any] = {}
         self._put: dict[tuple[object, str], tuple[object, object]] = {}  # the old and the new attribute
 

@@ -65,14 +65,11 @@ class _Null:
 
 
 class _Trial(pickle.Pickler):
-    """Pickles, and drops the result. Bytes of tensors and arrays are skipped; of a long container some items are tried.
-
-    Attributes:
-        later: items of long containers; they are tried last, so that objects after the container are tried too.
-    """
+    """Pickles, and drops the result. Bytes of tensors and arrays are skipped; of a long container a few are tried."""
 
     def __init__(self) -> None:
         super().__init__(_Null(), protocol=5, buffer_callback=lambda _: None)
+        # items of long containers; they are tried last, so that objects after the container are tried too
         self.later: deque[object] = deque()
         self._long: dict[int, object] = {}  # keeps the containers alive: another object could get the id of a freed one
         self._left = MAX_OBJECTS

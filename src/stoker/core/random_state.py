@@ -15,7 +15,7 @@ import struct
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.random  # 8 ms, which a new worker would take else
@@ -40,9 +40,6 @@ MT_WORDS = 624  # of a Mersenne Twister
 class RandomState:
     """The state of several random generators at one moment.
 
-    Attributes:
-        values: the state of each, by name.
-
     Example:
         >>> before = RandomState()
         >>> _ = random.random()
@@ -57,7 +54,7 @@ class RandomState:
         self, others: Iterable[tuple[str, Generator]] = (), process_wide: Collection[str] = PROCESS_WIDE
     ) -> None:
         self._others: dict[str, Generator] = {}
-        self.values: dict[str, Value] = {}
+        self.values: dict[str, Value] = {}  # the state of each, by name
         if "torch" in process_wide:
             self.values["torch"] = torch.default_generator.get_state().numpy().tobytes()
         if "python" in process_wide:
@@ -115,13 +112,13 @@ class RandomState:
             return _python_text(value)
         return _numpy_text(value) if name == "numpy" else to_text(cast(bytes, value))
 
+    def to_texts(self, names: Iterable[str]) -> dict[str, Any]:
+        """``to_text`` of several, by name."""
+        return {name: self.to_text(name) for name in names}
+
     @classmethod
     def from_texts(cls, texts: Mapping[str, str], generator: torch.Generator | None) -> RandomState:
-        """The states that ``to_text`` wrote, by name; "generator" is the state of ``generator``.
-
-        Raises:
-            StateError: a text is not of a generator of that name.
-        """
+        """The states that ``to_text`` wrote, by name. Raises StateError: a text is not of a generator of that name."""
         if "generator" in texts and generator is None:
             raise StateError("the state dict has random state for the sampler's generator, and the sampler has none")
         state = cls((), ())
@@ -137,11 +134,7 @@ class RandomState:
         return state
 
     def restore_saved(self) -> None:
-        """``restore`` for states from a state dict.
-
-        Raises:
-            StateError: a generator does not take its state.
-        """
+        """``restore`` for states from a state dict. Raises StateError: a generator does not take its state."""
         try:
             self.restore()
         except (RuntimeError, TypeError, ValueError, OverflowError) as e:
@@ -193,11 +186,7 @@ def bit_generator(generator: np.random.Generator | np.random.BitGenerator) -> np
 
 
 def set_from_text(generator: torch.Generator, text: str) -> None:
-    """Sets a generator to a state from a state dict.
-
-    Raises:
-        StateError: the state is of another kind of generator.
-    """
+    """Sets a generator to a state from a state dict. Raises StateError: the state is of another kind of generator."""
     try:
         set_state(generator, from_text(text))
     except (RuntimeError, TypeError, ValueError) as e:
@@ -216,11 +205,7 @@ def to_text(raw: bytes) -> str:
 
 
 def from_text(text: str) -> bytes:
-    """The bytes that ``to_text`` took.
-
-    Raises:
-        ValueError: the text was not written by ``to_text``.
-    """
+    """The bytes that ``to_text`` took. Raises ValueError: the text was not written by ``to_text``."""
     try:
         decoder = zlib.decompressobj()
         # State dicts of version 1 have base 85, whose encoder is 40 times slower.
@@ -284,3 +269,11 @@ def owns_global_generators() -> bool:
     """Whether no other thread draws from the process' generators meanwhile."""
     info = torch.utils.data.get_worker_info()
     return getattr(info, "worker_method", "process") != "thread"
+
+
+def is_one_draw(before: RandomState, after: RandomState) -> bool:
+    """Whether torch's global generator gave one 64-bit number between two moments."""
+    generator = torch.Generator()
+    set_state(generator, before.values["torch"])
+    torch.empty((), dtype=torch.int64).random_(generator=generator)
+    return bool(generator.get_state().numpy().tobytes() == after.values["torch"])

@@ -27,43 +27,27 @@ SHM_SMALL = 256 << 20  # Docker's default is 64 MB; torch's own loader needs roo
 
 @dataclass(frozen=True)
 class Machine:
-    """What is granted. Bytes, unless stated otherwise.
+    """What is granted. Bytes, unless stated otherwise."""
 
-    Attributes:
-        cores: cores granted, at least 1: the lesser of affinity and quota (rounded up).
-        cores_host: what ``os.cpu_count()`` says.
-        cores_affinity: cores this process may run on.
-        cpu_quota: cores' worth of CPU time granted by cgroups, or None.
-        memory: memory granted: the lesser of the host's and the cgroups' limits.
-        memory_host: the host's memory.
-        memory_limit: the least limit of the cgroups, or None.
-        memory_available: what could be allocated now without swapping.
-        swap_used: swap in use on the host.
-        shm: size of ``/dev/shm``; shm_free: free bytes there.
-        open_files: limit of open descriptors.
-        pressure: PSI "some avg10" per cent for cpu, memory and io, if the kernel reports it.
-        gpus: accelerators, by NVML.
-        python, platform: versions.
-        warnings: what looks wrong, each with a remedy.
-    """
-
-    cores: int
-    cores_host: int
-    cores_affinity: int
-    cpu_quota: float | None
-    memory: int
-    memory_host: int
-    memory_limit: int | None
-    memory_available: int
-    swap_used: int
-    shm: int | None
+    cores: int  # cores granted, at least 1: the lesser of affinity and quota (rounded up)
+    cores_host: int  # what ``os.cpu_count()`` says
+    cores_affinity: int  # cores this process may run on
+    cpu_quota: float | None  # cores' worth of CPU time granted by cgroups, or None
+    memory: int  # memory granted: the lesser of the host's and the cgroups' limits
+    memory_host: int  # the host's memory
+    memory_limit: int | None  # the least limit of the cgroups, or None
+    memory_available: int  # what could be allocated now without swapping
+    swap_used: int  # swap in use on the host
+    shm: int | None  # size of ``/dev/shm``; shm_free: free bytes there
     shm_free: int | None
-    open_files: int | None
+    open_files: int | None  # limit of open descriptors
+    # PSI "some avg10" per cent for cpu, memory and io, if the kernel reports it
     pressure: dict[str, float] = field(default_factory=dict)
-    gpus: list[Gpu] = field(default_factory=list)
+    gpus: list[Gpu] = field(default_factory=list)  # accelerators, by NVML
+    # python, platform: versions
     python: str = ""
     platform: str = ""
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)  # what looks wrong, each with a remedy
 
     def as_dict(self) -> JsonObject:
         """Plain dicts and lists, for JSON."""
@@ -222,10 +206,8 @@ def memory_granted() -> int:
 
 def ranks() -> int:
     """Processes of one distributed run on this machine, which share its cores and memory; 1 without such a run.
-
     Launchers set it in the environment: torchrun and what is built on it, Open MPI, Slurm. Without a launcher
-    (Lightning, ``torch.multiprocessing.spawn``) all ranks are on this machine if they meet at its own address.
-    """
+    (Lightning, ``torch.multiprocessing.spawn``) all ranks are on this machine if they meet at its own address."""
     for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_STEP_TASKS_PER_NODE"):
         found = re.match(r"[1-9]\d*", os.environ.get(name, ""))
         if found:
@@ -270,15 +252,15 @@ def workers_bound(each: int) -> tuple[int, str]:
 def pss(pid: int | str = "self") -> int:
     """Proportional set size of a process: shared pages are divided by the number of processes that share them (proc(5),
     smaps_rollup). 0 if the system does not report it."""
-    return _sizes(f"/proc/{pid}/smaps_rollup").get("Pss", 0)
+    return pss_and_private(pid)[0]
 
 
-def private(pid: int | str = "self") -> int:
-    """Bytes of memory of a process alone: without pages shared since a fork, files, and shared memory, also if no other
-    process has that mapped at the moment. 0 if the system does not report it."""
+def pss_and_private(pid: int | str = "self") -> tuple[int, int]:
+    """The same, and bytes of memory of the process alone: without pages shared since a fork, files, and shared memory,
+    also if no other process has that mapped at the moment. Reading them walks the page tables: milliseconds."""
     found = _sizes(f"/proc/{pid}/smaps_rollup")
     own = found.get("Private_Clean", 0) + found.get("Private_Dirty", 0)
-    return max(0, own - found.get("Pss_File", 0) - found.get("Pss_Shmem", 0))
+    return found.get("Pss", 0), max(0, own - found.get("Pss_File", 0) - found.get("Pss_Shmem", 0))
 
 
 def shm_free() -> int | None:

@@ -72,16 +72,12 @@ _serials = itertools.count()
 
 
 class _Memory:
-    """Anonymous shared memory that is only read.
-
-    Attributes:
-        serial: a number of its own in this process.
-    """
+    """Anonymous shared memory that is only read."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd = fd
         self.size = size
-        self.serial = next(_serials)
+        self.serial = next(_serials)  # a number of its own in this process
         self.map: Any = mmap.mmap(fd, size, prot=mmap.PROT_READ) if size else b""
         weakref.finalize(self, os.close, fd).atexit = False
 
@@ -120,19 +116,12 @@ def _align(out: BinaryIO) -> None:
 
 
 class Column(NamedTuple):
-    """Where one value of every item is stored.
+    """Where one value of every item is stored."""
 
-    Attributes:
-        kind: TEXT, BYTES, PICKLED, or the ``memoryview`` format of a number or bool.
-        start: its first byte.
-        nbytes: of the values.
-        ends: ``memoryview`` format of the table behind them that says where each ends; "" where all have one size.
-    """
-
-    kind: str
-    start: int
-    nbytes: int
-    ends: str
+    kind: str  # TEXT, BYTES, PICKLED, or the ``memoryview`` format of a number or bool
+    start: int  # its first byte
+    nbytes: int  # of the values
+    ends: str  # ``memoryview`` format of the table behind them that says where each ends; "" where all have one size
 
     def reader(self, memory: memoryview, count: int) -> Callable[[int], Any]:
         """A function that reads the value of an item."""
@@ -194,11 +183,9 @@ def _encoded(value: Any, kind: str, name: str) -> bytes:
 
 
 class SharedList(Sequence[Any]):
-    """A read-only list in shared memory; made by ``share``. Slices are views on the same memory.
-
-    Where all items are dicts with the same keys, each key is a column, of numbers where all its values are numbers of
-    one type: such an item takes no more than its values do.
-    """
+    """A read-only list in shared memory; made by ``share``. Slices are views on the same memory. Where all items are
+    dicts with the same keys, each key is a column, of numbers where all its values are numbers of one type: such an
+    item takes no more than its values do."""
 
     __slots__ = ("_columns", "_count", "_fields", "_keys", "_memory", "_places")
     __hash__ = None  # type: ignore[assignment]

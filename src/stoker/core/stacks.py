@@ -75,13 +75,8 @@ def known_getters(dataset: object) -> set[CodeType]:
 
 
 def transform_of(stack: list[CodeType], known: dict[CodeType, str], listed: str = "") -> str:
-    """The outermost transform that a stack is in, as the user listed it. Empty if there is none.
-
-    Args:
-        stack: code, innermost first.
-        known: see ``known_transforms``.
-        listed: see ``listed_in``.
-    """
+    """The outermost transform that a stack (code, innermost first) is in, as the user listed it; "" if there is none.
+    See ``known_transforms`` and ``listed_in``."""
     for code in reversed(stack):
         if code in known:
             return known[code]
@@ -92,8 +87,7 @@ def transform_of(stack: list[CodeType], known: dict[CodeType, str], listed: str 
 
 
 def listed_in(leaf: FrameType) -> str:
-    """The transform that a Compose-like frame calls, if it is in C and so has no frame: the caller's variables name it.
-    Empty for other frames."""
+    """The transform that a Compose-like frame calls, if it is in C and has no frame; "" for other frames."""
     if not _composes(leaf.f_code):
         return ""
     variables = dict(leaf.f_locals)

@@ -19,7 +19,8 @@ def console(stream: TextIO) -> Console:
     """A rich console on ``stream``; what is written to a pipe or a file stays plain, also under FORCE_COLOR."""
     from rich.console import Console
 
-    return Console(file=stream, force_terminal=None if stream.isatty() else False, highlight=False)
+    terminal = None if stream.isatty() else False
+    return Console(file=stream, force_terminal=terminal, force_jupyter=False, highlight=False)
 
 
 def colour_wanted(stream: TextIO) -> bool:
@@ -56,7 +57,9 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], columns: int) -
         grid.add_column(Text(header), justify="left" if i == 0 else "right", no_wrap=True)
     for row in rows:
         grid.add_row(*(Text(cell) for cell in row))
-    plain = Console(width=1 << 12, color_system=None, force_terminal=False, legacy_windows=False)
+    plain = Console(
+        width=1 << 12, color_system=None, force_terminal=False, force_jupyter=False, legacy_windows=False
+    )  # in a notebook rich would show what it captures
     if plain.measure(grid).maximum <= columns:
         with plain.capture() as capture:
             plain.print(grid)

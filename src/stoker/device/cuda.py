@@ -27,11 +27,8 @@ Event: TypeAlias = tuple[int, ctypes.c_void_p]
 
 
 class Cuda:
-    """The runtime of NVIDIA's devices. Tests have one that counts and fails on demand.
-
-    Raises:
-        RuntimeError: there is none.
-    """
+    """The runtime of NVIDIA's devices. Tests have one that counts and fails on demand. Raises RuntimeError: there is
+    none."""
 
     def __init__(self) -> None:
         torch.cuda.init()
@@ -50,7 +47,6 @@ class Cuda:
         return f"cudaHostRegister of {nbytes:,} bytes: error {code}"
 
     def unregister(self, address: int) -> None:
-        """Unlocks what was locked at this address."""
         if os.getpid() != self._owner:  # CUDA cannot be used in a forked child, and there is nothing to unlock
             return
         with self._relaxed():
@@ -148,7 +144,6 @@ class Fence:
         return True
 
     def wait(self) -> None:
-        """Waits until it is."""
         for _, event in self._events:
             self._cuda.cuEventSynchronize(event)
         self._end()

@@ -43,11 +43,8 @@ def kind() -> str | None:
 
 
 def decide(refused: str = "") -> Choice:
-    """``pin_memory="auto"``: on with an accelerator that has memory of its own.
-
-    Args:
-        refused: what the system said when a page was to be locked; "" where it was locked.
-    """
+    """``pin_memory="auto"``: on with an accelerator that has memory of its own. ``refused``: what the system said when
+    a page was to be locked; "" where it was locked."""
     device = kind()
     if device is None:
         return Choice(False, "there is no accelerator")
@@ -59,7 +56,6 @@ def decide(refused: str = "") -> Choice:
 
 
 def unified(accelerator: str) -> bool:
-    """Whether the device has no memory of its own."""
     if accelerator == "mps":
         return True
     if accelerator == "cuda":
@@ -68,20 +64,13 @@ def unified(accelerator: str) -> bool:
 
 
 class Pinning:
-    """A loader's decisions about pinning, kept between its iterators.
-
-    Attributes:
-        auto: ``pin_memory="auto"`` was asked for.
-        choice: the last decision.
-        locker: locks slots; None where none can be locked, or before the first ``lock``.
-        refused: why none can be locked; else "".
-    """
+    """A loader's decisions about pinning, kept between its iterators."""
 
     def __init__(self) -> None:
-        self.auto = False
-        self.choice: Choice | None = None
-        self.locker: Locker | None = None
-        self.refused = ""
+        self.auto = False  # ``pin_memory="auto"`` was asked for
+        self.choice: Choice | None = None  # the last decision
+        self.locker: Locker | None = None  # locks slots; None where none can be locked, or before the first ``lock``
+        self.refused = ""  # why none can be locked; else ""
         self._asked = False
 
     def decide(self) -> bool:
@@ -90,11 +79,8 @@ class Pinning:
         return self.choice.on
 
     def lock(self, asked: int | float | str | None) -> Locker | None:
-        """The loader's locker, made on first use. Where slots cannot be locked it warns once.
-
-        Args:
-            asked: the loader's ``budget=``; None: a quarter of what is granted.
-        """
+        """The loader's locker, made on first use. Where slots cannot be locked it warns once. ``asked``: the loader's
+        ``budget=``; None: a quarter of what is granted."""
         if self._asked:
             return self.locker
         self._asked = True

@@ -29,13 +29,7 @@ Release: TypeAlias = tuple["weakref.WeakMethod[Callable[[int], None]]", int]
 
 
 class Locker:
-    """Locks slots within a budget, and delays the release of dropped ones. One for a loader.
-
-    Attributes:
-        locked: bytes that are locked.
-        failed: why the system locks no more memory; "" while it does.
-        over: slots that were not locked because of the budget.
-    """
+    """Locks slots within a budget, and delays the release of dropped ones. One for a loader."""
 
     def __init__(self, runtime: Cuda, budget: int) -> None:
         self._runtime, self._budget = runtime, budget
@@ -44,9 +38,9 @@ class Locker:
         self._sizes: dict[int, int] = {}
         self._dropped: deque[Release] = deque()  # since the last fence; finalizers in any thread append
         self._fenced: deque[tuple[Fence, list[Release]]] = deque()
-        self.locked = 0
-        self.failed = ""
-        self.over = 0
+        self.locked = 0  # bytes that are locked
+        self.failed = ""  # why the system locks no more memory; "" while it does
+        self.over = 0  # slots that were not locked because of the budget
 
     def lock(self, memory: Memory) -> None:
         """Locks a mapping. It is unlocked before it is unmapped. A failure is noted in ``failed``."""
@@ -72,22 +66,16 @@ class Locker:
         weakref.finalize(memory, self._unlock, address).atexit = False
 
     def is_locked(self, memory: Memory) -> bool:
-        """Whether this mapping is locked."""
         return ctypes.addressof(memory) in self._sizes
 
     def release_later(self, release: weakref.WeakMethod[Callable[[int], None]], slot: int) -> None:
-        """Calls ``release(slot)`` when no copy can read the slot any more. From any thread.
-
-        The reference is weak: this object lives as long as the memory that it has locked.
-        """
+        """Calls ``release(slot)`` when no copy can read the slot any more. From any thread. The reference is weak: this
+        object lives as long as the memory that it has locked."""
         self._dropped.append((release, slot))
 
     def sweep(self) -> int:
-        """Sets a fence after what was dropped since the last one, and releases slots whose fences are done.
-
-        Returns:
-            How many slots are not released yet.
-        """
+        """Sets a fence after what was dropped since the last one, and releases slots whose fences are done. Returns how
+        many slots are not released yet."""
         if os.getpid() != self._owner:
             return 0
         if self._dropped:

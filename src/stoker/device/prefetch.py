@@ -74,13 +74,8 @@ class SideLane(Lane):
 
 
 class DeviceIter:
-    """Batches of an iterator, on a device. Other attributes are the iterator's.
-
-    Args:
-        it: yields batches.
-        lane: copies them.
-        depth: batches ahead; 0: each is copied when it is asked for.
-    """
+    """Batches of an iterator, on a device, ``depth`` of them ahead; 0: each is copied when it is asked for. Other
+    attributes are the iterator's."""
 
     def __init__(self, it: Iterator[Batch], lane: Lane, depth: int) -> None:
         self._it = it
@@ -227,11 +222,7 @@ def to_device(
 
 
 def checked(device: str | int | torch.device | None) -> torch.device:
-    """The device, if there is one of that name.
-
-    Raises:
-        UsageError: there is none, and the message says what there is.
-    """
+    """The device, if there is one of that name. Raises UsageError: there is none; the message says what there is."""
     current = current_device()
     if device is None:
         return current or torch.device("cpu")

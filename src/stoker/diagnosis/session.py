@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ..core.monitor import SystemMonitor
 from ..core.types import JsonObject
-from .report import html, text
+from .report import html, inline, text
 from .report.build import report_of
 from .report.schema import RunReport
 from .watch import patch
@@ -19,11 +22,15 @@ from .watch import patch
 class Session:
     """Watches every DataLoader that is iterated between its begin and its end.
 
+    Args:
+        named: how names of files read in the report: the JSON of it is given, and what is returned is read.
+
     Attributes:
         report: as ``stoker run`` writes it (docs/report.md); None before the end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, named: Callable[[str], str] | None = None) -> None:
+        self._named = named
         self.report: JsonObject | None = None
         self._report: RunReport | None = None
         self._watch = patch.begin()
@@ -35,6 +42,11 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def live(self) -> str:
+        """How far the loops are, in one line: for a line that is redrawn meanwhile, by any thread."""
+        line = inline.progress(self._watch.live(), time.monotonic() - self._began)
+        return line if self._named is None else self._named(line)
 
     def stop(self) -> Session:
         """Ends it. May be called twice."""
@@ -53,9 +65,14 @@ class Session:
     def _ended(self) -> RunReport:
         if self._report is None:
             snapshot = json.loads(json.dumps(self._watch.snapshot(True), default=str))
-            patch.end(self._watch)
+            applied = self._watch.apply and not self._watch.listened
+            patch.end(self._watch, session=True)
             wall_s = time.monotonic() - self._began
-            self._report = report_of(["watch()"], 0, [snapshot], self._monitor.stop(), wall_s)
+            report = report_of(["watch()"], 0, [snapshot], self._monitor.stop(), wall_s, applied)
+            if self._named is not None:
+                text = self._named(json.dumps(report.as_dict()))
+                report = msgspec.json.decode(text, type=RunReport)
+            self._report = report
             self.report = self._report.as_dict()
         return self._report
 
@@ -67,6 +84,9 @@ class Session:
         if self._report is None:
             return "<stoker.watch(): watching; print() or stop() ends it>"
         return f"<stoker.watch(): {self._report.verdict}, {len(self._report.loaders)} loaders; print() shows it>"
+
+    def _repr_html_(self) -> str:
+        return inline.render(self._ended())
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self) if cycle else str(self))

@@ -34,14 +34,10 @@ def behind(
     own: Attributes,
     staged: StagedDataset | None = None,
 ) -> GetIterator:
-    """What stands in the place of ``_get_iterator``.
-
-    Args:
-        before: the function that stood there.
-        wanted: returns the settings that a loader is to have; None: it is left to ``before``.
-        own: the arguments that torch's class does not have, with their defaults.
-        staged: returns a loader's dataset with the cache that ``cache=`` names; None: datasets stay as they are.
-    """
+    """What stands in the place of ``_get_iterator``, which was ``before``. ``wanted`` returns the settings that a
+    loader is to have, None: it is left to ``before``. ``own``: the arguments that torch's class does not have, with
+    their defaults. ``staged`` returns a loader's dataset with the cache that ``cache=`` names; None: datasets stay as
+    they are."""
 
     def _get_iterator(loader: LoaderLike) -> Iterator[Batch]:
         settings = this.wanted(loader)
@@ -79,10 +75,8 @@ def _made(
 
 def follow(own: Attributes) -> None:
     """Stands behind loaders that frameworks build of torch's class from a ``stoker.DataLoader``'s attributes.
-
     Accelerate, Ray and others copy arguments by torch's names. So ``num_workers`` carries stoker's. Loaders without it
-    are left to whatever stood here.
-    """
+    are left to whatever stood here."""
     global _following
     with _lock:
         if _following:

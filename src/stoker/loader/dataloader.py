@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import operator
 import os
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -17,23 +16,20 @@ from torch.utils.data.sampler import Sampler
 
 from ..core import resources
 from ..core.errors import BudgetError, UsageError
-from ..core.options import AutoWorkers, Workers, parse_bytes, worker_word
+from ..core.options import AutoWorkers, Workers, worker_word
 from ..core.types import Batch, Index, JsonObject, Sample
 from ..device.prefetch import ahead, checked
-from ..sampling.chunks import ChunkSampler
-from ..sampling.order import FeistelSampler
 from ..workers.faults import validate
 from ..workers.faults.policy import QUARANTINE
+from ..workers.read_threads import check as read_threads_check
 from . import engine
 from .adopt import AHEAD, follow
-from .auto.limits import first_count
+from .arguments import SHUFFLES, auto_workers, check_own, once
 from .device_iterator import reuse_or_replace
-from .engine import SUPPORTED, get_iterator
+from .engine import get_iterator
 from .loader_state import state_of
 
 T_co = TypeVar("T_co", covariant=True)
-SHUFFLES: dict[str, Callable[..., Sampler[int]]] = {"feistel": FeistelSampler, "chunks": ChunkSampler}
-METHODS = ("process", "thread")
 _TORCH_HAS_IN_ORDER = "in_order" in torch_loader.DataLoader.__init__.__code__.co_varnames  # torch >= 2.6
 
 
@@ -51,9 +47,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             set per task, so the count cannot change a batch. The attribute reads as an int.
         shuffle: as torch's; or ``"feistel"``: a ``FeistelSampler``, for datasets so long that torch's order, drawn as a
             whole, takes seconds and gigabytes; or ``"chunks"``: a ``ChunkSampler``, for datasets larger than memory.
-        worker_method: "process" ("multiprocessing" is the same, and reads as "process") or "thread". Threads share one
-            dataset, start at once and pickle nothing; they pay where samples are made by code that releases the GIL.
-            ``get_worker_info().rng`` has their random generators.
+        worker_method: "process" ("multiprocessing" is the same, and reads as "process"), "thread" or "ray". Threads
+            share one dataset, start at once and pickle nothing; they pay where samples are made by code that releases
+            the GIL. ``get_worker_info().rng`` has their random generators. "ray", or "ray:HOST:PORT": processes here,
+            and on each other node of a Ray cluster as many as it has cores (docs/cluster.md). Random state is then set
+            per task, so batches are the same wherever they are made.
         budget: memory for batches that are made ahead, and as much again for those that the consumer keeps: bytes,
             ``"4GB"``, or a share of the memory granted (0.5). None: a quarter of the memory granted for each.
         device: batches lie there when they are handed out, copied ahead beside what is computed
@@ -74,6 +72,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         debug: everything in this process, whatever the number of workers, so that a breakpoint stops and a traceback is
             plain; an error says which sample it was, and is raised whatever ``on_error`` says. Random augmentation is
             another draw then.
+        read_threads: how many threads of each worker process load samples of a batch at once, for far storage; "auto":
+            as many as pay where samples mostly wait (docs/far-storage.md). Batches do not change, to the bit. None: one
+            sample after the other, but ``stoker.Staged`` decides as with "auto"; 1: that neither.
         task_seeds: random state is set before each task from (base seed, epoch, task), as with ``num_workers="auto"``,
             so that random augmentation does not depend on the workers, their number or kind, or on where a run was
             resumed. Without workers too. It reaches generators that a map-style dataset and the collate function hold.
@@ -82,7 +83,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             many of its batches; 0 or None never, and then samples are read again when a run is resumed.
         prefetch_factor: batches made ahead per worker, as torch's; with ``num_workers="auto"`` and None up to 8 while
             batches are small, so that a slow sample does not stop the others.
-        batch_size, sampler, batch_sampler, collate_fn, pin_memory, drop_last, timeout (s), worker_init_fn,
+        pin_memory: as torch's; or "auto": on where there is an accelerator with memory of its own (docs/gpu.md).
+        batch_size, sampler, batch_sampler, collate_fn, drop_last, timeout (s), worker_init_fn,
             multiprocessing_context, generator, persistent_workers, pin_memory_device, in_order: torch's.
 
     Raises:
@@ -133,6 +135,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         quarantine: str | os.PathLike[str] | None = QUARANTINE,
         on_worker_death: str | None = None,
         sample_timeout: float | None = None,
+        read_threads: int | str | None = None,
         task_seeds: bool = False,
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
@@ -147,17 +150,18 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.quarantine = quarantine
         self.on_worker_death = on_worker_death
         self.sample_timeout = sample_timeout
+        self.read_threads = read_threads
         self.task_seeds = task_seeds
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._ahead = AHEAD if prefetch_factor is None else 0
         self._shuffle = shuffle
-        _check_own(self, multiprocessing_context, shuffle, pin_memory)
-        num_workers = _auto_workers(num_workers, dataset)
-        batch_size, once, sampler, batch_sampler = _once(batch_size, shuffle, sampler, batch_sampler)
+        check_own(self, multiprocessing_context, shuffle, pin_memory)
+        num_workers = auto_workers(num_workers, dataset)
+        batch_size, torchs, sampler, batch_sampler = once(batch_size, shuffle, sampler, batch_sampler)
         super().__init__(
             dataset,
             batch_size,
-            bool(once) if isinstance(once, str) else once,
+            bool(torchs) if isinstance(torchs, str) else torchs,
             sampler,
             batch_sampler,
             num_workers,  # type: ignore[arg-type]
@@ -179,14 +183,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             pinning = state_of(self).pinning
             pinning.auto = True
             self.pin_memory = pinning.decide()
-        self._set_samplers(SHUFFLES.get(str(once)), sampler, batch_sampler)
+        self._set_samplers(SHUFFLES.get(str(torchs)), sampler, batch_sampler)
         validate.check(self)
+        read_threads_check(self)
         self.num_workers = self.num_workers  # with all settings there are now
         follow(OWN)
 
     def _set_samplers(self, own: Callable[..., Sampler[int]] | None, sampler: object, batch_sampler: object) -> None:
-        """Puts a sampler of stoker's in the place of the one that torch has just made, with all its checks, and marks
-        those that were made here, for ``_once``."""
+        """Puts a sampler of stoker's in the place of torch's, and marks those that were made here, for ``once``."""
         if own is not None:
             object.__setattr__(self, "sampler", own(self.dataset, generator=self.generator))
             if self.batch_sampler is not None:
@@ -277,10 +281,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Nothing is unpickled. A state that does not fit this loader is refused here, or by that ``iter``.
 
         Args:
-            state_dict: of this or an earlier version of stoker, and of a loader with the same dataset and order.
+            state_dict: of this or an earlier version of stoker, of one rank or of all (``stoker.AllRanks``), or of
+                torchdata's ``StatefulDataLoader``; and of a loader with the same dataset and order.
 
         Raises:
-            StateError: no state dict of stoker's, or of a newer one.
+            StateError: no state dict, one of a newer stoker, or one that does not say enough for this number of ranks.
         """
         engine.load_state_dict(self, state_dict)
 
@@ -332,61 +337,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 it.resize(num_workers)
         else:
             state.restart_workers = True
-
-
-def _check_own(loader: DataLoader[Any], context: object, shuffle: object, pin_memory: object) -> None:
-    """Refuses wrong values of the arguments that torch does not know."""
-    if loader.worker_method not in METHODS:
-        raise UsageError(f"worker_method={loader.worker_method!r}: one of {', '.join(map(repr, METHODS))}")
-    if loader.worker_method == "thread":
-        if context is not None:
-            raise UsageError(
-                f'worker_method="thread" has no use for multiprocessing_context={context!r}: leave one out'
-            )
-        if not SUPPORTED:
-            raise UsageError(f'worker_method="thread" is not there on {sys.platform} yet, only on Linux')
-    if loader.budget is not None:
-        parse_bytes(loader.budget, resources.memory_granted())
-    every = loader.snapshot_every_n_steps
-    if isinstance(every, bool) or not isinstance(every or 0, int):
-        raise UsageError(f"snapshot_every_n_steps={every!r}: a whole number, or None")
-    if (every or 0) < 0:
-        raise UsageError(f"snapshot_every_n_steps={every}: at least 0")
-    if loader.transform_on_device is not None and loader.device is None:
-        raise UsageError('transform_on_device= wants device=, "cpu" where it is to run without one, too')
-    if isinstance(shuffle, str) and shuffle not in SHUFFLES:
-        allowed = " or ".join(f'"{name}"' for name in SHUFFLES)
-        raise UsageError(f"shuffle takes True, False, None, {allowed}, not {shuffle!r}")
-    if isinstance(pin_memory, str) and pin_memory != "auto":
-        raise UsageError(f'pin_memory={pin_memory!r}: True, False or "auto"')
-
-
-def _auto_workers(num_workers: int | str, dataset: object) -> int | str:
-    """A first guess in the place of "auto"; any other value as it is: other strings get torch's error."""
-    if isinstance(num_workers, str) and num_workers.strip().lower() == "auto":
-        if num_workers != "auto":
-            raise UsageError(f'num_workers={num_workers!r}: a whole number, or "auto"')
-        num_workers = AutoWorkers(0)
-    if not isinstance(num_workers, AutoWorkers) or num_workers:
-        return num_workers
-    return first_count(dataset)  # 0 is also of a loader that is built again from one that came to have none
-
-
-def _once(batch_size: int | None, shuffle: Any, sampler: Any, batch_sampler: Any) -> tuple[int | None, Any, Any, Any]:
-    """The arguments that decide the order, without those that repeat another one.
-
-    A framework that builds a loader from another one's attributes passes the samplers which that one made, beside the
-    arguments it made them from. Only those are taken out; what a user contradicts stays torch's error.
-    """
-    if getattr(batch_sampler, "_stoker_default", False) and batch_sampler.sampler is sampler:
-        batch_sampler = None
-    if getattr(sampler, "_stoker_default", False):
-        shuffle = None
-        if batch_sampler is not None:
-            sampler, batch_size = None, 1 if batch_size is None else batch_size
-        elif isinstance(sampler, torch_loader._InfiniteConstantSampler):
-            sampler = None
-    return batch_size, shuffle, sampler, batch_sampler
 
 
 # The arguments that torch's class does not have.

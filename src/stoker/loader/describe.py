@@ -92,7 +92,7 @@ def made_at(frame: FrameType | None) -> str:
     nearest = None
     while frame is not None:
         path = frame.f_code.co_filename
-        if not path.startswith(("<", packages.PACKAGE, packages.torch())):
+        if packages.is_users(path) or not path.startswith(("<", packages.PACKAGE, packages.torch())):
             here = f"{short(path)}:{frame.f_lineno}"
             nearest = nearest or here
             if not _is_library(path):
@@ -109,10 +109,8 @@ class _Named:
         self._names: dict[int, str] = {}
 
     def name(self, loader: object, dataset: object, frame: FrameType | None) -> str:
-        """The name of a loader that is being made.
-
-        Where a framework builds a script's loader again with another sampler, the new one has the same name.
-        """
+        """The name of a loader that is being made. Where a framework builds a script's loader again with another
+        sampler, the new one has the same name."""
         name = made_at(frame)
         # The constructors of subclasses, and functions around them that hold the loader, belong to the call itself.
         engines = packages.PACKAGE, packages.torch()

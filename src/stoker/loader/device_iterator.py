@@ -16,7 +16,7 @@ from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from ..core.types import Batch, Index, JsonObject, LoaderLike
-from ..sampling.replay import with_first_drawn
+from ..sampling.order import with_first_drawn
 from ..sampling.task_seeds import ObjectSeeds, run_here
 from ..workers.fetcher import batches, staged_in
 from ..workers.gather import RowGather
@@ -28,15 +28,9 @@ Gather: TypeAlias = Callable[[list[Index]], Batch]  # makes a batch of its indic
 
 
 class ResidentIter(_BaseDataLoaderIter):
-    """Iterates over a loader in this process, whatever its number of workers.
-
-    Args:
-        loader: torch's ``DataLoader`` or a subclass.
-        gather: makes a batch of a list of indices.
-        cursor: where the epoch is, and where it is resumed.
-        replacing: it takes the place of an iterator with persistent workers, which has drawn its seeds, and is reset
-            next.
-    """
+    """Iterates over a loader in this process, whatever its number of workers. ``gather`` makes a batch of a list of
+    indices. ``replacing``: it takes the place of an iterator with persistent workers, which has drawn its seeds, and is
+    reset next."""
 
     def __init__(self, loader: LoaderLike, gather: Gather, cursor: Cursor, replacing: bool = False) -> None:
         saved = cursor.saved
@@ -113,11 +107,14 @@ def resident(loader: LoaderLike) -> Gather | None:
 
 
 def reuse_or_replace(loader: LoaderLike) -> _BaseDataLoaderIter | None:
-    """The iterator of a loader with persistent workers for its next epoch; None if workers are to be started anew.
-
-    Its data may have moved to the device since the last one, or may not be there any more.
-    """
+    """The iterator of a loader with persistent workers for its next epoch; None if workers are to be started anew. Its
+    data may have moved to the device since the last one, or may not be there any more. Parts of an iterable dataset
+    that were dealt anew are those of one epoch."""
     before, gather = loader._iterator, resident(loader)
+    if getattr(before, "ends_with_epoch", False):
+        if hasattr(before, "_shutdown_workers"):
+            before._shutdown_workers()
+        return None
     if isinstance(before, ResidentIter) == (gather is not None):
         return before  # type: ignore[no-any-return]
     before._shutdown_workers()
@@ -128,7 +125,6 @@ def reuse_or_replace(loader: LoaderLike) -> _BaseDataLoaderIter | None:
 
 
 def is_on_device(tensor: torch.Tensor) -> bool:
-    """Whether a tensor lies on a device."""
     return tensor.device.type not in ("cpu", "meta")
 
 

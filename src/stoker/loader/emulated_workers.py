@@ -18,6 +18,7 @@ Starting workers and moving batches between processes then cost nothing. A batch
 from __future__ import annotations
 
 import random
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -31,16 +32,19 @@ from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.worker import _generate_state
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
+from ..core.dataset_tree import inner_datasets
 from ..core.nested import pin
 from ..core.random_state import RandomState, preserved
 from ..core.types import Batch, Index, LoaderLike
-from ..sampling.generators import own_copies
+from ..sampling.generators import namespace, own_copies
 from ..transport.thread_slots import HeapWriter
 from ..workers.collate import SlotCollate
 from ..workers.exceptions import Caught
 from ..workers.fetcher import BatchFetcher
 from ..workers.native_threads import OneThread
+from .engine import budget
 from .inline_iterator import here
+from .loader_state import state_of
 
 
 class WorkerlessIter(_BaseDataLoaderIter, ABC):
@@ -104,16 +108,15 @@ class SeededTasksIter(WorkerlessIter):
 
 
 class EmulatedWorkersIter(WorkerlessIter):
-    """For a loader with torch's seeds.
-
-    Args:
-        loader: see ``WorkerlessIter``.
-        own: of each worker, an item of ``worker_copies``. They are made before, since nothing is drawn if that fails.
-    """
+    """For a loader with torch's seeds. ``own``: of each worker, an item of ``worker_copies``. They are made before,
+    since nothing is drawn if that fails."""
 
     def __init__(self, loader: LoaderLike, own: Sequence[tuple[object, Callable[..., Batch]]]) -> None:
         super().__init__(loader)
         self._one_thread = OneThread()
+        heaps = state_of(loader).heaps
+        self._heap = heaps.pop() if heaps else HeapWriter(budget(loader).lease_bytes)
+        weakref.finalize(self, heaps.append, self._heap).atexit = False  # no other iterator has it meanwhile
         self._emulated = [self._emulate(worker, *of_worker) for worker, of_worker in enumerate(own)]
 
     def _emulate(self, number: int, dataset: object, collate_fn: Callable[..., Batch]) -> _Worker:
@@ -123,7 +126,7 @@ class EmulatedWorkersIter(WorkerlessIter):
             seed=int(self._base_seed) + number,
             dataset=getattr(dataset, "stands_for", None) or dataset,  # type: ignore[arg-type]
         )
-        collate = _Collate(collate_fn, self._auto_collation, self._one_thread)
+        collate = _Collate(collate_fn, self._heap, self._auto_collation, self._one_thread)
         fetcher = BatchFetcher(_DatasetKind.Map, dataset, self._auto_collation, collate, self._drop_last)
         return _Worker(int(self._base_seed), info, collate, fetcher)
 
@@ -155,6 +158,7 @@ class _Worker:
         except Exception:
             return Caught(f"in DataLoader worker process {self._info.id}", self._info.dataset, "")
         finally:
+            self._collate.finish()  # after an error the slot is free
             torch_worker._worker_info = before
             self._state = RandomState()
 
@@ -168,17 +172,13 @@ class _Worker:
 
 
 class _Collate(SlotCollate):
-    """Collates in the script's own process.
+    """Collates in the script's own process. ``one_thread``: the cap on threads while samples are made. torch's own
+    collate function copies, so it gives the same bits with any number of threads."""
 
-    Args:
-        collate_fn: the loader's.
-        batched: whether it gets a list of samples.
-        one_thread: the cap on threads while samples are made. torch's own collate function copies, so it gives the same
-            bits with any number of threads.
-    """
-
-    def __init__(self, collate_fn: Callable[..., Batch], batched: bool, one_thread: OneThread) -> None:
-        super().__init__(collate_fn, HeapWriter(0), batched)  # the batch stays in this process: no slots
+    def __init__(
+        self, collate_fn: Callable[..., Batch], heap: HeapWriter, batched: bool, one_thread: OneThread
+    ) -> None:
+        super().__init__(collate_fn, heap, batched)
         self._one_thread = one_thread
         self._is_torchs = collate_fn in (torch_collate.default_collate, torch_collate.default_convert)
 
@@ -199,19 +199,19 @@ def _not_a_worker() -> Iterator[None]:
         torch_worker._worker_info = info
 
 
-def worker_copies(loader: LoaderLike) -> list[tuple[object, Callable[..., Batch]]]:
+def worker_copies(loader: LoaderLike, alone: bool = False) -> list[tuple[object, Callable[..., Batch]]]:
     """The dataset and the collate function of each worker: copies where they hold random generators, else themselves.
+    ``alone``: of the dataset in any case, because samples may set its attributes. A file that the script's own dataset
+    had opened so would be shared by all workers that are started later, and so would its offset.
+    Raises Exception: whatever an object says to being copied."""
+    return [_copies(loader.dataset, loader.collate_fn, alone) for _ in range(loader.num_workers)]
 
-    Raises:
-        Exception: whatever an object says to being copied.
-    """
-    return [_copies(loader.dataset, loader.collate_fn) for _ in range(loader.num_workers)]
 
-
-def _copies(dataset: object, collate_fn: Callable[..., Batch]) -> tuple[object, Callable[..., Batch]]:
+def _copies(dataset: object, collate_fn: Callable[..., Batch], alone: bool) -> tuple[object, Callable[..., Batch]]:
     for_worker = getattr(type(dataset), "for_worker", None)  # a cache is shared, its dataset is copied
     inner = dataset if for_worker is None else dataset.dataset  # type: ignore[attr-defined]
-    own, own_collate = own_copies(inner, collate_fn)
+    copied = [x for x in inner_datasets(inner) if namespace(x) is not None] if alone else []
+    own, own_collate = own_copies(inner, collate_fn, alone=copied)
     if for_worker is not None:
         own = dataset if own is inner else for_worker(dataset, own)
     return own, own_collate

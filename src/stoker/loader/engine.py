@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -22,17 +23,20 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from ..core import resources
 from ..core.big_objects import big
-from ..core.errors import StateError
-from ..core.options import AutoWorkers, Budget, parse_bytes, worker_word
+from ..core.errors import StateError, UsageError
+from ..core.filesystems import opened
+from ..core.options import AutoWorkers, Budget, cluster_of, parse_bytes, worker_word
 from ..core.processes import starts_processes
-from ..core.random_state import set_from_text
+from ..core.random_state import RandomState, set_from_text
+from ..core.ranks import rank_and_ranks
 from ..core.types import JsonObject, LoaderLike, MapDataset
 from ..core.warn import warn_user
 from ..sampling.cursor import Cursor
-from ..sampling.replay import torch_rng_restored
 from ..sampling.stateful import load_into
 from ..workers.faults import validate
 from ..workers.fetcher import alone, staged_in
+from . import rank_batches
+from .describe import called
 from .device_iterator import ResidentIter, resident
 from .loader_state import LoaderState, state_of
 
@@ -40,11 +44,13 @@ LEASE_SHARE = 4  # the consumer may keep a quarter of the granted memory in slot
 BIG_BYTES = 64 << 20  # of Python objects in one container; below that a copy in each worker is not worth a warning
 SUPPORTED = sys.platform == "linux"
 if SUPPORTED:
-    from .pool_iterator import PoolIter, PoolPlan
+    from .pool_iterator import PoolIter
+    from .pool_plan import PoolPlan
 if TYPE_CHECKING:
     from ..sampling.state import State
     from ..workers.faults.error_log import ErrorLog
     from ..workers.faults.policy import OnError
+    from ..workers.remote.nodes import Nodes
 
 torch_get_iterator = torch_loader.DataLoader._get_iterator
 
@@ -62,11 +68,16 @@ def budget(loader: LoaderLike | None = None) -> Budget:
 def get_iterator(loader: LoaderLike) -> _BaseDataLoaderIter:
     """What stands behind ``_get_iterator``: an iterator that begins an epoch, or resumes a run."""
     state = state_of(loader)
+    rank_batches.compare(loader, loader.__dict__.get("_stoker_name") or called(loader))
     saved = state.pending_state
     if saved is None:
         return _make(loader, state)
     it = _resume(loader, state, saved)  # if it raises, the state stays pending: trying again does not begin anew
+    if saved.dealt_anew:
+        state.saved_parts = 0  # the next epoch is divided as a new run is
+    _drop_batches(loader, it, state.pending_skip)
     state.pending_state = state.pending_dict = None
+    state.pending_skip = 0
     return it
 
 
@@ -77,12 +88,15 @@ def _resume(loader: LoaderLike, state: LoaderState, saved: State) -> _BaseDataLo
     """An iterator that resumes a run."""
     _warn_of_differences(loader, state, saved)
     state.task_seeds = saved.task_seeds
-    state.saved_parts = max(1, saved.workers) if saved.kind == "iterable" else 0
+    state.saved_parts = max(1, len(saved.parts)) if saved.kind == "iterable" else 0
     if not saved.finished:
         return _make(loader, state, saved)
+    if saved.dealt_anew:
+        state.saved_parts = 0
     inline, of_workers = loader.num_workers == 0, saved.workers > 0
     reset = loader.persistent_workers if of_workers else inline and saved.kind == "iterable"
-    if saved.lives_on and reset:  # the dataset's copies are put where they were, and then begin the next epoch
+    if saved.lives_on and reset and not saved.dealt_anew:
+        # The dataset's copies are put where they were, and then begin the next epoch.
         it = _make(loader, state, saved)
         next(it, None)
         if of_workers:
@@ -100,13 +114,25 @@ def _resume(loader: LoaderLike, state: LoaderState, saved: State) -> _BaseDataLo
     return _make(loader, state)
 
 
+def _drop_batches(loader: LoaderLike, it: _BaseDataLoaderIter, batches: int) -> None:
+    """Takes batches that were delivered after a state of torchdata's."""
+    read_here = batches and loader._dataset_kind == _DatasetKind.Iterable and not loader.num_workers
+    before = RandomState() if read_here else None
+    for _ in range(batches):
+        next(it, None)
+    if before is not None:
+        from .inline_iterator import check_not_random
+
+        check_not_random(before, loader)
+
+
 def _warn_of_differences(loader: LoaderLike, state: LoaderState, saved: State) -> None:
     if (saved.next or saved.finished) and _task_seeds(loader, state) and not saved.task_seeds:
         warn_user(
             "The run that was saved had random state by worker, as torch sets it, and here it is set by task: order "
             "and samples are that run's, random augmentation is another draw. task_seeds=False keeps to torch's."
         )
-    if not torch_rng_restored(saved) and (saved.task_seeds or "torch" in saved.sampler_rng):
+    if not saved.torch_rng_restored and (saved.task_seeds or "torch" in saved.sampler_rng):
         warn_user(
             "torch's global random generator is not in the state in which this run was saved, so the epochs after this "
             "one differ from that run's. Save torch.get_rng_state() beside the loader's state and call "
@@ -121,11 +147,7 @@ def _restore_generator(loader: LoaderLike, saved: State) -> None:
 
 
 def state_dict(loader: LoaderLike) -> JsonObject:
-    """Where a loader is in its run. Before the first iterator, that is made here.
-
-    Raises:
-        StateError: worker processes of torch's own, on other systems than Linux.
-    """
+    """Where a loader is in its run; before the first iterator that is made here. Raises StateError: not on Linux."""
     state = state_of(loader)
     if state.pending_dict is not None:
         return dict(state.pending_dict)
@@ -138,16 +160,18 @@ def state_dict(loader: LoaderLike) -> JsonObject:
 
 
 def load_state_dict(loader: LoaderLike, state_dict: JsonObject) -> None:
-    """The next iterator resumes where the state dict was taken; with ``{}`` it begins a new run.
+    """The next iterator resumes where the state dict was taken; with ``{}`` it begins a new run."""
+    from ..sampling import rank_states  # not every run is saved
+    from . import torchdata_state
 
-    Raises:
-        StateError: not a state dict of this loader's.
-    """
-    from ..sampling.state import State
-
-    saved = None if isinstance(state_dict, dict) and not state_dict else State.from_dict(state_dict)
+    saved, skip = None, 0
+    if torchdata_state.recognised(state_dict):
+        saved, skip = torchdata_state.convert(state_dict, loader)
+    elif not isinstance(state_dict, dict) or state_dict:
+        saved = rank_states.read(state_dict, *rank_and_ranks())
     state = state_of(loader)
     state.begin_run()
+    state.pending_skip = skip
     state.pending_state = saved
     state.pending_dict = None if saved is None else dict(state_dict)
     loader._iterator = None
@@ -166,7 +190,8 @@ def _make(loader: LoaderLike, state: LoaderState, saved: State | None = None) ->
 
 
 def _task_seeds(loader: LoaderLike, state: LoaderState) -> bool:
-    asked = isinstance(loader.num_workers, AutoWorkers) or bool(getattr(loader, "task_seeds", False))
+    ray = cluster_of(getattr(loader, "worker_method", "")) is not None  # any worker anywhere may run any task
+    asked = isinstance(loader.num_workers, AutoWorkers) or bool(getattr(loader, "task_seeds", False)) or ray
     return asked or state.task_seeds
 
 
@@ -178,6 +203,8 @@ def _choose(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> _BaseData
             loader, "what fails is raised, and nothing is timed, with debug=True", "on_error", "sample_timeout"
         )
         return DebugIter(loader, cursor)
+    if cursor.saved is not None and cursor.saved.idle:
+        return _nothing(loader, cursor)
     faults = _prepare(loader, state)
     gather = resident(loader)
     if gather is not None:
@@ -189,6 +216,8 @@ def _choose(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> _BaseData
     if state.place is not None and state.place.here:
         standby = state.place.workers, state.place.prefetch or 2
     if loader.num_workers == 0 and standby is None:
+        if cluster_of(method) is not None:
+            _warn_ignored(loader, "nodes of a cluster help workers, and num_workers is 0", "worker_method")
         return _inline(loader, cursor, faults)
     torchs = torch_serves(loader)
     if not torchs:
@@ -196,6 +225,19 @@ def _choose(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> _BaseData
     if cursor.saved is not None:
         raise StateError(f"no run can be resumed: {torchs}")
     return torch_get_iterator(loader)  # type: ignore[arg-type]
+
+
+def _nothing(loader: LoaderLike, cursor: Cursor) -> _BaseDataLoaderIter:
+    """The rest of an epoch of which this rank has no part."""
+    from .inline_iterator import DebugIter
+
+    warn_user(
+        f"This epoch of an iterable dataset was begun in fewer parts than there are ranks ({cursor.ranks}), so rank "
+        f"{cursor.rank} has none to the end of it. The next epoch is divided anew."
+    )
+    it = DebugIter(loader, cursor)
+    it.ends_with_epoch = True
+    return it
 
 
 def _prepare(loader: LoaderLike, state: LoaderState) -> tuple[OnError, ErrorLog] | None:
@@ -257,6 +299,8 @@ def _pool(
         from .auto import decide
 
         make_batch = decide.maker(loader, state, cursor)
+    if not threads:
+        _name_reopened(loader.dataset, state.metrics.decisions)
     plan = PoolPlan(
         budget=budget(loader),
         slots=state.heaps if threads else state.arenas,
@@ -266,6 +310,7 @@ def _pool(
         faults=faults,
         fatal_samples=state.fatal_samples if not threads and validate.restarts(loader) else None,
         make_batch=make_batch,
+        nodes=_nodes(loader, state),
         standby=standby,
     )
     it = PoolIter(loader, cursor, state.metrics, plan)
@@ -273,6 +318,31 @@ def _pool(
     if auto and loader._dataset_kind == _DatasetKind.Map and not state.manual_workers:
         it.tune(decide.tuner(loader, state))
     return it
+
+
+def _nodes(loader: LoaderLike, state: LoaderState) -> Nodes | None:
+    """The nodes of a cluster that help a loader, the same for all its iterators; None: it wants none."""
+    address = cluster_of(getattr(loader, "worker_method", ""))
+    if address is None:
+        return None
+    if state.nodes is None:
+        from ..workers.remote.nodes import Nodes
+
+        try:
+            state.nodes = Nodes(address, budget(loader).lease_bytes)
+        except UsageError as e:
+            warn_user(f"No workers on other nodes: {e}. This machine goes on alone")
+            return None
+        weakref.finalize(loader, state.nodes.close)
+    return state.nodes
+
+
+def _name_reopened(dataset: MapDataset, decisions: list[str]) -> None:
+    """Notes what forked workers make anew, for torch's could not use it."""
+    for path, fs in opened(getattr(dataset, "stands_for", None) or dataset):
+        decision = f"{path} ({type(fs).__name__}) was opened before the workers were started, and each opens its own"
+        if decision not in decisions:
+            decisions.append(decision)
 
 
 def _warn_ignored(loader: LoaderLike, why: str, *names: str) -> None:

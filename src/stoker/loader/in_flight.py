@@ -20,29 +20,19 @@ class TaskState(enum.Enum):
 
 @dataclass(slots=True)
 class InFlight:
-    """One task.
-
-    Attributes:
-        worker: that has it; None: any worker may take it.
-        indices: None where each task belongs to one worker.
-    """
+    """One task."""
 
     state: TaskState
-    worker: int | None
-    indices: Index
+    worker: int | None  # that has it; None: any worker may take it
+    indices: Index  # None where each task belongs to one worker
 
 
 class Tasks:
-    """Numbers are given in the order in which tasks are drawn.
-
-    Attributes:
-        drawn: the number of the next task to be drawn.
-        due: the number of the next task to be delivered.
-    """
+    """Numbers are given in the order in which tasks are drawn."""
 
     def __init__(self, first: int = 0) -> None:
-        self.drawn = first
-        self.due = first
+        self.drawn = first  # the number of the next task to be drawn
+        self.due = first  # the number of the next task to be delivered
         self._tasks: dict[int, InFlight] = {}
         self._results: dict[int, Result] = {}  # in the order in which they arrived
 
@@ -77,7 +67,6 @@ class Tasks:
             task.state = TaskState.ARRIVED
 
     def has_result(self, in_order: bool) -> bool:
-        """Whether ``take_result`` returns one."""
         return self.due in self._results or (not in_order and bool(self._results))
 
     def take_result(self, in_order: bool) -> Result | None:
@@ -86,7 +75,6 @@ class Tasks:
         return self._results.pop(number, None)
 
     def worker_of(self, number: int) -> int | None:
-        """The worker that has a task."""
         task = self._tasks.get(number)
         return None if task is None else task.worker
 
@@ -96,7 +84,6 @@ class Tasks:
         return task is not None and task.state is not TaskState.ARRIVED
 
     def with_workers(self) -> dict[int, Index]:
-        """The indices of the tasks that workers have."""
         return {n: task.indices for n, task in self._tasks.items() if task.state is TaskState.WITH_WORKER}
 
     def drop_results(self) -> None:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
+from ..core.errors import StateError
 from ..core.nested import pin
-from ..core.random_state import preserved
+from ..core.random_state import RandomState, is_one_draw, preserved
 from ..core.types import Batch, Index, JsonObject, LoaderLike, MapDataset
 from ..sampling.cursor import Cursor
+from ..sampling.replay import REPLAYED
 from ..sampling.seeding import seed_here
 from ..sampling.stateful import is_stateful, load_into, pickled_state, read_state
 from ..sampling.task_seeds import ObjectSeeds, run_here
@@ -30,23 +32,19 @@ if TYPE_CHECKING:
 
 Collate: TypeAlias = Callable[..., Batch]
 Fetch: TypeAlias = Callable[[Index], Batch]
-Seeds: TypeAlias = Callable[[], tuple[int, int]]  # returns base seed and epoch
 
 
 class InlineIter(_SingleProcessDataLoaderIter):
     """torch's own iterator without workers, whose place in the epoch can be saved."""
 
+    ends_with_epoch = False  # what comes after it is made anew, also with persistent workers
+
     def __init__(self, loader: LoaderLike, cursor: Cursor) -> None:
         saved = cursor.saved
-        part: Part | None = None
         cursor.prepare()
-        if saved is not None:
-            cursor.kind = "iterable" if loader._dataset_kind == _DatasetKind.Iterable else "map"
-            part = next(iter(cursor.saved_parts(1)), None)
-            if part is not None:
-                load_into(loader.dataset, part.dataset_state, "dataset")
+        part = None if saved is None else _resume_dataset(loader, cursor, saved)
         with cursor.preserve_rng():
-            super().__init__(loader)
+            self._begin(loader, cursor)
         cursor.lives_on = True
         cursor.workers = 0
         cursor.adopt_seeds(self)
@@ -68,6 +66,18 @@ class InlineIter(_SingleProcessDataLoaderIter):
         cursor.epoch = 0 if saved is None else saved.epoch
         if saved is not None and stream is not None and part is not None:
             self._skip(saved, part)
+
+    def _begin(self, loader: LoaderLike, cursor: Cursor) -> None:
+        """torch's constructor. It begins an iterable dataset, which may draw random numbers for that."""
+        saved = cursor.saved
+        if saved is None or cursor.kind == "map":
+            super().__init__(loader)
+            return
+        cursor.restore_rng_before(saved)
+        before = RandomState()
+        super().__init__(loader)
+        if saved.sampler == REPLAYED:
+            check_not_random(before, loader, base_seed=True)
 
     def _skip(self, saved: RunState, part: Part) -> None:
         """Takes what an iterable dataset gave since its state was taken, or since the beginning."""
@@ -109,6 +119,32 @@ class InlineIter(_SingleProcessDataLoaderIter):
         return self._cursor.save().to_dict()
 
 
+def _resume_dataset(loader: LoaderLike, cursor: Cursor, saved: RunState) -> Part | None:
+    """Gives the dataset its saved state. Returns the part of the saved run that is read here."""
+    cursor.kind = "iterable" if loader._dataset_kind == _DatasetKind.Iterable else "map"
+    if saved.dealt_anew and saved.parts:
+        raise StateError(
+            "the parts of the iterable dataset are divided anew among the ranks, and only a worker reads one "
+            "as the rank that began it: num_workers=1 or more"
+        )
+    part = next(iter(cursor.saved_parts(1)), None)
+    if part is not None:
+        load_into(loader.dataset, part.dataset_state, "dataset")
+    return part
+
+
+def check_not_random(before: RandomState, loader: LoaderLike, base_seed: bool = False) -> None:
+    """Raises if an iterable dataset has drawn random numbers, because torchdata has not saved them."""
+    moved = before.moved()
+    if base_seed and moved == ["torch"] and loader.generator is None and is_one_draw(before, RandomState()):
+        return
+    if moved:
+        raise StateError(
+            f"{type(loader.dataset).__name__} draws random numbers, and torchdata has not saved its random state: the "
+            "batches that were delivered cannot be made again"
+        )
+
+
 def here(
     dataset: MapDataset,
     auto_collation: bool,
@@ -141,11 +177,9 @@ def gathered(dataset: MapDataset, auto_collation: bool, collate_fn: Collate, fet
 
 class DebugIter(InlineIter):
     """``debug=True`` and ``stoker run --debug``: everything in this process, so that a breakpoint stops and a traceback
-    is plain, for a loader with any number of workers.
-
-    Order and shapes are the loader's own. Random augmentation is another draw, for it comes from this process' random
-    state; ``worker_init_fn`` is not called; an iterable dataset is read as a whole.
-    """
+    is plain, for a loader with any number of workers. Order and shapes are the loader's own. Random augmentation is
+    another draw, for it comes from this process' random state; ``worker_init_fn`` is not called; an iterable dataset is
+    read as a whole."""
 
     def __init__(self, loader: LoaderLike, cursor: Cursor | None = None) -> None:
         alone = copy.copy(loader)

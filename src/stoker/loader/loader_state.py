@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..transport.thread_slots import HeapWriter
     from ..workers.faults.error_log import ErrorLog
     from ..workers.faults.policy import Failure
+    from ..workers.remote.nodes import Nodes
     from ..workers.rng_watch import GlobalRngUse
     from .auto.controller import Controller
     from .auto.in_process import Place
@@ -26,57 +27,40 @@ if TYPE_CHECKING:
 
 
 class LoaderState:
-    """What stoker keeps for one loader between its iterators; beside the loader, so it is neither copied nor pickled.
-
-    Attributes:
-        arenas, heaps: shared memory of the last worker processes, and memory of the last threads, warm.
-        metrics: the loader's numbers.
-        first_count_reason: why ``num_workers="auto"`` began with its count; "" before it has.
-        rng_watch: draws from process-wide random generators in worker threads.
-        iterators: those that are alive.
-        controller: changes the count of ``num_workers="auto"`` while an epoch runs.
-        place: decides whether workers pay; None where that is settled.
-        advised: the dataset has been searched for lists that each forked worker copies.
-        warned: why some settings have no effect, as far as the user was told.
-        pinning: what is kept of ``pin_memory``.
-        manual_workers: the count was set by ``resize``, and is not tuned.
-        restart_workers: ``resize`` wants other workers in the next epoch.
-        ledger: the log of samples that failed.
-        fatal_samples: samples that kill workers, by index.
-        cursor: where the newest iterator is; it outlives that iterator.
-        pending_state, pending_dict: a state that was loaded, and the dict it came in; the next iterator resumes there.
-        unclaimed_iterator: made by ``state_dict()`` because there was none; the next ``iter`` returns it.
-        saved_parts: parts of the resumed run of an iterable dataset; else 0.
-        task_seeds: the resumed run sets random state by task.
-    """
+    """What stoker keeps for one loader between its iterators; beside it, so it is neither copied nor pickled."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
+        # arenas, heaps: shared memory of the last worker processes, and memory of the last threads, warm
         self.arenas: list[SlotReader] = []
         self.heaps: list[HeapWriter] = []
-        self.metrics = LoaderMetrics()
-        self.first_count_reason = ""
-        self.rng_watch: GlobalRngUse | None = None
-        self.iterators: weakref.WeakSet[PoolIter] = weakref.WeakSet()
-        self.controller: Controller | None = None
-        self.place: Place | None = None
-        self.advised = False
-        self.warned: set[str] = set()
-        self.pinning = Pinning()
-        self.manual_workers = False
-        self.restart_workers = False
-        self.ledger: ErrorLog | None = None
-        self.fatal_samples: dict[Index, Failure] = {}
+        self.metrics = LoaderMetrics()  # the loader's numbers
+        self.first_count_reason = ""  # why ``num_workers="auto"`` began with its count; "" before it has
+        self.rng_watch: GlobalRngUse | None = None  # draws from process-wide random generators in worker threads
+        self.iterators: weakref.WeakSet[PoolIter] = weakref.WeakSet()  # those that are alive
+        self.controller: Controller | None = None  # changes the count of ``num_workers="auto"`` while an epoch runs
+        self.place: Place | None = None  # decides whether workers pay; None where that is settled
+        self.advised = False  # the dataset has been searched for lists that each forked worker copies
+        self.warned: set[str] = set()  # why some settings have no effect, as far as the user was told
+        self.pinning = Pinning()  # what is kept of ``pin_memory``
+        self.manual_workers = False  # the count was set by ``resize``, and is not tuned
+        self.restart_workers = False  # ``resize`` wants other workers in the next epoch
+        self.ledger: ErrorLog | None = None  # the log of samples that failed
+        self.fatal_samples: dict[Index, Failure] = {}  # samples that kill workers, by index
+        self.nodes: Nodes | None = None  # of a cluster, with ``worker_method="ray"``
         self.begin_run()
 
     def begin_run(self) -> None:
         """Nothing is resumed any more."""
-        self.cursor: Cursor | None = None
+        self.cursor: Cursor | None = None  # where the newest iterator is; it outlives that iterator
+        # a state that was loaded, and the dict it came in; the next iterator resumes there
         self.pending_state: State | None = None
         self.pending_dict: JsonObject | None = None
+        # made by ``state_dict()`` because there was none; the next ``iter`` returns it
         self.unclaimed_iterator: _BaseDataLoaderIter | None = None
-        self.saved_parts = 0
-        self.task_seeds = False
+        self.pending_skip = 0  # batches after that state which are made again and dropped
+        self.saved_parts = 0  # parts of the resumed run of an iterable dataset; else 0
+        self.task_seeds = False  # the resumed run sets random state by task
 
     def leave_parent(self) -> bool:
         """After a fork by the user, drops the parent's shared memory, so that both never write there. Returns whether
@@ -86,6 +70,7 @@ class LoaderState:
             self._process = os.getpid()
             self.arenas = []
             self.heaps = []
+            self.nodes = None
         return forked
 
 

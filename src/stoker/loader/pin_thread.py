@@ -28,12 +28,7 @@ POLL_S = 0.1  # how late the thread may notice that it is to end
 
 
 class PinnedPool:
-    """A pool whose results are in page-locked memory.
-
-    Args:
-        pool: where results come from; from now on only this object calls its ``receive``.
-        device: torch's name of the accelerator.
-    """
+    """A pool whose results are in page-locked memory. From now on only this object calls ``pool.receive``."""
 
     def __init__(self, pool: Pool, device: str | None) -> None:
         self._pool, self._device = pool, device
@@ -42,6 +37,10 @@ class PinnedPool:
         self._index = accelerator.current_index()
         self.thread = threading.Thread(target=self._run, name="stoker_pin", daemon=True)
         self.thread.start()
+
+    @property
+    def ahead(self) -> int:
+        return self._pool.ahead
 
     def submit(self, worker: int | None, task: Task) -> None:
         self._pool.submit(worker, task)

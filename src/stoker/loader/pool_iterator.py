@@ -9,8 +9,8 @@ import functools
 import os
 import pickle
 import weakref
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._utils import ExceptionWrapper
@@ -23,18 +23,19 @@ from torch.utils.data.dataloader import (
 )
 
 from ..core import packages
+from ..core.errors import StateError, UsageError
 from ..core.fingerprint import Fingerprint
 from ..core.handles import opened
 from ..core.metrics import LoaderMetrics
 from ..core.nested import pin
-from ..core.options import AutoWorkers, Budget, Knobs
+from ..core.options import AutoWorkers, Knobs
 from ..core.picklable import culprit
-from ..core.types import Batch, Index, JsonObject, LoaderLike
+from ..core.types import Batch, JsonObject, LoaderLike
 from ..core.warn import warn_user
-from ..device.pinned_slots import Locker
+from ..sampling.shard import READ_HERE
 from ..sampling.stateful import is_stateful, load_into, pickled_state
 from ..transport.task_queue import supported
-from ..workers.faults.policy import NOTHING, Failure, OnError, Partial
+from ..workers.faults.policy import NOTHING, Partial
 from ..workers.fetcher import state_of
 from ..workers.process_pool import ProcessPool
 from ..workers.protocol import Pool, WorkerReply, WorkerSpec
@@ -42,6 +43,7 @@ from ..workers.restart import Restarts  # not later: the workers would compete f
 from ..workers.start_pool import start
 from .memory_pressure import MemoryPressure, shrinker
 from .pin_thread import PinnedPool
+from .pool_plan import Partition, PoolPlan
 from .scheduler import MakeBatch, Scheduler, Tuner
 from .torch_messages import torch_message
 
@@ -50,56 +52,10 @@ if TYPE_CHECKING:
     from ..sampling.state import Part
     from ..transport.slots import SlotReader
     from ..transport.thread_slots import HeapWriter
-    from ..workers.faults.error_log import ErrorLog
-    from ..workers.rng_watch import GlobalRngUse
+    from ..workers.remote.nodes import Nodes
     from ..workers.thread_pool import ThreadPool
 
 _profiling = torch._C._autograd._profiler_enabled
-
-
-class Partition(NamedTuple):
-    """How a run is divided among workers.
-
-    Attributes:
-        parts: of an iterable dataset, each with its own state, those of the saved run if it is resumed; of a map-style
-            one as many as workers.
-        workers: that have something to do.
-    """
-
-    parts: int
-    workers: int
-
-    @property
-    def shards(self) -> int:
-        """The parts, where they are not one a worker; else 0."""
-        return 0 if self.parts == self.workers else self.parts
-
-
-@dataclass(frozen=True)
-class PoolPlan:
-    """What the engine decided about an iterator's workers.
-
-    Attributes:
-        budget: how much the consumer may keep in slots.
-        slots: the loader's shared memory between two iterators; taken from here and given back.
-        saved_parts: of the resumed run of an iterable dataset; else 0.
-        thread_rng: None for worker processes; for threads what is known of the loader's use of random generators.
-        locker: page-locks slots; None: where batches are to be pinned a thread copies them.
-        faults: what to do about samples that fail, and the log of them; None: torch's way.
-        fatal_samples: those that kill workers, by index, where a dead worker is replaced; None: a death is an error.
-        make_batch: makes the batch of a task in this process; None: workers make all.
-        standby: workers, and batches in flight for each, should any be wanted: the epoch begins without.
-    """
-
-    budget: Budget
-    slots: list[SlotReader] | list[HeapWriter]
-    saved_parts: int = 0
-    thread_rng: GlobalRngUse | None = None
-    locker: Locker | None = None
-    faults: tuple[OnError, ErrorLog] | None = None
-    fatal_samples: dict[Index, Failure] | None = None
-    make_batch: MakeBatch | None = None
-    standby: tuple[int, int] | None = None
 
 
 class PoolIter(_BaseDataLoaderIter):
@@ -125,25 +81,22 @@ class PoolIter(_BaseDataLoaderIter):
         cursor.one_dataset = plan.thread_rng is not None and not self._iterable
         cursor.lives_on = loader.persistent_workers or cursor.one_dataset
         count = plan.saved_parts or int(self._num_workers)
-        partition = Partition(count, min(count, int(self._num_workers)))
+        partition = Partition(count, min(count, int(self._num_workers)), () if saved is None else saved.places)
+        self.ends_with_epoch = bool(partition.places)
         parts = self._resume_dataset(loader, partition)
         self._warn_idle(partition)
         knobs = self._knobs_of(loader, partition, int(prefetch or 1), plan)
         workers, spec = self._start_workers(loader, self._spec_of(loader, knobs, partition, parts, plan), plan)
-        if spec.num_workers < partition.workers:  # the system has no more
-            partition = Partition(spec.shards or spec.num_workers, spec.num_workers)
-            self._num_workers = spec.num_workers
-            knobs = replace(knobs, num_workers=partition.parts)
-            self._set_parts(partition)
-            if parts and not self._iterable:
-                try:
-                    cursor.saved_parts(spec.num_workers)
-                except BaseException:
-                    workers.close()
-                    raise
+        if spec.num_workers < partition.workers:
+            try:
+                knobs = replace(knobs, num_workers=self._take_fewer(spec, partition, bool(parts)))
+            except BaseException:
+                workers.close()
+                raise
         pool, make_batch = self._make_pool(workers, spec, plan)
         self._workers: list[Any] = workers.processes
         self._pss = workers.pss
+        self._read_threads = workers.read_threads
         self._close = weakref.finalize(self, pool.close)
         restarts = None
         if plan.fatal_samples is not None and isinstance(workers, ProcessPool):
@@ -161,6 +114,7 @@ class PoolIter(_BaseDataLoaderIter):
         cursor.adopt_seeds(self)
         parts: tuple[Part, ...] = ()
         if cursor.saved is not None:
+            cursor.saved.check_worker_can_read()
             parts = cursor.saved_parts(1 if cursor.one_dataset else partition.parts)
         if cursor.one_dataset:
             if parts:
@@ -170,6 +124,15 @@ class PoolIter(_BaseDataLoaderIter):
                 cursor.record_worker_state(0, 0, pickled_state(lambda: state_of(loader.dataset, None)))
         self._set_parts(partition)
         return parts
+
+    def _take_fewer(self, spec: WorkerSpec, partition: Partition, resumed: bool) -> int:
+        """The system has no more workers than the spec. Returns the number of parts."""
+        partition = Partition(spec.shards or spec.num_workers, spec.num_workers, partition.places)
+        self._num_workers = spec.num_workers
+        self._set_parts(partition)
+        if resumed and not self._iterable:
+            self._cursor.saved_parts(spec.num_workers)
+        return partition.parts
 
     def _set_parts(self, partition: Partition) -> None:
         self._cursor.workers = partition.parts
@@ -193,19 +156,18 @@ class PoolIter(_BaseDataLoaderIter):
             persistent=loader.persistent_workers,
             timeout=loader.timeout,
             task_seeds=self._cursor.task_seeds,
-            shared=auto and self._dataset_kind == _DatasetKind.Map and any_worker,
+            shared=(auto or plan.nodes is not None) and self._dataset_kind == _DatasetKind.Map and any_worker,
             ahead=getattr(loader, "_ahead", 0) if auto else 0,
         )
 
     def _spec_of(
         self, loader: LoaderLike, knobs: Knobs, partition: Partition, parts: tuple[Part, ...], plan: PoolPlan
     ) -> WorkerSpec:
-        """What workers are told."""
         init_fn = loader.worker_init_fn
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
         every, saved = getattr(loader, "snapshot_every_n_steps", None), self._cursor.saved
-        in_the_middle = saved is not None and saved.next > 0 and (not self._iterable or not saved.workers)
+        in_the_middle = saved is not None and saved.next > 0 and not (self._iterable and saved.begun_by_workers)
         if knobs.task_seeds:
             packages.libraries()  # looked up once here, and not in each worker that looks for generators
         return WorkerSpec(
@@ -223,12 +185,15 @@ class PoolIter(_BaseDataLoaderIter):
             on_error=None if plan.faults is None else plan.faults[0],
             restart=plan.fatal_samples is not None,
             sample_timeout=getattr(loader, "sample_timeout", None) or 0.0,
+            read_threads=getattr(loader, "read_threads", None),
             parts=parts,
             part_epochs=self._first_epoch,
             batch_size=loader.batch_size,
             tell=-1 if every is None else every,
             look=in_the_middle and not knobs.task_seeds,
             shards=partition.shards,
+            places=partition.places,
+            ranks=(self._cursor.rank, self._cursor.ranks),
         )
 
     def _start_workers(
@@ -254,12 +219,13 @@ class PoolIter(_BaseDataLoaderIter):
     def _make_pool(
         self, workers: ProcessPool | ThreadPool, spec: WorkerSpec, plan: PoolPlan
     ) -> tuple[Pool, MakeBatch | None]:
-        """The pool that the scheduler sees, and what makes batches in this process: both pin them where that is
-        wanted."""
+        """The pool that the scheduler sees, and what makes batches in this process; both pin them where wanted."""
         pool: Pool = workers
+        if plan.nodes is not None and isinstance(workers, ProcessPool):
+            pool = self._with_nodes(workers, spec, plan.nodes)
         make_batch = plan.make_batch
         if self._pin_memory and plan.locker is None:
-            pinned = PinnedPool(workers, self._pin_memory_device)
+            pinned = PinnedPool(pool, self._pin_memory_device)
             self._pin_memory_thread = pinned.thread
             pool = pinned
             if make_batch is not None:
@@ -269,6 +235,19 @@ class PoolIter(_BaseDataLoaderIter):
 
             pool = ShardPool(pool, spec.shards, spec.num_workers)
         return pool, make_batch
+
+    def _with_nodes(self, workers: ProcessPool, spec: WorkerSpec, nodes: Nodes) -> Pool:
+        """The pool that has nodes of a cluster, too; the local one alone where they cannot work on this dataset."""
+        from ..workers.remote.nodes import check_dataset
+        from ..workers.remote.pool import RemotePool
+
+        try:
+            check_dataset(spec)
+            nodes.begin(spec)
+        except UsageError as e:
+            warn_user(f"No workers on other nodes: {e}. This machine goes on alone")
+            return workers
+        return RemotePool(workers, nodes, spec)
 
     def _reset(self, loader: LoaderLike, first_iter: bool = False) -> None:
         cursor = self._cursor
@@ -355,6 +334,8 @@ class PoolIter(_BaseDataLoaderIter):
 
     def _read_reply(self, reply: WorkerReply) -> Batch:
         self._cursor.record_worker_state(self._scheduler.worker, reply.at, reply.state)
+        if reply.moved and self.ends_with_epoch:
+            raise StateError(READ_HERE)
         if reply.moved and not self._warned_of_seeds:
             self._warned_of_seeds = True
             warn_user(
@@ -370,6 +351,10 @@ class PoolIter(_BaseDataLoaderIter):
 
     def _measure_workers(self) -> None:
         self._metrics.worker_pss.update(self._pss())
+        threads = self._read_threads()
+        decision = f"{threads} threads of each worker load samples of a batch at once: loading mostly waits"
+        if threads and decision not in self._metrics.decisions:
+            self._metrics.decisions.append(decision)
 
     def _shutdown_workers(self) -> None:
         self._measure_workers()

@@ -45,22 +45,10 @@ Tuner: TypeAlias = Callable[[int], "int | None"]
 
 
 class Scheduler:
-    """One epoch after another over one pool.
-
-    Prefetch is a count of credits, the window: drawing a task spends one, delivering a batch gives one back, and
-    ``resize`` changes the window at any moment. Credits are not spent while the batches in flight fill their share of
-    the budget.
-
-    Args:
-        pool, knobs, metrics, budget: the workers, and the loader's.
-        restarts: replaces workers that die; None: a death is an error, as in torch.
-        make_batch: makes the batch of a task in this process; None: workers make all.
-
-    Attributes:
-        here: tasks are kept for this process, until workers are asked for.
-        worker: whose batch was delivered last.
-        tuner: called at each delivery with the nanoseconds waited so far; returns another number of workers, or None.
-    """
+    """One epoch after another over one pool. Prefetch is a count of credits, the window: drawing a task spends one,
+    delivering a batch gives one back, and ``resize`` changes the window at any moment. Credits are not spent while the
+    batches in flight fill their share of the budget. ``restarts`` replaces workers that die; None: a death is an error,
+    as in torch. ``make_batch`` makes the batch of a task in this process; None: workers make all."""
 
     def __init__(
         self,
@@ -94,9 +82,10 @@ class Scheduler:
         self._lock = threading.Lock()  # a resize may come from any thread, or in the middle of ``next`` from a signal
         self._wanted: int | None = None  # a count that was asked for while the lock was held
         self._resizing_thread = 0
+        # called at each delivery with the nanoseconds waited so far; returns another number of workers, or None
         self.tuner: Tuner | None = None
-        self.here = False
-        self.worker = 0
+        self.here = False  # tasks are kept for this process, until workers are asked for
+        self.worker = 0  # whose batch was delivered last
 
     @property
     def ending(self) -> bool:
@@ -172,9 +161,7 @@ class Scheduler:
 
     def next(self) -> Batch:
         """The next batch, or the ``ExceptionWrapper`` that came in its place. ``StopIteration``: the epoch is over.
-
-        After ``WorkerDiedError`` the tasks of that worker are lost, and the others go on.
-        """
+        After ``WorkerDiedError`` the tasks of that worker are lost, and the others go on."""
         with self._lock:
             return self._next()
 
@@ -210,9 +197,9 @@ class Scheduler:
         except Exception:
             task.state = TaskState.WITH_WORKER
             self._make_batch = None
+            self._pool.submit(None, Task(self.epoch, number, task.indices))  # first: after the last task there is none
             self._wanted = self._wanted or self._knobs.num_workers
             self._resize()
-            self._pool.submit(None, Task(self.epoch, number, task.indices))
             return None
         took = time.perf_counter_ns() - began, 0, 0, time.thread_time_ns() - cpu
         self._metrics.task(took)
@@ -282,7 +269,6 @@ class Scheduler:
         return result
 
     def _restart_workers(self, restarts: Restarts, e: WorkerDiedError) -> None:
-        """Replaces the workers that died."""
         try:
             lost = restarts.replace_dead(e, self.epoch, self._tasks.with_workers() if self._knobs.shared else {})
         except WorkerDiedError as worse:
@@ -346,7 +332,7 @@ class Scheduler:
 
     def _fill(self) -> None:
         """Spends credits while there are any, and room for one batch more."""
-        window = 1 if self.here else self._knobs.window
+        window = 1 if self.here else self._knobs.window + self._pool.ahead
         while self._spent < window and self._room():
             self._spent += 1
             self._submit()
@@ -354,12 +340,12 @@ class Scheduler:
     def _room(self) -> bool:
         """Whether one batch more may be in flight. One always may; a budget that was asked for is not risked before
         the first batch has shown how large it is."""
-        in_flight = len(self._tasks)
+        in_flight, usual = len(self._tasks), self._knobs.usual + self._pool.ahead
         largest = self._metrics.batch_bytes
         if not largest:
-            return in_flight < (1 if self._budget.strict else self._knobs.usual)
+            return in_flight < (1 if self._budget.strict else usual)
         limit = self._budget.flight_bytes
-        if in_flight >= self._knobs.usual:
+        if in_flight >= usual:
             limit //= AHEAD_SHARE
         return not in_flight or (in_flight + 1) * largest <= limit
 

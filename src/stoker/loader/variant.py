@@ -81,17 +81,9 @@ def _by_name(name: str) -> ModuleType:
 
 
 def as_loader(thing: object, batch_size: int | None = None, name: str = "TARGET") -> DataLoader[Sample]:
-    """A loader over ``thing``: a DataLoader (torch's own or stoker's) as it is, or a new loader around a dataset. A
-    callable without arguments is called first.
-
-    Args:
-        thing: the object.
-        batch_size: instead of the loader's own; 32 for a dataset.
-        name: what errors call it.
-
-    Raises:
-        UsageError: ``thing`` is something else, or it is empty.
-    """
+    """A loader over ``thing``, which errors call ``name``: a DataLoader (torch's own or stoker's) as it is, or a new
+    one around a dataset, of 32 samples a batch if no size is given. A callable without arguments is called first.
+    Raises UsageError: ``thing`` is something else, or it is empty."""
     if not isinstance(thing, (DataLoader, Dataset)) and (isinstance(thing, type) or callable(thing)):
         try:
             thing = thing()

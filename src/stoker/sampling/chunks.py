@@ -109,7 +109,6 @@ OWN_SAMPLERS[ChunkSampler] = ChunkSampler.__iter__
 
 
 def _coming(order: Permutation, size: int, n: int) -> Iterator[Range]:
-    """The chunks, in the order in which they come in."""
     for at in range(0, order.n, CHUNK):
         for c in order.at(np.arange(at, min(at + CHUNK, order.n))).tolist():
             yield c * size, min(c * size + size, n) - 1

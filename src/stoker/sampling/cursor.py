@@ -17,7 +17,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 from ..core.errors import StateError
 from ..core.random_state import to_text
 from ..core.types import Index
-from .replay import END, SamplerReplay, is_over
+from .order import END
+from .replay import SamplerReplay
 from .stateful import alike, load_into, pickled_state, read_state
 
 if TYPE_CHECKING:
@@ -27,33 +28,28 @@ MAX_DELIVERED_EARLY = 1024  # task numbers kept before those that are passed are
 
 
 class Cursor(SamplerReplay):
-    """One epoch after another of one iterator. The arguments are those of ``SamplerReplay``.
-
-    Attributes:
-        one_dataset: all workers share it.
-        lives_on, base_seed, shared_seed, epoch, turn: as in ``State``.
-        delivered_early: tasks after ``next`` that are delivered.
-        delivered_by: batches delivered by each worker of an iterable dataset; empty for other datasets.
-        worker_states: by worker, how many batches it had made (-1: those of the epoch before), and the dataset's state
-            then, pickled.
-        finished: the epoch is over.
-        shown: the position of the training loop, where something between it and the iterator took more batches
-            (``copy_position``); else None.
-    """
+    """One epoch after another of one iterator. The arguments are those of ``SamplerReplay``."""
 
     def __init__(self, index_sampler: Any, generator: torch.Generator | None, saved: State | None = None) -> None:
         super().__init__(index_sampler, generator, saved)
-        self.one_dataset = False
+        self.one_dataset = False  # all workers share it
+        # lives_on, base_seed, shared_seed, epoch, turn: as in ``State``
         self.lives_on = False
         self.base_seed = 0
         self.shared_seed: int | None = None
         self.epoch = -1
+        # batches delivered by each worker of an iterable dataset; empty for other datasets
         self.delivered_by: list[int] = []
+        # by worker, how many batches it had made (-1: those of the epoch before), and the dataset's state then, pickled
         self.worker_states: dict[int, tuple[int, bytes | None]] = {}
+        # the position of the training loop, where something between it and the iterator took more batches
+        # (``copy_position``); else None
         self.shown: Cursor | None = None
         self.turn = 0
-        self.finished = False
-        self.delivered_early: set[int] = set()
+        self.finished = False  # the epoch is over
+        self.division: tuple[int, int] | None = None  # as in ``State``; None: as a run that begins is divided
+        self._parts_of: tuple[tuple[int, int], ...] | None = None  # shard and base seed of each part, if resumed
+        self.delivered_early: set[int] = set()  # tasks after ``next`` that are delivered
 
     def prepare(self) -> None:
         """torch is about to call ``iter`` on the sampler."""
@@ -71,8 +67,7 @@ class Cursor(SamplerReplay):
     # -- an iterator begins
 
     def adopt_seeds(self, it: _BaseDataLoaderIter) -> None:
-        """Takes torch's seeds from its iterator. A resumed iterator gets those of the saved run, a datapipe the shared
-        one."""
+        """Takes torch's seeds from its iterator; a resumed one gets those of the saved run."""
         self.kind = "iterable" if it._dataset_kind == _DatasetKind.Iterable else "map"
         if self.saved is not None:
             it._base_seed = self.saved.base_seed
@@ -85,15 +80,17 @@ class Cursor(SamplerReplay):
         self.shared_seed = it._shared_seed
 
     def saved_parts(self, n: int) -> tuple[Part, ...]:
-        """The saved run's parts, one for each of ``n``; none if it has none.
-
-        Raises:
-            StateError: the state is another kind of loader's, or its parts cannot be divided so.
-        """
+        """The saved run's parts, one for each of ``n``; none if it has none. Raises StateError: the state is another
+        kind of loader's, or its parts cannot be divided so."""
         s = self.saved
         assert s is not None
         self._check(s)
-        if is_over(s):
+        if s.division is not None and (s.rank, s.ranks) != (self.rank, self.ranks):
+            raise StateError(
+                f"the state dict was loaded by rank {s.rank} of {s.ranks}, which is rank {self.rank} of {self.ranks} "
+                "now: init_process_group() comes before load_state_dict()"
+            )
+        if s.is_over:
             return ()
         if not s.parts or len(s.parts) == n:
             return s.parts
@@ -125,6 +122,7 @@ class Cursor(SamplerReplay):
         self.delivered_early = set(s.ahead)
         self.turn = s.turn
         self.worker_states = {}
+        self._keep_division(s)
         iterable = s.kind == "iterable"
         for worker, part in enumerate(s.parts):
             pickled = None if part.state is None else pickle.dumps(part.state)
@@ -132,6 +130,12 @@ class Cursor(SamplerReplay):
         if iterable:
             self.delivered_by = [p.count for p in s.parts]
         return self._resume_order(s)
+
+    def _keep_division(self, s: State) -> None:
+        self.division = s.division
+        self._parts_of = None
+        if s.division is not None:
+            self._parts_of = tuple((int(p.shard or 0), int(p.base_seed or 0)) for p in s.parts)
 
     def go_to_end(self) -> None:
         """Leaves the sampler as it was at the end of the saved epoch."""
@@ -146,11 +150,7 @@ class Cursor(SamplerReplay):
     # -- and is followed
 
     def take(self, indices: Iterator[Index]) -> Index:
-        """The indices of the next task, where each is run when it is asked for.
-
-        Raises:
-            StopIteration: the epoch is over.
-        """
+        """The indices of the next task. Raises StopIteration: the epoch is over."""
         try:
             found = next(indices)
             while self.next in self.delivered_early:  # before the run was resumed
@@ -193,7 +193,6 @@ class Cursor(SamplerReplay):
     # -- and is written down
 
     def save(self) -> State:
-        """The state of the run at this moment."""
         from .state import State  # not every run is saved
 
         if self.shown is not None:
@@ -228,11 +227,13 @@ class Cursor(SamplerReplay):
             turn=self.turn,
             parts=self._parts(),
             batch_size=self.batch_size,
+            rank=self.rank,
+            ranks=self.ranks,
+            division=self.division or (self.ranks, self.workers) if self.kind == "iterable" else None,
         )
 
     def _position(self) -> tuple[int, tuple[int, ...]]:
-        """The first task that is not delivered, and those after it that are. Another thread may take batches
-        meanwhile."""
+        """The first task that is not delivered, and those after it that are. Another thread may take batches."""
         due, early = -1, set[int]()
         while due != self.next:
             due = self.next
@@ -247,10 +248,13 @@ class Cursor(SamplerReplay):
         live = None if self.live_state is None else self.live_state()
         if self.kind == "iterable":
             if not self.workers:
-                return (Part(self.next, self.next if live is not None else 0, live),)
-            counts = self.delivered_by or [self.next]
-            found = [(count, *self.worker_states.get(w, (0, None))) for w, count in enumerate(counts)]
-            return tuple(Part(count, min(at, count), read_state(raw)) for count, at, raw in found)
+                found = [(self.next, self.next if live is not None else 0, live)]
+            else:
+                noted = [self.worker_states.get(w, (0, None)) for w in range(len(self.delivered_by))]
+                found = [
+                    (n, min(at, n), read_state(raw)) for n, (at, raw) in zip(self.delivered_by, noted, strict=True)
+                ]
+            return tuple(Part(*part, *of) for part, of in zip(found, self._shards(), strict=False))
         if live is not None:
             return (Part(0, 0, live),)
         if not self.worker_states:
@@ -259,6 +263,12 @@ class Cursor(SamplerReplay):
         if self.one_dataset and states == [None]:
             return ()
         return tuple(Part(0, 0, read_state(raw)) for raw in states)
+
+    def _shards(self) -> tuple[tuple[int, int], ...]:
+        """Of each part here its shard and base seed."""
+        if self._parts_of is not None:
+            return self._parts_of
+        return tuple((i * self.ranks + self.rank, self.base_seed) for i in range(max(1, self.workers)))
 
 
 def _generator_text(generator: torch.Generator) -> str:

@@ -17,7 +17,7 @@ import threading
 import types
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
@@ -44,17 +44,11 @@ Found: TypeAlias = list[tuple[str, Generator]]  # each with its path
 
 
 class Watch(NamedTuple):
-    """Where a walk expects a generator that is made later, or exchanged.
+    """Where a walk expects a generator that is made later, or exchanged."""
 
-    Attributes:
-        sizes: namespaces, and how many names each had.
-        empty: names whose value was None.
-        held: names whose value was a generator, and that.
-    """
-
-    sizes: list[tuple[Attributes, int]]
-    empty: list[tuple[Attributes, str]]
-    held: list[tuple[Attributes, str, object]]
+    sizes: list[tuple[Attributes, int]]  # namespaces, and how many names each had
+    empty: list[tuple[Attributes, str]]  # names whose value was None
+    held: list[tuple[Attributes, str, object]]  # names whose value was a generator, and that
 
     def changed(self) -> bool:
         """Whether another walk may find other generators; 1 microsecond."""
@@ -143,18 +137,16 @@ def _forked(device: str) -> bool:
     return bool(getattr(module, "_is_in_bad_fork", bool)())
 
 
-def own_copies(*roots: object) -> tuple[Any, ...]:
-    """Copies of objects with generators of their own, for one thread. What leads to no generator is shared.
-
-    Raises:
-        Exception: whatever an object says to being copied.
-    """
+def own_copies(*roots: object, alone: Iterable[object] = ()) -> tuple[Any, ...]:
+    """Copies of objects with generators of their own, for one thread. What leads to no generator is shared. ``alone``:
+    objects that are copied, too, with attributes of their own. Raises Exception: whatever an object says to being
+    copied."""
     parents: dict[int, list[object]] = {}
     walk = _Walk(None, thread_local=False, parents=parents)
     for k, root in enumerate(roots):
         walk.visit(str(k), root, DEPTH)
     spine: dict[int, object] = {}
-    ways: list[Any] = [g for _, g in walk.found]
+    ways: list[Any] = [*(g for _, g in walk.found), *alone]
     while ways:
         x = ways.pop()
         if id(x) not in spine:
@@ -173,7 +165,6 @@ def own_copies(*roots: object) -> tuple[Any, ...]:
 
 
 def _items(x: object) -> Iterator[object]:
-    """All items of a container."""
     if isinstance(x, dict):
         yield from dict.values(x)
     bases: tuple[Any, ...] = (list, tuple, deque)

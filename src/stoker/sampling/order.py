@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sized
@@ -19,22 +20,17 @@ Words: TypeAlias = npt.NDArray[np.uint64]
 CHUNK = 4096  # indices computed at once: 32 KB
 LIST_LENGTH = 1024  # made Python ints at once; of more, the first batch would wait for them
 SMALL = 1 << 16  # below this a permutation is drawn whole
+END = object()
 ROUNDS = 8  # an even number, so that both halves end where they started
 TORCH_SAMPLERS = {kind: kind.__iter__ for kind in (BatchSampler, RandomSampler, SequentialSampler)}
 
 
 class Task(NamedTuple):
-    """The indices of one batch, and their place in the run.
+    """The indices of one batch, and their place in the run."""
 
-    Attributes:
-        epoch: of the iterator, from 0.
-        number: position in the sampler's order, from 0.
-        indices: what the index sampler yielded: a list of keys, one key, or Nones for an iterable dataset.
-    """
-
-    epoch: int
-    number: int
-    indices: Index
+    epoch: int  # of the iterator, from 0
+    number: int  # position in the sampler's order, from 0
+    indices: Index  # what the index sampler yielded: a list of keys, one key, or Nones for an iterable dataset
 
 
 class Permutation:
@@ -128,12 +124,7 @@ OWN_SAMPLERS: dict[type, object] = {FeistelSampler: FeistelSampler.__iter__}  # 
 def order(index_sampler: Iterable[Index], skip: int = 0) -> Iterator[Index] | None:
     """What ``iter(index_sampler)`` gives, sooner and in less memory: the same items, drawn from the same generators at
     the same moments, but never a list of the whole epoch. None for samplers of users, who may see when ``iter`` is
-    called.
-
-    Args:
-        index_sampler: the loader's.
-        skip: indices, not batches, that are drawn and left out.
-    """
+    called. ``index_sampler``: the loader's. ``skip``: indices, not batches, that are drawn and left out."""
     sampler, size, drop_last = index_sampler, 0, False
     if type(index_sampler) is BatchSampler:
         sampler, size, drop_last = index_sampler.sampler, index_sampler.batch_size, index_sampler.drop_last
@@ -148,6 +139,33 @@ def order(index_sampler: Iterable[Index], skip: int = 0) -> Iterator[Index] | No
     else:
         return None
     return _batches(lists, size, drop_last) if size else itertools.chain.from_iterable(lists)
+
+
+def in_batches(indices: Iterator[Index], size: int, drop_last: bool) -> Iterator[list[Index]]:
+    """torch's batches of any indices."""
+    while batch := [*itertools.islice(indices, size)]:
+        if len(batch) < size and drop_last:
+            return
+        yield batch
+
+
+def with_first_drawn(indices: Iterator[Index]) -> Iterator[Index]:
+    """The same indices, with whatever is drawn for the first of them drawn now."""
+    first = next(indices, END)
+    return iter(()) if first is END else itertools.chain([first], indices)
+
+
+def order_from(index_sampler: Iterable[Index], generator: torch.Generator, skip: int) -> Iterator[Index]:
+    """``order`` of a ``RandomSampler``, drawn from another generator than the sampler's."""
+    index_sampler = copy.copy(index_sampler)
+    if type(index_sampler) is BatchSampler:
+        index_sampler.sampler = copy.copy(index_sampler.sampler)
+        index_sampler.sampler.generator = generator  # type: ignore[attr-defined]
+    else:
+        index_sampler.generator = generator  # type: ignore[attr-defined]
+    found = order(index_sampler, skip)
+    assert found is not None
+    return found
 
 
 def _shuffled(sampler: RandomSampler, skip: int) -> Iterator[list[int]]:

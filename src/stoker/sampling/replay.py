@@ -8,7 +8,7 @@ is started again in the random state in which it was started. No sample is loade
 The moments of an epoch, and what is captured at each::
 
     construct        nothing
-    prepare()        torch is about to call iter(sampler)   _rng_before_iter   only samplers that are not known
+    prepare()        torch is about to call iter(sampler)   _rng_before_iter   iterable datasets, unknown samplers
     begin()          torch has the sampler's iterator       _rng_after_iter    a known sampler draws its order from here
                                                             _state_at_start    a stateful sampler's own state
     first indices    the sampler has drawn its order        _rng_after_first
@@ -18,11 +18,10 @@ The moments of an epoch, and what is captured at each::
 
 from __future__ import annotations
 
-import copy
 import itertools
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -32,17 +31,20 @@ from torch.utils.data.dataloader import _InfiniteConstantSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from ..core.errors import StateError
-from ..core.random_state import PROCESS_WIDE, RandomState, from_text, preserved, set_from_text, set_state
+from ..core.random_state import PROCESS_WIDE, RandomState, is_one_draw, preserved, set_from_text
+from ..core.ranks import rank_and_ranks
 from ..core.types import Index
 from ..core.types import State as ObjectState
-from .order import TORCH_SAMPLERS, order
+from .division import share_of_rest
+from .order import END, TORCH_SAMPLERS, in_batches, order, order_from, with_first_drawn
 from .stateful import is_stateful, load_into, pickled_state, read_state
 
 if TYPE_CHECKING:
     from .state import State
 
-END = object()
-OPAQUE_ORDERS = ("stateful", "distributed", "other")  # orders that only their sampler knows
+REPLAYED = "replayed"  # of a run of torchdata: an order that only its sampler knows, and that is never random
+FOREIGN = "torchdata RandomSampler"  # of a run of torchdata: its generator is not the sampler's
+OPAQUE_ORDERS = ("stateful", "distributed", "other", REPLAYED)  # orders that only their sampler knows
 
 
 class _Start(NamedTuple):
@@ -61,19 +63,8 @@ class _SamplerState(NamedTuple):
 
 
 class SamplerReplay:
-    """A loader's sampler, one epoch after another. ``Cursor`` adds what was delivered of it.
-
-    Args:
-        index_sampler: the loader's.
-        generator: the loader's.
-        saved: where to resume; None begins at the beginning.
-
-    Attributes:
-        saved: the same, until it is resumed.
-        kind, workers, task_seeds: of the loader, as in ``State``.
-        next: the first task that is not delivered.
-        live_state: returns the state of a dataset in this process; None where there is none.
-    """
+    """A loader's sampler, one epoch after another. ``Cursor`` adds what was delivered of it. ``saved``: where to
+    resume."""
 
     def __init__(self, index_sampler: Any, generator: torch.Generator | None, saved: State | None = None) -> None:
         self._index_sampler = index_sampler
@@ -84,12 +75,19 @@ class SamplerReplay:
         self.batch_size: int | None = index_sampler.batch_size if self._batched else None
         self._endless = isinstance(self._sampler, _InfiniteConstantSampler)  # of an iterable dataset
         self._known = not self._endless and order(index_sampler) is not None
-        self.saved = saved
+        self.saved = saved  # the same, until it is resumed
+        # kind, workers, task_seeds: of the loader, as in ``State``
         self.kind: Literal["map", "iterable"] = "map"
         self.workers = 0
         self.task_seeds = False
+        # rank, ranks: of this process; ``ranks`` those among which the sampler divides its samples, if it says so
+        self.rank, self.ranks = rank_and_ranks()
+        replicas = getattr(self._sampler, "num_replicas", None)
+        if isinstance(replicas, int) and replicas > 0 and not isinstance(replicas, bool):
+            self.ranks = replicas
+        # returns the state of a dataset in this process; None where there is none
         self.live_state: Callable[[], ObjectState] | None = None
-        self.next = 0
+        self.next = 0  # the first task that is not delivered
         self._forget_epoch()
 
     def _forget_epoch(self) -> None:
@@ -97,8 +95,10 @@ class SamplerReplay:
         self._samples_before_split = 0  # of a distributed sampler: samples that all ranks took before this division
         self._rng_before_iter: RandomState | None = None
         self._rng_after_iter: RandomState | None = None
+        self._drawn_in_iter: list[str] | None = None  # generators that moved between these two
         self._rng_after_first: RandomState | None = None
         self._state_at_start: bytes | None = None
+        self._foreign = False  # the order is ``FOREIGN``
         self._sampler_states: deque[_SamplerState] = deque()
 
     @property
@@ -124,7 +124,14 @@ class SamplerReplay:
     def prepare(self) -> None:
         """torch is about to call ``iter`` on the sampler."""
         self._forget_epoch()
-        if not (self._known or self._endless or self._batched):
+        if self._endless or not (self._known or self._batched):
+            self._rng_before_iter = self._capture_rng()
+
+    def restore_rng_before(self, saved: State) -> None:
+        """Random state as it was before an iterable dataset began in the training process."""
+        self._rng_before_iter = None
+        if "before" in saved.sampler_rng:
+            RandomState.from_texts(saved.sampler_rng["before"], None).restore_saved()
             self._rng_before_iter = self._capture_rng()
 
     def restore_process_rng(self, saved: State) -> None:
@@ -146,27 +153,18 @@ class SamplerReplay:
 
     def _follow(self, iterator: Iterator[Index] | None, skip: int) -> Iterator[Index]:
         """What a sampler's iterator yields, as torch makes batches of it, and what has to be noted at each task.
-
-        Args:
-            iterator: the sampler's; None: it is begun with the first task.
-            skip: how much of it is left out.
-        """
+        ``iterator``: the sampler's; None: it is begun with the first task. ``skip``: how much of it is left out."""
         own = iter(self._sampler) if iterator is None else iterator
         next(itertools.islice(own, skip, skip), None)
         size = int(self.batch_size or 1)
         stateful = is_stateful(own) or is_stateful(self._sampler)
-        for tasks, indices in enumerate(self._in_batches(own, size) if self._batched else own, self._start.task + 1):
+        given = in_batches(own, size, self._index_sampler.drop_last) if self._batched else own
+        for tasks, indices in enumerate(given, self._start.task + 1):
             if self._rng_after_first is None:
                 self._rng_after_first = self._capture_rng()
             if stateful:
                 self._note_sampler_state(tasks, own, self._batched and len(indices) < size)
             yield indices
-
-    def _in_batches(self, indices: Iterator[Index], size: int) -> Iterator[list[Index]]:
-        while batch := [*itertools.islice(indices, size)]:
-            if len(batch) < size and self._index_sampler.drop_last:
-                return
-            yield batch
 
     def _note_sampler_state(self, tasks: int, iterator: Iterator[Index], ended: bool) -> None:
         """Notes the sampler's state after it gave the indices of ``tasks`` tasks. Of the states before the last task
@@ -187,17 +185,32 @@ class SamplerReplay:
             with preserved():
                 self.restore_process_rng(s)
                 self._rng_after_iter = self._capture_rng()
-            return iter(()) if is_over(s) else iter(self._index_sampler)
+            return iter(()) if s.is_over else iter(self._index_sampler)
         # Without workers the order is drawn with the first batch. Before that, the draw moves the generator for good.
         drawn = bool(s.workers or s.next or s.finished)
-        with preserved() if drawn or (self._known and not torch_rng_restored(s)) else nullcontext():
+        with preserved() if drawn or (self._known and not s.torch_rng_restored) else nullcontext():
             if not self._known:
-                return with_first_drawn(self._restart_sampler(s))
+                before = self._capture_rng()
+                found = with_first_drawn(self._restart_sampler(s))
+                if s.sampler == REPLAYED and before.moved(self._capture_rng()):
+                    raise StateError(
+                        f"{type(self._sampler).__name__} is random, and torchdata has not saved its random state"
+                    )
+                return found
+            if s.sampler == FOREIGN:
+                return self._resume_foreign(s)
             RandomState.from_texts(s.sampler_rng, self._sampler_generator).restore_saved()
             self._rng_after_iter = self._capture_rng()
             indices = order(self._index_sampler, s.samples)
             assert indices is not None
             return with_first_drawn(indices)
+
+    def _resume_foreign(self, s: State) -> Iterator[Index]:
+        generator = torch.Generator()
+        set_from_text(generator, s.sampler_rng["generator"])
+        self._foreign = True
+        self._rng_after_iter = RandomState([("generator", generator)], ())
+        return with_first_drawn(order_from(self._index_sampler, generator, s.samples))
 
     def _restart_sampler(self, s: State) -> Iterator[Index]:
         """Resumes an order that only its sampler knows."""
@@ -261,19 +274,13 @@ class SamplerReplay:
         elif not taken:
             return None
         self._samples_before_split = taken
-        n = len(sampler.dataset)
-        whole = copy.copy(sampler)
-        whole.num_replicas = 1
-        whole.rank = 0
-        whole.num_samples = whole.total_size = n
-        left = list(whole)[taken:]
-        if sampler.drop_last:
-            left = left[: len(left) // sampler.num_replicas * sampler.num_replicas]
-        elif left:
-            padding = -len(left) % sampler.num_replicas
-            left += (left * (padding // len(left) + 1))[:padding]
-        mine = iter(left[sampler.rank :: sampler.num_replicas])
-        return self._follow(mine, skip)
+        texts = {k: v for k, v in s.sampler_rng.items() if k != "before"}
+        before: Any = s.sampler_rng.get("before")
+        RandomState.from_texts({**texts, **(before or {})}, self._sampler_generator).restore_saved()
+        self._rng_after_iter = self._capture_rng()
+        mine = share_of_rest(sampler, taken)
+        self._rng_after_first = self._capture_rng()
+        return self._follow(iter(mine), skip)
 
     def _check(self, s: State) -> None:
         """Raises for the state of another loader."""
@@ -285,22 +292,33 @@ class SamplerReplay:
             self._check_order(s)
 
     def _check_order(self, s: State) -> None:
-        length, name = self._shuffled_length(), self._order_name()
+        name = self._order_name()
         if s.ahead and s.batch_size != self.batch_size:
             raise StateError(
                 f"the state dict has batch_size={s.batch_size} and batches that were delivered out of order, so this "
                 f"loader needs that batch_size, too, not {self.batch_size}"
             )
-        if s.sampler != name and (self._known or s.sampler not in OPAQUE_ORDERS):
+        foreign = s.sampler == FOREIGN and name.startswith("RandomSampler")
+        if s.sampler != name and not foreign and (self._known or s.sampler not in OPAQUE_ORDERS):
             raise StateError(f"the state dict is of the order {s.sampler}, this loader's is {name}")
         if (s.world is None) != (self._ranks() is None):
             raise StateError(f"the state dict's world is {s.world}, and the sampler is {type(self._sampler).__name__}")
+        if s.ranks not in (0, self.ranks) and s.world is None and s.next and not s.finished:
+            raise StateError(
+                f"the state dict is of {s.ranks} ranks, now there are {self.ranks}, and "
+                f"{type(self._sampler).__name__} does not say how ranks divide the samples. A DistributedSampler "
+                "says it, also where each rank reads all of them (num_replicas=1, rank=0)"
+            )
+        self._check_draws(s, foreign)
+
+    def _check_draws(self, s: State, foreign: bool) -> None:
+        length = self._shuffled_length()
         if length != s.length:
             raise StateError(
                 f"the state dict is of {s.length:,} samples in random order, this loader has {length:,}: another order"
             )
         source = "torch" if self._sampler_generator is None else "generator"
-        if self._known and length >= 0 and set(s.sampler_rng) != {source}:
+        if self._known and length >= 0 and set(s.sampler_rng) != {"generator" if foreign else source}:
             saved_source = "one generator" if source == "torch" else "torch's global generator"
             raise StateError(f"the state dict's order was drawn from {saved_source}, this sampler draws from another")
         if s.sampler_state is not None and not (is_stateful(self._sampler) or s.sampler_state["sampler"] is None):
@@ -313,6 +331,8 @@ class SamplerReplay:
         sampler = self._sampler
         if not self._known:
             return "other" if self._ranks() is None else "distributed"
+        if self._foreign:
+            return FOREIGN
         options = [getattr(sampler, name) for name in ("chunk_size", "resident") if hasattr(sampler, name)]
         if not options and self._shuffled_length() not in (-1, getattr(sampler, "num_samples", -1)):
             options = [sampler.num_samples]
@@ -345,48 +365,24 @@ class SamplerReplay:
         if after is None or order_name == "stateful":
             return {}
         if self._known:
-            return {} if self._shuffled_length() < 0 else _texts(after, after.values)
+            return {} if self._shuffled_length() < 0 else after.to_texts(after.values)
         if self._endless:
-            # The dataset's own draws, where it has to be read again from the beginning.
-            rereads = not (self.workers or self.task_seeds or self.live_state is not None)
-            return _texts(after, after.moved(self._capture_rng())) if rereads else {}
-        if self._rng_after_first is not None:
-            texts = _texts(after, after.moved(self._rng_after_first))
+            if self.workers or self.live_state is not None:
+                return {}  # this process does not have to read the dataset again from the beginning
+            texts = {} if self.task_seeds else after.to_texts(after.moved(self._capture_rng()))
+        elif self._rng_after_first is not None:
+            texts = after.to_texts(after.moved(self._rng_after_first))
         else:  # the process-wide generators are still as they are now
-            texts = _texts(after, ["generator"] if "generator" in after.values else [])
-        before = self._rng_before_iter
-        if before is not None:
-            moved = before.moved(after)
-            if "torch" in moved and self._generator is None and not self.workers and _is_one_draw(before, after):
-                moved.remove("torch")  # by torch's base seed, not by the sampler
-            if moved:
-                texts["before"] = _texts(before, moved)
+            texts = after.to_texts(["generator"] if "generator" in after.values else [])
+        if self._rng_before_iter is not None:
+            if self._drawn_in_iter is None:  # once an epoch, for some scripts save after each step
+                self._drawn_in_iter = self._moved_in_iter(self._rng_before_iter, after)
+            if self._drawn_in_iter:
+                texts["before"] = self._rng_before_iter.to_texts(self._drawn_in_iter)
         return texts
 
-
-def is_over(s: State) -> bool:
-    """Whether an iterable dataset has no batch left, and no state to be put back either."""
-    return s.kind == "iterable" and s.finished and not any(p.state for p in s.parts)
-
-
-def torch_rng_restored(s: State) -> bool:
-    """Whether torch's global generator is in the state in which it was saved."""
-    return s.torch_rng is None or from_text(s.torch_rng) == torch.default_generator.get_state().numpy().tobytes()
-
-
-def _texts(state: RandomState, names: Iterable[str]) -> dict[str, Any]:
-    return {name: state.to_text(name) for name in names}
-
-
-def with_first_drawn(indices: Iterator[Index]) -> Iterator[Index]:
-    """The same indices, with whatever is drawn for the first of them drawn now."""
-    first = next(indices, END)
-    return iter(()) if first is END else itertools.chain([first], indices)
-
-
-def _is_one_draw(before: RandomState, after: RandomState) -> bool:
-    """Whether torch's global generator gave one 64-bit number between two moments."""
-    generator = torch.Generator()
-    set_state(generator, before.values["torch"])
-    torch.empty((), dtype=torch.int64).random_(generator=generator)
-    return bool(generator.get_state().numpy().tobytes() == after.values["torch"])
+    def _moved_in_iter(self, before: RandomState, after: RandomState) -> list[str]:
+        moved = before.moved(after)
+        if "torch" in moved and self._generator is None and not self.workers and is_one_draw(before, after):
+            moved.remove("torch")  # by torch's base seed, not by the sampler
+        return moved

@@ -84,11 +84,9 @@ def seed_worker(base_seed: int, worker: int) -> int:
 
 
 class Generators:
-    """Random generators of one worker thread, seeded as a worker process seeds the process-wide ones.
-
-    torch's and Python's give what theirs give in a worker process. NumPy's is a ``Generator`` (torch's convention),
-    where processes seed the legacy ``RandomState``.
-    """
+    """Random generators of one worker thread, seeded as a worker process seeds the process-wide ones. torch's and
+    Python's give what theirs give in a worker process. NumPy's is a ``Generator`` (torch's convention), where processes
+    seed the legacy ``RandomState``."""
 
     def __init__(self, base_seed: int, worker: int) -> None:
         self.python = random.Random(base_seed + worker)
@@ -97,7 +95,6 @@ class Generators:
         self.numpy = np.random.default_rng(_generate_state(base_seed, worker))
 
     def seed_task(self, base_seed: int, epoch: int, task: int) -> None:
-        """Seeds them for one task."""
         seed = task_seed(base_seed, epoch, task)
         self.python.seed(seed)
         self.torch.manual_seed(seed)
@@ -114,7 +111,6 @@ class Generators:
 
 
 def seed_task(base_seed: int, epoch: int, task: int) -> None:
-    """Seeds Python, torch and NumPy for one task."""
     seed = task_seed(base_seed, epoch, task)
     random.seed(seed)
     _seed_torch(seed)

@@ -19,112 +19,143 @@ from msgspec import Meta
 from ..core.errors import StateError
 from ..core.random_state import NAMES, from_text, set_from_text
 from ..core.types import State as ObjectState
+from .shard import READ_HERE, Place, Shard
 from .stateful import alike
 
-VERSION = 2  # since 2 random state is in base 64
+VERSION = 3  # since 2 random state is in base 64, since 3 it says which rank saved
+ADDED = {"rank": 0, "ranks": 0, "division": None}  # what earlier versions do not have
 MAX_INT = (1 << 63) - 1
 MAX_WORKERS = 1 << 16
+MAX_RANKS = 1 << 24
 MAX_TASKS, MAX_SIZE = 1 << 40, 1 << 22  # of an epoch and of a batch; their product fits an index
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_INT)]
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one worker did, where samples or the dataset's own state belong to a worker.
+    """What one worker did, where samples or the dataset's own state belong to a worker."""
 
-    Attributes:
-        count: how many of its batches were delivered.
-        at: how many it had made when ``state`` was taken; -1: at the end of the epoch before.
-        state: of the dataset and its iterator (``fetcher.state_of``); None where neither is stateful.
-    """
-
-    count: Count
+    count: Count  # how many of its batches were delivered
+    # how many it had made when ``state`` was taken; -1: at the end of the epoch before
     at: Annotated[int, Meta(ge=-1, le=MAX_INT)] = 0
-    state: ObjectState = None
+    state: ObjectState = None  # of the dataset and its iterator (``fetcher.state_of``); None where neither is stateful
+    # of an iterable dataset: which part of all ranks' and workers' it is (``sampling.shard``)
+    shard: Count | None = None
+    base_seed: Count | None = None  # of the rank that began it
 
     @property
     def dataset_state(self) -> ObjectState:
-        """The dataset's own state; None where it has none."""
         return None if self.state is None else self.state["dataset"]
 
 
 @dataclass(frozen=True)
 class State:
-    """A loader's place in its run.
-
-    Attributes:
-        kind: "map" or "iterable".
-        epoch: of the workers' life, for task seeds: 0 unless workers persist.
-        next: the first task that has not been delivered.
-        ahead: tasks behind it that were delivered already (``in_order=False``).
-        samples: indices that the tasks before ``next`` took from the sampler.
-        finished: the epoch is over; the next one is to begin.
-        lives_on: the dataset's copies outlive an epoch: no workers, or persistent ones.
-        workers: how many worked; 0 for none.
-        task_seeds: random state is set per task.
-        base_seed, shared_seed: torch's.
-        length: of the sampler's data, where the order depends on it; else -1.
-        sampler: the order's name, or how the sampler is put back.
-        sampler_rng: random state where its order was drawn, by generator.
-        sampler_state: its own, and how many tasks it had given then.
-        world: of a distributed sampler: samples taken by all ranks before this division, ranks, and its epoch.
-        generator: random state of the loader's generator.
-        torch_rng: of torch's global one, where epochs are drawn from that. The script restores it; this tells whether.
-        parts: by worker.
-        turn: whose batch of an iterable dataset comes next.
-        batch_size: None where stoker does not know it.
-    """
+    """A loader's place in its run."""
 
     kind: Literal["map", "iterable"]
-    epoch: Count
-    next: Annotated[int, Meta(ge=0, lt=MAX_TASKS)]
+    epoch: Count  # of the workers' life, for task seeds: 0 unless workers persist
+    next: Annotated[int, Meta(ge=0, lt=MAX_TASKS)]  # the first task that has not been delivered
+    # tasks behind it that were delivered already (``in_order=False``)
     ahead: Annotated[tuple[Count, ...], Meta(max_length=1 << 20)]
-    samples: Count
-    finished: bool
-    lives_on: bool
-    workers: Annotated[int, Meta(ge=0, lt=MAX_WORKERS)]
-    task_seeds: bool
+    samples: Count  # indices that the tasks before ``next`` took from the sampler
+    finished: bool  # the epoch is over; the next one is to begin
+    lives_on: bool  # the dataset's copies outlive an epoch: no workers, or persistent ones
+    workers: Annotated[int, Meta(ge=0, lt=MAX_WORKERS)]  # how many worked; 0 for none
+    task_seeds: bool  # random state is set per task
+    # base_seed, shared_seed: torch's
     base_seed: Count
     shared_seed: Count | None
-    length: Annotated[int, Meta(ge=-1, le=MAX_INT)]
-    sampler: Annotated[str, Meta(max_length=100)]
-    sampler_rng: dict[str, Any]
-    sampler_state: ObjectState
+    length: Annotated[int, Meta(ge=-1, le=MAX_INT)]  # of the sampler's data, where the order depends on it; else -1
+    sampler: Annotated[str, Meta(max_length=100)]  # the order's name, or how the sampler is put back
+    sampler_rng: dict[str, Any]  # random state where its order was drawn, by generator
+    sampler_state: ObjectState  # its own, and how many tasks it had given then
+    # of a distributed sampler: samples taken by all ranks before this division, ranks, and its epoch
     world: tuple[Count, Annotated[int, Meta(ge=1, le=MAX_INT)], Annotated[int, Meta(ge=0, le=MAX_INT // 2)]] | None
-    generator: str | None
+    generator: str | None  # random state of the loader's generator
+    # of torch's global one, where epochs are drawn from that. The script restores it; this tells whether
     torch_rng: str | None
-    parts: Annotated[tuple[Part, ...], Meta(max_length=MAX_WORKERS)]
-    turn: Count
-    batch_size: Annotated[int, Meta(ge=1, lt=MAX_SIZE)] | None
+    parts: Annotated[tuple[Part, ...], Meta(max_length=MAX_WORKERS)]  # by worker
+    turn: Count  # whose batch of an iterable dataset comes next
+    batch_size: Annotated[int, Meta(ge=1, lt=MAX_SIZE)] | None  # None where stoker does not know it
+    # rank, ranks: of the process that saved; 0 ranks: not known
+    rank: Count
+    ranks: Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
+    # of an iterable dataset: ranks, and workers of each, that began the epoch; None: not known
+    division: tuple[Annotated[int, Meta(ge=1, lt=MAX_RANKS)], Annotated[int, Meta(ge=0, lt=MAX_WORKERS)]] | None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether an iterable dataset has no batch left here, and no state to be put back either."""
+        done = self.finished and not any(part.state for part in self.parts)
+        return self.kind == "iterable" and (done or not self.parts)
+
+    @property
+    def torch_rng_restored(self) -> bool:
+        """Whether torch's global generator is in the state in which it was saved."""
+        now = torch.default_generator.get_state().numpy().tobytes()
+        return self.torch_rng is None or from_text(self.torch_rng) == now
+
+    @property
+    def idle(self) -> bool:
+        """Whether this rank has no part of an iterable dataset."""
+        return self.division is not None and not self.parts
+
+    @property
+    def dealt_anew(self) -> bool:
+        """Whether this rank has other parts of an iterable dataset than a run that begins would give it."""
+        if self.division is None:
+            return False
+        ranks, workers = self.division
+        own = range(self.rank, ranks * max(1, workers), ranks)
+        if ranks != self.ranks or len(own) != len(self.parts):
+            return True
+        return any(part.shard != shard for part, shard in zip(self.parts, own, strict=True))
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where the parts were begun, if they were dealt anew."""
+        if self.division is None or not self.dealt_anew:
+            return ()
+        ranks, workers = self.division[0], max(1, self.division[1])
+        parts = [(int(part.shard or 0), int(part.base_seed or 0)) for part in self.parts]
+        return tuple(Place(shard // ranks, workers, seed, Shard(shard, ranks * workers)) for shard, seed in parts)
+
+    @property
+    def begun_by_workers(self) -> bool:
+        """Whether workers began this epoch."""
+        return (self.workers if self.division is None else self.division[1]) > 0
+
+    def check_worker_can_read(self) -> None:
+        """Raises where a worker could not read again what the training process has read."""
+        if self.kind == "iterable" and self.next and not self.finished and "before" in self.sampler_rng:
+            raise StateError(READ_HERE)
 
     def to_dict(self) -> dict[str, Any]:
-        """The state dict."""
         values = dict(vars(self))
         values["ahead"] = list(self.ahead)
-        values["world"] = None if self.world is None else list(self.world)
+        for name in ("world", "division"):
+            values[name] = None if values[name] is None else list(values[name])
         values["sampler_rng"] = json.dumps(self.sampler_rng)
-        values["sampler_state"] = _packed(self.sampler_state)
-        values["parts"] = _packed([dict(vars(p)) for p in self.parts])
+        values["sampler_state"] = write_packed(self.sampler_state)
+        values["parts"] = write_packed([dict(vars(p)) for p in self.parts])
         return {"stoker": VERSION, **values}
 
     @classmethod
     def from_dict(cls, d: object) -> State:
-        """The state that ``to_dict`` wrote. Keys that are not stoker's are left alone: accelerate adds one.
-
-        Raises:
-            StateError: anything else; the message says what is wrong with it.
-        """
+        """The state that ``to_dict`` wrote. Keys that are not stoker's are left alone: accelerate adds one. Raises
+        StateError: anything else; the message says what is wrong with it."""
         if not isinstance(d, dict):
             raise StateError(f"a state dict is a dict, not {_short(d)}")
         version = d.get("stoker")
         if version is None:
-            ours = " It looks like torchdata's." if "_snapshot" in d or "_num_yielded" in d else ""
-            raise StateError(f"no state dict of a stoker.DataLoader: it has no key 'stoker'.{ours}")
+            raise StateError("no state dict of a stoker.DataLoader: it has no key 'stoker'")
         if type(version) is not int or version < 1:
             raise StateError(f"a state dict's version is a whole number, not {_short(version)}")
         if version > VERSION:
             raise StateError(f"the state dict has version {version}, this stoker reads up to {VERSION}: a newer stoker")
         types = get_type_hints(cls, include_extras=True)
+        if version < 3:
+            d = {**d, **ADDED}
         missing = set(types) - set(d)
         if missing:
             raise StateError(f"a state dict of version {version} lacks {', '.join(sorted(map(_short, missing)))}")
@@ -133,13 +164,30 @@ class State:
     def _consistent(self) -> State:
         if any(t < self.next for t in self.ahead):  # the first itself: so it was saved until 2026-11-23
             raise StateError(f"ahead={_short(list(self.ahead))} has tasks that next={self.next} has passed")
-        if len(self.parts) not in ({max(1, self.workers)} if self.kind == "iterable" else {0, 1, self.workers}):
+        if len(self.parts) not in self._counts_of_parts():
             raise StateError(f"{len(self.parts)} parts of {self.workers} workers over a dataset that is {self.kind}")
         if self.sampler_state is not None and self.sampler_state["given"] > self.next:
             raise StateError(f"sampler_state is of {self.sampler_state['given']} tasks, and next={self.next}")
         if self.sampler == "distributed" and self.world is None:
             raise StateError("world is None, and the sampler is distributed")
+        self._check_division()
         return self
+
+    def _counts_of_parts(self) -> set[int]:
+        if self.kind == "map":
+            return {0, 1, self.workers}
+        idle = {0} if self.division is not None and not self.workers else set()
+        return {max(1, self.workers), *idle}
+
+    def _check_division(self) -> None:
+        if (self.division is not None) != (self.kind == "iterable" and self.ranks > 0):
+            raise StateError(f"division={self.division} of a dataset that is {self.kind}, saved by {self.ranks} ranks")
+        if self.division is None:
+            return
+        count = self.division[0] * max(1, self.division[1])
+        shards = {p.shard for p in self.parts if p.shard is not None and p.shard < count and p.base_seed is not None}
+        if len(shards) != len(self.parts):
+            raise StateError(f"the parts of {self.division} ranks and workers are not {len(self.parts)} different ones")
 
 
 # -- reading
@@ -148,7 +196,7 @@ class State:
 def _read(name: str, value: object, of: Any) -> Any:
     """The value of a key, if it is of its type and ``_CHECKS`` has nothing against it."""
     try:
-        found = json.loads(value) if name in _PACKED and isinstance(value, str) else value
+        found = read_packed(value) if name in _PACKED else value
         found = msgspec.convert(found, of)
         if found is not None and name in _CHECKS:
             _CHECKS[name](found)
@@ -201,7 +249,15 @@ _CHECKS: dict[str, Callable[[Any], object]] = {
 }
 
 
-def _packed(value: ObjectState) -> ObjectState:
+def read_packed(value: ObjectState) -> ObjectState:
+    """What ``write_packed`` took."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as e:
+        raise StateError(f"a state dict has a text that is no JSON: {e}") from None
+
+
+def write_packed(value: ObjectState) -> ObjectState:
     """As JSON if it comes back as it was, else itself."""
     if value is None:
         return "null"

@@ -29,11 +29,7 @@ def pickled_state(state: Callable[[], State]) -> bytes:
 
 
 def read_state(pickled: bytes | None) -> State:
-    """What ``pickled_state`` wrote, in this run.
-
-    Raises:
-        StateError: the object's ``state_dict()`` had failed.
-    """
+    """What ``pickled_state`` wrote, in this run. Raises StateError: the object's ``state_dict()`` had failed."""
     state = None if pickled is None else pickle.loads(pickled)
     if isinstance(state, StateError):
         raise state
@@ -41,11 +37,7 @@ def read_state(pickled: bytes | None) -> State:
 
 
 def load_into(obj: object, state: State, name: str) -> None:
-    """Calls an object's ``load_state_dict``; with None it does nothing.
-
-    Raises:
-        StateError: the object has no such method, or refuses the state.
-    """
+    """Calls an object's ``load_state_dict``, not with None. Raises StateError: it has none, or refuses the state."""
     if state is None:
         return
     if not is_stateful(obj):

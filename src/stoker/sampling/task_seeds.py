@@ -20,12 +20,8 @@ MAX_RERUNS = 64  # tasks that are run again for generators they made: some datas
 
 
 class ObjectSeeds:
-    """The generators in objects of one process, or of one worker thread.
-
-    Args:
-        dataset, collate_fn: where they are looked for.
-        shared: returns the generators that other threads use, too. They are not seeded.
-    """
+    """The generators in objects of one process, or of one worker thread. ``shared`` returns those that other threads
+    use, too. They are not seeded."""
 
     def __init__(self, dataset: object, collate_fn: object, shared: Callable[[], Found] | None = None) -> None:
         self._roots = dataset, collate_fn
@@ -62,15 +58,13 @@ class ObjectSeeds:
         return new
 
     def seed(self, base_seed: int, epoch: int, task: int) -> None:
-        """Seeds them for one task."""
         if self._numbered:
             seed = task_seed(base_seed, epoch, task)
             for number, generator in self._numbered:
                 seed_generator(generator, splitmix64(seed ^ number))
 
     def appeared(self) -> bool:
-        """Whether the last task has made generators, or exchanged one for the first time. These had a state of their
-        own, so the task is to be seeded and run again."""
+        """Whether the last task has made or exchanged generators, so that it is to be seeded and run again."""
         if not self._watch.changed():
             return False
         self._changes += 1

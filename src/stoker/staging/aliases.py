@@ -7,12 +7,13 @@ import enum
 import itertools
 import pathlib
 import types
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 
-from .compare import IDENTICAL
+from ..core.compare import IDENTICAL
 from .store.encode import CacheError
 
 NUMBERS_AND_TEXT = (int, float, complex, str, bytes, bool, type(None), np.generic)
@@ -47,27 +48,35 @@ def hold_one_object(a: object, b: object, depth: int = DEPTH) -> bool:
 
 def refuse_aliases(state: object, dataset: object) -> None:
     """Variables that are one and the same object, or share memory, must stay so; and none may be the dataset, of
-    which what is kept would be a copy. Raises CacheError: two of them do, or one is."""
-    seen: dict[int, object] = {}
+    which what is kept would be a copy. Raises CacheError: two of them do, or one is.
+
+    What an object that is pickled (a row of a table) holds twice, it holds twice again: ``pickle`` sees to that.
+    """
+    seen: dict[int, tuple[object, object]] = {}  # by id: a value, and the object that is pickled with it inside
     ranges: list[tuple[int, int]] = []
-    waiting = [state]
+    waiting: list[tuple[object, object]] = [(state, None)]
     while waiting:
-        x = waiting.pop()
+        x, holder = waiting.pop()
         if x is dataset:
             raise CacheError("a variable before the cut is the dataset itself")
         if isinstance(x, IMMUTABLE) or callable(x):
             continue
         if id(x) in seen and not isinstance(x, (tuple, frozenset)):
-            raise CacheError("two variables before the cut are one object")
-        seen[id(x)] = x
+            if holder is None or seen[id(x)][1] is not holder:
+                raise CacheError("two variables before the cut are one object")
+            continue
+        seen[id(x)] = x, holder
+        inside: Iterable[object] = ()
         if isinstance(x, (tuple, list, set, frozenset)):
-            waiting += x
+            inside = x
         elif isinstance(x, dict):
-            waiting += x.values()
+            inside = x.values()
         elif isinstance(x, (torch.Tensor, np.ndarray)):
             ranges.append(_range_of(x))
         else:
-            waiting += getattr(x, "__dict__", {}).values()
+            inside = getattr(x, "__dict__", {}).values()
+            holder = x if holder is None else holder
+        waiting += [(value, holder) for value in inside]
     if any(_overlap(one, other) for one, other in itertools.pairwise(sorted(ranges))):
         raise CacheError("two variables before the cut share memory")
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from ..core.compare import equal_bits
 from ..core.types import Batch, Index, Sample
 from ..workers.gather import Select
 from ..workers.gather import select as new_tensors
-from .compare import equal_bits
 from .device_tier import DeviceTier
 from .store.store import Store
 
@@ -28,8 +26,6 @@ class PreparedSamples(Protocol):
     def look_again(self) -> None: ...
 
     def current(self, indices: Sequence[Index] = ()) -> Store | None: ...
-
-    def where(self, store: Store, indices: Sequence[Index]) -> NDArray[np.int64] | None: ...
 
     def make(self, indices: Sequence[Index]) -> list[Sample]: ...
 
@@ -59,7 +55,7 @@ class Batches:
     def _batch(self, indices: Sequence[Index]) -> Batch:
         staged = self._staged
         store = staged.current() if self._gathers else None
-        where = staged.where(store, indices) if store is not None else None
+        where = store.find(indices) if store is not None else None
         rows = store.rows_at(where) if store is not None and where is not None and len(where) else None
         if store is None or rows is None:
             return self._collate(staged.make(indices))

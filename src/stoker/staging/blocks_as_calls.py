@@ -28,11 +28,9 @@ _OWN_FRAME = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, *FUNCTIONS)  #
 
 
 def blocks_as_calls(tree: ast.FunctionDef) -> ast.FunctionDef:
-    """A copy of a function, in which some blocks that compute one variable are calls of functions.
-
-    Calls in other blocks may be known by small values themselves. So of ``with``, only blocks that use what ``as``
-    binds are replaced, and of ``if``, only those that change the variable that is tested.
-    """
+    """A copy of a function, in which some blocks that compute one variable are calls of functions. Calls in other
+    blocks may be known by small values themselves. So of ``with``, only blocks that use what ``as`` binds are replaced,
+    and of ``if``, only those that change the variable that is tested."""
     tree = copy.deepcopy(tree)
     if not any(isinstance(x, (ast.Global, ast.Nonlocal)) or _reads_frame(x) for x in ast.walk(tree)):
         deleted = {x.id for x in ast.walk(tree) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Del)}
@@ -122,7 +120,6 @@ def _reads_frame(x: ast.AST) -> bool:
 
 
 def _flat(block: ast.With) -> list[ast.stmt]:
-    """What a block does, as assignments."""
     nothing = ast.Name("_", ast.Store())
     return [*(ast.Assign([x.optional_vars or nothing], x.context_expr) for x in block.items), *block.body]
 

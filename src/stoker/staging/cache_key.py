@@ -13,7 +13,7 @@ import stat
 import sys
 import types
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -123,10 +123,10 @@ def _items(x: Any) -> Iterator[object]:
         yield from attributes(x).values()
 
 
-def key_of(dataset: object, parts: Sequence[object], samples: int, extra: str, cut: str = "") -> JsonObject:
-    """What a cache of this dataset depends on. ``parts``: what runs for a sample, the dataset and ``prepare``;
-    ``extra``: whatever else the user says; ``cut``: which part of the code the samples come from."""
-    found = [dependencies_of(part) for part in parts]
+def key_of(dataset: object, prepare: object | None, samples: int, extra: str, cut: str = "") -> JsonObject:
+    """What a cache of this dataset depends on. ``prepare``: what is run on its samples, if that is known; ``extra``:
+    whatever else the user says; ``cut``: which part of the code the samples come from."""
+    found = [dependencies_of(part) for part in (dataset, prepare) if part is not None]
     packages = {"torch", "numpy"}.union(*(f.packages for f in found))
     return {
         "samples": samples,

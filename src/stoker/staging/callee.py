@@ -29,7 +29,6 @@ class Call(NamedTuple):
     kwargs: dict[str, object]
 
     def run(self) -> Value:
-        """Makes the call."""
         return self.function(*self.args, **self.kwargs)
 
     def with_copied_arguments(self, dataset: object) -> Call:

@@ -6,19 +6,51 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
+from ..core.compare import equal_bits
 from ..core.fingerprint import Fingerprint, Parts
 from ..core.random_state import RandomState
 from ..core.types import Index, Sample
 from ..core.warn import warn_user
-from .compare import equal_bits
 from .plan import Unplanned
 from .store.decode import stored_copy
+from .verify import changed_name
 
 FILE = "file"
 CHECK_S = 1.0  # between two checks, at least
 CHECK_SHARE = 500  # of this many parts of the time, one is spent on checking
 FIRST_COMPARE_S = 1.0  # nothing is made again in a worker's first second
+MAX_DISCARDS = 3  # caches in a row that served no epoch: each costs a trial
 COMPARE_SHARE = 200  # of this many parts of the time, one is spent on making again what is served
+
+
+class Discards:
+    """Caches that a changed dataset has ended.
+
+    Attributes:
+        too_many: the dataset changes before each epoch, so that nothing is to be cached any more.
+        changing: names of what changed before two epochs, one after the other. What is kept must not depend on them.
+    """
+
+    def __init__(self) -> None:
+        self.changing: set[str] = set()
+        self._last: set[str] = set()
+        self._in_a_row = 0
+
+    @property
+    def too_many(self) -> bool:
+        return self._in_a_row > MAX_DISCARDS
+
+    def add(self, changes: Sequence[str]) -> None:
+        """One more, for these changes."""
+        changed = {changed_name(change) for change in changes if not change.startswith(FILE)}
+        self.changing |= changed & self._last
+        self._last = changed
+        self._in_a_row += 1
+
+    def end_row(self) -> None:
+        """A cache has served an epoch."""
+        self._in_a_row = 0
+        self._last.clear()
 
 
 class ChangeWatch:

@@ -9,11 +9,11 @@ import re
 import types
 from collections.abc import Callable, Collection, Iterator
 
+from ..core.compare import equal_bits
 from ..core.fingerprint import Fingerprint
 from ..core.random_state import RandomState
 from .aliases import share_memory
 from .callee import Thunk, Value
-from .compare import equal_bits
 from .executed_code import Executed
 from .isolate import output_size
 from .memoize import CallKey, Key, is_small, names_of

@@ -27,8 +27,10 @@ import itertools
 import types
 from typing import Any, NamedTuple
 
+from .callee import Callee
 from .deferred import deferred
 from .recompile import HELPER, compiled_like, helper_call
+from .switches import scope_of, switched_on
 from .syntax import (
     Position,
     bound_once,
@@ -93,7 +95,6 @@ def earlier(position: Position) -> Position | None:
 
 
 def line_of(fn: types.FunctionType, where: Cut) -> int:
-    """The line of the statement at a position."""
     return _line_at(tree_for(fn, where.unrolled).tree, where.position)
 
 
@@ -104,13 +105,12 @@ def _line_at(tree: ast.FunctionDef, position: Position) -> int:
     return int(node.lineno)
 
 
-def before_state_changes(fn: types.FunctionType, is_method: bool, where: Cut) -> tuple[Cut, str]:
+def before_state_changes(callee: Callee, where: Cut) -> tuple[Cut, str]:
     """A cut no later than the first statement that changes what outlives the call, and what that statement changes.
-
-    ``self.count += 1`` before the cut would run once for each sample, and not once for each epoch.
-    """
-    tree = tree_for(fn, where.unrolled).tree
-    locals_, first = local_variables(tree), first_param(tree, is_method)
+    ``self.count += 1`` before the cut would run once for each sample, and not once for each epoch."""
+    tree = tree_for(callee.fn, where.unrolled).tree
+    locals_, first = local_variables(tree), first_param(tree, callee.is_method)
+    scope = scope_of(tree, callee.fn.__globals__, first, callee.bound)
     block: list[ast.stmt] = tree.body
     around: Position = ()
     in_context = False
@@ -120,8 +120,9 @@ def before_state_changes(fn: types.FunctionType, is_method: bool, where: Cut) ->
         last: Any = where.position[depth]
         for k, statement in enumerate(block[:last]):
             is_left = is_setup(statement, first) or is_reset(statement, first) or any(statement is x for x in later)
-            changed = "" if is_left else changes_state(_without_handlers(statement), locals_)
-            changed = changed or (sets_something(statement, locals_) if in_context else "")
+            on = switched_on(statement, scope)
+            changed = "" if is_left else changes_state(_without_handlers(on), locals_)
+            changed = changed or (sets_something(on, locals_) if in_context else "")
             if changed:
                 return where._replace(position=(*around, k), call=None, inside=False), changed
         if depth + 1 < len(where.position):

@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from ..core.errors import StokerWarning, UsageError
@@ -19,21 +17,21 @@ from ..core.fingerprint import Fingerprint
 from ..core.types import Batch, Index, JsonObject, MapDataset, Sample
 from ..core.warn import warn_user
 from ..workers.gather import Select
+from ..workers.read_threads import ReadThreads
 from . import device_tier
 from .batches import Batches
 from .cache_key import key_of, name_of
 from .callee import Call
-from .change_watch import FILE, ChangeWatch, shortly
-from .filling import Filler
+from .change_watch import ChangeWatch, Discards, shortly
+from .filling import Filler, Part
+from .for_nodes import ForNodes, for_nodes
 from .memoize import Memo, Table, table_for
 from .open_store import CachePlan, budget_of, cache_folder, check_tier, new_store
 from .split import REMEDY, Split, map_style
 from .store.memory import Memory
 from .store.store import Store, StoreStats
-from .verify import changed_name
 
 NO_CACHE = "no cache"
-MAX_DISCARDS = 3  # caches in a row that served no epoch: each costs a trial
 OWN = {"dataset", "augment_batch", "cache", "split", "stands_for"}  # its attributes that have public names
 
 
@@ -58,15 +56,13 @@ class Staged(Dataset[Sample]):
         cache: "ram": shared memory of this run. "disk": mapped files, which the next run finds again.
             "auto": the disk where ``cache_dir`` or ``$STOKER_CACHE`` is given, else memory. "device": "ram" until all
             samples are stored; from the next epoch on ``stoker.DataLoader`` makes batches on the accelerator, if they
-            are of one shape, nothing is augmented sample by sample, and half of its free memory is enough. None: no
-            cache.
+            are of one shape, nothing is augmented sample by sample, and half of its free memory is enough. None: none.
         cache_budget: bytes, ``"4GB"``, or a share of the memory granted; None: half of what is free there.
         cache_dir: where caches on disk are; None: ``$STOKER_CACHE``, else ``stoker/staged`` in the user's cache folder.
         cache_key: whatever else the samples depend on, as text; another text begins another cache on disk.
 
     Raises:
-        UsageError: a dataset without a length or without a deterministic part, another value of ``cache``, a wrong
-            budget.
+        UsageError: a dataset without a length or a deterministic part, another value of ``cache``, a wrong budget.
 
     Example:
         >>> squares = Staged(list(range(8)), prepare=lambda i: torch.tensor(i * i))
@@ -97,8 +93,8 @@ class Staged(Dataset[Sample]):
         self.augment_batch = augment_batch
         self.cache = cache
         self.split: Split | None = _split
-        self._changed: set[str] = set()  # names of what changed before the last epoch
-        self._changing: set[str] = set()  # of what changed before two epochs, one after the other
+        self._discards = Discards()
+        self._begun = 0  # caches so far: other machines discard theirs, too
         self.stands_for: Any = None  # the dataset that a script's workers are told they have
         self._said = (prepare, augment)
         self._cache_key = cache_key
@@ -108,7 +104,6 @@ class Staged(Dataset[Sample]):
         self._table: Table | None = None
         self._store: Store | None = None
         self._device: device_tier.DeviceTier | None = None
-        self._discards = 0  # in a row
         self._epochs_are_announced = False  # by stoker's loader
         if cache == "device" and device_tier.accelerator() is None:
             warnings.warn('cache="device": there is no accelerator, so it is "ram".', StokerWarning, stacklevel=2)
@@ -116,9 +111,10 @@ class Staged(Dataset[Sample]):
 
     def _begin_cache(self) -> None:
         """Begins a cache for the dataset as it is now."""
+        self._begun += 1
         prepare, augment = self._said
         if prepare is None and augment is None and (self.split is None or self.split.dataset is not self.dataset):
-            self.split = Split(self.dataset, changing=self._changing)
+            self.split = Split(self.dataset, changing=self._discards.changing)
         self._samples = len(self.dataset)
         memo = None if self.split is None else self.split.memo
         if memo is not None and self.cache == "disk":
@@ -150,9 +146,8 @@ class Staged(Dataset[Sample]):
         split = self.split
         if split is not None:
             self._prepare: Callable[[Index], Sample] = split.prepare
-            self._augment: Callable[[Sample], Sample] | None = (
-                None if split.plan is None or split.exact else split.augment
-            )
+            has_rest = split.plan is not None and not split.exact
+            self._augment: Callable[[Sample], Sample] | None = split.augment if has_rest else None
         else:
             prepare = prepare or (lambda sample: sample)
             self._prepare, self._augment = lambda i: prepare(self.dataset[i]), augment
@@ -172,10 +167,8 @@ class Staged(Dataset[Sample]):
 
     def _key(self) -> JsonObject:
         """What a cache on disk depends on."""
-        prepare = self._said[0]
-        parts = [self.dataset] if prepare is None else [self.dataset, prepare]
         cut = "" if self.split is None or self.split.plan is None else str(self.split.plan.root)
-        return key_of(self.dataset, parts, self._samples, self._cache_key, cut)
+        return key_of(self.dataset, self._said[0], self._samples, self._cache_key, cut)
 
     # -- a dataset
 
@@ -228,10 +221,14 @@ class Staged(Dataset[Sample]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self.split is not None and self.split.memo is not None and self._table is None:
-            self._table = table_for(self._samples, self.split.memo.sites)
+            self._table = table_for(self._samples, self.split.memo.sites, *self._memories[1:])
         self._bind()
         if self._store is None:
             self._store = self._open_store()
+
+    def _stoker_for_nodes(self) -> ForNodes:
+        """How it is made anew on another machine. See ``workers.remote.shipment``."""
+        return for_nodes(self, self._samples if self.usable else 0, self._budget)
 
     # -- what is cached
 
@@ -287,22 +284,18 @@ class Staged(Dataset[Sample]):
     def _begin(self) -> None:
         """An epoch begins, in the parent. A dataset that was changed begins a new cache."""
         self._epochs_are_announced = True
-        if self._discards > MAX_DISCARDS:
+        if self._discards.too_many:
             return
         changes = self._watch.changes()
         if not changes and len(self.dataset) == self._samples:
             if self.account.filled:  # else nothing was made since the last change: the same epoch is announced twice
-                self._discards = 0
-                self._changed.clear()
+                self._discards.end_row()
             return
-        changed = {changed_name(change) for change in changes if not change.startswith(FILE)}
-        self._changing |= changed & self._changed
-        self._changed = changed
+        self._discards.add(changes)
         reason, consequence = shortly(changes) or "its length changed", ""
         self.split = None
-        self._discards += 1
         try:
-            if self._discards > MAX_DISCARDS:
+            if self._discards.too_many:
                 raise UsageError("it changes before each epoch")
             self._begin_cache()
         except UsageError as e:  # not worth ending a script
@@ -315,6 +308,8 @@ class Staged(Dataset[Sample]):
     def look_again(self) -> None:
         """An epoch begins, in a worker that stays: it checks for changes in memory that it shares with the parent."""
         self._watch.check_soon()
+        if self._filler.cluster is not None:
+            self._filler.cluster.look_again()
 
     def current(self, indices: Sequence[Index] = ()) -> Store | None:
         """The store, if samples may be served from it and stored in it here and now."""
@@ -330,6 +325,20 @@ class Staged(Dataset[Sample]):
         if self._store is not None and self._store.shut(reason):
             warn_user(f"Cache discarded: {reason}.")
 
+    @property
+    def read_threads(self) -> int | str:
+        """How many threads of a worker process make deterministic parts at once. See ``stoker.DataLoader``."""
+        return self._filler.read_threads
+
+    @read_threads.setter
+    def read_threads(self, asked: int | str) -> None:
+        self._filler.read_threads = asked
+
+    @property
+    def reads(self) -> ReadThreads | None:
+        """What makes deterministic parts by threads, if anything does."""
+        return self._filler.reads
+
     # -- samples
 
     def make(self, indices: Sequence[Index]) -> list[Sample]:
@@ -337,7 +346,7 @@ class Staged(Dataset[Sample]):
         store = self.current(indices)
         if store is not None and self._table is not None:
             return [self._with_cached_calls(store, self._table, i) for i in indices]
-        where = self.where(store, indices) if store is not None else None
+        where = store.find(indices) if store is not None else None
         parts = self._filler.fill(store, indices, where) if store is not None and where is not None else None
         if store is None or where is None or parts is None:
             return self._without_cache(indices)
@@ -362,43 +371,29 @@ class Staged(Dataset[Sample]):
             self._memo = Memo(self.dataset, store, table, self._filler.random_states, self._disable)
         return self.split.memo.root.run(self._memo, Call(self.dataset.__getitem__, (index,), {}))
 
-    def where(self, store: Store, indices: Sequence[Index]) -> NDArray[np.int64] | None:
-        """The locations of a batch's samples in the store; None for indices that are no numbers."""
-        try:
-            numbers = np.array(indices)
-        except ValueError:
-            return None
-        if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
-            return None
-        numbers = np.where(numbers < 0, numbers + self._samples, numbers)
-        if (numbers < 0).any() or (numbers >= self._samples).any():
-            return None  # the dataset is to raise what it raises
-        return store.where(numbers)
-
     def _without_cache(self, indices: Sequence[Index]) -> list[Sample]:
         get_many = getattr(self.dataset, "__getitems__", None) if self.split is not None else None
-        return list(get_many(indices)) if callable(get_many) else [self._whole(i) for i in indices]
+        if callable(get_many):
+            return list(get_many(indices))
+        made = self._filler.by_threads(indices) if self.split is None else {}
+        return [self._whole(index, made.get(k)) for k, index in enumerate(indices)]
 
-    def _whole(self, index: Index) -> Sample:
-        """A sample without the cache."""
+    def _whole(self, index: Index, made: Part | None = None) -> Sample:
+        """A sample without the cache. ``made``: its deterministic part, if that is there."""
         if self.split is not None:
             return self.dataset[index]
-        part = self._prepare(index)
+        part = self._prepare(index) if made is None else made[0]
         return part if self._augment is None else self._augment(part)
 
     # -- batches of stoker's loader
 
     def _on_device(self, plain: bool) -> Select | None:
         """What makes batches on the accelerator, once all samples are stored; asked in the parent for each epoch."""
-        device = device_tier.accelerator() if self.cache == "device" else None
         store = self._store
-        if device is None or store is None or not (store.usable and store.complete and self._watch.is_current):
+        if self.cache != "device" or store is None or not (store.usable and store.complete and self._watch.is_current):
             return None
-        if self._device is None or self._device.device != device:
-            self._device = device_tier.DeviceTier(store, device, plain, self.is_exact)
-            if self._device.why:
-                warn_user(f'cache="device" stays in RAM: {self._device.why}.')
-        return None if self._device.why else self._device.select
+        self._device = device_tier.tier_for(self._device, store, plain, self.is_exact)
+        return None if self._device is None or self._device.why else self._device.select
 
     def _stoker_batches(self, collate: Callable[[list[Sample]], Batch], select: Select, plain: bool) -> Batches:
         """What makes batches of indices for stoker's loader."""

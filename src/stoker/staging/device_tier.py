@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from ..core import resources
+from ..core.warn import warn_user
 from ..device.accelerator import current_device
 from .store.store import Store
 
@@ -49,10 +50,22 @@ class DeviceTier:
         return ""
 
     def describe(self) -> str:
-        """Where batches are made."""
         return self.why or f"batches are made on {self.device}"
 
     def select(self, _: list[torch.Tensor], rows: torch.Tensor) -> list[torch.Tensor]:
         """As ``gather.select``, from the columns on the device."""
         rows = rows.to(self.device, non_blocking=True)
         return [torch.index_select(column, 0, rows) for column in self._columns]
+
+
+def tier_for(known: DeviceTier | None, store: Store, plain: bool, exact: bool) -> DeviceTier | None:
+    """A complete store on the accelerator that is current; ``known``, if it is there already. None: there is none."""
+    device = accelerator()
+    if device is None:
+        return None
+    if known is not None and known.device == device:
+        return known
+    tier = DeviceTier(store, device, plain, exact)
+    if tier.why:
+        warn_user(f'cache="device" stays in RAM: {tier.why}.')
+    return tier

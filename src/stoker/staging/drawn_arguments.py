@@ -29,12 +29,7 @@ DRAWING |= {"permutation", "randperm", "multinomial", "normal", "gauss", "normal
 
 
 def arguments_before_calls(statements: list[ast.stmt], records: Collection[str]) -> list[ast.stmt]:
-    """The statements of a block, which may be changed, with assignments of arguments before some.
-
-    Args:
-        statements: of a block.
-        records: local variables without ``self``.
-    """
+    """The statements of a block, which may be changed, with assignments of arguments before some."""
     out: list[ast.stmt] = []
     for statement in statements:
         after: list[ast.stmt] = []

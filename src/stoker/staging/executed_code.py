@@ -25,6 +25,7 @@ from ..core.garbage import no_collection
 from ..core.packages import PACKAGE, in_stdlib, is_users
 from ..core.types import Attributes
 from .source import NoSource, tree_of_code
+from .switches import names_stored, scope_of, switched_on
 from .syntax import attributes_assigned, changes_state, is_setup, local_variables
 
 Result = TypeVar("Result")
@@ -42,7 +43,6 @@ CLOCKS = {
 for clock in ("time", "monotonic", "perf_counter", "process_time", "thread_time"):
     CLOCKS |= {getattr(time, name): f"time.{name}" for name in (clock, f"{clock}_ns")}
 # Opcodes that assign to, or delete, what is no local variable.
-STORE_ATTR = dis.opmap["STORE_ATTR"]
 STORES = {
     dis.opmap[name]
     for verb, what in itertools.product(("STORE", "DELETE"), ("ATTR", "SUBSCR", "SLICE", "GLOBAL", "NAME", "DEREF"))
@@ -104,7 +104,7 @@ class Executed:
         self._run.add(code)
         self._note(code, frame.f_globals)
         if bound is self._dataset or isinstance(bound, Dataset):
-            self._note_changes(code, first, bound is self._dataset)
+            self._note_changes(frame, first, bound)
 
     def _note_stored(self, code: types.CodeType, bound: object) -> None:
         """A method of an object runs: notes the attributes that it assigns to."""
@@ -154,8 +154,10 @@ class Executed:
             if isinstance(fn, types.FunctionType) and not is_library(fn.__code__):
                 yield fn
 
-    def _note_changes(self, code: types.CodeType, first: str, is_outer: bool) -> None:
-        """Notes what a method of a dataset assigns to, in branches that were not taken, too."""
+    def _note_changes(self, frame: types.FrameType, first: str, bound: object) -> None:
+        """Notes what a method of a dataset assigns to, in branches that were not taken, too, unless a setting switches
+        them off."""
+        code = frame.f_code
         if not assigns_outside(code):  # its file need not be parsed
             return
         try:
@@ -163,10 +165,12 @@ class Executed:
         except NoSource:
             return
         self.assigned |= attributes_assigned(tree, first)
-        locals_ = local_variables(tree)
-        for statement in tree.body if is_outer else ():
+        if bound is not self._dataset:
+            return
+        locals_, scope = local_variables(tree), scope_of(tree, frame.f_globals, first, bound)
+        for statement in tree.body:
             if not self.changes and not is_setup(statement, first):
-                self.changes = changes_state(statement, locals_)
+                self.changes = changes_state(switched_on(statement, scope), locals_)
 
 
 def _is_seeded_anyway(frame: types.FrameType) -> bool:
@@ -190,14 +194,6 @@ def _is_seeded_anyway(frame: types.FrameType) -> bool:
         return False
     is_given = isinstance(call, ast.Call) and any(call.args + [k.value for k in call.keywords])
     return is_given and ast.unparse(call.func).endswith("RandomState")  # type: ignore[attr-defined]
-
-
-@functools.lru_cache(maxsize=4096)
-def names_stored(code: types.CodeType) -> frozenset[str]:
-    """Names of attributes that a function assigns to."""
-    if STORE_ATTR not in code.co_code[::2]:  # to take code apart costs 0.1 ms a function
-        return frozenset()
-    return frozenset(op.argval for op in dis.get_instructions(code) if op.opname == "STORE_ATTR")
 
 
 @functools.lru_cache(maxsize=4096)

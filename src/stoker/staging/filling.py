@@ -14,14 +14,19 @@ from typing import Any
 
 import numpy as np
 import numpy.random  # so that each RandomState has NumPy's
+import torch
 from numpy.typing import NDArray
 
+from ..core.compare import equal_bits
 from ..core.random_state import RandomState, owns_global_generators
 from ..core.types import Index, MapDataset, Sample
 from ..sampling.generators import find_generators
+from ..workers.read_threads import ReadThreads
 from .change_watch import Comparison
+from .cluster_cache import CacheOfWorker
 from .plan import Unplanned
 from .split import Split
+from .store.decode import layout
 from .store.encode import CacheError, foreign, take
 from .store.store import Store
 from .store.tables import Samples
@@ -31,6 +36,10 @@ MADE, DRAWN = 16, 8  # after so many samples made, caching ends if more than one
 
 
 Part = tuple[Sample, int]  # the deterministic part of a sample, and the nanoseconds that it took
+
+
+def _same_part(a: Part | None, b: Part | None) -> bool:
+    return a is not None and b is not None and equal_bits(a[0], b[0])
 
 
 class Filler:
@@ -55,16 +64,20 @@ class Filler:
         self._disable = disable  # called with the reason why the cache cannot be used any more
         self._samples = len(dataset)
         self._made = 0
+        self.part_s = 0.0  # that a sample of the last batch took; 0.0: none was made yet
         self._without_part: set[int] = set()  # samples that draw, or take another way through the code
         self._watch_each = split is not None and split.plan is not None and bool(split.plan.moves)
         self._comparison = Comparison()
         self._generators: list[tuple[str, Any]] | None = None
         self._generators_pid = 0
+        self.read_threads: int | str = "auto"  # see ``DataLoader``
+        self.reads: ReadThreads | None = None
+        self.cluster: CacheOfWorker | None = None  # in a worker on a node of a cluster
 
     def replace_dataset(self, dataset: MapDataset) -> None:
         """From now on another object with the same content is used."""
         self._dataset = dataset
-        self._generators = None
+        self._generators = self.reads = None
 
     def random_states(self) -> RandomState:
         """The states of all generators that samples may draw from."""
@@ -77,8 +90,10 @@ class Filler:
         """Makes the samples of a batch that are not stored, and stores them. Returns deterministic parts, by
         position; a sample that has none is missing. None: the cache was disabled."""
         misses = np.flatnonzero(where == 0).tolist()
+        fetched = self._fetch(store, indices, misses)
+        misses = [k for k in misses if k not in fetched]
         if not misses:
-            return {}
+            return fetched
         began = time.thread_time_ns()
         states = self.random_states() if owns_global_generators() else None
         keep_ns = time.thread_time_ns() - began
@@ -92,9 +107,31 @@ class Filler:
         if self._too_many_draw():
             return None
         self._store(store, indices, parts, keep_ns)
-        return {k: value for k, (value, _) in parts.items()}
+        return fetched | {k: value for k, (value, _) in parts.items()}
+
+    def _fetch(self, store: Store, indices: Sequence[Index], misses: list[int]) -> dict[int, Sample]:
+        """Deterministic parts by position, as far as other nodes of the cluster have them. They are stored here."""
+        if self.cluster is None:
+            return {}
+        wanted = {k: int(indices[k]) % self._samples for k in misses}
+        asked = sorted(set(wanted.values()) - self._without_part)
+        samples = self.cluster.fetch(asked, self.part_s)
+        try:
+            if samples:
+                store.admit(samples, 0)
+            return {k: layout(samples[i][0], True).put(samples[i][1]) for k, i in wanted.items() if i in samples}
+        except CacheError:  # of a class that this process has not defined
+            return {}
 
     def _store(self, store: Store, indices: Sequence[Index], parts: dict[int, Part], keep_ns: int) -> None:
+        try:
+            self._admit(store, indices, parts, keep_ns)
+        except CacheError as e:  # on a node of a cluster, whose main module is not the script
+            self._disable(str(e))
+        if parts:
+            self.part_s = sum(nanoseconds for _, nanoseconds in parts.values()) / len(parts) / 1e9
+
+    def _admit(self, store: Store, indices: Sequence[Index], parts: dict[int, Part], keep_ns: int) -> None:
         taken: Samples = {}
         spent = size = 0
         began = time.thread_time_ns() - keep_ns
@@ -134,12 +171,24 @@ class Filler:
                 if len(samples) == len(misses):
                     self._made += len(misses)
                     return {k: (sample, took) for k, sample in zip(misses, samples, strict=True)}
+        made = self.by_threads([indices[k] for k in misses]) if states is None else {}
         out = {}
-        for k in misses:
-            part = self._part(indices[k], states)
+        for at, k in enumerate(misses):
+            part = made[at] if at in made else self._part(indices[k], states)
             if part is not None:
                 out[k] = part
         return out
+
+    def by_threads(self, indices: Sequence[Index]) -> dict[int, Part | None]:
+        """Deterministic parts by position, as far as threads have made them: in worker processes, where making them
+        mostly waits."""
+        if torch.utils.data.get_worker_info() is None or not owns_global_generators():
+            return {}
+        if self.reads is None:
+            asked = None if self.read_threads == "auto" else int(self.read_threads)
+            objects = [self._dataset, *filter(None, self._functions)]
+            self.reads = ReadThreads(lambda index: self._part(index, None), objects, asked, _same_part)
+        return {} if self.read_threads == 1 else self.reads(indices)
 
     def _get_many(self) -> Callable[[Sequence[Index]], Sequence[Sample]] | None:
         """The dataset's ``__getitems__``, where samples are cached as it makes them."""

@@ -86,7 +86,8 @@ class Definitions:
         """Definitions that are used by nothing else than kept calls into which they are taken. ``kept``: by number
         of a kept call, the definitions that are taken into it."""
         out: set[int] = set()
-        for number, found in sorted(self.by_number.items(), key=lambda x: self._statements[x[0]].lineno, reverse=True):
+        for number in sorted(self.by_number, key=self._place_of, reverse=True):
+            found = self.by_number[number]
             if found.is_lost and self._certain[found.name] != self._reads[found.name]:
                 continue
             if found.uses and all(
@@ -108,6 +109,10 @@ class Definitions:
             if not found.uses[last].is_last and (found.is_lost or last + 1 < len(found.uses)):
                 return True
         return False
+
+    def _place_of(self, number: int) -> tuple[int, int]:
+        statement = self._statements[number]
+        return statement.lineno, statement.col_offset
 
     def assignments(self, numbers: Collection[int]) -> list[ast.stmt]:
         """The assignments whose values are these calls."""

@@ -3,7 +3,7 @@
 The child has its own copy of memory. Before the function runs, the child takes away what a fork still shares:
 
     file offsets        regular files are opened anew, read-only
-    connections, pipes  are replaced by closed ones
+    connections, pipes  are replaced by closed ones; new ones are refused, but to a dataset that names servers
     shared memory       is mapped read-only
     the file system     an audit hook refuses to open a file for writing; Landlock does so for native code, where the
                         kernel has it
@@ -47,7 +47,6 @@ DIED = {
     signal.SIGALRM: "the trial took too long",
     signal.SIGKILL: "the trial's process was killed: there was not enough memory, or it took too long",
 }
-PR_SET_PDEATHSIG = 1
 MAP_FIXED = 0x10
 PR_SET_NO_NEW_PRIVS = 38
 NICE = 5  # the trial gives way to the script's own work
@@ -122,7 +121,6 @@ class Trial:
         return value
 
     def close(self) -> None:
-        """Ends the child."""
         if self._reader < 0 or os.getpid() != self._process:
             return
         os.close(self._reader)
@@ -157,8 +155,7 @@ def _child(fn: Callable[[], object], writer: int, limit_s: float) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     signal.setitimer(signal.ITIMER_REAL, limit_s)
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    processes.die_with_parent()
     with contextlib.suppress(OSError):
         os.nice(NICE)
     torch.set_num_threads(1)  # OpenMP's own threads have stayed in the parent
@@ -183,6 +180,7 @@ def _child(fn: Callable[[], object], writer: int, limit_s: float) -> None:
 
 
 _effects: list[str] = []
+_refused = dict(REFUSED)
 _read: dict[str, None] = {}
 _output = -1
 
@@ -211,8 +209,13 @@ def _refuse(event: str, args: Any) -> None:
         name = os.path.abspath(os.fsdecode(path))
         if len(_read) < MOST_FILES and not name.startswith(NO_DATA) and not name.endswith((".py", ".pyc", ".so")):
             _read[name] = None
-    elif event in REFUSED and not (event == "os.truncate" and _is_memory(args[0])):
-        _stop(REFUSED[event])
+    elif event in _refused and not (event == "os.truncate" and _is_memory(args[0])):
+        _stop(_refused[event])
+
+
+def allow_connections() -> None:
+    """From now on this child may connect to servers: loading a sample does, and says so. Call it only in a child."""
+    _refused.pop("socket.connect", None)
 
 
 def _is_memory(file: object) -> bool:

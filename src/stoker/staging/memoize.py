@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import pathlib
 import time
 import types
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -23,10 +24,10 @@ import numpy as np
 
 from ..core.object_tree import parts
 from ..core.random_state import RandomState, owns_global_generators
-from ..core.types import MapDataset
+from ..core.types import Attributes, MapDataset
 from .callee import AnyCallable, Arguments, Call, Callee, Compiled, Thunk, Value, Values, callee_of, key_of
 from .change_watch import Comparison
-from .plan import Node, PreparedState, Unplanned
+from .plan import Node, PreparedState, Unplanned, nodes_in
 from .recompile import rebound
 from .rewrite_calls import ENTER, KEEP, KEEP_CALL, KEEP_PREFIX, Selection, memoised
 from .store.encode import CacheError, take
@@ -67,8 +68,7 @@ class Answers(Protocol):
     names: dict[int, str]
 
     def answer(self, key: Key, call: Thunk, variables: Thunk | None = None) -> Value:
-        """What the call returns. ``variables``: a function whose closure has the local variables that the call
-        reads."""
+        """What the call returns. ``variables``: a function whose closure has the variables that the call reads."""
 
     def states(self) -> RandomState:
         """The states of the random generators."""
@@ -110,6 +110,9 @@ class MemoNode(Compiled[types.FunctionType]):
     asked: set[int] = field(default_factory=set)  # numbers of calls that were answered so far, in this process
     shown: list[str] = field(default_factory=list)  # what is kept, for reports: "train.py:31 self.load_image(j)"
 
+    def __getstate__(self) -> Attributes:
+        return {**super().__getstate__(), "asked": set(), "failures": Counter()}  # of this process
+
     def run(self, answers: Answers, call: Call) -> Value:
         """Makes a call of a function, some calls of which are answered from memory."""
         callee = callee_of(call.function)
@@ -123,6 +126,14 @@ class MemoNode(Compiled[types.FunctionType]):
 
         fn = self.compile(callee, make, lambda known: rebound(known, callee.fn, True))
         return fn(*callee.first, *call.args, _stoker=_Helper(self, answers, callee), **call.kwargs)
+
+    def nodes(self) -> Iterator[MemoNode | Node]:
+        """This node and all inside of it."""
+        yield self
+        for found in self.prefixes.values():
+            yield from itertools.chain.from_iterable(map(nodes_in, found.values()))
+        for inner in self.entered.values():
+            yield from inner.nodes()
 
     def all_shown(self) -> list[str]:
         """What is kept, here and in the functions that are called."""
@@ -187,7 +198,6 @@ class _Helper:
 
     @staticmethod
     def arguments(*args: object, **kwargs: object) -> Arguments:
-        """The arguments of a call."""
         return args, kwargs
 
     def keep_call(self, number: int, called: AnyCallable, /, *args: object, **kwargs: object) -> Value:
@@ -207,10 +217,8 @@ class _Helper:
 
 
 class Table:
-    """Numbers of keys, shared by all workers: a hash table with open addressing in shared memory.
-
-    A key is known by 128 bits of its hash. A slot is claimed under the lock and never given back.
-    """
+    """Numbers of keys, shared by all workers: a hash table with open addressing in shared memory. A key is known by 128
+    bits of its hash. A slot is claimed under the lock and never given back."""
 
     def __init__(self, slots: int, memory: Memory | None = None) -> None:
         self.slots = slots  # most keys, a power of two; a quarter stays free

@@ -42,6 +42,16 @@ HEADER = struct.Struct("<q")  # bytes that follow
 _sockets: list[socket.socket] = []
 
 
+def new_memories(samples: int, sites: int | None, budget: int, ranks: int) -> tuple[Memory, ...]:
+    """Memory of an empty cache: of its store and, where ``sites`` calls of the code are kept, of the table of calls.
+    Raises OSError: there is no such memory here."""
+    table = None if sites is None else table_for(samples, sites)
+    places = samples if table is None else table.slots
+    memory = Memory(size_of(places, budget))
+    Store(memory, places, budget).divide(ranks)
+    return (memory,) if table is None else (memory, table.memory)
+
+
 def _close_sockets() -> None:
     """A forked child must not keep a connection, or the name of a socket that it does not answer."""
     while _sockets:
@@ -106,7 +116,7 @@ def _meet(name: bytes) -> socket.socket | None:
         connection.settimeout(CONNECT_S)
         try:
             connection.connect(name)
-            if _uid(connection) != os.getuid():  # abstract sockets have no permissions of their own
+            if peer_uid(connection) != os.getuid():  # abstract sockets have no permissions of their own
                 break
             _sockets.append(connection)
             return connection
@@ -116,7 +126,8 @@ def _meet(name: bytes) -> socket.socket | None:
     return None
 
 
-def _uid(connection: socket.socket) -> int:
+def peer_uid(connection: socket.socket) -> int:
+    """The user at the other end of a Unix socket."""
     return int(struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
 
 
@@ -157,7 +168,7 @@ class _Owner(Trial):
                 return
             with connection, contextlib.suppress(OSError):
                 connection.settimeout(CONNECT_S)
-                if _uid(connection) == os.getuid():
+                if peer_uid(connection) == os.getuid():
                     socket.send_fds(connection, [HEADER.pack(len(answer))], [memory.fd for memory in self.memories])
                     connection.sendall(answer)
 
@@ -169,11 +180,8 @@ class _Owner(Trial):
             return ""
         agreed = _globals(found, self._left_out)
         if agreed:
-            table = None if found.memo is None else table_for(self._samples, found.memo.sites)
-            places, budget = self._samples if table is None else table.slots, ram_budget()
-            memory = Memory(size_of(places, budget))
-            Store(memory, places, budget).divide(resources.ranks())
-            self.memories = (memory,) if table is None else (memory, table.memory)
+            sites = None if found.memo is None else found.memo.sites
+            self.memories = new_memories(self._samples, sites, ram_budget(), resources.ranks())
         return agreed
 
 

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ..core import resources
+from ..core.compare import equal_bits
 from ..core.errors import UsageError
 from ..core.options import parse_bytes
 from ..core.types import JsonObject, Sample
 from ..core.warn import warn_user
-from .compare import equal_bits
 from .isolate import run_isolated
 from .store.decode import stored_copy
 from .store.encode import CacheError

@@ -33,10 +33,8 @@ PreparedState: TypeAlias = Any  # what ``head`` returns: tuples of what a sample
 
 
 class Unplanned(BaseException):
-    """A sample took another branch than those of the trial. The dataset's own code then makes it as a whole.
-
-    Not an ``Exception``: the user's ``except Exception`` must not catch it.
-    """
+    """A sample took another branch than those of the trial. The dataset's own code then makes it as a whole. Not an
+    ``Exception``: the user's ``except Exception`` must not catch it."""
 
 
 def only_item(items: object) -> object:
@@ -208,7 +206,6 @@ Node = WholeNode | CutNode | SliceNode
 
 
 def nodes_in(root: Node) -> Iterator[Node]:
-    """A node and those inside it."""
     yield root
     inside: Iterable[Node] = ()
     if isinstance(root, CutNode):

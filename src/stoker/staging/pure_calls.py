@@ -18,10 +18,10 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from ..core.compare import equal_bits
 from ..core.packages import libraries
 from .callee import AnyCallable, Call, Thunk, Value, Values, callee_of, key_of
 from .check_calls import Checker, Replay
-from .compare import equal_bits
 from .containers import items_of
 from .executed_code import globals_named, is_closed
 from .memoize import Key, MemoNode, SiteKey, call_key, names_of, values_of
@@ -256,10 +256,8 @@ class Survey:
     # -- verifying
 
     def _check(self, plan: MemoPlan, indices: list[int], seed: int) -> bool:
-        """Whether each selected call is pure. One that is not is struck out, for the next selection.
-
-        ``seed``: another one each time, for the dataset may hold what it has loaded for others.
-        """
+        """Whether each selected call is pure. One that is not is struck out, for the next selection. ``seed``: another
+        one each time, for the dataset may hold what it has loaded for others."""
         samples = self.samples
         checker = Checker(samples, self.changing, self.strike)
         for k, i in enumerate(indices * CHECKS):
@@ -340,8 +338,7 @@ def _checked(node: MemoNode, function: SurveyedFunction) -> set[str]:
 
 
 def _reads_in_calls(node: MemoNode, function: SurveyedFunction) -> tuple[set[str], set[tuple[str, str]]]:
-    """What the source of kept calls reads before they are made: ``transform`` of ``self.transform(image)``. Names, and
-    the global variables among them, as in ``Executed``."""
+    """What the source of kept calls reads before they are made: names, and the global variables among them."""
     texts = [function.sites[n].function for n, _ in node.entered]
     for n in node.by_values | node.by_args | set(node.prefixes):
         texts.append(ast.unparse(function.definitions.inlined(n, node.inlined.get(n, ()))))

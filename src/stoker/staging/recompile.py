@@ -22,7 +22,6 @@ def helper_call(method: str, *args: ast.expr) -> ast.Call:
 
 
 def constant(value: Any) -> ast.expr:
-    """A constant, or a tuple of them."""
     if isinstance(value, tuple):
         return ast.Tuple([constant(v) for v in value], ast.Load())
     return ast.Constant(value)

@@ -69,7 +69,6 @@ def definitions_of(fn: types.FunctionType) -> Definitions:
 
 
 def sites_of(fn: types.FunctionType, is_method: bool) -> dict[int, Site]:
-    """The calls and subscripts of a function, by number."""
     tree = blocks_as_calls(tree_of(fn).tree)
     numbers = _numbers(tree)
     variables = _variables(fn, tree, is_method)

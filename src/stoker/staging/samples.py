@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import itertools
 import random
 import time
 from typing import NamedTuple
@@ -13,11 +15,11 @@ import numpy.random  # so that each RandomState has NumPy's
 import torch
 from torch.utils.data import Subset
 
+from ..core.compare import equal_bits
 from ..core.fingerprint import Fingerprint, Parts
 from ..core.random_state import RandomState
 from ..core.types import Attributes, Index, MapDataset, Sample
 from ..sampling.generators import find_generators, seed_generator
-from .compare import equal_bits
 from .executed_code import Executed
 from .plan import globals_now
 from .store.encode import CacheError
@@ -40,22 +42,26 @@ class TrialSamples:
     def __init__(self, dataset: MapDataset) -> None:
         self.dataset = dataset
         self.generators = find_generators(dataset)  # all that can be reached from it, each with a path
-        self.loaded: list[int] = []  # indices of samples that were loaded
+        self.by_batch = False  # it is asked for lists of indices: batch_size=None, sampler=BatchSampler(...)
+        self.loaded: list[Index] = []  # indices of samples that were loaded
         # attributes of the dataset that loading a sample changes, each time or for each sample once
         self.changes: list[str] = []
-        # the same, and what is set where there was None: a list that the dataset keeps its samples in
+        # the same, and what is set where there was None: a list that the dataset keeps its samples in; and data that
+        # the first sample changes
         self.filled: list[str] = []
         self.opened: Parts = {}  # attributes that loading the first sample makes. See ``Fingerprint.opened``.
+        self.settled: Parts = {}  # data of the dataset that loading the first sample changes
         self.draws = False  # loading a sample moved a generator
         self.sample_s = float("inf")  # seconds that a sample takes, the shortest of all
         # module and name of the global variables that its code reads, as far as that is known
         self.variables: set[tuple[str, str]] = set()
         self._seed = SEED
-        self._wholes: dict[int, Whole] = {}
+        self._wholes: dict[str, Whole] = {}  # by index, as text
         n = len(dataset)
         spread = [n * k // (ATTEMPTS + 1) for k in range(1, ATTEMPTS)]
         wanted = [0, n - 1, n // 2, *spread, *range(min(n, ATTEMPTS))]
-        self.fresh = [i for i in dict.fromkeys(wanted) if 0 <= i < n]  # indices of samples that were not
+        # indices of samples that were not
+        self.fresh: list[Index] = [i for i in dict.fromkeys(wanted) if 0 <= i < n]
 
     # -- random states
 
@@ -87,19 +93,29 @@ class TrialSamples:
         """Loads two samples. What the first changes, it opens; what the second one changes, each sample changes.
         Raises CacheError: no sample can be loaded."""
         unopened = Fingerprint(self.dataset)
-        self._load_fresh()
+        indices = self.fresh
+        self.fresh = list(indices)
+        try:
+            self._load_fresh()
+        except CacheError as e:
+            self.fresh, self.by_batch = [list(pair) for pair in itertools.pairwise(indices)], True
+            with contextlib.suppress(CacheError):
+                self._load_fresh()
+            if not self.loaded:
+                raise e
         self.generators = find_generators(self.dataset)  # some are made when they are first needed
         before = Fingerprint(self.dataset)
-        self.opened = unopened.opened(before)
+        self.opened, self.settled = unopened.opened(before), unopened.settled(before)
+        first_changes = unopened.changed_since(before)
         try:
             self._load_fresh()
         except CacheError:
             self.load(self.loaded[0])
         after = Fingerprint(self.dataset)
         self.changes = before.changed_since(after)
-        self.filled = before.added_or_changed_since(after, {})
+        self.filled = before.added_or_changed_since(after, {}) + (first_changes if self.settled else [])
 
-    def some(self) -> list[int]:
+    def some(self) -> list[Index]:
         """Indices of some samples that can be loaded."""
         while len(self.loaded) < SAMPLES and self.fresh:
             try:
@@ -116,11 +132,13 @@ class TrialSamples:
                 break
             i = self.fresh.pop(0)
             try:
-                self._wholes[i] = self.load(i)
+                self._wholes[repr(i)] = self.load(i)
                 self.loaded.append(i)
                 return
             except Exception as e:
                 why = f"{type(e).__name__}: {e}"
+                if "Permission denied" in why:  # native code, of which the audit hook knows nothing
+                    why = f"in the trial, which must not write files, {why}"
         raise CacheError(f"its samples cannot be loaded: {why}")
 
     def load(self, i: Index) -> Whole:
@@ -146,14 +164,14 @@ class TrialSamples:
 
     def whole(self, i: Index) -> Whole:
         """The same; the first samples are made only once."""
-        return self._wholes.get(i) or self.load(i)
+        return self._wholes.get(repr(i)) or self.load(i)
 
     def batches_differ(self) -> str:
         """Why samples must not be asked for one at a time; "" where they may be."""
         asked: object = self.dataset
         while type(asked) is Subset:
             asked = asked.dataset  # its __getitems__ asks that of the dataset inside, or for one at a time
-        if not callable(getattr(asked, "__getitems__", None)):
+        if self.by_batch or not callable(getattr(asked, "__getitems__", None)):
             return ""
         self.seed(5)
         together = list(self.dataset.__getitems__(self.loaded))  # type: ignore[attr-defined]

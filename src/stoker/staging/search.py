@@ -12,10 +12,10 @@ import inspect
 import types
 from collections.abc import Callable, Iterator
 
+from ..core.compare import equal_bits
 from ..core.fingerprint import Fingerprint
 from ..core.random_state import RandomState
 from .callee import Call, Callee, callee_of, key_of
-from .compare import equal_bits
 from .containers import Items, Transform, items_of, with_items
 from .cut_function import Cut, before_state_changes, earlier, line_of
 from .executed_code import is_closed
@@ -95,7 +95,7 @@ class Search:
         changed = ""
         if seen.first is None:
             end = cut._replace(position=(len(tree_for(fn, unrolled).tree.body),))
-            where, changed = before_state_changes(fn, callee.is_method, end)
+            where, changed = before_state_changes(callee, end)
             if not changed:
                 return WholeNode()
             seen.first = Moved(where.position, None)
@@ -104,7 +104,7 @@ class Search:
         position, number = seen.first
         plain, entered = frozenset(seen.plain), frozenset(seen.contexts)
         where = cut._replace(position=position, call=number, plain=plain, entered=entered)
-        where, earlier_change = before_state_changes(fn, callee.is_method, where)
+        where, earlier_change = before_state_changes(callee, where)
         changed = earlier_change or changed
         if changed:
             self.reasons.append(f"{place_of(fn.__code__.co_filename, line_of(fn, where))} changes {changed}")
@@ -126,7 +126,6 @@ class Search:
         return seen
 
     def _enter(self, node: CutNode, copied: types.FunctionType, callee: Callee, call: Call, depth: int) -> None:
-        """Searches inside the call that moves generators."""
         where = node.where
         try:
             self._probe(copied, callee, call, Moved(where.position, where.call))

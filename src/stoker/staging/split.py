@@ -12,6 +12,7 @@ from ..core.types import Attributes, Index, MapDataset, Sample
 from .isolate import run_isolated
 from .plan import Plan, PreparedState, globals_now
 from .pure_calls import MemoPlan
+from .source import parse_ahead
 from .stages import Row
 from .trial import Found, find_plan
 
@@ -72,11 +73,11 @@ class Split:
         # attributes that loading the first sample makes, as ``Staged`` names them
         self.opened = {f"dataset[0]{path}": part for path, part in (found.opened or {}).items()}
         self.files = found.files
+        parse_ahead(found.sources)  # here, and not in each worker of each epoch
         self.exact = self.plan is not None and self.plan.exact
 
     def prepare(self, index: Index) -> PreparedState:
-        """The deterministic part: what is to be kept of a sample. Raises Unplanned: this sample takes another branch
-        than those of the trial."""
+        """What is to be kept of a sample. Raises Unplanned: it takes another branch than those of the trial."""
         assert self.plan is not None
         return self.plan.head(self.dataset, index)
 

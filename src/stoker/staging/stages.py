@@ -32,8 +32,7 @@ def place_of(file: str, line: int) -> str:
 
 
 def rows_of(node: Node, name: str) -> list[Row]:
-    """The stages of a verified plan, in the order in which they run. ``name``: of what it is for,
-    ``"Photos.__getitem__"``."""
+    """The stages of a verified plan, in the order in which they run. ``name``: ``"Photos.__getitem__"``."""
     if isinstance(node, SliceNode):
         return _of_container(node, name)
     if not isinstance(node, CutNode):

@@ -11,10 +11,8 @@ from .source import NoSource, tree_of
 
 
 def dataset_inside(stream: object) -> str:
-    """The attribute of a stream that may be replaced by the same dataset with a cache; "" where none may be.
-
-    The stream's methods must ask it for samples and its length only: then nothing in a worker changes it.
-    """
+    """The attribute of a stream that may be replaced by the same dataset with a cache; "" where none may be. The
+    stream's methods must ask it for samples and its length only: then nothing in a worker changes it."""
     found = [name for name, value in vars(stream).items() if _is_map_style(value)]
     if not isinstance(stream, IterableDataset) or len(found) != 1:
         return ""

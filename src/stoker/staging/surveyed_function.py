@@ -77,7 +77,6 @@ class SurveyedFunction:
         return any(number in site.around and n in self.drew for n, site in self.sites.items())
 
     def all(self) -> Iterator[SurveyedFunction]:
-        """It, and those inside."""
         yield self
         for function in self.inner.values():
             yield from function.all()

@@ -55,8 +55,7 @@ def changes_state(statement: ast.stmt, locals_: set[str]) -> str:
 
 
 def sets_something(statement: ast.stmt, locals_: set[str]) -> str:
-    """A call in a statement that is made for its effect, and not on a local variable: ``warnings.simplefilter()``. ""
-    where there is none."""
+    """A call that a statement makes for its effect, and not on a local: ``warnings.simplefilter()``; "" if none."""
     for x in ast.walk(statement):
         if isinstance(x, ast.Expr) and isinstance(x.value, ast.Call):
             root: ast.expr = x.value.func
@@ -87,9 +86,11 @@ def attributes_assigned(tree: ast.FunctionDef, first: str) -> set[str]:
     """Attributes of its own object, and global variables, that a method assigns to in any branch.
 
     Not those of ``is_setup``, and no items that are assigned: ``self.images[i] = image`` is how datasets keep what they
-    loaded. Items that are added to (``self.counts[i] += 1``) count.
+    loaded. Items that are added to (``self.counts[i] += 1``) count, also by another name (``n = self.counts``).
     """
     out: set[str] = set()
+    added_to: list[ast.expr] = []
+    other_names: dict[str, set[str]] = {}  # local variables, with the attributes that they may be or be part of
     waiting: list[ast.AST] = [*tree.body]
     while waiting:
         node = waiting.pop()
@@ -97,15 +98,30 @@ def attributes_assigned(tree: ast.FunctionDef, first: str) -> set[str]:
             continue
         if isinstance(node, ast.Global):
             out.update(node.names)
-        added_to: ast.expr | None = node.target if isinstance(node, ast.AugAssign) else None
-        while isinstance(added_to, ast.Subscript):
-            added_to = added_to.value
-        is_set = isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
-        for target in (added_to, node if is_set else None):
-            if isinstance(target, ast.Attribute) and is_name(target.value, first):
-                out.add(target.attr)
+        elif isinstance(node, ast.AugAssign):
+            added_to.append(node.target)
+        elif isinstance(node, ast.Assign) and isinstance(whole := _without_items(node.value), ast.Attribute):
+            if is_name(whole.value, first):
+                for target in node.targets:
+                    if isinstance(target, ast.Name):
+                        other_names.setdefault(target.id, set()).add(whole.attr)
+        elif isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) and is_name(node.value, first):
+            out.add(node.attr)
         waiting += ast.iter_child_nodes(node)
+    for target in added_to:
+        whole = _without_items(target)
+        if isinstance(whole, ast.Attribute) and is_name(whole.value, first):
+            out.add(whole.attr)
+        elif isinstance(whole, ast.Name) and whole is not target:
+            out |= other_names.get(whole.id, set())
     return out
+
+
+def _without_items(node: ast.expr) -> ast.expr:
+    """``self.boxes`` of ``self.boxes[i][0]``."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node
 
 
 def is_reset(statement: ast.stmt, first: str) -> bool:
@@ -116,7 +132,6 @@ def is_reset(statement: ast.stmt, first: str) -> bool:
 
 
 def is_generator(tree: ast.FunctionDef) -> bool:
-    """Whether it is a generator or a coroutine."""
     waiting: list[ast.AST] = [*tree.body]
     while waiting:
         node = waiting.pop()

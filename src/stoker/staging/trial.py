@@ -30,10 +30,12 @@ import time
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from ..core.filesystems import is_far, reopen
 from ..core.fingerprint import Parts
 from ..core.types import MapDataset
-from .isolate import files_read
-from .plan import Plan, WholeNode
+from .callee import Compiled
+from .isolate import allow_connections, files_read
+from .plan import Plan, WholeNode, nodes_in
 from .pure_calls import MemoPlan, Survey
 from .samples import TrialSamples
 from .search import Search, weaker_plans
@@ -56,11 +58,16 @@ class Found(NamedTuple):
     memo: MemoPlan | None = None  # calls that are kept instead, where that leaves less to do; ``plan`` is None then
     opened: Parts | None = None  # attributes that loading the first sample makes. See ``Fingerprint.opened``.
     files: Sequence[str] = ()  # some of those that samples are read from
+    assigns: bool = False  # loading a sample may set attributes of the dataset, if only when they are first needed
+    sources: Sequence[str] = ()  # files with the source of functions that are rewritten
 
 
 def find_plan(dataset: MapDataset, limit_s: float = 30.0, changing: Collection[str] = ()) -> Found:
     """Looks for what can be kept of a dataset's samples, in a process of its own (see ``isolate``), for ``limit_s``. It
     must not depend on attributes that the script changes in each epoch (``changing``)."""
+    if is_far(dataset):
+        allow_connections()
+        reopen(dataset)
     samples = TrialSamples(dataset)
     try:
         samples.load_first()
@@ -77,10 +84,19 @@ def find_plan(dataset: MapDataset, limit_s: float = 30.0, changing: Collection[s
     if not reason and (found.plan is None or found.plan.tail_s > MEMO_SHARE * samples.sample_s):
         found = _or_pure_calls(samples, found, changing)
     changes = next(filter(None, map(attribute_of_dataset, samples.filled)), "")
-    return found._replace(sample_s=samples.sample_s, changes=changes, opened=samples.opened, files=files_read())
+    is_kept = found.plan is not None or found.memo is not None  # then ``samples.assigned`` is known already
+    assigns = is_kept and bool(samples.opened or samples.assigned)
+    opened = samples.opened | samples.settled
+    nodes = nodes_in(found.plan.root) if found.plan else found.memo.root.nodes() if found.memo else ()
+    sources = sorted({file for node in nodes if isinstance(node, Compiled) for file, _ in node.rewritten})
+    return found._replace(
+        sample_s=samples.sample_s, changes=changes, opened=opened, files=files_read(), assigns=assigns, sources=sources
+    )
 
 
 def _find_cut(samples: TrialSamples, until: float, changing: Collection[str]) -> Found:
+    if samples.by_batch:
+        return Found(None, [], "it is asked for lists of indices: calls alone can be kept")
     called = samples.dataset.__getitem__
     name = f"{type(samples.dataset).__name__}.__getitem__"
     if not samples.draws:  # then no source has to be parsed: 0.1 s for a file of 7,000 lines

@@ -101,11 +101,9 @@ def _is_unrollable(node: ast.AST) -> bool:
 
 
 def _unroll(statement: ast.stmt, number: int) -> list[ast.stmt]:
-    """``x = [f(i) for i in items]`` for one item: ``i = _stoker.only(items); v = f(i); x = [v]``.
-
-    Transforms that are called with a batch of one sample are written so: a cut can then lie inside ``f``. Only in
-    simple statements, and where nothing with a side effect is evaluated before the list.
-    """
+    """``x = [f(i) for i in items]`` for one item: ``i = _stoker.only(items); v = f(i); x = [v]``. Transforms that are
+    called with a batch of one sample are written so: a cut can then lie inside ``f``. Only in simple statements, and
+    where nothing with a side effect is evaluated before the list."""
     root = root_of(statement)
     loop = next(iter(calls_and_lists(root)), None)
     if not isinstance(loop, ast.ListComp) or not _is_unrollable(loop):

@@ -39,8 +39,14 @@ class TaskId(NamedTuple):
     number: int
 
 
+class Progress(NamedTuple):
+    """What a worker says of itself in its arena."""
+
+    task: TaskId | None  # the task that it is doing; None: it is between two, or does not say
+    position: int  # where it is in that task, an encoded ``workers.protocol.Position``
+
+
 def aligned(n: int) -> int:
-    """``n`` rounded up to ``ALIGN``."""
     return -(-n // ALIGN) * ALIGN
 
 
@@ -59,40 +65,27 @@ class _Int:
 
 
 class Arena:
-    """The memory of one worker: an anonymous file with header pages and slots behind them.
-
-    Both sides hold one; ``fd`` is inherited (fork) or handed over (spawn, forkserver).
-
-    Attributes:
-        stop: 1: the parent no longer wants this worker's tasks.
-        slots: slots made so far.
-        workers: how many workers there are now.
-        epoch: the epoch whose tasks are wanted, where tasks are shared.
-        pss: bytes of memory of the worker, as it measured last: its proportional set size. 0 before that.
-        slot_being_filled: -1 for none. If the worker dies, this slot is taken and was sent to nobody.
-        private_tasks: tasks that a worker finds in its own pipe and does before it takes shared ones.
-        ready: 1: the worker has started, and asks for tasks.
-        stack_fd: the descriptor, in the worker, of the file to which it writes its stack when asked.
-        trim_requests: how often the parent has asked for the memory of free slots.
-    """
+    """The memory of one worker: an anonymous file with header pages and slots behind them. Both sides hold one; ``fd``
+    is inherited (fork) or handed over (spawn, forkserver)."""
 
     # Written by the parent alone,
-    stop = _Int(0)
-    workers = _Int(1)
-    epoch = _Int(2)
-    private_tasks = _Int(3)
-    trim_requests = _Int(14)
+    stop = _Int(0)  # 1: the parent no longer wants this worker's tasks
+    workers = _Int(1)  # how many workers there are now
+    epoch = _Int(2)  # the epoch whose tasks are wanted, where tasks are shared
+    private_tasks = _Int(3)  # tasks that a worker finds in its own pipe and does before it takes shared ones
+    trim_requests = _Int(14)  # how often the parent has asked for the memory of free slots
     # and by the worker alone, but for what ``reset`` clears before it starts.
-    slots = _Int(4)
-    pss = _Int(5)
-    slot_being_filled = _Int(6, offset=1)
-    ready = _Int(7)
-    stack_fd = _Int(8)
+    slots = _Int(4)  # slots made so far
+    pss = _Int(5)  # bytes of memory of the worker, as it measured last: its proportional set size. 0 before that
+    slot_being_filled = _Int(6, offset=1)  # -1 for none. If the worker dies, this slot is taken and was sent to nobody
+    ready = _Int(7)  # 1: the worker has started, and asks for tasks
+    stack_fd = _Int(8)  # the descriptor, in the worker, of the file to which it writes its stack when asked
     _file_end = _Int(9)
     _current_task = _Int(10)
     _position = _Int(11)
     _deadline = _Int(12)
     _rng_checkpoints = _Int(13)
+    read_threads = _Int(15)  # that load samples in the worker; 0: they are loaded one after the other
 
     def __init__(self, fd: int | None = None) -> None:
         if fd is None:
@@ -129,11 +122,7 @@ class Arena:
 
     def set_position(self, position: int, deadline_ns: int) -> None:
         """Where the worker is in its task (``workers.protocol.Position``), and until when it may be there.
-
-        Args:
-            position: an encoded ``Position``.
-            deadline_ns: of the monotonic clock; 0: no limit.
-        """
+        ``position``: an encoded ``Position``. ``deadline_ns``: of the monotonic clock; 0: no limit."""
         self._deadline = 0
         self._position = position
         self._deadline = deadline_ns
@@ -164,16 +153,13 @@ class Arena:
         return TaskId(epoch, task), bytes(self._memory[at : at + nbytes])
 
     def reset(self, keep_checkpoint: bool = False) -> None:
-        """Clears what the last worker said of itself, before another one starts in this memory.
-
-        Args:
-            keep_checkpoint: the next worker goes on from the last one's random state.
-        """
+        """Clears what the last worker said of itself, before another one starts in this memory. ``keep_checkpoint``:
+        the next worker goes on from the last one's random state."""
         self.stop = self.ready = 0
         self.current_task = None
         self.slot_being_filled = -1
         self.set_position(0, 0)
-        self.private_tasks = 0
+        self.private_tasks = self.read_threads = 0
         if not keep_checkpoint:
             self.pss = 0
             self._rng_checkpoints = 0
@@ -188,11 +174,8 @@ class Arena:
         return map_shared(self.fd, capacity, offset)
 
     def add(self, nbytes: int, slot: int | None = None) -> int | None:
-        """Takes room for a slot, a new one or, larger and elsewhere, for an existing one.
-
-        Returns:
-            The slot's number, or None when there is no room (memory, cgroup, number of slots).
-        """
+        """Takes room for a slot, a new one or, larger and elsewhere, for an existing one. Returns the slot's number, or
+        None when there is no room (memory, cgroup, number of slots)."""
         capacity = -(-nbytes // GRAIN) * GRAIN
         offset = self._file_end
         if slot is None and self.slots >= MAX_SLOTS:
@@ -216,3 +199,18 @@ class Arena:
         if capacity:
             punch(self.fd, offset, capacity)
         self._table[2 * slot + 1] = 0
+
+
+def progress(path: str) -> Progress | None:
+    """Of another process' worker, by the path of its arena under ``/proc``; None: no worker has begun in that memory.
+    Raises OSError: the file is gone, or may not be read."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        control = os.pread(fd, _CONTROL_BYTES, 0)
+    finally:
+        os.close(fd)
+    if len(control) < _CONTROL_BYTES:
+        return None
+    seen = Arena.__new__(Arena)  # which only reads a copy
+    seen._control = memoryview(control).cast("Q")
+    return Progress(seen.current_task, seen.position()[0]) if seen.ready else None

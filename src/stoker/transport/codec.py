@@ -172,13 +172,7 @@ def _layout(t: torch.Tensor) -> Layout:
 
 
 class Encoded:
-    """An object taken apart: a meta block and leaves. Call ``place``, then ``write`` or ``blob``.
-
-    Attributes:
-        meta: bytes; what ``decode`` needs beside the leaves.
-        size: bytes that the leaves take, counted from the beginning of their memory.
-        in_slot: some leaf is in the slot already.
-    """
+    """An object taken apart: a meta block and leaves. Call ``place``, then ``write`` or ``blob``."""
 
     def __init__(self, obj: Batch) -> None:
         self._buffers: list[pickle.PickleBuffer] = []
@@ -194,9 +188,9 @@ class Encoded:
             self._tensors = pickler.tensors
         self._copies: list[tuple[int, int, int]] = []  # offset, address, bytes
         self._spans: list[Span] = []
-        self.meta = b""
-        self.size = 0
-        self.in_slot = False
+        self.meta = b""  # bytes; what ``decode`` needs beside the leaves
+        self.size = 0  # bytes that the leaves take, counted from the beginning of their memory
+        self.in_slot = False  # some leaf is in the slot already
 
     def place(self, slot: SlotWriter | None = None) -> Encoded:
         """Gives every leaf its offset, behind what ``slot`` holds already. May be called again for another slot."""
@@ -287,12 +281,8 @@ class Encoded:
 
 
 def decode(meta: bytes, memory: Memory) -> Batch:
-    """Puts an object together again. Its tensors and arrays are views on ``memory`` and hold it.
-
-    Args:
-        meta: an ``Encoded.meta``.
-        memory: a writable buffer with the leaves at its beginning.
-    """
+    """Puts an object together again. Its tensors and arrays are views on ``memory`` and hold it. ``meta``: an
+    ``Encoded.meta``. ``memory``: a writable buffer with the leaves at its beginning."""
     known = _decoded_meta.get(meta)
     if known is None:
         n = 4 + int.from_bytes(meta[:4], "little")

@@ -32,14 +32,9 @@ def _libc() -> ctypes.CDLL:
 
 
 def map_shared(fd: int, length: int, offset: int = 0) -> Memory:
-    """Maps ``length`` bytes of a file, readable and writable, shared with other processes that map them.
-
-    Returns:
-        A ctypes array of bytes. It is unmapped when the last view on it dies.
-
-    Raises:
-        OSError: no memory, no address space or too many mappings.
-    """
+    """Maps ``length`` bytes of a file, readable and writable, shared with other processes that map them. Returns a
+    ctypes array of bytes. It is unmapped when the last view on it dies. Raises OSError: no memory, no address space or
+    too many mappings."""
     libc = _libc()
     address = libc.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, offset)
     if address == ctypes.c_void_p(-1).value:
@@ -51,16 +46,12 @@ def map_shared(fd: int, length: int, offset: int = 0) -> Memory:
 
 
 def populate(memory: Memory, length: int, used: bool = False) -> None:
-    """Brings the first pages in at once, as large pages where the system lets shared memory have them.
+    """Brings the first ``length`` bytes in at once, as large pages where the system lets shared memory have them.
 
     One call instead of a fault a page, which is what costs most about memory used for the first time. All are advice
-    (madvise(2)): on a kernel that does not know them the pages come one fault at a time.
-
-    Args:
-        memory: a mapping.
-        length: how many of its first bytes.
-        used: the pages exist and only have to be mapped. A read maps sixteen at a time, and as writable as a write
-            does; pages that do not exist yet come in half as fast that way.
+    (madvise(2)): on a kernel that does not know them the pages come one fault at a time. ``used``: the pages exist and
+    only have to be mapped. A read maps sixteen at a time, and as writable as a write does; pages that do not exist yet
+    come in half as fast that way.
     """
     libc, address = _libc(), ctypes.addressof(memory)
     libc.madvise(address, ctypes.sizeof(memory), mmap.MADV_HUGEPAGE)  # heeded only where shmem_enabled says "advise"

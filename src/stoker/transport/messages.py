@@ -44,29 +44,17 @@ NO_TIMES: Times = (0, 0, 0, 0)
 
 
 class Record(NamedTuple):
-    """One message.
+    """One message."""
 
-    Attributes:
-        kind: a ``Kind``.
-        worker: the slot of the pool's table that it concerns.
-        epoch: epoch of the task, counted by the parent from 0; wraps at 2**32.
-        task: number of the task within its epoch.
-        slot: slot that holds the leaves, or -1.
-        used: bytes in use in that slot.
-        meta: bytes of the codec's meta block at the head of the slot's used part, 0 where it is in ``payload``.
-        times: what the task cost.
-        payload: inline bytes.
-    """
-
-    kind: int
-    worker: int
-    epoch: int
-    task: int
-    slot: int = -1
-    used: int = 0
-    meta: int = 0
-    times: Times = NO_TIMES
-    payload: bytes = b""
+    kind: int  # a ``Kind``
+    worker: int  # the slot of the pool's table that it concerns
+    epoch: int  # epoch of the task, counted by the parent from 0; wraps at 2**32
+    task: int  # number of the task within its epoch
+    slot: int = -1  # slot that holds the leaves, or -1
+    used: int = 0  # bytes in use in that slot
+    meta: int = 0  # bytes of the codec's meta block at the head of the slot's used part, 0 where it is in ``payload``
+    times: Times = NO_TIMES  # what the task cost
+    payload: bytes = b""  # inline bytes
 
 
 def pack(
@@ -110,12 +98,8 @@ def split(r: Record) -> list[bytes]:
 
 
 class Reader:
-    """Reads records off a pipe, whole ones only.
-
-    Args:
-        fd: the read end; the caller closes it.
-        ready: where whole records are put; several readers may share it.
-    """
+    """Reads records off a pipe, whole ones only, and puts them into ``ready``, which several readers may share. The
+    caller closes ``fd``."""
 
     def __init__(self, fd: int, ready: deque[Record] | None = None) -> None:
         self.fd = fd
@@ -125,12 +109,8 @@ class Reader:
         self.ready: deque[Record] = deque() if ready is None else ready
 
     def feed(self) -> bool:
-        """Reads what there is into ``ready``. Returns False at the end of the pipe.
-
-        Raises:
-            BlockingIOError: nothing to read, on a non-blocking pipe.
-            TransportError: bytes that are not a record.
-        """
+        """Reads what there is into ``ready``. Returns False at the end of the pipe. Raises BlockingIOError: nothing to
+        read, on a non-blocking pipe; TransportError: bytes that are not a record."""
         buf, at, head = self._memory, 0, HEADER.size
         came = os.readv(self.fd, [memoryview(buf)[self._rest :]])
         if not came:
@@ -160,18 +140,12 @@ class Reader:
 
 
 class Outbox:
-    """Writes records to one worker and never blocks: what the pipe does not take waits here.
-
-    A busy worker does not read. If the parent blocked on it while it blocks on a full result pipe, both would wait
-    for ever.
-
-    Attributes:
-        waiting: what has not been written.
-    """
+    """Writes records to one worker and never blocks: what the pipe does not take waits here. A busy worker does not
+    read. If the parent blocked on it while it blocks on a full result pipe, both would wait for ever."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.waiting: deque[bytes] = deque()
+        self.waiting: deque[bytes] = deque()  # what has not been written
         self._lock = threading.Lock()  # a pinning thread flushes while the consumer puts
         os.set_blocking(fd, False)
 

@@ -42,25 +42,17 @@ SLACK = 8  # a slot that proved too small is replaced by one an eighth larger th
 
 
 class SlotWriter:
-    """The worker's side of an arena: takes slots and fills them, never one whose memory is still in use.
-
-    Attributes:
-        slot: the slot being filled; -1 for none.
-        used: bytes in use in it.
-        capacity: its size in bytes.
-        address: where its memory begins.
-        whole: its memory as an array; None while no slot is being filled.
-    """
+    """The worker's side of an arena: takes slots and fills them, never one whose memory is still in use."""
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
         self._maps: dict[int, tuple[int, Memory]] = {}  # slot: offset in the file, mapping
         self._sent: dict[int, weakref.ref[Bytes]] = {}  # alive while the dataset keeps a tensor in a slot it has sent
-        self.slot = -1
-        self.used = 0
-        self.capacity = 0
-        self.address = 0
-        self.whole: Bytes | None = None
+        self.slot = -1  # the slot being filled; -1 for none
+        self.used = 0  # bytes in use in it
+        self.capacity = 0  # its size in bytes
+        self.address = 0  # where its memory begins
+        self.whole: Bytes | None = None  # its memory as an array; None while no slot is being filled
         self._stamp = 0
         self._trims_done = arena.trim_requests
 
@@ -165,24 +157,19 @@ class Locker(Protocol):
 
 
 class SlotReader:
-    """The parent's side of an arena: leases slots to the consumer and frees each when its last tensor dies.
-
-    Attributes:
-        arena: the memory.
-        leases: slots that the consumer holds.
-        locker: page-locks slots as they are mapped; a locked slot is free only when no device reads it any more.
-        pinned_by_fork: slots that a forked child sees, which are never written again, and their bytes in use.
-    """
+    """The parent's side of an arena: leases slots to the consumer and frees each when its last tensor dies."""
 
     def __init__(self, arena: Arena) -> None:
-        self.arena = arena
+        self.arena = arena  # the memory
+        # page-locks slots as they are mapped; a locked slot is free only when no device reads it any more
         self.locker: Locker | None = None
         self._read_by_device: set[int] = set()  # the consumer has dropped them, the device may still read them
-        self.leases: dict[int, tuple[weakref.ref[Bytes], int]] = {}
+        self.leases: dict[int, tuple[weakref.ref[Bytes], int]] = {}  # slots that the consumer holds
         self._maps: dict[int, tuple[int, Memory]] = {}  # slot: offset in the file, mapping
         self._stamp = max(arena.stamps[: max(arena.slots, 1)], default=0) + 1
         self._getpid = os.getpid  # a batch may outlive the module, at the end of the interpreter
         self._owner = os.getpid()
+        # slots that a forked child sees, which are never written again, and their bytes in use
         self.pinned_by_fork: dict[int, int] = {}
         _readers.add(self)
 

@@ -33,28 +33,19 @@ def supported() -> bool:
 
 
 class TaskQueue:
-    """The parent's side.
-
-    Attributes:
-        fd: the read end of the pipe, for workers.
-        memory: where the indices of large batches lie, for workers.
-    """
+    """The parent's side."""
 
     def __init__(self) -> None:
-        self.fd, write = os.pipe2(os.O_DIRECT | os.O_CLOEXEC)
+        self.fd, write = os.pipe2(os.O_DIRECT | os.O_CLOEXEC)  # the read end of the pipe, for workers
         os.set_blocking(self.fd, False)
         self.outbox = Outbox(write)
-        self.memory = Arena()
+        self.memory = Arena()  # where the indices of large batches lie, for workers
         self._writer = SlotWriter(self.memory)
         self._ended = False
         self._closed = False
 
     def put(self, epoch: int, number: int, payload: bytes) -> None:
-        """Adds a task. Never blocks.
-
-        Raises:
-            TransportError: no memory for the indices of a batch.
-        """
+        """Adds a task. Never blocks. Raises TransportError: no memory for the indices of a batch."""
         if len(payload) <= INLINE:
             self.outbox.put(Kind.TASK, 0, epoch, number, payload=payload)
             return
@@ -94,11 +85,7 @@ class TaskQueue:
 
 
 def take(fd: int, memory: Arena) -> Record | None:
-    """The worker's side: the next task, with its payload; None at the end of the pipe.
-
-    Raises:
-        BlockingIOError: there is none now.
-    """
+    """The worker's side: the next task; None at the end of the pipe. Raises BlockingIOError: there is none now."""
     packet = os.read(fd, PACKET)
     if not packet:
         return None

@@ -21,17 +21,12 @@ MIN_BYTES = 1 << 16  # malloc is quicker below this
 
 
 class HeapWriter:
-    """Takes slots and fills them; ``slots.SlotWriter`` for a thread.
-
-    Args:
-        budget: bytes that its slots may take together; beyond that ``take`` returns False.
-
-    Attributes:
-        locker: page-locks slots; a locked one is free only when no device reads it any more.
-    """
+    """Takes slots and fills them; ``slots.SlotWriter`` for a thread. ``budget``: bytes that its slots may take
+    together; beyond that ``take`` returns False."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
+        # page-locks slots; a locked one is free only when no device reads it any more
         self.locker: Locker | None = None
         self._locked_in_use: set[int] = set()  # from being taken until the device has read them
         self._slots: list[tuple[Memory, weakref.ref[Bytes] | None]] = []

@@ -5,7 +5,7 @@ What happens to a loader::
     first iterated      a trial of its dataset begins in a child process
     ... WAIT_S later    the trial has ended: the first epoch fills the cache, or nothing is kept
                         it has not: the first epoch runs without a cache, and the trial ends beside it
-                        (workers that stay keep that dataset, so for them the wait is PERSISTENT_WAIT_S)
+                        (workers that stay keep that dataset, so for them the wait is LONG_WAIT_S)
     next epochs         a trial that ended meanwhile takes effect when an epoch begins
 
 The worker count is decided once, when a loader is first iterated. A failure in here leaves the loader as its script
@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
+from ..core.compare import equal_bits
+from ..core.filesystems import is_far
 from ..core.handles import held
 from ..core.options import AutoWorkers
 from ..core.types import Batch, JsonObject, LoaderLike, MapDataset
@@ -31,7 +34,6 @@ from ..loader import engine
 from ..loader.auto.limits import cores_here, first_guess
 from ..loader.emulated_workers import EmulatedWorkersIter, SeededTasksIter, worker_copies
 from ..loader.loader_state import state_of
-from ..staging.compare import equal_bits
 from ..staging.dataset import Staged
 from ..staging.isolate import Trial
 from ..staging.node_cache import start_trial
@@ -45,7 +47,9 @@ if TYPE_CHECKING:
     from ..staging.store.memory import Memory
 
 WAIT_S = 1.0  # before the first batch; a trial that takes longer goes on beside the first epoch
-PERSISTENT_WAIT_S = 4.0  # the same where workers stay: their dataset is the one that they are started with
+# The same where workers stay, for their dataset is the one that they are started with; and for far storage, where the
+# samples that the trial reads take long, and so does the first epoch.
+LONG_WAIT_S = 4.0
 LIMIT_S = 30.0  # for a trial
 FEWEST_SAMPLES = 8  # of a dataset for which a trial is made
 LEAST_GAIN = 2.0  # times: making the first part of a sample, against copying it out of memory
@@ -56,6 +60,8 @@ TINY_SAMPLE_S = 100e-6  # samples that take no longer are mostly views of memory
 TINY_BATCH_S = 0.002  # a batch that takes no longer in the script's own process stays there
 MOST_DATASETS = 8  # that are remembered
 BY_SCRIPT = "; batches from the cache are made without them, in the script's own process, where that is faster"
+
+WORKERS_ON = "STOKER_WORKERS_ON"  # of the environment: a ``worker_method`` with nodes of a cluster
 
 _datasets: list[ManagedDataset] = []
 _entries: list[tuple[JsonObject, ManagedDataset]] = []
@@ -159,17 +165,18 @@ class ManagedDataset:
 
     def without_workers(self, loader: LoaderLike) -> Callable[[LoaderLike], Iterator[Batch]]:
         """What makes iterators of a loader without its workers; with them, if generators cannot be copied."""
-        if isinstance(loader.num_workers, AutoWorkers):
-            self.by_script = True
-            return SeededTasksIter
+        alone = self.found is not None and self.found.assigns
         try:
             with engine.with_dataset(loader, self.staged):
-                own = worker_copies(loader)
+                own = worker_copies(loader, alone)
         except Exception:
             return engine.get_iterator
         self.by_script = True
 
         def make(loader: LoaderLike) -> Iterator[Batch]:
+            if isinstance(loader.num_workers, AutoWorkers):
+                with engine.with_dataset(loader, own[0][0]) if alone else contextlib.nullcontext():
+                    return SeededTasksIter(loader)
             loader.check_worker_number_rationality()  # type: ignore[attr-defined]  # as torch does
             return EmulatedWorkersIter(loader, own)
 
@@ -295,13 +302,20 @@ def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") ->
     known = _managed(loader.dataset)
     # A stream, and a sampler without a length, may have no end: ultralytics' loader makes one iterator for all epochs.
     stays = loader.persistent_workers or loader._dataset_kind != 0 or not hasattr(loader._index_sampler, "__len__")
-    waits_s = PERSISTENT_WAIT_S if stays else WAIT_S
+    waits_s = LONG_WAIT_S if stays or (known.waited_s == 0 and is_far(loader.dataset)) else WAIT_S
     known.take_result(waits_s if known.waited_s == 0 else 0)
     if "_stoker_applied" not in loader.__dict__:
         loader.__dict__["_stoker_applied"] = True
         own = int(loader.num_workers)
         count, reason = (own, why_own_count) if why_own_count else workers_for(loader, known)
-        _use_workers(loader, count)
+        where = os.environ.get(WORKERS_ON, "")
+        if where and not why_own_count:
+            count = count or first_guess(loader)[0]
+            loader.__dict__["worker_method"] = where
+            reason += f"; and workers on other nodes ({where}): random numbers are set per batch"
+        _use_workers(loader, count, by_task=bool(where) and not why_own_count)
+        if loader.__dict__.get("read_threads") is None:
+            loader.__dict__["read_threads"] = "auto"
         entry = applied[loader.__dict__.get("_stoker_name", "?")] = {
             "from": {"num_workers": own},
             "to": {"num_workers": count},
@@ -352,9 +366,9 @@ def workers_for(loader: LoaderLike, known: ManagedDataset) -> tuple[int, str]:
     return guess, why
 
 
-def _use_workers(loader: LoaderLike, count: int) -> None:
-    """Gives a loader another count. Its own count keeps torch's seeds; another one seeds each task."""
-    if count == int(loader.num_workers):
+def _use_workers(loader: LoaderLike, count: int, by_task: bool) -> None:
+    """Gives a loader a count. Its own count keeps torch's seeds; another one seeds each task, as ``by_task`` asks."""
+    if count == int(loader.num_workers) and not by_task:
         return
     loader.num_workers = AutoWorkers(count)
     if loader.prefetch_factor is None:

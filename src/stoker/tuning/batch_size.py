@@ -50,11 +50,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """What ``largest`` found: ``best`` is the largest batch size that fits, ``own`` the loader's own.
-
-    ``budget_bytes`` is the free memory of ``device``, of which the share ``margin`` is kept free; ``bound`` says which
-    limit ended the search.
-    """
+    """What ``largest`` found: ``best`` is the largest batch size that fits, ``own`` the loader's own. ``budget_bytes``
+    is the free memory of ``device``, of which the share ``margin`` is kept free; ``bound`` says which limit ended the
+    search."""
 
     best: int
     trials: tuple[Trial, ...]
@@ -218,8 +216,7 @@ class _Search:
         self.name = f"{device} ({module.get_device_name()})"
 
     def trial(self, n: int) -> Trial:
-        """Makes batches of ``n`` samples and steps on them. Raises UsageError: the dataset, ``collate_fn`` or
-        ``step`` raised."""
+        """Makes batches of ``n`` samples and steps on them. Raises UsageError: the script's code raised."""
         if 2 * n * self._sample_bytes > self._host:  # samples and the batch made of them are there at once
             return Trial(n, False, 0, None, f"making the batch would take more than {human_bytes(self._host)} of RAM")
         self._module.reset_peak_memory_stats()

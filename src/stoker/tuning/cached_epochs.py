@@ -19,6 +19,7 @@ from typing import NamedTuple
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from ..core.handles import held
+from ..core.options import cluster_of
 from ..core.types import LoaderLike
 from ..sampling.stateful import is_stateful
 
@@ -104,16 +105,15 @@ class CachedEpochs:
 
 
 def why_not(loader: LoaderLike) -> str:
-    """Why a loader's batches have to be made in workers; "" where they need not.
-
-    ``worker_init_fn`` may do anything to a worker's process, and open files belong to each worker's own copy of the
-    dataset.
-    """
+    """Why a loader's batches have to be made in workers; "" where they need not. ``worker_init_fn`` may do anything to
+    a worker's process, and open files belong to each worker's own copy of the dataset."""
     dataset = loader.dataset
     if int(loader.num_workers) == 0:
         return "there are no workers"
     if loader.persistent_workers or loader.worker_init_fn is not None or loader.timeout:
         return "persistent_workers, worker_init_fn or timeout is set"
+    if cluster_of(loader.__dict__.get("worker_method")) is not None:
+        return "nodes of a cluster make batches, too"
     if loader.multiprocessing_context is not None or hasattr(loader, "state_dict"):
         return "the loader has a multiprocessing context, or a state"
     if is_stateful(dataset) or isinstance(dataset, (IterDataPipe, MapDataPipe)):

@@ -33,7 +33,6 @@ class Setting:
 
     @property
     def words(self) -> str:
-        """For people."""
         if not self.num_workers:
             return "no workers"
         size = "" if self.batch_size is None else f", batch {self.batch_size}"

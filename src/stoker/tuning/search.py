@@ -109,8 +109,7 @@ class Search:
         )
 
     def _reuse_tasks(self, window: Window) -> bool:
-        """Later windows draw what was drawn before, which is in memory, unless an epoch reads more than memory holds.
-        Returns whether they do."""
+        """Later windows draw what was drawn before, unless an epoch reads more than memory holds. Returns whether."""
         tasks, dataset = self.measured.tasks, self.loader.dataset
         if self.measured.is_stream or not tasks.has_enough or not hasattr(dataset, "__len__"):
             return False

@@ -32,10 +32,13 @@ _here = threading.local()
 class Writer(Protocol):
     """Slots of a worker: ``SlotWriter`` or ``HeapWriter`` in ``transport``."""
 
+    used: int
+
     @property
     def whole(self) -> Bytes | None: ...
     def take(self, nbytes: int) -> bool: ...
     def room(self, nbytes: int) -> int | None: ...
+    def sent(self) -> None: ...
     def cancel(self) -> None: ...
 
 
@@ -126,16 +129,22 @@ class SlotCollate:
         """Drops what was collated: it is made again, in the same slot."""
         self._writer.cancel()
 
-    def stack(self, batch: Sequence[torch.Tensor], *, collate_fn_map: CollateMap | None = None) -> torch.Tensor:
-        """What ``default_collate`` calls for tensors: torch.stack, into the slot if there is one.
+    def finish(self) -> int:
+        """A batch was made in this process, and the slot is its own. Returns the bytes in the slot."""
+        nbytes = self._writer.used if self._writer.whole is not None else 0
+        self.expected = max(nbytes, self.expected - self.expected // 16)
+        self._writer.sent()
+        return nbytes
 
-        torch's workers always stack into an ``out`` of the first sample's dtype. So other dtypes and samples that
-        require grad are errors, and the batch is contiguous. Other kinds of tensors are passed to torch's own function.
-        """
+    def stack(self, batch: Sequence[torch.Tensor], *, collate_fn_map: CollateMap | None = None) -> torch.Tensor:
+        """What ``default_collate`` calls for tensors: torch.stack, into the slot if there is one. torch's workers
+        always stack into an ``out`` of the first sample's dtype. So other dtypes and samples that require grad are
+        errors, and the batch is contiguous. Other kinds of tensors are passed to torch's own function."""
         elem = batch[0]
         if type(elem) is torch.Tensor and elem.is_cpu and elem.layout is torch.strided and not elem.is_nested:
             try:
-                out = self._into_slot(batch, elem)
+                place = self._place(len(batch), elem.dtype, elem.shape)
+                out = torch.stack(batch, 0, out=place)  # type: ignore[arg-type]
                 if out.dtype is elem.dtype and not out.requires_grad:
                     return out.contiguous()
             except Exception:
@@ -158,7 +167,7 @@ class SlotCollate:
         nbytes = math.prod(shape) * dtype.itemsize
         if self._writer.whole is None and nbytes > INLINE:
             self._writer.take(max(self.expected, nbytes + 2 * ALIGN))
-        out = self._place(1, dtype, torch.Size(shape)) if self._writer.whole is not None else None
+        out = self._place(1, dtype, torch.Size(shape))
         return torch.empty(shape, dtype=dtype) if out is None else out[0]
 
     def _place(self, count: int, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor | None:
@@ -168,10 +177,6 @@ class SlotCollate:
         if at is None:
             return None
         return torch.frombuffer(self._writer.whole, dtype=dtype, count=numel, offset=at).view(count, *shape)
-
-    def _into_slot(self, batch: Sequence[torch.Tensor], elem: torch.Tensor) -> torch.Tensor:
-        out = self._place(len(batch), elem.dtype, elem.shape) if self._writer.whole is not None else None
-        return torch.stack(batch, 0, out=out)  # type: ignore[arg-type]
 
     @contextmanager
     def active(self) -> Iterator[None]:

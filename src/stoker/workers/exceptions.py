@@ -82,17 +82,13 @@ def users_part(tb: TracebackType | None) -> TracebackType | None:
 
 
 class Caught(ExceptionWrapper):
-    """The exception that is being handled, on its way from a worker to the loop.
+    """The exception that is being handled, on its way from a worker to the loop. ``where``: "in DataLoader worker
+    process 0". ``part``: see ``explain``.
 
     It does what torch's wrapper does. Besides, it leaves out the engine's frames, adds the line of ``explain``, and
     keeps the attributes of the exception that can be pickled. If a constructor needs other arguments, torch raises
     RuntimeError; this raises a class that is both types. A class that cannot be pickled is sent as its nearest base
     that can.
-
-    Args:
-        where: "in DataLoader worker process 0".
-        dataset: the worker's.
-        part: see ``explain``.
     """
 
     exc_type: type[BaseException]
@@ -121,11 +117,7 @@ class Caught(ExceptionWrapper):
         )
 
     def reraise(self) -> None:
-        """Raises it here.
-
-        Raises:
-            BaseException: of the type that was caught, or of one that is that type and RuntimeError.
-        """
+        """Raises it here: of the type that was caught, or of one that is that type and RuntimeError."""
         kind = self.exc_type
         explanation = f"{self.explanation}\n" if self.explanation else ""
         text = f"Caught {self.name} {self.where}.\n{explanation}Original {self.exc_msg}"
@@ -193,8 +185,7 @@ def _made(kind: Any, text: str) -> BaseException | None:
 
 @functools.cache
 def _both(kind: Any) -> Any:
-    """A class that is ``kind`` and RuntimeError, and whose message is its first argument. It has torch's name, which
-    scripts compare."""
+    """A class that is ``kind`` and RuntimeError, under torch's name; its message is its first argument."""
     body = {"__str__": lambda self: self.args[0], "__module__": "builtins", "__qualname__": RuntimeError.__qualname__}
     body["__reduce__"] = lambda self: (_made, (kind, self.args[0]))
     bases = (kind,) if issubclass(kind, RuntimeError) else (kind, RuntimeError)
@@ -254,8 +245,7 @@ def _loading(frames: list[FrameType], ours: int, dataset: object) -> str:
 
 
 def _variable(f: FrameType, engines: bool, getters: set[CodeType]) -> str:
-    """Which variable of a frame is the index of the sample that is being loaded. In stoker's own frames it is named
-    ``index``."""
+    """Which variable of a frame is the index of the sample that is being loaded."""
     if engines:
         return "idx" if f.f_code.co_filename == _FETCH else "index"
     if f.f_code.co_filename == _SUBSET:

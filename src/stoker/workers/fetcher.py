@@ -15,28 +15,15 @@ from torch.utils.data.dataloader import _DatasetKind
 from ..core.types import Batch, Index, JsonObject, Sample
 from ..sampling.stateful import is_stateful, load_into
 from .collate import SlotCollate
-from .faults.guard import Guard, OnSampleStart, Parts
+from .faults.guard import Ahead, Guard, OnSampleStart, Parts
 from .faults.policy import Failure, OnError
 from .gather import RowGather, Select
 
 
 class BatchFetcher:
-    """Fetches and collates, for one worker and one epoch.
-
-    Args:
-        kind: torch's ``_DatasetKind``.
-        dataset: map- or iterable-style; an iterable one is started here.
-        auto_collation: whether a task is a list of indices.
-        collate: collate function, wrapped so that it writes to a slot and is timed.
-        drop_last: torch's.
-        on_error: what to do about samples that fail; None: what torch does.
-        on_sample_start: see ``Guard``; None: positions are not needed.
-
-    Attributes:
-        guard: handles samples that fail; None: nothing does.
-        fetcher: torch's, of an iterable dataset.
-        fetch_ns, collate_ns: what the last batch cost.
-    """
+    """Fetches and collates, for one worker and one epoch. An iterable dataset is started here. ``collate`` is wrapped
+    so that it writes to a slot and is timed. ``on_sample_start``: see ``Guard``; None: positions are not needed.
+    ``reads`` loads samples of a batch by threads; None: they are loaded one after the other."""
 
     def __init__(
         self,
@@ -47,17 +34,20 @@ class BatchFetcher:
         drop_last: bool,
         on_error: OnError | None = None,
         on_sample_start: OnSampleStart | None = None,
+        reads: Ahead | None = None,
     ) -> None:
+        self._reads = reads
         self._collate = collate
         self._dataset = dataset
         self._auto_collation = auto_collation
-        self.guard: Guard | None = None
+        self.guard: Guard | None = None  # handles samples that fail; None: nothing does
+        # fetch_ns, collate_ns: what the last batch cost
         self.fetch_ns = 0
         self.collate_ns = 0
         self._run: Callable[[Index], Batch]
-        self.fetcher: _IterableDatasetFetcher | None = None
+        self.fetcher: _IterableDatasetFetcher | None = None  # torch's, of an iterable dataset
         if kind == _DatasetKind.Map:
-            self._run = _map(dataset, auto_collation, collate)
+            self._run = _map(dataset, auto_collation, collate, reads)
             if on_error is not None or on_sample_start is not None:
                 self._run = self.guard = self._guarded(on_error or OnError(), on_sample_start)
         else:  # torch's own: it decides when an iterable has ended, and what drop_last means then
@@ -65,7 +55,8 @@ class BatchFetcher:
             self._run = self.fetcher.fetch
 
     def _guarded(self, on_error: OnError, on_sample_start: OnSampleStart | None) -> Guard:
-        return Guard(parts(self._dataset, self._auto_collation, self._collate, self._run), on_error, on_sample_start)
+        made_of = parts(self._dataset, self._auto_collation, self._collate, self._run)
+        return Guard(made_of._replace(ahead=self._reads), on_error, on_sample_start)
 
     def guard_with_positions(self, on_sample_start: OnSampleStart | None) -> Guard:
         """A guard that makes the same batches and says which sample it is at; for tasks of workers that died."""
@@ -143,7 +134,16 @@ def skip(fetcher: Any, size: int | None, plain: bool) -> bool:
     return True
 
 
-def _map(dataset: Any, auto_collation: bool, collate: SlotCollate) -> Callable[[Index], Batch]:
+def is_asked_one_by_one(dataset: Any, collate_fn: object, auto_collation: bool) -> bool:
+    """Whether the samples of a batch are asked for one after the other."""
+    if not auto_collation or staged_in(dataset) is not None or RowGather.fits(dataset, collate_fn, auto_collation):
+        return False
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return not hasattr(dataset, "__getitems__")
+
+
+def _map(dataset: Any, auto_collation: bool, collate: SlotCollate, reads: Ahead | None) -> Callable[[Index], Batch]:
     """torch's ``_MapDatasetFetcher``, with attributes looked up once and not for each sample."""
     if not auto_collation:
         alone(dataset)
@@ -151,6 +151,8 @@ def _map(dataset: Any, auto_collation: bool, collate: SlotCollate) -> Callable[[
     staged = batches(dataset, collate, collate.select, collate.fn)
     if staged is not None:
         return staged
+    if reads is not None:
+        return functools.partial(_loop_with_threads, dataset, collate, reads)
     many = getattr(dataset, "__getitems__", None)
 
     def loop(indices: list[Index]) -> Batch:
@@ -162,6 +164,14 @@ def _map(dataset: Any, auto_collation: bool, collate: SlotCollate) -> Callable[[
         return collate(samples)
 
     return RowGather(dataset, loop, collate.select) if RowGather.fits(dataset, collate.fn, auto_collation) else loop
+
+
+def _loop_with_threads(dataset: Any, collate: SlotCollate, reads: Ahead, indices: list[Index]) -> Batch:
+    made = reads(indices)
+    samples = []
+    for k, index in enumerate(indices):
+        samples.append(made[k] if k in made else dataset[index])
+    return collate(samples)
 
 
 def staged_in(dataset: Any) -> Any:

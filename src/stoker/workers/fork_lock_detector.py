@@ -20,21 +20,15 @@ FUTEX = {"x86_64": "202", "aarch64": "98"}  # the system call's number
 
 
 class ForkLockDetector:
-    """Checks workers that have not answered yet.
-
-    Attributes:
-        threads: of this process when the first of them was forked.
-        closed: new workers are started in another way; those that were forked are still checked.
-    """
+    """Checks workers that have not answered yet."""
 
     def __init__(self) -> None:
-        self.threads = _threads()
-        self.closed = False
+        self.threads = _threads()  # of this process when the first of them was forked
+        self.closed = False  # new workers are started in another way; those that were forked are still checked
         self._idle: dict[int, tuple[int, float]] = {}  # by pid: processor time used, and since when it has not changed
 
     def is_deadlocked(self, pid: int) -> bool:
-        """Whether a worker has done nothing for ``DEADLOCK_S``, and waits for a lock. True once for each worker. Call
-        it every few seconds."""
+        """Whether a worker has done nothing for ``DEADLOCK_S``, and waits for a lock. True once for each."""
         if self.threads < 2 or (self.closed and pid not in self._idle):
             return False
         now, spent = time.monotonic(), _processor_time(pid)
@@ -56,8 +50,7 @@ class ForkLockDetector:
 
 
 def can_start_elsewhere(dataset: object) -> bool:
-    """Whether workers could be started from another interpreter: what they need can be pickled, and the main module
-    can be imported without running the script again."""
+    """Whether what workers need can be pickled, and the main module imported without running the script."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     try:
         guarded = path is None or "__name__" in Path(path).read_text(errors="replace")

@@ -22,6 +22,7 @@ import threading
 from typing import Any
 
 from ..core import processes
+from ..core.errors import UsageError
 from .fork_server_main import MESSAGE_BYTES, Report, StartWorker, serve
 from .handover import Fd, Pickled
 from .protocol import WorkerSpec
@@ -30,14 +31,20 @@ EXIT_S = 1.0  # how late an exit code may come after the end of the process was 
 
 
 class ForkServer:
-    """The parent's side of the interpreter that workers are forked from.
-
-    Raises:
-        TypeError, AttributeError, pickle.PicklingError: ``spec`` cannot be pickled.
-    """
+    """The parent's side of the interpreter that workers are forked from. Raises TypeError, AttributeError,
+    pickle.PicklingError: ``spec`` cannot be pickled. UsageError: it needs a class or function that no new process can
+    import."""
 
     def __init__(self, context: Any, spec: WorkerSpec, parent: int) -> None:
         self._pickled = Pickled(spec)
+        name = self._pickled.interactive_name()
+        if name:
+            self._pickled.close()
+            raise UsageError(
+                f"{name} was defined in a notebook or an interpreter, where workers that are started by spawn or "
+                f'forkserver cannot import it from: use multiprocessing_context="fork", or put {name} into a file of '
+                "its own and import it from there"
+            )
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._reports: dict[int, dict[str, int | None]] = {}  # by number of the worker
         self._closed_its_end = False  # it has ended, or is about to

@@ -21,9 +21,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..core.processes import die_with_parent
 from . import native_threads
 from .handover import Fd, Pickled
-from .process_main import Ends, die_with_parent, main
+from .process_main import Ends, main
 from .protocol import WorkerSpec
 
 MESSAGE_BYTES = 1 << 16

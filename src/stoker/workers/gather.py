@@ -29,13 +29,8 @@ def select(tables: list[torch.Tensor], rows: torch.Tensor) -> list[torch.Tensor]
 
 
 class RowGather:
-    """Batches of a dataset by ``index_select``.
-
-    Args:
-        dataset: one that ``fits``.
-        loop: what torch does for a batch: indices to batch. It makes the first one, and any that cannot be gathered.
-        select: rows of tables; a worker's puts them into a slot.
-    """
+    """Batches of a dataset that ``fits``, by ``index_select``. ``loop`` is what torch does for a batch: it makes the
+    first one, and any that cannot be gathered. ``select``: rows of tables; a worker's puts them into a slot."""
 
     def __init__(self, dataset: Any, loop: Callable[[list[Index]], Batch], select: Select = select) -> None:
         self._subset = dataset if type(dataset) is Subset else None
@@ -48,7 +43,6 @@ class RowGather:
 
     @staticmethod
     def fits(dataset: object, collate_fn: object, auto_collation: bool) -> bool:
-        """Whether batches of this dataset may be gathered."""
         if not auto_collation or collate_fn is not torch_collate.default_collate:
             return False
         stack = torch_collate.default_collate_fn_map[torch.Tensor]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
+import sys
 from collections.abc import Callable
 from multiprocessing import context as mp_context
 from multiprocessing import reduction
@@ -12,6 +13,9 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+# How a pickle names a class or function of the main module (pickletools has the opcodes): two short strings, each kept
+# for later, of which STACK_GLOBAL makes the object.
+_IN_MAIN, _GLOBAL = b"\x8c\x08__main__\x94\x8c", b"\x94\x93"
 _received: list[int] = []  # descriptors that came with the object that is being unpickled
 
 
@@ -70,6 +74,19 @@ class Pickled(Generic[T]):
         finally:
             mp_context.set_spawning_popen(before)
         self.fds = [Fd(fd) for fd in collector.fds]
+
+    def interactive_name(self) -> str:
+        """The class or function of this object that was typed into a notebook or an interpreter; "" if none."""
+        if hasattr(sys.modules["__main__"], "__file__"):
+            return ""
+        with mmap.mmap(self.memory.fd, 0, access=mmap.ACCESS_READ) as pickled:
+            at = pickled.find(_IN_MAIN)
+            if at < 0:
+                return ""
+            start = at + len(_IN_MAIN)
+            name = pickled[start + 1 : start + 1 + pickled[start]]
+            end = start + 1 + len(name)
+            return name.decode(errors="replace") if pickled[end : end + 2] == _GLOBAL else ""
 
     def load(self) -> T:
         """The object, in a process that was started with this."""

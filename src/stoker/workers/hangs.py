@@ -1,4 +1,4 @@
-"""The stack of a worker that takes too long: it writes it when it gets a signal (faulthandler)."""
+"""The stack of a process: it writes it when it gets a signal (faulthandler). For workers that take too long."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from ..core import packages
 
 DUMP_SIGNAL = signal.SIGRTMIN + 9  # a real-time signal, which other code is not likely to use
+FILE = "stoker-stack"  # the name of the anonymous file
 ANSWER_S = 1.0  # how long to wait for a stack; a process that sleeps in the kernel does not answer
 SETTLED_S = 0.02  # a stack is complete when no line has come for so long
 MAX_LINES = 16  # of a stack
@@ -22,28 +23,51 @@ _ENGINE = tuple(  # as faulthandler writes paths
 )
 
 
-def dump_on_request() -> int:
+def dump_on_request(all_threads: bool = True) -> int:
     """In the worker: from now on it answers. Returns its descriptor of the file to which it writes."""
-    fd = os.memfd_create("stoker-stack", os.MFD_CLOEXEC)
-    faulthandler.register(DUMP_SIGNAL, file=fd, all_threads=True, chain=False)
+    fd = os.memfd_create(FILE, os.MFD_CLOEXEC)
+    faulthandler.register(DUMP_SIGNAL, file=fd, all_threads=all_threads, chain=False)
     return fd
+
+
+def files(pid: int) -> list[Path]:
+    """The files to which a process may write its stack: its own, and one that its parent had when it was forked."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if os.readlink(path).startswith(f"/memfd:{FILE}"):
+                    found.append(path)
+    return found
+
+
+def dump(pid: int, paths: list[Path]) -> str:
+    """What a process that has called ``dump_on_request`` writes when it is asked; "" if it does not answer."""
+    before = {path: path.stat().st_size for path in paths}
+    if not before:
+        return ""
+    os.kill(pid, DUMP_SIGNAL)
+    deadline = time.monotonic() + ANSWER_S
+    sizes, since = before, time.monotonic()
+    while time.monotonic() < deadline and (sizes == before or time.monotonic() - since < SETTLED_S):
+        time.sleep(SETTLED_S / 4)
+        now = {path: path.stat().st_size for path in paths}
+        if now != sizes:
+            sizes, since = now, time.monotonic()
+    return "".join(path.read_bytes()[before[path] :].decode(errors="replace") for path in paths)
+
+
+def current_thread(text: str) -> str:
+    """Of what a process wrote, the part of the thread that got the signal: the main thread, unless it blocks it."""
+    parts = re.split(r"^(?=\S)", text, flags=re.MULTILINE)
+    return next((part for part in parts if part.startswith(("Current thread", "Stack"))), "")
 
 
 def stack(pid: int, fd: int) -> str:
     """In the parent: where the worker is, innermost first; never empty."""
     text = ""
     with contextlib.suppress(OSError):
-        path = Path(f"/proc/{pid}/fd/{fd}")
-        before = path.stat().st_size
-        os.kill(pid, DUMP_SIGNAL)
-        deadline = time.monotonic() + ANSWER_S
-        size, since = before, time.monotonic()
-        while time.monotonic() < deadline and (size == before or time.monotonic() - since < SETTLED_S):
-            time.sleep(SETTLED_S / 4)
-            now = path.stat().st_size
-            if now != size:
-                size, since = now, time.monotonic()
-        text = path.read_bytes()[before:].decode(errors="replace")
+        text = dump(pid, [Path(f"/proc/{pid}/fd/{fd}")])
     threads = [lines for part in re.split(r"^\w.*", text, flags=re.MULTILINE) if (lines := _frames(part))]
     fetches = next((t for t in threads if any(f.startswith(_ENGINE) for f in t)), None)
     if threads:

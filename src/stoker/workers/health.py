@@ -31,7 +31,6 @@ def has_ended(worker: WorkerHandle) -> bool:
 
 
 def died_error(dead: list[WorkerHandle], reason: str, epoch: int, shared: bool) -> WorkerDiedError:
-    """The error for workers that are gone unexpectedly."""
     pids = ", ".join(str(w.process.pid) for w in dead if w.process.pid) or "none"
     tasks = [w.current_task.number for w in dead if w.current_task is not None and w.current_task.epoch == epoch]
     return WorkerDiedError(

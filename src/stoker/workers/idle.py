@@ -19,11 +19,7 @@ POLL_MS = 500  # how late a worker may notice that its parent has gone without a
 
 
 class Idle:
-    """The waits of one worker.
-
-    Args:
-        fds: pipes that wake it; -1 for none.
-    """
+    """The waits of one worker. ``fds``: pipes that wake it; -1 for none."""
 
     def __init__(self, *fds: int) -> None:
         self._poll = select.poll()
@@ -35,10 +31,7 @@ class Idle:
 
     def wait(self, workers: int) -> list[tuple[int, int]]:
         """The descriptors that can be read; empty after ``POLL_MS``, and while it polls: then the caller tries to read.
-
-        Args:
-            workers: how many there are. If there are more than cores, polling would keep another one from its task.
-        """
+        ``workers``: how many there are. If there are more than cores, polling would keep another one from its task."""
         now = time.perf_counter_ns()
         if not self._since:
             self._since = now

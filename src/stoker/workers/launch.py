@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..core import processes
 from ..core.errors import UsageError, WorkerDiedError
+from ..core.filesystems import opened
+from ..core.object_tree import is_filesystem
+from ..core.warn import warn_user
 from ..transport.slots import own_fork
 from ..transport.task_queue import TaskQueue
 from . import native_threads, signals
-from .fork_lock_detector import ForkLockDetector
+from .fork_lock_detector import ForkLockDetector, can_start_elsewhere
 from .handover import Fd
 from .process_main import Ends, main
 from .protocol import WorkerSpec
@@ -27,37 +30,48 @@ if TYPE_CHECKING:
     from .fork_server import ForkServer
 
 SHORTAGES = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # of processes, descriptors, memory
+OPEN_LATER = "Open it in __getitem__, when the first sample is loaded,"
 DESCRIPTORS_OF_A_FORK = 4  # multiprocessing leaks those that it got if it runs out of them half-way
 
 
 class Launcher:
-    """Starts the worker processes of one pool.
-
-    Attributes:
-        fork_server: the interpreter that workers are forked from; None where this process forks them.
-        fork_locks: finds workers that hang on a lock since they were forked; None where this process does not fork.
-    """
+    """Starts the worker processes of one pool."""
 
     def __init__(self, context: Any, spec: WorkerSpec) -> None:
         if not processes.starts_processes(context):  # a worker's code ends its process, and sets its signals
             raise UsageError(f"{type(context).__name__} does not start processes by fork, spawn or forkserver")
         self._context, self._spec = context, spec
         self._owner = os.getpid()
+        # the interpreter that workers are forked from; None where this process forks them
         self.fork_server: ForkServer | None = None
         native_threads.look()  # once here, not in each fork
+        # finds workers that hang on a lock since they were forked; None where this process does not fork
         self.fork_locks = ForkLockDetector() if processes.method_of(context) == "fork" else None
+        if self.fork_locks is not None:
+            self._look_for_open_files()
+
+    def _look_for_open_files(self) -> None:
+        """Starts workers from a fork server where forked ones would wait for ever; or says so."""
+        path, file = next(((p, x) for p, x in opened(self._spec.dataset) if not is_filesystem(x)), ("", None))
+        if not path:
+            return  # a worker makes filesystems anew
+        text = (
+            f"{path} is an open {type(file).__name__} of fsspec's: the thread that serves it is not in a forked worker."
+        )
+        if can_start_elsewhere((self._spec.dataset, self._spec.collate_fn, self._spec.init_fn)):
+            warn_user(
+                f"{text} Workers are started by forkserver. {OPEN_LATER} and they can be forked, which is sooner."
+            )
+            self.stop_forking()
+        else:
+            needs = 'what a worker needs can be pickled, and the script\'s code is under if __name__ == "__main__"'
+            warn_user(f"{text} It will wait for ever. {OPEN_LATER} or see that {needs}.")
 
     def start(
         self, worker: WorkerHandle, tasks: int, results: int, queue: TaskQueue | None, pipes: list[int]
     ) -> BaseProcess:
-        """Starts a worker.
-
-        Args:
-            worker: the parent's side of it.
-            tasks, results: its ends of its pipes.
-            queue: of shared tasks.
-            pipes: the parent's ends of all pipes, which a forked worker closes.
-        """
+        """Starts a worker, whose ends of its pipes are ``tasks`` and ``results``. ``pipes``: the parent's ends of all
+        pipes, which a forked worker closes."""
         method = processes.method_of(self._context)
         # PR_SET_PDEATHSIG is about the thread that forked, and any other thread may end before the workers do.
         known = method != "forkserver" and threading.current_thread() is threading.main_thread()

@@ -49,12 +49,9 @@ def _cap_openblas(pool: threadpoolctl.LibController) -> bool:
 
 
 def cap_thread() -> None:
-    """One thread for what this thread calls.
-
-    OpenMP's count belongs to the thread that sets it (OpenMP 5.2, 2.4, "data environment ICVs"); torch and MKL obey it.
-    ``torch.set_num_threads`` would also set it for threads that are made later, the user's too. The counts of OpenBLAS
-    and OpenCV belong to the whole process and are not changed.
-    """
+    """One thread for what this thread calls. OpenMP's count belongs to the thread that sets it (OpenMP 5.2, 2.4, "data
+    environment ICVs"); torch and MKL obey it. ``torch.set_num_threads`` would also set it for threads that are made
+    later, the user's too. The counts of OpenBLAS and OpenCV belong to the whole process and are not changed."""
     torch.get_num_threads()  # torch sets a thread's count at its first call; from here on it does not
     for pool in look().lib_controllers:
         if pool.user_api == "openmp":

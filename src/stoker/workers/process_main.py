@@ -13,7 +13,6 @@ getppid(2) twice a second), and when its results are no longer read.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import pickle
@@ -27,9 +26,11 @@ from torch.utils.data._utils import signal_handling
 from torch.utils.data._utils import worker as torch_worker
 
 from ..core import resources
+from ..core.processes import die_with_parent
 from ..core.random_state import RandomState
 from ..core.types import Batch
 from ..sampling import seeding
+from ..sampling.shard import Place, set_ranks
 from ..transport.arena import ALIGN, Arena
 from ..transport.codec import Encoded
 from ..transport.messages import INLINE, Kind, Reader, Record, send
@@ -40,13 +41,12 @@ from .collate import SlotCollate
 from .exceptions import Caught
 from .handover import Fd, Pickled
 from .idle import Idle
-from .protocol import Phase, RetryTask, WorkerReply, WorkerSpec, encode_position
+from .protocol import Phase, RetryTask, SeededTask, WorkerReply, WorkerSpec, encode_position
 from .task_runner import TaskRunner
 
 if TYPE_CHECKING:
     from .shards import Shards
 
-PR_SET_PDEATHSIG = 1
 FIRST_PSS_NS = 50_000_000  # a worker measures its memory after its first batch,
 PSS_SHARE = 500  # and then so seldom that it costs 0.2 % of its time, for that walks the page tables
 CHECKPOINT_NS = 20_000_000  # between two saves of the random state, 32 us each: a replacement repeats half of that
@@ -55,14 +55,6 @@ NEVER_NS = 1 << 62
 # copy of the parent's. Before, ``__del__`` of a dataset never ran in a worker.
 _DESTROYS_DATASETS = torch.__version__ >= "2.14"  # compared as versions, by torch
 _kept: list[WorkerSpec] = []
-
-
-def die_with_parent(parent: int) -> None:
-    """SIGKILL for this process when its parent ends."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if parent and os.getppid() != parent:  # it has ended meanwhile
-        os._exit(1)
 
 
 Ends: TypeAlias = tuple[Fd, Fd, Fd, tuple[Fd, Fd] | None]
@@ -80,18 +72,10 @@ def main(
     interruptible: bool,
     alive: Fd | None = None,
 ) -> None:
-    """The life of a worker process.
-
-    Args:
-        spec: what to do.
-        place: which worker its records come from.
-        worker: this worker's id.
-        ends: its descriptors.
-        others: descriptors inherited by fork that would keep other pipes open.
-        parent: pid to die with, or 0 when that is not known (forkserver; a thread that may end).
-        interruptible: whether to unblock SIGINT, which is blocked while a worker starts.
-        alive: stays open as long as this process lives; the parent polls its other end.
-    """
+    """The life of a worker process. ``place``: which worker its records come from. ``others``: descriptors inherited by
+    fork that would keep other pipes open. ``parent``: pid to die with, or 0 when that is not known (forkserver; a
+    thread that may end). ``interruptible``: whether to unblock SIGINT, which is blocked while a worker starts.
+    ``alive`` stays open as long as this process lives; the parent polls its other end."""
     # Garbage of the parent is not collected here: another loader's iterator would try to end its workers. Pages that
     # the collector does not touch stay shared.
     gc.freeze()
@@ -125,12 +109,17 @@ def set_worker_info(worker: int, workers: int, seed: int, dataset: Any) -> None:
     torch_worker._worker_info = torch_worker.WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=dataset)
 
 
+def _set_part_info(part: int, place: Place, dataset: Any) -> None:
+    set_worker_info(place.worker, place.workers, place.base_seed + place.worker, dataset)
+
+
 class _Worker:
     """One worker process."""
 
     def __init__(self, spec: WorkerSpec, place: int, worker: int, ends: Ends) -> None:
         tasks, results, memory, shared = ends
         self.spec = spec
+        set_ranks(spec.ranks)
         self.place = place
         self.id = worker
         self.results = results.fd
@@ -148,14 +137,13 @@ class _Worker:
         self.phase = Phase.BATCH
         self.has_position = False  # the arena says where in the task this worker is
         self.limit_ns = int(spec.sample_timeout * 1e9)
-        if spec.timed:
-            self.arena.stack_fd = hangs.dump_on_request()
+        self.arena.stack_fd = hangs.dump_on_request(all_threads=spec.timed)
         self.next_checkpoint_ns = 0 if spec.saves_rng else NEVER_NS
         self.runner: TaskRunner | Shards
         if spec.shards:
             from .shards import Shards
 
-            self.runner = Shards(spec, worker, spec.dataset, self._shard, set_worker_info, seeding.seed_worker)
+            self.runner = Shards(spec, worker, spec.dataset, self._shard, _set_part_info, seeding.seed_worker)
         else:
             self.runner = self._shard(worker, spec.dataset)
         self.idle = Idle(self.reader.fd, self.queue)
@@ -279,6 +267,9 @@ class _Worker:
 
     def _answer(self, r: Record) -> None:
         indices = pickle.loads(r.payload)
+        if type(indices) is SeededTask:
+            assert isinstance(self.runner, TaskRunner)  # of a map-style dataset
+            indices = self.runner.reseed(indices)
         if not self.runner.wants(indices):
             return
         if type(indices) is RetryTask:
@@ -316,6 +307,7 @@ class _Worker:
         cpu = time.thread_time_ns()  # a system call, so only one a task
         times = self.runner.times(encoded, cpu - self.cpu)
         self.cpu = cpu
+        self.arena.read_threads = self.runner.read_threads
         slot, used, meta, payload = reply
         del data
         self.writer.sent()

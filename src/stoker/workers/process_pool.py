@@ -20,6 +20,7 @@ import contextlib
 import logging
 import os
 import pickle
+import select
 import threading
 import time
 from collections.abc import Sequence
@@ -48,19 +49,11 @@ FLUSH_S = 0.01  # between two attempts to write to a task pipe that was full
 
 
 class ProcessPool:
-    """Worker processes of one iterator. See ``workers.protocol.Pool``.
+    """Worker processes of one iterator. See ``workers.protocol.Pool``. ``context``: of multiprocessing, or
+    torch.multiprocessing itself. ``arenas``: memory of an earlier epoch's workers, used again warm; taken out of this
+    list. ``later``: no worker is started before ``resize``."""
 
-    Args:
-        spec: what each worker gets.
-        context: a multiprocessing context, or torch.multiprocessing itself.
-        budget: how much the consumer may keep in slots.
-        arenas: memory of an earlier epoch's workers, used again warm; taken out of this list.
-        locker: page-locks their slots.
-        later: no worker is started before ``resize``.
-
-    Attributes:
-        finishing: the task queue takes no more tasks.
-    """
+    ahead = 0
 
     def __init__(
         self,
@@ -73,7 +66,8 @@ class ProcessPool:
     ) -> None:
         launcher = Launcher(context, spec)
         self.budget = budget
-        self.finishing = False
+        self.finishing = False  # the task queue takes no more tasks
+        self._wake_fd = -1
         self._spec = spec
         self._arenas = arenas
         self._owner = os.getpid()
@@ -218,6 +212,18 @@ class ProcessPool:
 
     # -- results
 
+    def wake_by(self, fd: int) -> None:
+        """``receive`` returns None before its time when this eventfd(2) is written."""
+        self._wake_fd = fd
+        self._table.poll.register(fd, select.POLLIN)
+
+    def _woken(self, events: list[tuple[int, int]]) -> bool:
+        if self._wake_fd < 0 or all(fd != self._wake_fd for fd, _ in events):
+            return False
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake_fd)
+        return True
+
     def receive(self, timeout: float | None, worker: int | None = None) -> Received | None:
         # Results of other workers would wake this process for nothing. But the end of an iterable dataset has to be
         # known early, as in torch.
@@ -231,6 +237,8 @@ class ProcessPool:
             if not self._flush():
                 left = min(left, FLUSH_S)
             events = poll.poll(min(left, PARENT_POLL_S) * 1000)
+            if self._woken(events):
+                return None
             with self._lock:
                 if self._table.read(events):
                     self._reap_leavers()
@@ -259,15 +267,13 @@ class ProcessPool:
 
     def _flush(self) -> bool:
         """Writes what the task pipes did not take. Returns True when nothing is left."""
-        if self._queue is not None and not self._has_private_tasks:
-            return self._queue.flush()
-        if self._queue is not None and not self._queue.flush():
-            return False
-        done = True
-        for worker in self._workers:
-            if worker.outbox.waiting and worker.state is ProcessState.RUNNING and not worker.outbox.flush():
-                done = False
-        return done
+        if self._queue is not None:
+            done = self._queue.flush()
+            if not done or not self._has_private_tasks:
+                return done
+        waiting = [w.outbox for w in self._workers if w.outbox.waiting and w.state is ProcessState.RUNNING]
+        flushed = [outbox.flush() for outbox in waiting]
+        return all(flushed)
 
     # -- the end of workers
 
@@ -281,7 +287,6 @@ class ProcessPool:
             if not self._may_leave(worker):
                 dead.append(worker)
             elif worker.process.sentinel in woken:
-                self._table.stop_polling(worker.process.sentinel)
                 self._reap(worker)
         if not dead or self._table.is_inbox(woken):
             return  # again when all pipes are silent
@@ -313,12 +318,12 @@ class ProcessPool:
         for worker in self._workers:
             running = worker.state is ProcessState.RUNNING
             if worker.leaving and running and not alive(worker.process) and self._may_leave(worker):
-                self._table.stop_polling(worker.process.sentinel)
                 self._reap(worker)
 
     def _reap(self, worker: WorkerHandle) -> None:
         """Removes a worker that was told to leave, and did. Its memory is used again, warm. Where each worker has tasks
         of its own, it stays until the pool is closed."""
+        self._table.stop_polling(worker.process.sentinel)
         if self._queue is None or not worker.leaving:
             return
         while True:
@@ -372,6 +377,10 @@ class ProcessPool:
         """Bytes of memory by worker, as each measured itself last; without those that have not yet."""
         found = {w.id: w.reader.arena.pss for w in self._workers if not w.is_gone}
         return {id_: nbytes for id_, nbytes in found.items() if nbytes}
+
+    def read_threads(self) -> int:
+        """The most threads that load samples in a worker; 0: in no worker there are any."""
+        return max((w.reader.arena.read_threads for w in self._workers if not w.is_gone), default=0)
 
     def shrink(self) -> None:
         """Gives back the memory of free slots."""

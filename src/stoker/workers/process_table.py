@@ -19,27 +19,18 @@ from .worker_handle import ProcessState, WorkerHandle
 
 
 class ProcessTable:
-    """Starts and removes processes; the pool decides when.
-
-    Attributes:
-        workers: by place.
-        processes: all that have not been joined.
-        readers: memory of all workers there were.
-        free_readers: memory of workers that have left.
-        ready: records that were read.
-        poll: results, and the death of a worker.
-    """
+    """Starts and removes processes; the pool decides when."""
 
     def __init__(
         self, launcher: Launcher, queue: TaskQueue | None, arenas: list[SlotReader], locker: Locker | None
     ) -> None:
         self.launcher = launcher
-        self.workers: list[WorkerHandle] = []
-        self.processes: list[BaseProcess] = []
-        self.readers: list[SlotReader] = []
-        self.free_readers: list[SlotReader] = []
-        self.ready: deque[Record] = deque()
-        self.poll = select.poll()
+        self.workers: list[WorkerHandle] = []  # by place
+        self.processes: list[BaseProcess] = []  # all that have not been joined
+        self.readers: list[SlotReader] = []  # memory of all workers there were
+        self.free_readers: list[SlotReader] = []  # memory of workers that have left
+        self.ready: deque[Record] = deque()  # records that were read
+        self.poll = select.poll()  # results, and the death of a worker
         self._queue = queue
         self._arenas = arenas
         self._locker = locker
@@ -64,7 +55,6 @@ class ProcessTable:
         return next((w.place for w in self.workers if w.is_gone and w.place not in unread), len(self.workers))
 
     def start(self, id_: int, place: int, reader: SlotReader) -> WorkerHandle:
-        """Starts a worker process."""
         tasks, outbox = os.pipe()
         try:
             inbox, results = os.pipe()

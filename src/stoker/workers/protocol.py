@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from ..core.errors import StokerError
 from ..core.types import Batch, Index
 from ..sampling.order import Task
+from ..sampling.shard import Place
 from ..transport.arena import TaskId
 from ..transport.messages import Times
 from .faults.policy import Failure, OnError
@@ -27,15 +28,10 @@ class Phase(enum.IntEnum):
 
 
 class Position(NamedTuple):
-    """Where a worker is in its task.
+    """Where a worker is in its task."""
 
-    Attributes:
-        phase: what it does with the task.
-        sample: which sample of the task it loads; None: not known, or all at once.
-    """
-
-    phase: Phase
-    sample: int | None
+    phase: Phase  # what it does with the task
+    sample: int | None  # which sample of the task it loads; None: not known, or all at once
 
     @classmethod
     def decode(cls, word: int) -> Position:
@@ -50,71 +46,57 @@ def encode_position(phase: int, sample: int) -> int:
 
 
 class RetryTask(NamedTuple):
-    """Takes the place of a task's indices when its worker died, or when some of its samples are known to be bad.
+    """Takes the place of a task's indices when its worker died, or when some of its samples are known to be bad."""
 
-    Attributes:
-        indices: of the task.
-        bad: by position, samples that are not tried.
-        replay: it was answered before, and is run only for the random state that it leaves.
-        probe: before it is run, each sample is loaded alone, to see which of them kills.
-        others: how often the replacement of a sample took too long: then another one is drawn.
-    """
+    indices: Index  # of the task
+    bad: dict[int, Failure]  # by position, samples that are not tried
+    replay: bool = False  # it was answered before, and is run only for the random state that it leaves
+    probe: bool = False  # before it is run, each sample is loaded alone, to see which of them kills
+    others: int = 0  # how often the replacement of a sample took too long: then another one is drawn
 
-    indices: Index
-    bad: dict[int, Failure]
-    replay: bool = False
-    probe: bool = False
-    others: int = 0
+
+class SeededTask(NamedTuple):
+    """Takes the place of a task's indices where a worker outlives the iterator that it was started for."""
+
+    base_seed: int  # of the iterator that the task is of
+    epochs: int  # of the run, before the epoch that the task's record names
+    indices: Index  # of the task, or a ``RetryTask``
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """All that a worker needs to know; torch passes the same to its ``_worker_loop``.
+    """All that a worker needs to know; torch passes the same to its ``_worker_loop``."""
 
-    Attributes:
-        kind: torch's ``_DatasetKind``.
-        dataset: the dataset; copied by fork or pickled.
-        auto_collation: whether a task is a list of indices.
-        collate_fn: the loader's collate function.
-        drop_last: torch's.
-        base_seed: drawn by the iterator; a worker's seed is ``base_seed + id``.
-        init_fn: called with the worker's id before the first fetch.
-        num_workers: how many there are, for ``get_worker_info()``.
-        shared_seed: torch's seed for datapipes, else None.
-        task_seeds: seed per task instead of per worker.
-        shared: any free worker takes the next task.
-        parts: by worker, where to go on in the middle of an epoch; empty: at its beginning.
-        part_epochs: epochs of the workers' life before these, for task seeds.
-        batch_size: samples in a task of an iterable dataset; None for one without batches.
-        tell: a worker sends a stateful dataset's state every ``tell`` of its tasks; 0: of map-style datasets only;
-            -1: never.
-        look: say whether the first task has moved the worker's random state.
-        shards: parts of an iterable dataset, where they are not one a worker; else 0.
-        on_error: what to do about samples that fail; None: what torch does.
-        restart: another worker takes the place of one that died.
-        sample_timeout: seconds that a sample may take; 0: no limit.
-    """
-
-    kind: int
-    dataset: Any
-    auto_collation: bool
-    collate_fn: Callable[[Any], Batch]
-    drop_last: bool
-    base_seed: int
-    init_fn: Callable[[int], None] | None
-    num_workers: int
-    shared_seed: int | None
-    task_seeds: bool
-    shared: bool = False
-    on_error: OnError | None = None
-    restart: bool = False
-    sample_timeout: float = 0.0
-    parts: tuple[Part, ...] = ()
-    part_epochs: int = 0
-    batch_size: int | None = None
+    kind: int  # torch's ``_DatasetKind``
+    dataset: Any  # the dataset; copied by fork or pickled
+    auto_collation: bool  # whether a task is a list of indices
+    collate_fn: Callable[[Any], Batch]  # the loader's collate function
+    drop_last: bool  # torch's
+    base_seed: int  # drawn by the iterator; a worker's seed is ``base_seed + id``
+    init_fn: Callable[[int], None] | None  # called with the worker's id before the first fetch
+    num_workers: int  # how many there are, for ``get_worker_info()``
+    shared_seed: int | None  # torch's seed for datapipes, else None
+    task_seeds: bool  # seed per task instead of per worker
+    shared: bool = False  # any free worker takes the next task
+    on_error: OnError | None = None  # what to do about samples that fail; None: what torch does
+    restart: bool = False  # another worker takes the place of one that died
+    sample_timeout: float = 0.0  # seconds that a sample may take; 0: no limit
+    # that load samples of a batch at once in a worker process; "auto": where it is safe and pays; None: none, but a
+    # ``Staged`` decides for itself
+    read_threads: int | str | None = None
+    parts: tuple[Part, ...] = ()  # by worker, where to go on in the middle of an epoch; empty: at its beginning
+    part_epochs: int = 0  # epochs of the workers' life before these, for task seeds
+    batch_size: int | None = None  # samples in a task of an iterable dataset; None for one without batches
+    # a worker sends a stateful dataset's state every ``tell`` of its tasks; 0: of map-style datasets only; -1: never
     tell: int = -1
-    look: bool = False
-    shards: int = 0
+    look: bool = False  # say whether the first task has moved the worker's random state
+    shards: int = 0  # parts of an iterable dataset, where they are not one a worker, or not its own; else 0
+    places: tuple[Place, ...] = ()  # where each of these parts was begun, if they were dealt anew among the ranks
+    ranks: tuple[int, int] = (0, 1)  # rank of the training process, and how many there are
+
+    def place(self, part: int) -> Place:
+        """Where a part of an iterable dataset was begun. Of a map-style dataset parts are workers."""
+        return self.places[part] if self.places else Place(part, self.shards or self.num_workers, self.base_seed, None)
 
     @property
     def timed(self) -> bool:
@@ -128,47 +110,27 @@ class WorkerSpec:
 
 
 class WorkerReply(NamedTuple):
-    """A batch, and what its worker reports with it.
+    """A batch, and what its worker reports with it."""
 
-    Attributes:
-        data: the batch, ``Partial`` or not, or an error in its place.
-        at: batches that this worker has made.
-        state: the dataset's, pickled; None: it has no state, or none is due.
-        moved: the first task of a resumed worker has moved its random state.
-    """
-
-    data: Batch
-    at: int
-    state: bytes | None
-    moved: bool
+    data: Batch  # the batch, ``Partial`` or not, or an error in its place
+    at: int  # batches that this worker has made
+    state: bytes | None  # the dataset's, pickled; None: it has no state, or none is due
+    moved: bool  # the first task of a resumed worker has moved its random state
 
 
 class WorkerStatus(NamedTuple):
-    """What is known of a worker process that has died.
+    """What is known of a worker process that has died."""
 
-    Attributes:
-        id: the worker's.
-        pid: of the process.
-        exitcode: negative: ended by that signal; None: not known.
-        current_task: the task that it was doing; None: it died between two tasks.
-        position: where it was in that task.
-        rng_checkpoint: the task before which its random state was saved; None: never.
-        nbytes: its memory, as it was measured last; 0: it was not.
-        ready: it had started.
-        stack: where it was when it was killed because a sample took too long; "": it was not killed for that.
-        leaving: it had been told to leave.
-    """
-
-    id: int
-    pid: int | None
-    exitcode: int | None
-    current_task: TaskId | None
-    position: Position
-    rng_checkpoint: TaskId | None
-    nbytes: int
-    ready: bool
-    stack: str = ""
-    leaving: bool = False
+    id: int  # the worker's
+    pid: int | None  # of the process
+    exitcode: int | None  # negative: ended by that signal; None: not known
+    current_task: TaskId | None  # the task that it was doing; None: it died between two tasks
+    position: Position  # where it was in that task
+    rng_checkpoint: TaskId | None  # the task before which its random state was saved; None: never
+    nbytes: int  # its memory, as it was measured last; 0: it was not
+    ready: bool  # it had started
+    stack: str = ""  # where it was when it was killed because a sample took too long; "": it was not killed for that
+    leaving: bool = False  # it had been told to leave
 
     @property
     def timed_out(self) -> bool:
@@ -234,7 +196,11 @@ class Lost:
 
 
 class Pool(Protocol):
-    """Workers of one kind."""
+    """Workers of one kind. ``ahead``: tasks that may be in flight beside those of the workers that the scheduler
+    counts."""
+
+    @property
+    def ahead(self) -> int: ...
 
     def submit(self, worker: int | None, task: Task) -> None:
         """Gives a worker a task; None: any worker that is free. Never blocks."""
@@ -256,16 +222,9 @@ class Pool(Protocol):
         """There will be no more tasks. Workers leave when they have answered those that they have."""
 
     def receive(self, timeout: float | None, worker: int | None = None) -> Result | None:
-        """The next result, or None after ``timeout`` seconds.
-
-        Args:
-            timeout: None: no limit.
-            worker: whose result is needed. Results of others may come first, or stay unread until they are needed.
-
-        Raises:
-            WorkerDiedError: a worker that was not told to leave is gone.
-        """
+        """The next result, or None after ``timeout`` seconds. ``timeout``: None: no limit. ``worker``: whose result is
+        needed. Results of others may come first, or stay unread until they are needed. Raises WorkerDiedError: a worker
+        that was not told to leave is gone."""
 
     def close(self) -> None:
-        """Ends all workers and frees everything. May be called twice, and by any process: a forked child's call does
-        nothing."""
+        """Ends all workers and frees everything. May be called twice; in a forked child it does nothing."""

@@ -5,7 +5,7 @@ The replacement has the dead worker's id, seed and memory. What becomes of the d
 1. Tasks that it had answered: nothing, where tasks have seeds of their own. Where workers are seeded as torch's
    (``_OwnTasks``), the replacement starts from the random state that was saved last and repeats the tasks answered
    since, without delivering them. So its next draw is the one that the dead worker would have made.
-2. The task that it was doing (``_Retries``):
+2. The task that it was doing (``Retries``):
 
     first death       another worker runs it as it was, and notes which sample it is at
     second death      another worker first loads each sample alone; the random state is put back
@@ -22,8 +22,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
-from ..core.dataset_tree import file_of
-from ..core.errors import SampleTimeoutError, StokerError, WorkerDiedError
+from ..core.errors import StokerError, WorkerDiedError
 from ..core.metrics import LoaderMetrics
 from ..core.types import Index
 from ..core.warn import warn_user
@@ -33,133 +32,21 @@ from .faults import exit_reason
 from .faults.policy import Failure, plain
 from .faults.sample_name import called
 from .process_pool import ProcessPool
-from .protocol import Phase, RetryTask, WorkerSpec, WorkerStatus
+from .protocol import RetryTask, WorkerSpec, WorkerStatus
+from .retries import MIN_DEATHS, Retries, task_id, try_again
 
 logger = logging.getLogger(__name__)
 MAX_TOKENS = 10.0  # deaths in a row that are tolerated
 TOKENS_PER_BATCH = 1 / 16
 MAX_DEATHS_ON_START = 5  # deaths in a row of workers that had not even started, without a batch in between
-MIN_DEATHS = 3  # with one task before a sample of it is blamed
 DROP_EVERY = 8  # tasks of one worker: then those that no replacement would repeat are dropped
 MAX_REPORTED = 8  # deaths in the report
-
-
-class _History:
-    """What is known of a task whose workers died."""
-
-    def __init__(self, bad: dict[int, Failure]) -> None:
-        self.bad = dict(bad)  # samples that are not tried, by position
-        self.deaths = 0
-        self.timeouts = 0  # at samples that could not be named
-        self.deaths_after_probe = 0
-        self.deaths_at: Counter[int] = Counter()  # by position of the sample
-        self.pids: list[int | None] = []
-        self.last_death = ""
-
-
-class _Retries:
-    """Decides how the task that a dead worker was doing is tried again, or why it is not.
-
-    Attributes:
-        refunds: tokens to give back: these deaths are bounded by the policy for samples.
-    """
-
-    def __init__(self, spec: WorkerSpec, known: dict[Index, Failure]) -> None:
-        self._spec, self._known = spec, known
-        self._histories: dict[TaskId, _History] = {}
-        self._skips = spec.on_error is not None and spec.on_error.action != "raise"
-        self.refunds = 0.0
-
-    def keys(self, indices: Index) -> list[Index]:
-        """A task's indices as a list, one for each sample."""
-        indices = _without_retry(indices)
-        return list(indices) if self._spec.auto_collation else [indices]
-
-    def known_failures(self, indices: Index) -> dict[int, Failure]:
-        """By position, those of a task's samples that have killed workers before and are not tried again."""
-        if not self._known or not self._skips:
-            return {}
-        keys = [plain(i) for i in self.keys(indices)]
-        return {k: self._known[key] for k, key in enumerate(keys) if key in self._known}
-
-    def sample_at(self, dead: WorkerStatus, indices: Index) -> tuple[int, Index, str] | None:
-        """The sample that the dead worker was loading: position in the task, index and file; None: not known."""
-        keys, k = self.keys(indices), dead.position.sample
-        if k is None or k >= len(keys):
-            return None
-        return k, keys[k], file_of(self._spec.dataset, keys[k])
-
-    def retry(self, dead: WorkerStatus, task: Task) -> RetryTask | StokerError:
-        """What is done with the task that a worker was doing when it died: another try, or an error for its batch."""
-        history = self._histories.setdefault(_id(task), _History(self.known_failures(task.indices)))
-        if dead.timed_out:
-            return self._after_timeout(dead, history, task)
-        history.deaths += 1
-        history.pids.append(dead.pid)
-        history.last_death = exit_reason.why(dead.exitcode, dead.nbytes)
-        sample = self.sample_at(dead, task.indices)
-        if dead.position.phase is Phase.PROBED:
-            history.deaths_after_probe += 1
-            if history.deaths_after_probe > 1:
-                del self._histories[_id(task)]
-                return WorkerDiedError(
-                    f"{_pids(history.pids)} exited unexpectedly, each time during task {task.number}; the last worker "
-                    f"{history.last_death}. Each sample can be loaded alone, so no sample is to blame, but "
-                    f"collate_fn or the memory of the batch. Its samples: {str(self.keys(task.indices))[:200]}",
-                    [dead.id],
-                    [task.number],
-                )
-        elif sample is not None:
-            history.deaths_at[sample[0]] += 1
-            if history.deaths_at[sample[0]] > 1 and history.deaths >= MIN_DEATHS:
-                return self._blame(history, task, *sample)
-        return _retry(task, history.bad, probe=history.deaths > 1, others=history.timeouts)
-
-    def _after_timeout(self, dead: WorkerStatus, history: _History, task: Task) -> RetryTask | StokerError:
-        """The worker was killed because a sample took too long: that sample is known, and is not tried again."""
-        self.refunds += 1
-        limit = self._spec.sample_timeout
-        sample = self.sample_at(dead, task.indices)
-        if sample is None:
-            history.timeouts += 1
-            if history.timeouts <= MIN_DEATHS:
-                # The batch was made at once, or a replacement took too long: load the samples one by one.
-                return _retry(task, history.bad, probe=True, others=history.timeouts)
-            which = f"one of {str(self.keys(task.indices))[:200]}, or its replacement,"
-        else:
-            which = called(*sample[1:])
-        if sample is None or not self._skips:
-            del self._histories[_id(task)]
-            return SampleTimeoutError(
-                f"{which} was not loaded within sample_timeout={limit:g} seconds, so its worker (pid {dead.pid}) was "
-                f"killed and replaced. The worker's stack was:\n{dead.stack}"
-            )
-        k, index, file = sample
-        history.bad[k] = Failure(plain(index), file, f"SampleTimeout: not loaded within {limit:g} s", "timeout")
-        logger.warning(f"{which}: not loaded within {limit:g} s; the worker's stack was:\n{dead.stack}")
-        return _retry(task, history.bad, others=history.timeouts)
-
-    def _blame(self, history: _History, task: Task, k: int, index: Index, file: str) -> RetryTask | StokerError:
-        if plain(index) not in self._known:
-            self.refunds += history.deaths
-        del self._histories[_id(task)]
-        if not self._skips:
-            return WorkerDiedError(
-                f"{_pids(history.pids)} exited unexpectedly: {called(index, file)} kills the worker that loads it; the "
-                f'last one {history.last_death}. on_error="skip" continues without it, stoker verify finds all such '
-                "samples",
-                [],
-                [task.number],
-            )
-        failure = Failure(plain(index), file, f"WorkerDied: the worker that loads it {history.last_death}", "death")
-        self._known[plain(index)] = failure
-        return _retry(task, {**history.bad, k: failure})
 
 
 class _SharedTasks:
     """Tasks with seeds of their own, which any worker takes. Only the current task of the dead worker is run again."""
 
-    def __init__(self, pool: ProcessPool, retries: _Retries) -> None:
+    def __init__(self, pool: ProcessPool, retries: Retries) -> None:
         self._pool, self._retries = pool, retries
 
     def find(self, dead: WorkerStatus, unanswered: Mapping[int, Index]) -> Task | None:
@@ -203,7 +90,7 @@ class _Assigned:
     def first_to_repeat(self, checkpoint: TaskId | None) -> int:
         """How many of the tasks lie before the random state that was saved last."""
         known = list(self.tasks)[: self.answered + 1]
-        at = next((k for k, task in enumerate(known) if _id(task) == checkpoint), 0)
+        at = next((k for k, task in enumerate(known) if task_id(task) == checkpoint), 0)
         return min(self.answered, at)
 
 
@@ -211,14 +98,13 @@ class _OwnTasks:
     """Tasks that belong to one worker. With torch's seeds what a task draws depends on the worker's tasks before it, so
     those that were answered since the random state was saved are repeated for their draws."""
 
-    def __init__(self, pool: ProcessPool, spec: WorkerSpec, retries: _Retries) -> None:
+    def __init__(self, pool: ProcessPool, spec: WorkerSpec, retries: Retries) -> None:
         self._pool, self._saves_rng, self._retries = pool, spec.saves_rng, retries
         self._assigned = [_Assigned() for _ in range(spec.num_workers)]
         self._deaths_in_repeat: Counter[TaskId] = Counter()
         self.draws_changed = False  # since it was last reported
 
     def given(self, worker: int, task: Task) -> None:
-        """A worker was given a task."""
         assigned = self._assigned[worker]
         assigned.tasks.append(task)
         if len(assigned.tasks) > assigned.limit:
@@ -228,7 +114,6 @@ class _OwnTasks:
             assigned.limit = len(assigned.tasks) + DROP_EVERY
 
     def answered(self, worker: int) -> None:
-        """A worker has answered the oldest of its tasks that was unanswered."""
         if self._saves_rng:
             self._assigned[worker].answered += 1
         else:
@@ -238,7 +123,7 @@ class _OwnTasks:
         """See ``_SharedTasks.find``."""
         assigned = self._assigned[dead.id]
         known = list(assigned.tasks)[: assigned.answered + 1]
-        return next((task for task in known if _id(task) == dead.current_task), None)
+        return next((task for task in known if task_id(task) == dead.current_task), None)
 
     def for_replacement(
         self, dead: WorkerStatus, epoch: int, unanswered: Mapping[int, Index], lost: dict[int, StokerError]
@@ -249,10 +134,10 @@ class _OwnTasks:
         if self._saves_rng:
             self._skip_what_fails_in_repeat(dead, assigned)
             for task in list(assigned.tasks)[assigned.first_to_repeat(dead.rng_checkpoint) : assigned.answered]:
-                out.append(task._replace(indices=_retry(task, _bad(task), replay=True)))
+                out.append(task._replace(indices=try_again(task, _bad(task), replay=True)))
         at = assigned.answered
         rest = list(assigned.tasks)[at:]
-        if rest and dead.current_task == _id(rest[0]):
+        if rest and dead.current_task == task_id(rest[0]):
             current = rest.pop(0)
             again = self._retries.retry(dead, current)
             if isinstance(again, StokerError):
@@ -268,12 +153,12 @@ class _OwnTasks:
         """A sample that could be loaded once kills or hangs its worker when the task is repeated for its draws (a file
         server may have gone). It is skipped then, and later draws may differ."""
         answered = list(assigned.tasks)[: assigned.answered]
-        at = next((k for k, task in enumerate(answered) if _id(task) == dead.current_task), None)
+        at = next((k for k, task in enumerate(answered) if task_id(task) == dead.current_task), None)
         if at is None:
             return
         task = answered[at]
-        self._deaths_in_repeat[_id(task)] += 1
-        if not dead.timed_out and self._deaths_in_repeat[_id(task)] < MIN_DEATHS:
+        self._deaths_in_repeat[task_id(task)] += 1
+        if not dead.timed_out and self._deaths_in_repeat[task_id(task)] < MIN_DEATHS:
             return  # perhaps it was killed by chance
         sample = self._retries.sample_at(dead, task.indices)
         if sample is None:
@@ -282,23 +167,19 @@ class _OwnTasks:
         else:
             k, index, file = sample
             bad = {**_bad(task), k: Failure(plain(index), file, "failed when it was loaded again")}
-            assigned.tasks[at] = task._replace(indices=_retry(task, bad))
+            assigned.tasks[at] = task._replace(indices=try_again(task, bad))
         self.draws_changed = True
 
 
 class Restarts:
-    """Replaces the dead workers of one pool.
-
-    Attributes:
-        known: samples that have killed workers, by index; grows.
-    """
+    """Replaces the dead workers of one pool."""
 
     def __init__(
         self, pool: ProcessPool, spec: WorkerSpec, known: dict[Index, Failure], metrics: LoaderMetrics
     ) -> None:
-        self.known = known
+        self.known = known  # samples that have killed workers, by index; grows
         self._pool, self._metrics = pool, metrics
-        self._retries = _Retries(spec, known)
+        self._retries = Retries(spec, known)
         self._own = None if spec.shared else _OwnTasks(pool, spec, self._retries)
         self._tasks: _OwnTasks | _SharedTasks = self._own or _SharedTasks(pool, self._retries)
         self._tokens = MAX_TOKENS
@@ -313,29 +194,17 @@ class Restarts:
         return RetryTask(indices, bad) if bad else indices
 
     def task_given(self, worker: int, task: Task) -> None:
-        """A worker was given a task of its own."""
         if self._own is not None:
             self._own.given(worker, task)
 
     def task_answered(self, worker: int) -> None:
-        """A worker has answered the oldest of its own tasks."""
         if self._own is not None:
             self._own.answered(worker)
 
     def replace_dead(self, e: WorkerDiedError, epoch: int, unanswered: Mapping[int, Index]) -> dict[int, StokerError]:
-        """Starts a replacement for each dead worker.
-
-        Args:
-            e: says which died.
-            epoch: the current one.
-            unanswered: where workers share tasks, those that have no answer yet.
-
-        Returns:
-            By number, tasks that are not tried any more, and why.
-
-        Raises:
-            WorkerDiedError: too many died.
-        """
+        """Starts a replacement for each worker that ``e`` says is dead. ``unanswered``: where workers share tasks,
+        those that have no answer yet. Returns by number the tasks that are not tried any more, and why. Raises
+        WorkerDiedError: too many died."""
         lost: dict[int, StokerError] = {}
         for place in e.places:
             dead = self._pool.status(place)
@@ -374,11 +243,7 @@ class Restarts:
         return text
 
     def _spend_token(self, dead: WorkerStatus, death: str, e: WorkerDiedError) -> None:
-        """Takes a token for a death.
-
-        Raises:
-            WorkerDiedError: there is none left.
-        """
+        """Takes a token for a death. Raises WorkerDiedError: there is none left."""
         batches = self._metrics.tasks - self._batches_counted
         self._batches_counted = self._metrics.tasks
         self._tokens = min(max(MAX_TOKENS, self._tokens), self._tokens + batches * TOKENS_PER_BATCH) - 1
@@ -406,25 +271,6 @@ class Restarts:
         )
 
 
-def _id(task: Task) -> TaskId:
-    return TaskId(task.epoch, task.number)
-
-
 def _bad(task: Task) -> dict[int, Failure]:
     """By position, the samples of a task that are not tried."""
     return task.indices.bad if type(task.indices) is RetryTask else {}
-
-
-def _retry(
-    task: Task, bad: Mapping[int, Failure], replay: bool = False, probe: bool = False, others: int = 0
-) -> RetryTask:
-    """The indices of another try of a task. See ``RetryTask``."""
-    return RetryTask(_without_retry(task.indices), dict(bad), replay, probe, others)
-
-
-def _without_retry(indices: Index) -> Index:
-    return indices.indices if type(indices) is RetryTask else indices
-
-
-def _pids(pids: list[int | None]) -> str:
-    return f"DataLoader worker (pid(s) {', '.join(map(str, pids))})"

@@ -74,20 +74,15 @@ class _Place:
 
 
 class GlobalRngUse:
-    """What is known of one loader's code, from one epoch to the next.
-
-    Attributes:
-        who: the code that draws from process-wide generators, ``"RandomFlip (flips.py:12)"``; None: none was seen to.
-        shared: generators in objects that all workers use, each with its path.
-        shared_drawn: the path of one of these that workers draw from; None: none was seen to be.
-        reported: whether the user knows.
-    """
+    """What is known of one loader's code, from one epoch to the next."""
 
     def __init__(self) -> None:
+        # the code that draws from process-wide generators, ``"RandomFlip (flips.py:12)"``; None: none was seen to
         self.who: str | None = None
-        self.shared: Found = []
+        self.shared: Found = []  # generators in objects that all workers use, each with its path
+        # the path of one of these that workers draw from; None: none was seen to be
         self.shared_drawn: str | None = None
-        self.reported = False
+        self.reported = False  # whether the user knows
         self._moved: Counter[str] = Counter()  # tasks in which a shared generator moved, by its path
         self._places: defaultdict[Call, _Place] = defaultdict(_Place)
         self._task = 0  # that are watched, so far

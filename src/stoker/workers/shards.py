@@ -2,6 +2,9 @@
 
 How such a dataset divides itself depends on the number of workers in ``get_worker_info()``. So a resumed run keeps the
 number that it began with: each worker makes several parts, and each part sees a worker of its own.
+
+With another number of ranks some parts are those of another rank (``WorkerSpec.places``). Then the dataset has to ask
+``sampling.shard``, which answers for the part. One that does not ask would read other samples, and is an error.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from ..core.errors import StateError, WorkerDiedError
 from ..core.random_state import RandomState
 from ..core.types import Batch, Index
 from ..sampling.order import Task
+from ..sampling.shard import Place, here
 from ..transport.messages import Times
 from .exceptions import Caught
 from .protocol import Pool, Result, WorkerSpec
@@ -28,19 +32,13 @@ class OfShard(NamedTuple):
 
 
 class Shards:
-    """Does the tasks of one worker with several parts. See ``TaskRunner``.
-
-    Args:
-        spec: what to do; ``spec.shards`` parts over ``spec.num_workers`` workers.
-        worker: this worker's id.
-        dataset: this worker's; its other parts get copies.
-        make: a part's ``TaskRunner``, of its number and dataset.
-        set_worker_info: sets what ``get_worker_info()`` returns: part, parts, seed, dataset.
-        seed: seeds the process-wide random state, which is changed with the part, of base seed and number; None: each
-            part has random state of its own.
-    """
+    """Does the tasks of one worker with several parts. See ``TaskRunner``. ``make`` returns a part's, of its number and
+    dataset; all parts but the first get copies. ``set_worker_info`` sets what ``get_worker_info()`` returns, of a part.
+    ``seed`` seeds the process-wide random state, which is changed with the part, of base seed and number; None: each
+    part has random state of its own."""
 
     exhausted = False  # the part that ran last has ended
+    read_threads = 0  # a stream's samples come one after the other
 
     def __init__(
         self,
@@ -48,7 +46,7 @@ class Shards:
         worker: int,
         dataset: Any,
         make: Callable[[int, Any], TaskRunner],
-        set_worker_info: Callable[[int, int, int, Any], None],
+        set_worker_info: Callable[[int, Place, Any], None],
         seed: Callable[[int, int], object] | None,
     ) -> None:
         mine = range(worker, spec.shards, spec.num_workers)
@@ -65,10 +63,12 @@ class Shards:
         self._runners: dict[int, TaskRunner] = {}
         for shard, own in zip(mine, datasets, strict=True):
             if seed is not None:
-                seed(spec.base_seed, shard)
+                place = spec.place(shard)
+                seed(place.base_seed, place.worker)
                 self._random[shard] = RandomState()
             self._runners[shard] = make(shard, own)
         self._last: TaskRunner | None = None
+        self._unsure = {i for i in mine if spec.places}  # parts of which it is not known yet whether they ask ``shard``
 
     def _enter(self, shard: int) -> TaskRunner:
         runner = self._runners[shard]
@@ -77,13 +77,16 @@ class Shards:
                 if self._last is not None:
                     self._random[self._last.id] = RandomState()
                 self._random[shard].restore()
-            self._set_worker_info(shard, self._spec.shards, self._spec.base_seed + shard, runner.dataset)
+            place = self._spec.place(shard)
+            here.shard, here.asked = place.shard, False
+            self._set_worker_info(shard, place, runner.dataset)
             self._last = runner
         return runner
 
     def start(self) -> None:
         for shard in self._runners:
             self._enter(shard).start()
+            self._unsure -= {shard} if here.asked else set()
 
     def resume(self, shared_seed: int | None) -> None:
         for shard in self._runners:
@@ -95,8 +98,21 @@ class Shards:
     def run(self, epoch: int, number: int, indices: OfShard) -> Batch:
         runner = self._enter(indices.shard)
         data = runner.run(epoch, number, indices.indices)
+        if type(data) is not Caught and indices.shard in self._unsure and not here.asked:
+            self.exhausted = False
+            return self._not_asked(runner)
+        self._unsure.discard(indices.shard)
         self.exhausted = runner.exhausted
         return data
+
+    def _not_asked(self, runner: TaskRunner) -> Batch:
+        try:
+            raise StateError(
+                f"{type(runner.dataset).__name__} does not ask stoker.shard() which part to read, so how ranks divide "
+                "it is not known, and only as many ranks as saved this run can go on"
+            )
+        except StateError:
+            return runner.error()
 
     def error(self) -> Caught:
         assert self._last is not None
@@ -108,6 +124,8 @@ class Shards:
 
 class ShardPool:
     """A pool in which each part has a number of its own, like a worker. See ``workers.protocol.Pool``."""
+
+    ahead = 0
 
     def __init__(self, pool: Pool, shards: int, workers: int) -> None:
         self._pool, self._shards, self._workers = pool, shards, workers

@@ -13,11 +13,9 @@ _handler: Any = None  # of the main thread, while it forks; a child restores it
 
 @contextlib.contextmanager
 def waits() -> Iterator[None]:
-    """Ctrl-C waits until this is over.
-
-    To block the signal is not enough. Another thread takes it then, and the handler still runs in the main thread,
-    perhaps in a hook of ``os.register_at_fork``, where exceptions are printed and dropped.
-    """
+    """Ctrl-C waits until this is over. To block the signal is not enough. Another thread takes it then, and the handler
+    still runs in the main thread, perhaps in a hook of ``os.register_at_fork``, where exceptions are printed and
+    dropped."""
     global _handler
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     came: list[int] = []

@@ -23,16 +23,9 @@ def start(
     parts: int = 0,
     later: bool = False,
 ) -> tuple[ProcessPool, WorkerSpec]:
-    """A pool, with fewer workers where the system has no processes, descriptors or memory for all of them.
-
-    Args:
-        spec, context, budget, arenas, locker: see ``ProcessPool``.
-        parts: of an iterable dataset, which a run keeps: then some workers have several.
-        later: see ``ProcessPool``.
-
-    Raises:
-        BudgetError: not one can be started.
-    """
+    """A pool (see ``ProcessPool``), with fewer workers where the system has no processes, descriptors or memory for all
+    of them. ``parts``: of an iterable dataset, which a run keeps: then some workers have several. Raises BudgetError:
+    not one can be started."""
     wanted, reason = spec.num_workers, ""
     while True:
         try:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data.dataloader import _DatasetKind
 
+from ..core.filesystems import reopen
 from ..core.random_state import RandomState
 from ..core.types import Batch, Index
 from ..sampling.generators import Found
@@ -20,8 +22,9 @@ from ..transport.messages import Times
 from .collate import SlotCollate
 from .exceptions import Caught
 from .faults.guard import Guard, OnSampleStart
-from .fetcher import BatchFetcher, put_back, state_of
-from .protocol import RetryTask, WorkerReply, WorkerSpec
+from .fetcher import BatchFetcher, is_asked_one_by_one, put_back, staged_in, state_of
+from .protocol import RetryTask, SeededTask, WorkerReply, WorkerSpec
+from .read_threads import ReadThreads, reads_of
 
 FORKED = "Cannot re-initialize CUDA in forked subprocess"  # torch.cuda._lazy_init
 REMEDY = (
@@ -29,22 +32,18 @@ REMEDY = (
     '(device="cuda"). The main process gathers tensors on the device if they are in a TensorDataset. '
     'multiprocessing_context="spawn" starts workers that can use the device.'
 )
+NOT_FORK_SAFE = "This class is not fork-safe"  # fsspec.asyn.AsyncFileSystem.loop
+REOPEN = (
+    "An fsspec filesystem was opened before this worker was forked, and the thread that serves it is not in here. Open "
+    "it in __getitem__, or keep it in an attribute of the dataset: then each worker makes it anew."
+)
 
 
 class TaskRunner:
-    """Does the tasks of one worker.
-
-    Args:
-        spec: what to do.
-        worker: this worker's id.
-        dataset: this worker's dataset.
-        collate: the collate function with a slot at hand.
-        where: "process" or "thread", for errors.
-        seed_task: sets the random state that this worker's code sees, from base seed, epoch and task.
-        look: what that random state is, to be compared.
-        on_sample_start: see ``faults.guard``; of worker processes.
-        shared: finds the generators in objects that other workers use too.
-    """
+    """Does the tasks of one worker. ``where``: "process" or "thread", for errors. ``seed_task`` sets the random state
+    that this worker's code sees, from base seed, epoch and task; ``look`` returns what it is, to be compared.
+    ``on_sample_start``: see ``faults.guard``; of worker processes. ``shared`` finds the generators in objects that
+    other workers use too."""
 
     def __init__(
         self,
@@ -60,17 +59,22 @@ class TaskRunner:
     ) -> None:
         self.spec = spec
         self.id = worker
+        self._place = spec.place(worker)
         self.dataset = dataset
         self.collate = collate
         self.exhausted = False  # the iterable dataset has ended
         self._where = f"in DataLoader worker {where} {worker}"
+        self._is_process = where == "process"
         self._seed_task = seed_task
         self._on_sample_start = on_sample_start
         self._look = look if spec.look else None
+        self._before: object = None  # what ``look`` gave at the start
         self._iterable = spec.kind == _DatasetKind.Iterable
         self._made = 0  # batches of this epoch
         self._sends_state = False
         self._fetcher: BatchFetcher | None = None
+        self._reads: ReadThreads | None = None  # threads that load samples; they stay from epoch to epoch
+        self._staged: Any = None  # a ``Staged``, which has threads of its own
         self._failed: Caught | None = None
         self._shared = shared
         self._own: ObjectSeeds | None = None
@@ -86,15 +90,17 @@ class TaskRunner:
     def start(self) -> None:
         """Calls ``worker_init_fn`` and prepares the first epoch. An error is the answer to the first task."""
         try:
+            if self._is_process:
+                reopen(self.dataset)
             if self.spec.init_fn is not None:
-                self.spec.init_fn(self.id)
+                self.spec.init_fn(self._place.worker)
             self.find_generators()  # not before: init_fn may have exchanged or seeded them
+            self._before = None if self._look is None else self._look()
             self._go_on() if self.spec.parts else self._begin()
         except Exception:
             self._failed = self.error()
 
     def find_generators(self) -> None:
-        """Looks for generators in objects, for task seeds."""
         if self.spec.task_seeds and not self._iterable:
             self._own = ObjectSeeds(self.dataset, self.collate.fn, self._shared)
 
@@ -110,6 +116,9 @@ class TaskRunner:
 
     def _begin(self) -> None:
         spec = self.spec
+        on_sample_start = self._on_sample_start if spec.timed else None
+        if self._reads is None and self._is_process:
+            self._reads = self._read_threads(on_sample_start)
         self._fetcher = BatchFetcher(
             spec.kind,
             self.dataset,
@@ -117,10 +126,21 @@ class TaskRunner:
             self.collate,
             spec.drop_last,
             spec.on_error,
-            self._on_sample_start if spec.timed else None,
+            on_sample_start,
+            self._reads,
         )
         inner = self._fetcher.fetcher.dataset_iter if self._fetcher.fetcher is not None else None
         self._sends_state = spec.tell >= 0 and (is_stateful(self.dataset) or is_stateful(inner))
+
+    def _read_threads(self, on_wait: OnSampleStart | None) -> ReadThreads | None:
+        """What loads samples by threads, where they are asked for one after the other. A ``Staged`` has its own."""
+        spec, dataset = self.spec, self.dataset
+        self._staged = None if self._iterable else staged_in(dataset)
+        if self._staged is not None and spec.read_threads is not None:
+            self._staged.read_threads = spec.read_threads
+        if self._iterable or not is_asked_one_by_one(dataset, self.collate.fn, spec.auto_collation):
+            return None
+        return reads_of(dataset.__getitem__, dataset, spec.read_threads, on_wait)
 
     def _go_on(self) -> None:
         """Begins in the middle of an epoch: restores the states of dataset and iterator, skips batches made since."""
@@ -141,22 +161,32 @@ class TaskRunner:
                 break
         self._made = part.count
 
+    def reseed(self, task: SeededTask) -> Index:
+        """Takes over the seeds that came with a task. Returns the task's indices."""
+        if (task.base_seed, task.epochs) != (self.spec.base_seed, self.spec.part_epochs):
+            self.spec = replace(self.spec, base_seed=task.base_seed, part_epochs=task.epochs)
+            self._place = self.spec.place(self.id)
+        return task.indices
+
     def _seed(self, epoch: int, number: int) -> None:
         """Sets task seeds. For iterable datasets the seed depends on how many batches this worker made: the number
         of a task depends on when other workers ended."""
         spec = self.spec
         if spec.task_seeds:
+            base_seed = self._place.base_seed
             if self._iterable:
-                number = self._made * (spec.shards or spec.num_workers) + self.id
-            self._seed_task(spec.base_seed, spec.part_epochs + epoch, number)
+                number = self._made * self._place.workers + self._place.worker
+            self._seed_task(base_seed, spec.part_epochs + epoch, number)
             if self._own is not None:
-                self._own.seed(spec.base_seed, spec.part_epochs + epoch, number)
+                self._own.seed(base_seed, spec.part_epochs + epoch, number)
 
     def error(self) -> Caught:
         """The exception that is being handled."""
         e = sys.exc_info()[1]
         if isinstance(e, RuntimeError) and FORKED in str(e):
             e.args = (f"{e}\n{REMEDY}",)
+        elif isinstance(e, RuntimeError) and str(e) == NOT_FORK_SAFE:
+            e.args = (f"{e}\n{REOPEN}",)
         part = f"batch {self._made} of this worker" if self._iterable else ""
         return Caught(self._where, self.dataset, part)
 
@@ -165,12 +195,10 @@ class TaskRunner:
         return not self.exhausted
 
     def run(self, epoch: int, number: int, indices: Index) -> Batch:
-        """The batch of a task, or the error in its place; in a ``WorkerReply`` if there is more to report.
-
-        Sets ``exhausted`` when an iterable dataset has ended.
-        """
+        """The batch of a task, or the error in its place; in a ``WorkerReply`` if there is more to report. Sets
+        ``exhausted`` when an iterable dataset has ended."""
         look, self._look = self._look, None
-        before = look() if look is not None else None
+        before, self._before = self._before, None
         data = self._run(epoch, number, indices)
         if self._own is not None and self._own.appeared():
             del data
@@ -220,7 +248,19 @@ class TaskRunner:
         reseed = functools.partial(self._seed, epoch, number) if spec.task_seeds else None
         guard.begin(spec.base_seed, spec.part_epochs + epoch, number, reseed, others)
 
+    @property
+    def reads(self) -> ReadThreads | None:
+        """What loads samples by threads, if anything does."""
+        return self._reads if self._staged is None else self._staged.reads
+
+    @property
+    def read_threads(self) -> int:
+        """Threads that load samples now."""
+        return 0 if self.reads is None else self.reads.count
+
     def times(self, transport_ns: int, cpu_ns: int) -> Times:
         """What the last task cost."""
         fetcher = self._fetcher
+        if self.reads is not None:
+            cpu_ns += self.reads.take_cpu_ns()
         return (fetcher.fetch_ns if fetcher else 0, fetcher.collate_ns if fetcher else 0, transport_ns, cpu_ns)

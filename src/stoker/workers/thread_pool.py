@@ -30,6 +30,7 @@ from ..core.types import Batch
 from ..sampling import seeding
 from ..sampling.generators import Found, find_generators, own_copies
 from ..sampling.order import Task
+from ..sampling.shard import Place
 from ..sampling.stateful import is_stateful
 from ..transport.slots import Locker
 from ..transport.thread_slots import HeapWriter
@@ -110,23 +111,15 @@ def _set_worker_info(worker: int, workers: int, seed: int, dataset: Any, rng: se
 
 
 class _Worker(threading.Thread):
-    """One worker thread.
-
-    Attributes:
-        id: the worker's.
-        queue: where its tasks come from.
-        leaving: it has been told to leave.
-        writer: its slots.
-        task: what it does.
-    """
+    """One worker thread."""
 
     def __init__(self, pool: ThreadPool, id_: int, queue: _TaskQueue, dataset: Any, writer: HeapWriter) -> None:
         super().__init__(name=f"stoker_worker_{id_}", daemon=True)
-        self.id = id_
-        self.queue = queue
-        self.leaving = False
-        self.writer = writer
-        self.task: Task | None = None
+        self.id = id_  # the worker's
+        self.queue = queue  # where its tasks come from
+        self.leaving = False  # it has been told to leave
+        self.writer = writer  # its slots
+        self.task: Task | None = None  # what it does
         self._pool = pool
         self._dataset = dataset
         self._spec = pool.spec
@@ -182,19 +175,19 @@ class _Worker(threading.Thread):
         from .shards import Shards
 
         spec = self._spec
-        own = {shard: seeding.Generators(spec.base_seed, shard) for shard in range(spec.shards)}
+        places = [spec.place(part) for part in range(spec.shards)]
+        own = [seeding.Generators(place.base_seed, place.worker) for place in places]
 
         def shard_of(shard: int, dataset: Any) -> TaskRunner:
             rng = own[shard]
             return TaskRunner(spec, shard, dataset, collate, "thread", rng.seed_task, rng.state)
 
-        def set_worker_info(shard: int, shards: int, seed: int, dataset: Any) -> None:
-            _set_worker_info(shard, shards, seed, dataset, own[shard])
+        def set_part_info(part: int, place: Place, dataset: Any) -> None:
+            _set_worker_info(place.worker, place.workers, place.base_seed + place.worker, dataset, own[part])
 
-        return Shards(spec, self.id, self._dataset, shard_of, set_worker_info, seed=None)
+        return Shards(spec, self.id, self._dataset, shard_of, set_part_info, seed=None)
 
     def _next(self) -> Task | _Resume | None:
-        """The next item for this worker; None: leave."""
         pool, queue = self._pool, self.queue
         with queue.changed:
             while True:
@@ -213,12 +206,9 @@ class _Worker(threading.Thread):
         self.task = task
         pool = self._pool
         data = pool.rng_use.run(self.id, lambda: runner.run(*task))
-        writer = self.writer
         if type(data) is Caught or (type(data) is WorkerReply and type(data.data) is Caught):
-            writer.cancel()
-        nbytes = writer.used if writer.whole is not None else 0
-        self._collate.expected = max(nbytes, self._collate.expected - self._collate.expected // 16)
-        writer.sent()
+            self.writer.cancel()
+        nbytes = self._collate.finish()
         cpu = time.thread_time_ns()
         times = runner.times(0, cpu - self._cpu)
         self._cpu = cpu
@@ -230,18 +220,11 @@ class _Worker(threading.Thread):
 
 
 class ThreadPool:
-    """Worker threads of one iterator. See ``workers.protocol.Pool``.
+    """Worker threads of one iterator. See ``workers.protocol.Pool``. They share a map-style dataset; of an iterable one
+    each has a copy. ``heaps``: memory of an earlier epoch's workers, used again warm; taken out of this list. Raises
+    UsageError: an iterable dataset cannot be copied."""
 
-    Args:
-        spec: what each worker does. A map-style dataset is shared by all; of an iterable one each has a copy.
-        budget: how much the consumer may keep in slots.
-        rng_use: what is known of the loader's use of random generators.
-        heaps: memory of an earlier epoch's workers, used again warm; taken out of this list.
-        locker: page-locks it.
-
-    Raises:
-        UsageError: an iterable dataset cannot be copied.
-    """
+    ahead = 0
 
     def __init__(
         self,
@@ -363,6 +346,10 @@ class ThreadPool:
     def pss(self) -> dict[int, int]:
         """Empty: threads have no memory of their own."""
         return {}
+
+    def read_threads(self) -> int:
+        """0: each worker is a thread, and loads one sample at a time."""
+        return 0
 
     def slots(self) -> int:
         """How many there are now, of all workers."""

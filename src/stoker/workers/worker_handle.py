@@ -11,6 +11,7 @@ from typing import TypeAlias
 from ..core.types import Batch
 from ..transport.arena import TaskId
 from ..transport.codec import decode
+from ..transport.mapping import Memory
 from ..transport.messages import Kind, Outbox, Reader, Record
 from ..transport.slots import Bytes, SlotReader
 
@@ -35,11 +36,15 @@ class Received:
         self.nbytes = r.used if r.slot >= 0 else len(r.payload)
 
     def take(self) -> Batch:
+        return decode(*self.encoded())
+
+    def encoded(self) -> tuple[bytes, Memory]:
+        """What ``codec.decode`` wants, in the place of the batch. Once only."""
         r = self._record
         if r.slot < 0:
-            return decode(r.payload[: r.meta], bytearray(r.payload[r.meta :]))
+            return r.payload[: r.meta], bytearray(r.payload[r.meta :])
         whole = self._lease(self._reader, r.slot, r.used)
-        return decode(whole[r.used - r.meta :].tobytes() if r.meta else r.payload, whole)
+        return whole[r.used - r.meta :].tobytes() if r.meta else r.payload, whole
 
     def drop(self) -> None:
         if self._record.slot >= 0:
@@ -47,11 +52,8 @@ class Received:
 
 
 class ProcessState(enum.Enum):
-    """The life of a worker process, as the parent sees it.
-
-    RUNNING --ends, having been told to leave--> GONE
-    RUNNING --ends unexpectedly--> DEAD --another process takes its place--> GONE
-    """
+    """The life of a worker process, as the parent sees it. RUNNING --ends, having been told to leave--> GONE RUNNING
+    --ends unexpectedly--> DEAD --another process takes its place--> GONE"""
 
     RUNNING = enum.auto()
     DEAD = enum.auto()
@@ -59,38 +61,24 @@ class ProcessState(enum.Enum):
 
 
 class WorkerHandle:
-    """A worker process as its parent sees it.
-
-    Attributes:
-        place: its index in the pool's table, which records carry. It is used again when the process is gone.
-        id: the worker's id.
-        reader: its memory.
-        outbox: for its own tasks.
-        inbox: its results.
-        poll: its results alone.
-        state: of its process.
-        leaving: it has been told to leave.
-        given: tasks that it was given; counted by the thread that submits.
-        answered: tasks that it answered; counted by the thread that receives.
-        current_task: the task that it was doing when it died.
-        timeout_stack: where it was when it was killed because a sample took too long; else "".
-    """
+    """A worker process as its parent sees it."""
 
     process: BaseProcess
 
     def __init__(self, place: int, id_: int, reader: SlotReader, outbox: Outbox, inbox: Reader) -> None:
+        # its index in the pool's table, which records carry. It is used again when the process is gone
         self.place = place
-        self.id = id_
-        self.reader = reader
-        self.outbox = outbox
-        self.inbox = inbox
-        self.poll = select.poll()
-        self.state = ProcessState.RUNNING
-        self.leaving = False
-        self.given = 0
-        self.answered = 0
-        self.current_task: TaskId | None = None
-        self.timeout_stack = ""
+        self.id = id_  # the worker's id
+        self.reader = reader  # its memory
+        self.outbox = outbox  # for its own tasks
+        self.inbox = inbox  # its results
+        self.poll = select.poll()  # its results alone
+        self.state = ProcessState.RUNNING  # of its process
+        self.leaving = False  # it has been told to leave
+        self.given = 0  # tasks that it was given; counted by the thread that submits
+        self.answered = 0  # tasks that it answered; counted by the thread that receives
+        self.current_task: TaskId | None = None  # the task that it was doing when it died
+        self.timeout_stack = ""  # where it was when it was killed because a sample took too long; else ""
 
     @property
     def is_active(self) -> bool:

@@ -152,6 +152,7 @@ MADE = [
 ]
 
 
+@pytest.mark.few(19)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("make", "cls", "text"), MADE, ids=[cls.__name__ + str(k) for k, (_, cls, _) in enumerate(MADE)]

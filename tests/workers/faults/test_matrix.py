@@ -32,12 +32,14 @@ import torch
 from torch.utils.data import Dataset
 
 import stoker
-from tests.helpers import left_in_shm, shm
+from stoker.workers.process_pool import ProcessPool
+from tests.helpers import left_in_shm, name_semaphores, shm
 
 SEED = int(os.environ.get("STOKER_SEED", "0"))
 LIMIT_S = 60  # for what takes a second, or three where processes start anew
 LEFT_S = 30  # until all are gone: a second, and what a busy machine adds
 POLL_S = 0.005  # until the next look at what ends by itself
+LEAVE_S = 0.5  # for a sample that hangs while its loader ends; five seconds otherwise
 BATCH, N = 4, 40
 TIMEOUT_S = 0.5
 
@@ -49,7 +51,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "spawn": {"num_workers": 2, "multiprocessing_context": "spawn"},
     "forkserver": {"num_workers": 2, "multiprocessing_context": "forkserver"},
 }
-SLOW = ("auto", "spawn", "forkserver")
+ANEW = ("spawn", "forkserver")
+SLOW = ("auto", *ANEW)
 AT = {"start": 1, "middle": 18, "last batch": N - 1, "between epochs": 1, "shutdown": 30}
 
 DEATHS = {"SIGKILL": -9, "SIGSEGV": -11, "exit": 3}
@@ -143,6 +146,8 @@ def life(kind: str, fault: str, moment: str, folder: str) -> dict[str, Any]:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGALRM, raise_it)
+    if fault.startswith("hang"):
+        ProcessPool.close = functools.partialmethod(ProcessPool.close, LEAVE_S)  # type: ignore[assignment]
     torch.manual_seed(7)
     data = Data() if consumer or not fault else Data(fault, AT[moment], folder)
     loader = loader_of(kind, fault, data, moment == "between epochs")
@@ -205,6 +210,7 @@ def lived(kind: str, fault: str, moment: str, folder: str) -> tuple[int, dict[st
         code = 1
         try:
             os.setsid()
+            name_semaphores()
             os.close(read)
             signal.alarm(0)
             warnings.simplefilter("ignore")
@@ -339,22 +345,27 @@ def expected(kind: str, fault: str, moment: str, code: int, out: dict[str, Any] 
     assert rows == (whole + without if once else without + without)
 
 
-def marks(kind: str, fault: str, moment: str) -> Any:
-    """Whoever hangs is waited for at the end, five seconds as in torch."""
-    waits = fault.startswith("hang") and moment == "shutdown"
+def marks(kind: str, moment: str) -> Any:
     alike = kind in ("inline", "thread") and moment in ("middle", "last batch")
-    return pytest.mark.slow if kind in SLOW or waits or alike else ()
+    return pytest.mark.slow if kind in SLOW or alike else ()
+
+
+def drawn(kind: str, fault: int, moment: int) -> bool:
+    """Under spawn and forkserver workers are forks, too, of one server of theirs: each fault is met at two of the five
+    moments, at one under each. With other seeds they are others."""
+    return kind not in ANEW or (fault + moment + SEED + 2 * ANEW.index(kind)) % len(AT) == 0
 
 
 CASES = [
-    pytest.param(kind, fault, moment, marks=marks(kind, fault, moment), id=f"{kind}-{fault}-{moment}")
+    pytest.param(kind, fault, moment, marks=marks(kind, moment), id=f"{kind}-{fault}-{moment}")
     for kind in KINDS
-    for fault in (*SAMPLES, *CONSUMER)
-    for moment in AT
+    for f, fault in enumerate((*SAMPLES, *CONSUMER))
+    for m, moment in enumerate(AT)
+    if drawn(kind, f, m)
 ]
 
 
-@pytest.mark.few(18)
+@pytest.mark.few(13)
 @pytest.mark.timeout(2 * LIMIT_S + 30)
 @pytest.mark.parametrize(("kind", "fault", "moment"), CASES)
 def test_the_run_survives_or_says_why(kind: str, fault: str, moment: str, tmp_path: Path) -> None:

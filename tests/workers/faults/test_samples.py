@@ -78,6 +78,7 @@ def bits(loader: Any, seed: int = 3) -> list[torch.Tensor]:
 BAD = {1, 7, 20, 21, 22, 23, 59}
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("dataset", [Flawed, Batched])
 @pytest.mark.parametrize("kind", KINDS)
 def test_skip_leaves_out_what_failed_and_nothing_else(kind: str, dataset: Any) -> None:
@@ -86,6 +87,7 @@ def test_skip_leaves_out_what_failed_and_nothing_else(kind: str, dataset: Any) -
     assert found == [batch for batch in whole if batch]  # the batch of which nothing is left is not there
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("dataset", [Flawed, Batched])
 @pytest.mark.parametrize("kind", EACH)
 def test_refill_keeps_the_size_with_samples_of_the_same_batch(kind: str, dataset: Any) -> None:
@@ -99,6 +101,7 @@ def test_refill_keeps_the_size_with_samples_of_the_same_batch(kind: str, dataset
         assert [i for i, want in zip(batch, range(k, k + 4), strict=True) if want in good] == sorted(good)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("dataset", [Flawed, Batched])
 @pytest.mark.parametrize("kind", KINDS)
 def test_replace_keeps_places_and_takes_good_samples(kind: str, dataset: Any) -> None:
@@ -122,6 +125,7 @@ def test_what_stands_in_does_not_depend_on_the_count_or_kind_of_workers(policy: 
     assert orders["inline"][0] != orders["inline"][1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dataset", [Flawed, Batched])
 @pytest.mark.parametrize("policy", ["skip", "replace"])
 def test_with_task_seeds_no_bit_depends_on_the_count(policy: str, dataset: Any) -> None:
@@ -144,6 +148,7 @@ def test_with_task_seeds_a_batch_that_failed_begins_anew() -> None:
     assert all(torch.equal(a, b) for a, b in zip(one, many, strict=True))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_dataset_without_a_flaw_gives_the_same_bits_under_any_policy(kind: str) -> None:
     for dataset in (Flawed(set()), Batched(set()), TensorDataset(torch.arange(60.0).view(-1, 2))):
@@ -240,6 +245,7 @@ def test_a_gather_and_a_subset_of_it_fall_back() -> None:
 Point = namedtuple("Point", "x y")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["two", "auto", "threads"])
 def test_a_shortened_batch_is_as_whole_as_any(kind: str) -> None:
     """Large enough for a slot: writable, its own, alive as long as it is held."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import resource
 import subprocess
@@ -16,7 +15,7 @@ from torch.utils.data import Dataset
 
 import stoker
 from stoker.core.errors import BudgetError, StokerWarning
-from stoker.workers import launch
+from tests.helpers import room_for_workers
 
 N, BATCH = 160, 8
 
@@ -35,18 +34,8 @@ def right(loader: Any) -> bool:
 
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many workers the system has room for, and the most that were asked for."""
-    room = [3]
-    begin, started = launch.Launcher.start, []
-
-    def start(self: Any, *args: Any) -> Any:
-        if sum(p.is_alive() for p in started) >= room[0]:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        started.append(begin(self, *args))
-        return started[-1]
-
-    monkeypatch.setattr(launch.Launcher, "start", start)
-    return room
+    """How many workers the system has room for."""
+    return room_for_workers(monkeypatch, 3)
 
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])

@@ -133,15 +133,24 @@ def kill(it: Any, r: random.Random, how: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "how",
+    ("mode", "how"),
     [
-        signal.SIGKILL,
-        pytest.param(signal.SIGSEGV, marks=pytest.mark.slow),
-        pytest.param(-1, marks=pytest.mark.slow),
-        pytest.param(-4, marks=pytest.mark.slow),
+        ("two", signal.SIGKILL),
+        ("auto", signal.SIGKILL),
+        *(
+            pytest.param(mode, how, marks=pytest.mark.slow)
+            for mode, ways in (
+                ("two", (signal.SIGSEGV, -1, -4)),
+                ("auto", (signal.SIGSEGV, -1, -4)),
+                ("three", (signal.SIGKILL, -1)),
+                ("persistent", (signal.SIGSEGV, -4)),
+                ("auto, persistent", (signal.SIGKILL, -1)),
+                ("spawn", (signal.SIGSEGV, -4)),
+            )
+            for how in ways
+        ),
     ],
 )
-@pytest.mark.parametrize("mode", EACH)
 def test_samples_that_kill_once_change_no_bit(mode: str, how: int) -> None:
     """At the first task of a worker, in the middle, at the last of all; and after one draw of the task's many."""
     calm = bits(loader_of(Drawn(), MODES[mode]))
@@ -183,6 +192,7 @@ class Worn(Drawn):
         return super().__getitem__(i)
 
 
+@pytest.mark.slow
 def test_deaths_while_draws_are_made_again_are_nobodys_fault_at_once(
     monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
@@ -224,8 +234,7 @@ def test_random_state_is_noted_seldom_and_what_nobody_needs_is_let_go(monkeypatc
     ("mode", "floats"),
     [
         ("three", 3_000),  # in slots
-        ("auto", 0),
-        *(pytest.param(m, f, marks=pytest.mark.slow) for m, f in (("three", 0), ("auto", 3_000))),
+        *(pytest.param(m, f, marks=pytest.mark.slow) for m, f in (("auto", 0), ("three", 0), ("auto", 3_000))),
         *(pytest.param(m, f, marks=pytest.mark.slow) for m in ("persistent", "auto, persistent") for f in (0, 3_000)),
     ],
 )
@@ -257,10 +266,7 @@ def test_any_worker_killed_at_any_moment_changes_no_bit(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("mode", EACH)
-@pytest.mark.parametrize(
-    "seed", [0, 1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("mode", "seed"), [(m, seed) for m in MODES for seed in range(1 if m == "spawn" else 2)])
 def test_many_kills_over_many_batches(mode: str, seed: int) -> None:
     print(f"STOKER_SEED={SEED} {seed}")
     r = random.Random(SEED + seed)
@@ -308,6 +314,7 @@ def told(loader: str, at: int, once: str = "pass", kw: str = "{}", setup: str = 
 DEAD = r"DataLoader worker \(pid(\(s\))? \d+.*\) (is killed by signal|exited unexpectedly)"
 
 
+@pytest.mark.slow
 def test_task_seeds_without_a_board(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a system without pipes in packet mode each worker has tasks of its own, and nothing has to be run again."""
     monkeypatch.setattr(pool_iterator, "supported", lambda: False)
@@ -335,6 +342,7 @@ def test_no_sample_is_lost_or_doubled_in_other_modes(mode: dict[str, Any]) -> No
     assert torch.cat(found).sort().values.tolist() == list(map(float, range(200)))
 
 
+@pytest.mark.slow
 def test_workers_die_while_others_come_and_go() -> None:
     print(f"STOKER_SEED={SEED}")
     r = random.Random(SEED)
@@ -438,6 +446,7 @@ def test_a_worker_dies_and_somebody_else_reaps_it(setup: str) -> None:
     assert said == "whole [196, 197, 198, 199]\n"
 
 
+@pytest.mark.slow
 def test_an_epoch_that_is_left_early_and_a_worker_that_dies_in_between() -> None:
     """Tasks of the epoch that was left move the workers' random state, dead or alive."""
     results = []
@@ -572,6 +581,7 @@ def test_the_policy_for_samples_decides(mode: str, dataset: Any, tmp_path: Path)
     assert not set(found) & {50.0, 51.0, 120.0}
 
 
+@pytest.mark.slow
 def test_what_stands_in_for_a_killer_does_not_depend_on_the_count() -> None:
     bad = {50: (signal.SIGSEGV, ALWAYS), 120: (signal.SIGKILL, ALWAYS)}
     found = []
@@ -583,6 +593,7 @@ def test_what_stands_in_for_a_killer_does_not_depend_on_the_count() -> None:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
+@pytest.mark.slow
 def test_a_staged_dataset_and_a_single_sample_are_named(tmp_path: Path) -> None:
     def prepare(i: int) -> torch.Tensor:
         if i == 21:
@@ -674,6 +685,7 @@ def test_one_that_cannot_start_while_another_works_ends_no_run(tmp_path: Path) -
     assert len(torch.cat(batches).unique()) == 4 * len(batches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["two", "auto"])
 def test_samples_that_all_kill_end_with_an_error_that_says_all(mode: str) -> None:
     bad = dict.fromkeys(range(200), (signal.SIGKILL, ALWAYS))
@@ -715,6 +727,7 @@ def test_deaths_that_nobody_can_explain_end_with_an_error(mode: str, monkeypatch
     assert deaths(loader) < 40
 
 
+@pytest.mark.slow
 def test_batches_earn_what_deaths_cost() -> None:
     """One that dies now and then, for as long as the run takes, is replaced each time."""
     kills = dict.fromkeys(range(0, 1600, 100), (signal.SIGKILL, 1))  # more than are borne in a row
@@ -809,6 +822,7 @@ class Stream(IterableDataset):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_streams_have_torchs_way_and_say_so_when_asked_for_another() -> None:
     stream = "class S(torch.utils.data.IterableDataset):\n def __iter__(self): os.kill(os.getpid(), 9)"
     assert re.search(DEAD, told("(lambda d, batch_size, **kw: stoker.DataLoader(S(), **kw))", 0, setup=stream))

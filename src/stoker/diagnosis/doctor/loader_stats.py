@@ -31,10 +31,8 @@ class Found(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class LoaderStats:
-    """What the rules look at: one loader of a run.
-
-    "Loop" is waiting and stepping together; "wait" is without what each epoch waits for its workers to start.
-    """
+    """What the rules look at: one loader of a run. "Loop" is waiting and stepping together; "wait" is without what each
+    epoch waits for its workers to start."""
 
     loader: LoaderReport
     cores: int = 1  # granted
@@ -89,12 +87,10 @@ class LoaderStats:
 
     @property
     def total(self) -> float:
-        """All of the loop."""
         return self.loader.busy_s
 
     @property
     def worked(self) -> float:
-        """All tasks together."""
         return (self.service or 0.0) * self.loader.stages.worker.tasks
 
     # Parts of the loop's time.
@@ -129,8 +125,7 @@ class LoaderStats:
         return 1 - steps.slow_share if steps.slow_count <= RARE * steps.count else 1.0
 
     def crossings(self, kind: str) -> tuple[Crossing | None, float]:
-        """Of the calls of one kind (``watch.device.Crossings``): the costliest line, and the part of the loop that all
-        of them take."""
+        """Of the calls of one kind: the costliest line, and the part of the loop that all of them take."""
         device = self.loader.device
         found = [c for c in device.crossings if c.kind == kind]
         if not found or device.steps < MIN_TIMED_STEPS or device.seconds <= 0 or not self.step:
@@ -145,8 +140,7 @@ class LoaderStats:
         return seconds / made if made else 0.0
 
     def code_shares(self, kind: str, ran: bool = True, waited: bool = True) -> dict[str, float]:
-        """By name and line, the part of a task's time (fetch and collate) in one kind of code; empty where few stacks
-        were sampled."""
+        """By name and line, the part of a task's time in one kind of code; empty where few stacks were sampled."""
         out: dict[str, float] = {}
         for code in self.loader.where if self._sampled else ():
             if code.kind == kind:

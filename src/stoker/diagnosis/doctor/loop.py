@@ -49,8 +49,7 @@ def slow_transport(stats: LoaderStats) -> Found | None:
 
 
 def allocates_each_batch(stats: LoaderStats) -> bool:
-    """Whether torch's own collate, in torch's workers, spends its time in the kernel: it allocates new shared memory
-    for each batch."""
+    """Whether torch's collate, in torch's workers, spends its time on new shared memory for each batch."""
     collate = stats.stage_share(stats.loader.stages.collate.self_s)
     if stats.loader.settings.engine != "torch" or not stats.workers or collate < MIN_COLLATE:
         return False

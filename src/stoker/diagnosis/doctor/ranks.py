@@ -1,28 +1,36 @@
-"""Ranks of a distributed run beside each other: one whose loader is late makes all others wait in their collectives."""
+"""Ranks of a distributed run beside each other: a late loader makes all others wait in their collectives, and one with
+fewer batches makes them wait for ever."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from ...core.metrics import LoaderMetrics
 from ..report.merge import Snapshot
-from ..report.schema import Ranks, RankWait
+from ..report.schema import Ranks, RankWait, Unequal
 
 SLOWER = 2.0  # than the median of the others' wait
 MIN_WAIT = 0.1  # of its loop
 
 
 def compare(snapshots: Iterable[Snapshot]) -> Ranks | None:
-    """What each rank waited for, first batches left out, and the one that makes the others wait; None for one rank."""
+    """What each rank waited for, first batches left out, the one that makes the others wait, and loaders with unequal
+    numbers of batches; None for one rank."""
     by_rank: dict[int, RankWait] = {}
+    loaders: dict[str, dict[int, LoaderMetrics]] = {}
+    ranks = 0  # as many as there were at the end
     for s in snapshots:
         if s.world < 2:
             continue
+        if s.world != ranks:
+            ranks, loaders = s.world, {}
         rank = by_rank.setdefault(s.rank, RankWait(s.rank))
         for m in s.loaders:
             rank.batches += m.batches
             rank.wait_s += m.wait_s - m.first_wait_s
             rank.step_s += m.step_s
+            loaders.setdefault(m.name, {})[s.rank] = m
     if len(by_rank) < 2:
         return None
     each = [by_rank[rank] for rank in sorted(by_rank)]
@@ -31,4 +39,34 @@ def compare(snapshots: Iterable[Snapshot]) -> Ranks | None:
     others = statistics.median(wait for rank, wait in waits.items() if rank != worst.rank)
     share = worst.wait_s / max(1e-9, worst.wait_s + worst.step_s)
     starves = waits[worst.rank] > SLOWER * others and share >= MIN_WAIT
-    return Ranks(each, worst.rank if starves else None)
+    unequal = [Unequal(name, sorted(found)) for name, of in loaders.items() if (found := _unequal(list(of.items())))]
+    return Ranks(each, worst.rank if starves else None, unequal)
+
+
+def _unequal(of_ranks: Sequence[tuple[int, LoaderMetrics]]) -> list[tuple[int, int]]:
+    """The batches that each rank has in an epoch, where they are not equal; else nothing. Where nobody knows them
+    before, as with iterable datasets, an epoch counts that one rank has ended: no other may have more batches in it."""
+    lengths = [(rank, m.settings.get("length")) for rank, m in of_ranks]
+    known = [(rank, int(n)) for rank, n in lengths if n is not None]
+    if len({n for _, n in known}) > 1:
+        return known
+    if known:
+        return []
+    counts = {rank: _by_epoch(m) for rank, m in of_ranks}
+    for epoch in range(max((m.ended for _, m in of_ranks), default=0)):
+        rows = [(rank, m.ended > epoch, counts[rank][epoch]) for rank, m in of_ranks if len(counts[rank]) > epoch]
+        ended = [n for _, over, n in rows if over]
+        if ended and any(n > min(ended) or (over and n != ended[0]) for _, over, n in rows):
+            return [(rank, n) for rank, _, n in rows]
+    return []
+
+
+def _by_epoch(m: LoaderMetrics) -> list[int]:
+    """The batches of each epoch. Of a process that was killed the last ones are only in the sum."""
+    rows = [int(row[0]) for row in m.by_epoch]
+    missing = m.batches - sum(rows)
+    if len(rows) == m.epochs - 1:
+        rows.append(missing)
+    elif rows and len(rows) == m.epochs:
+        rows[-1] += missing
+    return rows

@@ -88,11 +88,9 @@ def stragglers(stats: LoaderStats) -> Found | None:
 
 
 def cacheable_prefix(stats: LoaderStats) -> Found | None:
-    """A remedy, not a cause: what is the same in every epoch could be cached instead of made again.
-
-    ``stoker run`` calls nothing of the dataset to find that out. So it says how much of the loop goes into making
-    samples again, and predicts no gain: how much of a sample is the same is not known.
-    """
+    """A remedy, not a cause: what is the same in every epoch could be cached instead of made again. ``stoker run``
+    calls nothing of the dataset to find that out. So it says how much of the loop goes into making samples again, and
+    predicts no gain: how much of a sample is the same is not known."""
     epochs, settings = stats.loader.epochs, stats.loader.settings
     if not stats.starved or epochs < 2 or settings.iterable or stats.batches < MIN_BATCHES * epochs:
         return None

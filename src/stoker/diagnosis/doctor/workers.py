@@ -77,22 +77,28 @@ def too_many_workers(stats: LoaderStats) -> Found | None:
 
 def too_few_cores(stats: LoaderStats) -> Found | None:
     """Making the samples takes all the cores that are granted. Asked last, of a loader without another cause."""
-    loader = stats.loader
-    cpu_s = loader.stages.worker.cpu_s
-    if not stats.starved or not cpu_s or stats.total <= 0:
+    if not stats.starved or not stats.loader.stages.worker.cpu_s or stats.total <= 0:
         return None
-    if stats.workers:
-        cpu_s = max(cpu_s, loader.kernel.cpu_ns / 1e9)  # with all threads of each worker
-    wanted_s = cpu_s + loader.kernel.delay_ns / 1e9 + loader.stages.consumer.cpu_s
-    cores_wanted = wanted_s / stats.total
-    if cores_wanted < FULL * stats.cores:
+    wanted = cores_wanted(stats)
+    if wanted < FULL * stats.cores:
         return None
     return Found(
         stats.share,
-        {"cores_wanted": cores_wanted, "worker_cpu_ms_per_batch": stats.cpu * 1e3},
-        f"the loop and its workers want {cores_wanted:.1f} of {stats.cores} cores, and no part of a sample stands out: "
+        {"cores_wanted": wanted, "worker_cpu_ms_per_batch": stats.cpu * 1e3},
+        f"the loop and its workers want {wanted:.1f} of {stats.cores} cores, and no part of a sample stands out: "
         "more workers bring nothing; make a sample cheaper, or use more cores",
     )
+
+
+def cpu_s(stats: LoaderStats) -> float:
+    """CPU seconds of all workers, with all threads of each; with no workers, of the fetching thread."""
+    own = stats.loader.stages.worker.cpu_s
+    return max(own, stats.loader.kernel.cpu_ns / 1e9) if stats.workers else own
+
+
+def cores_wanted(stats: LoaderStats) -> float:
+    """Cores that the loop and its workers use, or could use and do not get. The loop has taken some time."""
+    return (cpu_s(stats) + stats.loader.kernel.delay_ns / 1e9 + stats.loader.stages.consumer.cpu_s) / stats.total
 
 
 def worker_startup(stats: LoaderStats) -> Found | None:
@@ -152,9 +158,7 @@ def thread_oversubscription(stats: LoaderStats) -> Found | None:
 
 def gil_bound(stats: LoaderStats) -> Found | None:
     """Threads that compute in Python take turns at the interpreter's lock: worker threads, or a dataset's own pool.
-
-    Threads that take turns use one core together, however many they are.
-    """
+    Threads that take turns use one core together, however many they are."""
     return _gil_bound_workers(stats) or _gil_bound_helpers(stats)
 
 

@@ -18,7 +18,6 @@ def compare(
     before: schema.RememberedRun | None,
     script: str,
 ) -> schema.Compared:
-    """The comparison."""
     cost = schema.Cost(
         trials_s=sum(changed.measured_s for changed in settings.values()),
         fill_s=sum(changed.cache.fill_s for changed in settings.values()),

@@ -13,13 +13,20 @@ from ...core.types import JsonObject
 from ..doctor import ranks
 from ..doctor.verdict import diagnose
 from . import applied as applied_findings
-from . import before_after, history, patch
+from . import before_after, history, money, patch
 from .merge import Snapshot, merged, snapshots
+from .prices import Prices
 from .schema import Applied, AppliedSettings, Around, Bypassing, LoaderReport, RunReport
 
 
 def report_of(
-    command: list[str], code: int, sent: Iterable[JsonObject], around: JsonObject, wall_s: float, apply: bool = False
+    command: list[str],
+    code: int,
+    sent: Iterable[JsonObject],
+    around: JsonObject,
+    wall_s: float,
+    apply: bool = False,
+    prices: Prices | None = None,
 ) -> RunReport:
     """The report (docs/report.md)."""
     processes = snapshots(sent)
@@ -36,7 +43,9 @@ def report_of(
     applied = _applied(command, wall_s, loaders, settings) if apply else None
     if applied is not None:
         findings = applied_findings.findings(applied) + findings
-    return RunReport(
+    for finding in findings:
+        finding.diff = patch.of(patch.changes([finding]))
+    report = RunReport(
         command=command,
         exit_code=code,
         wall_s=wall_s,
@@ -51,6 +60,8 @@ def report_of(
         partial=any(not process.final for process in processes),
         diff=patch.of(patch.changes(findings)),
     )
+    report.money = money.of(report, prices) if prices is not None else None
+    return report
 
 
 def _applied(

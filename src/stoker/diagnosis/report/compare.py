@@ -107,8 +107,7 @@ def load(path: Path) -> Report:
 
 
 def parse(content: bytes, path: str) -> Report:
-    """The report in a file's content; ``path`` is what errors call it. Raises UsageError: it is no report, of a
-    later schema, or something in it has the wrong type."""
+    """The report in a file's content. Raises UsageError: it is none, of a later schema, or has a wrong type."""
     try:
         data = json.loads(content)  # msgspec reads no path that is not valid Unicode
         schema = msgspec.convert(data, Head).schema
@@ -192,12 +191,16 @@ class Comparison:
     @property
     def failed(self) -> list[str]:
         """A sentence for each loader that got slower by more than ``fail_above``."""
+        return self.losses("A")
+
+    def losses(self, before: str) -> list[str]:
+        """The same; ``before`` is what the sentences call the first report."""
         out = []
         for pair in self.pairs:
             if self.fail_above is not None and pair.loss is not None and pair.loss > self.fail_above + EXACT:
                 what = "fewer samples/s" if pair.ratio.get("samples_per_s") is not None else "more time for a batch"
                 allowed = f"--fail-above allows {self.fail_above * 100:g}%"
-                out.append(f"{_name(pair.b)}: {pair.loss:.1%} {what} than in A; {allowed}")
+                out.append(f"{_name(pair.b)}: {pair.loss:.1%} {what} than in {before}; {allowed}")
         return out
 
     @property
@@ -235,7 +238,6 @@ class Comparison:
         print(self.text(width(stream), colour_wanted(stream)), file=stream)
 
     def text(self, columns: int = 80, colour: bool = False) -> str:
-        """For a terminal."""
 
         def wrapped(text: str) -> str:
             return textwrap.fill(printable(text), columns, subsequent_indent="  ", break_on_hyphens=False)
@@ -254,11 +256,9 @@ class Comparison:
 
 
 def compare(a: Report, b: Report, fail_above: float | None = None) -> Comparison:
-    """Compares two reports.
-
-    A loader's name is the line that made it, which moves when the script is edited. So loaders are matched by name,
-    then by the last part of it, then by file, where that leaves one on each side. Raises UsageError: they have no
-    loader in common."""
+    """Compares two reports. A loader's name is the line that made it, which moves when the script is edited. So loaders
+    are matched by name, then by the last part of it, then by file, where that leaves one on each side. Raises
+    UsageError: they have no loader in common."""
     pairs: list[Pair] = []
     rest_a, rest_b = list(a.loaders), list(b.loaders)
     for part in (str, short, lambda name: short(name).rpartition(":")[0] or short(name)):

@@ -30,10 +30,8 @@ def folder() -> Path:
 
 
 def save(report: RunReport) -> None:
-    """Remembers an observed run.
-
-    One that ended early has no total that could be compared, so it replaces only another such run.
-    """
+    """Remembers an observed run. One that ended early has no total that could be compared, so it replaces only another
+    such run."""
     if not report.loaders:
         return
     run = RememberedRun(

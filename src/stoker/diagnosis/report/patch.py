@@ -28,8 +28,7 @@ def changes(findings: Iterable[Finding]) -> dict[str, JsonObject]:
 
 
 def of(wanted: Mapping[str, JsonObject]) -> str:
-    """A unified diff; empty where no file is at hand, or the line that makes a loader is not a plain call. ``wanted``:
-    settings by loader, which is called ``file:line`` by where it is made."""
+    """A unified diff; empty where no file is at hand, or the line that makes a loader is not a plain call."""
     files: dict[str, dict[int, JsonObject]] = {}
     for name, settings in wanted.items():
         path, _, line = name.rpartition(":")

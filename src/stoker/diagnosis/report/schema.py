@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct, field
 
 from ...core.types import JsonObject
+from .prices import Money
 
 SCHEMA = 2
 
@@ -232,7 +233,8 @@ class Around(Struct):
 
 
 class Finding(Struct):
-    """A cause with its evidence; ``share`` is the part of the loop's time that it costs, ``fix`` one line."""
+    """A cause with its evidence; ``share`` is the part of the loop's time that it costs, ``fix`` one line, ``diff`` the
+    change of settings in the user's own file."""
 
     cause: str
     share: float = 0.0
@@ -243,6 +245,7 @@ class Finding(Struct):
     loader: str = ""
     applied: bool = False
     measured_speedup: float | None = None
+    diff: str = ""
 
 
 class Bypassing(Struct):
@@ -261,11 +264,19 @@ class RankWait(Struct):
     step_s: float = 0.0
 
 
+class Unequal(Struct):
+    """A loader that has not as many batches in each rank. ``batches``: pairs of rank and batches in an epoch."""
+
+    loader: str
+    batches: list[tuple[int, int]]
+
+
 class Ranks(Struct):
     """Ranks of a distributed run; ``starving`` is the one that makes the others wait."""
 
     each: list[RankWait]
     starving: int | None = None
+    unequal: list[Unequal] = []
 
 
 class ChangedSettings(Struct, omit_defaults=True):
@@ -370,6 +381,7 @@ class RunReport(Struct):
     bypassing: list[Bypassing] = []
     partial: bool = False
     diff: str = ""
+    money: Money | None = None
     schema: int = SCHEMA
 
     def as_dict(self) -> JsonObject:

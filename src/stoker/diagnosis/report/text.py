@@ -10,8 +10,10 @@ from typing import TextIO
 from ...core.terminal import colour_wanted, human_seconds, short, style, table, width
 from ..doctor.loader_stats import LoaderStats
 from .before_after_text import applied_lines
+from .money import sentences
 from .patch import FIXED_BY_APPLY
-from .schema import Bypassing, Faults, Finding, Ranks, RunReport
+from .ranks_text import rank_lines
+from .schema import Bypassing, Faults, Finding, RunReport
 
 COLOURS = {"healthy": "green", "input-bound": "red", "transfer-bound": "red", "unknown": "yellow"}
 DIFF_COLOURS = {"+": "green", "-": "red", "@": "dim"}
@@ -20,29 +22,33 @@ NAMED_STARTUP = 0.1  # of the loop; from here on the verdict names the time befo
 SLOW_STARTUP = 0.15  # of the loop; from here on a loader is not called fine
 MAX_DECISIONS = 5  # of what num_workers="auto" changed
 MAX_TIMED = 3  # loaders whose epochs are named
+LOADER_HEADERS = ["loader", "workers", "batches", "waited", "of loop", "step", "samples/s"]
 
 
 def render(report: RunReport, path: Path | None, stream: TextIO, columns: int = 0) -> str:
     """The whole report as text that fits the stream. ``path``: where it was written, if it was."""
     colour, columns = colour_wanted(stream), columns or width(stream)
 
-    def wrapped(text: str) -> str:
-        return "\n".join(textwrap.wrap(text, columns, subsequent_indent="  "))
+    def wrapped(text: str, indent: str = "") -> str:
+        return textwrap.fill(text, columns, initial_indent=indent, subsequent_indent=indent + "  ")
 
     out = ["", style("stoker", "bold", colour) + _how_it_ended(report)]
     unreached = [wrapped(bypassing_text(b)) for b in report.bypassing]
     if report.loaders:
-        out += [_loader_table(report, columns), *unreached, wrapped(wall_clock(report)), *_workers(report)]
-        out.append(f"verdict: {style(report.verdict, COLOURS[report.verdict], colour)}: {_why(report)}")
+        out.append(table(LOADER_HEADERS, loader_rows(report), columns))
+        out += [*unreached, wrapped(wall_clock(report)), *_workers(report)]
+        out.append(f"verdict: {style(report.verdict, COLOURS[report.verdict], colour)}: {why(report)}")
         for finding in report.findings:
-            lines = textwrap.wrap(_finding(finding), columns - 2, subsequent_indent="  ")
+            lines = textwrap.wrap(finding_text(finding), columns - 2, subsequent_indent="  ")
             lines[0] = lines[0].replace(finding.cause, style(finding.cause, "bold", colour), 1)
             out += ["  " + line for line in lines]
-        if report.ranks is not None and report.ranks.starving is not None:
-            out.append(wrapped(_starving_rank(report.ranks, report.ranks.starving)))
+        if report.money is not None:
+            out += ["money:", *(wrapped(line, "  ") for line in sentences(report.money))]
+        if report.ranks is not None:
+            out += rank_lines(report.ranks, columns)
         if report.applied is not None:
             out += applied_lines(report.applied, columns, colour, stream)
-        elif path is not None and _apply_helps(report):
+        elif path is not None and apply_helps(report):
             out.append("try: stoker run --apply " + " ".join(report.command))
         if report.diff:  # lines that can be copied: neither wrapped nor indented
             diff = [(line, DIFF_COLOURS.get(line[:1])) for line in report.diff.removesuffix("\n").split("\n")]
@@ -50,8 +56,15 @@ def render(report: RunReport, path: Path | None, stream: TextIO, columns: int = 
     else:
         out += unreached or ["no DataLoader was iterated in this run: nothing to say about data loading"]
     if path is not None:
-        out.append(f"report: {path}")
+        out.append(_last_line(report, path, columns))
     return "\n".join(out) + "\n"
+
+
+def _last_line(report: RunReport, path: Path, columns: int) -> str:
+    """Where the report is; and what explains the first cause, if that fits into the line."""
+    line = f"report: {path}"
+    more = f"{line}; see stoker explain {report.findings[0].cause}" if report.findings else line
+    return more if len(more) <= columns else line
 
 
 def _how_it_ended(report: RunReport) -> str:
@@ -81,9 +94,8 @@ def wall_clock(report: RunReport) -> str:
     return "; ".join(out)
 
 
-def _loader_table(report: RunReport, columns: int) -> str:
-    headers = ["loader", "workers", "batches", "waited", "of loop", "step", "samples/s"]
-    rows = [
+def loader_rows(report: RunReport) -> list[list[str]]:
+    return [
         [
             short(e.name),
             f"{e.settings.num_workers}{' auto' if e.settings.auto else ''}",
@@ -95,7 +107,6 @@ def _loader_table(report: RunReport, columns: int) -> str:
         ]
         for e in report.loaders
     ]
-    return table(headers, rows, columns)
 
 
 def _workers(report: RunReport) -> list[str]:
@@ -127,8 +138,8 @@ def _faults(faults: Faults) -> Iterator[str]:
 
 
 def waited(report: RunReport) -> str:
-    """How much of its loop the loader waits in whose loop most of the time went by."""
-    stats = _main(report)
+    """How much of its loop the main loader waits."""
+    stats = main_loader(report)
     begins = stats.startup / stats.total if stats.total else 0.0
     if begins < NAMED_STARTUP:
         return f"the loop waits for data {stats.share:.0%} of its time"
@@ -137,12 +148,14 @@ def waited(report: RunReport) -> str:
     return f"{first} {begins:.0%} of the loop's time, and after {it} it waits {stats.share:.0%}"
 
 
-def _main(report: RunReport) -> LoaderStats:
+def main_loader(report: RunReport) -> LoaderStats:
+    """The loader in whose loop most of the time went by."""
     return LoaderStats(max(report.loaders, key=lambda loader: loader.busy_s))
 
 
-def _why(report: RunReport) -> str:
-    stats, waits = _main(report), waited(report)
+def why(report: RunReport) -> str:
+    """What the verdict says, in words."""
+    stats, waits = main_loader(report), waited(report)
     if report.verdict == "unknown":
         return f"{stats.loader.batches} batches are too few to tell; let it run for more steps"
     if report.verdict == "transfer-bound":
@@ -152,7 +165,8 @@ def _why(report: RunReport) -> str:
     return waits
 
 
-def _finding(f: Finding) -> str:
+def finding_text(f: Finding) -> str:
+    """A finding in one paragraph, which begins with its cause."""
     if f.applied:
         what = "later epochs" if f.change.get("staged") else "the loop"
         gain = f"; {what} {f.measured_speedup:.2f}x" if f.measured_speedup else ""
@@ -162,17 +176,8 @@ def _finding(f: Finding) -> str:
     return f"{f.cause}: {costs}{f.fix}{gain}"
 
 
-def _apply_helps(report: RunReport) -> bool:
+def apply_helps(report: RunReport) -> bool:
     """Whether ``--apply`` would do something about a finding. It leaves streams as they are: their shards depend on the
     number of workers."""
     streams = {loader.name for loader in report.loaders if loader.settings.iterable}
     return any(f.cause in FIXED_BY_APPLY and f.loader not in streams for f in report.findings)
-
-
-def _starving_rank(ranks: Ranks, starving: int) -> str:
-    waits = {r.rank: r.wait_s / max(1, r.batches) for r in ranks.each}
-    others = max(wait for rank, wait in waits.items() if rank != starving)
-    return (
-        f"rank {starving} starves the others: it waits {human_seconds(waits[starving])} for a batch, they at most "
-        f"{human_seconds(others)}, and then for it"
-    )

@@ -113,7 +113,6 @@ class Clock:
         self._row, self.times, self.samples = row, [], 0
 
     def settle(self) -> None:
-        """Works out the batches in ``times``."""
         times, self.times = self.times, []
         samples, self.samples = self.samples, 0
         if not times:
@@ -157,7 +156,7 @@ class Clock:
     def _write_row(self) -> None:
         m, row = self.metrics, self._row
         row[0], row[1], row[2] = m.wait_s, m.first_wait_s, m.step_s
-        row[3], row[4], row[5] = m.batches, m.samples, m.epochs
+        row[3], row[4], row[5], row[6] = m.batches, m.samples, m.epochs, m.ended
 
     def __del__(self) -> None:
         # The iterator was abandoned in the middle of an epoch. This may run in any thread, so nothing is sent.

@@ -73,11 +73,9 @@ class Gaps:
 
 class Crossings:
     """Times ``Tensor.to``, ``.cuda``, ``.copy_`` to the device and what waits for it, for a few steps now and then.
-
     Kinds are ``pageable`` (a copy from memory that is not page-locked: the driver copies it twice, and the call waits),
     ``blocking`` (page-locked, without ``non_blocking``), ``free`` (page-locked and ``non_blocking``) and ``sync`` (the
-    host waits for the device).
-    """
+    host waits for the device)."""
 
     def __init__(self, metrics: LoaderMetrics, device: str = "cuda") -> None:
         self._metrics, self._device = metrics, device
@@ -134,7 +132,6 @@ class Crossings:
         return "free" if free else "blocking"
 
     def add(self, kind: str, frame: FrameType, seconds: float, size: int) -> None:
-        """A call of this kind."""
         entry = self._metrics.crossings.setdefault(f"{kind} {made_at(frame)}", [0, 0.0, 0])
         entry[0] += 1
         entry[1] += seconds

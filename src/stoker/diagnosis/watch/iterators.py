@@ -27,8 +27,10 @@ import torch.utils.data.dataloader as torch_loader
 
 from ...core.metrics import LoaderMetrics
 from ...core.patches import Patches
+from ...core.ranks import rank_and_ranks
 from ...core.types import Batch, LoaderLike
 from ...loader.describe import bypass, count, settings_of
+from ...loader.rank_batches import batches_of, compare
 from . import fetch
 from .clock import Clock
 from .shared_counters import WorkerTimes
@@ -100,7 +102,6 @@ def watched_iterator(
 def _put_clock(
     watch: Watch, patches: Patches, metrics: LoaderMetrics, it: Iterator[Batch], spent: float, began: float
 ) -> None:
-    """Puts a clock on an iterator, if it can have one."""
     if not _can_hold_clock(it):
         return
     for cls in type(it).__mro__:
@@ -118,6 +119,8 @@ def _note_engine(watch: Watch, loader: LoaderLike, metrics: LoaderMetrics, inner
     """The loader's settings, whose engine its iterator is, and why that is not stoker's."""
     metrics.settings.update(settings_of(loader))
     ours = type(inner).__module__.startswith("stoker.")
+    if rank_and_ranks()[1] > 1:
+        metrics.settings["length"] = batches_of(loader) if ours else compare(loader, metrics.name)
     # An iterator of a user's class may wrap one of torch's that was made for an earlier epoch.
     if ours or isinstance(inner, torch_loader._BaseDataLoaderIter) or metrics.name not in watch.bypassed:
         metrics.settings["engine"] = "stoker" if ours else "torch"

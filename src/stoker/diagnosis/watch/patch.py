@@ -1,7 +1,8 @@
 """Puts the watch on torch's loaders, and takes it off again.
 
 - ``attach`` is for ``stoker run``: the hook in the script's process calls it once, and it stays.
-- ``begin`` and ``end`` are for ``stoker.watch()`` in a notebook.
+- ``begin`` and ``end`` are for ``stoker.watch()`` in a notebook; ``share`` and ``end`` for any number of callbacks.
+- ``apply_on`` and ``apply_off`` are for ``%stoker_apply``: ``--apply`` in a process that runs already.
 
 What is seen goes to ``stoker run`` over a socket once a second and at the end, and into memory shared with it, so that
 a killed script leaves all it did until then.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import signal
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -25,35 +27,110 @@ from ...core.patches import Patches, subclasses
 from ...core.types import Batch, LoaderLike
 from ...loader import engine  # noqa: F401  defines stoker's iterators: classes that exist are watched
 from ...loader.describe import named
+from ...workers import hangs
 from . import fetch
 from .iterators import GeneratorIterator, Start, watch_iterators, watched_iter_method, watched_iterator
-from .watch import Watch
+from .watch import Watch, unchanged
 
 _own: Watch | None = None  # the watch on this process, once there is one
 _patches = Patches()
+_in_session = False  # a stoker.watch() has begun and not ended
+_users = 0  # that have begun or shared the watch and not ended it
+_switch: Any = None  # what ``apply_on`` has put in the place of torch's method, while it stands there
 
 
 def begin() -> Watch:
-    """A watch on this process from now on, for ``session``. Raises UsageError: there is one already."""
+    """A watch on this process from now on, for ``session``. Its counters begin at zero, unless ``stoker run`` started
+    this process. Raises UsageError: another session has begun one."""
+    global _in_session
+    if _in_session:
+        raise UsageError("another stoker.watch() has not ended yet: call its stop()")
+    watch = share()
+    _in_session = True
+    if not watch.listened:
+        watch.forget()
+    return watch
+
+
+def share() -> Watch:
+    """The watch on this process, with what it has counted; a new one if there is none. For a callback, which wants to
+    know what is added from now on: a session that begins meanwhile clears the counters."""
+    global _users
+    watch = _known()
+    if not watch.on:
+        watch.forget()
+        watch.on = True
+    _patch(torch_loader, watch)
+    _users += 1
+    return watch
+
+
+def end(watch: Watch, session: bool = False) -> None:
+    """One user less. Without any nothing is watched, unless ``stoker run`` started this process."""
+    global _in_session, _users
+    _in_session = _in_session and not session
+    _users -= 1
+    watch.on = watch.listened or _users > 0
+    if not watch.on:
+        watch.rest()
+        if not watch.apply:  # else loaders are named for it
+            _patches.undo()
+
+
+def apply_on() -> None:
+    """From now on this process' loaders have what ``--apply`` gives. Called again: nothing."""
+    global _switch
+    watch = _known()
+    if watch.apply:
+        return
+    base: Any = torch_loader.DataLoader
+    _patch(torch_loader, watch)
+    before = base._get_iterator
+    _apply(torch_loader, watch)
+    if _switch is None:
+        _switch = _switched(watch, base._get_iterator, before)
+        base._get_iterator = _switch
+    else:  # others stand on it
+        base._get_iterator = before
+        del _switch.wanted
+
+
+def apply_off() -> None:
+    """Takes ``apply_on`` back: iterators made from now on are torch's. Without one: nothing."""
+    global _switch
+    watch = _known()
+    if _switch is None or not watch.apply:
+        return
+    base: Any = torch_loader.DataLoader
+    watch.apply, watch.refresh, watch.around = False, None, unchanged
+    _switch.wanted = lambda loader: None  # as ``loader.adopt.behind`` marks what is to be passed over
+    if base._get_iterator is _switch:
+        base._get_iterator = _switch.before
+        _switch = None
+    if not watch.on:
+        _patches.undo()
+
+
+def _switched(watch: Watch, applied: Start, before: Start) -> Start:
+    """Something may be put around it meanwhile, as ``stoker.install`` does, so it stays where it is."""
+
+    def _get_iterator(loader: LoaderLike) -> Iterator[Batch]:
+        return applied(loader) if watch.apply else before(loader)
+
+    this: Any = _get_iterator
+    this.before = before
+    return _get_iterator
+
+
+def _known() -> Watch:
     global _own
+    waiting = getattr(sys.modules.get("_stoker_hook"), "waiting", None)
+    if _own is None and waiting is not None:
+        waiting.begin()  # under ``stoker run``, before the first loader: there is one watch on a process
     if _own is None:
         _own = _new()
         _own.on = False
-    if _own.on and not _own.listened:
-        raise UsageError("another stoker.watch() has not ended yet: call its stop()")
-    if not _own.listened:
-        _own.forget()
-    _patch(torch_loader, _own)
-    _own.on = True
     return _own
-
-
-def end(watch: Watch) -> None:
-    """From now on nothing is watched, unless ``stoker run`` started this process."""
-    watch.on = watch.listened
-    if not watch.on:
-        watch.rest()
-        _patches.undo()
 
 
 def attach(module: ModuleType, late: dict[tuple[object, str], Callable[..., object]] | None = None) -> Watch:
@@ -61,6 +138,8 @@ def attach(module: ModuleType, late: dict[tuple[object, str], Callable[..., obje
     ``late``: methods that call what stands here, by class and name (``_hook``); others are replaced themselves."""
     global _own
     watch = _own = _new()
+    if signal.getsignal(hangs.DUMP_SIGNAL) is signal.SIG_DFL:
+        hangs.dump_on_request(all_threads=False)  # for `stoker why`
     _patches.late = late or {}
     _patch(module, watch)
     if os.environ.get("STOKER_DEBUG") == "1":
@@ -68,12 +147,16 @@ def attach(module: ModuleType, late: dict[tuple[object, str], Callable[..., obje
 
         module.DataLoader._get_iterator = lambda loader: DebugIter(loader)  # stoker's own class asks the engine
     if watch.apply:
-        from ...tuning import apply
-
-        apply.attach(module, watch.applied)
-        watch.refresh = apply.refresh
-        watch.around = functools.partial(apply.cache_alone, module, watch.applied)
+        _apply(module, watch)
     return watch
+
+
+def _apply(module: ModuleType, watch: Watch) -> None:
+    from ...tuning import apply
+
+    apply.attach(module, watch.applied)
+    watch.apply, watch.refresh = True, apply.refresh
+    watch.around = functools.partial(apply.cache_alone, module, watch.applied)
 
 
 def _new() -> Watch:

@@ -11,7 +11,7 @@ from ...core.types import JsonObject
 from . import worker_record
 from .worker_record import WorkerRecord
 
-LIVE = ("wait_s", "first_wait_s", "step_s", "batches", "samples", "epochs")
+LIVE = ("wait_s", "first_wait_s", "step_s", "batches", "samples", "epochs", "ended")
 ROWS = 256  # loaders of one process
 MAX_WORKERS = 256  # rows of the table that forked workers write their times to
 COLUMNS = 4  # fetch, collate, CPU (nanoseconds), tasks

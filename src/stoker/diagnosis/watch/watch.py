@@ -14,16 +14,22 @@ import torch
 
 from ...core import resources
 from ...core.metrics import LoaderMetrics
+from ...core.ranks import rank_and_ranks
 from ...core.types import JsonObject, LoaderLike
 from ...loader.describe import called, settings_of
 from ...loader.loader_state import state_of
 from .clock import Clock
 from .device import DeviceWatch
-from .shared_counters import Live, WorkerTimes
+from .shared_counters import LIVE, Live, WorkerTimes
 
 FILLS = 0.05  # of its samples; a cache that grew by less in an epoch is full
 NOTES = 240  # of a loader over time; after that every other one is dropped
 SEND_S = 1.0  # between two reports of a process
+
+
+def unchanged(loader: LoaderLike) -> contextlib.AbstractContextManager[None]:
+    """What is around the begin of an epoch where nothing is applied."""
+    return contextlib.nullcontext()
 
 
 class Watch:
@@ -36,20 +42,18 @@ class Watch:
         self.listened = "STOKER_RUN" in os.environ
         self.applied: dict[str, JsonObject] = {}
         self.refresh: Callable[[], None] | None = None  # brings ``applied`` up to date
-        self.around: Callable[[LoaderLike], contextlib.AbstractContextManager[None]] = lambda loader: (
-            contextlib.nullcontext()
-        )
+        self.around: Callable[[LoaderLike], contextlib.AbstractContextManager[None]] = unchanged
         self._socket: socket.socket | None = None
         self._steps = 0
         self._sent = 0.0
         self._born = time.perf_counter()
         self._least_left: dict[str, int] = {}
+        self._place = 0, 1  # rank, and how many there are
         self._clocks: weakref.WeakSet[Clock] = weakref.WeakSet()
         self._cached: dict[str, int] = {}  # samples in a loader's cache at its last restart
         self.forget()
 
     def forget(self) -> None:
-        """Clears all counters."""
         self.loaders: dict[str, LoaderMetrics] = {}
         self.bypassed: dict[str, tuple[str, str]] = {}  # by loader, its class, and why stoker's engine is not behind it
         self._live = Live()
@@ -125,8 +129,12 @@ class Watch:
         self.send()
 
     def row(self, metrics: LoaderMetrics) -> memoryview[float]:
-        """The live row of a loader."""
         return self._live.row(list(self.loaders).index(metrics.name))
+
+    def live(self) -> dict[str, dict[str, float]]:
+        """How far each loader is, by ``LIVE``. Another thread than the loop's may ask."""
+        names = list(self.loaders)
+        return {name: dict(zip(LIVE, self._live.row(i), strict=True)) for i, name in enumerate(names)}
 
     def enough(self) -> bool:
         """Whether so many batches as ``max_steps`` says were delivered."""
@@ -145,10 +153,11 @@ class Watch:
             self._note_rate(metrics)
         for device in self._devices.values():
             device.collect(final)
+        self._place = max(self._place, rank_and_ranks(), key=lambda place: place[1])  # a process group ends before this
         return {
             "pid": os.getpid(),
-            "rank": int(os.environ.get("RANK", "0")) if os.environ.get("RANK", "0").isdigit() else 0,
-            "world": int(os.environ.get("WORLD_SIZE", "1")) if os.environ.get("WORLD_SIZE", "1").isdigit() else 1,
+            "rank": self._place[0],
+            "world": self._place[1],
             "final": final,
             "cores": resources.cores_granted(),
             **self._left(),

@@ -30,6 +30,7 @@ from .stack_sampler import StackSampler
 ROW_BYTES = 8192
 KEYS = {"pid", "pss", "bins", "stacks", "slow", "kernel", "seconds", "own"}
 MEMORY_S = 2.0  # between two readings of a worker's memory, which take milliseconds each
+FIRST_MEMORY_S = 0.05  # before the first: where each epoch starts workers, their first batches would wait for it
 MAX_POINTS = 24  # of them; after that every other one is dropped
 SERIES = 8  # workers whose memory is kept, those that grew most
 WRITE_S = 0.2  # between two writes of a process, which may end at any moment
@@ -53,7 +54,7 @@ class WorkerRecord:
         self._written = 0.0
         self._own: list[list[float]] = []  # seconds and bytes of private memory
         self._pss = 0  # bytes, shared pages divided by those who share them
-        self._noted = 0.0 if in_worker else math.inf
+        self._next_note = self._began + FIRST_MEMORY_S if in_worker else math.inf  # when memory is read
         self.sampler = StackSampler(threading.get_ident(), threading.get_native_id(), alone=in_worker)
         self.sampler.min_task_s = 0.0 if in_worker else SHORT_S
         self.sampler.collate = getattr(collate, "__code__", None)
@@ -100,11 +101,11 @@ class WorkerRecord:
     def _note_memory(self) -> None:
         """Notes this worker's memory, now and then."""
         now = time.monotonic()
-        if now - self._noted < MEMORY_S:
+        if now < self._next_note:
             return
-        self._noted = now
-        self._pss = resources.pss()
-        self._own.append([round(now - self._began, 1), resources.private()])
+        self._next_note = now + MEMORY_S
+        self._pss, private = resources.pss_and_private()
+        self._own.append([round(now - self._began, 1), private])
         if len(self._own) > MAX_POINTS:
             del self._own[1:-1:2]
 

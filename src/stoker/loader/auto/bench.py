@@ -37,48 +37,28 @@ class TooSlow(UsageError):
 
 
 class BadSample(UsageError):
-    """A sample cannot be loaded.
-
-    Attributes:
-        where: which one, and in which transform, as far as that is known.
-    """
+    """A sample cannot be loaded."""
 
     def __init__(self, message: str, where: str = "") -> None:
         super().__init__(message)
-        self.where = where
+        self.where = where  # which one, and in which transform, as far as that is known
 
 
 class Window(NamedTuple):
-    """One measurement.
+    """One measurement."""
 
-    Attributes:
-        rate: batches per second.
-        batches: how many were delivered.
-        work_s: wall seconds that a worker spends on a batch.
-        make_s: of that, seconds to fetch and collate it, which a process without workers would spend as well.
-        cpu_s: CPU seconds of that.
-        nbytes: size of the largest batch; 0 where it does not cross between processes.
-        read: bytes that the workers read from files.
-    """
-
-    rate: float
-    batches: int
-    work_s: float
-    make_s: float
-    cpu_s: float
-    nbytes: int = 0
-    read: int = 0
+    rate: float  # batches per second
+    batches: int  # how many were delivered
+    work_s: float  # wall seconds that a worker spends on a batch
+    make_s: float  # of that, seconds to fetch and collate it, which a process without workers would spend as well
+    cpu_s: float  # CPU seconds of that
+    nbytes: int = 0  # size of the largest batch; 0 where it does not cross between processes
+    read: int = 0  # bytes that the workers read from files
 
 
 class Bench:
-    """The loop that measures, over worker processes.
-
-    Args:
-        loader: whose dataset and collate function are run.
-        tasks: which indices.
-        budget: memory of the transport.
-        deadline: ``time.monotonic()`` at which measuring has to be over.
-    """
+    """The loop that measures, over worker processes. ``deadline``: ``time.monotonic()`` at which measuring has to be
+    over."""
 
     def __init__(self, loader: LoaderLike, tasks: Tasks, budget: Budget, deadline: float) -> None:
         self.loader, self.tasks, self.deadline = loader, tasks, deadline
@@ -128,12 +108,7 @@ class Bench:
         return self.tasks()
 
     def next(self) -> None:
-        """Takes one batch.
-
-        Raises:
-            BadSample: it cannot be made.
-            TooSlow: it did not come before the deadline.
-        """
+        """Takes one batch. Raises BadSample: it cannot be made. TooSlow: it did not come before the deadline."""
         assert self._scheduler is not None
         try:
             data = self._scheduler.next()

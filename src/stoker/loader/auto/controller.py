@@ -101,17 +101,8 @@ class Windows:
 
 
 class Controller:
-    """Watches one loader.
-
-    Args:
-        workers: how many there are.
-        most: how many there may be; asked each time, because it depends on what the workers do.
-        prefetch: batches in flight for each worker.
-        clock: nanoseconds.
-
-    Attributes:
-        workers: as many as there are to be now.
-    """
+    """Watches one loader. ``most``: how many workers there may be; asked each time, because it depends on what they do.
+    ``prefetch``: batches in flight for each worker. ``clock``: nanoseconds."""
 
     def __init__(
         self,
@@ -120,7 +111,7 @@ class Controller:
         prefetch: int = 8,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self.workers = workers
+        self.workers = workers  # as many as there are to be now
         self._most, self._clock = most, clock
         self._windows = Windows(prefetch, clock)
         self._trial: Trial | None = None
@@ -137,11 +128,7 @@ class Controller:
         self._windows.settle(waited_ns, self.workers)
 
     def step(self, waited_ns: int) -> Decision | None:
-        """A batch was delivered.
-
-        Args:
-            waited_ns: how long the consumer has waited for workers, all in all.
-        """
+        """A batch was delivered. ``waited_ns``: how long the consumer has waited for workers, all in all."""
         window = self._windows.step(waited_ns, WINDOW_NS * (1 if self._trial is None else TRIAL_WINDOWS))
         if window is None:
             return None

@@ -42,22 +42,13 @@ class Worked(NamedTuple):
 
 
 class Place:
-    """Watches one loader.
-
-    Args:
-        why_not: why batches may not be made here, or "".
-        opened: what workers have opened and keep; "" for nothing, None where that cannot be said.
-
-    Attributes:
-        state: who makes the batches.
-        was_called: some batches were made here.
-        workers, prefetch: the loader's settings with workers.
-    """
+    """Watches one loader. ``why_not``: why batches may not be made here, or "". ``opened``: what workers have opened
+    and keep; "" for nothing, None where that cannot be said."""
 
     def __init__(self, why_not: Callable[[], str], opened: Callable[[], str | None]) -> None:
-        self.state = State.WORKERS
-        self.was_called = False
-        self.workers, self.prefetch = 1, 2
+        self.state = State.WORKERS  # who makes the batches
+        self.was_called = False  # some batches were made here
+        self.workers, self.prefetch = 1, 2  # workers, prefetch: the loader's settings with workers
         self._why_not, self._opened = why_not, opened
         self._before = Worked(0, 0, 0)
         self._usual_ns = 0.0  # of the loop's time, for a batch of a worker
@@ -72,11 +63,7 @@ class Place:
 
     def begin(self, finished: bool, worked: Worked) -> str:
         """An iterator is about to be made. Returns words if another process makes its batches than those of the last.
-
-        Args:
-            finished: the last one went to the end of its epoch.
-            worked: by workers and by this process, so far.
-        """
+        ``finished``: the last one went to the end of its epoch. ``worked``: by workers and by this process, so far."""
         tasks = worked.tasks - self._before.tasks
         wall_ns, cpu_ns = worked.wall_ns - self._before.wall_ns, worked.cpu_ns - self._before.cpu_ns
         usual_ns, found = self._waited_ns / max(1, tasks) + DELIVERY_NS, self._found
@@ -109,11 +96,7 @@ class Place:
         return made
 
     def step(self, waited_ns: int) -> None:
-        """A batch was delivered.
-
-        Args:
-            waited_ns: how long the consumer has waited for workers in this epoch.
-        """
+        """A batch was delivered. ``waited_ns``: how long the consumer has waited for workers in this epoch."""
         self._waited_ns = waited_ns
         self._batches += 1
         if self.state is State.WORKERS and self._batches == self._next_look:

@@ -54,17 +54,11 @@ def first_guess(loader: LoaderLike) -> tuple[int, str]:
 
 
 class Limit(NamedTuple):
-    """One bound.
+    """One bound."""
 
-    Attributes:
-        name: cores, memory, shm, budget, pinned.
-        most: workers.
-        words: the numbers it comes from.
-    """
-
-    name: str
-    most: int
-    words: str
+    name: str  # cores, memory, shm, budget, pinned
+    most: int  # workers
+    words: str  # the numbers it comes from
 
 
 def per_core(waits: float) -> int:
@@ -87,17 +81,9 @@ def limits(
     shm: bool = False,
     pinned: bool = False,
 ) -> list[Limit]:
-    """The limits that apply here, the tightest first.
-
-    Args:
-        waits: share of a worker's time that is not CPU time.
-        each: bytes of memory of a worker.
-        nbytes: of a batch.
-        prefetch: batches in flight per worker.
-        budget: of the transport.
-        shm: batches cross in /dev/shm, as with torch's own loader.
-        pinned: batches are page-locked.
-    """
+    """The limits that apply here, the tightest first. ``waits``: share of a worker's time that is not CPU time.
+    ``each``: bytes of memory of a worker; ``nbytes``: of a batch. ``prefetch``: batches in flight per worker. ``shm``:
+    batches cross in /dev/shm, as with torch's own loader."""
     cores, of_host = resources.cores_granted(), os.cpu_count() or 1
     of = f"{cores} core{'s' if cores > 1 else ''} granted" + (f" of {of_host}" if of_host > cores else "")
     each_core = per_core(waits)

@@ -30,16 +30,11 @@ _END = object()
 
 
 class Tasks:
-    """Indices like those the loader would draw, from generators of their own.
-
-    Attributes:
-        fresh: draw what was not drawn before (as a first epoch does), or what was (as later ones do).
-        note: what the user has to know about it; "" for nothing.
-    """
+    """Indices like those the loader would draw, from generators of their own."""
 
     def __init__(self, loader: LoaderLike) -> None:
-        self.fresh = True
-        self.note = ""
+        self.fresh = True  # draw what was not drawn before (as a first epoch does), or what was (as later ones do)
+        self.note = ""  # what the user has to know about it; "" for nothing
         self._kept: list[Index] = []
         self._rng = random.Random(SEED)
         self._total = self._count = 0
@@ -95,11 +90,7 @@ def _cycle(sampler: Iterable[Index]) -> Iterator[Index]:
 
 
 def keys_of(loader: LoaderLike) -> Sequence[Index]:
-    """The indices that a map-style dataset is asked for.
-
-    Raises:
-        TypeError: the dataset has no length.
-    """
+    """The indices that a map-style dataset is asked for. Raises TypeError: the dataset has no length."""
     if isinstance(loader.sampler, SubsetRandomSampler):
         return loader.sampler.indices
     return range(len(loader.dataset))

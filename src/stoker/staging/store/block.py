@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...core.types import Sample
-from .decode import layout
+from .decode import Layout, layout
 from .encode import ALIGN
 from .spec import Leaf
 
@@ -47,16 +47,23 @@ def pack(type_spec: str, leaves: Sequence[Leaf], i: int, checked: bool = True) -
 
 def unpack(heap: Leaf, offset: int, trusted: bool) -> Sample:
     """The sample at an offset of the heap. In a file the caller has to ask ``is_intact`` first."""
+    made, leaves = parts(heap, offset, trusted)
+    return made.put(leaves)
+
+
+def parts(heap: Leaf, offset: int, trusted: bool) -> tuple[Layout, list[Leaf]]:
+    """Type and leaves of the sample at an offset of the heap."""
     _, spec_bytes, length = _HEADER.unpack(heap[offset : offset + _HEADER.size].tobytes())
     body = heap[offset + _HEADER.size : offset + length]
     made = layout(body[:spec_bytes].tobytes().decode(), trusted)
     count = len(made.sizes)
     sizes = struct.unpack(f"<{count}Q", body[spec_bytes : spec_bytes + 8 * count].tobytes())
-    to, leaves = _padded(_HEADER.size + spec_bytes + 8 * count) - _HEADER.size, []
+    to = _padded(_HEADER.size + spec_bytes + 8 * count) - _HEADER.size
+    leaves: list[Leaf] = []
     for size in sizes:
         leaves.append(body[to : to + size])
         to += _padded(size)
-    return made.put(leaves)
+    return made, leaves
 
 
 def is_intact(heap: Leaf, offset: int, i: int) -> bool:

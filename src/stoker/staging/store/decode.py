@@ -229,7 +229,6 @@ def _stacks(tree: Spec) -> bool:
 
 @functools.cache
 def _line_bytes(mode: str, width: int) -> int:
-    """Bytes of one line of a PIL image."""
     from PIL import Image
 
     return len(Image.new(mode, (width, 1)).tobytes())

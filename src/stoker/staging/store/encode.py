@@ -83,14 +83,6 @@ def _leaf(out: list[Leaf], data: bytes, *tree: Any) -> Spec:
     return list(tree)
 
 
-def _take_int(x: int, out: list[Leaf], dense: bool) -> Spec:
-    return _leaf(out, np.int64(x).tobytes(), spec.INT) if x in _INT64 else _pickled(x, out)
-
-
-def _take_list(x: list[Sample], out: list[Leaf], dense: bool) -> Spec:
-    return _take_long_list(x, out) or [spec.LIST, [_take(v, out, dense) for v in x]]
-
-
 def _take_dict(x: dict[Any, Sample], out: list[Leaf], dense: bool) -> Spec:
     if not all(type(k) in KEY_TYPES for k in x):
         return _pickled(x, out)
@@ -200,12 +192,12 @@ _ENCODERS: dict[type, Callable[[Any, list[Leaf], bool], Spec]] = {
     torch.Tensor: _take_tensor,
     np.ndarray: _take_array,
     type(None): lambda x, out, dense: [spec.NONE],
-    int: _take_int,
+    int: lambda x, out, dense: _leaf(out, np.int64(x).tobytes(), spec.INT) if x in _INT64 else _pickled(x, out),
     float: lambda x, out, dense: _leaf(out, np.float64(x).tobytes(), spec.FLOAT),
     bool: lambda x, out, dense: _leaf(out, bytes([x]), spec.BOOL),
     str: lambda x, out, dense: _leaf(out, x.encode("utf-8", "surrogatepass"), spec.TEXT),
     bytes: lambda x, out, dense: _leaf(out, x, spec.BYTES),
     tuple: lambda x, out, dense: [spec.TUPLE, [_take(v, out, dense) for v in x]],
-    list: _take_list,
+    list: lambda x, out, dense: _take_long_list(x, out) or [spec.LIST, [_take(v, out, dense) for v in x]],
     dict: _take_dict,
 }

@@ -103,10 +103,8 @@ class Folder:
         return np.frombuffer(mmap.mmap(fd, size, access=access), dtype, count, len(header))
 
     def _create(self, file: str, header: bytes, size: int, sparse: bool) -> None:
-        """Writes a file under a temporary name and links it: the first of several processes wins.
-
-        Its room is taken at once unless it is ``sparse``: a write to a mapped hole is a SIGBUS where the disk is full.
-        """
+        """Writes a file under a temporary name and links it: the first of several processes wins. Its room is taken at
+        once unless it is ``sparse``: a write to a mapped hole is a SIGBUS where the disk is full."""
         temporary = f".{file}.{os.getpid()}.{time.monotonic_ns()}"
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._dir)
         try:

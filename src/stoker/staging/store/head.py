@@ -34,10 +34,8 @@ class _Number:
 
 
 class Head:
-    """The shared fields of a store. The caller holds the store's lock where it changes one.
-
-    The indices are a file format: see ``folder.FORMAT``.
-    """
+    """The shared fields of a store. The caller holds the store's lock where it changes one. The indices are a file
+    format: see ``folder.FORMAT``."""
 
     state = _Number(0)
     samples = _Number(1)  # length of the dataset; 0 in a new store

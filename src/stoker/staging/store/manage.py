@@ -31,8 +31,7 @@ class Cache(NamedTuple):
 
 
 def listed(base: Path) -> list[Cache]:
-    """All caches in a folder, the last used first. Other entries of the folder are ignored. Raises UsageError: the
-    folder cannot be listed."""
+    """All caches in a folder, the last used first. Raises UsageError: the folder cannot be listed."""
     try:
         found = [p for p in base.iterdir() if NAME.fullmatch(p.name) and os.access(p / MANIFEST, os.R_OK)]
     except FileNotFoundError:

@@ -44,10 +44,9 @@ os.register_at_fork(after_in_child=_thread_locks.clear)  # another thread may ha
 
 
 class Memory:
-    """Tables in an anonymous file (memfd_create(2)). Limits of ``/dev/shm`` do not apply to it.
-
-    Forked workers inherit it, spawned ones receive its descriptor. ``nbytes``: the file's size. Only pages that are
-    written take memory. Raises OSError: such files are not supported here."""
+    """Tables in an anonymous file (memfd_create(2)). Limits of ``/dev/shm`` do not apply to it. Forked workers inherit
+    it, spawned ones receive its descriptor. ``nbytes``: the file's size. Only pages that are written take memory.
+    Raises OSError: such files are not supported here."""
 
     trusted = True  # this run wrote all of it, so it may contain pickles and needs no checksums
     writable = True
@@ -95,10 +94,8 @@ class Memory:
         """Does nothing: writing takes the memory."""
 
     def write(self, table: NDArray[np.uint8], start: int, offset: int, data: NDArray[np.uint8]) -> None:
-        """Writes bytes into a table that begins at ``start``.
-
-        It uses pwrite(2): writing to a new mapping costs a fault a page, and a SIGBUS where memory is exhausted.
-        Raises OSError: memory is exhausted."""
+        """Writes bytes into a table that begins at ``start``. It uses pwrite(2): writing to a new mapping costs a fault
+        a page, and a SIGBUS where memory is exhausted. Raises OSError: memory is exhausted."""
         at = start + offset
         left = memoryview(data.data).cast("B")
         while len(left):

@@ -60,9 +60,7 @@ def _modules(name: str) -> Iterator[object]:
 
 def find_class(name: str, base: type = tuple) -> Any:
     """A named tuple, or a subclass of ``base``, that this process has defined or imported; None where it has none.
-
-    Nothing is imported: the name may come from a file.
-    """
+    Nothing is imported: the name may come from a file."""
     module, _, path = name.partition(":")
     found: object = next(_modules(module), None)
     for part in path.split("."):

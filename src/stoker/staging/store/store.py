@@ -17,17 +17,19 @@ from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...core.types import Sample
+from ...core.types import Index, Sample
 from .decode import Layout, layout
 from .encode import CacheError
 from .head import NUMBERS, SPEC_BYTES, Head, State
 from .memory import Memory
+from .spec import Leaf
 from .tables import PAGE, Medium, Samples, Tables
 
 FIRST_SAMPLES = 16  # after so many samples, at most, it is decided how samples are stored
@@ -48,7 +50,6 @@ class StoreStats(NamedTuple):
     ranks: int = 1  # of this node that fill and read it
 
     def describe(self) -> str:
-        """In one line."""
         share = self.filled / max(1, self.samples)
         text = f"{self.filled:,} of {self.samples:,} samples ({share:.0%}) in {self.nbytes / 1e6:,.1f} MB"
         return f"{text}; {self.reason}" if self.reason else text
@@ -101,7 +102,6 @@ class Store:
 
     @property
     def complete(self) -> bool:
-        """Whether every sample is stored."""
         return self._head.filled == self.samples
 
     @property
@@ -111,7 +111,6 @@ class Store:
 
     @property
     def account(self) -> StoreStats:
-        """The store in numbers."""
         head = self._head
         return StoreStats(
             samples=self.samples,
@@ -165,11 +164,23 @@ class Store:
 
     # -- reading
 
-    def where(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The location of each sample, for ``read``; 0 where it is not stored.
+    def find(self, indices: Sequence[Index]) -> NDArray[np.int64] | None:
+        """``where`` for indices as a dataset gets them, which may count from the end. None: they are no numbers, or
+        there is no such sample, and the dataset is to raise what it raises."""
+        try:
+            numbers = np.array(indices)
+        except ValueError:
+            return None
+        if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
+            return None
+        numbers = np.where(numbers < 0, numbers + self.samples, numbers)
+        if (numbers < 0).any() or (numbers >= self.samples).any():
+            return None
+        return self.where(numbers)
 
-        In a file, a sample is verified when it is first asked for. One that is damaged is not stored any more.
-        """
+    def where(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The location of each sample, for ``read``; 0 where it is not stored. In a file, a sample is verified when it
+        is first asked for. One that is damaged is not stored any more."""
         if not _ORDERED:  # taking the lock is a memory barrier for both sides
             with self.medium.lock():
                 pass
@@ -201,6 +212,12 @@ class Store:
         self.ready()
         assert self._tables is not None
         return self._tables.read(location)
+
+    def stored(self, location: int) -> tuple[str, list[Leaf]]:
+        """The type of the sample at a location that ``where`` returned, and its leaves. Not to be written to."""
+        self.ready()
+        assert self._tables is not None
+        return self._tables.stored(location)
 
     def rows_at(self, locations: NDArray[np.int64]) -> torch.Tensor | None:
         """The rows of samples, for a gather from ``columns``; None where not all are rows, or rows do not stack."""
@@ -261,10 +278,8 @@ class Store:
                 self.medium.seal()
 
     def _decide(self, samples: Samples) -> None:
-        """Decides how samples are stored, from the first ones. The caller holds the lock.
-
-        They are rows where the first have one type of one size.
-        """
+        """Decides how samples are stored, from the first ones. The caller holds the lock. They are rows where the first
+        have one type of one size."""
         head = self._head
         state = State.BLOCKS
         specs = {type_spec for type_spec, _ in samples.values()}

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from ...core import resources
 from ...core.types import Sample
-from .block import is_intact, pack, unpack
+from .block import is_intact, pack, parts, unpack
 from .decode import Layout, layout
 from .head import Head, State
 from .spec import Leaf
@@ -53,9 +53,7 @@ class _Column(NamedTuple):
 
 class Tables:
     """The columns and the heap of a store. Raises CacheError: damaged files; OSError: there is no room for the tables.
-
-    A sample's location is its row + 1, or minus its offset in the heap - 1. 0 means that it is not stored.
-    """
+    A sample's location is its row + 1, or minus its offset in the heap - 1. 0 means that it is not stored."""
 
     def __init__(self, medium: Medium, head: Head, start: int) -> None:
         self._medium = medium
@@ -94,6 +92,14 @@ class Tables:
             assert self.layout is not None
             return self.layout.put([c.rows[location - 1] for c in self._columns])
         return unpack(self._heap, -location - 1, self._medium.trusted)
+
+    def stored(self, location: int) -> tuple[str, list[Leaf]]:
+        """The type of the sample at a location, and its leaves in place."""
+        if location > 0:
+            assert self.layout is not None
+            return self.layout.type_spec, [c.rows[location - 1] for c in self._columns]
+        made, leaves = parts(self._heap, -location - 1, self._medium.trusted)
+        return made.type_spec, leaves
 
     def is_intact(self, i: int, location: int) -> bool:
         """Whether sample ``i`` is at this location of a file, unchanged, and no other sample will be written there."""

@@ -36,20 +36,9 @@ def bound(max_errors: int | float | None, samples: int | None) -> int:
 
 class ErrorLog:
     """What failed of one loader, from its first epoch to its last. A sample counts once, however often it fails.
-
     Samples are counted when batches are delivered, in the sampler's order. So the batch at which the limit is exceeded
-    does not depend on the number of workers.
-
-    Args:
-        samples: how many the dataset has, if it says.
-        max_errors: see ``bound``.
-        path: of the quarantine file; None: none is written.
-        dataset: the dataset's name.
-
-    Attributes:
-        failed: by index, in the order in which they came.
-        metrics: where the counts are shown.
-    """
+    does not depend on the number of workers. ``max_errors``: see ``bound``. ``path``: of the quarantine file; None:
+    none is written."""
 
     def __init__(self, samples: int | None, max_errors: int | float | None, path: str | None, dataset: str) -> None:
         self.samples = samples
@@ -57,24 +46,16 @@ class ErrorLog:
         self.dataset = dataset
         # In the folder in which the script made the loader, even if it changes folders later.
         self._path = None if path is None else Path(os.path.abspath(path))
-        self.failed: dict[Index, Failure] = {}
-        self.metrics = LoaderMetrics()
+        self.failed: dict[Index, Failure] = {}  # by index, in the order in which they came
+        self.metrics = LoaderMetrics()  # where the counts are shown
 
     def open(self, partial: Partial) -> Batch:
-        """The batch inside, after its failures were counted.
-
-        Raises:
-            SampleError: more samples failed than may.
-        """
+        """The batch inside, after its failures were counted. Raises SampleError: more samples failed than may."""
         self.add(partial.failures)
         return partial.data
 
     def add(self, failures: Iterable[Failure]) -> None:
-        """Counts failures.
-
-        Raises:
-            SampleError: more samples failed than may.
-        """
+        """Counts failures. Raises SampleError: more samples failed than may."""
         new = [f for f in failures if f.index not in self.failed]
         new = list({f.index: f for f in new}.values())
         self.failed.update((f.index, f) for f in new)

@@ -25,12 +25,7 @@ def begin() -> None:
 
 
 def why(exitcode: int | None, nbytes: int) -> str:
-    """How a worker process ended.
-
-    Args:
-        exitcode: negative: a signal's number.
-        nbytes: its memory, as it was measured last; 0: it was not.
-    """
+    """How a worker process ended. ``nbytes``: its memory, as it was measured last; 0: it was not."""
     text = _ended(exitcode)
     if nbytes:
         limit = resources.memory_limit()

@@ -16,33 +16,27 @@ from .sample_name import called
 OnSampleStart: TypeAlias = Callable[[int, int], None]
 """Called with the position in the task of the sample that is loaded next, and 1. Or with -1 and how many samples are
 loaded at once next; 0: none is loaded any more."""
+Ahead: TypeAlias = Callable[[Sequence[Index]], dict[int, Sample]]
+"""Loads samples of a batch by threads. Returns by position those that need not be loaded any more."""
 MAX_REPLACEMENTS = 32  # samples that are tried in the place of one
 
 
 class Parts(NamedTuple):
-    """How a dataset's batches are made, in parts.
+    """How a dataset's batches are made, in parts."""
 
-    Attributes:
-        dataset: for the names of its files.
-        batched: a task is a list of indices.
-        whole: makes a batch at once; None: ``one`` and ``finish`` do the same.
-        one: loads the sample of an index.
-        finish: makes a batch of samples.
-    """
-
-    dataset: Any
-    batched: bool
-    whole: Callable[[Index], Batch] | None
-    one: Callable[[Index], Sample]
-    finish: Callable[[list[Sample]], Batch]
+    dataset: Any  # for the names of its files
+    batched: bool  # a task is a list of indices
+    whole: Callable[[Index], Batch] | None  # makes a batch at once; None: ``one`` and ``finish`` do the same
+    one: Callable[[Index], Sample]  # loads the sample of an index
+    finish: Callable[[list[Sample]], Batch]  # makes a batch of samples
+    # asked for samples of a batch before ``one`` is asked for the others; None: there is none
+    ahead: Ahead | None = None
 
 
 class Guard:
-    """Makes batches as ``parts`` says, under a policy.
-
-    Batches are made at once where the dataset can (``__getitems__``, a gather, a cache). One that fails is made again,
-    sample by sample. A failed sample's replacement depends on the base seed, the epoch and the task, not on the worker.
-    """
+    """Makes batches as ``parts`` says, under a policy. Batches are made at once where the dataset can
+    (``__getitems__``, a gather, a cache). One that fails is made again, sample by sample. A failed sample's replacement
+    depends on the base seed, the epoch and the task, not on the worker."""
 
     def __init__(self, parts: Parts, policy: OnError, on_sample_start: OnSampleStart | None = None) -> None:
         self.parts = parts
@@ -54,23 +48,19 @@ class Guard:
     def begin(
         self, base_seed: int, epoch: int, task: int, reseed: Callable[[], None] | None = None, others: int = 0
     ) -> None:
-        """Prepares the next task.
-
-        Args:
-            base_seed, epoch, task: seed the choice of replacements.
-            reseed: puts the random state back to where the task began; None: that is not known.
-            others: how often a replacement took too long.
-        """
+        """Prepares the next task. ``reseed`` puts the random state back to where the task began; None: that is not
+        known. ``others``: how often a replacement took too long. Base seed, epoch and task seed the choice of
+        replacements."""
         self._seed, self._reseed = (base_seed, epoch, task, others)[: 4 if others else 3], reseed
 
     def __call__(self, indices: Index, bad: Mapping[int, Failure] | None = None) -> Batch:
-        """A batch; a ``Partial`` if samples failed and were skipped or replaced.
-
-        Args:
-            indices: of the task.
-            bad: by position, samples that are not tried.
-        """
+        """A batch; a ``Partial`` if samples failed and were skipped or replaced. ``indices``: of the task. ``bad``: by
+        position, samples that are not tried. None: it is the first try."""
         whole, error = self.parts.whole, None
+        made: dict[int, Sample] = {}
+        if self.parts.ahead is not None and bad is None:
+            self.on_sample_start(-1, len(indices))
+            made = self.parts.ahead(indices)
         if whole is not None and not bad:
             self.on_sample_start(-1, len(indices))
             try:
@@ -81,7 +71,7 @@ class Guard:
                 error = e
             if self._reseed is not None:
                 self._reseed()
-        samples, failures = self._load(list(indices) if self.parts.batched else [indices], bad or {})
+        samples, failures = self._load(list(indices) if self.parts.batched else [indices], bad or {}, made)
         if not failures:
             if error is not None:
                 raise error  # not a sample's
@@ -96,8 +86,10 @@ class Guard:
                 with contextlib.suppress(Exception):
                     self.parts.one(index)
 
-    def _load(self, indices: Sequence[Index], bad: Mapping[int, Failure]) -> tuple[list[Sample], list[Failure]]:
-        """The samples, and what failed."""
+    def _load(
+        self, indices: Sequence[Index], bad: Mapping[int, Failure], made: Mapping[int, Sample]
+    ) -> tuple[list[Sample], list[Failure]]:
+        """The samples, and what failed. ``made``: those that are loaded already."""
         out: list[Sample] = []
         failures: list[Failure] = []
         holes: list[int] = []  # positions in ``out`` for replacements
@@ -106,7 +98,7 @@ class Guard:
             try:
                 if k in bad:
                     raise SampleError(bad[k].error)
-                sample = self.parts.one(index)
+                sample = made[k] if k in made else self.parts.one(index)
             except Exception as e:
                 if self.policy.action == "raise" or (isinstance(e, StokerError) and k not in bad):
                     raise

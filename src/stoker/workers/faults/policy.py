@@ -24,19 +24,12 @@ QUARANTINE = "stoker-quarantine.jsonl"
 
 
 class Failure(NamedTuple):
-    """What went wrong with a sample.
+    """What went wrong with a sample."""
 
-    Attributes:
-        index: what the sampler yielded: an int, a str, else its ``repr``.
-        file: its file, if the dataset has a list of them; else "".
-        error: one line, the type first.
-        kind: "error", "death" (its worker died of it) or "timeout".
-    """
-
-    index: Index
-    file: str
-    error: str
-    kind: str = "error"
+    index: Index  # what the sampler yielded: an int, a str, else its ``repr``
+    file: str  # its file, if the dataset has a list of them; else ""
+    error: str  # one line, the type first
+    kind: str = "error"  # "error", "death" (its worker died of it) or "timeout"
 
 
 class _Nothing:
@@ -69,18 +62,13 @@ class Partial:
 
 @dataclass(frozen=True)
 class OnError:
-    """The policy for samples that fail.
+    """The policy for samples that fail."""
 
-    Attributes:
-        action: "raise", "skip", "replace" or "call".
-        refill: with "skip": other samples of the batch are repeated in their place.
-        call: with "call": gets index and error, and returns the replacement; None: skip the sample.
-        among: with "replace": indices that the sampler might have drawn; None: only those of the batch are known.
-    """
-
-    action: str = "raise"
-    refill: bool = False
+    action: str = "raise"  # "raise", "skip", "replace" or "call"
+    refill: bool = False  # with "skip": other samples of the batch are repeated in their place
+    # with "call": gets index and error, and returns the replacement; None: skip the sample
     call: Callable[[Index, Exception], Sample] | None = None
+    # with "replace": indices that the sampler might have drawn; None: only those of the batch are known
     among: Sequence[Index] | None = None
 
 
@@ -129,11 +117,7 @@ def plain(index: Index) -> int | str:
 
 
 def check(on_error: object, refill: object, max_errors: object) -> None:
-    """Checks the arguments of a loader.
-
-    Raises:
-        UsageError: what is wrong with one, and what is right.
-    """
+    """Checks the arguments of a loader. Raises UsageError: what is wrong with one, and what is right."""
     if not callable(on_error) and on_error not in ACTIONS:
         raise UsageError(f"on_error={on_error!r}: one of {', '.join(map(repr, ACTIONS))}, or a function")
     if refill and on_error != "skip":

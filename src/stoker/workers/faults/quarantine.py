@@ -20,11 +20,7 @@ PATH = 2000  # characters of a file's name
 
 
 def append(path: Path, failures: Iterable[Failure], dataset: str) -> None:
-    """Adds a line for each failure.
-
-    Raises:
-        OSError: no such file can be written to.
-    """
+    """Adds a line for each failure. Raises OSError: no such file can be written to."""
     fd = os.open(path, FLAGS, 0o600)
     try:
         st = os.fstat(fd)

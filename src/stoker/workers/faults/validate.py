@@ -49,11 +49,7 @@ def restarts(loader: LoaderLike) -> bool:
 
 
 def check(loader: Any) -> None:
-    """Checks all settings about faults.
-
-    Raises:
-        UsageError: what is wrong, and what to do instead.
-    """
+    """Checks all settings about faults. Raises UsageError: what is wrong, and what to do instead."""
     policy.check(loader.on_error, loader.refill, loader.max_errors)
     _check_death(loader)
     check_timeout(loader)
@@ -82,11 +78,7 @@ def check(loader: Any) -> None:
 
 
 def check_timeout(loader: Any) -> None:
-    """Checks ``sample_timeout=``.
-
-    Raises:
-        UsageError: what is wrong, and what to do instead.
-    """
+    """Checks ``sample_timeout=``. Raises UsageError: what is wrong, and what to do instead."""
     seconds = getattr(loader, "sample_timeout", None)
     if seconds is None:
         return

@@ -22,8 +22,9 @@ class _Loader(importlib.abc.Loader):
         return self._real.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
+        global waiting
         self._real.exec_module(module)
-        _Waiting(module)
+        waiting = _Waiting(module)
 
     def __getattr__(self, name: str) -> Any:  # get_source and the like, for tracebacks
         return getattr(self._real, name)
@@ -52,7 +53,7 @@ class _Waiting:
 
         @functools.wraps(original)
         def method(*args: Any, **kwargs: Any) -> Any:
-            self._begin()
+            self.begin()
             return self.replaced[key](*args, **kwargs)
 
         setattr(cls, name, method)
@@ -64,18 +65,21 @@ class _Waiting:
         def __init_subclass__(cls: Any, **kwargs: Any) -> None:
             super(base, cls).__init_subclass__(**kwargs)
             if not cls.__module__.startswith("torch."):
-                self._begin()
+                self.begin()
                 self.replaced[key](cls)
 
         base.__init_subclass__ = classmethod(__init_subclass__)  # type: ignore[arg-type]
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         if self._begun:
             return
         with self._lock:  # another thread's first loader waits until the watch is there
             if not self._begun:
                 self._begun = True
                 _attach(self._module, self.replaced)
+
+
+waiting: _Waiting | None = None  # once torch is imported, for ``patch``, which a script's callback may ask first
 
 
 def _attach(module: Any, replaced: dict[tuple[object, str], Callable[..., Any]]) -> None:

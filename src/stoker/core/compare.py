@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.object_tree import attributes
+from .object_tree import attributes
 
 IDENTICAL = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 

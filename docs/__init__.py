@@ -1,0 +1,1 @@
+"""The pages, and ``generate``, which makes those that come from the source."""

@@ -1,0 +1,79 @@
+"""``reference/environment.md``: the environment variables that stoker reads or sets."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import stoker
+
+from . import Uncovered, code, table
+
+SRC = Path(stoker.__file__).parent
+NAME = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|RANK|TERM|COLUMNS")
+NO_VARIABLES = re.compile(r"(RLIMIT|SC|SIG|LOAD|STORE|IMPORT)_.*")  # names of limits, of sysconf, of bytecode
+
+YOURS = {
+    "STOKER_CACHE": "The folder of caches on disk. Where it is set, `stoker.Staged` caches on disk unless `cache=` "
+    "says otherwise; [caching](../staging.md).",
+    "XDG_CACHE_HOME": "`stoker run` remembers observed runs in `stoker/runs` there, and caches on disk lie in "
+    "`stoker/staged`, unless `STOKER_CACHE` is set. Default: `~/.cache`.",
+    "NO_COLOR": "Where it is set, nothing that stoker prints has colours. A pipe or a file never has.",
+    "COLUMNS": "How wide the text of a report is, 40 to 120; default: the terminal's width, else 80.",
+    "TERM": "`dumb` prints no colours.",
+}
+LAUNCHERS = {
+    "CUDA_VISIBLE_DEVICES": "The GPUs that a report counts as the script's.",
+    "RANK": "The rank of this process in the report.",
+    "WORLD_SIZE": "The number of ranks in the report.",
+    "LOCAL_RANK": "Says, with `WORLD_SIZE`, that all ranks are on this machine.",
+    "LOCAL_WORLD_SIZE": "How many ranks share the cores and the memory of this node (torchrun).",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "The same, from Open MPI.",
+    "SLURM_STEP_TASKS_PER_NODE": "The same, from Slurm.",
+    "MASTER_ADDR": "Where ranks meet: tells whether all are on this machine, and which ranks share a cache.",
+    "MASTER_PORT": "Which ranks share a cache.",
+    "TORCHELASTIC_RESTART_COUNT": "How often torchrun has restarted the ranks.",
+    "RAY_ADDRESS": 'The cluster, where `worker_method="ray"` names none; [other machines](../cluster.md).',
+}
+OWN = {
+    "STOKER_RUN": "The address of the socket on which `stoker run` listens.",
+    "STOKER_HOME": "The folder from which the watched process imports stoker.",
+    "STOKER_APPLY": "`1`: with `--apply`.",
+    "STOKER_DEBUG": "`1`: with `--debug`.",
+    "STOKER_MAX_STEPS": "The number given to `--max-steps`.",
+    "STOKER_WORKERS_ON": "What was given to `--workers-on`.",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "`0` for Ray: it leaves `CUDA_VISIBLE_DEVICES` to the script.",
+    "PYTHONPATH": "The folder that starts the watch is put first; what was there stays behind it.",
+}
+BY_LIBRARIES = {"XDG_CACHE_HOME", "NO_COLOR", "TERM", "COLUMNS"}  # read by platformdirs and rich
+
+
+def found() -> set[str]:
+    """Names of environment variables in the source: texts in capitals, in modules that read the environment."""
+    out = set()
+    for path in SRC.rglob("*.py"):
+        text = path.read_text()
+        out |= set(re.findall(r"\bSTOKER_[A-Z_]+\b", text))
+        if "environ" not in text:
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and NAME.fullmatch(node.value):
+                out.add(node.value)
+    return {name for name in out if not NO_VARIABLES.fullmatch(name)} | {"PYTHONPATH"}
+
+
+def page() -> dict[str, str]:
+    """The page; raises ``Uncovered`` for a variable without a row."""
+    there = found() | BY_LIBRARIES
+    if missing := there - {*YOURS, *LAUNCHERS, *OWN}:
+        raise Uncovered(f"docs/generate/variables.py lacks {sorted(missing)}")
+    lines = ["# Environment variables", ""]
+    for title, names in (
+        ("Yours to set", YOURS),
+        ("Set by launchers, read by stoker", LAUNCHERS),
+        ("Set by stoker run for the script", OWN),
+    ):
+        rows = [[code(name), meaning] for name, meaning in names.items() if name in there]
+        lines += [f"## {title}", "", table(["variable", "meaning"], rows)]
+    return {"reference/environment.md": "\n".join(lines)}

@@ -1,0 +1,65 @@
+"""Far storage that a dataset reads: fsspec's filesystems, and addresses of servers. fsspec is never imported here."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+
+from .object_tree import children, is_filesystem, walk
+
+NEAR = {"file", "local", "memory", "data"}  # fsspec's protocols that need no connection
+SCHEMES = (
+    "http://",
+    "https://",
+    "s3://",
+    "s3a://",
+    "gs://",
+    "gcs://",
+    "az://",
+    "abfs://",
+    "abfss://",
+    "hf://",
+    "oss://",
+)
+
+
+def is_far(dataset: object) -> bool:
+    """Whether a dataset says that it reads from servers: it holds a filesystem that does, or an address.
+
+    Example:
+        >>> is_far({"urls": ["s3://bucket/0.jpg"]}), is_far({"paths": ["photos/0.jpg"]})
+        (True, False)
+    """
+    for _, x in walk(dataset):
+        if is_filesystem(x) and not NEAR.issuperset(_protocols(x)):
+            return True
+        if any(isinstance(value, str) and value.startswith(SCHEMES) for _, value in children(x)):
+            return True
+    return False
+
+
+def opened(dataset: object) -> Iterator[tuple[str, object]]:
+    """Asynchronous filesystems of fsspec's in a dataset, and files of such, each with its path. The thread that serves
+    them is not in a forked child: there a file waits for ever, and a filesystem raises an error. See ``reopen``."""
+    asyn = sys.modules.get("fsspec.asyn")
+    if asyn is None:
+        return
+    for path, x in walk(dataset):
+        fs = x if is_filesystem(x) else getattr(x, "fs", None) if isinstance(x, io.IOBase) else None
+        if isinstance(fs, asyn.AsyncFileSystem) and getattr(fs, "_loop", None) is not None:
+            yield path, x
+
+
+def reopen(dataset: object) -> None:
+    """In a forked child: makes its asynchronous filesystems anew, from their arguments, as pickling them would."""
+    for _, fs in opened(dataset):
+        if is_filesystem(fs) and vars(fs)["_pid"] != os.getpid():
+            anew, args, kwargs = type(fs), vars(fs)["storage_args"], vars(fs)["storage_options"]
+            vars(fs).update(vars(anew(*args, **kwargs)))
+
+
+def _protocols(fs: object) -> set[str]:
+    found = getattr(fs, "protocol", ())
+    return {found} if isinstance(found, str) else set(found)

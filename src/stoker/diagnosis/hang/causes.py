@@ -1,0 +1,299 @@
+"""The likely cause, in one sentence: rules over a job, the surest first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ...core.terminal import human_bytes
+from . import proc, stacks, waits
+from .job import FETCHES, Job, Member
+
+LONG_S = 60.0  # a sleep that still takes so long is no part of a healthy run
+STUCK_S = 10.0  # so long in one system call is longer than storage or a server takes
+SHM_FULL = 0.02  # of /dev/shm free
+COLLECTIVES = ("distributed_c10d.py", "distributed/_functional_collectives.py")
+NETWORK = ("nfs", "fuse", "ceph", "lustre", "gpfs", "cifs", "9p", "beegfs", "smb")
+ELSEWHERE = 'multiprocessing_context="forkserver" in the DataLoader'
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What a job hangs on."""
+
+    name: str  # of the rule; stable, for programs
+    hangs: bool | None  # None: it may only be slow
+    sentence: str  # what happens
+    advice: str = ""  # what to do; "": nothing is to be done
+    pids: tuple[int, ...] = ()  # the processes that it is about
+
+
+def judge(jobs: Sequence[Job]) -> Cause:
+    """The cause of the job that hangs, if one does. A rank that waits for another one is not the cause."""
+    found = [cause_of(job) for job in jobs]
+    return (
+        min(found, key=lambda c: (c.hangs is False, c.name == "collective", c.hangs is None))
+        if found
+        else Cause("nothing", None, "No process of it trains.")
+    )
+
+
+def cause_of(job: Job) -> Cause:
+    """The cause that the first rule finds."""
+    for rule in (_left_over, _stopped, _ended, _event_loop, _deadlock, _goes_on, _data, _idle, _loop):
+        found = rule(job)
+        if found is not None:
+            return found
+    return Cause("unknown", None, f"{_name(job, job.members[0])} {job.members[0].wait.text}; the reason is not known.")
+
+
+def _left_over(job: Job) -> Cause | None:
+    """A worker that waits in a system call does not see that its parent has gone."""
+    if job.loop is not None:
+        return None
+    w = job.workers[0]
+    sentence = f"{_name(job, w)} is left over: its training process has ended. It {w.wait.text}{_at(w)}."
+    return Cause("left_over", True, sentence, f"kill {w.pid}", (w.pid,))
+
+
+def _stopped(job: Job) -> Cause | None:
+    held = [m for m in (job.loop, *job.workers) if m is not None and m.wait.kind in ("stopped", "debugged")]
+    if not held:
+        return None
+    m = held[0]
+    if m.wait.kind == "debugged":
+        return Cause("debugged", True, f"{_name(job, m)} is held by a debugger.", "Let the debugger go on.", (m.pid,))
+    pids = tuple(x.pid for x in held)
+    others = f", and {len(held) - 1} more" if len(held) > 1 else ""
+    for_it = "" if m is job.loop else "; the loop gets no batch of it"
+    sentence = f"{_name(job, m)} is stopped by a signal (SIGSTOP){others}{for_it}."
+    return Cause("stopped", True, sentence, f"kill -CONT {' '.join(map(str, pids))}", pids)
+
+
+def _ended(job: Job) -> Cause | None:
+    dead = [w for w in job.workers if w.wait.kind == "ended"]
+    if not dead or job.loop is None or job.loop.busy or any(w.wrote for w in job.workers):
+        return None
+    shm = proc.shm_free(job.loop.pid)
+    full = shm is not None and shm[0] < SHM_FULL * shm[1]
+    why = f" /dev/shm has {human_bytes(shm[0])} free of {human_bytes(shm[1])}." if shm is not None and full else ""
+    advice = "Look into the kernel's log for a lack of memory; a larger /dev/shm: docker run --shm-size=8g."
+    return Cause(
+        "died", True, f"{_name(job, dead[0])} has ended, and the loop has not noticed.{why}", advice, _pids(dead)
+    )
+
+
+def _deadlock(job: Job) -> Cause | None:
+    found = [w for w in job.workers if w.still and waits.deadlocked(w.process)]
+    return _lock(job, found[0]) if found else None
+
+
+def _event_loop(job: Job) -> Cause | None:
+    """fsspec asks its event loop once a second whether it is done; after a fork nothing runs that loop."""
+    for w in job.workers:
+        others = [frames for tid, frames in w.stacks.threads.items() if tid != w.pid]
+        runs = any(stacks.inside(frames, "asyncio/base_events.py") for frames in others)
+        seen = w.stacks.source == "py-spy" or len(w.process.threads) == 1
+        if stacks.inside(w.frames, "fsspec/asyn.py") and seen and not runs:
+            sentence = f"{_name(job, w)} waits{_at(w)} for fsspec's event loop, whose thread a fork does not copy."
+            advice = f"Open the file system in the worker, or use {ELSEWHERE}."
+            return Cause("forked_fsspec", True, sentence, advice, (w.pid,))
+    return None
+
+
+def _lock(job: Job, m: Member) -> Cause:
+    """A lock for which a worker or the loop waits."""
+    certain = m.still and waits.deadlocked(m.process)
+    at = _at(m)
+    name = _name(job, m)
+    forked = job.loop is not None and m.role == "worker" and m.who.command == job.loop.who.command
+    hangs = True if certain or _long(m) else None
+    if m.wait.library and forked:
+        sentence = f"{name} waits{at} for threads of {m.wait.library}, which a fork does not copy."
+        return Cause("forked_threads", hangs, sentence, f"Use {ELSEWHERE}.", (m.pid,))
+    if not m.wait.private:
+        sentence = f"{name} waits{at} for a lock that processes share; the one that had it may have been killed."
+        return Cause("shared_lock", hangs, sentence, "Start the run anew; see whether a worker was killed.", (m.pid,))
+    if forked and certain:
+        sentence = f"{name} waits{at} for a lock that another thread held when it was forked: nothing can release it."
+        return Cause("forked_lock", True, sentence, f"Use {ELSEWHERE}, or make the lock in the worker.", (m.pid,))
+    if certain:
+        sentence = f"{name} waits{at} for a lock that only itself could release."
+        return Cause("deadlock", True, sentence, "Look which code holds the lock.", (m.pid,))
+    return Cause("lock", hangs, f"{name} waits{at} for a lock{_since(m)}.", "Look which code holds the lock.", (m.pid,))
+
+
+def _goes_on(job: Job) -> Cause | None:
+    """Batches come, or the loop computes."""
+    if any(w.wrote and not job.is_idle(w) for w in job.workers) or any(w.wrote for w in job.waited_for):
+        return Cause("nothing", False, "Nothing hangs: workers sent batches during this second.")
+    loop = job.loop
+    if loop is None or job.waited_for or not loop.busy:
+        return None
+    if _collective(loop):
+        return _ranks(job, loop)
+    return Cause("nothing", False, f"Nothing hangs: {job.called} computes ({loop.core:.0%} of a core){_at(loop)}.")
+
+
+def _data(job: Job) -> Cause | None:
+    """The loop waits for a batch: what the workers that are at one wait for."""
+    if job.loop is None:
+        return None
+    late = [w for w in job.waited_for if not job.is_idle(w)]
+    still = sorted((w for w in late if w.still and not w.busy), key=lambda w: (w.wait.kind == "pipe", w.task or (0, 0)))
+    if still:
+        return _waiting(job, still[0])
+    if late:
+        w = max(late, key=lambda w: w.core)
+        sure = w.core >= 0.2
+        begin = f"Nothing hangs: {job.called}" if sure else _name(job, job.loop)
+        does = "computes" if sure else "runs now and then"
+        sentence = f"{begin} waits for {_name(job, w, inside=True)}, which {does} ({w.core:.0%} of a core){_at(w)}."
+        advice = "" if sure else "Ask again in a while: it is at the same place if it hangs."
+        return Cause("busy", False if sure else None, sentence, advice, (w.pid,))
+    return None
+
+
+def _idle(job: Job) -> Cause | None:
+    """The loop waits for a batch, and nobody is making it."""
+    if job.loop is None or not job.waited_for:
+        return None
+    n = len(job.workers)
+    sentence = (
+        f"The loop waits for a batch, and {'its worker waits' if n == 1 else f'all {n} workers wait'} for a task."
+    )
+    hangs = True if all(w.still for w in job.waited_for) and _long(job.loop) else None
+    return Cause(
+        "lost_task", hangs, sentence, "A message was lost, or a sampler waits: look at the stacks.", _pids(job.workers)
+    )
+
+
+def _loop(job: Job) -> Cause | None:
+    """The loop waits for something that is no batch."""
+    loop = job.loop
+    if loop is None:
+        return None
+    if _collective(loop):
+        return _ranks(job, loop)
+    if loop.wait.kind == "runs":
+        return Cause("nothing", False, f"Nothing hangs: {job.called} runs{_at(loop)}.")
+    return _waiting(job, _thread_at_sample(loop) or loop)
+
+
+def _thread_at_sample(loop: Member) -> Member | None:
+    """A thread of the loop that loads a sample (``worker_method="thread"``), as if it were a process."""
+    for thread in loop.process.threads[1:]:
+        frames = loop.stacks.threads.get(thread.id, [])
+        if any(stacks.inside(frames, part) for part in FETCHES):
+            seen = stacks.Stacks({loop.pid: frames})
+            wait = waits.wait_of(loop.process, thread)
+            sample = stacks.sample(frames)
+            return replace(loop, role="worker thread of", wait=wait, stacks=seen, sample=sample)
+    return None
+
+
+def _collective(loop: Member) -> bool:
+    return any(stacks.inside(loop.frames, part) for part in COLLECTIVES)
+
+
+def _ranks(job: Job, loop: Member) -> Cause:
+    frame = next(f for f in loop.frames if f.file.endswith(COLLECTIVES))
+    at = _at(loop)
+    sentence = f"{_name(job, loop)} waits in torch.distributed ({frame.function}){at} for ranks that are not there yet."
+    advice = "Run stoker why on the other ranks: one is elsewhere, has ended, or has fewer batches."
+    return Cause("collective", True if _long(loop) else None, sentence, advice, (loop.pid,))
+
+
+def _waiting(job: Job, m: Member) -> Cause:
+    """What a process waits for, by the kind of its wait."""
+    rules: dict[str, Callable[[Job, Member], Cause]] = {
+        "sleep": _sleeping,
+        "fifo": _fifo,
+        "storage": _storage,
+        "file lock": _file_lock,
+        "child": _child,
+    }
+    kind = m.wait.kind
+    if kind == "lock":
+        return _lock(job, m)
+    if kind in rules:
+        return rules[kind](job, m)
+    sentence = f"{_name(job, m)} {m.wait.text}{_sample(m)}{_at(m)}{_since(m)}."
+    hangs = True if _long(m) else None
+    advice = {
+        "socket": "See whether the other end answers; give the client a time limit.",
+        "terminal": "Answer it, or take the breakpoint or input() out.",
+        "pipe": "The process at the other end of the pipe has to write: look at its stack.",
+    }.get(kind, "Ask again in a while: it is at the same place if it hangs.")
+    return Cause(kind.replace(" ", "_"), hangs, sentence, advice, (m.pid,))
+
+
+def _sleeping(job: Job, m: Member) -> Cause:
+    left_s = m.wait.left_s
+    name, at = _name(job, m), f"{_sample(m)}{_at(m)}"
+    if left_s is not None and left_s < LONG_S:
+        return Cause(
+            "nothing", False, f"Nothing hangs: {_name(job, m, inside=True)} sleeps{at}, for {left_s:.1f} s more."
+        )
+    hangs = True if left_s is not None or _long(m) else None
+    return Cause("sleep", hangs, f"{name} {m.wait.text}{at}.", "Look why that line sleeps.", (m.pid,))
+
+
+def _fifo(job: Job, m: Member) -> Cause:
+    path = m.wait.path
+    there = {pid: found for pid, found in proc.users(path).items() if pid != m.pid}
+    other = [pid for pid, found in there.items() if any(d.reads if m.wait.writes else d.writes for d in found)]
+    verb = "reading" if m.wait.writes else "writing"
+    who = f"which no process has open for {verb}" if not other else f"which process {other[0]} has open for {verb}"
+    sentence = f"{_name(job, m)} {m.wait.text}, {who}{_sample(m)}{_at(m)}."
+    hangs = True if not other or _long(m) else None
+    return Cause("fifo", hangs, sentence, f"See what should have it open for {verb}.", (m.pid,))
+
+
+def _storage(job: Job, m: Member) -> Cause:
+    system = proc.file_system(m.pid, m.wait.path) if m.wait.path.startswith("/") else ""
+    kind = f" ({system})" if system else ""
+    sentence = f"{_name(job, m)} {m.wait.text}{kind}{_sample(m)}{_at(m)}{_since(m)}: it does not answer."
+    server = "the server of the mount" if system.startswith(NETWORK) else "the device (dmesg)"
+    return Cause("storage", True if _long(m) else None, sentence, f"See whether {server} is there.", (m.pid,))
+
+
+def _file_lock(job: Job, m: Member) -> Cause:
+    holder = f", which process {m.wait.pid} holds" if m.wait.pid else ""
+    sentence = f"{_name(job, m)} {m.wait.text}{holder}{_at(m)}."
+    return Cause("file_lock", True if _long(m) else None, sentence, "End the process that holds it.", (m.pid,))
+
+
+def _child(job: Job, m: Member) -> Cause:
+    child = proc.identify(m.wait.pid) if m.wait.pid else None
+    what = f" ({' '.join(child.command)[:60] or child.name})" if child else ""
+    sentence = f"{_name(job, m)} {m.wait.text}{what}{_at(m)}{_since(m)}."
+    return Cause("child", True if _long(m) else None, sentence, "Look at that process.", (m.pid,))
+
+
+def _name(job: Job, m: Member, inside: bool = False) -> str:
+    word = job.called if m is job.loop else f"{m.role} {m.pid}"
+    return word if inside else word[0].upper() + word[1:]
+
+
+def _at(m: Member) -> str:
+    found = stacks.place(m.frames)
+    return f" at {found}" if found else ""
+
+
+def _sample(m: Member) -> str:
+    return f" for sample {m.sample}" if m.sample else ""
+
+
+def _since(m: Member) -> str:
+    idle_s = m.process.idle_s
+    return "" if idle_s is None or idle_s < STUCK_S else f", since {idle_s:,.0f} s"
+
+
+def _long(m: Member) -> bool:
+    idle_s = m.process.idle_s
+    return idle_s is not None and idle_s >= STUCK_S
+
+
+def _pids(members: Sequence[Member]) -> tuple[int, ...]:
+    return tuple(m.pid for m in members)

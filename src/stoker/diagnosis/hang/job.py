@@ -1,0 +1,198 @@
+"""The processes of a training job, what each of them waits for, and who waits for whom."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from ...transport import arena
+from . import proc, stacks, tree, waits
+from .proc import Identity, Process
+from .stacks import Frame, Stacks
+from .waits import Wait
+
+LOOK_S = 1.0  # between the two looks
+MOVED = 0.02  # of a core; a loop that only asks every five seconds whether its workers live needs a hundredth of that
+READERS = 4  # processes whose stacks are read at a time
+FETCHES = ("utils/data/_utils/fetch.py", "stoker/workers/fetcher.py", "stoker/workers/gather.py")
+# What is open and is no sample. torch's batches lie in /dev/shm, and are deleted there at once.
+NO_DATA = re.compile(r"^/(dev/(?!shm/)|proc/|sys/|memfd:)|\.(py|pyc|so|log)$|\(deleted\)$|^(?!/)")
+
+
+@dataclass
+class Member:
+    """A process of the job."""
+
+    role: str  # loop, worker, launcher, helper or other
+    who: Identity  # which process it is
+    process: Process  # at the second look
+    core: float  # of a core, how much it used between the looks
+    still: bool  # its main thread did not run between the looks
+    wrote: bool  # it wrote between the looks, or sent; of a worker: a batch
+    wait: Wait  # of its main thread
+    stacks: Stacks = field(default_factory=lambda: Stacks({}))  # of its threads
+    for_pids: list[int] = field(default_factory=list)  # the processes for which it waits
+    task: tuple[int, int] | None = None  # epoch and number, of a worker of stoker's
+    place: int | None = None  # which sample of the task it loads, counted from 0; None: not known
+    sample: str = ""  # the index that it loads, as ``repr`` shows it; "": not known
+    files: list[str] = field(default_factory=list)  # that it has open and its loop has not, or is about to open
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def frames(self) -> list[Frame]:
+        """Of the main thread, innermost first."""
+        return self.stacks.threads.get(self.pid, [])
+
+    @property
+    def busy(self) -> bool:
+        """Whether it computed between the looks."""
+        return self.core >= MOVED
+
+    @property
+    def loads(self) -> bool:
+        """Whether it is known to be at a sample."""
+        return self.task is not None or any(stacks.inside(self.frames, part) for part in FETCHES)
+
+
+@dataclass
+class Job:
+    """A loop with its workers, or a process alone."""
+
+    loop: Member | None  # the process that trains; None: it has ended, and a worker is left
+    workers: list[Member]  # its workers
+    others: list[Member]  # helpers and other children
+    called: str = "the loop"  # the loop, as sentences name it
+
+    @property
+    def members(self) -> list[Member]:
+        return [*([self.loop] if self.loop else []), *self.workers, *self.others]
+
+    @property
+    def waited_for(self) -> list[Member]:
+        """The workers for whose batch the loop waits; empty if it waits for something else."""
+        return [w for w in self.workers if self.loop is not None and w.pid in self.loop.for_pids]
+
+    def is_idle(self, worker: Member) -> bool:
+        """Whether a worker waits for a task of its loop."""
+        above = {m.pid for m in (self.loop, *self.others) if m is not None}
+        return worker.wait.kind == "pipe" and not worker.loads and bool(above & set(worker.for_pids))
+
+
+def look(pid: int) -> list[Job]:
+    """Looks at a job twice, and reads its stacks: one ``Job`` for each process that trains. Raises StokerError: as
+    ``tree.find``."""
+    first = {p: found for p in tree.find(pid) if (found := proc.look(p)) is not None}
+    began = time.monotonic()
+    time.sleep(LOOK_S)
+    known = tree.find(pid)
+    second = {p: found for p in known if (found := proc.look(p)) is not None}
+    took_s = time.monotonic() - began
+    known = {p: who for p, who in known.items() if p in second}
+    roles = tree.roles(known)
+    members = {
+        p: _member(roles[p], who, first.get(p), second[p], took_s, second.get(who.parent)) for p, who in known.items()
+    }
+    _read_stacks([m for m in members.values() if m.role in ("loop", "worker")])
+    for m in members.values():
+        m.for_pids = _waits_for(m, members)
+    return _jobs(members, known, roles)
+
+
+def _member(
+    role: str, who: Identity, before: Process | None, now: Process, took_s: float, parent: Process | None
+) -> Member:
+    core, still, wrote = 0.0, False, False
+    if before is not None:
+        used_ns = sum(t.cpu_ns for t in now.threads) - sum(t.cpu_ns for t in before.threads)
+        core = max(0, used_ns) / 1e9 / took_s
+        still = before.main.switches == now.main.switches
+        wrote = now.written is not None and before.written is not None and now.written > before.written
+    wait = waits.wait_of(now, now.main)
+    if wait.kind == "storage" and (before is None or before.main.state != "D"):
+        wait = waits.STATES["R"]  # it reads, and gets on
+    member = Member(role, who, now, core, still, wrote, wait)
+    if role == "worker":
+        _read_arena(member)
+        member.files = _files(now, wait, parent)
+    return member
+
+
+def _read_arena(member: Member) -> None:
+    """What a worker of stoker's says of itself in its arena. It has that open twice, and those of the other workers
+    once at most: a fork copies them. The memory of the task queue is never ready."""
+    found = collections.defaultdict(list)
+    for number, d in (member.process.descriptors or {}).items():
+        if d.target.startswith("/memfd:stoker "):
+            with contextlib.suppress(OSError):
+                path = f"/proc/{member.pid}/fd/{number}"
+                found[os.stat(path).st_ino].append(path)  # of a file in memory, which always answers
+    for paths in sorted(found.values(), key=len, reverse=True):
+        with contextlib.suppress(OSError):
+            said = arena.progress(paths[0])
+            if said is not None:
+                member.task = said.task
+                sample = said.position & 0xFFFFFFFF
+                member.place = sample - 1 if sample else None
+                return
+
+
+def _files(worker: Process, wait: Wait, loop: Process | None) -> list[str]:
+    """The files of the sample: what a worker has open and its loop has not."""
+    theirs = {(n, d.target) for n, d in ((loop.descriptors if loop else None) or {}).items()}
+    opened = [d.target for n, d in (worker.descriptors or {}).items() if (n, d.target) not in theirs]
+    about = [wait.path] if wait.path.startswith("/") else []
+    return list(dict.fromkeys(path for path in (*about, *opened) if not NO_DATA.search(path)))
+
+
+def _read_stacks(members: list[Member]) -> None:
+    asked = [m for m in members if m.process.main.state not in "TtDZX"]  # these would not answer
+    with ThreadPoolExecutor(READERS) as pool:
+        for m, found in zip(asked, pool.map(lambda m: stacks.of_process(m.pid), asked), strict=True):
+            m.stacks = found
+            m.sample = stacks.sample(m.frames)
+
+
+def _waits_for(member: Member, members: dict[int, Member]) -> list[int]:
+    """The processes that hold the other end of the pipes for which a process waits, or for whose end it waits. If its
+    main thread waits for another of its threads, those for which that one waits."""
+    wait = member.wait
+    if wait.pid is not None:
+        return [wait.pid]
+    reads, writes = set(wait.reads), set(wait.writes)
+    if wait.kind == "lock":
+        for thread in member.process.threads[1:]:
+            reads |= set(waits.wait_of(member.process, thread).reads)
+    found = []
+    for other in members.values():
+        ends = (other.process.descriptors or {}).values()
+        holds = any((d.target in reads and d.writes) or (d.target in writes and d.reads) for d in ends)
+        if holds and other is not member:
+            found.append(other.pid)
+    return found
+
+
+def _jobs(members: dict[int, Member], known: tree.Tree, roles: dict[int, str]) -> list[Job]:
+    jobs = {p: Job(m, [], []) for p, m in members.items() if m.role == "loop"}
+    left = []
+    for p, m in members.items():
+        loop = tree.loop_of(p, known, roles)
+        if m.role == "loop":
+            continue
+        if loop is None:
+            left += [Job(None, [m], [])] if m.role == "worker" else []
+        elif m.role == "worker":
+            jobs[loop].workers.append(m)
+        else:
+            jobs[loop].others.append(m)
+    if len(jobs) > 1:
+        for p, job in jobs.items():
+            job.called = f"loop {p}"
+    return [*jobs.values(), *left]

@@ -1,0 +1,291 @@
+"""What ``/proc`` says of a process: its threads, the system calls they are in, its descriptors, its memory (proc(5)).
+
+No file that the process has open is touched: a file system that does not answer would stop this process, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Call(NamedTuple):
+    """The system call in which a thread waits."""
+
+    number: int  # of the call, by architecture
+    args: tuple[int, ...]  # its six arguments
+    stack: int  # the thread's stack pointer
+    code: int  # the address of the instruction that made the call
+
+
+@dataclass(frozen=True)
+class Thread:
+    """A thread at one moment."""
+
+    id: int  # of the thread; the main thread has its process'
+    # R runs, S sleeps, D sleeps and cannot be interrupted, T is stopped, t is held by a debugger, Z has ended
+    state: str
+    cpu_ns: int  # processor time used
+    switches: int  # how often it has given up a core
+    call: Call | None  # None: it is in none, or that may not be read
+    where: str  # the kernel's function in which it sleeps; "": not known
+
+
+class Descriptor(NamedTuple):
+    """An open file: its path, ``pipe:[7]`` or ``socket:[8]``, the ways it is open, and where in it the process is."""
+
+    target: str
+    reads: bool
+    writes: bool
+    position: int
+
+
+class Identity(NamedTuple):
+    """Which process it is."""
+
+    pid: int
+    parent: int
+    name: str  # of its main thread
+    command: tuple[str, ...]  # its command line; empty once it has ended
+    state: str  # as of a thread
+    python: bool  # whether the program is a Python interpreter, or has one in it
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process at one moment."""
+
+    pid: int
+    threads: tuple[Thread, ...]
+    descriptors: dict[int, Descriptor] | None  # by number; None: they may not be read
+    written: int | None  # system calls that wrote; None: they may not be read
+    calls_seen: bool  # whether system calls may be read
+    idle_s: float | None  # seconds since its main thread last ran; None: not known
+
+    @property
+    def main(self) -> Thread:
+        return self.threads[0]
+
+
+def identify(pid: int) -> Identity | None:
+    """Which process it is; None where it is gone."""
+    root, stat = Path(f"/proc/{pid}"), _stat(pid)
+    if stat is None:
+        return None
+    command = tuple(_read(root / "cmdline").split("\0")[:-1])
+    name = _read(root / "comm").strip()
+    return Identity(pid, int(stat[1]), name, command, stat[0], _is_python(pid, command))
+
+
+def look(pid: int) -> Process | None:
+    """A process as it is now; None where it is gone."""
+    root = Path(f"/proc/{pid}")
+    threads = [t for tid in _numbers(root / "task") if (t := _thread(root / "task" / str(tid), tid)) is not None]
+    main = [t for t in threads if t.id == pid]
+    if not main:
+        return None
+    io = re.search(r"syscw: (\d+)", _read(root / "io"))
+    return Process(
+        pid,
+        (*main, *(t for t in threads if t.id != pid)),
+        _descriptors(root),
+        int(io[1]) if io else None,
+        bool(_read(root / "syscall")),
+        _idle_s(pid),
+    )
+
+
+def parents() -> dict[int, int]:
+    """The parent of each process that there is."""
+    return {pid: int(stat[1]) for pid in _numbers(Path("/proc")) if (stat := _stat(pid)) is not None}
+
+
+def owner(pid: int) -> int | None:
+    """The user id that a process runs as; None where it is gone."""
+    found = re.search(r"^Uid:\s+\d+\s+(\d+)", _read(Path(f"/proc/{pid}/status")), re.MULTILINE)
+    return int(found[1]) if found else None
+
+
+def _is_python(pid: int, command: tuple[str, ...]) -> bool:
+    program = command[0] if command else ""  # where the program itself may not be read
+    with contextlib.suppress(OSError):
+        program = os.readlink(f"/proc/{pid}/exe")
+    return "python" in os.path.basename(program) or any("libpython" in path for *_, path in code(pid))
+
+
+def handles(pid: int, signal: int) -> bool:
+    """Whether a process has a handler for a signal, and does not block it."""
+    status = _read(Path(f"/proc/{pid}/status"))
+    masks = {key: int(value, 16) for key, value in re.findall(r"^Sig(Cgt|Blk):\s+(\w+)", status, re.MULTILINE)}
+    bit = 1 << signal - 1
+    return bool(masks.get("Cgt", 0) & bit) and not masks.get("Blk", 0) & bit
+
+
+def memory(pid: int, address: int, length: int) -> bytes:
+    """Up to ``length`` bytes of a process' memory; fewer, or none, where it may not be read."""
+    with contextlib.suppress(OSError, OverflowError), open(f"/proc/{pid}/mem", "rb", buffering=0) as file:
+        return os.pread(file.fileno(), length, address)
+    return b""
+
+
+def string(pid: int, address: int) -> str:
+    """The path at an address; "" where it may not be read."""
+    page_end = 4096 - address % 4096  # the next page may not exist
+    found = memory(pid, address, page_end) or b"\0"
+    if b"\0" not in found:
+        found += memory(pid, address + page_end, 4096)
+    return found.split(b"\0")[0].decode(errors="replace")
+
+
+def code(pid: int) -> list[tuple[int, int, str]]:
+    """The executable mappings of files: first address, end, path."""
+    lines = re.findall(r"^(\w+)-(\w+) ..x\S* \S+ \S+ \d+ +(/.*)$", _read(Path(f"/proc/{pid}/maps")), re.MULTILINE)
+    return [(int(first, 16), int(end, 16), path) for first, end, path in lines]
+
+
+def file_system(pid: int, path: str) -> str:
+    """The type of the file system that a path is on, as ``nfs4``; "" where it is not known."""
+    best = ("", "")
+    for line in _read(Path(f"/proc/{pid}/mountinfo")).splitlines():
+        left, _, right = line.partition(" - ")
+        point = left.split()[4]
+        inside = path == point or path.startswith(point.rstrip("/") + "/")
+        if inside and right and len(point) >= len(best[0]):
+            best = point, right.split()[0]
+    return best[1]
+
+
+def peer(pid: int, target: str) -> str:
+    """The address and port at the other end of a TCP connection ``socket:[8]``; "" for other sockets."""
+    number = target[len("socket:[") : -1]
+    for name in ("tcp", "tcp6"):
+        for line in _read(Path(f"/proc/{pid}/net/{name}")).splitlines()[1:]:
+            fields = line.split()
+            if len(fields) > 9 and fields[9] == number and fields[2].strip("0:"):
+                return _address(fields[2])
+    return ""
+
+
+def lock_holder(pid: int) -> int | None:
+    """The process that holds the lock on a file for which this one waits (/proc/locks); None: not known."""
+    holders: dict[str, int] = {}
+    for line in _read(Path("/proc/locks")).splitlines():
+        fields = line.split()
+        if fields[1] != "->":
+            holders[fields[0]] = int(fields[4])
+        elif int(fields[5]) == pid:
+            return holders.get(fields[0])
+    return None
+
+
+def users(target: str) -> dict[int, list[Descriptor]]:
+    """The processes that have a file open, of those whose descriptors may be read."""
+    out: dict[int, list[Descriptor]] = {}
+    for pid in _numbers(Path("/proc")):
+        found = list((_descriptors(Path(f"/proc/{pid}"), target) or {}).values())
+        if found:
+            out[pid] = found
+    return out
+
+
+def shm_free(pid: int) -> tuple[int, int] | None:
+    """Bytes free in a process' ``/dev/shm``, and its size; None where there is none."""
+    try:
+        stat = os.statvfs(f"/proc/{pid}/root/dev/shm")
+    except OSError:
+        return None
+    return stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _numbers(folder: Path) -> list[int]:
+    try:
+        return sorted(int(name) for name in os.listdir(folder) if name.isdecimal())
+    except OSError:
+        return []
+
+
+def _stat(pid: int) -> list[str] | None:
+    return _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split() or None
+
+
+def _thread(root: Path, tid: int) -> Thread | None:
+    fields = _read(root / "stat").rpartition(")")[2].split()
+    if not fields:
+        return None
+    spent = _read(root / "schedstat").split()  # nanoseconds; stat has ticks of 10 ms
+    switches = sum(map(int, re.findall(r"ctxt_switches:\s+(\d+)", _read(root / "status"))))
+    words = _read(root / "syscall").split()
+    call = None
+    if len(words) == 9:
+        numbers = [int(word, 0) for word in words]
+        call = Call(numbers[0], tuple(numbers[1:7]), numbers[7], numbers[8])
+    where = _read(root / "wchan").strip("\0\n")
+    cpu_ns = int(spent[0]) if spent else (int(fields[11]) + int(fields[12])) * 10_000_000
+    return Thread(tid, fields[0], cpu_ns, switches, call, "" if where == "0" else where)
+
+
+def _idle_s(pid: int) -> float | None:
+    """Seconds since the main thread last ran. Each core has its own clock, so this thread goes there to read it."""
+    stat, last_ms = _stat(pid), _last_run_ms(Path(f"/proc/{pid}/task/{pid}"))
+    if stat is None or last_ms is None:
+        return None
+    cores = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {int(stat[36])})
+        now_ms = _last_run_ms(Path("/proc/thread-self"))
+    except OSError:  # a core that this process may not use
+        return None
+    finally:
+        os.sched_setaffinity(0, cores)
+    return None if now_ms is None else max(0.0, now_ms - last_ms) / 1000
+
+
+def _last_run_ms(root: Path) -> float | None:
+    """When a thread last ran, by the scheduler's clock; None on kernels that do not show it."""
+    found = re.search(r"^se\.exec_start\s*:\s*([\d.]+)", _read(root / "sched"), re.MULTILINE)
+    return float(found[1]) if found else None
+
+
+def _descriptors(root: Path, only: str = "") -> dict[int, Descriptor] | None:
+    """The open files, or those that are open on one target; None where they may not be read."""
+    try:
+        numbers = sorted(map(int, os.listdir(root / "fd")))
+    except OSError:
+        return None
+    out = {}
+    for number in numbers:
+        with contextlib.suppress(OSError, KeyError, ValueError):
+            target = os.readlink(root / "fd" / str(number))
+            if only not in ("", target):
+                continue
+            info = dict(line.split(":", 1) for line in _read(root / "fdinfo" / str(number)).splitlines()[:2])
+            way = int(info["flags"], 8) & os.O_ACCMODE
+            out[number] = Descriptor(target, way != os.O_WRONLY, way != os.O_RDONLY, int(info["pos"]))
+    return out
+
+
+def _address(text: str) -> str:
+    """The address and port of ``0100007F:1F90``: words in the machine's order."""
+    host, port = text.split(":")
+    words = struct.pack(f"={len(host) // 8}I", *(int(host[i : i + 8], 16) for i in range(0, len(host), 8)))
+    family = socket.AF_INET if len(words) == 4 else socket.AF_INET6
+    return f"{socket.inet_ntop(family, words)}:{int(port, 16)}"
+
+
+def ptrace_scope() -> int | None:
+    """Who may look into a process of the same user: 0 all, 1 its parents (yama); None: the kernel has no such rule."""
+    found = _read(Path("/proc/sys/kernel/yama/ptrace_scope")).strip()
+    return int(found) if found.isdigit() else None

@@ -1,0 +1,96 @@
+"""Which processes belong to a job, and what each is there for."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from ...core.errors import StokerError
+from . import proc
+from .proc import Identity
+
+WORKER_NAMES = ("pt_data_worker", "stoker_worker")  # of their main threads; torch names them since 2.6
+HELPERS = re.compile(r"multiprocessing\.(resource_tracker|semaphore_tracker|forkserver)|fork_server_main")
+SPAWNED = re.compile(r"multiprocessing\.spawn|--multiprocessing-fork")
+
+Tree = dict[int, Identity]
+
+
+def find(pid: int) -> Tree:
+    """The processes of the job that a process belongs to: all those under it or, if it is a worker, under its loop.
+    Parents stand before their children. Raises StokerError: it is gone, another user's, or neither Python nor the
+    parent of a Python process."""
+    table = proc.parents()
+    owner = proc.owner(pid)
+    if pid not in table or owner is None:
+        raise StokerError(
+            f"there is no process {pid}: it has ended, or runs in another container or on another machine"
+        )
+    if not _is_ours(pid):
+        raise StokerError(f"process {pid} belongs to user id {owner}: run stoker why as that user, or as root")
+    top = pid
+    while _belongs_to_loop(top, table) and _is_ours(table[top]):
+        top = table[top]
+    children: dict[int, list[int]] = {}
+    for child, parent in sorted(table.items()):
+        children.setdefault(parent, []).append(child)
+    order = [top]
+    for parent in order:
+        order += [child for child in children.get(parent, []) if child != os.getpid()]
+    tree = {p: found for p in order if (found := proc.identify(p)) is not None}
+    if not any(found.python for found in tree.values()):
+        named = tree.get(pid)
+        if named is None or not named.command:
+            raise StokerError(f"process {pid} has ended")
+        what = os.path.basename(named.command[0])
+        raise StokerError(f"process {pid} is not Python ({what}), and has started no Python")
+    return tree
+
+
+def _is_ours(pid: int) -> bool:
+    return os.geteuid() in (0, proc.owner(pid))
+
+
+def _belongs_to_loop(pid: int, table: dict[int, int]) -> bool:
+    """Whether a process is a worker or a helper of its parent, which must be Python."""
+    me, parent = proc.identify(pid), proc.identify(table.get(pid, 0))
+    if me is None or parent is None or not parent.python:
+        return False
+    copied = me.python and me.command == parent.command
+    return me.name in WORKER_NAMES or copied or bool(_is_helper(me) or SPAWNED.search(" ".join(me.command)))
+
+
+def _is_helper(me: Identity) -> bool:
+    return bool(HELPERS.search(" ".join(me.command))) and me.name not in WORKER_NAMES
+
+
+def roles(tree: Tree) -> dict[int, str]:
+    """Of each process: loop, worker, helper, launcher (it has started loops, and has no workers), or other."""
+    out: dict[int, str] = {}
+    with_workers = {x.parent for x in tree.values() if x.name in WORKER_NAMES}
+    for pid, me in tree.items():
+        parent = tree.get(me.parent)
+        copied = parent is not None and parent.python and me.command == parent.command
+        spawned = bool(SPAWNED.search(" ".join(me.command)))
+        if _is_helper(me):
+            out[pid] = "helper"
+        elif out.get(me.parent) == "worker":
+            out[pid] = "other"  # what a sample has started
+        elif me.name in WORKER_NAMES or ((copied or spawned) and pid not in with_workers):
+            out[pid] = "worker"
+        else:
+            out[pid] = "loop" if me.python else "other"
+    for pid in reversed(tree):
+        has_loops = any(out[p] in ("loop", "launcher") for p, x in tree.items() if x.parent == pid)
+        has_workers = any(out[p] == "worker" for p, x in tree.items() if x.parent == pid)
+        if out[pid] == "loop" and has_loops and not has_workers:
+            out[pid] = "launcher"
+    return out
+
+
+def loop_of(pid: int, tree: Tree, role: dict[int, str]) -> int | None:
+    """The nearest loop above a process; None: it has ended."""
+    above = tree[pid].parent
+    while above in tree and role[above] != "loop":
+        above = tree[above].parent
+    return above if above in tree else None

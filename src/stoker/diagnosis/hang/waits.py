@@ -1,0 +1,274 @@
+"""What one thread waits for: its system call and that call's arguments, in words and as data.
+
+Where system calls may not be read, the kernel's function in which it sleeps says a part of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import struct
+import time
+from dataclasses import dataclass
+
+from . import proc
+from .proc import Call, Process, Thread
+
+CALLS = {  # numbers of system calls, asm/unistd_64.h and asm-generic/unistd.h
+    "x86_64": {
+        "read": (0, 17, 19, 295),
+        "write": (1, 20, 18),
+        "open": (2, 4, 6, 21, 89, 80),
+        "openat": (257, 262, 269, 332, 267),
+        "poll": (7, 271),
+        "select": (23, 270),
+        "epoll": (232, 281, 441),
+        "sleep": (35,),
+        "clock_nanosleep": (230,),
+        "receive": (45, 47, 42),
+        "accept": (43, 288),
+        "send": (44, 46),
+        "wait4": (61,),
+        "waitid": (247,),
+        "flock": (73, 72),
+        "file": (74, 75, 217, 5, 16),
+        "futex": (202,),
+    },
+    "aarch64": {
+        "read": (63, 67, 65, 69),
+        "write": (64, 66, 68),
+        "openat": (56, 79, 48, 291, 78),
+        "poll": (73,),
+        "select": (72,),
+        "epoll": (22, 441),
+        "sleep": (101,),
+        "clock_nanosleep": (115,),
+        "receive": (207, 212, 203),
+        "accept": (202, 242),
+        "send": (206, 211),
+        "wait4": (260,),
+        "waitid": (95,),
+        "flock": (32, 25),
+        "file": (82, 83, 61, 80, 29),
+        "futex": (98,),
+    },
+}
+# The kernel's functions, for calls that may not be read or were resumed after a signal (restart_syscall(2)).
+SLEEPS_IN = {"futex": "futex", "poll": "poll", "nanosleep": "clock_nanosleep", "pipe": "read", "do_wait": "wait4"}
+# Calls that may wait for a file system, and where those wait that have a server; not all in state D.
+ON_FILES = ("open", "openat", "read", "write", "file")
+SERVERS = re.compile(r"fuse|request_wait_answer|nfs|rpc_wait|ceph|cifs|smb")
+POOLS = re.compile(r"lib(gomp|iomp5|omp|openblas\w*|mkl\w*|tbb|opencv\w*|grpc\w*)\b|cv2\b")
+INTERPRETER = re.compile(r"/(libpython|python)[\d.]*[^/]*$")
+FUTEX_PRIVATE, FUTEX_REALTIME = 128, 256  # linux/futex.h
+FUTEX_WAITS = {0: False, 9: True}  # FUTEX_WAIT and FUTEX_WAIT_BITSET: whether the time limit is a moment
+CONTENDED = 2  # the value of a pthread mutex for which somebody waits
+STACK_BYTES = 1024  # of a thread's stack in which callers are looked for
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What a thread waits for."""
+
+    # runs, ended, stopped, debugged, lock, sleep, pipe, fifo, terminal, socket, file, storage, file lock, child,
+    # events, connection, or other
+    kind: str
+    text: str  # that in words, as they follow a process: "waits for a lock"
+    forever: bool = False  # nothing but another thread or process ends it
+    left_s: float | None = None  # seconds until it ends by itself; None: not known, or it does not
+    reads: tuple[str, ...] = ()  # targets of which it wants to read
+    writes: tuple[str, ...] = ()  # targets to which it wants to write
+    path: str = ""  # of the file
+    private: bool = False  # of a lock: no other process can release it
+    holder: int | None = None  # of a lock: the id of the thread that has it, if the lock says so
+    library: str = ""  # of a lock: the library with threads of its own that waits
+    pid: int | None = None  # of the process for which it waits
+
+
+STATES = {
+    "R": Wait("runs", "runs"),
+    "T": Wait("stopped", "is stopped by a signal"),
+    "t": Wait("debugged", "is held by a debugger"),
+    "Z": Wait("ended", "has ended"),
+    "X": Wait("ended", "has ended"),
+}
+
+
+def wait_of(process: Process, thread: Thread) -> Wait:
+    if thread.state in STATES:
+        return STATES[thread.state]
+    call = thread.call
+    name = _name(thread)
+    storage = _storage(process, thread, name)
+    if storage is not None:
+        return storage
+    if name == "futex":
+        return _lock(process.pid, call)
+    if call is None:
+        return _by_function(thread.where)
+    if name in ("sleep", "clock_nanosleep"):
+        return _sleep(_time_left(process.pid, name, call))
+    if name in ("poll", "select"):
+        return _poll(process, name, call)
+    if name in ("wait4", "waitid"):
+        pid = ctypes.c_int(call.args[0 if name == "wait4" else 1]).value
+        text = f"waits for process {pid} to end" if pid > 0 else "waits for a process to end"
+        return Wait("child", text, forever=True, pid=pid if pid > 0 else None)
+    if name == "accept":
+        return Wait("connection", "waits for a connection", forever=True)
+    if name == "epoll":
+        return Wait("events", "waits for events", forever=ctypes.c_int(call.args[3]).value < 0)
+    if name:
+        return _on_file(process, thread, name, call)
+    return Wait("other", f"waits in the kernel{thread.where and f', {thread.where}'}", forever=True)
+
+
+def _storage(process: Process, thread: Thread, name: str) -> Wait | None:
+    faults = thread.state == "D" and thread.call is None and not name  # it reads a page of a mapped file
+    if not faults and (name not in ON_FILES or not (thread.state == "D" or SERVERS.search(thread.where))):
+        return None
+    path = _path(process, name, thread.call)
+    return Wait("storage", f"waits for storage{path and f': {path}'}", forever=True, path=path)
+
+
+def deadlocked(process: Process) -> bool:
+    """Whether every thread of a process waits for another one of the same process, without a time limit. A thread that
+    waits for connections serves other processes: torch's workers have one, for their shared memory."""
+    main, *others = [wait_of(process, t) for t in process.threads]
+    released = [w for w in others if w.kind != "connection"]
+    return all(w.kind == "lock" and w.private and w.forever for w in (main, *released))
+
+
+def _name(thread: Thread) -> str:
+    by_number = CALLS.get(platform.machine(), {})
+    number = -1 if thread.call is None else thread.call.number
+    name = next((name for name, numbers in by_number.items() if number in numbers), "")
+    return name or next((name for part, name in SLEEPS_IN.items() if part in thread.where), "")
+
+
+def _by_function(where: str) -> Wait:
+    name = next((name for part, name in SLEEPS_IN.items() if part in where), "")
+    words = {
+        "poll": ("pipe", "waits for a pipe or a socket"),
+        "clock_nanosleep": ("sleep", "sleeps"),
+        "read": ("pipe", "waits for a pipe"),
+        "wait4": ("child", "waits for a process to end"),
+    }
+    kind, text = words.get(name, ("other", f"waits in the kernel{where and f', {where}'}"))
+    return Wait(kind, text)
+
+
+def _lock(pid: int, call: Call | None) -> Wait:
+    if call is None:
+        return Wait("lock", "waits for a lock")
+    address, op, value, limit = call.args[:4]
+    private = bool(op & FUTEX_PRIVATE)
+    left_s = None
+    if limit:
+        left_s = _timespec(pid, limit)
+        if left_s is not None and FUTEX_WAITS.get(op & 0x7F):
+            left_s = max(0.0, left_s - (time.time() if op & FUTEX_REALTIME else time.monotonic()))
+    words = struct.unpack("iii", found) if len(found := proc.memory(pid, address, 12)) == 12 else (0, 0, 0)
+    holder = words[2] if value == words[0] == CONTENDED and words[2] > 0 else None  # __pthread_mutex_s of glibc
+    library = "" if limit else _library(pid, call)
+    text = "waits for a lock" if private else "waits for a lock that processes share"
+    if library:
+        text = f"waits for threads of {library}"
+    return Wait("lock", text, not limit, left_s, private=private, holder=holder, library=library)
+
+
+def _library(pid: int, call: Call) -> str:
+    """The library with threads of its own that made the call, or called what made it; "" where it was Python.
+    Words on the stack that are addresses of code are taken for callers."""
+    mappings = proc.code(pid)
+    words = proc.memory(pid, call.stack, STACK_BYTES)
+    addresses = struct.unpack(f"{len(words) // 8}Q", words[: len(words) // 8 * 8])
+    for address in (call.code, *addresses):
+        path = next((path for first, end, path in mappings if first <= address < end), "")
+        if INTERPRETER.search(path):
+            return ""
+        if POOLS.search(os.path.basename(path)):
+            return os.path.basename(path).split(".so")[0].split("-")[0]
+    return ""
+
+
+def _sleep(left_s: float | None) -> Wait:
+    return Wait("sleep", "sleeps" if left_s is None else f"sleeps for another {left_s:,.0f} s", left_s=left_s)
+
+
+def _time_left(pid: int, name: str, call: Call) -> float | None:
+    if name == "sleep":
+        return _timespec(pid, call.args[0])  # as it was at the beginning
+    clock, flags, address = call.args[:3]
+    left_s = _timespec(pid, address)
+    if left_s is None or not flags & 1:  # TIMER_ABSTIME
+        return left_s
+    return max(0.0, left_s - time.clock_gettime(clock))
+
+
+def _timespec(pid: int, address: int) -> float | None:
+    found = proc.memory(pid, address, 16)
+    if len(found) < 16:
+        return None
+    seconds, nanoseconds = struct.unpack("qq", found)
+    return float(seconds + nanoseconds / 1e9)
+
+
+def _poll(process: Process, name: str, call: Call) -> Wait:
+    """poll(2), ppoll(2), select(2) and pselect(2); a select without descriptors is a sleep."""
+    wanted: list[int] = []
+    if name == "poll":
+        count = min(call.args[1], 4096)
+        found = proc.memory(process.pid, call.args[0], 8 * count)
+        wanted = [fd for fd, _, _ in struct.iter_unpack("ihh", found[: len(found) // 8 * 8])]
+        milliseconds = ctypes.c_int(call.args[2]).value
+        is_poll = call.number == CALLS["x86_64"]["poll"][0] and platform.machine() == "x86_64"
+        forever = milliseconds < 0 if is_poll else not call.args[2]
+    else:
+        count = min(call.args[0], 1024)
+        if count == 0:
+            return _sleep(_timespec(process.pid, call.args[4]))
+        bits = int.from_bytes(proc.memory(process.pid, call.args[1], 128), "little")
+        wanted = [fd for fd in range(count) if bits >> fd & 1]
+        forever = not call.args[4]
+    table = process.descriptors or {}
+    targets = tuple(dict.fromkeys(table[fd].target for fd in wanted if fd in table))
+    pipes = [t for t in targets if not t.startswith("socket:")]
+    text = "waits for a pipe" if pipes or not targets else "waits for " + _described(process.pid, targets[0])
+    return Wait("pipe" if pipes or not targets else "socket", text, forever, reads=targets)
+
+
+def _described(pid: int, target: str) -> str:
+    address = proc.peer(pid, target)
+    return f"an answer of {address}" if address else "a socket"
+
+
+def _on_file(process: Process, thread: Thread, name: str, call: Call) -> Wait:
+    path = _path(process, name, call)
+    reads = (path,) if name in ("read", "receive") else ()
+    writes = (path,) if name in ("write", "send") else ()
+    if path.startswith("pipe:"):
+        return Wait("pipe", "writes to a pipe" if writes else "waits for a pipe", True, reads=reads, writes=writes)
+    if path.startswith("socket:"):
+        text = "sends to a socket" if writes else f"waits for {_described(process.pid, path)}"
+        return Wait("socket", text, True, reads=reads, writes=writes)
+    if "pipe" in thread.where or "fifo" in thread.where or "partner" in thread.where:  # wait_for_partner
+        verb = "opens" if name in ("open", "openat") else "writes to" if writes else "reads"
+        return Wait("fifo", f"{verb} the named pipe {path}", True, reads=reads, writes=writes, path=path)
+    if name == "flock":
+        return Wait("file lock", f"waits for the lock on {path}", True, path=path, pid=proc.lock_holder(process.pid))
+    if path.startswith(("/dev/pts/", "/dev/tty")):
+        return Wait("terminal", "waits for input at the terminal", True, path=path)
+    return Wait("file", f"waits for {path or 'a file'}", True, path=path)
+
+
+def _path(process: Process, name: str, call: Call | None) -> str:
+    """What a call is about: the path that it names, or the target of the descriptor that it is given."""
+    if call is None or name not in ("open", "openat", "read", "write", "receive", "send", "flock", "file"):
+        return ""
+    if name in ("open", "openat"):
+        return proc.string(process.pid, call.args[0 if name == "open" else 1])
+    found = (process.descriptors or {}).get(ctypes.c_int(call.args[0]).value)
+    return found.target if found else ""

@@ -1,0 +1,141 @@
+"""What the page draws: stacked bars of one scale, each part with a title that has its number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ...core.terminal import human_seconds, short
+from .schema import Change, Compared, LoaderReport, RunReport
+
+KINDS = {
+    "decode": "#d97706",
+    "transform": "#2563eb",
+    "collate": "#059669",
+    "fetch": "#64748b",
+    "cache": "#0d9488",
+    "waiting": "#c026d3",
+    "transport": "#0891b2",
+}
+# Told apart without colours, too: they differ in brightness.
+WAIT, STEP, FIRST = "#ea580c", "#2563eb", "#f59e0b"
+BEFORE, AFTER = "#a1a1aa", "#15803d"
+MOST_POINTS = 120  # of a timeline; a screen shows no more of them apart
+MOST_PACES = 4  # loaders whose epochs are drawn before and after
+
+
+class Part(NamedTuple):
+    name: str
+    value: float
+    colour: str
+
+
+class Plot(NamedTuple):
+    """Stacked bars of one scale: by label, the parts of each."""
+
+    title: str
+    unit: str
+    rows: list[tuple[str, list[Part]]]
+
+    @property
+    def top(self) -> float:
+        """What the longest bar comes to."""
+        return max(sum(part.value for part in parts) for _, parts in self.rows) or 1.0
+
+    @property
+    def legend(self) -> list[tuple[str, str]]:
+        """Each part's colour and text, with its number where there is one bar."""
+        if len(self.rows) == 1:
+            return [(part.colour, f"{part.name}: {part.value:.3g} {self.unit}") for part in self.rows[0][1]]
+        return list(dict.fromkeys((part.colour, part.name) for _, parts in self.rows for part in parts))
+
+
+def picture(report: RunReport) -> Plot | None:
+    """Before and after: measured, where ``--apply`` ran; else the loop now, and as predicted with the fix of the first
+    finding that has a prediction."""
+    if report.applied is not None and report.applied.compared.script.times_as_fast():
+        return _applied(report.applied.compared)
+    if not report.loaders:
+        return None
+    found = next((f for f in report.findings if f.predicted_speedup and not f.applied), None)
+    name = found.loader if found else ""
+    loader = next((e for e in report.loaders if e.name == name), max(report.loaders, key=lambda e: e.busy_s))
+    if not loader.busy_s:
+        return None
+    wait, step = (seconds / max(1, loader.batches) for seconds in (loader.wait_s, loader.step_s))
+    rows = [(f"now: {human_seconds(wait + step)}", _two(wait, step))]
+    if found is not None and found.predicted_speedup:
+        then = (wait + step) / found.predicted_speedup
+        rows.append((f"predicted: {human_seconds(then)}", _two(then - step, min(step, then))))
+    return Plot(f"A batch of {short(loader.name)}" + (f", now and without {found.cause}" if found else ""), "ms", rows)
+
+
+def _two(wait: float, step: float) -> list[Part]:
+    parts = [Part("the step", step * 1e3, STEP), Part("waiting for data", wait * 1e3, WAIT)]
+    return [part for part in parts if part.value > 0]
+
+
+def _applied(compared: Compared) -> Plot:
+    main = max(compared.loaders, key=lambda row: sum(row.each.after), default=None)
+    changes = [("script", compared.script)]
+    if main is not None and main.later.times_as_fast():
+        changes.append(("later epochs", main.later))
+    guess = " (estimate)" if compared.estimated else ""
+    rows = [row for name, change in changes for row in _change(name, change, guess)]
+    return Plot("Before and after", "s", rows)
+
+
+def _change(name: str, change: Change, guess: str) -> Iterator[tuple[str, list[Part]]]:
+    for when, seconds, colour in ((f"before{guess}", change.before, BEFORE), ("after", change.after, AFTER)):
+        yield f"{name} {when}: {human_seconds(seconds or 0.0)}", [Part(when, seconds or 0.0, colour)]
+
+
+def loop(loader: LoaderReport) -> Iterator[Plot]:
+    """Where a batch's time goes, and a task's."""
+    batches, first = max(1, loader.batches), loader.stages.startup.wait_s
+    parts = [
+        Part("waiting for data", max(0.0, loader.wait_s - first), WAIT),
+        Part("waiting for an epoch's first batch", first, FIRST),
+        Part("the step", loader.step_s, STEP),
+    ]
+    shown = [part._replace(value=part.value / batches * 1e3) for part in parts if part.value]
+    yield Plot("Where a batch's time goes", "ms", [("", shown)])
+    if loader.looks:
+        shares = {("waiting", KINDS["waiting"]): 100 * sum(code.waited for code in loader.where)}
+        for code in loader.where:
+            key = f"{code.kind}: {code.name}", KINDS.get(code.kind, "#888888")
+            shares[key] = shares.get(key, 0.0) + code.ran * 100
+        task = [Part(name, share, colour) for (name, colour), share in shares.items() if share]
+        yield Plot("Where a worker's time goes", "%", [("", sorted(task, key=lambda part: -part.value))])
+
+
+def epochs(loader: LoaderReport) -> Iterator[Plot]:
+    """Each epoch's time; nothing where there was one."""
+    if len(loader.by_epoch) > 1:
+        rows = []
+        for i, e in enumerate(loader.by_epoch):
+            waits = [Part("first batch", e.first_wait_s, FIRST), Part("waiting", e.later_wait_s, WAIT)]
+            rows.append((f"epoch {i + 1}", [*waits, Part("steps", e.step_s, STEP)]))
+        yield Plot("Epoch by epoch", "s", rows)
+
+
+def over_time(loader: LoaderReport) -> list[tuple[float, float, float]]:
+    """``(seconds, share of waiting, samples/s)``; of many points the means of as many as are seen apart."""
+    rows = [row for row in loader.over_time if len(row) == 3]
+    size = -(-len(rows) // MOST_POINTS) or 1
+    groups = [rows[i : i + size] for i in range(0, len(rows), size)]
+    return [
+        (group[-1][0], min(1.0, sum(row[1] for row in group) / len(group)), sum(row[2] for row in group) / len(group))
+        for group in groups
+    ]
+
+
+def paces(compared: Compared) -> Iterator[Plot]:
+    """Seconds of each epoch, before and after."""
+    name = "before (estimate)" if compared.estimated else "before"
+    for row in compared.loaders[:MOST_PACES]:
+        both = ((name, row.each.before, BEFORE), ("after", row.each.after, AFTER))
+        if len(row.each.after) > 1:
+            count = range(max(len(seconds) for _, seconds, _ in both))
+            rows = [(f"epoch {i + 1}", [Part(what, s[i], c)]) for i in count for what, s, c in both if i < len(s)]
+            yield Plot(f"Seconds per epoch, {short(row.name)}", "s", rows)

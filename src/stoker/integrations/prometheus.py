@@ -1,0 +1,120 @@
+"""Gauges for Prometheus while a script runs: ``stoker run --metrics-port``.
+
+The numbers are those of ``numbers``, one row for each rank and loader, over the last seconds before they are asked for.
+Nothing is computed while nobody asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ..core.errors import UsageError
+from ..core.types import JsonObject
+from ..diagnosis.report.merge import Snapshot, snapshots
+from .numbers import CODES, MEANINGS, Totals, numbers, totals, verdict
+
+if TYPE_CHECKING:
+    from wsgiref.simple_server import WSGIServer
+
+    from prometheus_client.core import GaugeMetricFamily
+
+MISSING = "--metrics-port needs prometheus-client: pip install 'stoker[metrics]'"
+SPAN_S = 10.0  # that gauges speak of, at least; shorter ones jump, and two who ask in turns should get the same
+KEPT = 64  # answers that are remembered; they reach over the span where someone asks less than six times a second
+
+Key = tuple[str, str]  # rank and loader
+
+
+def check() -> None:
+    """Raises UsageError where the package is not installed."""
+    try:
+        import prometheus_client  # noqa: F401
+    except ImportError:
+        raise UsageError(MISSING) from None
+
+
+@contextlib.contextmanager
+def serving(where: tuple[str, int] | None, sent: Callable[[], Sequence[JsonObject]]) -> Iterator[None]:
+    """Serves ``/metrics`` there meanwhile; None: nowhere. Where it cannot, it says so, and everything else goes on.
+    ``where``: host and port; port 0 is any that is free. ``sent``: the last snapshots of the watched processes."""
+    if where is None:
+        yield
+        return
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    registry, gauges = CollectorRegistry(auto_describe=False), Gauges(sent)
+    registry.register(gauges)
+    try:
+        server, _ = start_http_server(where[1], where[0], registry)
+    except OSError as e:
+        sys.stderr.write(f"stoker: no metrics: {where[0]}:{where[1]}: {e.strerror or e}\n")
+        yield
+        return
+    host = f"[{where[0]}]" if ":" in where[0] else where[0]
+    sys.stderr.write(f"stoker: metrics at http://{host}:{server.server_port}/metrics\n")
+    sys.stderr.flush()
+    try:
+        yield
+    finally:
+        gauges.stop()
+        # Not waited for: it takes up to half a second, which is not the script's.
+        threading.Thread(target=_close, args=(server,), daemon=True).start()
+
+
+def _close(server: WSGIServer) -> None:
+    server.shutdown()
+    server.server_close()
+
+
+class Gauges:
+    """What Prometheus gets when it asks."""
+
+    def __init__(self, sent: Callable[[], Sequence[JsonObject]], clock: Callable[[], float] = time.monotonic) -> None:
+        self._sent, self._clock = sent, clock
+        self._seen: deque[tuple[float, dict[Key, Totals]]] = deque(maxlen=KEPT)
+        self._lock = threading.Lock()  # the server has a thread for each who asks
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The gauges. A loader that did nothing meanwhile has those only that say so."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        with self._lock:
+            processes = snapshots(self._sent())
+            now, before = self._now(processes)
+        families = {key: GaugeMetricFamily(f"stoker_data_{key}", text, None, ["rank", "loader"])
+                    for key, text in MEANINGS.items() if key != "verdict"}  # fmt: skip
+        for key, total in now.items():
+            for name, value in numbers(total.since(before.get(key)), total.failed)._asdict().items():
+                if not math.isnan(value):
+                    families[name].add_metric(key, value)
+        yield from families.values()
+        family = GaugeMetricFamily("stoker_data_verdict", MEANINGS["verdict"])
+        family.add_metric([], CODES[verdict(processes)])
+        yield family
+
+    def stop(self) -> None:
+        """From now on there is nothing to say; an answer that is being made is waited for."""
+        with self._lock:
+            self._sent = list
+
+    def _now(self, processes: Sequence[Snapshot]) -> tuple[dict[Key, Totals], dict[Key, Totals]]:
+        """Totals now, and those to compare with: the newest that are ``SPAN_S`` old, else the oldest."""
+        now: dict[Key, Totals] = {}
+        for process in processes:
+            for name, total in totals(process.loaders).items():
+                key = str(process.rank), name
+                now[key] = now[key].plus(total) if key in now else total
+        at = self._clock()
+        before: dict[Key, Totals] = self._seen[0][1] if self._seen else {}
+        for then, there in self._seen:
+            if at - then >= SPAN_S:
+                before = there
+        self._seen.append((at, now))
+        return now, before

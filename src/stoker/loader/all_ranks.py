@@ -1,0 +1,63 @@
+"""``AllRanks``: the places of all ranks' loaders in one state dict."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch.distributed as dist
+
+from ..core.errors import StateError, UsageError
+from ..core.ranks import rank_and_ranks
+from ..core.types import JsonObject
+from ..sampling.rank_states import join
+from ..sampling.stateful import is_stateful
+
+
+class _Stateful(Protocol):
+    def state_dict(self) -> JsonObject: ...
+
+    def load_state_dict(self, state_dict: JsonObject, /) -> None: ...
+
+
+class AllRanks:
+    """A loader whose state dict has the place of every rank, so that a run can go on with another number of ranks.
+
+    For ``torch.distributed.checkpoint``, as it stands, and for a file that rank 0 writes. It is needed for iterable
+    datasets; of a loader with a ``DistributedSampler`` any rank's own state dict says as much.
+
+    Args:
+        loader: a ``stoker.DataLoader``.
+
+    Raises:
+        UsageError: it has no ``state_dict()``.
+
+    Example:
+        >>> from stoker import DataLoader
+        >>> loader = DataLoader(range(8), batch_size=2)
+        >>> saved = AllRanks(loader).state_dict()  # each rank calls it
+        >>> AllRanks(DataLoader(range(8), batch_size=2)).load_state_dict(saved)
+    """
+
+    def __init__(self, loader: _Stateful) -> None:
+        if not is_stateful(loader):
+            raise UsageError(f"AllRanks takes a stoker.DataLoader; a {type(loader).__name__} has no state_dict()")
+        self._loader = loader
+
+    def state_dict(self) -> JsonObject:
+        """The state dicts of all ranks, in one. Each rank has to call this, after the same batch.
+
+        Raises:
+            StateError: there are several ranks and no process group.
+        """
+        own, (_, ranks) = self._loader.state_dict(), rank_and_ranks()
+        if ranks == 1:
+            return join([own])
+        if not (dist.is_available() and dist.is_initialized()):
+            raise StateError("AllRanks asks the other ranks: torch.distributed.init_process_group() comes first")
+        found: list[JsonObject] = [{}] * ranks
+        dist.all_gather_object(found, own)
+        return join(found)
+
+    def load_state_dict(self, state_dict: JsonObject) -> None:
+        """As the loader's own ``load_state_dict``, which takes this state dict, too."""
+        self._loader.load_state_dict(state_dict)

@@ -1,0 +1,79 @@
+"""The arguments of ``DataLoader`` that torch does not know: their checks, and what torch's constructor gets instead."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import dataloader as torch_loader
+from torch.utils.data.sampler import Sampler
+
+from ..core import resources
+from ..core.errors import UsageError
+from ..core.options import AutoWorkers, cluster_of, parse_bytes
+from ..sampling.chunks import ChunkSampler
+from ..sampling.order import FeistelSampler
+from .auto.limits import first_count
+from .engine import SUPPORTED
+
+SHUFFLES: dict[str, Callable[..., Sampler[int]]] = {"feistel": FeistelSampler, "chunks": ChunkSampler}
+METHODS = ("process", "thread", "ray")
+
+
+def check_own(loader: Any, context: object, shuffle: object, pin_memory: object) -> None:
+    """Refuses wrong values of a ``DataLoader``'s arguments that torch does not know."""
+    address = cluster_of(loader.worker_method)
+    if address is not None:
+        from ..workers.remote.cluster import checked_address
+
+        checked_address(address)
+    elif loader.worker_method not in METHODS:
+        raise UsageError(f"worker_method={loader.worker_method!r}: one of {', '.join(map(repr, METHODS))}")
+    if loader.worker_method == "thread":
+        if context is not None:
+            raise UsageError(
+                f'worker_method="thread" has no use for multiprocessing_context={context!r}: leave one out'
+            )
+        if not SUPPORTED:
+            raise UsageError(f'worker_method="thread" is not there on {sys.platform} yet, only on Linux')
+    if loader.budget is not None:
+        parse_bytes(loader.budget, resources.memory_granted())
+    every = loader.snapshot_every_n_steps
+    if isinstance(every, bool) or not isinstance(every or 0, int):
+        raise UsageError(f"snapshot_every_n_steps={every!r}: a whole number, or None")
+    if (every or 0) < 0:
+        raise UsageError(f"snapshot_every_n_steps={every}: at least 0")
+    if loader.transform_on_device is not None and loader.device is None:
+        raise UsageError('transform_on_device= wants device=, "cpu" where it is to run without one, too')
+    if isinstance(shuffle, str) and shuffle not in SHUFFLES:
+        allowed = " or ".join(f'"{name}"' for name in SHUFFLES)
+        raise UsageError(f"shuffle takes True, False, None, {allowed}, not {shuffle!r}")
+    if isinstance(pin_memory, str) and pin_memory != "auto":
+        raise UsageError(f'pin_memory={pin_memory!r}: True, False or "auto"')
+
+
+def auto_workers(num_workers: int | str, dataset: object) -> int | str:
+    """A first guess in the place of "auto"; any other value as it is: other strings get torch's error."""
+    if isinstance(num_workers, str) and num_workers.strip().lower() == "auto":
+        if num_workers != "auto":
+            raise UsageError(f'num_workers={num_workers!r}: a whole number, or "auto"')
+        num_workers = AutoWorkers(0)
+    if not isinstance(num_workers, AutoWorkers) or num_workers:
+        return num_workers
+    return first_count(dataset)  # 0 is also of a loader that is built again from one that came to have none
+
+
+def once(batch_size: int | None, shuffle: Any, sampler: Any, batch_sampler: Any) -> tuple[int | None, Any, Any, Any]:
+    """The arguments that decide the order, without those that repeat another one. A framework that builds a loader from
+    another one's attributes passes the samplers which that one made, beside the arguments it made them from. Only those
+    are taken out; what a user contradicts stays torch's error."""
+    if getattr(batch_sampler, "_stoker_default", False) and batch_sampler.sampler is sampler:
+        batch_sampler = None
+    if getattr(sampler, "_stoker_default", False):
+        shuffle = None
+        if batch_sampler is not None:
+            sampler, batch_size = None, 1 if batch_size is None else batch_size
+        elif isinstance(sampler, torch_loader._InfiniteConstantSampler):
+            sampler = None
+    return batch_size, shuffle, sampler, batch_sampler

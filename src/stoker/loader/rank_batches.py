@@ -1,0 +1,73 @@
+"""Says before it hangs that ranks have unequal numbers of batches: the one with most waits in a collective for ever.
+
+The first rank that begins an epoch writes its number into the process group's store, and each other rank compares its
+own. Nothing waits for another rank. Iterable datasets have no such number.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from typing import Any
+
+from torch.utils.data.dataloader import _DatasetKind
+
+from ..core.random_state import preserved
+from ..core.ranks import rank_and_ranks
+from ..core.warn import warn_user
+
+KEY = "stoker/batches"
+_epochs: Counter[str] = Counter()  # by loader, epochs that began in this rank
+_warned: set[str] = set()
+
+
+def batches_of(loader: Any) -> int | None:
+    """The batches of an epoch; None where they are not known before it."""
+    if getattr(loader, "_dataset_kind", None) != _DatasetKind.Map:
+        return None
+    try:
+        with preserved():  # the length of a user's sampler may draw random numbers
+            return len(loader._index_sampler)
+    except Exception:
+        return None
+
+
+def compare(loader: Any, name: str) -> int | None:
+    """Warns, once a loader, if a rank that began this epoch before has another number of batches. ``loader``: an epoch
+    of it begins. ``name``: the loader's, the same in all ranks. Returns this rank's number; None where it is not known,
+    and without a process group of several ranks."""
+    store = _store()
+    batches = None if store is None else batches_of(loader)
+    if batches is None:
+        return None
+    epoch = _epochs[name]
+    _epochs[name] += 1
+    rank, ranks = rank_and_ranks()
+    run = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), ranks  # torchrun may keep the store over a restart
+    try:
+        written = store.compare_set("/".join(map(str, (KEY, *run, name, epoch))), "", f"{rank} {batches}")
+        first_rank, first_batches = map(int, written.decode().split())
+    except Exception:  # the store is gone, or is of a kind that cannot do this
+        return batches
+    if first_batches != batches and name not in _warned:
+        _warned.add(name)
+        warn_user(
+            f"Rank {rank} has {batches:,} batches in this epoch of {name}, rank {first_rank} has {first_batches:,}. A "
+            "collective in the loop (DistributedDataParallel has one in each step) then waits for ever. Use a "
+            "DistributedSampler, or drop_last=True on equal shares."
+        )
+    return batches
+
+
+def _store() -> Any:
+    """The process group's store; None without a group of several ranks."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    if distributed.get_world_size() < 2:
+        return None
+    try:
+        return distributed.distributed_c10d._get_default_store()
+    except Exception:
+        return None

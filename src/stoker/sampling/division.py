@@ -1,0 +1,53 @@
+"""How a ``DistributedSampler`` divides what is left of an epoch among the ranks there are now.
+
+The order of an epoch is a function of the sampler's seed and epoch, whatever the number of ranks. After the same batch
+all ranks together have taken its beginning. The rest is dealt as torch deals a whole epoch: index *i* of it to rank
+*i* mod n. So it is padded with fewer than n of its own first indices, or, with ``drop_last``, fewer than n are dropped.
+"""
+
+from __future__ import annotations
+
+import copy
+
+from torch.utils.data.distributed import DistributedSampler
+
+from ..core.errors import StateError
+from ..core.random_state import preserved
+from ..core.types import Index
+
+
+def share_of_rest(sampler: DistributedSampler[Index], taken: int) -> list[Index]:
+    """What the sampler's rank gets of an epoch of which all ranks together have taken so many indices. Raises
+    StateError: the sampler's class divides an epoch in another way than torch's."""
+    generator = getattr(sampler, "generator", None)
+    whole = copy.copy(sampler)
+    whole.num_replicas = 1
+    whole.rank = 0
+    whole.num_samples = whole.total_size = len(sampler.dataset)  # type: ignore[arg-type]
+    with preserved(generator):
+        own = _own_share(sampler)
+    order = list(whole)
+    if own is not None and own != _deal(order, sampler):
+        raise StateError(
+            f"{type(sampler).__name__} divides an epoch among ranks in a way of its own, so only as many ranks as "
+            f"saved the state dict can go on with it; now there are {sampler.num_replicas}"
+        )
+    return _deal(order[taken:], sampler)
+
+
+def _own_share(sampler: DistributedSampler[Index]) -> list[Index] | None:
+    """What a subclass gives its rank of a whole epoch; None for torch's class."""
+    if type(sampler).__iter__ is DistributedSampler.__iter__:
+        return None
+    return list(copy.copy(sampler))
+
+
+def _deal(indices: list[Index], sampler: DistributedSampler[Index]) -> list[Index]:
+    """One rank's share, as ``DistributedSampler.__iter__`` deals."""
+    ranks = sampler.num_replicas
+    if sampler.drop_last:
+        indices = indices[: len(indices) // ranks * ranks]
+    elif indices:
+        padding = -len(indices) % ranks
+        indices = indices + (indices * (padding // len(indices) + 1))[:padding]
+    return indices[sampler.rank :: ranks]

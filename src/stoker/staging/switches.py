@@ -1,0 +1,124 @@
+"""Branches that a setting switches off, such as ``if self.use_cache: self.images[i] = image`` where that is False.
+
+A *setting* is an attribute or a global variable that is a number, a text or None, and that no method but ``__init__``
+assigns to. The code that is kept names it, so a cache begins anew when it changes (see ``change_watch``).
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import dis
+import functools
+import inspect
+import types
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from .syntax import local_variables, params_of
+
+Scope: TypeAlias = Mapping[str, object]  # what names mean in a function: ``self``, and global variables
+SETTING = (bool, int, float, str, type(None))
+CONSTRUCTORS = ("__init__", "__new__", "__setstate__")
+STORE_ATTR = dis.opmap["STORE_ATTR"]
+_UNKNOWN = object()
+
+
+def scope_of(tree: ast.FunctionDef, variables: Scope, first: str, bound: object) -> Scope:
+    """What names mean in a function. ``variables``: the global ones; ``first``: what it calls ``self``; "" if it has
+    none; ``bound``: the object that is meant."""
+    own = {*params_of(tree), *local_variables(tree)}
+    return {k: v for k, v in variables.items() if k not in own} | ({first: bound} if first else {})
+
+
+def switched_on(statement: ast.stmt, scope: Scope) -> ast.stmt:
+    """A statement without the branches in it that settings switch off now."""
+    if not any(isinstance(x, ast.If) for x in ast.walk(statement)):
+        return statement
+    out = _Branches(scope).visit(copy.deepcopy(statement))
+    assert isinstance(out, ast.stmt)
+    return out
+
+
+class _Branches(ast.NodeTransformer):
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        is_on = _truth(node.test, self._scope)
+        if is_on is not None:
+            off = "orelse" if is_on else "body"
+            setattr(node, off, [] if is_on else [ast.copy_location(ast.Pass(), node)])
+        return self.generic_visit(node)
+
+
+def _truth(test: ast.expr, scope: Scope) -> bool | None:
+    """Whether a condition holds, if settings alone decide that; else None."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        inner = _truth(test.operand, scope)
+        return None if inner is None else not inner
+    if isinstance(test, ast.BoolOp):
+        decides = isinstance(test.op, ast.Or)  # one that is True; of ``and``, one that is False
+        found = [_truth(x, scope) for x in test.values]
+        return decides if decides in found else None if None in found else not decides
+    if isinstance(test, ast.Compare):
+        return _compared(test, scope)
+    value = _setting(test, scope)
+    return bool(value) if isinstance(value, SETTING) else None
+
+
+def _compared(test: ast.Compare, scope: Scope) -> bool | None:
+    if len(test.ops) > 1:
+        return None
+    left, right = _setting(test.left, scope), _setting(test.comparators[0], scope)
+    if not isinstance(left, SETTING) or not isinstance(right, SETTING):
+        return None
+    if isinstance(test.ops[0], (ast.Is, ast.Eq)):
+        return left == right
+    return left != right if isinstance(test.ops[0], (ast.IsNot, ast.NotEq)) else None
+
+
+def _setting(node: ast.expr, scope: Scope) -> object:
+    """The value of a constant, a name, or a chain of attributes; nothing of the user's runs."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name):
+        return _UNKNOWN if _is_rebound(node.id, scope) else scope.get(node.id, _UNKNOWN)
+    if not isinstance(node, ast.Attribute):
+        return _UNKNOWN
+    holder = _setting(node.value, scope)
+    if holder is _UNKNOWN or _is_assigned(holder, node.attr):
+        return _UNKNOWN
+    value = inspect.getattr_static(holder, node.attr, _UNKNOWN)
+    return _UNKNOWN if hasattr(type(value), "__get__") else value
+
+
+def _is_rebound(name: str, scope: Scope) -> bool:
+    """Whether a function beside this one assigns to a global variable."""
+    functions = (x for x in scope.values() if isinstance(x, types.FunctionType))
+    return any(
+        op.opname == "STORE_GLOBAL" and op.argval == name
+        for fn in functions
+        if name in fn.__code__.co_names
+        for op in dis.get_instructions(fn.__code__)
+    )
+
+
+def _is_assigned(holder: object, name: str) -> bool:
+    """Whether a method of an object other than its constructor assigns to an attribute."""
+    methods = ((key, fn) for c in type(holder).__mro__ for key, fn in vars(c).items())
+    codes = [fn.__code__ for key, fn in methods if isinstance(fn, types.FunctionType) and key not in CONSTRUCTORS]
+    while codes:
+        code = codes.pop()
+        if name in names_stored(code):
+            return True
+        codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return False
+
+
+@functools.lru_cache(maxsize=4096)
+def names_stored(code: types.CodeType) -> frozenset[str]:
+    """Names of attributes that a function assigns to."""
+    if STORE_ATTR not in code.co_code[::2]:  # to take code apart costs 0.1 ms a function
+        return frozenset()
+    return frozenset(op.argval for op in dis.get_instructions(code) if op.opname == "STORE_ATTR")

@@ -1,0 +1,270 @@
+"""Loads several samples of a batch at once, by threads of one worker process, where loading mostly waits (far storage).
+
+``ReadThreads`` is called with the indices of a batch before they are loaded one after the other, and returns those
+samples that need not be loaded any more:
+
+1. ``_measure``: the first samples are loaded as always, and timed. If they do not wait, that is all.
+2. ``_try``: the whole batch is loaded by threads. The samples that were loaded twice have to be equal to the bit, the
+   dataset has to be as it was, and it has to be quicker.
+3. ``_at_once``: from then on each batch is loaded by threads.
+
+No random state is moved by threads: what a batch drew is taken back, and nothing is loaded by threads any more. A
+sample that fails is not returned, so it is loaded again in its turn, and raises there what it raises.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch.utils.data.dataloader import _DatasetKind
+
+from ..core.compare import equal_bits
+from ..core.errors import UsageError
+from ..core.fingerprint import Fingerprint
+from ..core.handles import held
+from ..core.options import AutoWorkers
+from ..core.random_state import RandomState
+from ..core.types import Index, LoaderLike, Sample
+from ..core.warn import warn_user
+from ..sampling.generators import Found, find_generators
+from . import native_threads
+from .faults.guard import OnSampleStart
+from .fetcher import is_asked_one_by_one, staged_in
+
+MOST = 16  # threads: with 20 ms a request, and two rounds a batch of 32, more bring little and are more connections
+PROBES = 4  # samples that are timed; the first of them opens files and connections, and does not count
+LEAST_S = 1e-3  # that a sample waits: below that handing it to a thread costs too much
+BUSY = 0.3  # share of processor time above which a sample does not mostly wait
+LEAST_GAIN = 1.25  # of a batch by threads, against one sample after the other
+AGAIN = 64  # batches until it is measured again, the first time, or until a sample is compared
+SLOW = 3  # batches in a row that are slower than one sample after the other: it is measured again
+DRAWS = "loading a sample draws random numbers"
+OTHER = "a sample that is loaded beside others is another one"
+OFF = "From now on samples are loaded one after the other."
+REMEDY = "stoker.Staged reads several at once and draws in order"
+
+
+class ReadThreads:
+    """Loads samples of one dataset by threads, in a worker process. ``objects``: the dataset, and what else loading
+    uses. ``threads``: how many; None: measuring decides, and only for what is known to be safe. ``same``: whether two
+    samples are equal. ``on_wait``: see ``faults.guard``; called before each sample that is waited for."""
+
+    def __init__(
+        self,
+        load: Callable[[Index], Sample],
+        objects: Sequence[object],
+        threads: int | None = None,
+        same: Callable[[Sample, Sample], bool] = equal_bits,
+        on_wait: OnSampleStart | None = None,
+    ) -> None:
+        self._load = load
+        self._objects = list(objects)
+        self._threads = threads
+        self._same = same
+        self._on_wait = on_wait
+        self._pool: ThreadPoolExecutor | None = None
+        self._generators: Found | None = None
+        self._skip, self._next_skip = 0, AGAIN  # batches until it is measured again
+        self._batches = 0  # by threads
+        self._slow = 0  # of them in a row
+        self._usual_s = 0.0  # seconds that a sample takes alone
+        self.why_not = ""  # why samples are loaded one after the other; "" while that is not known
+        self._cpu_ns = 0  # of the threads
+
+    @property
+    def count(self) -> int:
+        """Threads that load samples now."""
+        return 0 if self._pool is None else self._pool._max_workers
+
+    def take_cpu_ns(self) -> int:
+        """Processor time of the threads since it was last asked for."""
+        spent, self._cpu_ns = self._cpu_ns, 0
+        return spent
+
+    def __call__(self, indices: Sequence[Index]) -> dict[int, Sample]:
+        """Samples of a batch by their position. Random states are as if the others were loaded next."""
+        if self.why_not or not isinstance(indices, (list, tuple)) or len(indices) < 2:
+            return {}
+        if self._pool is not None:
+            return self._without_draws(lambda: self._at_once(indices))
+        if self._skip:
+            self._skip -= 1
+            return {}
+        return self._measure(indices)
+
+    def _states(self) -> RandomState:
+        if self._generators is None:
+            self._generators = find_generators(*self._objects)
+        return RandomState(self._generators)
+
+    def _without_draws(self, make: Callable[[], dict[int, Sample]]) -> dict[int, Sample]:
+        """Samples, if making them drew nothing."""
+        before = self._states()
+        try:
+            made = make()
+        except Exception:  # it is raised again when the sample is loaded in its turn
+            made = {}
+        if before.moved():
+            before.restore()
+            self._end(DRAWS)
+            return {}
+        return made
+
+    # -- deciding
+
+    def _measure(self, indices: Sequence[Index]) -> dict[int, Sample]:
+        before = self._states()
+        try:
+            made = {0: self._load(indices[0])}  # it is the next one to draw anyway, and may make generators
+        except Exception:
+            before.restore()
+            return {}
+        if before.moved():
+            self._end(DRAWS)
+            return made
+        self._generators = None
+        return made | self._without_draws(lambda: self._probe(indices))
+
+    def _probe(self, indices: Sequence[Index]) -> dict[int, Sample]:
+        """Loads a few samples and times them; and by threads those after the first, if they wait."""
+        made: dict[int, Sample] = {}
+        waits, works = [], []
+        for k in range(1, min(PROBES, len(indices))):
+            began, began_cpu = time.perf_counter(), time.process_time()
+            made[k] = self._load(indices[k])
+            works.append(time.process_time() - began_cpu)  # of all threads: fsspec has one of its own
+            waits.append(time.perf_counter() - began)
+        self._usual_s, work_s = statistics.median(waits), statistics.median(works)
+        if self._threads is not None:
+            return made | self._try(indices, made, self._threads)
+        if self._usual_s < LEAST_S or work_s > BUSY * self._usual_s:
+            self._pause()
+            return made
+        handle = next(filter(None, map(held, self._objects)), "")
+        if handle:
+            self._end(f"{handle}, which threads would share")
+            return made
+        return made | self._try(indices, made, int(min(MOST, self._usual_s / max(work_s, self._usual_s / MOST))))
+
+    def _try(self, indices: Sequence[Index], known: dict[int, Sample], threads: int) -> dict[int, Sample]:
+        """Loads all samples but the first by threads, and compares those that are known."""
+        before = Fingerprint(self._objects)
+        self._start(threads)
+        began = time.perf_counter()
+        try:
+            made = self._at_once(indices, first=1)
+            took_s = (time.perf_counter() - began) / (len(indices) - 1)
+            changes = before.changed(self._objects)
+            same = all(k in made and self._same(sample, made[k]) for k, sample in known.items())
+        except BaseException:
+            self._stop()
+            raise
+        if not same:
+            self._end(OTHER)
+            return {}
+        if changes and self._threads is None:
+            self._end(f"loading samples changes the dataset: {changes[0].replace('dataset[0]', 'dataset')}")
+            return {}
+        if self._threads is None and took_s * LEAST_GAIN > self._usual_s:
+            self._stop()
+            self._pause()
+        return made
+
+    def _end(self, why: str) -> None:
+        """Samples are loaded one after the other from now on."""
+        self.why_not = why
+        self._stop()
+        info = torch.utils.data.get_worker_info()
+        if self._threads is not None and (info is None or info.id == 0):
+            remedy = f" {REMEDY}." if why == DRAWS else ""
+            warn_user(f"read_threads={self._threads} has no effect: {why}.{remedy}")
+
+    # -- loading
+
+    def _pause(self) -> None:
+        """Leaves out more batches each time: looking costs as much as a small one."""
+        self._skip, self._next_skip = self._next_skip, 2 * self._next_skip
+
+    def _start(self, threads: int) -> None:
+        self._pool = ThreadPoolExecutor(threads, "stoker_read", _begin_thread, (torch.is_grad_enabled(),))
+
+    def _stop(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+        self._pool, self._slow = None, 0
+
+    def _at_once(self, indices: Sequence[Index], first: int = 0) -> dict[int, Sample]:
+        """Loads samples by threads, without those that fail."""
+        assert self._pool is not None
+        began, began_cpu = time.perf_counter(), time.process_time_ns() - time.thread_time_ns()
+        futures = {k: self._pool.submit(self._load, indices[k]) for k in range(first, len(indices))}
+        made = {}
+        for k, future in futures.items():
+            if self._on_wait is not None:
+                self._on_wait(-1, 1)  # those before it are there, so a thread has begun with it at the latest now
+            if future.exception() is None:
+                made[k] = future.result()
+        self._cpu_ns += time.process_time_ns() - time.thread_time_ns() - began_cpu
+        self._batches += 1
+        if self._batches % AGAIN == 0 and made:
+            k = next(iter(made))
+            if not self._same(self._load(indices[k]), made[k]):
+                self._end(OTHER)
+                warn_user(
+                    f"Sample {indices[k]} was loaded by threads, and is another one when it is loaded alone. {OFF}"
+                )
+                return {}
+        if 2 * len(made) < len(futures):  # a server may refuse so many requests; then they are made one by one
+            self._stop()
+            self._pause()
+            return made
+        is_slow = time.perf_counter() - began > self._usual_s * len(futures)
+        self._slow = self._slow + 1 if is_slow else 0
+        if self._slow == SLOW and self._threads is None:
+            self._stop()
+        return made
+
+
+def reads_of(
+    load: Callable[[Index], Sample], dataset: object, asked: int | str | None, on_wait: OnSampleStart | None
+) -> ReadThreads | None:
+    """What loads samples of a dataset by threads, if that was asked for; "auto": where it is safe and pays."""
+    if asked in (None, 1):
+        return None
+    return ReadThreads(load, [dataset], None if asked == "auto" else int(asked or 1), on_wait=on_wait)
+
+
+def check(loader: LoaderLike) -> None:
+    """Checks ``read_threads=`` of a loader. Raises UsageError: what is wrong, and what to do instead."""
+    asked = getattr(loader, "read_threads", None)
+    if asked is None or asked == "auto":
+        return
+    if type(asked) is not int or asked < 1:
+        raise UsageError(f'read_threads={asked!r}: a whole number, at least 1, "auto" or None')
+    if asked == 1 or getattr(loader, "debug", False):
+        return
+    if loader._dataset_kind != _DatasetKind.Map:
+        raise UsageError(
+            f"read_threads={asked} needs a map-style dataset: the samples of a stream come one after the other"
+        )
+    if not loader._auto_collation:
+        raise UsageError(f"read_threads={asked} loads samples of one batch at once, and batch_size=None has no batches")
+    if getattr(loader, "worker_method", "") == "thread":
+        raise UsageError(f'read_threads={asked} is for worker processes: with worker_method="thread" use more workers')
+    if loader.num_workers == 0 and not isinstance(loader.num_workers, AutoWorkers):
+        raise UsageError(f"read_threads={asked} is for worker processes, and there are none. Use num_workers=1")
+    dataset = loader.dataset
+    if staged_in(dataset) is None and not is_asked_one_by_one(dataset, loader.collate_fn, True):
+        raise UsageError(
+            f"read_threads={asked}: a {type(dataset).__name__} makes batches as a whole, so no sample is loaded "
+            "beside others"
+        )
+
+
+def _begin_thread(grad_enabled: bool) -> None:
+    native_threads.cap_thread()
+    torch.set_grad_enabled(grad_enabled)

@@ -1,0 +1,305 @@
+"""What runs on a node: an actor with a pool of worker processes of its own.
+
+The actor unpickles nothing of the user's: its workers do, which are forked from a clean interpreter (``fork_server``).
+They share the memory of a dataset's cache, which lasts as long as they are this dataset's.
+Each call waits in a thread of its own; one more thread reads the pool's results. When a worker dies, the calls whose
+tasks it had answer with ``Died``, and the trainer runs these tasks itself: what is to blame is decided in one place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import platform
+import socket
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ...core import resources
+from ...core.errors import WorkerDiedError
+from ...core.options import Budget
+from ...core.types import Index
+from ...core.version import __version__
+from ...sampling.order import Task
+from ...transport.arena import TaskId
+from ...transport.mapping import Memory
+from ...transport.messages import Times
+from ..faults import exit_reason
+from ..process_pool import ProcessPool
+from ..protocol import SeededTask
+from .shipment import Cache, Shipment, ShippedSpec
+
+POLL_S = 0.5  # how late the thread that reads results may notice that it is to end
+CONNECT_S = 10.0
+WARM_S = 60.0  # that the first worker may take to be ready, before it gets a task all the same
+LOOK_S = 0.02  # between two looks whether it is
+MAX_DEATHS = 8  # of workers, with no batch in between: then the node is of no use
+
+
+class Packed(NamedTuple):
+    """A batch as ``transport.codec`` encodes it.
+
+    Attributes:
+        number: of its task.
+        meta, leaves: see ``transport.codec.decode``; ``leaves`` is an array of uint8, or bytes.
+        times: what the task cost on the node.
+    """
+
+    number: int
+    meta: bytes
+    leaves: Memory
+    times: Times
+
+
+class Died(NamedTuple):
+    """A worker died while it did a task.
+
+    Attributes:
+        number: of the task.
+        reason: how it died.
+    """
+
+    number: int
+    reason: str
+
+
+class Facts(NamedTuple):
+    """What has to be the same on both sides for the same bits, and who says so.
+
+    Attributes:
+        host: the node's name.
+        pid: of the actor.
+        cores: that its processes may use.
+        versions: by name, of Python and of the packages that make batches.
+    """
+
+    host: str
+    pid: int
+    cores: int
+    versions: dict[str, str]
+
+
+def versions() -> dict[str, str]:
+    """Versions of what makes batches, in this process."""
+    out = {"python": platform.python_version().rpartition(".")[0], "stoker": __version__}
+    out |= {"torch": torch.__version__, "numpy": np.__version__, "byte order": sys.byteorder}
+    return out
+
+
+def package_versions(names: list[str]) -> dict[str, str]:
+    """Versions of installed packages; "" for those that are not there."""
+    from importlib import metadata
+
+    out = {}
+    for name in names:
+        try:
+            out[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            out[name] = ""
+    return out
+
+
+def _end_with(trainer: tuple[str, int]) -> None:
+    try:
+        connection = socket.create_connection(trainer, timeout=CONNECT_S)
+    except OSError:
+        return  # a firewall: Ray sees that the trainer has gone, a while later
+    connection.settimeout(None)
+    with contextlib.suppress(OSError):
+        connection.recv(1)
+    os._exit(0)  # the workers end when their pipes do
+
+
+class NodeWorkers:
+    """The actor. Its methods are called by ``pool.RemotePool`` alone.
+
+    Args:
+        own_process: this process does nothing else.
+    """
+
+    def __init__(self, own_process: bool = True) -> None:
+        if own_process:  # the fork server's interpreter would import the actor's main module, which is Ray's
+            sys.modules["__main__"].__file__ = None
+        self._pool: ProcessPool | None = None
+        self._key = ""
+        self._round = -1
+        self._lock = threading.Lock()
+        self._waiting: dict[TaskId, tuple[Future[Packed | Died], Index]] = {}
+        self._deaths = 0
+        self._broken = ""
+        self._reader: threading.Thread | None = None
+        self._caches: list[Cache] = []
+        self._ports: list[int] = []
+
+    def facts(self, packages: list[str], trainer: tuple[str, int] | None) -> Facts:
+        """Versions, and how many cores there are. This process ends when the connection to ``trainer`` does."""
+        if trainer is not None:
+            threading.Thread(target=_end_with, args=(trainer,), name="stoker_trainer", daemon=True).start()
+        known = {**versions(), **package_versions(packages)}
+        return Facts(socket.gethostname(), os.getpid(), resources.read().cores, known)
+
+    def start(self, key: str, shipment: Shipment, light: bytes, workers: int, host: str) -> list[int]:
+        """Starts workers for a dataset, in the place of those that there are, and waits for the first of them.
+
+        What it imports is then no part of what a batch takes.
+
+        Args:
+            key: names the dataset as it was pickled; the same key again changes nothing.
+            shipment: what workers need.
+            light: the pickled specification without the user's objects.
+            workers: how many.
+            host: this node's address.
+
+        Returns:
+            By cache of the dataset, the port at which other nodes may ask for what is in it; 0: they may not.
+        """
+        if key == self._key and not self._broken:
+            return self._ports
+        self.stop()
+        with self._lock:
+            shipment.settle()
+            spec = ShippedSpec.of(shipment, pickle.loads(light), workers)
+            memory = resources.memory_granted()
+            self._broken, self._deaths, self._round = "", 0, -1
+            self._caches = [cache for cache in spec.caches if cache is not None]
+            self._ports = [cache.serve(host, shipment.secret) for cache in self._caches]
+            pool = ProcessPool(spec, multiprocessing.get_context("spawn"), Budget(memory // 4), [])
+            self._pool, self._key = pool, key
+            self._reader = threading.Thread(target=self._read, args=(pool,), name="stoker_node", daemon=True)
+            self._reader.start()
+        deadline = time.monotonic() + WARM_S
+        while time.monotonic() < deadline:
+            with self._lock:
+                if self._pool is not pool or any(pool.status(place).ready for place in range(workers)):
+                    break
+            time.sleep(LOOK_S)
+        return self._ports
+
+    def set_peers(self, key: str, peers: list[tuple[str, list[int]]]) -> None:
+        """Tells which nodes may be asked for what their workers have prepared: addresses, and what ``start`` gave."""
+        with self._lock:
+            if key == self._key:
+                for k, cache in enumerate(self._caches):
+                    cache.set_peers([(host, ports[k]) for host, ports in peers if len(ports) > k and ports[k]])
+
+    def make(
+        self, key: str, round_: int, seeds: tuple[int, int], tasks: list[tuple[int, Index]]
+    ) -> list[Packed | Died]:
+        """Runs tasks and waits for them.
+
+        Args:
+            key: of the workers that are meant.
+            round_: counts the epochs of this cluster; tasks of an earlier one are dropped.
+            seeds: the iterator's base seed, and the epoch that is being run.
+            tasks: numbers and indices.
+
+        Raises:
+            RuntimeError: these workers are there no more, or cannot work.
+        """
+        base_seed, epoch = seeds
+        futures: list[Future[Packed | Died]] = []
+        with self._lock:
+            if self._pool is None or key != self._key or round_ < self._round or self._broken:
+                raise RuntimeError(self._broken or "these workers have been replaced")
+            if round_ > self._round:
+                self._round = round_
+                self._pool.resume(round_, None)
+                self._drop_all("an epoch was left early")
+            for number, indices in tasks:
+                known = self._waiting.get(TaskId(round_, number))
+                if known is not None:  # an earlier call, which was late, waits for the same task
+                    futures.append(known[0])
+                    continue
+                future: Future[Packed | Died] = Future()
+                futures.append(future)
+                seeded = SeededTask(base_seed, epoch - round_, indices)
+                self._waiting[TaskId(round_, number)] = future, seeded
+                self._pool.submit(None, Task(round_, number, seeded))
+        return [future.result() for future in futures]
+
+    def stop(self) -> None:
+        """Ends the workers."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+            self._key = ""
+            self._drop_all("the workers were ended")
+            reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.join()  # it reads what ``close`` closes
+        if pool is not None:
+            pool.close()
+        while self._caches:
+            self._caches.pop().close()
+
+    def _drop_all(self, reason: str) -> None:
+        for (_, number), (future, _) in self._waiting.items():
+            future.set_result(Died(number, reason))
+        self._waiting.clear()
+
+    def _read(self, pool: ProcessPool) -> None:
+        """Hands results to the calls that wait for them, until the pool is replaced, or is of no use any more."""
+        try:
+            while self._pool is pool:
+                self._read_one(pool)
+        except Exception as e:
+            with self._lock:
+                if self._pool is pool:
+                    self._give_up(f"{type(e).__name__}: {e}")
+
+    def _read_one(self, pool: ProcessPool) -> None:
+        try:
+            result = pool.receive(POLL_S)
+        except WorkerDiedError as e:
+            with self._lock:
+                if self._pool is pool:
+                    self._after_death(pool, e)
+            return
+        if result is None:
+            return
+        with self._lock:
+            waiting = self._waiting.pop(TaskId(result.epoch, result.task), None)
+        if waiting is None:
+            result.drop()
+            return
+        self._deaths = 0
+        try:
+            meta, memory = result.encoded()
+            leaves = memory if isinstance(memory, (bytes, bytearray)) else np.frombuffer(memory, np.uint8)
+            waiting[0].set_result(Packed(result.task, meta, leaves, result.times))
+        except Exception as e:
+            waiting[0].set_exception(e)
+            raise
+
+    def _after_death(self, pool: ProcessPool, e: WorkerDiedError) -> None:
+        """Starts another worker for each that died, and answers for their tasks."""
+        for place in e.places:
+            dead = pool.status(place)
+            self._deaths += 1
+            reason = exit_reason.why(dead.exitcode, dead.nbytes)
+            if self._deaths > MAX_DEATHS or (not dead.ready and self._deaths > 2):
+                self._give_up(f"its workers die, the last one {reason}")
+                return
+            pool.replace(place, [])
+            if dead.current_task is None:  # it may have taken any of them off the queue
+                for (round_, number), (_, indices) in self._waiting.items():
+                    pool.submit(None, Task(round_, number, indices))
+            elif (waiting := self._waiting.pop(dead.current_task, None)) is not None:
+                waiting[0].set_result(Died(dead.current_task.number, f"a worker {reason}"))
+
+    def _give_up(self, reason: str) -> None:
+        self._broken = reason
+        for future, _ in self._waiting.values():
+            future.set_exception(RuntimeError(reason))
+        self._waiting.clear()
+        pool, self._pool = self._pool, None
+        with contextlib.suppress(Exception):
+            if pool is not None:
+                pool.close(0.0)

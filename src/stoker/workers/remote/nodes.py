@@ -1,0 +1,383 @@
+"""The nodes that one loader uses: found, started, compared with this machine, and left.
+
+A thread does all that waits for Ray: joining the cluster takes seconds, starting workers on a node as long. Meanwhile
+batches are made here. The life of a node::
+
+    STARTING --workers started, same versions--> PROBING --one batch has the same bits--> READY <--answers-- DOUBTED
+        \\______________________________\\___________________ \\_____________________________/  \\--too late--^
+                                                             UNUSABLE
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import hashlib
+import logging
+import os
+import pickle
+import socket
+import statistics
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any
+
+from ...core.errors import UsageError
+from ...sampling.order import Task
+from ...transport.thread_slots import HeapWriter
+from ..protocol import WorkerSpec
+from . import checks, cluster
+from .node import package_versions, versions
+from .shipment import Shipment, pickled_spec, without_objects
+
+logger = logging.getLogger(__name__)
+LOOK_S = 2.0  # between two looks at which nodes there are
+START_S = 120.0  # that a node may take to start its workers
+SLICE_S = 0.2  # of waiting for it
+RECENT = 7  # calls
+MAX_DEATHS = 5  # of actors of one node
+AHEAD = 2  # tasks of a node in flight, for each of its cores
+
+
+class NodeState(enum.Enum):
+    """The life of a node, see above."""
+
+    STARTING = enum.auto()
+    PROBING = enum.auto()
+    READY = enum.auto()
+    DOUBTED = enum.auto()  # a call takes too long: no new ones
+    UNUSABLE = enum.auto()
+
+
+@dataclass(eq=False)
+class Call:
+    """Tasks that a node was asked for."""
+
+    node: Node
+    actor: cluster.Actor  # of the node, at that time
+    round: int  # see ``Nodes.round``
+    tasks: list[Task]
+    sent: float  # when, by the monotonic clock
+    probe: bool = False  # its answer is compared and not delivered
+    repeated: bool = False  # its tasks were given to others, too
+
+
+@dataclass(eq=False)
+class Node:
+    """A node as the trainer sees it."""
+
+    info: cluster.NodeInfo  # what Ray says of it
+    actor: cluster.Actor = None
+    state: NodeState = NodeState.STARTING  # see above
+    calls: list[Call] = field(default_factory=list)  # that it has not answered
+    recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))  # what its last calls took
+    asked: float = 0.0  # when it got its last call
+    batches: int = 0  # that it has made
+    starting: bool = False  # a thread starts its workers
+    deaths: int = 0  # of its actors
+    probed: bool = False  # it was compared once, which holds for all datasets
+    ports: list[int] = field(default_factory=list)  # see ``NodeWorkers.start``
+    peers: list[tuple[str, list[int]]] = field(default_factory=list)  # the nodes that it may ask, as it was told last
+
+    @property
+    def took_s(self) -> float:
+        """What a call takes, the median of the last ones, for any may be late by chance; 0.0: not known."""
+        return statistics.median(self.recent_s) if self.recent_s else 0.0
+
+    @property
+    def open(self) -> int:
+        """Tasks that it has."""
+        return sum(len(call.tasks) for call in self.calls)
+
+
+class Wake:
+    """Wakes whoever polls ``fd``; from any thread, also after ``close``."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def set(self) -> None:
+        with self._lock:
+            if self.fd >= 0:
+                os.eventfd_write(self.fd, 1)
+
+    def close(self) -> None:
+        with self._lock:
+            fd, self.fd = self.fd, -1
+        os.close(fd)
+
+
+class Nodes:
+    """The nodes that one loader uses.
+
+    Args:
+        address: of the cluster, see ``cluster.checked_address``.
+        slot_bytes: memory that batches of nodes may take here.
+
+    Attributes:
+        nodes: by Ray's id.
+        lock: held by who reads or changes them.
+        key: names the dataset that they are to work with.
+        round: counts the epochs of all iterators of the loader; nodes work for the one that was begun last.
+        store_bytes: of this machine's object store.
+        messages: for the user, not told yet.
+        answers: calls with their futures, done; also those of earlier iterators. Ray's threads append to it.
+        lost: calls of nodes that are not used any more.
+        wake: a node has started, or has answered.
+        slots: memory for batches that came from nodes.
+    """
+
+    def __init__(self, address: str, slot_bytes: int) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.lock = threading.RLock()
+        self.key = ""
+        self.round = 0
+        self.messages: deque[str] = deque()
+        self.answers: deque[tuple[Call, Any]] = deque()
+        self.lost: deque[Call] = deque()
+        self.wake = Wake()
+        self.slots = HeapWriter(slot_bytes)
+        self.store_bytes = 0
+        self._beacon: socket.socket | None = None  # nodes see by it that this process has ended
+        self._address = cluster.checked_address(address)
+        self._ray: ModuleType  # from the thread, which makes all nodes
+        self._shipment: Shipment | None = None
+        self._shipped: Any = None  # its reference in the object store
+        self._light = b""
+        self._owner = os.getpid()
+        self._closed = False
+        self._session = 0  # counts those of Ray that have ended
+        self._look_now = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, spec: WorkerSpec) -> None:
+        """An iterator begins. What it needs is packed here; nodes that have it go on, the others start anew.
+
+        Raises:
+            UsageError: there is no Ray, or the dataset cannot be pickled.
+        """
+        if self._thread is None:
+            cluster.check_installed()
+        neutral = replace(spec, base_seed=0, part_epochs=0, restart=True, shared=True, num_workers=1)
+        pickled = pickled_spec(neutral)
+        key = hashlib.sha256(pickled.data).hexdigest()[:16]
+        with self.lock:
+            if key != self.key:
+                self.key, self._shipment, self._shipped = key, Shipment.of(pickled), None
+                self._light = pickle.dumps(without_objects(neutral))
+                for node in self.nodes.values():
+                    if node.state is not NodeState.UNUSABLE:
+                        node.state = NodeState.STARTING
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="stoker_nodes", daemon=True)
+            self._thread.start()
+        self._look_now.set()
+
+    def next_round(self) -> int:
+        """Begins another round, and so ends the one before."""
+        with self.lock:
+            self.round += 1
+            return self.round
+
+    def with_state(self, *states: NodeState) -> list[Node]:
+        """The nodes in one of these states."""
+        return [node for node in list(self.nodes.values()) if node.state in states]
+
+    def give_up(self, node: Node, reason: str) -> None:
+        """A node is not used any more."""
+        with self.lock:
+            if node.state is NodeState.UNUSABLE:
+                return
+            node.state = NodeState.UNUSABLE
+            self.lost += node.calls
+            self.messages.append(f"Node {node.info.name} makes no batches: {reason}. {self._rest()}")
+        self.wake.set()
+        cluster.kill_actor(self._ray, node.actor)
+
+    def restart(self, node: Node, reason: str) -> None:
+        """A node's actor has died, and the node may be there still: another one is started, some times."""
+        node.deaths += 1
+        if node.deaths > MAX_DEATHS:
+            self.give_up(node, f"{reason}, for the {node.deaths}th time")
+            return
+        with self.lock:
+            if node.state is NodeState.UNUSABLE:
+                return
+            actor, node.actor = node.actor, None
+            node.state = NodeState.STARTING
+            self.lost += node.calls
+            node.calls = []
+            self.messages.append(f"Node {node.info.name}: {reason}. It is started again; no batch changes")
+        cluster.kill_actor(self._ray, actor)
+        self._look_now.set()
+
+    def leave_session(self) -> None:
+        """The Ray session ends, and with it all actors. If there is another one, nodes are looked for in that."""
+        with self.lock:
+            self._session += 1
+            self._shipped = None
+            for node in self.nodes.values():
+                node.state = NodeState.UNUSABLE
+                self.lost += node.calls
+            self.nodes.clear()
+        self.wake.set()
+
+    def _rest(self) -> str:
+        others = len(self.with_state(NodeState.READY))
+        return f"{others} other nodes and this machine go on" if others else "This machine goes on alone"
+
+    def close(self) -> None:
+        """Ends the workers on all nodes; the connection stays, it may be the script's."""
+        with self.lock:
+            if self._closed or os.getpid() != self._owner:
+                return
+            self._closed = True
+            actors = [node.actor for node in self.nodes.values() if node.actor is not None]
+            self.nodes.clear()
+        self._look_now.set()
+        for actor in actors:
+            cluster.kill_actor(self._ray, actor)
+        if self._beacon is not None:
+            self._beacon.close()
+        self.wake.close()
+
+    # -- the thread
+
+    def _run(self) -> None:
+        try:
+            self._ray = cluster.connect(self._address, self)
+            self.store_bytes = cluster.own_store(self._ray)
+            self._beacon = cluster.beacon(self._ray)
+        except Exception as e:
+            self.messages.append(f"No workers on other nodes: {e}. This machine goes on alone")
+            self.wake.set()
+            return
+        told = False
+        while not self._closed:
+            self._look_now.wait(LOOK_S)
+            self._look_now.clear()
+            if self._closed:
+                return
+            if not self._ray.is_initialized():  # asked for anything, Ray would connect again
+                if self.nodes:
+                    self.messages.append("The script has shut Ray down. This machine goes on alone")
+                    self.leave_session()
+                continue
+            session = self._session
+            try:
+                with cluster.using_ray():
+                    found = cluster.other_nodes(self._ray)
+            except Exception as e:
+                logger.info("nodes cannot be listed: %s", e)
+                continue
+            if session != self._session:
+                continue
+            if not found and not told:
+                self.messages.append(
+                    "The cluster has no node that could make batches: this machine is its only one, or the others have "
+                    "GPUs. This machine goes on alone"
+                )
+            told = True
+            self._compare(found)
+            self._introduce()
+
+    def _compare(self, found: dict[str, cluster.NodeInfo]) -> None:
+        """Starts nodes that came, and leaves those that went."""
+        with self.lock:
+            gone = [node for id_, node in self.nodes.items() if id_ not in found]
+            for info in found.values():
+                if info.id not in self.nodes and not self._closed:
+                    self.nodes[info.id] = Node(info)
+            starting = [node for node in self.with_state(NodeState.STARTING) if not node.starting]
+            for node in starting:
+                node.starting = True
+        for node in gone:
+            self.give_up(node, "it has left the cluster")
+            with self.lock:
+                self.nodes.pop(node.info.id, None)
+        for node in starting:
+            threading.Thread(target=self._start, args=(node,), name="stoker_start", daemon=True).start()
+
+    def _introduce(self) -> None:
+        """Tells nodes whom they may ask for what is prepared: those that make the same bits as this machine."""
+        with self.lock:
+            ready = self.with_state(NodeState.READY)
+            for node in ready:
+                peers = [(other.info.host, other.ports) for other in ready if other is not node and any(other.ports)]
+                if any(node.ports) and peers != node.peers:
+                    node.peers = peers
+                    with contextlib.suppress(Exception):  # it has just ended
+                        node.actor.set_peers.remote(self.key, peers)
+
+    def _start(self, node: Node) -> None:
+        try:
+            self._start_workers(node)
+        finally:
+            node.starting = False
+
+    def _start_workers(self, node: Node) -> None:
+        """Starts the workers of a node, and compares versions."""
+        ray, session = self._ray, self._session
+        try:
+            if node.actor is None:
+                names = checks.imported_packages()
+                here = {**versions(), **package_versions(names)}
+                trainer = None if self._beacon is None else self._beacon.getsockname()[:2]
+                with cluster.using_ray():
+                    node.actor = cluster.start_actor(ray, node.info, AHEAD * node.info.cores + 2)
+                    ref = node.actor.facts.remote(names, trainer)
+                facts = self._wait_for(ref, session)
+                differing = checks.difference(here, facts)
+                if differing:
+                    reason = f"it has {differing}. Other versions may make other bits: install the same there"
+                    self.give_up(node, reason)
+                    return
+            with self.lock:
+                if session != self._session:
+                    return  # an actor of another session must not be called
+                key, shipment, light = self.key, self._shipment, self._light
+                with cluster.using_ray():
+                    if self._shipped is None:
+                        self._shipped = ray.put(shipment)
+                    ref = node.actor.start.remote(key, self._shipped, light, node.info.cores, node.info.host)
+            node.ports, node.peers = self._wait_for(ref, session), []
+        except Exception as e:
+            if not self._closed and session == self._session:
+                self.give_up(node, f"it cannot start workers ({type(e).__name__}: {str(e).strip().splitlines()[-1]})")
+            return
+        with self.lock:
+            if key == self.key and node.state is NodeState.STARTING:
+                node.state = NodeState.READY if node.probed else NodeState.PROBING
+        self.wake.set()
+
+    def _wait_for(self, ref: object, session: int) -> Any:
+        """The answer of an actor's. Looks at times whether the session still is there."""
+        deadline = time.monotonic() + START_S
+        while True:
+            with cluster.using_ray():
+                if session != self._session:
+                    raise cluster.ClusterError("the Ray session has ended")
+                if self._ray.wait([ref], timeout=SLICE_S)[0]:
+                    return self._ray.get(ref)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no answer in {START_S:.0f} s")
+
+
+def check_dataset(spec: WorkerSpec) -> None:
+    """Whether other nodes can help at all.
+
+    Raises:
+        UsageError: no, and why.
+    """
+    if not spec.shared:
+        raise UsageError("the parts of an iterable dataset belong to workers, and workers on other nodes share tasks")
+    if spec.tell > 0:
+        with contextlib.suppress(AttributeError):
+            spec.dataset.state_dict  # noqa: B018
+            raise UsageError("the dataset has a state_dict(), which belongs to one worker")
+    if spec.timed:
+        raise UsageError("sample_timeout= kills the worker that hangs, and it can only be done on this machine")

@@ -1,0 +1,262 @@
+"""What a node needs to run a script's tasks: dataset and functions, the script's own modules, paths, variables.
+
+Classes and functions of ``__main__`` are pickled by value (cloudpickle). The script's other modules travel as sources
+and are imported on the node by their names, so that pickles, registries and ``isinstance`` work as here. Code has the
+file names of this machine there, and its source is found by them. Nothing is written to a node's disk.
+
+A dataset with a cache (``Staged``) travels without what is in it. It says how it is made anew on a node, and what makes
+the memory that all workers of that node share. The actor makes that memory, and knows no more of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import linecache
+import os
+import pickle
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from importlib.abc import MetaPathFinder, SourceLoader
+from importlib.machinery import ModuleSpec
+from importlib.util import decode_source, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import torch
+
+from ...core import packages
+from ...core.errors import UsageError
+from ..protocol import WorkerSpec
+
+EXTRA = 'Ray is not installed: pip install "stoker[ray]"'
+MODULES_BYTES = 20 << 20  # of source files; more than that is no script's own code
+LOCAL_VARIABLES = ("RAY_", "CUDA_", "LD_", "PATH", "PYTHON", "HOME", "PWD", "TMP", "XDG_", "SSH_", "SLURM_", "VIRTUAL_")
+
+
+class Cache(Protocol):
+    """What a node keeps of a dataset, in memory that its workers share."""
+
+    def serve(self, host: str, secret: bytes) -> int:
+        """Answers other nodes, which are to know the secret. Returns the port; 0: there is nothing to ask for."""
+
+    def set_peers(self, addresses: Sequence[tuple[str, int]]) -> None:
+        """The nodes that may be asked for samples."""
+
+    def close(self) -> None:
+        """Answers nobody any more."""
+
+
+NewCache: TypeAlias = Callable[[int], Cache | None]
+"""Makes a cache, given the number of ranks that have workers on a node; None: there is none."""
+
+
+class SpecPickle(NamedTuple):
+    """A pickled ``WorkerSpec``.
+
+    Attributes:
+        data: the pickle. Datasets with a cache have a number in it.
+        caches: by that number, what makes the cache on a node.
+    """
+
+    data: bytes
+    caches: list[NewCache]
+
+
+class Module(NamedTuple):
+    """A module of the script's: its file, and what is in it."""
+
+    file: str
+    source: bytes
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """A worker specification and the surroundings in which it works.
+
+    Attributes:
+        spec: what workers do.
+        sources: of the script's main file and of a notebook's cells, which no node can import, by file.
+        modules: files and sources of the script's own modules, by name.
+        paths: the trainer's ``sys.path``; those that exist on the node are added.
+        folder: the trainer's working directory, which is taken where it exists.
+        variables: of the trainer's environment; those that the node does not have are set.
+        secret: known to those that have this shipment, and to nobody else.
+    """
+
+    spec: SpecPickle
+    sources: dict[str, str]
+    modules: dict[str, Module]
+    paths: list[str]
+    folder: str
+    variables: dict[str, str]
+    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+
+    @classmethod
+    def of(cls, pickled: SpecPickle) -> Shipment:
+        """Packs a specification that ``pickled_spec`` made, with what is around it now."""
+        variables = {k: v for k, v in os.environ.items() if not k.startswith(LOCAL_VARIABLES)}
+        return cls(pickled, _main_sources(), _own_modules(), [p for p in sys.path if p], os.getcwd(), variables)
+
+    def settle(self) -> None:
+        """Gives this process, on the node, the trainer's surroundings."""
+        if os.path.isdir(self.folder):
+            os.chdir(self.folder)
+        for name, value in self.variables.items():
+            os.environ.setdefault(name, value)
+        sys.path += [p for p in self.paths if p not in sys.path and os.path.exists(p)]
+
+
+def pickled_spec(spec: WorkerSpec) -> SpecPickle:
+    """The specification for a node. What is unchanged has the same pickle.
+
+    Raises:
+        UsageError: it cannot be pickled, it is on a device, or the extra is not there.
+    """
+    try:
+        import cloudpickle
+    except ImportError:
+        raise UsageError(EXTRA) from None
+
+    caches: list[NewCache] = []
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, x: object) -> object:
+            if isinstance(x, torch.Tensor) and x.device.type != "cpu":
+                raise UsageError(
+                    f"the dataset has a tensor on {x.device}, and other nodes have no such device: keep it on the CPU, "
+                    "and move batches in the loop"
+                )
+            travels = getattr(type(x), "_stoker_for_nodes", None)
+            if travels is None:
+                return super().reducer_override(x)
+            make, new_cache = travels(x)
+            caches.append(new_cache)
+            return _with_cache, (make, len(caches) - 1)
+
+    file = io.BytesIO()
+    try:
+        Pickler(file, protocol=5).dump(spec)
+    except UsageError:
+        raise
+    except Exception as e:
+        raise UsageError(f"the dataset cannot be pickled ({type(e).__name__}: {e})") from e
+    return SpecPickle(file.getvalue(), caches)
+
+
+_caches: list[object] = []  # of the node, in its workers
+
+
+def _with_cache(make: Callable[[object], object], number: int) -> object:
+    return make(_caches[number])
+
+
+class ShippedSpec(WorkerSpec):
+    """A specification whose dataset is still pickled: workers unpickle it, the process that starts them does not."""
+
+    shipment: Shipment
+    caches: list[Cache | None]
+
+    @classmethod
+    def of(cls, shipment: Shipment, light: WorkerSpec, num_workers: int) -> ShippedSpec:
+        """``light`` says what the pool has to know."""
+        values = {f.name: getattr(light, f.name) for f in fields(WorkerSpec)}
+        out = cls(**{**values, "num_workers": num_workers})
+        object.__setattr__(out, "shipment", shipment)
+        object.__setattr__(out, "caches", [new(light.ranks[1]) for new in shipment.spec.caches])
+        return out
+
+    def __reduce__(self) -> tuple[Callable[..., WorkerSpec], tuple[object, ...]]:
+        shipment = self.shipment
+        return _unpickle, (shipment.spec.data, shipment.sources, shipment.modules, self.caches, self.num_workers)
+
+
+def without_objects(spec: WorkerSpec) -> WorkerSpec:
+    """The specification without what is the user's."""
+    return replace(spec, dataset=None, collate_fn=_nothing, init_fn=None, on_error=None)
+
+
+def _nothing(samples: Any) -> Any:
+    raise AssertionError("the process that starts workers collates nothing")
+
+
+def _unpickle(
+    data: bytes, sources: dict[str, str], modules: dict[str, Module], caches: Sequence[object], num_workers: int
+) -> WorkerSpec:
+    for file, source in sources.items():
+        _note_source(file, source)
+    sys.meta_path.insert(0, _Importer(modules))
+    _caches[:] = caches
+    spec: WorkerSpec = pickle.loads(data)
+    return replace(spec, num_workers=num_workers)
+
+
+def _note_source(file: str, source: str) -> None:
+    # Without a time of change: no file of this node takes its place.
+    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
+
+
+class _Importer(MetaPathFinder, SourceLoader):  # type: ignore[misc]  # typeshed: so are its own bases
+    """Imports the script's own modules from their sources."""
+
+    def __init__(self, modules: dict[str, Module]) -> None:
+        self._modules = modules
+        self._sources = {module.file: module.source for module in modules.values()}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None, /
+    ) -> ModuleSpec | None:
+        if fullname in self._modules:
+            file = self._modules[fullname].file
+            inside = [os.path.dirname(file)] if os.path.basename(file) == "__init__.py" else None
+            return spec_from_file_location(fullname, file, loader=self, submodule_search_locations=inside)
+        if any(name.startswith(f"{fullname}.") for name in self._modules):  # a folder without an __init__.py
+            return ModuleSpec(fullname, None, is_package=True)
+        return None
+
+    def get_filename(self, fullname: str) -> str:
+        return self._modules[fullname].file
+
+    def get_data(self, path: str) -> bytes:
+        source = self._sources[path]
+        with contextlib.suppress(SyntaxError, UnicodeDecodeError):  # importing it will raise it
+            _note_source(path, decode_source(source))
+        return source
+
+
+def _main_sources() -> dict[str, str]:
+    """Sources by file, as code objects name it, of what is pickled by value."""
+    main = getattr(sys.modules["__main__"], "__file__", None)
+    cells = [file for file, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None]
+    return {file: "".join(linecache.getlines(file)) for file in [main, *cells] if file}
+
+
+def _own_modules() -> dict[str, Module]:
+    """All modules that are imported here and installed nowhere; of packages each file. By name."""
+    out: dict[str, Module] = {}
+    packages_seen: set[str] = set()
+    for name, module in sorted(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if name in ("__main__", "__mp_main__") or name.partition(".")[0] in packages_seen:
+            continue
+        if not path or not path.endswith(".py") or not os.path.isfile(path) or not packages.is_users(path):
+            continue
+        file = Path(path)
+        if file.name != "__init__.py":
+            out[name] = Module(path, file.read_bytes())
+            continue
+        packages_seen.add(name.partition(".")[0])
+        for part in sorted(file.parent.rglob("*.py")):
+            inside = part.relative_to(file.parent).with_suffix("").parts
+            of_part = ".".join((name, *inside)).removesuffix(".__init__")
+            out[of_part] = Module(str(part), part.read_bytes())
+    size = sum(len(module.source) for module in out.values())
+    if size > MODULES_BYTES:
+        raise UsageError(
+            f"the script's own modules are {size >> 20} MB of source files, and {MODULES_BYTES >> 20} are shipped at "
+            "most: install them on the nodes"
+        )
+    return out

@@ -1,0 +1,147 @@
+"""What becomes of the task that a dead worker was doing, and which of its samples is to blame. See ``restart``."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+
+from ..core.dataset_tree import file_of
+from ..core.errors import SampleTimeoutError, StokerError, WorkerDiedError
+from ..core.types import Index
+from ..sampling.order import Task
+from ..transport.arena import TaskId
+from .faults import exit_reason
+from .faults.policy import Failure, plain
+from .faults.sample_name import called
+from .protocol import Phase, RetryTask, WorkerSpec, WorkerStatus
+
+logger = logging.getLogger(__name__)
+MIN_DEATHS = 3  # with one task before a sample of it is blamed
+
+
+class _History:
+    """What is known of a task whose workers died."""
+
+    def __init__(self, bad: dict[int, Failure]) -> None:
+        self.bad = dict(bad)  # samples that are not tried, by position
+        self.deaths = 0
+        self.timeouts = 0  # at samples that could not be named
+        self.deaths_after_probe = 0
+        self.deaths_at: Counter[int] = Counter()  # by position of the sample
+        self.pids: list[int | None] = []
+        self.last_death = ""
+
+
+class Retries:
+    """Decides how the task that a dead worker was doing is tried again, or why it is not."""
+
+    def __init__(self, spec: WorkerSpec, known: dict[Index, Failure]) -> None:
+        self._spec, self._known = spec, known
+        self._histories: dict[TaskId, _History] = {}
+        self._skips = spec.on_error is not None and spec.on_error.action != "raise"
+        self.refunds = 0.0  # tokens to give back: these deaths are bounded by the policy for samples
+
+    def keys(self, indices: Index) -> list[Index]:
+        """A task's indices as a list, one for each sample."""
+        indices = _without_retry(indices)
+        return list(indices) if self._spec.auto_collation else [indices]
+
+    def known_failures(self, indices: Index) -> dict[int, Failure]:
+        """By position, those of a task's samples that have killed workers before and are not tried again."""
+        if not self._known or not self._skips:
+            return {}
+        keys = [plain(i) for i in self.keys(indices)]
+        return {k: self._known[key] for k, key in enumerate(keys) if key in self._known}
+
+    def sample_at(self, dead: WorkerStatus, indices: Index) -> tuple[int, Index, str] | None:
+        """The sample that the dead worker was loading: position in the task, index and file; None: not known."""
+        keys, k = self.keys(indices), dead.position.sample
+        if k is None or k >= len(keys):
+            return None
+        return k, keys[k], file_of(self._spec.dataset, keys[k])
+
+    def retry(self, dead: WorkerStatus, task: Task) -> RetryTask | StokerError:
+        """What is done with the task that a worker was doing when it died: another try, or an error for its batch."""
+        history = self._histories.setdefault(task_id(task), _History(self.known_failures(task.indices)))
+        if dead.timed_out:
+            return self._after_timeout(dead, history, task)
+        history.deaths += 1
+        history.pids.append(dead.pid)
+        history.last_death = exit_reason.why(dead.exitcode, dead.nbytes)
+        sample = self.sample_at(dead, task.indices)
+        if dead.position.phase is Phase.PROBED:
+            history.deaths_after_probe += 1
+            if history.deaths_after_probe > 1:
+                del self._histories[task_id(task)]
+                return WorkerDiedError(
+                    f"{_pids(history.pids)} exited unexpectedly, each time during task {task.number}; the last worker "
+                    f"{history.last_death}. Each sample can be loaded alone, so no sample is to blame, but "
+                    f"collate_fn or the memory of the batch. Its samples: {str(self.keys(task.indices))[:200]}",
+                    [dead.id],
+                    [task.number],
+                )
+        elif sample is not None:
+            history.deaths_at[sample[0]] += 1
+            if history.deaths_at[sample[0]] > 1 and history.deaths >= MIN_DEATHS:
+                return self._blame(history, task, *sample)
+        return try_again(task, history.bad, probe=history.deaths > 1, others=history.timeouts)
+
+    def _after_timeout(self, dead: WorkerStatus, history: _History, task: Task) -> RetryTask | StokerError:
+        """The worker was killed because a sample took too long: that sample is known, and is not tried again."""
+        self.refunds += 1
+        limit = self._spec.sample_timeout
+        sample = self.sample_at(dead, task.indices)
+        if sample is None:
+            history.timeouts += 1
+            if history.timeouts <= MIN_DEATHS:
+                # The batch was made at once, or a replacement took too long: load the samples one by one.
+                return try_again(task, history.bad, probe=True, others=history.timeouts)
+            which = f"one of {str(self.keys(task.indices))[:200]}, or its replacement,"
+        else:
+            which = called(*sample[1:])
+        if sample is None or not self._skips:
+            del self._histories[task_id(task)]
+            return SampleTimeoutError(
+                f"{which} was not loaded within sample_timeout={limit:g} seconds, so its worker (pid {dead.pid}) was "
+                f"killed and replaced. The worker's stack was:\n{dead.stack}"
+            )
+        k, index, file = sample
+        history.bad[k] = Failure(plain(index), file, f"SampleTimeout: not loaded within {limit:g} s", "timeout")
+        logger.warning(f"{which}: not loaded within {limit:g} s; the worker's stack was:\n{dead.stack}")
+        return try_again(task, history.bad, others=history.timeouts)
+
+    def _blame(self, history: _History, task: Task, k: int, index: Index, file: str) -> RetryTask | StokerError:
+        if plain(index) not in self._known:
+            self.refunds += history.deaths
+        del self._histories[task_id(task)]
+        if not self._skips:
+            return WorkerDiedError(
+                f"{_pids(history.pids)} exited unexpectedly: {called(index, file)} kills the worker that loads it; the "
+                f'last one {history.last_death}. on_error="skip" continues without it, stoker verify finds all such '
+                "samples",
+                [],
+                [task.number],
+            )
+        failure = Failure(plain(index), file, f"WorkerDied: the worker that loads it {history.last_death}", "death")
+        self._known[plain(index)] = failure
+        return try_again(task, {**history.bad, k: failure})
+
+
+def task_id(task: Task) -> TaskId:
+    return TaskId(task.epoch, task.number)
+
+
+def try_again(
+    task: Task, bad: Mapping[int, Failure], replay: bool = False, probe: bool = False, others: int = 0
+) -> RetryTask:
+    """The indices of another try of a task. See ``RetryTask``."""
+    return RetryTask(_without_retry(task.indices), dict(bad), replay, probe, others)
+
+
+def _without_retry(indices: Index) -> Index:
+    return indices.indices if type(indices) is RetryTask else indices
+
+
+def _pids(pids: list[int | None]) -> str:
+    return f"DataLoader worker (pid(s) {', '.join(map(str, pids))})"
