@@ -63,6 +63,25 @@ def test_the_kinds_of_waits(name: str, tmp_path: Path) -> None:
             assert found.pid == int(p.stdout.readline())
 
 
+def test_what_a_thread_does_is_read_at_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = proc._read
+    went_on: list[bool] = []
+    with running("-Ic", BEGIN + "sys.stdin.readline(); time.sleep(1e6)") as p:
+        until(lambda: wait_of(p.pid), lambda w: w.kind == "pipe")
+
+        def read_late(path: Path) -> str:
+            if path.name == "wchan" and not went_on:  # the other files of the thread have been read
+                went_on.append(True)
+                assert p.stdin is not None
+                p.stdin.write("\n")
+                p.stdin.flush()
+                until(lambda: read(path), lambda function: "nanosleep" in function)
+            return read(path)
+
+        monkeypatch.setattr(proc, "_read", read_late)
+        assert wait_of(p.pid).kind == "sleep"
+
+
 def test_a_sleep_says_how_long_it_takes() -> None:
     with running("-Ic", BEGIN + "time.sleep(1e6)") as p:
         found = until(lambda: wait_of(p.pid), lambda w: w.kind == "sleep")

@@ -222,11 +222,21 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _thread(root: Path, tid: int) -> Thread | None:
+    thread = _read_thread(root, tid)
+    for _ in range(3):  # its files are read one after the other, and it may have gone on in between
+        again = _read_thread(root, tid)
+        if thread is None or again is None or (thread.state, thread.switches) == (again.state, again.switches):
+            break
+        thread = again
+    return thread
+
+
+def _read_thread(root: Path, tid: int) -> Thread | None:
     fields = _read(root / "stat").rpartition(")")[2].split()
     if not fields:
         return None
-    spent = _read(root / "schedstat").split()  # nanoseconds; stat has ticks of 10 ms
     switches = sum(map(int, re.findall(r"ctxt_switches:\s+(\d+)", _read(root / "status"))))
+    spent = _read(root / "schedstat").split()  # nanoseconds; stat has ticks of 10 ms
     words = _read(root / "syscall").split()
     call = None
     if len(words) == 9:
