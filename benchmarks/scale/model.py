@@ -23,7 +23,7 @@ import numpy as np
 # As in stoker.workers.remote; a test compares them.
 AHEAD = 2  # tasks in flight for each core of a node
 TICK_S, LATE, HANGS_S = 0.05, 3.0, 5.0
-PACK_BYTES, MOST_PACKED, STORE_SHARE = 256 << 10, 8, 3
+PACK_BYTES, MOST_PACKED, PACK_S, STORE_SHARE = 8 << 20, 8, 0.05, 3
 INLINE = 100 << 10  # bytes of an answer that travels in Ray's message, not through its object store
 
 
@@ -142,8 +142,8 @@ class _Cores:
 class _Remote:
     """A node as a rank sees it."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
+    def __init__(self, node: Node, per_core: int) -> None:
+        self.node, self.per_core, self.room = node, per_core, node.cores * per_core
         self.cores = _Cores(node.cores)
         self.calls: list[_Call] = []
         self.usable, self.doubted = True, False
@@ -164,7 +164,8 @@ class _Rank:
     def __init__(self, sim: Simulation, nodes: tuple[Node, ...], seconds: list[float]) -> None:
         plan = sim.plan
         self.sim, self.plan, self.costs, self.seconds = sim, plan, sim.costs, seconds
-        self.nodes = [_Remote(node) for node in nodes]
+        self.pack = max(1, min(MOST_PACKED, PACK_BYTES // max(1, plan.nbytes)))
+        self.nodes = [_Remote(node, max(1, min(self.pack, int(PACK_S / plan.make_s)))) for node in nodes]
         self.local, self.with_local = _Cores(plan.local), set[int]()
         self.waiting: deque[int] = deque()
         self.ready: dict[int, bool] = {}  # by task: it came from a node
@@ -175,7 +176,6 @@ class _Rank:
         self.blocked = 0  # counts the times that it was, while it is; else negative
         self.times: list[float] = []
         self.delivered: list[int] = []
-        self.pack = max(1, min(MOST_PACKED, PACK_BYTES // max(1, plan.nbytes)))
 
     # -- the driver
 
@@ -221,7 +221,7 @@ class _Rank:
 
     def _fill(self) -> None:
         """Spends credits while there are any."""
-        window = self.plan.ahead * (self.plan.local + sum(r.node.cores for r in self.nodes if r.usable))
+        window = self.plan.ahead * (self.plan.local + sum(r.room for r in self.nodes if r.usable))
         room = max(1, self.plan.store // STORE_SHARE // max(1, self.plan.nbytes))
         while self.spent < min(window, room) and self.drawn < self.plan.batches:
             self.spent += 1
@@ -236,10 +236,10 @@ class _Rank:
                 if len(self.with_local) < per_core * self.plan.local:
                     self._to_local(self.waiting.popleft())
                     break
-                free = [r for r in self.nodes if r.usable and not r.doubted and r.open < per_core * r.node.cores]
+                free = [r for r in self.nodes if r.usable and not r.doubted and r.open < per_core * r.room]
                 if free:
-                    remote = min(free, key=lambda r: r.took * (1 + r.open / r.node.cores))
-                    n = min(self.pack, len(self.waiting), per_core * remote.node.cores - remote.open)
+                    remote = min(free, key=lambda r: r.took * (1 + r.open / r.room))
+                    n = min(self.pack, len(self.waiting), max(remote.per_core, per_core * remote.room - remote.open))
                     self._to_node(remote, [self.waiting.popleft() for _ in range(n)])
                     break
             else:

@@ -27,6 +27,7 @@ from typing import Any
 
 from ...core.errors import UsageError
 from ...sampling.order import Task
+from ...transport.messages import Times
 from ...transport.thread_slots import HeapWriter
 from ..protocol import WorkerSpec
 from . import checks, cluster
@@ -76,6 +77,7 @@ class Node:
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))  # what its last calls took
     asked: float = 0.0  # when it got its last call
     batches: int = 0  # that it has made
+    make_s: float = 0.0  # seconds of a core for a batch, a moving average; 0.0: not known
     starting: bool = False  # a thread starts its workers
     deaths: int = 0  # of its actors
     probed: bool = False  # it was compared once, which holds for all datasets
@@ -91,6 +93,12 @@ class Node:
     def open(self) -> int:
         """Tasks that it has."""
         return sum(len(call.tasks) for call in self.calls)
+
+    def made(self, times: Times) -> None:
+        """It has made a batch, which took so long there."""
+        took_s = sum(times[:2]) / 1e9
+        self.make_s += (took_s - self.make_s) * (0.1 if self.batches else 1.0)
+        self.batches += 1
 
 
 class Wake:

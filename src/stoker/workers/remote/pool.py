@@ -2,7 +2,8 @@
 
 1. training thread, ``submit``: the task waits in a queue of this pool.
 2. ``_dispatch``: it goes to a local worker that is idle, else to the node that answers soonest, else it waits. Nodes
-   that are all busy get a second task for each core, so that none is idle while an answer travels.
+   that are all busy get a second task for each core, so that none is idle while an answer travels. Small batches that
+   are made quickly travel several a call.
 3. node: its workers make the batch; the answer is a Ray object. A thread of Ray's says that it is there (``_arrived``).
 4. training thread, ``receive``: takes what has arrived, here or from nodes, and gives out what waits.
 5. training thread, ``RemoteResult.take``: the one copy, from the object store into a slot of this process.
@@ -37,8 +38,9 @@ LATE = 3.0  # times as long as usual: a call that is repeated by whoever is idle
 SLOW = 3.0  # times as long as the node that answers soonest: a node that gets no tasks,
 ASK_AGAIN_S = 5.0  # but for one so often
 HANGS_S = 5.0  # and then, or after ten times as long as usual, a node gets no new tasks until it answers
-PACK_BYTES = 256 << 10  # small batches travel several a call, up to this many bytes
+PACK_BYTES = 8 << 20  # small batches travel several a call, up to this many bytes
 MOST_PACKED = 8  # of them
+PACK_S = 0.05  # of a core's work that a call may wait for before its first batch travels
 STORE_SHARE = 3  # part of the object store that batches in flight may fill
 SMALL = 64 << 10  # bytes: an answer that may be an error is looked into
 
@@ -77,7 +79,7 @@ class RemotePool:
     @property
     def ahead(self) -> int:
         """Tasks that may be in flight beside those of local workers."""
-        return sum(AHEAD * n.info.cores for n in self._nodes.with_state(NodeState.READY))
+        return sum(AHEAD * self._room(n) for n in self._nodes.with_state(NodeState.READY))
 
     def submit(self, worker: int | None, task: Task) -> None:
         with self._nodes.lock:
@@ -163,7 +165,8 @@ class RemotePool:
                     break
                 node = self._free_node(per_core)
                 if node is not None:
-                    fit = min(self._pack(), max(1, per_core * node.info.cores - node.open))
+                    fit = max(self._per_core(node), per_core * self._room(node) - node.open)
+                    fit = min(self._pack(), fit)
                     if wait_for_more and len(self._waiting) < fit:
                         return
                     self._to_node(node, [self._waiting.popleft() for _ in range(min(fit, len(self._waiting)))])
@@ -174,6 +177,14 @@ class RemotePool:
     def _pack(self) -> int:
         """Tasks of one call."""
         return max(1, min(MOST_PACKED, PACK_BYTES // max(1, self._batch_bytes))) if self._batch_bytes else 1
+
+    def _per_core(self, node: Node) -> int:
+        """Tasks that keep a core of a node busy: one, or as many as fit a call and are made in ``PACK_S``."""
+        quick = int(PACK_S / node.make_s) if node.make_s else 1
+        return max(1, min(self._pack(), quick))
+
+    def _room(self, node: Node) -> int:
+        return node.info.cores * self._per_core(node)
 
     def _free_node(self, per_core: int) -> Node | None:
         """The node that may have one more task and answers soonest."""
@@ -187,11 +198,11 @@ class RemotePool:
         free = [
             node
             for node in ready
-            if node.open < per_core * node.info.cores
+            if node.open < per_core * self._room(node)
             # A slow node would hold up the order; now and then it is asked whether it still is slow.
             and (node.took_s <= slow_s or (not node.calls and now - node.asked > ASK_AGAIN_S))
         ]
-        return min(free, key=lambda node: node.took_s * (1 + node.open / node.info.cores), default=None)
+        return min(free, key=lambda node: node.took_s * (1 + node.open / self._room(node)), default=None)
 
     def _usual_s(self) -> float:
         """What a call takes on the node that answers soonest."""
@@ -293,7 +304,7 @@ class RemotePool:
                     continue
                 result = Made(-1, self._epoch, task.number, False, answer.times, result.nbytes, batch)
             self._batch_bytes = max(self._batch_bytes, result.nbytes)
-            node.batches += 1
+            node.made(answer.times)
             self._ready.append(result)
 
     def _repeat_here(self, call: Call, task: Task) -> None:
