@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 import stoker
 from stoker.core.errors import StokerWarning, UsageError
 from stoker.loader.loader_state import state_of
-from stoker.workers.remote import cluster, node, nodes
+from stoker.workers.remote import cluster, node, nodes, pool
 from stoker.workers.remote.cluster import NodeInfo
 from stoker.workers.remote.node import NodeWorkers
 
@@ -192,6 +192,22 @@ def wait_for(loader: stoker.DataLoader) -> None:
 def test_batches_are_those_of_this_machine_wherever_they_are_made(ray):
     same_until(lambda _: all(actor.made > 20 for actor in ray.actors), lambda: Drawn(200))
     assert len(ray.actors) == 2
+
+
+@pytest.mark.parametrize("quickly", [False, True])
+def test_batches_that_are_made_quickly_travel_together(ray, monkeypatch, quickly):
+    monkeypatch.setattr(pool, "PACK_S", 100.0 if quickly else 0.0)
+    sizes: list[int] = []
+
+    def changed(answers):
+        sizes.append(len(answers))
+        return answers
+
+    ray.changed = changed
+    full = pool.MOST_PACKED if quickly else 1
+    same_until(lambda _: len(sizes) > 100 and max(sizes) >= full, lambda: Drawn(400, 0.1), persistent_workers=True)
+    cores = next(iter(ray.infos.values())).cores
+    assert max(sizes) <= (pool.MOST_PACKED if quickly else nodes.AHEAD * cores)
 
 
 def test_a_node_that_makes_other_bits_is_not_used(ray):
