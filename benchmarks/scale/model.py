@@ -142,8 +142,8 @@ class _Cores:
 class _Remote:
     """A node as a rank sees it."""
 
-    def __init__(self, node: Node, per_core: int) -> None:
-        self.node, self.per_core, self.room = node, per_core, node.cores * per_core
+    def __init__(self, node: Node, core_tasks: int) -> None:
+        self.node, self.core_tasks, self.room = node, core_tasks, node.cores * core_tasks
         self.cores = _Cores(node.cores)
         self.calls: list[_Call] = []
         self.usable, self.doubted = True, False
@@ -239,7 +239,7 @@ class _Rank:
                 free = [r for r in self.nodes if r.usable and not r.doubted and r.open < per_core * r.room]
                 if free:
                     remote = min(free, key=lambda r: r.took * (1 + r.open / r.room))
-                    n = min(self.pack, len(self.waiting), max(remote.per_core, per_core * remote.room - remote.open))
+                    n = min(self.pack, len(self.waiting), max(remote.core_tasks, per_core * remote.room - remote.open))
                     self._to_node(remote, [self.waiting.popleft() for _ in range(n)])
                     break
             else:

@@ -197,7 +197,7 @@ def users(target: str) -> dict[int, list[Descriptor]]:
 def shm_free(pid: int) -> tuple[int, int] | None:
     """Bytes free in a process' ``/dev/shm``, and its size; None where there is none."""
     try:
-        stat = os.statvfs(f"/proc/{pid}/root/dev/shm")
+        stat = os.statvfs(Path("/proc", str(pid), "root", "dev", "shm"))
     except OSError:
         return None
     return stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize

@@ -40,7 +40,7 @@ ASK_AGAIN_S = 5.0  # but for one so often
 HANGS_S = 5.0  # and then, or after ten times as long as usual, a node gets no new tasks until it answers
 PACK_BYTES = 8 << 20  # small batches travel several a call, up to this many bytes
 MOST_PACKED = 8  # of them
-PACK_S = 0.05  # of a core's work that a call may wait for before its first batch travels
+PACK_S = 0.05  # seconds of a core's work that a call may carry, if that is more than one batch for each idle core
 STORE_SHARE = 3  # part of the object store that batches in flight may fill
 SMALL = 64 << 10  # bytes: an answer that may be an error is looked into
 
@@ -165,7 +165,7 @@ class RemotePool:
                     break
                 node = self._free_node(per_core)
                 if node is not None:
-                    fit = max(self._per_core(node), per_core * self._room(node) - node.open)
+                    fit = max(self._core_tasks(node), per_core * self._room(node) - node.open)
                     fit = min(self._pack(), fit)
                     if wait_for_more and len(self._waiting) < fit:
                         return
@@ -178,13 +178,14 @@ class RemotePool:
         """Tasks of one call."""
         return max(1, min(MOST_PACKED, PACK_BYTES // max(1, self._batch_bytes))) if self._batch_bytes else 1
 
-    def _per_core(self, node: Node) -> int:
+    def _core_tasks(self, node: Node) -> int:
         """Tasks that keep a core of a node busy: one, or as many as fit a call and are made in ``PACK_S``."""
         quick = int(PACK_S / node.make_s) if node.make_s else 1
         return max(1, min(self._pack(), quick))
 
     def _room(self, node: Node) -> int:
-        return node.info.cores * self._per_core(node)
+        """Tasks that keep all cores of a node busy."""
+        return node.info.cores * self._core_tasks(node)
 
     def _free_node(self, per_core: int) -> Node | None:
         """The node that may have one more task and answers soonest."""
