@@ -8,9 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from stoker.core import numpy_state
 from stoker.core.errors import StateError
 from stoker.core.random_state import RandomState, from_text, preserved, to_text
 
@@ -89,3 +90,17 @@ def test_text_is_its_bytes(raw: bytes) -> None:
 def test_texts_of_something_else_are_refused(texts: dict[str, str]) -> None:
     with pytest.raises(StateError):
         RandomState.from_texts(texts, None).restore_saved()
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=6))
+@example([0])
+@example([1, 0])
+@example([2**32 - 1] * 4)
+def test_words_give_the_state_that_numpy_gives(words: list[int]) -> None:
+    with preserved():
+        np.random.seed(words)
+        expected = numpy_state.save()
+        np.random.seed(1)
+        np.random.randn()  # leaves half of a pair
+        numpy_state.seed(words)
+        assert numpy_state.save() == expected

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import random
 import struct
 import sys
 from collections.abc import Mapping
@@ -19,7 +20,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 StateDict: TypeAlias = dict[str, Any]  # what ``RandomState.get_state(legacy=False)`` returns
-_WORDS_BYTES = 625 * 4  # 624 words, and the position in them
+_WORDS = 625  # 624 words of the state, and the position in them
+_WORDS_BYTES = _WORDS * 4
 _HALF_BYTES = 16  # an int that says whether half a pair waits, four bytes of padding, and a double
 _bits: object = None
 _memory: tuple[Any, Any] | None = None  # ctypes arrays over the words, and over the half of a pair
@@ -46,6 +48,17 @@ def restore(saved: object) -> None:
     with np.random.mtrand._rand._bit_generator.lock:
         words.raw = saved[:_WORDS_BYTES]
         half.raw = saved[_WORDS_BYTES:]
+
+
+def seed(words: list[int]) -> None:
+    """``numpy.random.seed(words)``, in 0.1 instead of 0.6 ms in a process just forked, where NumPy's goes over 160 pages
+    of memory that are not its own yet. Python's generator is the same Mersenne Twister and takes as many words, if the
+    last is not 0. It is left with the same state."""
+    if _find_memory() is None or not words or not words[-1]:
+        np.random.seed(words)
+        return
+    random.seed(sum(word << 32 * i for i, word in enumerate(words)))
+    restore(struct.pack(f"{_WORDS}I", *random.getstate()[1]) + bytes(_HALF_BYTES))
 
 
 def as_dict(saved: object) -> StateDict:

@@ -18,6 +18,7 @@ import torch
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.worker import _generate_state
 
+from ..core import numpy_state
 from ..core.random_state import RandomState
 
 _MASK = (1 << 64) - 1
@@ -77,9 +78,9 @@ def _numpy_seed(seed: int) -> int:
 def seed_worker(base_seed: int, worker: int) -> int:
     """Seeds Python, torch and NumPy as torch's loader seeds its worker ``worker``. Returns the worker's seed."""
     seed = base_seed + worker
+    numpy_state.seed(_generate_state(base_seed, worker))
     random.seed(seed)
     _seed_torch(seed)
-    np.random.seed(_generate_state(base_seed, worker))
     return seed
 
 
