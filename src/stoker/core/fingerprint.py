@@ -239,9 +239,12 @@ def _of_container(x: Any) -> int:
         items = x[:: len(x) // FEW] if isinstance(x, (list, tuple)) else itertools.islice(items, FEW)
     try:
         found = tuple(items)
-        if _all_plain(found):
+        if _all_plain(found[:FEW]) and _all_plain(found):
             return hash(found)
-        return hash(tuple(isinstance(v, DATA) for v in found)) if len(x) > WIDTH else 0
+        if len(x) <= WIDTH:
+            return 0
+        data = {kind: issubclass(kind, DATA) for kind in set(map(type, found))}
+        return hash(tuple(map(data.__getitem__, map(type, found))))
     except Exception:  # a container class of the user's
         return 0
 
@@ -249,6 +252,6 @@ def _of_container(x: Any) -> int:
 def _all_plain(items: tuple[Any, ...]) -> bool:
     kinds = set(map(type, items))
     if tuple in kinds:
-        inner = itertools.chain.from_iterable(v for v in items if type(v) is tuple)
-        kinds = kinds - {tuple} | set(map(type, inner))
+        tuples = [v for v in items if type(v) is tuple]
+        kinds = kinds - {tuple} | set(map(type, itertools.chain.from_iterable(tuples)))
     return kinds.issubset(PLAIN)
