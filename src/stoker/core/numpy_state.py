@@ -51,9 +51,9 @@ def restore(saved: object) -> None:
 
 
 def seed(words: list[int]) -> None:
-    """``numpy.random.seed(words)``, in 0.1 instead of 0.6 ms in a process just forked, where NumPy's goes over 160 pages
-    of memory that are not its own yet. Python's generator is the same Mersenne Twister and takes as many words, if the
-    last is not 0. It is left with the same state."""
+    """``numpy.random.seed(words)``, in 0.1 instead of 0.6 ms in a process just forked: NumPy's function writes to 160
+    pages of memory, each of which the kernel has to copy first. Python's generator is the same Mersenne Twister, and
+    takes the same words if the last is not 0. It is left with the same state."""
     if _find_memory() is None or not words or not words[-1]:
         np.random.seed(words)
         return
