@@ -100,6 +100,13 @@ def epochs(cls: type[DataLoader[Any]], dataset: Any, **settings: Any) -> list[An
     return out
 
 
+def seed_all(worker: int) -> None:
+    """As PyTorch's notes on reproducibility have it."""
+    seed = torch.initial_seed() % 2**32 + 100 * worker
+    np.random.seed(seed)
+    random.seed(seed)
+
+
 @pytest.mark.few(7)
 @pytest.mark.parametrize(
     "settings",
@@ -108,6 +115,7 @@ def epochs(cls: type[DataLoader[Any]], dataset: Any, **settings: Any) -> list[An
         {"num_workers": 2, "batch_size": 4, "shuffle": True},
         {"num_workers": 3, "batch_size": 4, "shuffle": True, "drop_last": True, "collate_fn": collate},
         {"num_workers": 2, "batch_size": None, "prefetch_factor": 3},
+        {"num_workers": 2, "batch_size": 4, "worker_init_fn": seed_all},
         {"num_workers": 2, "batch_size": 5, "prefetch_factor": 1, "sampler": DrawingSampler(23)},
     ],
     ids=str,

@@ -7,6 +7,7 @@ import copy
 import functools
 import multiprocessing
 import pickle
+import types
 import warnings
 from collections import deque
 from typing import Any
@@ -21,7 +22,7 @@ from torch.utils.data import Dataset, Subset
 
 import stoker
 from stoker.core.errors import StokerWarning, UsageError
-from stoker.staging.store.decode import Layout
+from stoker.staging.store.decode import Layout, stored_copy
 from stoker.staging.store.encode import take
 from stoker.staging.store.memory import Memory
 from stoker.staging.store.store import Store, size_of
@@ -800,3 +801,16 @@ def test_lists_of_rows_come_back_as_they_were(rows: list[Any], kind: Any) -> Non
     back = Layout(words).put([x.copy() for x in leaves])
     assert repr(back) == repr(sample)
     assert len({id(row) for row in back if row}) == len(back) or kind is tuple
+
+
+def test_tensors_in_what_is_pickled_come_back_as_they_were() -> None:
+    x = torch.arange(6.0)
+    subclass = torch.nn.Parameter(x[:3].clone(), requires_grad=False)
+    tensors = [x, x.view(2, 3).double().t(), torch.empty(0, 3), torch.tensor(1 + 2j).conj(), x.bool(), subclass]
+    again = stored_copy(types.SimpleNamespace(tensors=tensors, other=x))
+    for old, new in zip(tensors, again.tensors, strict=True):
+        assert (type(new), new.dtype, new.shape, new.stride()) == (type(old), old.dtype, old.shape, old.stride())
+        assert torch.equal(new, old)
+    assert again.other is again.tensors[0]
+    again.tensors[0].zero_()
+    assert x[5] == 5, "a copy"

@@ -53,8 +53,8 @@ class WorkerlessIter(_BaseDataLoaderIter, ABC):
     The sampler is read as far ahead as torch reads it, since a sampler may draw from a generator that the script uses.
 
     Args:
-        loader: torch's ``DataLoader`` or a subclass, map-style, ``num_workers`` > 0, without ``persistent_workers``,
-            ``worker_init_fn`` and ``timeout``. ``loader.dataset`` is read here.
+        loader: torch's ``DataLoader`` or a subclass, map-style, ``num_workers`` > 0, without ``persistent_workers`` and
+            ``timeout``; its ``worker_init_fn`` only seeds. ``loader.dataset`` is read here.
     """
 
     def __init__(self, loader: LoaderLike) -> None:
@@ -93,7 +93,8 @@ class WorkerlessIter(_BaseDataLoaderIter, ABC):
 
 
 class SeededTasksIter(WorkerlessIter):
-    """For a loader whose random state is set for each task, so a batch does not depend on its worker."""
+    """For a loader whose random state is set for each task, so a batch does not depend on its worker, nor on what a
+    ``worker_init_fn`` seeds."""
 
     def __init__(self, loader: LoaderLike) -> None:
         super().__init__(loader)
@@ -114,6 +115,7 @@ class EmulatedWorkersIter(WorkerlessIter):
     def __init__(self, loader: LoaderLike, own: Sequence[tuple[object, Callable[..., Batch]]]) -> None:
         super().__init__(loader)
         self._one_thread = OneThread()
+        self._worker_init_fn = loader.worker_init_fn
         heaps = state_of(loader).heaps
         self._heap = heaps.pop() if heaps else HeapWriter(budget(loader).lease_bytes)
         weakref.finalize(self, heaps.append, self._heap).atexit = False  # no other iterator has it meanwhile
@@ -128,7 +130,7 @@ class EmulatedWorkersIter(WorkerlessIter):
         )
         collate = _Collate(collate_fn, self._heap, self._auto_collation, self._one_thread)
         fetcher = BatchFetcher(_DatasetKind.Map, dataset, self._auto_collation, collate, self._drop_last)
-        return _Worker(int(self._base_seed), info, collate, fetcher)
+        return _Worker(int(self._base_seed), info, collate, fetcher, self._worker_init_fn)
 
     def _run(self, number: int, indices: Index) -> Batch:
         with preserved(), self._one_thread:
@@ -139,10 +141,16 @@ class _Worker:
     """One emulated worker."""
 
     def __init__(
-        self, base_seed: int, info: torch_worker.WorkerInfo, collate: SlotCollate, fetcher: BatchFetcher
+        self,
+        base_seed: int,
+        info: torch_worker.WorkerInfo,
+        collate: SlotCollate,
+        fetcher: BatchFetcher,
+        init_fn: Callable[[int], object] | None,
     ) -> None:
         self._base_seed = base_seed
         self._info = info
+        self._init_fn = init_fn
         self._collate = collate
         self._fetcher = fetcher
         self._state: RandomState | None = None
@@ -150,9 +158,9 @@ class _Worker:
     def run(self, indices: Index) -> Batch:
         """The batch of a task, or the error in its place. The random state is this worker's afterwards."""
         before = torch_worker._worker_info
-        self._load_state()
         torch_worker._worker_info = self._info
         try:
+            self._load_state()
             with self._collate.active():
                 return self._fetcher.run(indices)
         except Exception:
@@ -169,6 +177,8 @@ class _Worker:
         random.seed(self._info.seed)
         torch.default_generator.manual_seed(self._info.seed)
         np.random.seed(_generate_state(self._base_seed, self._info.id))
+        if self._init_fn is not None:
+            self._init_fn(self._info.id)
 
 
 class _Collate(SlotCollate):

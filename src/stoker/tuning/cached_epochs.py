@@ -21,7 +21,9 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from ..core.handles import held
 from ..core.options import cluster_of
 from ..core.types import LoaderLike
+from ..sampling.seeding import can_preserve_seeds
 from ..sampling.stateful import is_stateful
+from ..sampling.worker_init import only_seeds
 
 FILLED = 0.9  # of the samples: an epoch that drops its last batch leaves some out
 GROWING = 0.02  # of what is in a cache: one that grew by more in an epoch is still being filled
@@ -106,12 +108,16 @@ class CachedEpochs:
 
 def why_not(loader: LoaderLike) -> str:
     """Why a loader's batches have to be made in workers; "" where they need not. ``worker_init_fn`` may do anything to
-    a worker's process, and open files belong to each worker's own copy of the dataset."""
+    a worker's process, unless all it does is to seed; open files belong to each worker's own copy of the dataset."""
     dataset = loader.dataset
     if int(loader.num_workers) == 0:
         return "there are no workers"
-    if loader.persistent_workers or loader.worker_init_fn is not None or loader.timeout:
-        return "persistent_workers, worker_init_fn or timeout is set"
+    if loader.persistent_workers or loader.timeout:
+        return "persistent_workers or timeout is set"
+    if loader.worker_init_fn is not None and not only_seeds(loader.worker_init_fn):
+        return "worker_init_fn may do more than seed random generators"
+    if loader.worker_init_fn is not None and not can_preserve_seeds():
+        return "worker_init_fn may seed a device that is not in use yet"
     if cluster_of(loader.__dict__.get("worker_method")) is not None:
         return "nodes of a cluster make batches, too"
     if loader.multiprocessing_context is not None or hasattr(loader, "state_dict"):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import io
 import itertools
 import json
 import pickle
@@ -123,10 +124,30 @@ def _take_long_list(x: list[Any], out: list[Leaf]) -> Spec | None:
 
 def _pickled(x: Sample, out: list[Leaf]) -> Spec:
     try:
-        data = pickle.dumps(x, protocol=5)
+        data = _pickle(x)
     except Exception as e:
         raise CacheError(f"a sample has a {type(x).__name__}, which cannot be cached: {e}") from e
     return _leaf(out, data, spec.PICKLED, type(x).__name__)
+
+
+def _pickle(x: Sample) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file, 5).dump(x)
+    return file.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Writes tensors as their bytes, which are read in 5 us; what torch makes of one takes 60 us to read."""
+
+    def reducer_override(self, x: Any) -> Any:
+        if type(x) is not torch.Tensor or not _is_simple(x) or not x.is_contiguous() or not x.numel() or x.__dict__:
+            return NotImplemented
+        return tensor_of, (bytearray(_bytes_of_tensor(x)), x.dtype, tuple(x.shape))
+
+
+def tensor_of(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """The tensor with these bytes, which it keeps."""
+    return torch.frombuffer(data, dtype=dtype).reshape(shape)
 
 
 def _is_simple(t: torch.Tensor) -> bool:

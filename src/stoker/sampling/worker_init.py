@@ -1,0 +1,108 @@
+"""Whether a ``worker_init_fn`` does nothing but seed random generators.
+
+Most do: PyTorch's notes on reproducibility have such a function, and MONAI, transformers and Lightning pass one by
+themselves. It can be called in the script's own process, with the random state put back afterwards. One that does
+more (opens a file, sets a number of threads, writes into the dataset) needs a process of its own. Its code is read;
+nothing is called.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dis
+import functools
+import inspect
+import random
+import types
+from typing import Any
+
+import numpy as np
+import torch
+
+# of libraries, which seed with functions of their own
+KNOWN = {
+    ("monai.data.utils", "worker_init_fn"),
+    ("transformers.trainer_utils", "seed_worker"),
+    ("lightning.fabric.utilities.seed", "pl_worker_init_function"),
+    ("lightning_fabric.utilities.seed", "pl_worker_init_function"),
+    ("mmengine.dataset.utils", "worker_init_fn"),
+    ("detectron2.data.build", "worker_init_reset_seed"),
+}
+MODULES = (random, np, np.random, torch, torch.cuda, torch.random, torch.utils, torch.utils.data)
+BUILTINS = {
+    "AssertionError",
+    "abs",
+    "hash",
+    "id",
+    "int",
+    "isinstance",
+    "len",
+    "max",
+    "min",
+    "pow",
+    "range",
+    "round",
+    "sum",
+}
+ATTRIBUTES = {
+    "SeedSequence",
+    "cuda",
+    "data",
+    "generate_state",
+    "get_state",
+    "get_worker_info",
+    "is_available",
+    "item",
+    "num_workers",
+    "numpy",
+    "randint",
+    "random",
+    "torch",
+    "utils",
+}  # and whatever is called after a seed
+SETTINGS = (int, float, str, tuple, dict, type(None), argparse.Namespace, types.SimpleNamespace)
+STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_SUBSCR", "DELETE_", "YIELD_", "SETUP_WITH", "BEFORE_WITH")
+MOST_FUNCTIONS = 4  # that call each other
+
+
+def only_seeds(function: object, depth: int = MOST_FUNCTIONS) -> bool:
+    """Whether calling ``function`` seeds random generators and does nothing else. False where it cannot be told.
+
+    Example:
+        >>> only_seeds(lambda worker: np.random.seed(torch.initial_seed() % 2**32))
+        True
+        >>> only_seeds(lambda worker: torch.set_num_threads(1))
+        False
+    """
+    if isinstance(function, functools.partial):
+        return only_seeds(function.func, depth)
+    if (getattr(function, "__module__", ""), getattr(function, "__qualname__", "")) in KNOWN:
+        return True
+    if not isinstance(function, types.FunctionType) or not depth:
+        return False
+    code = function.__code__
+    if any(isinstance(constant, types.CodeType) for constant in code.co_consts):
+        return False
+    if any(i.opname.startswith(STORES) for i in dis.get_instructions(code)):
+        return False
+    used = inspect.getclosurevars(function)
+    values = {**used.globals, **used.nonlocals}
+    return (
+        all(_is_harmless(name) for name in used.unbound)
+        and BUILTINS.issuperset(used.builtins)
+        and all(_may_use(name, value, depth) for name, value in values.items())
+    )
+
+
+def _is_harmless(attribute: str) -> bool:
+    return attribute in ATTRIBUTES or "seed" in attribute.lower()
+
+
+def _may_use(name: str, value: Any, depth: int) -> bool:
+    """Whether a function that uses this variable from outside may still only seed."""
+    if any(value is module for module in MODULES) or type(value) in SETTINGS or isinstance(value, (bool, np.integer)):
+        return True
+    if only_seeds(value, depth - 1):
+        return True
+    home = getattr(value, "__module__", None) or type(getattr(value, "__self__", None)).__module__
+    return callable(value) and str(home).partition(".")[0] in ("random", "numpy", "torch") and _is_harmless(name)
