@@ -92,12 +92,14 @@ class Compiled(Generic[Rewritten]):
 
     # by file and code (code of another file may be equal): the function, and what was made of it
     rewritten: dict[tuple[str, types.CodeType], tuple[types.FunctionType, Rewritten]]
+    last: tuple[types.FunctionType, Rewritten] | None  # asked for: it takes 2 us to hash a function's code
 
     def __post_init__(self) -> None:
         self.rewritten = {}
+        self.last = None
 
     def __getstate__(self) -> Attributes:
-        return {**self.__dict__, "rewritten": {}}
+        return {**self.__dict__, "rewritten": {}, "last": None}
 
     def compile(
         self, callee: Callee, make: Callable[[], Rewritten], rebind: Callable[[Rewritten], Rewritten]
@@ -105,8 +107,11 @@ class Compiled(Generic[Rewritten]):
         """What is made of a function, once a process. ``rebind``: adapts what was made of another closure of the
         same code, which has other variables around it."""
         fn = callee.fn
+        if self.last is not None and self.last[0] is fn:
+            return self.last[1]
         key = fn.__code__.co_filename, fn.__code__
         known = self.rewritten.get(key)
         if known is None or known[0] is not fn:
             known = self.rewritten[key] = fn, make() if known is None else rebind(known[1])
+        self.last = known
         return known[1]

@@ -39,9 +39,14 @@ def items_of(called: object) -> Items | None:
             return Items(f"{_MODULES}.{lists[0][0]}", list(lists[0][1]))
     if not callable(called):
         return None
-    found = [Items(k, list(v)) for k, v in held.items() if type(v) in (list, tuple) and v and all(map(callable, v))]
-    named = [f for f in found if f.attribute == "transforms"] or found
-    return named[0] if len(named) == 1 else None
+    if _are_transforms(held.get("transforms")):
+        return Items("transforms", list(held["transforms"]))
+    found = [Items(k, list(v)) for k, v in held.items() if _are_transforms(v)]
+    return found[0] if len(found) == 1 else None
+
+
+def _are_transforms(value: object) -> bool:
+    return type(value) in (list, tuple) and bool(value) and all(map(callable, value))  # type: ignore[call-overload]
 
 
 class Loop:

@@ -28,7 +28,7 @@ from .cut_function import Cut, Parts, cut
 from .recompile import rebound
 
 PART, DONE = 0, 1  # the first item of a CutNode's state: there is a second part; the function returned before the cut
-INNER, KEYWORDS, SEVERAL, ONE = "inner", "keywords", "several", "one"  # what a SliceNode's state is for the next one
+INNER, KEYWORDS, SEVERAL, ONE = range(4)  # what a SliceNode's state is for the next one; numbers, all of one size
 PreparedState: TypeAlias = Any  # what ``head`` returns: tuples of what a sample is made of
 
 

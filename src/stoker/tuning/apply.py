@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
+from ..core.allocator import keep_freed_memory
 from ..core.compare import equal_bits
 from ..core.filesystems import is_far
 from ..core.handles import held
@@ -215,6 +216,7 @@ def why_it_does_not_pay(plan: Plan) -> str:
 def attach(module: Any, applied: JsonObject) -> None:
     """Puts stoker's engine behind ``module.DataLoader``. ``applied``: gets one entry a loader: ``{"from": settings,
     "to": settings, "reason": text, "measured_s": seconds, "cache": what is kept}``."""
+    keep_freed_memory()
 
     def _get_iterator(loader: LoaderLike) -> Iterator[Batch]:
         staged: object = None

@@ -187,7 +187,9 @@ class Layout:
             j = self._leaf(_line_bytes(mode, 1) * width * height)
 
         def make(leaves: Sequence[Leaf]) -> Image.Image:
-            image = Image.frombytes(mode, (width, height), leaves[j])  # it copies
+            image = Image.new(mode, (width, height), None)  # not filled
+            if width and height:
+                image.frombytes(leaves[j])  # it copies
             image.info = dict(info)
             return image
 

@@ -35,7 +35,7 @@ from ...core.types import JsonObject
 from .encode import CacheError
 from .memory import Lock
 
-FORMAT = 3
+FORMAT = 4
 GROWING = ("column-", "heap")  # tables whose room is taken block by block; that of others is taken at once
 PART = ".part"
 MANIFEST = "manifest.json"
