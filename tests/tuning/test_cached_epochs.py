@@ -57,6 +57,19 @@ def test_a_cache_is_filled_when_it_is_full_or_grows_no_more() -> None:
     assert [epochs.is_filled(stored, 1000) for stored in (0, 400, 405, 405, 950)] == [False, False, True, True, True]
 
 
+def test_an_epoch_that_added_nothing_was_made_of_the_cache() -> None:
+    """Calls that are kept fill no room that is known. That the second epoch found all of them shows after it."""
+    epochs = CachedEpochs(1e-4, 2, 2)
+    rows: list[list[float]] = []
+    made = []
+    for k, stored in enumerate((0, 600, 600, 600, 600)):
+        maker = epochs.choose(rows, epochs.is_filled(stored, 10_000))
+        made.append(maker)
+        rows.append(FILLING if k == 0 else row(0.1, 0.08) if maker is Maker.SCRIPT else row(0.2, 0.1))
+    w, s = Maker.WORKERS, Maker.SCRIPT
+    assert made == [w, w, s, s, s], "workers need not be timed again"
+
+
 class Samples:
     def __init__(self, **attributes: Any) -> None:
         self.__dict__.update(attributes)

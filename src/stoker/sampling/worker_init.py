@@ -14,7 +14,6 @@ import functools
 import inspect
 import random
 import types
-from typing import Any
 
 import numpy as np
 import torch
@@ -98,7 +97,7 @@ def _is_harmless(attribute: str) -> bool:
     return attribute in ATTRIBUTES or "seed" in attribute.lower()
 
 
-def _may_use(name: str, value: Any, depth: int) -> bool:
+def _may_use(name: str, value: object, depth: int) -> bool:
     """Whether a function that uses this variable from outside may still only seed."""
     if any(value is module for module in MODULES) or type(value) in SETTINGS or isinstance(value, (bool, np.integer)):
         return True

@@ -150,7 +150,7 @@ class _Helper:
         return self._node.inner[key_of(called)].tail(called, repeated, state)
 
 
-class _Boxed:
+class Boxed:
     """A state on its way through a container, which must not look into it."""
 
     def __init__(self, state: PreparedState) -> None:
@@ -171,9 +171,9 @@ class SliceNode:
         first = items[: self.kept]
         if self.inner is not None:
             node, last = self.inner, items[self.kept]
-            first.append(lambda *args, **kwargs: _Boxed(node.head(Call(last, args, kwargs))))
+            first.append(lambda *args, **kwargs: Boxed(node.head(Call(last, args, kwargs))))
         out = run_with_items(call.function, attribute, first, *call.args, **call.kwargs)
-        if isinstance(out, _Boxed):
+        if isinstance(out, Boxed):
             return PART, INNER, out.state
         if call.kwargs:
             if call.args or not isinstance(out, dict):
@@ -190,7 +190,7 @@ class SliceNode:
             node, first = self.inner, items[self.kept]
             assert node is not None
             rest[0] = lambda boxed: node.tail(first, (), boxed.state)
-            value = _Boxed(value)
+            value = Boxed(value)
         if kind == KEYWORDS:
             return run_with_items(called, attribute, rest, **value)
         return run_with_items(called, attribute, rest, *(value if kind == SEVERAL else (value,)))

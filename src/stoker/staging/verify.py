@@ -32,7 +32,7 @@ from .aliases import hold_one_object, refuse_aliases, share_memory
 from .callee import callee_of
 from .executed_code import Executed
 from .isolate import output_size
-from .plan import Plan, PreparedState, Unplanned, globals_now
+from .plan import Boxed, Plan, PreparedState, Unplanned, globals_now
 from .samples import TrialSamples
 from .store.decode import Layout, stored_copy
 from .store.encode import CacheError, take
@@ -70,6 +70,8 @@ def verify(plan: Plan, samples: TrialSamples, changing: Collection[str] = ()) ->
     except CacheError as e:
         return str(e)
     except Exception as e:
+        if Boxed.__name__ in str(e):
+            return "a container looks into what one of its transforms returns, so that transform is not cut"
         return f"in two parts a sample fails: {type(e).__name__}: {e}"
     code = verification.code
     why = _reads_what_changes(plan, samples, code, changing)

@@ -6,7 +6,8 @@ each, and the faster one stays::
 
     epoch 1        workers fill the cache
     epoch 2        in the script's process, where an estimate says that this may pay
-    epoch 3        by workers, unless the epoch before spent nearly all of its time in the script's own step
+    epoch 3        by workers, unless the epoch before spent nearly all of its time in the script's own step, or workers
+                   have made one that nothing was added to the cache in
     epoch 4 ...    whichever took less time for a batch, when it was used last
 """
 
@@ -58,7 +59,7 @@ class CachedEpochs:
         self._sample_s = sample_s
         self._workers = workers
         self._cores = cores
-        self._begun: tuple[Maker, bool, int] | None = None
+        self._begun: tuple[Maker, int, bool, int] | None = None  # the epoch that runs; samples stored before it
         self._last: Epoch | None = None
         self._by_maker: dict[Maker, Epoch] = {}
         self._stored = 0
@@ -73,18 +74,18 @@ class CachedEpochs:
         """Who makes the batches of the epoch that begins; ``rows`` are those of the epochs before."""
         self._note(rows)
         maker = self._choice() if filled else Maker.WORKERS
-        self._begun = maker, filled, len(rows)
+        self._begun = maker, len(rows), filled, self._stored
         return maker
 
     def _note(self, rows: Sequence[Sequence[float]]) -> None:
         """Takes in what the epoch before came to."""
         if self._begun is None:
             return
-        maker, filled, at = self._begun
+        maker, at, filled, before = self._begun
         self._begun = None
         if at < len(rows) and rows[at][0]:
             self._last = Epoch(*rows[at])
-            if filled:
+            if filled or 0 < self._stored <= (1 + GROWING) * before:
                 self._by_maker[maker] = self._last
 
     def _choice(self) -> Maker:

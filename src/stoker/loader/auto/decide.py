@@ -19,6 +19,7 @@ from ...core.handles import held
 from ...core.options import AutoWorkers
 from ...core.types import LoaderLike
 from ...sampling.stateful import is_stateful
+from ...sampling.worker_init import only_seeds
 from ...workers.faults import validate
 from ..inline_iterator import here
 from .controller import Controller
@@ -111,7 +112,7 @@ def _only_workers(loader: LoaderLike, kind: str) -> bool:
         kind != "process"
         or loader._dataset_kind != _DatasetKind.Map
         or loader.persistent_workers
-        or loader.worker_init_fn is not None
+        or (loader.worker_init_fn is not None and not only_seeds(loader.worker_init_fn))  # seeds are set for each task
         or loader.multiprocessing_context is not None
         or loader.timeout
         or getattr(loader, "sample_timeout", None)
