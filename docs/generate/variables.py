@@ -19,6 +19,10 @@ YOURS = {
     "says otherwise; [caching](../staging.md).",
     "XDG_CACHE_HOME": "`stoker run` remembers observed runs in `stoker/runs` there, and caches on disk lie in "
     "`stoker/staged`, unless `STOKER_CACHE` is set. Default: `~/.cache`.",
+    "MALLOC_TRIM_THRESHOLD_": "glibc's: memory that a process frees goes back to the kernel beyond so many bytes. Where it "
+    "is set, `--apply` leaves it alone; else it sets 128 MB.",
+    "MALLOC_MMAP_THRESHOLD_": "glibc's: larger blocks are mapped, each by itself. The same; else 32 MB.",
+    "GLIBC_TUNABLES": "The same, where it says anything of `glibc.malloc`.",
     "NO_COLOR": "Where it is set, nothing that stoker prints has colours. A pipe or a file never has.",
     "COLUMNS": "How wide the text of a report is, 40 to 120; default: the terminal's width, else 80.",
     "TERM": "`dumb` prints no colours.",
