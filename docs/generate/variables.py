@@ -11,7 +11,7 @@ import stoker
 from . import Uncovered, code, table
 
 SRC = Path(stoker.__file__).parent
-NAME = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|RANK|TERM|COLUMNS")
+NAME = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+_?|RANK|TERM|COLUMNS")
 NO_VARIABLES = re.compile(r"(RLIMIT|SC|SIG|LOAD|STORE|IMPORT)_.*")  # names of limits, of sysconf, of bytecode
 
 YOURS = {
@@ -19,8 +19,8 @@ YOURS = {
     "says otherwise; [caching](../staging.md).",
     "XDG_CACHE_HOME": "`stoker run` remembers observed runs in `stoker/runs` there, and caches on disk lie in "
     "`stoker/staged`, unless `STOKER_CACHE` is set. Default: `~/.cache`.",
-    "MALLOC_TRIM_THRESHOLD_": "glibc's: memory that a process frees goes back to the kernel beyond so many bytes. Where it "
-    "is set, `--apply` leaves it alone; else it sets 128 MB.",
+    "MALLOC_TRIM_THRESHOLD_": "glibc's: what a process frees beyond so many bytes goes back to the kernel. Where it is "
+    "set, `--apply` leaves it alone; else it sets 128 MB.",
     "MALLOC_MMAP_THRESHOLD_": "glibc's: larger blocks are mapped, each by itself. The same; else 32 MB.",
     "GLIBC_TUNABLES": "The same, where it says anything of `glibc.malloc`.",
     "NO_COLOR": "Where it is set, nothing that stoker prints has colours. A pipe or a file never has.",
