@@ -142,7 +142,7 @@ def test_what_else_lies_there(place: Place, stoker_cache: Any, tmp_path: Path) -
     np.save(mine / "head.npy", np.array([Trap(str(trap))], object), allow_pickle=True)
     (mine / "words.npy").write_bytes(pickle.dumps(Trap(str(trap))))
     (mine / "manifest.json").write_text(
-        '{"format": 3, "made": "\\u001b[2J", "key": {"samples": 40, "arguments": "\\u001b[2J"}}'
+        json.dumps({"format": folder.FORMAT, "made": "\x1b[2J", "key": {"samples": 40, "arguments": "\x1b[2J"}})
     )
     os.mkfifo(mine / "fifo.npy")
     shutil.copytree(cache, place.cache / "Nested-0123456789abcdef")

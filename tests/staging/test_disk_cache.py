@@ -474,7 +474,7 @@ def test_arrays_are_a_key_whole(tmp_path: Path) -> None:
         again = stoker.Staged(Held(changed), cache="disk", cache_dir=tmp_path)
     assert float(again[77_777]) == -2
     manifest = json.loads((folder.caches(tmp_path)[0] / "manifest.json").read_text())
-    assert manifest["format"] == 3
+    assert manifest["format"] == folder.FORMAT
 
 
 class Record:
