@@ -85,9 +85,36 @@ def calls_a_method_of_its_argument(worker_id: Any) -> None:
     random.seed(worker_id.close())
 
 
+class Holder:
+    """Has a method whose name says that it seeds."""
+
+    def seed(self, seed: int) -> None:
+        drawn.append(seed)
+
+
+holder, config = Holder(), {"train": {"seed": 3, "sizes": [1, 2]}}
+
+
+def of_a_config(worker_id: int) -> None:
+    random.seed(config["train"]["seed"] + worker_id)  # type: ignore[operator]
+
+
+def of_what_is_given(given: Any, worker_id: int) -> None:
+    given.seed(worker_id)
+
+
+def of_a_default(worker_id: int, given: Any = holder) -> None:
+    given.seed(worker_id)
+
+
+def of_a_global(worker_id: int) -> None:
+    holder.seed(worker_id)
+
+
 @pytest.mark.parametrize(
     "function",
     [
+        of_a_config,
         of_pytorchs_notes,
         of_numpys_state,
         of_the_command_line,
@@ -112,6 +139,10 @@ def test_these_only_seed(function: Any) -> None:
         sets_a_global,
         calls_a_method_of_its_argument,
         functools.partial(print, 1),
+        functools.partial(of_what_is_given, holder),
+        functools.partial(of_what_is_given, given=holder),
+        of_a_default,
+        of_a_global,
         lambda worker_id: [random.seed(k) for k in range(worker_id)],
         argparse.ArgumentParser().parse_args,
         print,

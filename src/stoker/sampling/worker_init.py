@@ -14,6 +14,8 @@ import functools
 import inspect
 import random
 import types
+from collections.abc import Iterable
+from typing import cast
 
 import numpy as np
 import torch
@@ -59,7 +61,8 @@ ATTRIBUTES = {
     "torch",
     "utils",
 }  # and whatever is called after a seed
-SETTINGS = (int, float, str, tuple, dict, type(None), argparse.Namespace, types.SimpleNamespace)
+PLAIN = (int, float, bool, str, type(None), np.integer)
+NAMESPACES = (argparse.Namespace, types.SimpleNamespace)
 STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_SUBSCR", "DELETE_", "YIELD_", "SETUP_WITH", "BEFORE_WITH")
 MOST_FUNCTIONS = 4  # that call each other
 
@@ -74,10 +77,12 @@ def only_seeds(function: object, depth: int = MOST_FUNCTIONS) -> bool:
         False
     """
     if isinstance(function, functools.partial):
-        return only_seeds(function.func, depth)
+        return _is_setting((*function.args, function.keywords)) and only_seeds(function.func, depth)
     if (getattr(function, "__module__", ""), getattr(function, "__qualname__", "")) in KNOWN:
         return True
     if not isinstance(function, types.FunctionType) or not depth:
+        return False
+    if not _is_setting((function.__defaults__, function.__kwdefaults__)):
         return False
     code = function.__code__
     if any(isinstance(constant, types.CodeType) for constant in code.co_consts):
@@ -97,9 +102,20 @@ def _is_harmless(attribute: str) -> bool:
     return attribute in ATTRIBUTES or "seed" in attribute.lower()
 
 
+def _is_setting(value: object, depth: int = 4) -> bool:
+    """Whether a value is plain, or holds only what is: it has no ``seed`` of its own that would do something else."""
+    if isinstance(value, NAMESPACES):
+        value = vars(value)
+    if type(value) is dict:
+        value = tuple(value.values())
+    if type(value) in (tuple, list):
+        return depth > 0 and all(_is_setting(item, depth - 1) for item in cast("Iterable[object]", value))
+    return isinstance(value, PLAIN)
+
+
 def _may_use(name: str, value: object, depth: int) -> bool:
     """Whether a function that uses this variable from outside may still only seed."""
-    if any(value is module for module in MODULES) or type(value) in SETTINGS or isinstance(value, (bool, np.integer)):
+    if any(value is module for module in MODULES) or _is_setting(value):
         return True
     if only_seeds(value, depth - 1):
         return True
