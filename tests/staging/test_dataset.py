@@ -806,7 +806,15 @@ def test_lists_of_rows_come_back_as_they_were(rows: list[Any], kind: Any) -> Non
 def test_tensors_in_what_is_pickled_come_back_as_they_were() -> None:
     x = torch.arange(6.0)
     subclass = torch.nn.Parameter(x[:3].clone(), requires_grad=False)
-    tensors = [x, x.view(2, 3).double().t(), torch.empty(0, 3), torch.tensor(1 + 2j).conj(), x.bool(), subclass]
+    tensors = [
+        x,
+        x.view(2, 3).double().t(),
+        torch.empty(0, 3),
+        torch.tensor(1 + 2j).conj(),
+        x.bool(),
+        subclass,
+        x.as_strided((1, 6), (9, 1)),
+    ]
     again = stored_copy(types.SimpleNamespace(tensors=tensors, other=x))
     for old, new in zip(tensors, again.tensors, strict=True):
         assert (type(new), new.dtype, new.shape, new.stride()) == (type(old), old.dtype, old.shape, old.stride())

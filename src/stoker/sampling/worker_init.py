@@ -30,21 +30,7 @@ KNOWN = {
     ("detectron2.data.build", "worker_init_reset_seed"),
 }
 MODULES = (random, np, np.random, torch, torch.cuda, torch.random, torch.utils, torch.utils.data)
-BUILTINS = {
-    "AssertionError",
-    "abs",
-    "hash",
-    "id",
-    "int",
-    "isinstance",
-    "len",
-    "max",
-    "min",
-    "pow",
-    "range",
-    "round",
-    "sum",
-}
+BUILTINS = {abs, hash, id, int, isinstance, len, max, min, pow, range, round, sum, AssertionError}
 ATTRIBUTES = {
     "SeedSequence",
     "cuda",
@@ -93,7 +79,7 @@ def only_seeds(function: object, depth: int = MOST_FUNCTIONS) -> bool:
     values = {**used.globals, **used.nonlocals}
     return (
         all(_is_harmless(name) for name in used.unbound)
-        and BUILTINS.issuperset(used.builtins)
+        and BUILTINS.issuperset(used.builtins.values())
         and all(_may_use(name, value, depth) for name, value in values.items())
     )
 

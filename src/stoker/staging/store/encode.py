@@ -142,12 +142,12 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, x: object) -> Any:
         if type(x) is not torch.Tensor or not _is_simple(x) or not x.is_contiguous() or not x.numel() or x.__dict__:
             return NotImplemented
-        return tensor_of, (bytearray(_bytes_of_tensor(x)), x.dtype, tuple(x.shape))
+        return tensor_of, (bytearray(_bytes_of_tensor(x)), x.dtype, tuple(x.shape), x.stride())
 
 
-def tensor_of(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+def tensor_of(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
     """The tensor with these bytes, which it keeps."""
-    return torch.frombuffer(data, dtype=dtype).reshape(shape)
+    return torch.frombuffer(data, dtype=dtype).as_strided(shape, strides)
 
 
 def _is_simple(t: torch.Tensor) -> bool:
