@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
+import stoker
+from stoker.loader.auto import decide
 from stoker.sampling.worker_init import KNOWN, only_seeds
+from stoker.tuning.cached_epochs import why_not
 
 args = argparse.Namespace(seed=3)
 drawn: list[int] = []
@@ -162,3 +165,12 @@ def test_functions_of_libraries_are_where_they_are_said_to_be() -> None:
         assert only_seeds(getattr(importlib.import_module(module), name))
     if not found:
         pytest.skip("none of them is installed")
+
+
+def test_a_loader_whose_init_function_only_seeds_may_make_batches_here() -> None:
+    data = list(range(10))
+    for function, only_workers in ((of_pytorchs_notes, False), (sets_threads, True)):
+        loader = stoker.DataLoader(data, num_workers="auto", worker_init_fn=function)  # type: ignore[arg-type]
+        assert decide._only_workers(loader, "process") is only_workers
+        plain = DataLoader(data, num_workers=2, worker_init_fn=function)  # type: ignore[arg-type]
+        assert bool(why_not(plain)) is only_workers
