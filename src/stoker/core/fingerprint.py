@@ -4,7 +4,8 @@ It is quick and no proof. What is compared, down to eight levels: plain values, 
 
 - Arrays, tensors and ctypes values up to 64 kB by a checksum; larger arrays by 64 of their values, larger tensors by
   their address and version.
-- Containers of up to 10,000 plain values, or tuples of such, as a whole; larger ones by 64 items.
+- Containers of up to 10,000 plain values, or tuples of such, as a whole; larger ones by 64 items. Tables of pandas and
+  polars in the same way, by rows.
 
 For a digest that is equal in other processes and runs see ``staging/digest.py``.
 """
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .object_tree import CONTAINERS, DEPTH, PLAIN, VALUES, WIDTH, children, is_read
+from .object_tree import CONTAINERS, DEPTH, PLAIN, VALUES, WIDTH, children, is_read, is_table
 
 NODES = 20_000  # objects that are looked at
 WHOLE = 10_000  # items of a container that are compared as a whole
@@ -100,6 +101,8 @@ class Fingerprint:
         if isinstance(obj, CONTAINERS):
             text = f"a {type(obj).__name__} of {len(obj)}"
             return _Part(text, _of_container(obj), is_data=len(obj) > 0), len(obj) <= WIDTH
+        if is_table(obj):
+            return _Part(f"a {type(obj).__name__} of {len(obj)}", (type(obj), _of_table(obj)), is_data=True), False
         if isinstance(obj, types.FunctionType):
             return _Part(obj.__qualname__, obj.__code__, is_code=True), True
         if type(obj).__module__ != "builtins":
@@ -218,6 +221,20 @@ def _of_array(x: NDArray[Any]) -> object:
     if x.nbytes <= ARRAY_BYTES:
         return zlib.crc32(x.tobytes())
     return (x.reshape(-1)[:: max(1, x.size // FEW)] if x.flags.c_contiguous else x[:1]).tobytes()
+
+
+def _of_table(x: Any) -> object:
+    """Of each column, and of the index, what is in up to 10,000 rows; of more, in 64."""
+    rows = x if len(x) <= WHOLE else x[:: len(x) // FEW]
+    names: list[Any] = list(getattr(x, "columns", ()))
+    if hasattr(x, "get_columns"):  # polars
+        columns = rows.get_columns()
+    else:
+        columns = [rows.iloc[:, k] for k in range(min(WIDTH, len(names)))] if names else [rows]
+        columns += [rows.index] if hasattr(rows, "iloc") else []
+    values = (column.to_numpy() for column in columns)
+    contents = [_of_container(v.tolist()) if v.dtype.hasobject else zlib.crc32(v.tobytes()) for v in values]
+    return x.shape, hash(tuple(map(str, names))), contents
 
 
 def _ctypes_bytes(x: Any) -> NDArray[np.uint8] | None:

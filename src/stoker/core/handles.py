@@ -18,7 +18,7 @@ from itertools import islice
 import numpy as np
 import torch
 
-from .object_tree import WIDTH, attributes, is_filesystem, parts
+from .object_tree import WIDTH, attributes, is_filesystem, is_table, parts
 
 MAX_OBJECTS = 20_000  # that are searched, those of the least depth first
 RECHECKS = 3  # of what a process has open: a file that is only being read is closed by then
@@ -40,7 +40,7 @@ def held(obj: object, path: str = "dataset") -> str:
         at, x = todo.popleft()
         if id(x) in seen or isinstance(x, SKIPPED) or (isinstance(x, np.ndarray) and not x.dtype.hasobject):
             continue
-        if is_filesystem(x):  # it is pickled by its arguments
+        if is_filesystem(x) or is_table(x):  # the one is pickled by its arguments, the other by its data
             continue
         seen[id(x)] = x  # keeps it alive, else another object might get its id
         if isinstance(x, (io.IOBase, socket.socket)) and not getattr(x, "closed", False):

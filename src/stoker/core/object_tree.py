@@ -37,6 +37,8 @@ VALUES = (
     decimal.Decimal,
 )
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+TABLES = ("pandas", "polars")
+_TABLE_CLASSES = ("DataFrame", "Series", "Index")
 _RECORDS = ("argparse", "types")  # modules of Python's whose objects are data; those of others are locks, loggers, ...
 _CODE = (types.FunctionType, types.MethodType, functools.partial)  # what they hold has no name that other code mentions
 
@@ -72,6 +74,12 @@ def _is_stdlib(package: str) -> bool:
     return package in sys.stdlib_module_names and (file is None or packages.in_stdlib(file))
 
 
+def is_table(obj: object) -> bool:
+    """Whether it is a table, a column or an index of pandas' or polars'. They are data, like an array."""
+    found = (getattr(sys.modules.get(package), name, None) for package in TABLES for name in _TABLE_CLASSES)
+    return any(isinstance(cls, type) and isinstance(obj, cls) for cls in found)
+
+
 def children(obj: Any) -> Iterator[tuple[str, Any]]:
     """Attributes and items of an object, each with what it adds to a path. Those of its class come first. A class of
     stoker's says itself what its user gave it (``_stoker_children``)."""
@@ -81,7 +89,7 @@ def children(obj: Any) -> Iterator[tuple[str, Any]]:
         yield from obj._stoker_children()
     elif is_filesystem(obj):  # its listings and connections are no data of the dataset's
         yield from ((f".{name}", getattr(obj, name, None)) for name in ("storage_args", "storage_options"))
-    elif not isinstance(obj, (type, types.ModuleType, torch.Tensor)):
+    elif not isinstance(obj, (type, types.ModuleType, torch.Tensor)) and not is_table(obj):
         package = package_of(type(obj))
         if package in _RECORDS or not _is_stdlib(package):
             yield from _of_instance(obj)

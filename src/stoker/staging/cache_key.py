@@ -20,14 +20,13 @@ import numpy as np
 import torch
 
 from ..core.errors import UsageError
-from ..core.object_tree import attributes, walk
+from ..core.object_tree import TABLES, attributes, walk
 from ..core.packages import is_users
 from ..core.shared import SharedList
 from ..core.types import JsonObject
 from .digest import dependencies_of
 
 DEPTH = 8  # of objects in objects, in which file names are looked for
-TABLES = ("pandas", "polars")
 NO_PATHS = (bool, int, float, complex, type(None), type, torch.Tensor, types.ModuleType)
 MAX_FOLDERS = 8  # attributes that name a folder, in which other names are looked for
 TRIES = 10_000  # names that are looked for in such a folder in vain

@@ -25,7 +25,7 @@ import numpy as np
 from ..core.compare import equal_bits
 from ..core.dataset_tree import inner_datasets
 from ..core.fingerprint import Fingerprint
-from ..core.object_tree import walk
+from ..core.object_tree import is_table, walk
 from ..core.random_state import PROCESS_WIDE
 from ..core.types import Attributes
 from .aliases import hold_one_object, refuse_aliases, share_memory
@@ -306,7 +306,9 @@ _UNUSABLE = _Unusable()
 
 
 def _own_attributes(x: object) -> Attributes:
-    return getattr(x, "__dict__", None) or {}
+    attributes = getattr(x, "__dict__", None)
+    # A class has none that could be written like this; native code relies on those of a table.
+    return attributes if isinstance(attributes, dict) and not is_table(x) else {}
 
 
 # -- changes that a Fingerprint of (dataset, global variables) found: "dataset[0].count was 0 and is 1"
