@@ -635,7 +635,8 @@ def test_what_a_setting_switches_off_changes_nothing(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Settings, "keeps", True)
     with pytest.warns(StokerWarning, match="discarded"):
         staged._begin()
-    assert len([staged[i] for i in range(20)]) == len(data.images) == 20  # what is not kept happens
+    assert len([staged[i] for i in range(20)]) == staged.account.filled == 20
+    assert not data.images
 
 
 class Switched(KeepsOnRequest):
@@ -883,10 +884,26 @@ class Remembers(Pictures):
         return self.known[i] + torch.rand(())
 
 
+class FillsAsItLikes(Remembers):
+    """What it keeps is no cache, for samples depend on it."""
+
+    def __getitem__(self, i: int) -> Any:
+        x = super().__getitem__(i)
+        return x + sum(known is not None for known in self.known)
+
+
 def test_a_list_that_samples_fill_is_a_change_of_the_dataset() -> None:
-    assert find_plan(Remembers(20)).changes == "known"
-    assert find_plan(Remembers(500)).changes == "known"
+    assert find_plan(FillsAsItLikes(20)).changes == "known"
+    assert find_plan(FillsAsItLikes(500)).changes == "known"
     assert find_plan(Pictures(noise)).changes == ""
+
+
+def test_a_list_of_samples_is_a_cache_of_the_datasets_own() -> None:
+    for n in (20, 500):
+        found = find_plan(Remembers(n))
+        assert found.changes == ""
+        assert found.plan is not None
+        assert found.plan.own_caches == [("known",)]
 
 
 class WithoutGradients(Pictures):

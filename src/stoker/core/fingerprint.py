@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .object_tree import CONTAINERS, DEPTH, PLAIN, VALUES, WIDTH, children, is_read, is_table
+from .object_tree import CONTAINERS, DEPTH, PLAIN, VALUES, WIDTH, Table, children, is_read, is_table
 
 NODES = 20_000  # objects that are looked at
 WHOLE = 10_000  # items of a container that are compared as a whole
@@ -231,9 +231,9 @@ def _of_array(x: NDArray[Any]) -> object:
     return some, int(np.add.reduce(words.view(np.uint64))), rest.tobytes()
 
 
-def _of_table(x: Any) -> object:
+def _of_table(x: Table) -> object:
     """What is in each column, and in the index."""
-    names: list[Any] = list(getattr(x, "columns", ()))
+    names: list[object] = list(getattr(x, "columns", ()))
     if hasattr(x, "get_columns"):  # polars
         columns = x.get_columns()
     else:
@@ -242,7 +242,7 @@ def _of_table(x: Any) -> object:
     return x.shape, hash(tuple(map(str, names))), [_of_column(column) for column in columns]
 
 
-def _of_column(x: Any) -> object:
+def _of_column(x: Table) -> object:
     is_numbers = isinstance(x.dtype, np.dtype) and not x.dtype.hasobject
     rows = x if is_numbers or len(x) <= WHOLE else x[:: len(x) // FEW]
     values = rows.to_numpy()

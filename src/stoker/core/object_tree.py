@@ -13,7 +13,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ VALUES = (
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 TABLES = ("pandas", "polars")
 _TABLE_CLASSES = ("DataFrame", "Series", "Index")
+Table: TypeAlias = Any  # one of these
 _RECORDS = ("argparse", "types")  # modules of Python's whose objects are data; those of others are locks, loggers, ...
 _CODE = (types.FunctionType, types.MethodType, functools.partial)  # what they hold has no name that other code mentions
 
@@ -74,7 +75,7 @@ def _is_stdlib(package: str) -> bool:
     return package in sys.stdlib_module_names and (file is None or packages.in_stdlib(file))
 
 
-def is_table(obj: object) -> bool:
+def is_table(obj: object) -> TypeGuard[Table]:
     """Whether it is a table, a column or an index of pandas' or polars'. They are data, like an array."""
     found = (getattr(sys.modules.get(package), name, None) for package in TABLES for name in _TABLE_CLASSES)
     return any(isinstance(cls, type) and isinstance(obj, cls) for cls in found)
@@ -112,7 +113,7 @@ def parts(obj: Any) -> Iterator[tuple[str, Any]]:
                 yield f".{name}", cell.cell_contents
 
 
-def _of_instance(obj: object) -> Iterator[tuple[str, Any]]:
+def _of_instance(obj: object) -> Iterator[tuple[str, object]]:
     own = dict(itertools.islice(attributes(obj).items(), WIDTH))
     for c in reversed(type(obj).__mro__):
         if package_of(c) != "torch" and not _is_stdlib(package_of(c)):

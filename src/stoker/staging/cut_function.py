@@ -121,7 +121,7 @@ def before_state_changes(callee: Callee, where: Cut) -> tuple[Cut, str]:
         for k, statement in enumerate(block[:last]):
             is_left = is_setup(statement, first) or is_reset(statement, first) or any(statement is x for x in later)
             on = switched_on(statement, scope)
-            changed = "" if is_left else changes_state(_without_handlers(on), locals_)
+            changed = "" if is_left else changes_state(_without_handlers(on), locals_, scope)
             changed = changed or (sets_something(on, locals_) if in_context else "")
             if changed:
                 return where._replace(position=(*around, k), call=None, inside=False), changed
@@ -308,7 +308,7 @@ class _Cutter:
             new = copy.copy(node)
             new.value = self._temporary(node.value, hoisted)
             return new
-        if not isinstance(node, ast.expr) or isinstance(node, ast.Slice) or is_chain(node):
+        if not isinstance(node, ast.expr) or isinstance(node, ast.Slice) or is_chain(node, self.where.plain):
             return node
         name = f"{TEMPORARY}{len(hoisted)}"
         hoisted.append(ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], node), node))

@@ -170,7 +170,7 @@ class Executed:
         locals_, scope = local_variables(tree), scope_of(tree, frame.f_globals, first, bound)
         for statement in tree.body:
             if not self.changes and not is_setup(statement, first):
-                self.changes = changes_state(switched_on(statement, scope), locals_)
+                self.changes = changes_state(switched_on(statement, scope), locals_, scope)
 
 
 def _is_seeded_anyway(frame: types.FrameType) -> bool:

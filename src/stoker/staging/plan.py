@@ -25,6 +25,7 @@ from ..core.types import Attributes, Index, MapDataset, Sample
 from .callee import Call, Callee, Compiled, callee_of, key_of
 from .containers import Items, Loop, items_of, run_with_items
 from .cut_function import Cut, Parts, cut
+from .own_caches import Path, emptied
 from .recompile import rebound
 
 PART, DONE = 0, 1  # the first item of a CutNode's state: there is a second part; the function returned before the cut
@@ -236,6 +237,8 @@ class Plan:
     reads: set[str] | None = None  # names of attributes and globals that the first part may read; None: any
     # paths of attributes that loading a sample writes, and the first part does not read before that
     scratch: set[str] = field(default_factory=set)
+    # attributes in which the dataset keeps samples itself: the first part is made with empty ones
+    own_caches: list[Path] = field(default_factory=list)
     # module and name of each global variable that it reads
     globals: list[tuple[str, str]] = field(default_factory=list)
     shown: str = ""  # file and line of the first statement that runs every time
@@ -256,7 +259,11 @@ class Plan:
 
     def head(self, dataset: MapDataset, index: Index) -> PreparedState:
         """What is to be kept of a sample. Raises Unplanned: this sample is to be made as a whole."""
-        return self.root.head(Call(dataset.__getitem__, (index,), {}))
+        call = Call(dataset.__getitem__, (index,), {})
+        if not self.own_caches:
+            return self.root.head(call)
+        with emptied(dataset, self.own_caches):
+            return self.root.head(call)
 
     def tail(self, dataset: MapDataset, state: PreparedState) -> Sample:
         """The sample, from a copy of what was kept."""

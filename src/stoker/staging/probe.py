@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from .callee import Call, callee_of
+from .own_caches import OwnDict, OwnList
 from .plan import loop, only_item
 from .recompile import compiled_like, constant, helper_call
 from .source import NoSource
@@ -93,7 +94,8 @@ class Recorder:
 
     def item(self, position: Position, number: int, place: tuple[int, int], value: Any, index: object) -> object:
         """A subscript: reported as a call of ``__getitem__`` where that is a Python function."""
-        if isinstance(value, (list, tuple, dict, np.ndarray, torch.Tensor)):
+        is_plain = isinstance(value, (list, tuple, dict, np.ndarray, torch.Tensor))
+        if is_plain and not isinstance(value, (OwnDict, OwnList)):  # those are empty when the second part runs
             self.plain.add(place)
         getter: Any = getattr(value, "__getitem__", None)
         return self.call(position, number, getter if callee_of(getter) else lambda key: value[key], index)

@@ -87,7 +87,8 @@ class Survey:
             samples.seed(SEED + k)
             began = time.perf_counter() - self._asking_s
             try:
-                self._run_surveyed(self._root, Call(samples.dataset.__getitem__, (i,), {}), DEPTH)
+                with samples.emptied():
+                    self._run_surveyed(self._root, Call(samples.dataset.__getitem__, (i,), {}), DEPTH)
             except NoSource as e:
                 self.reasons.append(str(e))
                 return None
@@ -265,7 +266,8 @@ class Survey:
             if k >= len(indices) and not self._unchecked(plan.root, self._root, _checked(plan.root, self._root)):
                 break
             try:
-                plan.root.run(checker, Call(samples.dataset.__getitem__, (i,), {}))
+                with samples.emptied():
+                    plan.root.run(checker, Call(samples.dataset.__getitem__, (i,), {}))
             except Exception as e:
                 self.reasons.append(f"with calls from memory sample {i} fails: {type(e).__name__}: {e}")
                 return False
@@ -302,12 +304,13 @@ class Survey:
             for k, i in enumerate(indices):
                 samples.seed(COMPARE_SEED + k)
                 began = time.perf_counter()
-                plain = samples.dataset[i]
+                plain = samples.make(i)
                 plain_s += [] if from_memory else [time.perf_counter() - began]
                 states = samples.states().in_order()
                 samples.seed(COMPARE_SEED + k)
                 began = time.perf_counter()
-                kept = plan.root.run(replay, Call(samples.dataset.__getitem__, (i,), {}))
+                with samples.emptied():
+                    kept = plan.root.run(replay, Call(samples.dataset.__getitem__, (i,), {}))
                 if from_memory:
                     served.append(time.perf_counter() - began)
                 if not equal_bits(plain, kept) or samples.states().in_order() != states:

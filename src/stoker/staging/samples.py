@@ -20,6 +20,7 @@ from ..core.fingerprint import Fingerprint, Parts
 from ..core.random_state import RandomState
 from ..core.types import Attributes, Index, MapDataset, Sample
 from ..sampling.generators import find_generators, seed_generator
+from . import own_caches
 from .executed_code import Executed
 from .plan import globals_now
 from .store.encode import CacheError
@@ -51,6 +52,7 @@ class TrialSamples:
         self.filled: list[str] = []
         self.opened: Parts = {}  # attributes that loading the first sample makes. See ``Fingerprint.opened``.
         self.settled: Parts = {}  # data of the dataset that loading the first sample changes
+        self.own_caches: list[own_caches.Path] = []  # attributes in which the dataset keeps what it loaded
         self.draws = False  # loading a sample moved a generator
         self.sample_s = float("inf")  # seconds that a sample takes, the shortest of all
         # module and name of the global variables that its code reads, as far as that is known
@@ -92,7 +94,7 @@ class TrialSamples:
     def load_first(self) -> None:
         """Loads two samples. What the first changes, it opens; what the second one changes, each sample changes.
         Raises CacheError: no sample can be loaded."""
-        unopened = Fingerprint(self.dataset)
+        unopened, empty = Fingerprint(self.dataset), own_caches.empty_ones(self.dataset)
         indices = self.fresh
         self.fresh = list(indices)
         try:
@@ -114,6 +116,29 @@ class TrialSamples:
         after = Fingerprint(self.dataset)
         self.changes = before.changed_since(after)
         self.filled = before.added_or_changed_since(after, {}) + (first_changes if self.settled else [])
+        self._find_own_caches(empty)
+
+    def _find_own_caches(self, were_empty: set[own_caches.Path]) -> None:
+        """Notes attributes that were empty, if samples have the same bits now that they are not. From now on they are
+        empty again."""
+        grown = sorted(were_empty - own_caches.empty_ones(self.dataset))
+        if not grown or self.by_batch:
+            return
+        for i in self.loaded:
+            first, again = self._wholes[repr(i)], self.load(i)
+            if not equal_bits(first.value, again.value) or first.states != again.states:
+                return
+        for path in grown:
+            own_caches.replace(self.dataset, path)
+        self.own_caches = grown
+        names = tuple(f"dataset.{'.'.join(path)}{end}" for path in grown for end in (" ", "["))
+        self.changes, self.filled = (
+            [change for change in changes if not f"{change} ".startswith(names)]
+            for changes in (self.changes, self.filled)
+        )
+        at = tuple(f".{'.'.join(path)}[" for path in grown)
+        self.opened = {path: part for path, part in self.opened.items() if not f"{path}[".startswith(at)}
+        self.settled = {path: part for path, part in self.settled.items() if not f"{path}[".startswith(at)}
 
     def some(self) -> list[Index]:
         """Indices of some samples that can be loaded."""
@@ -141,11 +166,20 @@ class TrialSamples:
                     why = f"in the trial, which must not write files, {why}"
         raise CacheError(f"its samples cannot be loaded: {why}")
 
+    def make(self, i: Index) -> Sample:
+        """A sample as a worker makes its first one, under the random states as they are."""
+        with self.emptied():
+            return self.dataset[i]
+
+    def emptied(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, what the dataset keeps of samples itself is empty, and changes to it are dropped at the end."""
+        return own_caches.emptied(self.dataset, self.own_caches)
+
     def load(self, i: Index) -> Whole:
         """Makes a sample as a whole."""
         before = self.seed_as_wholes()
         began = time.perf_counter()
-        value = self.dataset[i]
+        value = self.make(i)
         self.sample_s = min(self.sample_s, time.perf_counter() - began)
         self.draws |= bool(before.moved())
         states = self.states().in_order()
@@ -159,7 +193,7 @@ class TrialSamples:
         """Attributes that loading some sample may assign to, without those that the first one opened."""
         code = Executed(self.dataset)
         self.seed_anew()
-        code.run(lambda: self.dataset[self.loaded[0]])
+        code.run(lambda: self.make(self.loaded[0]))
         return code.assigned - {path.rpartition(".")[2] for path in self.opened}
 
     def whole(self, i: Index) -> Whole:

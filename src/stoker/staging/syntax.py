@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import copy
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, TypeVar
+
+from .own_caches import is_stored_in
 
 FRAME_READERS = {"super", "locals", "vars", "dir", "globals", "eval", "exec"}  # depend on the frame that calls them
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)  # scopes whose statements run later
@@ -39,9 +41,9 @@ def root_of(statement: ast.stmt) -> ast.expr | None:
     return statement.value
 
 
-def changes_state(statement: ast.stmt, locals_: set[str]) -> str:
+def changes_state(statement: ast.stmt, locals_: set[str], scope: Mapping[str, object] | None = None) -> str:
     """What a statement itself assigns to that outlives the call: ``self.count``. "" where it does not. ``locals_``:
-    local variables that are no parameters."""
+    local variables that are no parameters. ``scope``: what names mean; items of ``own_caches`` do not count."""
     for x in ast.walk(statement):
         if isinstance(x, (ast.Global, ast.Nonlocal)):
             return ", ".join(x.names)
@@ -49,7 +51,7 @@ def changes_state(statement: ast.stmt, locals_: set[str]) -> str:
             root: ast.expr = x
             while isinstance(root, (ast.Attribute, ast.Subscript)):
                 root = root.value
-            if not (isinstance(root, ast.Name) and root.id in locals_):
+            if not (isinstance(root, ast.Name) and root.id in locals_) and not is_stored_in(x, scope or {}):
                 return ast.unparse(x)
     return ""
 

@@ -29,9 +29,10 @@ from ..core.object_tree import is_table, walk
 from ..core.random_state import PROCESS_WIDE
 from ..core.types import Attributes
 from .aliases import hold_one_object, refuse_aliases, share_memory
-from .callee import callee_of
+from .callee import Call, callee_of
 from .executed_code import Executed
 from .isolate import output_size
+from .own_caches import emptied
 from .plan import Boxed, Plan, PreparedState, Unplanned, globals_now
 from .samples import TrialSamples
 from .store.decode import Layout, stored_copy
@@ -62,6 +63,7 @@ class Cost(NamedTuple):
 def verify(plan: Plan, samples: TrialSamples, changing: Collection[str] = ()) -> str:
     """Why a plan must not be used; "" if it may be. Fills in the plan's figures. The first part must not read what the
     script changes in each epoch (``changing``)."""
+    plan.own_caches = samples.own_caches
     verification = _Verification(plan, samples)
     try:
         costs = verification.run()
@@ -77,6 +79,8 @@ def verify(plan: Plan, samples: TrialSamples, changing: Collection[str] = ()) ->
     why = _reads_what_changes(plan, samples, code, changing)
     if why:
         return why
+    for name in sorted({path[-1] for path in plan.own_caches} & verification.names_in_tail()):
+        return f"what comes after the cut reads {name}, in which the dataset keeps what it loaded"
     plan.globals = sorted(code.variables)
     is_native = callee_of(samples.dataset.__getitem__) is None  # what native code reads is unknown
     is_unknown = code.looks_up_names or is_native or verification.holds_objects
@@ -152,7 +156,7 @@ class _Verification:
         if not equal_bits(kept.read(), stored_copy(again)):
             raise CacheError("what comes before the cut gives other bits on a repeat")
         self.holds_objects |= hold_one_object(state, again)
-        if not plan.exact and share_memory(state, again):
+        if not plan.exact and (share_memory(state, again) or self._is_kept_by_dataset(i)):
             self._verify_unwritten(kept)
         if not equal_bits(whole.value, sample):
             on = f", which may depend on {readable_change(samples.changes[0])}" if samples.changes else ""
@@ -162,6 +166,22 @@ class _Verification:
             raise CacheError("what comes before the cut draws random numbers")
         plan.moves = sorted({*plan.moves, *moved})
         return Cost(head_s, read_s, kept.nbytes)
+
+    def _is_kept_by_dataset(self, i: int) -> bool:
+        """Whether the first part gives what a cache of the dataset's own holds."""
+        dataset, caches = self._samples.dataset, self._plan.own_caches
+        call = Call(dataset.__getitem__, (i,), {})
+        with emptied(dataset, caches):
+            first, second = (self._plan.root.head(call) for _ in range(2)) if caches else (None, None)
+        return share_memory(first, second) or hold_one_object(first, second)
+
+    def names_in_tail(self) -> set[str]:
+        """Names in the code of the second part, and in the user's functions that it names."""
+        code, state = Executed(self._samples.dataset), Kept(self._head(self._samples.loaded[0])).read()
+        self._samples.seed_anew()
+        with contextlib.suppress(Exception, Unplanned):  # for some random numbers
+            code.run(lambda: self._plan.tail(self._samples.dataset, state))
+        return code.names
 
     def _clear_caches(self) -> None:
         """Empties what ``functools.lru_cache`` holds of samples: of so few it holds all, of a shuffled epoch few."""
@@ -208,7 +228,7 @@ class _Verification:
         samples, i = self._samples, self._samples.loaded[0]
         whole = Executed(samples.dataset)
         samples.seed_anew()
-        whole.run(lambda: samples.dataset[i])
+        whole.run(lambda: samples.make(i))
         samples.seed_anew()
         expected = stored_copy(self._head(i))
         places = Fingerprint(samples.readable()).places

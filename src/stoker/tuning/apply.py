@@ -359,9 +359,10 @@ def workers_for(loader: LoaderLike, known: ManagedDataset) -> tuple[int, str]:
         return 0, f"kept 0: {known.reason}"
     if not 0 < found.sample_s < math.inf:
         return 0, f"kept 0: {found.why_not}"
-    if found.changes:
-        return 0, f"kept 0: loading a sample changes {found.changes}, which the script would not see from a worker"
     plan, size = found.plan, loader.batch_size or 1
+    changes = found.changes or (plan.own_caches[0][-1] if plan is not None and plan.own_caches else "")
+    if changes:
+        return 0, f"kept 0: loading a sample changes {changes}, which the script would not see from a worker"
     served_s = plan.read_s + plan.tail_s if plan is not None and known.staged is not None else found.sample_s
     if found.sample_s * size < TINY_BATCH_S or found.sample_s < TINY_SAMPLE_S:
         return 0, f"kept 0: a batch takes {served_s * size * 1e3:.2g} ms"

@@ -1,0 +1,187 @@
+"""Datasets that keep what they loaded themselves: ``if i not in self.cache: self.cache[i] = load(i)``."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, Subset
+
+import stoker
+from stoker.core.compare import equal_bits
+from stoker.core.errors import UsageError
+
+N = 24
+
+
+class Base(Dataset[Any]):
+    def __init__(self) -> None:
+        self.cache: dict[int, Any] = {}
+        self.images: list[Any] = [None] * N
+        self.cache_size = 1_000
+
+    def __len__(self) -> int:
+        return N
+
+    def load(self, i: int) -> Any:
+        x = np.arange(400, dtype=np.float64) + i
+        for _ in range(30):
+            x = np.log(np.exp(x / 500)) * 500
+        return x
+
+    def augment(self, x: Any) -> torch.Tensor:
+        return torch.from_numpy(np.roll(x, random.randrange(9)) + np.random.rand())
+
+
+class InADictionary(Base):
+    def clean(self, i: int) -> Any:
+        if i not in self.cache:
+            self.cache[i] = self.load(i)
+        return self.cache[i]
+
+    def __getitem__(self, i: int) -> Any:
+        return self.augment(self.clean(i))
+
+
+class UpToASize(Base):
+    """As PointNet's datasets do."""
+
+    def __getitem__(self, i: int) -> Any:
+        if i in self.cache:
+            x = self.cache[i]
+        else:
+            x = self.load(i)
+            if len(self.cache) < self.cache_size:
+                self.cache[i] = x
+        return self.augment(x)
+
+
+class InAList(Base):
+    def __getitem__(self, i: int) -> Any:
+        if self.images[i] is None:
+            self.images[i] = self.load(i)
+        x = self.images[i].copy()
+        return self.augment(x)
+
+
+class AskedFor(Base):
+    def __getitem__(self, i: int) -> Any:
+        x = self.cache.get(i)
+        if x is None:
+            x = self.load(i)
+            self.cache[i] = x
+        return self.augment(x)
+
+
+class ReadWhereItIsUsed(Base):
+    def __getitem__(self, i: int) -> Any:
+        if self.images[i] is None:
+            self.images[i] = self.load(i)
+        return self.augment(self.images[i]), i
+
+
+class Records(Base):
+    def __getitem__(self, i: int) -> Any:
+        if i not in self.cache:
+            self.cache[i] = {"x": self.load(i), "y": i % 3}
+        record = self.cache[i]
+        x, y = record["x"], record["y"]
+        return {"image": self.augment(x), "label": y}
+
+
+class Deterministic(InADictionary):
+    def augment(self, x: Any) -> torch.Tensor:
+        return torch.from_numpy(x.copy())
+
+
+class History(Base):
+    """Mixes a sample with one that was loaded before."""
+
+    def __getitem__(self, i: int) -> Any:
+        x = self.load(i)
+        self.cache[i] = x
+        return self.augment(x) + self.cache[max(self.cache)][:400]
+
+
+class MixesNowAndThen(InADictionary):
+    def __getitem__(self, i: int) -> Any:
+        x = self.augment(self.clean(i))
+        if random.random() < 0.05:
+            x = x + self.cache[random.choice(list(self.cache))]
+        return x
+
+
+class Counts(Base):
+    def __getitem__(self, i: int) -> Any:
+        self.cache[i] = self.cache.get(i, 0) + 1
+        x = self.load(i) * self.cache[i]
+        return self.augment(x)
+
+
+class WritesToItsCache(InADictionary):
+    def augment(self, x: Any) -> torch.Tensor:
+        x += np.random.rand()
+        return torch.from_numpy(x.copy())
+
+
+class WritesToItsCacheNowAndThen(InADictionary):
+    def augment(self, x: Any) -> torch.Tensor:
+        shift = random.random()
+        if shift < 0.2:
+            x[3:9] = 0
+        return torch.from_numpy(x + shift)
+
+
+KINDS = [InADictionary, UpToASize, InAList, AskedFor, ReadWhereItIsUsed, Records, Deterministic]
+
+
+def wrapped(kind: type[Base]) -> Any:
+    return Subset(kind(), range(2, N))
+
+
+def epochs(loader: Any, n: int = 3) -> list[Any]:
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    return [list(loader) for _ in range(n)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("make", KINDS)
+def test_what_such_a_dataset_loads_is_kept_and_the_dataset_left_alone(make: Callable[[], Any], workers: int) -> None:
+    data = make()
+    settings: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": workers}
+    plain = epochs(DataLoader(make(), **settings))
+    staged = stoker.Staged(data, cache_budget="10MB")
+    assert equal_bits(plain, epochs(DataLoader(staged, **settings)))
+    assert staged.account.filled == N
+    assert not data.cache
+    assert data.images == [None] * N
+
+
+def test_one_inside_another_dataset_is_found() -> None:
+    staged = stoker.Staged(wrapped(InADictionary), cache_budget="10MB")
+    assert equal_bits(epochs(DataLoader(wrapped(InADictionary))), epochs(DataLoader(staged)))
+    assert staged.account.filled == N - 2
+
+
+def test_what_the_script_puts_there_is_used() -> None:
+    data = InADictionary()
+    staged = stoker.Staged(data, cache_budget="10MB")
+    before = epochs(DataLoader(staged), 2)
+    data.cache[3] = np.zeros(400)
+    with pytest.warns(stoker.StokerWarning, match="cache"):
+        after = epochs(DataLoader(staged), 1)
+    assert equal_bits(before[0][4], after[0][4])
+    assert after[0][3].std() < 1e-9 < before[0][3].std()
+
+
+@pytest.mark.parametrize(
+    "make", [History, MixesNowAndThen, Counts, WritesToItsCache, WritesToItsCacheNowAndThen], ids=lambda x: x.__name__
+)
+def test_what_is_no_cache_or_is_written_to_is_not_cut(make: type[Base], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.staging.trial.MEMO_SHARE", float("inf"))
+    with pytest.raises(UsageError, match="cannot be split"):
+        stoker.split(make())
