@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,14 +20,22 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 import stoker
+from stoker.core import processes
 from stoker.core.compare import equal_bits
 from stoker.core.errors import StokerWarning, UsageError
+from stoker.core.processes import core_wait_s
 from stoker.workers import read_threads
 from stoker.workers.read_threads import DRAWS, MOST, OTHER, ReadThreads
 
 LIMIT_S = 60  # fails on a hang, not on a busy machine
 N, BATCH = 96, 12
 FAR_S = 0.003  # what a sample waits for
+
+
+@pytest.fixture(autouse=True)
+def no_wait_for_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine there are fewer threads."""
+    monkeypatch.setattr(processes, "core_wait_s", lambda: 0.0)
 
 
 LOCK = threading.Lock()
@@ -177,6 +188,25 @@ def test_threads_are_not_used_where_they_do_not_pay(
     found(list(range(BATCH)))
     assert (found.count, found.why_not) == (0, "")
     assert (len(clock.threads) > 1) == tried
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/thread-self/schedstat"), reason="Linux says how long threads wait")
+def test_waiting_for_a_core_is_no_waiting_for_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Native code that releases the GIL gets more of a busy core with more threads, at the cost of other workers."""
+    monkeypatch.setattr(processes, "core_wait_s", core_wait_s)
+    cores, data = os.sched_getaffinity(0), bytes(1 << 22)
+    busy = []
+    try:
+        os.sched_setaffinity(0, {min(cores)})  # those that are started are bound to it, too
+        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(5)]
+        found = ReadThreads(lambda i: hashlib.sha256(data).digest(), [])
+        found(list(range(BATCH)))
+        assert found.count == 0
+    finally:
+        for p in busy:
+            p.kill()
+            p.wait()
+        os.sched_setaffinity(0, cores)
 
 
 def test_what_a_dataset_shares_between_samples_is_found(tmp_path: Path) -> None:

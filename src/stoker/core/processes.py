@@ -31,6 +31,15 @@ def die_with_parent(parent: int = 0) -> None:
         os._exit(1)
 
 
+def core_wait_s() -> float:
+    """Seconds for which this thread could have run but had no core; 0.0 where the system does not say."""
+    try:
+        with open("/proc/thread-self/schedstat") as f:
+            return int(f.read().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
+
+
 def starts_processes(context: object) -> bool:
     """Whether a multiprocessing context starts processes by fork, spawn or forkserver. Other contexts may not: in
     MONAI's ``ThreadDataLoader(use_thread_workers=True)`` a ``Process`` is a thread. ``context``: of a loader; None

@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch.utils.data.dataloader import _DatasetKind
 
+from ..core import processes
 from ..core.compare import equal_bits
 from ..core.errors import UsageError
 from ..core.fingerprint import Fingerprint
@@ -134,9 +135,10 @@ class ReadThreads:
         made: dict[int, Sample] = {}
         waits, works = [], []
         for k in range(1, min(PROBES, len(indices))):
-            began, began_cpu = time.perf_counter(), time.process_time()
+            began, began_cpu = time.perf_counter(), time.process_time() + processes.core_wait_s()
             made[k] = self._load(indices[k])
-            works.append(time.process_time() - began_cpu)  # of all threads: fsspec has one of its own
+            # Of all threads: fsspec has one of its own. Waiting for a core is no waiting for data.
+            works.append(time.process_time() + processes.core_wait_s() - began_cpu)
             waits.append(time.perf_counter() - began)
         self._usual_s, work_s = statistics.median(waits), statistics.median(works)
         if self._threads is not None:
