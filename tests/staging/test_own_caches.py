@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 import stoker
 from stoker.core.compare import equal_bits
 from stoker.core.errors import UsageError
+from stoker.staging.trial import find_plan
 
 N = 24
 
@@ -178,10 +181,52 @@ def test_what_the_script_puts_there_is_used() -> None:
     assert after[0][3].std() < 1e-9 < before[0][3].std()
 
 
+NO_CACHES = [History, MixesNowAndThen, Counts, WritesToItsCache, WritesToItsCacheNowAndThen]
+
+
+@pytest.mark.parametrize("make", NO_CACHES)
+def test_what_is_no_cache_or_is_written_to_is_not_cut(make: type[Base]) -> None:
+    assert find_plan(make()).plan is None
+
+
+@pytest.mark.parametrize("make", NO_CACHES)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_such_datasets_are_those_without_a_cache(make: type[Base], workers: int) -> None:
+    """Calls inside them may be kept."""
+    settings: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": workers}
+    plain = epochs(DataLoader(make(), **settings))
+    with contextlib.suppress(UsageError):
+        staged = stoker.Staged(make(), cache_budget="10MB")
+        assert equal_bits(plain, epochs(DataLoader(staged, **settings)))
+
+
 @pytest.mark.parametrize(
-    "make", [History, MixesNowAndThen, Counts, WritesToItsCache, WritesToItsCacheNowAndThen], ids=lambda x: x.__name__
+    "workers", [{"num_workers": 3, "worker_method": "thread"}, {"num_workers": 2, "read_threads": 4}]
 )
-def test_what_is_no_cache_or_is_written_to_is_not_cut(make: type[Base], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.staging.trial.MEMO_SHARE", float("inf"))
-    with pytest.raises(UsageError, match="cannot be split"):
-        stoker.split(make())
+def test_threads_leave_the_dataset_as_it_was(workers: dict[str, Any]) -> None:
+    """Threads that make first parts share one empty dictionary; the dataset's own comes back."""
+    for kind in (InADictionary, ReadWhereItIsUsed):
+        data = kind()
+        own, images = data.cache, data.images
+        staged = stoker.Staged(data, cache_budget="10MB")
+        loader = stoker.DataLoader(staged, batch_size=4, shuffle=True, **workers)
+        for _ in range(3):
+            assert sum(1 for _ in loader) == N // 4
+        assert staged.account.filled == N
+        assert data.cache is own
+        assert data.images is images
+        assert not own
+        assert images == [None] * N
+
+
+def test_many_threads_at_once() -> None:
+    data = InADictionary()
+    own = data.cache
+    plan = stoker.split(data).plan
+    assert plan is not None
+    expected = [plan.head(data, i) for i in range(N)]
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda k: plan.head(data, k % N), range(40 * N)))
+    assert all(equal_bits(expected[k % N], x) for k, x in enumerate(made))
+    assert data.cache is own
+    assert not own

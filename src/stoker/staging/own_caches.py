@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import os
+import threading
 from collections.abc import Iterator, Mapping
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ..core.types import Attributes, MapDataset
 
@@ -49,19 +51,55 @@ def replace(dataset: MapDataset, path: Path) -> None:
     holder[name] = OwnDict() if isinstance(value, dict) else OwnList([None] * len(value))
 
 
+class _Entered(NamedTuple):
+    """A cache that is an empty one at the moment."""
+
+    holder: Attributes
+    value: object  # the cache itself
+    threads: list[int]  # that are within ``emptied``: they share the empty one
+
+
+_entered: dict[tuple[int, str], _Entered] = {}  # by the holder's id and the attribute's name
+_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    """The other threads have stayed in the parent."""
+    global _lock
+    _lock = threading.Lock()
+    for (_, name), entered in _entered.items():
+        entered.holder[name] = entered.value
+    _entered.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 @contextlib.contextmanager
 def emptied(dataset: MapDataset, paths: list[Path]) -> Iterator[None]:
     """Within it the caches are empty ones, which are dropped at the end."""
-    held = [(*_holder(dataset, path),) for path in paths]
-    values = [holder[name] for holder, name in held]
-    for (holder, name), value in zip(held, values, strict=True):
-        kind = type(value)
-        holder[name] = kind() if isinstance(value, dict) else kind([None] * len(value))
+    thread = threading.get_ident()
+    held = [_holder(dataset, path) for path in paths]
+    with _lock if held else contextlib.nullcontext():
+        for holder, name in held:
+            entered = _entered.setdefault((id(holder), name), _Entered(holder, holder[name], []))
+            if not entered.threads:
+                holder[name] = _empty_like(entered.value)
+            entered.threads.append(thread)
     try:
         yield
     finally:
-        for (holder, name), value in zip(held, values, strict=True):
-            holder[name] = value
+        with _lock if held else contextlib.nullcontext():
+            for holder, name in held:
+                entered = _entered[id(holder), name]
+                entered.threads.remove(thread)
+                if not entered.threads:
+                    holder[name] = entered.value
+                    del _entered[id(holder), name]
+
+
+def _empty_like(value: object) -> object:
+    return type(value)([None] * len(value)) if isinstance(value, list) else type(value)()
 
 
 def is_stored_in(target: ast.expr, scope: Mapping[str, object]) -> bool:
