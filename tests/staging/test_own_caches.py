@@ -125,6 +125,22 @@ class Counts(Base):
         return self.augment(x)
 
 
+class CountsForTheScript(Base):
+    """Samples do not depend on it: the script prints it at its end."""
+
+    def __getitem__(self, i: int) -> Any:
+        self.cache[i % 3] = self.cache.get(i % 3, 0) + 1
+        x = self.load(i)
+        return self.augment(x)
+
+
+class NotesForTheScript(Base):
+    def __getitem__(self, i: int) -> Any:
+        self.images[i] = "seen"
+        x = self.load(i)
+        return self.augment(x)
+
+
 class WritesToItsCache(InADictionary):
     def augment(self, x: Any) -> torch.Tensor:
         x += np.random.rand()
@@ -181,10 +197,18 @@ def test_what_the_script_puts_there_is_used() -> None:
     assert after[0][3].std() < 1e-9 < before[0][3].std()
 
 
-NO_CACHES = [History, MixesNowAndThen, Counts, WritesToItsCache, WritesToItsCacheNowAndThen]
+NO_CACHES = [
+    History,
+    MixesNowAndThen,
+    Counts,
+    CountsForTheScript,
+    NotesForTheScript,
+    WritesToItsCache,
+    WritesToItsCacheNowAndThen,
+]
 
 
-@pytest.mark.parametrize("make", NO_CACHES)
+@pytest.mark.parametrize("make", [x for x in NO_CACHES if x is not NotesForTheScript])  # its note is made each time
 def test_what_is_no_cache_or_is_written_to_is_not_cut(make: type[Base]) -> None:
     assert find_plan(make()).plan is None
 
@@ -196,8 +220,11 @@ def test_batches_of_such_datasets_are_those_without_a_cache(make: type[Base], wo
     settings: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": workers}
     plain = epochs(DataLoader(make(), **settings))
     with contextlib.suppress(UsageError):
-        staged = stoker.Staged(make(), cache_budget="10MB")
+        data = make()
+        staged = stoker.Staged(data, cache_budget="10MB")
         assert equal_bits(plain, epochs(DataLoader(staged, **settings)))
+        if not workers and make in (CountsForTheScript, NotesForTheScript):
+            assert sum(data.cache.values()) == 3 * N or data.images == ["seen"] * N
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 A worker that is made anew for each epoch begins with an empty one, so they bring nothing there; and yet each sample
 changes the dataset. The first part of a sample is made as in a new worker: with an empty cache, which is dropped. So
-nothing of the dataset changes, and samples are kept once. ``TrialSamples`` decides what is such a cache: samples must
-have the same bits whether it holds them or not.
+nothing of the dataset changes, and samples are kept once.
+
+``TrialSamples`` decides what is such a cache. A sample that it holds must be read from it and not be put there again,
+as a count or a note would be; and samples must have the same bits whether it holds them or not.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 from ..core.types import Attributes, MapDataset
+from .callee import Value
 
 NESTED = 4  # wrappers around the dataset that has the cache
 LONGEST = 10_000  # items of a list of None in which samples are put
@@ -23,11 +26,35 @@ Path: TypeAlias = tuple[str, ...]  # ("dataset", "cache"): the attribute ``cache
 
 
 class OwnDict(dict[object, object]):
-    """Stands for a dictionary that is a cache, in a trial."""
+    """Stands for a dictionary that is a cache, in a trial, and notes what is done with it."""
+
+    was_read = was_written = False
+
+    def __getitem__(self, key: object) -> object:
+        self.was_read = True
+        return super().__getitem__(key)
+
+    def get(self, key: object, default: object = None) -> object:
+        self.was_read = True
+        return super().get(key, default)
+
+    def __setitem__(self, key: object, value: object) -> None:
+        self.was_written = True
+        super().__setitem__(key, value)
 
 
 class OwnList(list[object]):
-    """Stands for a list that is a cache, in a trial."""
+    """The same for a list."""
+
+    was_read = was_written = False
+
+    def __getitem__(self, k: Value) -> Value:
+        self.was_read = True
+        return super().__getitem__(k)
+
+    def __setitem__(self, k: Value, value: Value) -> None:
+        self.was_written = True
+        super().__setitem__(k, value)
 
 
 def empty_ones(dataset: MapDataset) -> set[Path]:
@@ -42,6 +69,21 @@ def empty_ones(dataset: MapDataset) -> set[Path]:
                 out.add((*("dataset",) * depth, name))
         holder = getattr(holder, "__dict__", {}).get("dataset")
     return out
+
+
+@contextlib.contextmanager
+def watched(dataset: MapDataset, paths: list[Path]) -> Iterator[list[OwnDict | OwnList]]:
+    """Within it, those that note what is done with them stand in their place, with the same items."""
+    held = [_holder(dataset, path) for path in paths]
+    values = [holder[name] for holder, name in held]
+    noting = [OwnDict(value) if isinstance(value, dict) else OwnList(value) for value in values]
+    for (holder, name), value in zip(held, noting, strict=True):
+        holder[name] = value
+    try:
+        yield noting
+    finally:
+        for (holder, name), value in zip(held, values, strict=True):
+            holder[name] = value
 
 
 def replace(dataset: MapDataset, path: Path) -> None:

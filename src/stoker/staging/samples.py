@@ -124,13 +124,17 @@ class TrialSamples:
         grown = sorted(were_empty - own_caches.empty_ones(self.dataset))
         if not grown or self.by_batch:
             return
-        for i in self.loaded:
-            first, again = self._wholes[repr(i)], self.load(i)
-            if not equal_bits(first.value, again.value) or first.states != again.states:
+        sample_s = self.sample_s
+        with own_caches.watched(self.dataset, grown) as watched:
+            for i in self.loaded:
+                first, again = self._wholes[repr(i)], self.load(i)
+                if not equal_bits(first.value, again.value) or first.states != again.states:
+                    return
+            if not all(x.was_read and not x.was_written for x in watched):
                 return
         for path in grown:
             own_caches.replace(self.dataset, path)
-        self.own_caches = grown
+        self.own_caches, self.sample_s = grown, sample_s
         names = tuple(f"dataset.{'.'.join(path)}{end}" for path in grown for end in (" ", "["))
         self.changes, self.filled = (
             [change for change in changes if not f"{change} ".startswith(names)]

@@ -128,6 +128,17 @@ class ManagedDataset:
         self.staged = staged
         return ""
 
+    @property
+    def own_cache(self) -> str:
+        """The attribute in which the dataset keeps what it loaded itself; "" where it does not."""
+        plan = None if self.found is None else self.found.plan
+        return plan.own_caches[0][-1] if plan is not None and plan.own_caches else ""
+
+    def staged_for(self, loader: LoaderLike) -> Staged | None:
+        """The dataset with its cache; None where the loader goes without. Without workers the dataset's own cache
+        serves, and the script can look into it."""
+        return None if self.own_cache and not loader.num_workers else self.staged
+
     def is_same(self, dataset: MapDataset) -> bool:
         """Whether another dataset is this one, or one made anew with the same content."""
         if dataset is self.dataset:
@@ -223,7 +234,7 @@ def attach(module: Any, applied: JsonObject) -> None:
         make: Callable[[LoaderLike], Iterator[Batch]] = engine.get_iterator
         with _left_as_it_is(loader):
             known = _manage(loader, applied) if _is_manageable(loader) else None
-            staged = _stream_with_cache(loader, applied) if known is None else known.staged
+            staged = _stream_with_cache(loader, applied) if known is None else known.staged_for(loader)
             if known is not None and known.is_for_script(loader):
                 make = known.without_workers(loader)
         with engine.with_dataset(loader, staged):
@@ -360,7 +371,7 @@ def workers_for(loader: LoaderLike, known: ManagedDataset) -> tuple[int, str]:
     if not 0 < found.sample_s < math.inf:
         return 0, f"kept 0: {found.why_not}"
     plan, size = found.plan, loader.batch_size or 1
-    changes = found.changes or (plan.own_caches[0][-1] if plan is not None and plan.own_caches else "")
+    changes = found.changes or known.own_cache
     if changes:
         return 0, f"kept 0: loading a sample changes {changes}, which the script would not see from a worker"
     served_s = plan.read_s + plan.tail_s if plan is not None and known.staged is not None else found.sample_s
