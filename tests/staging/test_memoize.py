@@ -23,6 +23,7 @@ from stoker.staging.inline_variables import Definitions
 from stoker.staging.memoize import Table, call_key, is_small, names_of
 from stoker.staging.samples import TrialSamples
 from stoker.staging.syntax import attributes_assigned
+from stoker.staging.trial import Found
 
 SIZE = 24
 
@@ -123,7 +124,9 @@ class OfRecords(Samples):
 
 
 def test_calls_are_known_by_parts_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.staging.pure_calls.WORTH_SHARE", 0.0)  # however fast it is today
+    for limit, value in (("WORTH_SHARE", 0.0), ("WORTH_S", 0.0), ("PAYS", float("inf"))):  # however fast it is today
+        monkeypatch.setattr(f"stoker.staging.pure_calls.{limit}", value)
+    monkeypatch.setattr("stoker.staging.trial._find_cut", lambda *_: Found(None, [], ""))
     shown = str(stoker.split(OfRecords()))
     for call in ("(row['number'])", "File(number=other.number).matrix", "File(x['of'][1]).matrix"):
         assert call in shown

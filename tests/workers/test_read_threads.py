@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import signal
@@ -190,22 +189,31 @@ def test_threads_are_not_used_where_they_do_not_pay(
     assert (len(clock.threads) > 1) == tried
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/thread-self/schedstat"), reason="Linux says how long threads wait")
 def test_waiting_for_a_core_is_no_waiting_for_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """Native code that releases the GIL gets more of a busy core with more threads, at the cost of other workers."""
-    monkeypatch.setattr(processes, "core_wait_s", core_wait_s)
-    cores, data = os.sched_getaffinity(0), bytes(1 << 22)
-    busy = []
+    clock = Clock(0.01, 0.001)
+    monkeypatch.setattr(read_threads, "time", clock)
+    monkeypatch.setattr(processes, "core_wait_s", lambda: 0.8 * clock.wall_s)
+    found = ReadThreads(clock.load, [])
+    found(list(range(BATCH)))
+    assert found.count == 0
+    assert len(clock.threads) == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/thread-self/schedstat"), reason="Linux says how long threads wait")
+def test_the_system_says_how_long_a_thread_waits_for_a_core() -> None:
+    """A thread that shares one core with a process that computes waits for it, sooner or later."""
+    cores = os.sched_getaffinity(0)
+    began = core_wait_s()
     try:
-        os.sched_setaffinity(0, {min(cores)})  # those that are started are bound to it, too
-        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(5)]
-        found = ReadThreads(lambda i: hashlib.sha256(data).digest(), [])
-        found(list(range(BATCH)))
-        assert found.count == 0
+        os.sched_setaffinity(0, {min(cores)})  # what is started is bound to it, too
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+            try:
+                while core_wait_s() < began + 0.01:
+                    pass
+            finally:
+                busy.kill()
     finally:
-        for p in busy:
-            p.kill()
-            p.wait()
         os.sched_setaffinity(0, cores)
 
 
