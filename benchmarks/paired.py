@@ -65,12 +65,15 @@ def render(lines: list[Line]) -> str:
 
 def run(a: argparse.Namespace) -> None:
     """Measures both trees in turns, keeps the raw lines, and prints the table."""
+    photos = ROOT / "examples" / "data"
+    if not photos.exists():
+        raise SystemExit(f"no photographs in {photos}: python examples/make_photos.py --out examples/data makes them")
     lines: list[Line] = [{"machine": resources.read().as_dict(), "load": os.getloadavg(), "before": a.commit}]
     a.json.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, open(a.json, "w") as raw:
         tree = Path(folder) / "before"
         subprocess.run(["git", "worktree", "add", "-q", "--detach", str(tree), a.commit], cwd=ROOT, check=True)
-        (tree / "examples" / "data").symlink_to(ROOT / "examples" / "data")
+        (tree / "examples" / "data").symlink_to(photos)
         trees = {"before": tree, "after": ROOT}
         raw.write(json.dumps(lines[0]) + "\n")
         try:
