@@ -79,7 +79,8 @@ def verify(plan: Plan, samples: TrialSamples, changing: Collection[str] = ()) ->
     why = _reads_what_changes(plan, samples, code, changing)
     if why:
         return why
-    for name in sorted({path[-1] for path in plan.own_caches} & verification.names_in_tail()):
+    names_in_tail = verification.names_in_tail() if plan.own_caches else set()
+    for name in sorted({path[-1] for path in plan.own_caches} & names_in_tail):
         return f"what comes after the cut reads {name}, in which the dataset keeps what it loaded"
     plan.globals = sorted(code.variables)
     is_native = callee_of(samples.dataset.__getitem__) is None  # what native code reads is unknown
