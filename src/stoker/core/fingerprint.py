@@ -3,7 +3,7 @@
 It is quick and no proof. What is compared, down to eight levels: plain values, tensors, arrays, containers, code.
 
 - Arrays, tensors and ctypes values up to 64 kB by a checksum; larger tensors by their address and version.
-- Larger arrays by 64 of their values, and those of up to 32 MB in memory also by their sum, which takes 1 ms.
+- Larger arrays by 64 of their values, and those of up to 32 MB in memory also by their sum, which takes a few milliseconds.
 - Containers of up to 10,000 plain values, or tuples of such, as a whole; larger ones by 64 items.
 - Tables of pandas and polars by their columns, in the same way.
 
@@ -32,7 +32,7 @@ WHOLE = 10_000  # items of a container that are compared as a whole
 FEW = 64  # items of a larger one, or values of a larger array
 DATA = (torch.Tensor, np.ndarray, *CONTAINERS, *(t for t in PLAIN if t is not type(None)))
 ARRAY_BYTES = 1 << 16  # of arrays of which the checksum depends on the order of the values, too
-SUMMED_BYTES = 1 << 25  # of arrays that are summed up as a whole, at 35 GB/s
+SUMMED_BYTES = 1 << 25  # of arrays that are summed up as a whole
 
 
 Parts = dict[str, object]  # by path: a plain value, or a _Part
