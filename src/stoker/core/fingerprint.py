@@ -3,7 +3,7 @@
 It is quick and no proof. What is compared, down to eight levels: plain values, tensors, arrays, containers, code.
 
 - Arrays, tensors and ctypes values up to 64 kB by a checksum; larger tensors by their address and version.
-- Larger arrays by 64 of their values, and those of up to 32 MB in memory also by their sum, which takes a few milliseconds.
+- Larger arrays by 64 of their values, and those of up to 32 MB in memory also by their sum, in a few ms.
 - Containers of up to 10,000 plain values, or tuples of such, as a whole; larger ones by 64 items.
 - Tables of pandas and polars by their columns, in the same way.
 
