@@ -75,6 +75,8 @@ def run(a: argparse.Namespace) -> None:
         subprocess.run(["git", "worktree", "add", "-q", "--detach", str(tree), a.commit], cwd=ROOT, check=True)
         (tree / "examples" / "data").symlink_to(photos)
         trees = {"before": tree, "after": ROOT}
+        for each in trees.values():  # as an installation does; else processes that import stoker compile it
+            subprocess.run([sys.executable, "-m", "compileall", "-q", str(each / "src")], check=True)
         raw.write(json.dumps(lines[0]) + "\n")
         try:
             for r in range(a.rounds):

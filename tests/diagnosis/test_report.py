@@ -177,6 +177,7 @@ def test_what_was_applied_stands_first_and_its_first_epoch_is_nobodys_fault() ->
     without = loader(**{**mixed, "cache": {}}, stages=stages)
     assert "stragglers" in [f.cause for f in diagnose([without], 2, False)[1]]
     said = shown(r)
+    assert "after the first epoch, which filled the cache, the loop waits for data 0% of its time" in said
     assert (
         "cacheable_prefix, applied: stoker caches PIL's decoding and Resize, up to train.py:31: 80 of 80 samples"
         in said

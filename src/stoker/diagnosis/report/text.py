@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TextIO
 
 from ...core.terminal import colour_wanted, human_seconds, short, style, table, width
-from ..doctor.loader_stats import LoaderStats
+from ..doctor.loader_stats import LoaderStats, filling_epochs, later_epochs
 from .before_after_text import applied_lines
 from .money import sentences
 from .patch import FIXED_BY_APPLY
@@ -138,8 +138,13 @@ def _faults(faults: Faults) -> Iterator[str]:
 
 
 def waited(report: RunReport) -> str:
-    """How much of its loop the main loader waits."""
+    """How much of its loop the main loader waits; where a cache was filled, after that, as the verdict looks at it."""
     stats = main_loader(report)
+    filled = filling_epochs(stats.loader)
+    if filled:
+        share = LoaderStats(later_epochs(stats.loader)).share
+        first = "first epoch" if filled == 1 else f"first {filled} epochs"
+        return f"after the {first}, which filled the cache, the loop waits for data {share:.0%} of its time"
     begins = stats.startup / stats.total if stats.total else 0.0
     if begins < NAMED_STARTUP:
         return f"the loop waits for data {stats.share:.0%} of its time"
