@@ -388,8 +388,8 @@ def test_random_states_are_left_as_they_were() -> None:
 class DrawsSometimes(Pictures):
     """Draws before the cut, for samples that no trial has seen."""
 
-    def __init__(self, some: set[int]) -> None:
-        super().__init__(n=40)
+    def __init__(self, some: set[int], n: int = 40) -> None:
+        super().__init__(n=n)
         self.some = some
 
     def __getitem__(self, i: int) -> Any:
@@ -403,6 +403,16 @@ class DrawsSometimes(Pictures):
 def test_samples_that_draw_before_the_cut_are_made_as_a_whole() -> None:
     staged = same_bits(DrawsSometimes({17}))
     assert staged.account.filled == 39
+
+
+@pytest.mark.filterwarnings("error::stoker.StokerWarning")
+def test_samples_without_a_first_part_are_few_in_later_epochs_too() -> None:
+    """What a worker made anew has to make itself is, from the second epoch on, nothing but such samples."""
+    staged = stoker.Staged(DrawsSometimes(set(range(5, 400, 11)), n=400), cache_budget="20MB")
+    loader = stoker.DataLoader(staged, 8, num_workers=2)
+    for _ in range(3):
+        assert len(list(loader)) == 50
+    assert staged.account.filled == 364
 
 
 def test_a_dataset_most_of_whose_samples_draw_before_the_cut_is_let_go() -> None:

@@ -121,3 +121,7 @@ def _half_pair_offset() -> int | None:
         raw = memory.raw
         places = {at for at in places if struct.unpack_from("i4xd", raw, at) == (has_gauss, gauss)}
     return places.pop() if len(places) == 1 else None
+
+
+# When this module is imported, which also loads ``numpy.random``: each worker that is forked would take 10 ms for both.
+_find_memory()

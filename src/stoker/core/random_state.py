@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias, cast
 
 import numpy as np
-import numpy.random  # 8 ms, which a new worker would take else
 import torch
 
 from . import numpy_state

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.random  # so that each RandomState has NumPy's
 import torch
 from numpy.typing import NDArray
 
@@ -32,7 +31,8 @@ from .store.store import Store
 from .store.tables import Samples
 
 STORED_AT_ONCE = 1 << 20  # bytes: copies of more would be new memory, which costs a page fault a page
-MADE, DRAWN = 16, 8  # after so many samples made, caching ends if more than one in eight has no deterministic part
+# caching ends if more than one in eight samples, and four by chance, have no deterministic part
+ONE_IN, BY_CHANCE = 8, 4
 
 
 Part = tuple[Sample, int]  # the deterministic part of a sample, and the nanoseconds that it took
@@ -63,7 +63,7 @@ class Filler:
         self._for_file = for_file  # pickled values are refused
         self._disable = disable  # called with the reason why the cache cannot be used any more
         self._samples = len(dataset)
-        self._made = 0
+        self._asked = 0  # samples, those that are in the cache, too
         self.part_s = 0.0  # that a sample of the last batch took; 0.0: none was made yet
         self._without_part: set[int] = set()  # samples that draw, or take another way through the code
         self._watch_each = split is not None and split.plan is not None and bool(split.plan.moves)
@@ -89,6 +89,7 @@ class Filler:
     def fill(self, store: Store, indices: Sequence[Index], where: NDArray[np.int64]) -> dict[int, Sample] | None:
         """Makes the samples of a batch that are not stored, and stores them. Returns deterministic parts, by
         position; a sample that has none is missing. None: the cache was disabled."""
+        self._asked += len(indices)
         misses = np.flatnonzero(where == 0).tolist()
         fetched = self._fetch(store, indices, misses)
         misses = [k for k in misses if k not in fetched]
@@ -97,12 +98,10 @@ class Filler:
         began = time.thread_time_ns()
         states = self.random_states() if owns_global_generators() else None
         keep_ns = time.thread_time_ns() - began
-        made_before = self._made
         parts = self._parts(indices, misses, states if self._watch_each else None)
         if states is not None and not self._watch_each and states.moved():
             self._watch_each = True  # from now on, in this process, it is asked after each sample which one draws
             states.restore()
-            self._made = made_before
             parts = self._parts(indices, misses, states)
         if self._too_many_draw():
             return None
@@ -169,7 +168,6 @@ class Filler:
                 samples = list(get_many([indices[k] for k in misses]))
                 took = (time.perf_counter_ns() - began) // len(misses)
                 if len(samples) == len(misses):
-                    self._made += len(misses)
                     return {k: (sample, took) for k, sample in zip(misses, samples, strict=True)}
         made = self.by_threads([indices[k] for k in misses]) if states is None else {}
         out = {}
@@ -197,7 +195,6 @@ class Filler:
 
     def _part(self, index: Index, before: RandomState | None) -> Part | None:
         """The deterministic part of a sample; None where it has none. Random states are left as they were."""
-        self._made += 1
         began = time.perf_counter_ns()
         value, failed, unplanned = None, False, False
         try:
@@ -220,9 +217,9 @@ class Filler:
 
     def _too_many_draw(self) -> bool:
         """Whether so many samples have no deterministic part that caching only costs. The cache is disabled then."""
-        if self._made < MADE or len(self._without_part) * DRAWN < self._made:
+        if len(self._without_part) <= self._asked / ONE_IN + BY_CHANCE:
             return False
-        share = f"{len(self._without_part)} of {self._made} samples"
+        share = f"{len(self._without_part)} of {self._asked} samples"
         self._disable(f"{share} draw random numbers, or take another way, before the cut")
         return True
 

@@ -11,7 +11,6 @@ import time
 from typing import NamedTuple
 
 import numpy as np
-import numpy.random  # so that each RandomState has NumPy's
 import torch
 from torch.utils.data import Subset
 
