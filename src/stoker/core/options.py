@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 from .errors import UsageError
 from .types import Attributes
@@ -85,12 +86,12 @@ class Knobs:
         if self.prefetch_factor < 1:
             raise UsageError(f"prefetch_factor is {self.prefetch_factor}; it must be at least 1")
 
-    @property
+    @cached_property  # both are read for each batch
     def window(self) -> int:
         """Tasks in flight over all workers, at most."""
         return self.num_workers * max(self.ahead, self.prefetch_factor)
 
-    @property
+    @cached_property
     def usual(self) -> int:
         """Tasks in flight over all workers, for batches of any size."""
         return self.num_workers * self.prefetch_factor

@@ -250,8 +250,8 @@ class Scheduler:
 
     def _accept(self, result: Result) -> Result | None:
         """Counts what a worker did. Returns the result if it is a batch that is wanted."""
-        if self._restarts is not None and not self._knobs.shared:
-            self._restarts.task_answered(result.worker)
+        if self._restarts is not None and self._restarts.own is not None:
+            self._restarts.own.answered(result.worker)
         self._metrics.task(result.times)
         if result.nbytes > self._metrics.batch_bytes:
             self._metrics.batch_bytes = result.nbytes
@@ -372,8 +372,8 @@ class Scheduler:
             if worker is None:
                 return
             self._load[worker] += 1
-            if self._restarts is not None:
-                self._restarts.task_given(worker, task)
+            if self._restarts is not None and self._restarts.own is not None:
+                self._restarts.own.given(worker, task)
         state = TaskState.HERE if self.here else TaskState.WITH_WORKER
         if not self.here:
             self._pool.submit(worker, task)

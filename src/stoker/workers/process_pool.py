@@ -218,7 +218,7 @@ class ProcessPool:
         self._table.poll.register(fd, select.POLLIN)
 
     def _woken(self, events: list[tuple[int, int]]) -> bool:
-        if self._wake_fd < 0 or all(fd != self._wake_fd for fd, _ in events):
+        if all(fd != self._wake_fd for fd, _ in events):
             return False
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
@@ -237,7 +237,7 @@ class ProcessPool:
             if not self._flush():
                 left = min(left, FLUSH_S)
             events = poll.poll(min(left, PARENT_POLL_S) * 1000)
-            if self._woken(events):
+            if self._wake_fd >= 0 and self._woken(events):
                 return None
             with self._lock:
                 if self._table.read(events):
@@ -271,9 +271,11 @@ class ProcessPool:
             done = self._queue.flush()
             if not done or not self._has_private_tasks:
                 return done
-        waiting = [w.outbox for w in self._workers if w.outbox.waiting and w.state is ProcessState.RUNNING]
-        flushed = [outbox.flush() for outbox in waiting]
-        return all(flushed)
+        done = True
+        for worker in self._workers:
+            if worker.outbox.waiting and worker.state is ProcessState.RUNNING:
+                done &= worker.outbox.flush()
+        return done
 
     # -- the end of workers
 

@@ -14,7 +14,6 @@ sample that fails is not returned, so it is loaded again in its turn, and raises
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -140,7 +139,7 @@ class ReadThreads:
             # Of all threads: fsspec has one of its own. Waiting for a core is no waiting for data.
             works.append(time.process_time() + processes.core_wait_s() - began_cpu)
             waits.append(time.perf_counter() - began)
-        self._usual_s, work_s = statistics.median(waits), statistics.median(works)
+        self._usual_s, work_s = (sorted(seconds)[len(seconds) // 2] for seconds in (waits, works))
         if self._threads is not None:
             return made | self._try(indices, made, self._threads)
         if self._usual_s < LEAST_S or work_s > BUSY * self._usual_s:

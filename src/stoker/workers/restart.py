@@ -18,6 +18,7 @@ Deaths cost tokens and batches earn them. So a loop of crashes ends with an erro
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -89,8 +90,11 @@ class _Assigned:
 
     def first_to_repeat(self, checkpoint: TaskId | None) -> int:
         """How many of the tasks lie before the random state that was saved last."""
-        known = list(self.tasks)[: self.answered + 1]
-        at = next((k for k, task in enumerate(known) if task_id(task) == checkpoint), 0)
+        if checkpoint is None:
+            return 0
+        epoch, number = checkpoint
+        known = itertools.islice(self.tasks, self.answered + 1)
+        at = next((k for k, task in enumerate(known) if task.number == number and task.epoch == epoch), 0)
         return min(self.answered, at)
 
 
@@ -180,8 +184,8 @@ class Restarts:
         self.known = known  # samples that have killed workers, by index; grows
         self._pool, self._metrics = pool, metrics
         self._retries = Retries(spec, known)
-        self._own = None if spec.shared else _OwnTasks(pool, spec, self._retries)
-        self._tasks: _OwnTasks | _SharedTasks = self._own or _SharedTasks(pool, self._retries)
+        self.own = None if spec.shared else _OwnTasks(pool, spec, self._retries)
+        self._tasks: _OwnTasks | _SharedTasks = self.own or _SharedTasks(pool, self._retries)
         self._tokens = MAX_TOKENS
         self._batches_counted = metrics.tasks
         self._died_on_start = 0  # in a row
@@ -192,14 +196,6 @@ class Restarts:
         """A task's indices, with samples that are known to kill marked as such."""
         bad = self._retries.known_failures(indices)
         return RetryTask(indices, bad) if bad else indices
-
-    def task_given(self, worker: int, task: Task) -> None:
-        if self._own is not None:
-            self._own.given(worker, task)
-
-    def task_answered(self, worker: int) -> None:
-        if self._own is not None:
-            self._own.answered(worker)
 
     def replace_dead(self, e: WorkerDiedError, epoch: int, unanswered: Mapping[int, Index]) -> dict[int, StokerError]:
         """Starts a replacement for each worker that ``e`` says is dead. ``unanswered``: where workers share tasks,
@@ -251,8 +247,8 @@ class Restarts:
         self._died_on_start = 0 if dead.ready else 1 if batches else self._died_on_start + 1
         if self._tokens >= 0 and self._died_on_start < MAX_DEATHS_ON_START:
             same = "no batch changes"
-            if self._own is not None and self._own.draws_changed:
-                self._own.draws_changed = False
+            if self.own is not None and self.own.draws_changed:
+                self.own.draws_changed = False
                 same = "a sample failed when it was loaded again, so later random numbers may differ"
             what = "It had been told to leave" if dead.leaving else "A replacement has been started"
             self._warnings.append(f"{death}. {what}; {same}")

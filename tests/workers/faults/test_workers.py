@@ -224,7 +224,7 @@ def test_random_state_is_noted_seldom_and_what_nobody_needs_is_let_go(monkeypatc
         rows = []
         for batch in (it := iter(loader)):
             rows.append(batch.clone())
-            assert all(len(a.tasks) <= 24 for a in it._scheduler._restarts._own._assigned)
+            assert all(len(a.tasks) <= 24 for a in it._scheduler._restarts.own._assigned)
         shaken.append(torch.cat(rows))
     assert all(torch.equal(a, b) for a, b in zip(calm, shaken, strict=True))
 
@@ -846,8 +846,8 @@ def test_tasks_that_nobody_needs_are_forgotten(size: int) -> None:
     restarts: Any = restart.Restarts(pool, spec, {}, LoaderMetrics("loader"))
     held = 0
     for number in range(200):
-        restarts.task_given(0, Task(0, number, list(range(size))))
-        held = max(held, len(restarts._own._assigned[0].tasks))
+        restarts.own.given(0, Task(0, number, list(range(size))))
+        held = max(held, len(restarts.own._assigned[0].tasks))
         noted.append((0, number))  # in which it begins
-        restarts.task_answered(0)
+        restarts.own.answered(0)
     assert held <= 10
