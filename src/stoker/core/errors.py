@@ -9,6 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+def one_line(e: BaseException) -> str:
+    """An exception's class and text: ``ValueError: no such file``; the class alone where there is no text."""
+    text = " ".join(str(e).split())
+    return f"{type(e).__name__}: {text}" if text else type(e).__name__
+
+
 class StokerError(Exception):
     """Base of every error that stoker raises on its own account."""
 

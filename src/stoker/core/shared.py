@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from .errors import UsageError
+from .errors import UsageError, one_line
 
 WRITE_BYTES = 1 << 20  # of items that are written at once
 NOT_SHAREABLE: list[tuple[str, str]] = [
@@ -177,7 +177,7 @@ def _encoded(value: Any, kind: str, name: str) -> bytes:
         return pickle.dumps(value, protocol=5)
     except Exception as e:
         raise UsageError(
-            f"{name} ({type(value).__name__}) cannot be shared: {type(e).__name__}: {e}. "
+            f"{name} ({type(value).__name__}) cannot be shared: {one_line(e)}. "
             "Keep what it is made from (a path, numbers) and make it in __getitem__"
         ) from e
 

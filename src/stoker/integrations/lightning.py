@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from ..core.errors import UsageError
+from ..core.errors import UsageError, one_line
 from .loggers import sender
 from .monitor import DataMonitor
 
@@ -85,4 +85,4 @@ class StokerMonitor(Callback):  # type: ignore[misc]
                 sender(logger)(values, trainer.global_step)
             except Exception as e:
                 self._broken.add(i)
-                self._monitor.say(f"{type(logger).__name__} gets no data/* any more: {type(e).__name__}: {e}")
+                self._monitor.say(f"{type(logger).__name__} gets no data/* any more: {one_line(e)}")

@@ -19,7 +19,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from torch.utils.data.dataloader import _DatasetKind
 from torch.utils.data.distributed import DistributedSampler
 
-from ..core.errors import StateError
+from ..core.errors import StateError, one_line
 from ..core.random_state import preserved, to_text
 from ..core.types import JsonObject, LoaderLike
 from ..core.types import State as ObjectState
@@ -65,7 +65,7 @@ def convert(state_dict: JsonObject, loader: LoaderLike) -> Converted:
     except StateError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as e:
-        raise StateError(f"the state dict looks like torchdata's and is not: {type(e).__name__}: {e}") from e
+        raise StateError(f"the state dict looks like torchdata's and is not: {one_line(e)}") from e
 
 
 def _without(d: JsonObject) -> _Run:

@@ -12,7 +12,7 @@ from typing import Any, TypeGuard, TypeVar
 
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
-from ..core.errors import UsageError
+from ..core.errors import UsageError, one_line
 from ..core.options import BATCH_SIZE, AutoWorkers
 from ..core.types import LoaderLike, Sample
 from .engine import get_iterator, torch_get_iterator
@@ -42,7 +42,7 @@ def find(text: str) -> Any:
     except UsageError:
         raise
     except (Exception, SystemExit) as e:
-        raise UsageError(f"importing {where} failed: {type(e).__name__}: {e}") from e
+        raise UsageError(f"importing {where} failed: {one_line(e)}") from e
     found: Any = module
     for part in name.split("."):
         try:
@@ -88,7 +88,7 @@ def as_loader(thing: object, batch_size: int | None = None, name: str = "TARGET"
         try:
             thing = thing()
         except Exception as e:
-            raise UsageError(f"calling {name}() failed: {type(e).__name__}: {e}") from e
+            raise UsageError(f"calling {name}() failed: {one_line(e)}") from e
     if isinstance(thing, DataLoader):
         _check(thing.dataset, name)
         return thing if batch_size in (None, thing.batch_size) else variant(thing, batch_size=batch_size)
@@ -158,6 +158,6 @@ def _check(dataset: object, name: str) -> None:
     except TypeError:
         raise UsageError(f"{name} has no length and is no IterableDataset: nothing says which samples it has") from None
     except Exception as e:
-        raise UsageError(f"len({name}) failed: {type(e).__name__}: {e}") from e
+        raise UsageError(f"len({name}) failed: {one_line(e)}") from e
     if n == 0:
         raise UsageError(f"{name} is empty")

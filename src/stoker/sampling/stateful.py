@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from ..core.errors import StateError
+from ..core.errors import StateError, one_line
 from ..core.types import State
 
 
@@ -25,7 +25,7 @@ def pickled_state(state: Callable[[], State]) -> bytes:
     try:
         return pickle.dumps(state())
     except Exception as e:
-        return pickle.dumps(StateError(f"the state of the dataset or sampler cannot be taken: {type(e).__name__}: {e}"))
+        return pickle.dumps(StateError(f"the state of the dataset or sampler cannot be taken: {one_line(e)}"))
 
 
 def read_state(pickled: bytes | None) -> State:
@@ -47,7 +47,7 @@ def load_into(obj: object, state: State, name: str) -> None:
     try:
         obj.load_state_dict(state)  # type: ignore[attr-defined]
     except Exception as e:
-        raise StateError(f"the {name}'s own load_state_dict() does not take its state: {type(e).__name__}: {e}") from e
+        raise StateError(f"the {name}'s own load_state_dict() does not take its state: {one_line(e)}") from e
 
 
 def alike(a: State, b: State) -> bool:

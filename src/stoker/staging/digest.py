@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..core.errors import one_line
 from ..core.packages import is_users
 from .executed_code import is_library
 from .store.encode import CacheError
@@ -69,7 +70,7 @@ def dependencies_of(value: object) -> Dependencies:
     try:
         pickler.dump(value)
     except Exception as e:
-        raise CacheError(f"what the dataset holds cannot be compared: {type(e).__name__}: {e}") from e
+        raise CacheError(f"what the dataset holds cannot be compared: {one_line(e)}") from e
     return Dependencies(pickler.file.hexdigest(), pickler.code.hexdigest(), pickler.packages)
 
 

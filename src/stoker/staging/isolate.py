@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from ..core import processes
-from ..core.errors import StokerError, UsageError
+from ..core.errors import StokerError, UsageError, one_line
 from ..transport.slots import own_fork
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _child(fn: Callable[[], object], writer: int, limit_s: float) -> None:
     except StokerError as e:
         answer = ("error", str(e))
     except BaseException as e:
-        answer = ("error", f"{type(e).__name__}: {e}")
+        answer = ("error", one_line(e))
     if _effects:
         answer = ("error", _effects[0])
     data = pickle.dumps(answer)

@@ -19,6 +19,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from ..core.compare import equal_bits
+from ..core.errors import one_line
 from ..core.packages import libraries
 from .callee import AnyCallable, Call, Thunk, Value, Values, callee_of, key_of
 from .check_calls import Checker, Replay
@@ -269,7 +270,7 @@ class Survey:
                 with samples.emptied():
                     plan.root.run(checker, Call(samples.dataset.__getitem__, (i,), {}))
             except Exception as e:
-                self.reasons.append(f"with calls from memory sample {i} fails: {type(e).__name__}: {e}")
+                self.reasons.append(f"with calls from memory sample {i} fails: {one_line(e)}")
                 return False
         if checker.struck:
             return False

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import Subset
 
 from ..core.compare import equal_bits
+from ..core.errors import one_line
 from ..core.fingerprint import Fingerprint, Parts
 from ..core.random_state import RandomState
 from ..core.types import Attributes, Index, MapDataset, Sample
@@ -164,7 +165,7 @@ class TrialSamples:
                 self.loaded.append(i)
                 return
             except Exception as e:
-                why = f"{type(e).__name__}: {e}"
+                why = one_line(e)
                 if "Permission denied" in why:  # native code, of which the audit hook knows nothing
                     why = f"in the trial, which must not write files, {why}"
         raise CacheError(f"its samples cannot be loaded: {why}")

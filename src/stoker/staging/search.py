@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable, Iterator
 
 from ..core.compare import equal_bits
+from ..core.errors import one_line
 from ..core.fingerprint import Fingerprint
 from ..core.random_state import RandomState
 from .callee import Call, Callee, callee_of, key_of
@@ -50,7 +51,7 @@ class Search:
         try:
             found = self._node(call, DEPTH - 1)
         except (Exception, Unplanned) as e:  # the user's, for some random numbers
-            self.reasons.append(f"{key_of(call.function)} cannot be cut: {type(e).__name__}: {e}")
+            self.reasons.append(f"{key_of(call.function)} cannot be cut: {one_line(e)}")
             return None
         return None if isinstance(found, WholeNode) else found
 
@@ -152,7 +153,7 @@ class Search:
             try:
                 out = self._deterministic_result(rest, found.attribute, item)
             except Exception as e:
-                self.reasons.append(f"{name} cannot be run alone: {type(e).__name__}: {e}")
+                self.reasons.append(f"{name} cannot be run alone: {one_line(e)}")
                 return None
             if out is None:
                 break

@@ -30,6 +30,7 @@ import time
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from ..core.errors import one_line
 from ..core.filesystems import is_far, reopen
 from ..core.fingerprint import Parts
 from ..core.types import MapDataset
@@ -77,7 +78,7 @@ def find_plan(dataset: MapDataset, limit_s: float = 30.0, changing: Collection[s
         reason = str(e)
         found = Found(None, [], reason)
     except Exception as e:  # the user's, for some random numbers
-        reason = f"a sample that could be loaded fails when it is loaded again: {type(e).__name__}: {e}"
+        reason = f"a sample that could be loaded fails when it is loaded again: {one_line(e)}"
         found = Found(None, [], reason)
     if found.plan is not None:  # where the machine has other work, the first samples took too long
         samples.sample_s = min(samples.sample_s, found.plan.head_s + found.plan.tail_s)

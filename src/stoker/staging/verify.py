@@ -24,6 +24,7 @@ import numpy as np
 
 from ..core.compare import equal_bits
 from ..core.dataset_tree import inner_datasets
+from ..core.errors import one_line
 from ..core.fingerprint import Fingerprint
 from ..core.object_tree import is_table, walk
 from ..core.random_state import PROCESS_WIDE
@@ -74,7 +75,7 @@ def verify(plan: Plan, samples: TrialSamples, changing: Collection[str] = ()) ->
     except Exception as e:
         if Boxed.__name__ in str(e):
             return "a container looks into what one of its transforms returns, so that transform is not cut"
-        return f"in two parts a sample fails: {type(e).__name__}: {e}"
+        return f"in two parts a sample fails: {one_line(e)}"
     code = verification.code
     why = _reads_what_changes(plan, samples, code, changing)
     if why:

@@ -27,6 +27,7 @@ from torch.utils.data import IterableDataset
 
 from ..core.allocator import keep_freed_memory
 from ..core.compare import equal_bits
+from ..core.errors import one_line
 from ..core.filesystems import is_far
 from ..core.handles import held
 from ..core.options import AutoWorkers
@@ -272,7 +273,7 @@ def _left_as_it_is(loader: LoaderLike) -> Iterator[None]:
         yield
     except Exception as e:
         name = loader.__dict__.get("_stoker_name", "?")
-        sys.stderr.write(f"stoker: {name}: left as it is: {type(e).__name__}: {e}\n")
+        sys.stderr.write(f"stoker: {name}: left as it is: {one_line(e)}\n")
 
 
 def refresh() -> None:

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from ..core import nested, resources
-from ..core.errors import UsageError, WorkerTimeoutError
+from ..core.errors import UsageError, WorkerTimeoutError, one_line
 from ..core.random_state import preserved
 from ..core.terminal import human_bytes, human_seconds, table
 from ..core.types import Batch, JsonObject, LoaderLike, Sample
@@ -227,7 +227,7 @@ class _Search:
                 seconds = self._seconds(n)
         except (Exception, SystemExit) as e:  # becomes words here: its traceback would keep the batch in memory
             why = f"out of memory in {self._doing}" if _is_out_of_memory(e) else ""
-            failed = "" if why else f"batch size {n:,}: {self._doing} raised {type(e).__name__}: {e}"
+            failed = "" if why else f"batch size {n:,}: {self._doing} raised {one_line(e)}"
         with contextlib.suppress(RuntimeError):  # there may still be no memory for it
             self._module.set_rng_state(random_state)
         peak = int(self._module.max_memory_allocated()) - self._start

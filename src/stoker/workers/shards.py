@@ -13,7 +13,7 @@ import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..core.errors import StateError, WorkerDiedError
+from ..core.errors import StateError, WorkerDiedError, one_line
 from ..core.random_state import RandomState
 from ..core.types import Batch, Index
 from ..sampling.order import Task
@@ -55,7 +55,7 @@ class Shards:
         except Exception as e:
             raise StateError(
                 f"{spec.shards} parts of a {type(dataset).__name__} go on with {spec.num_workers} workers, so "
-                f"some have two, but the dataset cannot be copied ({type(e).__name__}: {e}). Use "
+                f"some have two, but the dataset cannot be copied ({one_line(e)}). Use "
                 f"num_workers={spec.shards}"
             ) from e
         self._spec, self._set_worker_info = spec, set_worker_info

@@ -24,7 +24,7 @@ from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..core import processes
-from ..core.errors import UsageError, WorkerDiedError
+from ..core.errors import UsageError, WorkerDiedError, one_line
 from ..core.options import Budget
 from ..core.types import Batch
 from ..sampling import seeding
@@ -289,7 +289,7 @@ class ThreadPool:
             except Exception as e:
                 raise UsageError(
                     f"each worker thread needs a {type(dataset).__name__} of its own, and it cannot be copied "
-                    f'({type(e).__name__}: {e}): worker_method="process"'
+                    f'({one_line(e)}): worker_method="process"'
                 ) from e
         writer = self._heaps.pop() if self._heaps else HeapWriter(self._heap_bytes)
         writer.locker = self._locker

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import torch
 
+from ...core.errors import one_line
 from ...core.types import Batch, Sample
 from . import spec
 from .encode import DTYPES, KEY_TYPES, SIMPLE_KINDS, CacheError, take
@@ -63,7 +64,7 @@ class Layout:
             self._tree: Spec = json.loads(type_spec)
             self._make = self._maker(self._tree)
         except (ValueError, TypeError, LookupError, AttributeError, SyntaxError, RecursionError) as e:
-            raise CacheError(f"not the type of a sample: {type_spec[:200]!r} ({type(e).__name__}: {e})") from e
+            raise CacheError(f"not the type of a sample: {type_spec[:200]!r} ({one_line(e)})") from e
         self._makers.clear()  # they refer to this object: a cycle
         # every leaf has one size, so samples of this type can be rows of columns
         self.fixed = all(n is not None for n in self.sizes)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from ...core import resources
-from ...core.errors import WorkerDiedError
+from ...core.errors import WorkerDiedError, one_line
 from ...core.options import Budget
 from ...core.types import Index
 from ...core.version import __version__
@@ -252,7 +252,7 @@ class NodeWorkers:
         except Exception as e:
             with self._lock:
                 if self._pool is pool:
-                    self._give_up(f"{type(e).__name__}: {e}")
+                    self._give_up(one_line(e))
 
     def _read_one(self, pool: ProcessPool) -> None:
         try:

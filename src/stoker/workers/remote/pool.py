@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
+from ...core.errors import one_line
 from ...core.warn import warn_user
 from ...sampling.order import Task
 from ..process_pool import ProcessPool
@@ -228,7 +229,7 @@ class RemotePool:
             node.calls.remove(call)
             self._calls.remove(call)
             self._waiting.extendleft(reversed([] if probe else tasks))
-            self._nodes.give_up(node, f"{type(e).__name__}: {e}")
+            self._nodes.give_up(node, one_line(e))
 
     def _send_probes(self) -> None:
         """Nodes that have just started make a batch that is also made here."""

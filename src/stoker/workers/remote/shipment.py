@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import torch
 
 from ...core import packages
-from ...core.errors import UsageError
+from ...core.errors import UsageError, one_line
 from ..protocol import WorkerSpec
 
 EXTRA = 'Ray is not installed: pip install "stoker[ray]"'
@@ -143,7 +143,7 @@ def pickled_spec(spec: WorkerSpec) -> SpecPickle:
     except UsageError:
         raise
     except Exception as e:
-        raise UsageError(f"the dataset cannot be pickled ({type(e).__name__}: {e})") from e
+        raise UsageError(f"the dataset cannot be pickled ({one_line(e)})") from e
     return SpecPickle(file.getvalue(), caches)
 
 
