@@ -52,7 +52,7 @@ TRANSCRIPTS = tuple(  # pages that show what commands print: with times in it, s
         "money",
     )
 )
-RESULTS = ROOT / "benchmarks" / "results" / "2026-11-26-two-cores-scripts.jsonl"
+RESULTS = ROOT / "benchmarks" / "results" / "2026-11-27-two-cores-scripts.jsonl"
 GAINS = {  # scripts in the picture of gains, and what they are
     "pil_compose": "Pillow, transforms\nof one's own",
     "lightning_module": "Lightning",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import io
 import linecache
 import logging
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import Dataset
 
 import stoker
@@ -486,6 +488,44 @@ def test_what_changes_between_epochs_is_never_served_stale(loader: Any) -> None:
         for size in (4, 6, 6, 4, 9):
             data.size = size
             assert {x.shape[1] for x in loader} == {size}
+
+
+class Resized(Base):
+    """Another size in each epoch, under the name that Pillow's pictures have for theirs."""
+
+    def __init__(self) -> None:
+        self.size = 8
+        self.whole = False  # what is before the cut reads the size
+
+    def __getitem__(self, i: int) -> Any:
+        picture = Image.fromarray(np.full((64, 64, 3), i, np.uint8)).rotate(30).rotate(-30).convert("L")
+        if self.whole and i > 4:  # not in the samples of the trial
+            picture = picture.resize((self.size, self.size))
+        x, y = random.randrange(8), random.randrange(8)
+        return torch.from_numpy(np.array(picture.crop((x, y, x + 48, y + 48)).resize((self.size, self.size))))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_an_attribute_with_the_name_of_one_of_a_librarys_may_change_in_each_epoch(whole: bool) -> None:
+    data = Resized()
+    data.whole = whole
+    staged = stoker.Staged(data, cache_budget="10MB")
+    filled = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for epoch, size in enumerate((8, 12, 16, 24, 32, 8)):
+            data.size = size
+            batches = []
+            for dataset in (staged, data):
+                random.seed(epoch)
+                batches.append(list(stoker.DataLoader(dataset, 4, num_workers=0)))
+            assert equal_bits(*batches)
+            filled.append(staged.account.filled)
+    assert filled[2:] == [N] * 4
+    plan = staged.split.plan  # since the second change of the size, and before the first line that may read it
+    assert plan is not None
+    assert plan.scratch == {"dataset[0].size"}
+    assert plan.shown.endswith(str(inspect.getsourcelines(Resized.__getitem__)[1] + 2))
 
 
 class FromFiles(Base):

@@ -58,6 +58,7 @@ class Executed:
         self._dataset = dataset
         # attributes, globals and strings that the code mentions, also in the user's functions that it names
         self.names: set[str] = set()
+        self.users_names: set[str] = set()  # those among them that code of no library mentions
         # module and name of the global variables among them that hold values
         self.variables: set[tuple[str, str]] = set()
         self.changes = ""  # what the dataset's own methods assign to that outlives a call; "" where nothing
@@ -133,10 +134,11 @@ class Executed:
                 continue
             self._seen.add(code)
             waiting += [(c, scope) for c in code.co_consts if isinstance(c, types.CodeType)]
-            self.names.update(code.co_names)
-            self.names.update(c for c in code.co_consts if isinstance(c, str) and c.isidentifier())
+            names = {*code.co_names, *(c for c in code.co_consts if isinstance(c, str) and c.isidentifier())}
+            self.names |= names
             if is_library(code):
                 continue
+            self.users_names |= names
             self.looks_up_names |= bool(BY_NAME & set(code.co_names))
             for name in code.co_names:
                 value = scope.get(name, types)
@@ -150,6 +152,7 @@ class Executed:
             return  # it is the function that is cut; the part before the cut has run
         for found in (value, *(getattr(c, name, None) for c in (type(self._dataset), *self._classes))):
             # Not getattr(found, "__wrapped__"): a configuration's __getattr__ = dict.__getitem__ raises KeyError.
+            found = found.fget if isinstance(found, property) else found
             fn = (getattr(found, "__dict__", None) or {}).get("__wrapped__", found)
             if isinstance(fn, types.FunctionType) and not is_library(fn.__code__):
                 yield fn

@@ -17,7 +17,8 @@ import io
 import itertools
 import re
 import time
-from collections.abc import Collection
+import types
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ from ..core.random_state import PROCESS_WIDE
 from ..core.types import Attributes
 from .aliases import hold_one_object, refuse_aliases, share_memory
 from .callee import Call, callee_of
-from .executed_code import Executed
+from .executed_code import Executed, is_library
 from .isolate import output_size
 from .own_caches import emptied
 from .plan import Boxed, Plan, PreparedState, Unplanned, globals_now
@@ -65,7 +66,7 @@ def verify(plan: Plan, samples: TrialSamples, changing: Collection[str] = ()) ->
     """Why a plan must not be used; "" if it may be. Fills in the plan's figures. The first part must not read what the
     script changes in each epoch (``changing``)."""
     plan.own_caches = samples.own_caches
-    verification = _Verification(plan, samples)
+    verification = _Verification(plan, samples, changing)
     try:
         costs = verification.run()
     except Unplanned:
@@ -106,7 +107,8 @@ def _reads_what_changes(plan: Plan, samples: TrialSamples, code: Executed, chang
             return f"loading a sample changes what the part before the cut reads: {readable_change(path)}"
     for name in sorted(code.names & samples.assigned):
         return f"some sample may change what the part before the cut reads: {name}"
-    for name in sorted(code.names.intersection(changing)):
+    unread = {path.rpartition(".")[2] for path in plan.scratch} - code.users_names
+    for name in sorted(code.names.intersection(changing) - unread):
         return f"the script changes in each epoch what the part before the cut reads: {name}"
     iterator = _iterator_read(samples, code)
     return f"what comes before the cut may read an iterator: {iterator}" if iterator else ""
@@ -115,18 +117,19 @@ def _reads_what_changes(plan: Plan, samples: TrialSamples, code: Executed, chang
 class _Verification:
     """One plan, on some samples."""
 
-    def __init__(self, plan: Plan, samples: TrialSamples) -> None:
+    def __init__(self, plan: Plan, samples: TrialSamples, changing: Collection[str]) -> None:
         self.code = Executed(samples.dataset)  # looks at the code of the first part
         # what is kept has objects of the dataset's own, of which the second part may read anything
         self.holds_objects = False
         self._plan = plan
         self._samples = samples
+        self._changing = set(changing)
 
     def run(self) -> list[Cost]:
         """What the samples cost that were loaded at first. Raises CacheError: the plan must not be used; Unplanned: not
         all samples take the same branch."""
         costs = [self._verify_sample(i, None) for i in self._samples.loaded[:2]]
-        self._plan.scratch = self._attributes_written_first()
+        self._plan.scratch = self._attributes_not_read()
         while not self._verify_fresh():
             pass
         return costs
@@ -223,10 +226,19 @@ class _Verification:
             if not equal_bits(argument, kept.read()):
                 raise CacheError("what comes after the cut writes to memory of the dataset's own")
 
-    def _attributes_written_first(self) -> set[str]:
-        """Paths of attributes that loading a sample writes, and the first part does not read before. albumentations'
-        and MONAI's transforms note on themselves what they did last. It is tried by putting something there that cannot
-        be used."""
+    def _changing_and_not_named(self) -> Iterator[tuple[str, list[object]]]:
+        """Attributes of datasets that the script changes in each epoch and only libraries name: Pillow's pictures have
+        a ``size``, too."""
+        datasets = list(inner_datasets(self._samples.dataset))
+        for name in self._changing - self.code.users_names:
+            holders = [x for x in datasets if name in _own_attributes(x) and not _library_names(type(x), name)]
+            if holders:
+                yield name, holders
+
+    def _attributes_not_read(self) -> set[str]:
+        """Paths of attributes that the first part does not read, or writes before that: among those that loading a
+        sample writes (albumentations' and MONAI's transforms note on themselves what they did last), and those that
+        the script changes in each epoch. It is tried by putting something there that cannot be used."""
         samples, i = self._samples, self._samples.loaded[0]
         whole = Executed(samples.dataset)
         samples.seed_anew()
@@ -238,8 +250,9 @@ class _Verification:
             (name, [x for x in objects if id(x) in places and name in _own_attributes(x)])
             for name, objects in whole.stored.items()
         )
+        written = itertools.islice((held for held in holders if held[1]), NAMES)
         out: set[str] = set()
-        for name, objects in itertools.islice((held for held in holders if held[1]), NAMES):
+        for name, objects in [*written, *self._changing_and_not_named()]:
             values = [_own_attributes(x)[name] for x in objects]
             for x in objects:
                 _own_attributes(x)[name] = _UNUSABLE
@@ -331,6 +344,12 @@ def _own_attributes(x: object) -> Attributes:
     attributes = getattr(x, "__dict__", None)
     # A class has none that could be written like this; native code relies on those of a table.
     return attributes if isinstance(attributes, dict) and not is_table(x) else {}
+
+
+def _library_names(cls: type, name: str) -> bool:
+    """Whether a method that a class has from a library mentions a name."""
+    methods = (x for base in cls.__mro__ for x in vars(base).values() if isinstance(x, types.FunctionType))
+    return any(is_library(x.__code__) and name in x.__code__.co_names for x in methods)
 
 
 # -- changes that a Fingerprint of (dataset, global variables) found: "dataset[0].count was 0 and is 1"
