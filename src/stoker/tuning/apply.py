@@ -80,7 +80,7 @@ class ManagedDataset:
         self.start_s = 0.0  # that the script waited while the trial was started
         self.waited_s = 0.0  # that it waited for the trial's end
         self.by_script = False  # batches that came from the cache were made in the script's own process
-        self._trial: Trial | None = None
+        self.trial: Trial | None = None  # that has not ended yet
         if hasattr(type(dataset), "_stoker_batches"):
             self.reason = "the dataset is staged already"
         elif len(dataset) < FEWEST_SAMPLES:
@@ -91,7 +91,7 @@ class ManagedDataset:
     def _start_trial(self) -> None:
         began = time.monotonic()
         try:
-            self._trial = start_trial(self.dataset, LIMIT_S)
+            self.trial = start_trial(self.dataset, LIMIT_S)
             self.reason = "the trial has not ended yet"
         except OSError as e:
             self.reason = f"no process can be started for the trial: {e}"
@@ -99,19 +99,19 @@ class ManagedDataset:
 
     def take_result(self, seconds: float) -> None:
         """Takes what the trial found, waiting for it no longer than ``seconds``."""
-        if self._trial is None:
+        if self.trial is None:
             return
         began = time.monotonic()
-        has_ended = self._trial.wait(seconds)
+        has_ended = self.trial.wait(seconds)
         self.waited_s += time.monotonic() - began
         if not has_ended:
             return
         try:
-            self.found = self._trial.result()
-            self.reason = self._stage(self.found, self._trial.memories)
+            self.found = self.trial.result()
+            self.reason = self._stage(self.found, self.trial.memories)
         except Exception as e:  # a script must not fail because it is to be faster
             self.reason = str(e)
-        self._trial = None
+        self.trial = None
 
     def _stage(self, found: Found, memories: Sequence[Memory]) -> str:
         """Stages the dataset, in the node's memory if that is shared; or says why not."""
@@ -318,8 +318,9 @@ def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") ->
     stays = loader.persistent_workers or loader._dataset_kind != 0 or not hasattr(loader._index_sampler, "__len__")
     waits_s = LONG_WAIT_S if stays or (known.waited_s == 0 and is_far(loader.dataset)) else WAIT_S
     known.take_result(waits_s if known.waited_s == 0 else 0)
-    if "_stoker_applied" not in loader.__dict__:
-        loader.__dict__["_stoker_applied"] = True
+    if loader.__dict__.get("_stoker_undecided", True) and (
+        known.trial is None or "_stoker_applied" not in loader.__dict__
+    ):
         own = int(loader.num_workers)
         count, reason = (own, why_own_count) if why_own_count else workers_for(loader, known)
         where = os.environ.get(WORKERS_ON, "")
@@ -330,14 +331,19 @@ def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") ->
         _use_workers(loader, count, by_task=bool(where) and not why_own_count)
         if loader.__dict__.get("read_threads") is None:
             loader.__dict__["read_threads"] = "auto"
-        entry = applied[loader.__dict__.get("_stoker_name", "?")] = {
+        # Whether a loader without workers gets some is decided in a later epoch, if the trial has not ended yet.
+        loader.__dict__["_stoker_undecided"] = count == 0 and not why_own_count and known.trial is not None
+        entry = loader.__dict__.setdefault("_stoker_applied", {})
+        if not entry:
+            _entries.append((entry, known))
+        applied[loader.__dict__.get("_stoker_name", "?")] = entry
+        entry |= {
             "from": {"num_workers": own},
             "to": {"num_workers": count},
             "reason": reason,
             "measured_s": known.start_s + known.waited_s,
             "cache": known.report(),
         }
-        _entries.append((entry, known))
     for entry, other in _entries:
         if other is known and known.staged is not None:
             entry["from"]["staged"], entry["to"]["staged"] = False, True
