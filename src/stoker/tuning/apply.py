@@ -318,32 +318,9 @@ def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") ->
     stays = loader.persistent_workers or loader._dataset_kind != 0 or not hasattr(loader._index_sampler, "__len__")
     waits_s = LONG_WAIT_S if stays or (known.waited_s == 0 and is_far(loader.dataset)) else WAIT_S
     known.take_result(waits_s if known.waited_s == 0 else 0)
-    if loader.__dict__.get("_stoker_undecided", True) and (
-        known.trial is None or "_stoker_applied" not in loader.__dict__
-    ):
-        own = int(loader.num_workers)
-        count, reason = (own, why_own_count) if why_own_count else workers_for(loader, known)
-        where = os.environ.get(WORKERS_ON, "")
-        if where and not why_own_count:
-            count = count or first_guess(loader)[0]
-            loader.__dict__["worker_method"] = where
-            reason += f"; and workers on other nodes ({where}): random numbers are set per batch"
-        _use_workers(loader, count, by_task=bool(where) and not why_own_count)
-        if loader.__dict__.get("read_threads") is None:
-            loader.__dict__["read_threads"] = "auto"
-        # Whether a loader without workers gets some is decided in a later epoch, if the trial has not ended yet.
-        loader.__dict__["_stoker_undecided"] = count == 0 and not why_own_count and known.trial is not None
-        entry = loader.__dict__.setdefault("_stoker_applied", {})
-        if not entry:
-            _entries.append((entry, known))
-        applied[loader.__dict__.get("_stoker_name", "?")] = entry
-        entry |= {
-            "from": {"num_workers": own},
-            "to": {"num_workers": count},
-            "reason": reason,
-            "measured_s": known.start_s + known.waited_s,
-            "cache": known.report(),
-        }
+    is_new = "_stoker_applied" not in loader.__dict__
+    if is_new or (known.trial is None and loader.__dict__["_stoker_undecided"]):
+        _decide(loader, known, applied, why_own_count)
     for entry, other in _entries:
         if other is known and known.staged is not None:
             entry["from"]["staged"], entry["to"]["staged"] = False, True
@@ -360,6 +337,33 @@ def _managed(dataset: MapDataset) -> ManagedDataset:
         del _datasets[0]
     _datasets.append(ManagedDataset(dataset))
     return _datasets[-1]
+
+
+def _decide(loader: LoaderLike, known: ManagedDataset, applied: JsonObject, why_own_count: str) -> None:
+    """Decides a loader's settings, and enters them into ``applied``."""
+    own = int(loader.num_workers)
+    count, reason = (own, why_own_count) if why_own_count else workers_for(loader, known)
+    where = os.environ.get(WORKERS_ON, "")
+    if where and not why_own_count:
+        count = count or first_guess(loader)[0]
+        loader.__dict__["worker_method"] = where
+        reason += f"; and workers on other nodes ({where}): random numbers are set per batch"
+    _use_workers(loader, count, by_task=bool(where) and not why_own_count)
+    if loader.__dict__.get("read_threads") is None:
+        loader.__dict__["read_threads"] = "auto"
+    # Whether a loader without workers gets some is decided in a later epoch, if the trial has not ended yet.
+    loader.__dict__["_stoker_undecided"] = count == 0 and not why_own_count and known.trial is not None
+    entry = loader.__dict__.setdefault("_stoker_applied", {})
+    if not entry:
+        _entries.append((entry, known))
+    applied[loader.__dict__.get("_stoker_name", "?")] = entry
+    entry |= {
+        "from": {"num_workers": own},
+        "to": {"num_workers": count},
+        "reason": reason,
+        "measured_s": known.start_s + known.waited_s,
+        "cache": known.report(),
+    }
 
 
 def workers_for(loader: LoaderLike, known: ManagedDataset) -> tuple[int, str]:
