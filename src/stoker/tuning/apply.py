@@ -318,8 +318,7 @@ def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") ->
     stays = loader.persistent_workers or loader._dataset_kind != 0 or not hasattr(loader._index_sampler, "__len__")
     waits_s = LONG_WAIT_S if stays or (known.waited_s == 0 and is_far(loader.dataset)) else WAIT_S
     known.take_result(waits_s if known.waited_s == 0 else 0)
-    is_new = "_stoker_applied" not in loader.__dict__
-    if is_new or (known.trial is None and loader.__dict__["_stoker_undecided"]):
+    if "_stoker_applied" not in loader.__dict__ or (known.trial is None and loader.__dict__["_stoker_undecided"]):
         _decide(loader, known, applied, why_own_count)
     for entry, other in _entries:
         if other is known and known.staged is not None:
@@ -340,7 +339,7 @@ def _managed(dataset: MapDataset) -> ManagedDataset:
 
 
 def _decide(loader: LoaderLike, known: ManagedDataset, applied: JsonObject, why_own_count: str) -> None:
-    """Decides a loader's settings, and enters them into ``applied``."""
+    """Decides a loader's settings."""
     own = int(loader.num_workers)
     count, reason = (own, why_own_count) if why_own_count else workers_for(loader, known)
     where = os.environ.get(WORKERS_ON, "")
@@ -349,9 +348,8 @@ def _decide(loader: LoaderLike, known: ManagedDataset, applied: JsonObject, why_
         loader.__dict__["worker_method"] = where
         reason += f"; and workers on other nodes ({where}): random numbers are set per batch"
     _use_workers(loader, count, by_task=bool(where) and not why_own_count)
-    if loader.__dict__.get("read_threads") is None:
-        loader.__dict__["read_threads"] = "auto"
-    # Whether a loader without workers gets some is decided in a later epoch, if the trial has not ended yet.
+    loader.__dict__["read_threads"] = loader.__dict__.get("read_threads") or "auto"
+    # Whether a loader without workers gets some is decided again when the trial has ended.
     loader.__dict__["_stoker_undecided"] = count == 0 and not why_own_count and known.trial is not None
     entry = loader.__dict__.setdefault("_stoker_applied", {})
     if not entry:
