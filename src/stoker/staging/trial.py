@@ -82,7 +82,9 @@ def find_plan(dataset: MapDataset, limit_s: float = 30.0, changing: Collection[s
         found = Found(None, [], reason)
     if found.plan is not None:  # where the machine has other work, the first samples took too long
         samples.sample_s = min(samples.sample_s, found.plan.head_s + found.plan.tail_s)
-    if not reason and (found.plan is None or found.plan.tail_s > MEMO_SHARE * samples.sample_s):
+    # Beside calls that are kept a cache of the dataset's own would grow: the samples would be held twice.
+    is_enough = found.plan is not None and (found.plan.own_caches or found.plan.tail_s <= MEMO_SHARE * samples.sample_s)
+    if not reason and not is_enough:
         found = _or_pure_calls(samples, found, changing)
     changes = next(filter(None, map(attribute_of_dataset, samples.filled)), "")
     is_kept = found.plan is not None or found.memo is not None  # then ``samples.assigned`` is known already
