@@ -31,7 +31,7 @@ from stoker.core.errors import StokerWarning, UsageError
 from stoker.core.random_state import RandomState
 from stoker.sampling.generators import find_generators
 from stoker.staging import source
-from stoker.staging.executed_code import assigns_outside
+from stoker.staging.executed_code import Executed, assigns_outside
 from stoker.staging.split import Split
 from stoker.staging.trial import find_plan
 
@@ -403,6 +403,26 @@ class DrawsSometimes(Pictures):
 def test_samples_that_draw_before_the_cut_are_made_as_a_whole() -> None:
     staged = same_bits(DrawsSometimes({17}))
     assert staged.account.filled == 39
+
+
+class Scaled(Pictures):
+    """Reads an attribute through a property, in a branch that no trial takes."""
+
+    scale = 2.0
+
+    @property
+    def factor(self) -> float:
+        return self.scale
+
+    def __getitem__(self, i: int) -> Any:
+        return i * self.factor if i > 99 else i
+
+
+def test_what_a_property_reads_is_known_though_it_did_not_run() -> None:
+    data = Scaled()
+    code = Executed(data)
+    assert code.run(lambda: data[1]) == 1
+    assert "scale" in code.user_names
 
 
 @pytest.mark.filterwarnings("error::stoker.StokerWarning")

@@ -58,7 +58,7 @@ class Executed:
         self._dataset = dataset
         # attributes, globals and strings that the code mentions, also in the user's functions that it names
         self.names: set[str] = set()
-        self.users_names: set[str] = set()  # those among them that code of no library mentions
+        self.user_names: set[str] = set()  # those among them that code of no library mentions
         # module and name of the global variables among them that hold values
         self.variables: set[tuple[str, str]] = set()
         self.changes = ""  # what the dataset's own methods assign to that outlives a call; "" where nothing
@@ -138,7 +138,7 @@ class Executed:
             self.names |= names
             if is_library(code):
                 continue
-            self.users_names |= names
+            self.user_names |= names
             self.looks_up_names |= bool(BY_NAME & set(code.co_names))
             for name in code.co_names:
                 value = scope.get(name, types)

@@ -107,7 +107,7 @@ def _reads_what_changes(plan: Plan, samples: TrialSamples, code: Executed, chang
             return f"loading a sample changes what the part before the cut reads: {readable_change(path)}"
     for name in sorted(code.names & samples.assigned):
         return f"some sample may change what the part before the cut reads: {name}"
-    unread = {path.rpartition(".")[2] for path in plan.scratch} - code.users_names
+    unread = {path.rpartition(".")[2] for path in plan.scratch} - code.user_names
     for name in sorted(code.names.intersection(changing) - unread):
         return f"the script changes in each epoch what the part before the cut reads: {name}"
     iterator = _iterator_read(samples, code)
@@ -230,7 +230,7 @@ class _Verification:
         """Attributes of datasets that the script changes in each epoch and only libraries name: Pillow's pictures have
         a ``size``, too."""
         datasets = list(inner_datasets(self._samples.dataset))
-        for name in self._changing - self.code.users_names:
+        for name in self._changing - self.code.user_names:
             holders = [x for x in datasets if name in _own_attributes(x) and not _library_names(type(x), name)]
             if holders:
                 yield name, holders

@@ -355,7 +355,9 @@ class Nodes:
             node.ports, node.peers = self._wait_for(ref, session), []
         except Exception as e:
             if not self._closed and session == self._session:
-                self.give_up(node, f"it cannot start workers ({type(e).__name__}: {str(e).strip().splitlines()[-1]})")
+                self.give_up(
+                    node, f"it cannot start workers ({type(e).__name__}: {str(e).strip().rpartition(chr(10))[2]})"
+                )
             return
         with self.lock:
             if key == self.key and node.state is NodeState.STARTING:
