@@ -8,7 +8,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
-from ..core.errors import one_line
 from ..core.warn import warn_user
 from ..diagnosis.report.merge import snapshots
 from . import numbers, ranks
@@ -90,7 +89,7 @@ class DataMonitor:
             self._send(values, step)
         except Exception as e:
             self._send = None
-            self.say(f"data/* is not logged any more: {one_line(e)}")
+            self.say(f"data/* is not logged any more: {_sentence(e)}")
 
     def close(self) -> None:
         """Ends counting. May be called twice."""
@@ -113,7 +112,7 @@ class DataMonitor:
             try:
                 to = cast(Callable[[], object], to)()
             except Exception as e:
-                self.say(f"data/* is not logged: {one_line(e)}")
+                self.say(f"data/* is not logged: {_sentence(e)}")
                 return None
         return sender(to)
 
@@ -138,5 +137,9 @@ class DataMonitor:
             found = numbers.between(before, now)
             return nothing if found is None else [*found, CODES[numbers.verdict(processes)]]
         except Exception as e:  # a training must not fail because it is measured
-            self.say(f"the loaders cannot be measured: {one_line(e)}")
+            self.say(f"the loaders cannot be measured: {_sentence(e)}")
             return nothing
+
+
+def _sentence(e: Exception) -> str:
+    return f"{type(e).__name__}: {str(e).strip().partition(chr(10))[0]}"
