@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import os
+import time
 from typing import Any
 
 import pytest
@@ -14,7 +18,9 @@ from stoker.diagnosis.doctor.loader_stats import LoaderStats
 from stoker.diagnosis.report import merge
 from stoker.diagnosis.report.schema import Crossing
 from stoker.diagnosis.watch import device as watch_device
-from stoker.diagnosis.watch.device import PAIRS, Crossings, Gaps
+from stoker.diagnosis.watch.clock import MOST_TIMES
+from stoker.diagnosis.watch.device import PAIRS, PERIOD_S, Crossings, Gaps
+from stoker.diagnosis.watch.watch import Watch
 from tests.diagnosis.helpers import causes, entry, fields
 
 
@@ -96,6 +102,45 @@ def test_a_device_that_never_gets_there_is_not_waited_for() -> None:
         gaps.leave(0.01)
     assert metrics.gaps == 0
     assert len(made) <= 2 * PAIRS
+
+
+def test_a_forked_child_destroys_no_event_and_asks_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The destructor of a CUDA event ends a forked child by SIGABRT: workers of a second epoch died of it."""
+    here = os.getpid()
+
+    class OfCuda(Event):
+        def __init__(self, **_: bool) -> None:
+            super().__init__(Device())
+
+        def query(self) -> bool:
+            return here == os.getpid() or os.abort()
+
+        def __del__(self) -> None:
+            if here != os.getpid():
+                os.abort()
+
+    monkeypatch.setattr(torch.cuda, "Event", OfCuda)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: os.getpid() == here)
+    watch, metrics = Watch(), LoaderMetrics("train.py:1", settings={"batch_size": 4})
+    watch.loaders[metrics.name] = metrics
+    clock = watch.clock(metrics, 0.0, time.perf_counter())
+    now = time.perf_counter()
+    for _ in range(4 * MOST_TIMES):
+        clock.before(now)
+        clock.after(now, now + PERIOD_S, 4)
+        now += 2 * PERIOD_S
+    assert watch._devices[metrics.name]._gaps._flying
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            watch.forked()
+            clock.before(now)
+            clock.after(now, now + PERIOD_S, 4)
+            del clock, watch
+            gc.collect()
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.fixture

@@ -72,13 +72,13 @@ def test_no_batch_is_corrupted_on_whatever_stream(workers: int) -> None:
 def test_a_batch_is_copied_once() -> None:
     """The worker's collate writes to the slot; what the copy engine reads is that very slot."""
     loader = stoker.DataLoader(Marked(400), batch_size=4, num_workers=2, pin_memory=True)
-    for x, _ in loader:
+    for x, _ in loader:  # noqa: B007
         assert x.is_pinned()
     state = state_of(loader)
     assert state.pinning.locker is not None
     assert 0 < state.pinning.locker.locked <= 1 << 30
     locker = state.pinning.locker
-    del loader, x, state
+    del loader, x, _, state  # both tensors lie in the last slot
     gc.collect()
     assert locker.locked == 0
 

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 import stoker
 from stoker.core.compare import equal_bits
 from stoker.core.errors import UsageError
+from stoker.staging import own_caches
 from stoker.staging.trial import find_plan
 
 N = 24
@@ -244,6 +245,20 @@ def test_threads_leave_the_dataset_as_it_was(workers: dict[str, Any]) -> None:
         assert data.images is images
         assert not own
         assert images == [None] * N
+
+
+def test_an_empty_one_in_its_place_is_no_change() -> None:
+    """A thread looks for changes while another one makes a first part."""
+    data = InADictionary()
+    split = stoker.split(data)
+    before = split.fingerprint()
+    assert split.plan is not None
+    with own_caches.emptied(data, split.plan.own_caches):
+        data.clean(3)
+        assert len(data.cache) == 1
+        assert before.added_or_changed_since(split.fingerprint(), {}) == []
+    data.cache[3] = np.zeros(4)
+    assert "cache" in " ".join(before.added_or_changed_since(split.fingerprint(), {}))
 
 
 def test_many_threads_at_once() -> None:

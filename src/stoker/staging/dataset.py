@@ -162,8 +162,7 @@ class Staged(Dataset[Sample]):
         if split is None:
             # Not of augment: it is run each time. Not of shared memory: loading may write to it.
             return Fingerprint((self.dataset, self._said[0]), shared=False)
-        skip = () if split.plan is None else split.plan.scratch
-        return Fingerprint((self.dataset, split.globals_now()), names=split.reads, skip=skip)
+        return split.fingerprint()
 
     def _key(self) -> JsonObject:
         """What a cache on disk depends on."""

@@ -140,6 +140,17 @@ def emptied(dataset: MapDataset, paths: list[Path]) -> Iterator[None]:
                     del _entered[id(holder), name]
 
 
+def values(dataset: MapDataset, paths: list[Path]) -> Attributes:
+    """The caches by their names, as they are when no thread is within ``emptied``."""
+    out = {}
+    with _lock if paths else contextlib.nullcontext():
+        for path in paths:
+            holder, name = _holder(dataset, path)
+            entered = _entered.get((id(holder), name))
+            out[".".join(path)] = holder[name] if entered is None else entered.value
+    return out
+
+
 def _empty_like(value: object) -> object:
     return type(value)([None] * len(value)) if isinstance(value, list) else type(value)()
 

@@ -8,7 +8,9 @@ from collections.abc import Collection
 from torch.utils.data import IterableDataset
 
 from ..core.errors import UsageError
+from ..core.fingerprint import Fingerprint
 from ..core.types import Attributes, Index, MapDataset, Sample
+from . import own_caches
 from .isolate import run_isolated
 from .plan import Plan, PreparedState, globals_now
 from .pure_calls import MemoPlan
@@ -94,6 +96,16 @@ class Split:
     def globals_now(self) -> Attributes:
         """The values of the global variables that the kept part reads."""
         return globals_now((self.plan or self.memo).globals)  # type: ignore[union-attr]
+
+    def fingerprint(self) -> Fingerprint:
+        """Of what the kept part depends on."""
+        plan = self.plan
+        if plan is None:
+            return Fingerprint((self.dataset, self.globals_now()), names=self.reads)
+        # Another thread may have put an empty one in the place of a cache that the dataset keeps itself.
+        own = own_caches.values(self.dataset, plan.own_caches)
+        skip = plan.scratch | {"dataset[0]." + ".".join(path) for path in plan.own_caches}
+        return Fingerprint((self.dataset, {**self.globals_now(), **own}), names=self.reads, skip=skip)
 
     def __str__(self) -> str:
         cells = [("kept" if row.cached else "each time", row.where, row.name, row.why) for row in self.rows]

@@ -111,6 +111,7 @@ class Clock:
     def forked(self, row: memoryview[float]) -> None:
         """In a forked child, whose numbers begin here."""
         self._row, self.times, self.samples = row, [], 0
+        self._device = None  # CUDA cannot be used here
 
     def settle(self) -> None:
         times, self.times = self.times, []

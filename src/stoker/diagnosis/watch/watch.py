@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import socket
@@ -220,4 +221,6 @@ class Watch:
             metrics.__init__(metrics.name, settings=metrics.settings)  # type: ignore[misc]
         for clock in list(self._clocks):
             clock.forked(self.row(clock.metrics))
+        # The destructor of a CUDA event ends a forked child by SIGABRT, so the parent's are never destroyed here.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._devices))
         self._clear()
