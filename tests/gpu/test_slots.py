@@ -72,7 +72,7 @@ def test_no_batch_is_corrupted_on_whatever_stream(workers: int) -> None:
 def test_a_batch_is_copied_once() -> None:
     """The worker's collate writes to the slot; what the copy engine reads is that very slot."""
     loader = stoker.DataLoader(Marked(400), batch_size=4, num_workers=2, pin_memory=True)
-    for x, _ in loader:  # noqa: B007
+    for x, _ in loader:
         assert x.is_pinned()
     state = state_of(loader)
     assert state.pinning.locker is not None
