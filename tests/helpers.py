@@ -21,6 +21,7 @@ import pytest
 import torch
 from torch.utils.data import get_worker_info
 
+from stoker.device import pin_policy
 from stoker.workers import launch
 
 LIMIT_S = 60  # fails on a hang, not on a busy machine
@@ -55,8 +56,9 @@ def own_generator() -> torch.Generator | None:
 
 
 def pretend_device(patch: pytest.MonkeyPatch) -> None:
-    """torch finds a device, which nothing uses."""
+    """torch finds a device, which nothing uses, and whose runtime locks no slots, even where there is a real one."""
     cuda = torch.device("cuda")
+    patch.setattr(pin_policy, "runtime", lambda: None)
     if hasattr(torch, "accelerator"):
         patch.setattr(torch.accelerator, "is_available", lambda: True)
         patch.setattr(torch.accelerator, "current_accelerator", lambda: cuda)

@@ -144,6 +144,15 @@ def test_without_an_observed_run_the_first_epoch_is_the_estimate() -> None:
     assert "before is an estimate: no observed run of this command is known" in said
 
 
+def test_an_estimate_leaves_the_warm_up_of_the_first_step_out() -> None:
+    """On a GPU the first step loads and chooses kernels: 8 s of the first epoch in one script, of none after it."""
+    first, *others = ROWS
+    rows = [[*first, 0.6], *others]  # of 1.0 s in 9 steps
+    (row,) = full({NAME: SETTINGS}, by_epoch=rows)["applied"]["compared"]["loaders"]
+    assert row["each"]["before"] == pytest.approx([4.3, 4.3 - 0.55, 4.3 - 0.55])
+    assert row["later"]["before"] == pytest.approx(4.3 - 0.55)
+
+
 def test_nothing_is_estimated_where_nothing_was_kept() -> None:
     kept = {**SETTINGS, "to": {"num_workers": 4}, "cache": {"why_not": "its __getitem__ draws before it reads"}}
     r = full({NAME: kept})

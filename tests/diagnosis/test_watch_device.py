@@ -249,6 +249,12 @@ def test_a_step_that_waits_for_the_device() -> None:
     assert found(0.98, device=device(sync=(8, 0.05, 0))) == []  # it computes all the time
     assert found(0.6, device=device(sync=(1, 0.05, 0))) == []  # now and then
     assert causes(cuda=True, gpus=1, device=device(sync=(8, 0.05, 0))) == []  # nobody knows whether it idles
+    assert found(0.1, device=device(sync=(8, 0.001, 0))) == []  # it idles for the host, which hardly waits
+    filled = {
+        "filled_epochs": 1,
+        "by_epoch": [[5, 1.0, 0.5, 0.1, 1.5], [50, 0.1, 0.9, 0.1, 1.0], [50, 0.1, 0.9, 0.1, 1.0]],
+    }
+    assert found(0.6, device=device(sync=(8, 0.05, 0)), **filled) == []  # in part while the cache was filled
 
 
 def test_launches_that_rule() -> None:
@@ -256,6 +262,15 @@ def test_launches_that_rule() -> None:
     assert found(0.3, stages=launches, device=device()) == ["batch_too_small"]
     assert found(0.3, device=device()) == []  # the host does not compute, so it waits for something else
     assert found(0.9, stages=launches, device=device()) == []
+    several = {**fields()["stages"], "consumer": {"cpu_s": 6.0}}
+    assert found(0.3, stages=several, device=device()) == []  # several threads compute in the script's own code
+
+
+def test_long_steps_in_which_the_device_computes() -> None:
+    """``loss.item()`` every hundredth step waits for what was launched since the last one."""
+    long = {"steps": {"count": 100, "median_s": 0.001, "p95_s": 0.001, "slow_count": 2, "slow_share": 0.9}}
+    assert found(0.97, device=device(), **long) == []
+    assert found(0.5, device=device(), **long) == ["checkpoint_or_logging"]
 
 
 def test_page_locked_memory_that_leaves_none() -> None:

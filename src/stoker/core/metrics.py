@@ -53,7 +53,7 @@ class LoaderMetrics:
     # ``core.histogram.bin_of``
     step_bins: dict[int, int] = field(default_factory=dict)
     wait_bins: dict[int, int] = field(default_factory=dict)
-    # ``[batches, wait_s, step_s, first_wait_s, loop_s, samples]`` of each epoch; the first ``EPOCHS`` of them
+    # ``[batches, wait_s, step_s, first_wait_s, loop_s, samples, first_step_s]`` of each epoch; the first ``EPOCHS``
     by_epoch: list[list[float]] = field(default_factory=list)
     # ``[s, share of it that was waiting, samples/s]`` about once a second, since the watch began
     over_time: list[list[float]] = field(default_factory=list)

@@ -50,6 +50,7 @@ class Epoch(NamedTuple):
     first_wait_s: float
     loop_s: float
     samples: float
+    first_step_s: float = 0.0
 
 
 class CachedEpochs:

@@ -9,7 +9,7 @@ BUS = 12e9  # bytes/s, of page-locked memory over PCIe 3.0 x16: what a copy woul
 MIN_IDLE = 0.05  # of the loop, in which the device is idle and its data is there
 MOST_STEPS = 0.5  # calls a step
 MIN_IDLE_BY_LAUNCHES = 0.3  # of the time, with its data there
-LAUNCHES = 0.8  # of a core, which the consumer's own thread uses
+LAUNCHES = 0.8, 2.0  # cores that launches use: the consumer's thread, and for part of a step that of backward()
 SHORT_STEP_S = 0.05  # longer steps hold more than launches
 MAX_PINNED = 0.3  # of the memory that is granted
 MIN_AVAILABLE = 0.1  # of it, when it was scarcest
@@ -36,23 +36,26 @@ def pageable_transfer(stats: LoaderStats) -> Found | None:
 
 def sync_transfer(stats: LoaderStats) -> Found | None:
     """Each step waits for the device (``.item()``, ``.to()`` of page-locked memory without ``non_blocking``), which is
-    then idle until the host has launched more."""
-    idle = stats.idle
-    if idle is None or idle < MIN_IDLE:
+    then idle until the host has launched more. Without that the loop would be as fast as the host or the device, so no
+    more is won than the host waits, nor than the device idles."""
+    if stats.idle is None:
         return None
     waits, waiting = stats.crossings("sync")
     copies, copying = stats.crossings("blocking")
+    share = min(stats.idle, waiting + copying)
+    if share < MIN_IDLE:
+        return None
     found = waits if copies is None or waiting >= copying else copies
     steps = stats.loader.device.steps
     if found is None or found.calls < MOST_STEPS * steps:
         return None
     advice = "non_blocking=True" if found is copies else "keep it on the device, and read it every hundredth step"
     return Found(
-        idle,
+        share,
         {"line": found.line, "calls_per_step": found.calls / steps, "blocked_share": waiting + copying},
-        f"each step waits for the device at {found.line}, and the device idles {idle:.0%} of the time with its data "
-        f"there: {advice}",
-        1 / (1 - idle),
+        f"each step waits for the device at {found.line}, and the device idles {stats.idle:.0%} of the time with its "
+        f"data there: {advice}",
+        1 / (1 - share),
     )
 
 
@@ -62,7 +65,7 @@ def batch_too_small(stats: LoaderStats) -> Found | None:
     if idle is None or idle < MIN_IDLE_BY_LAUNCHES or sync_transfer(stats) is not None:
         return None
     used = stats.step_cpu / stats.step if stats.step else 0.0
-    if used < LAUNCHES or not 0 < stats.step < SHORT_STEP_S:
+    if not LAUNCHES[0] <= used <= LAUNCHES[1] or not 0 < stats.step < SHORT_STEP_S:
         return None
     size = stats.loader.settings.batch_size
     return Found(

@@ -106,7 +106,7 @@ class LoaderStats:
     def idle(self) -> float | None:
         """In which the device is idle though its data is there; None where that is not known."""
         used = [busy for busy in self.around.gpu_busy if busy]
-        if not used or not self.cuda:
+        if not used or not self.cuda or self.loader.filled_epochs:  # a device waits while a cache is filled
             return None
         return max(0.0, 1 - sum(used) / len(used) - self.share)
 

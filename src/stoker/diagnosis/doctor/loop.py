@@ -91,6 +91,8 @@ def checkpoint_or_logging(stats: LoaderStats) -> Found | None:
     if not MIN_LONG_STEPS <= steps.slow_count <= steps.count * RARE:
         return None
     share = stats.loader.step_s / stats.total * steps.slow_share if stats.total else 0.0
+    if stats.idle is not None:  # a long step in which the device works through what was launched costs nothing
+        share = min(share, stats.idle)
     if share * stats.weight < MIN_LONG_STEP_TIME:
         return None
     return Found(

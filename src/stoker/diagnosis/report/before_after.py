@@ -1,7 +1,8 @@
 """Before and after ``--apply``, in wall clock: of the script, of first and later epochs, of each loader's whole loop.
 
 "Before" is an observed run of the same command where one is remembered. Without one it is estimated from the first
-epoch of the applied run, in which a cache serves nothing yet: each later epoch would have taken as long.
+epoch of the applied run, in which a cache serves nothing yet: each later epoch would have taken as long, except for
+the warm-up of its first step.
 """
 
 from __future__ import annotations
@@ -34,10 +35,13 @@ def compare(
         if first_s is None:
             rows.append(_row(loader, schema.EpochTimes(), None))
             continue
-        each = loader.epoch_s.each
-        saved = sum(first_s - seconds for seconds in each[1:]) + first_s - each[0]
+        now = loader.epoch_s
+        warm_up_s = loader.by_epoch[0].warm_up_s if loader.by_epoch else 0.0
+        later_s = min(first_s, max(now.later or 0.0, first_s - warm_up_s))
+        each = [first_s, *([later_s] * (len(now.each) - 1))]
+        saved = sum(each) - sum(now.each)
         rate = loader.samples / (loader.loop_s + saved) if loader.loop_s + saved > 0 else None
-        rows.append(_row(loader, schema.EpochTimes(first=first_s, later=first_s, each=[first_s] * len(each)), rate))
+        rows.append(_row(loader, schema.EpochTimes(first=first_s, later=later_s, each=each), rate))
         saved_s, estimated = saved_s + saved, True
     return schema.Compared(True, schema.Change(wall_s + saved_s if estimated else None, wall_s), rows, [], cost)
 

@@ -58,7 +58,8 @@ def notes(applied: Applied) -> Iterator[str]:
     if compared.estimated and compared.script.before is not None:
         yield (
             "before is an estimate: no observed run of this command is known, so each epoch is taken to last as long "
-            "as the first one of this run, in which nothing was served from the cache"
+            "as the first one of this run, in which nothing was served from the cache; the warm-up of its first step "
+            "is left out"
         )
     elif compared.estimated:
         yield "no observed run of this command is known to compare with: stoker run, without --apply, makes one"

@@ -112,6 +112,13 @@ class EpochRow(Struct, array_like=True):
     first_wait_s: float = 0.0
     loop_s: float = 0.0
     samples: float = 0.0
+    first_step_s: float = 0.0
+
+    @property
+    def warm_up_s(self) -> float:
+        """By how much the first step was longer than the others on average: kernels are loaded and chosen in it."""
+        others = self.batches - 2  # the last batch is followed by no step of the epoch
+        return max(0.0, self.first_step_s - (self.step_s - self.first_step_s) / others) if others > 0 else 0.0
 
     @property
     def later_wait_s(self) -> float:

@@ -164,7 +164,9 @@ def why(report: RunReport) -> str:
     if report.verdict == "unknown":
         return f"{stats.loader.batches} batches are too few to tell; let it run for more steps"
     if report.verdict == "transfer-bound":
-        return f"{waits}, and its data reaches the device too late"
+        late = any(found.cause == "pageable_transfer" for found in report.findings)
+        why = "its data reaches the device too late" if late else "the device waits for the script's own code"
+        return f"{waits}, and {why}"
     if report.verdict == "healthy" and stats.startup < SLOW_STARTUP * stats.total:
         return f"your loader is fine, {waits}"
     return waits

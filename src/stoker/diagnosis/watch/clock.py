@@ -48,7 +48,7 @@ class Clock:
         self._on_batches = on_batches  # called whenever batches were worked out, with their number and the time
         self._find_device = find_device  # returns the watch on the device, once the script uses one
         self._device: DeviceWatch | None = None
-        self._epoch = [0.0] * 6  # batches, wait_s, step_s, first_wait_s, loop_s, samples
+        self._epoch = [0.0] * 7  # batches, wait_s, step_s, first_wait_s, loop_s, samples, first_step_s
         self._began = began  # of the epoch
         self._made = _now()
         self._first = True  # no batch of the epoch has come yet
@@ -131,6 +131,8 @@ class Clock:
         m.step_s += step_s
         m.batches += count
         m.samples += samples
+        if steps and not epoch[2]:
+            epoch[6] = steps[0]
         epoch[0] += count
         epoch[1] += wait_s
         epoch[2] += step_s
