@@ -88,7 +88,13 @@ def show(a: argparse.Namespace) -> int:
     except (OSError, ValueError) as e:
         print(f"{a.file}: {e}", file=sys.stderr)
         return 2
-    print(table.render(lines, a.markdown))
+    if "device" in lines[0]:
+        from . import gpu as rows
+
+        print(f"{lines[0]['device']}, {lines[0]['machine']['cores']} cores, torch {lines[0]['torch']}:\n")
+        print(rows.table(lines, a.markdown))
+    else:
+        print(table.render(lines, a.markdown))
     return 0
 
 
@@ -112,7 +118,8 @@ def gpu(a: argparse.Namespace) -> int:
             for name in rows.ROWS:
                 lines += measure(name, contestant, r, module="benchmarks.gpu")
             lines += measure("overhead", contestant, r, "--device", "cuda")
-    out = ROOT / "benchmarks" / "results" / f"gpu-{device.replace(' ', '-')}-{time.strftime('%Y%m%d')}.jsonl"
+    name = f"{time.strftime('%Y-%m-%d')}-{device.lower().replace(' ', '-')}.jsonl"
+    out = ROOT / "benchmarks" / "results" / name
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text("".join(json.dumps(line) + "\n" for line in lines))
     print(f"{device}\n{rows.table(lines)}\nraw lines: {out}")

@@ -133,17 +133,22 @@ TARGETS = {"copy of": "stoker 0.95 or more", "transport, 8": "ratio 2 or more", 
 TARGETS |= {"CPU of": "ratio 0.33 or less"}
 
 
-def table(lines: list[dict[str, Any]]) -> str:
+def table(lines: list[dict[str, Any]], markdown: bool = False) -> str:
     """Medians of all rounds, warm epochs only; ratio is stoker's by torch's."""
     found: dict[str, dict[str, list[float]]] = {}
     for line in lines:
         if "metric" in line and line.get("epoch", 2) > 1:
             found.setdefault(line["metric"], {}).setdefault(line["contestant"], []).append(line["value"])
-    out = [f"{'':40} {'stoker':>10} {'torch':>10} {'ratio':>7}  wanted"]
+    row = "| {} | {} | {} | {} | {} |" if markdown else "{:40} {:>10} {:>10} {:>7}  {}"
+    out = [
+        row.format("", "stoker", "torch", "ratio", "wanted"),
+        *(["| --- | --- | --- | --- | --- |"] if markdown else []),
+    ]
     for metric, by in found.items():
         ours, theirs = (statistics.median(by[c]) if c in by else float("nan") for c in ("stoker", "torch"))
         wanted = next((words for name, words in TARGETS.items() if metric.startswith(name)), "")
-        out.append(f"{metric:40} {ours:10.4g} {theirs:10.4g} {ours / theirs if theirs else 0:7.3g}  {wanted}")
+        ratio = ours / theirs if theirs else 0
+        out.append(row.format(metric, f"{ours:.4g}", f"{theirs:.4g}", f"{ratio:.3g}", wanted).rstrip())
     return "\n".join([*out, *(f"failed: {line['failed'][-300:]}" for line in lines if "failed" in line)])
 
 

@@ -53,6 +53,7 @@ TRANSCRIPTS = tuple(  # pages that show what commands print: with times in it, s
     )
 )
 RESULTS = ROOT / "benchmarks" / "results" / "2026-11-27-two-cores-scripts.jsonl"
+MACHINES = {"versions": "a machine for each pair of versions", "nvidia-h100": "16 cores, one H100"}
 GAINS = {  # scripts in the picture of gains, and what they are
     "pil_compose": "Pillow, transforms\nof one's own",
     "lightning_module": "Lightning",
@@ -160,7 +161,7 @@ def runs() -> str:
     for path in sorted(RESULTS.parent.glob("*.jsonl"), reverse=True):
         date, name = path.stem[:10], path.stem[11:]
         what = name.rpartition("two-cores-")[2]
-        shown = "two cores, no GPU" if what != name else "a machine for each pair of versions"
+        shown = "two cores, no GPU" if what != name else MACHINES[name]
         out.append(f"| {date} | {shown} | [{what}](../../{path.relative_to(ROOT)}) | {_count(path):,} |")
     return "\n".join(out)
 
