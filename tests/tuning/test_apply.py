@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -27,17 +28,106 @@ class Slow(Dataset[Any]):
         return torch.from_numpy(np.roll(x, random.randrange(9)))
 
 
-def test_workers_are_decided_on_again_when_the_trial_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+class Loader(DataLoader[Any]):
+    """What ``--apply`` is put behind."""
+
+
+class Drawn(Dataset[Any]):
+    """A script may set ``parts``, functions of an array, until it iterates."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self.parts = parts
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, i: int) -> Any:
+        x = np.arange(4000, dtype=np.float64) + i
+        for part in self.parts:
+            x = part(x)
+        return torch.from_numpy(x)
+
+
+def slow(x: Any) -> Any:
+    for _ in range(100):
+        x = np.log(np.exp(x / 5000)) * 5000
+    return x
+
+
+def roll(x: Any) -> Any:
+    return np.roll(x, random.randrange(1000))
+
+
+def negative(x: Any) -> Any:
+    return -x
+
+
+@pytest.fixture
+def applied(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    for name, value in {"_datasets": [], "_entries": [], "keep_freed_memory": lambda: None}.items():
+        monkeypatch.setattr(apply, name, value)
+    for name in ("WAIT_S", "LONG_WAIT_S"):
+        monkeypatch.setattr(apply, name, 60.0)
+    monkeypatch.setattr(Loader, "_get_iterator", DataLoader._get_iterator)
+    out: dict[str, Any] = {}
+    apply.attach(SimpleNamespace(DataLoader=Loader), out)
+    return out
+
+
+def test_a_trial_begins_when_a_loader_is_made(applied: dict[str, Any]) -> None:
+    data, other = Drawn([slow, roll]), Drawn([slow, negative, roll])
+    loader, second = Loader(data, batch_size=8), Loader(other, batch_size=8)
+    apply.loader_made(loader)
+    apply.loader_made(second)  # while the first one's runs
+    (known,) = apply._datasets
+    trial = known.trial
+    assert trial is not None
+    assert len(list(loader)) == 8
+    assert known.staged is not None
+    assert known.start_s > 0
+    assert len(list(second)) == 8
+    assert apply._datasets[1].staged is not None
+
+
+def test_what_the_script_changes_after_a_loader_is_made_is_looked_at_anew(applied: dict[str, Any]) -> None:
+    """Of samples that do not draw, all would be kept, until one was seen to draw."""
+    data = Drawn([slow, negative])
+    loader = Loader(data, batch_size=8)
+    apply.loader_made(loader)
+    (known,) = apply._datasets
+    assert known.trial is not None
+    assert known.trial.wait(60)
+    data.parts.append(roll)
+    epochs = [torch.cat(list(loader)) for _ in range(3)]
+    assert known.staged is not None
+    assert known.staged.usable
+    assert known.staged.account.filled == 64
+    for one, two in itertools.pairwise(epochs):
+        assert not torch.equal(one, two)
+
+
+def test_what_changes_in_each_epoch_does_not_keep_trials_going(
+    applied: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trial ends beside an epoch, and before each the script counts."""
+    monkeypatch.setattr(apply, "WAIT_S", 0.0)
+    data = Drawn([slow, roll])
+    loader = Loader(data, batch_size=8)
+    for epoch in range(8):
+        data.epoch = epoch  # type: ignore[attr-defined]
+        assert len(list(loader)) == 8
+        trial = apply._datasets[0].trial
+        assert trial is None or trial.wait(60)
+    assert apply._datasets[0].staged is not None
+
+
+def test_workers_are_decided_on_again_when_the_trial_has_ended(
+    applied: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A loader without workers kept none for ever where the trial took longer than the script waits for it."""
 
-    class Loader(DataLoader[Any]):
-        pass
-
-    for name, value in {"WAIT_S": 0, "_datasets": [], "_entries": [], "keep_freed_memory": lambda: None}.items():
-        monkeypatch.setattr(apply, name, value)
+    monkeypatch.setattr(apply, "WAIT_S", 0)
     monkeypatch.setattr(apply, "first_guess", lambda loader: (2, "two cores"))
-    applied: dict[str, Any] = {}
-    apply.attach(SimpleNamespace(DataLoader=Loader), applied)
     loader = Loader(Slow(), batch_size=8)
     assert len(list(loader)) == 8
     assert applied["?"]["reason"] == "kept 0: the trial has not ended yet"

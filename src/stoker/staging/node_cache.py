@@ -20,7 +20,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from ..core import resources
@@ -61,12 +61,13 @@ def _close_sockets() -> None:
 os.register_at_fork(after_in_child=_close_sockets)
 
 
-def start_trial(dataset: Any, limit_s: float) -> Trial:
+def start_trial(dataset: Any, limit_s: float, changing: Collection[str] = ()) -> Trial:
     """Begins to look for the deterministic part of a dataset, or asks the rank of this node that does. The trial's
-    ``memories`` are the node's, once it has ended. Raises OSError: no process can be started."""
+    ``memories`` are the node's, once it has ended. ``changing``: see ``find_plan``. Raises OSError: no process can be
+    started."""
 
     def find() -> Found:
-        return find_plan(dataset, limit_s)
+        return find_plan(dataset, limit_s, changing)
 
     if resources.ranks() > 1:
         with contextlib.suppress(StokerError, OSError):

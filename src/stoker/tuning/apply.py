@@ -2,7 +2,9 @@
 
 What happens to a loader::
 
-    first iterated      a trial of its dataset begins in a child process
+    made                a trial of its dataset begins in a child process, beside what the script does next: it makes a
+                        model and an optimizer. Of a second loader it begins when that is first iterated
+    first iterated      if the script has changed the dataset since then, a new trial begins
     ... WAIT_S later    the trial has ended: the first epoch fills the cache, or nothing is kept
                         it has not: the first epoch runs without a cache, and the trial ends beside it
                         (workers that stay keep that dataset, so for them the wait is LONG_WAIT_S)
@@ -19,45 +21,30 @@ import copy
 import math
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from multiprocessing import parent_process
+from typing import Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from ..core.allocator import keep_freed_memory
-from ..core.compare import equal_bits
 from ..core.errors import one_line
 from ..core.filesystems import is_far
 from ..core.handles import held
 from ..core.options import AutoWorkers
+from ..core.resources import ranks
 from ..core.types import Batch, JsonObject, LoaderLike, MapDataset
 from ..loader import engine
-from ..loader.auto.limits import cores_here, first_guess
-from ..loader.emulated_workers import EmulatedWorkersIter, SeededTasksIter, worker_copies
+from ..loader.auto.limits import first_guess
 from ..loader.loader_state import state_of
 from ..staging.dataset import Staged
-from ..staging.isolate import Trial
-from ..staging.node_cache import start_trial
-from ..staging.plan import Plan
-from ..staging.split import Split
 from ..staging.streams import dataset_inside
-from ..staging.trial import Found
-from .cached_epochs import CachedEpochs, Maker, why_not
-
-if TYPE_CHECKING:
-    from ..staging.store.memory import Memory
+from .managed_dataset import ManagedDataset
 
 WAIT_S = 1.0  # before the first batch; a trial that takes longer goes on beside the first epoch
 # The same where workers stay, for their dataset is the one that they are started with; and for far storage, where the
 # samples that the trial reads take long, and so does the first epoch.
 LONG_WAIT_S = 4.0
-LIMIT_S = 30.0  # for a trial
-FEWEST_SAMPLES = 8  # of a dataset for which a trial is made
-LEAST_GAIN = 2.0  # times: making the first part of a sample, against copying it out of memory
-LEAST_GAIN_S = 50e-6  # and at least so much less
-LEAST_GAIN_SHARE = 0.02  # of a sample's time
-LEAST_SHARE = 0.05  # of a dataset that has to fit into the cache
 TINY_SAMPLE_S = 100e-6  # samples that take no longer are mostly views of memory: a worker would copy them
 TINY_BATCH_S = 0.002  # a batch that takes no longer in the script's own process stays there
 MOST_DATASETS = 8  # that are remembered
@@ -67,162 +54,6 @@ WORKERS_ON = "STOKER_WORKERS_ON"  # of the environment: a ``worker_method`` with
 
 _datasets: list[ManagedDataset] = []
 _entries: list[tuple[JsonObject, ManagedDataset]] = []
-
-
-class ManagedDataset:
-    """A dataset of the script's, and what is known of it."""
-
-    def __init__(self, dataset: MapDataset) -> None:
-        self.dataset = dataset
-        self.found: Found | None = None  # by the trial
-        self.reason = ""  # why nothing is kept
-        self.staged: Staged | None = None  # the dataset with its cache
-        self.start_s = 0.0  # that the script waited while the trial was started
-        self.waited_s = 0.0  # that it waited for the trial's end
-        self.by_script = False  # batches that came from the cache were made in the script's own process
-        self.trial: Trial | None = None  # that has not ended yet
-        if hasattr(type(dataset), "_stoker_batches"):
-            self.reason = "the dataset is staged already"
-        elif len(dataset) < FEWEST_SAMPLES:
-            self.reason = f"{len(dataset)} samples are too few for a trial"
-        else:
-            self._start_trial()
-
-    def _start_trial(self) -> None:
-        began = time.monotonic()
-        try:
-            self.trial = start_trial(self.dataset, LIMIT_S)
-            self.reason = "the trial has not ended yet"
-        except OSError as e:
-            self.reason = f"no process can be started for the trial: {e}"
-        self.start_s = time.monotonic() - began
-
-    def take_result(self, seconds: float) -> None:
-        """Takes what the trial found, waiting for it no longer than ``seconds``."""
-        if self.trial is None:
-            return
-        began = time.monotonic()
-        has_ended = self.trial.wait(seconds)
-        self.waited_s += time.monotonic() - began
-        if not has_ended:
-            return
-        try:
-            self.found = self.trial.result()
-            self.reason = self._stage(self.found, self.trial.memories)
-        except Exception as e:  # a script must not fail because it is to be faster
-            self.reason = str(e)
-        self.trial = None
-
-    def _stage(self, found: Found, memories: Sequence[Memory]) -> str:
-        """Stages the dataset, in the node's memory if that is shared; or says why not."""
-        kept = found.plan or found.memo
-        if kept is None:
-            return found.why_not
-        why = "" if found.plan is None else why_it_does_not_pay(found.plan)
-        if why:
-            return f"{why}; not more, because {found.why_not}" if found.why_not else why
-        staged = Staged(self.dataset, _split=Split(self.dataset, found), _memories=memories)
-        nbytes = kept.nbytes * len(self.dataset)
-        if staged.account.budget < LEAST_SHARE * nbytes:
-            return f"it would not fit: {nbytes / 1e9:,.1f} GB"
-        staged.stands_for = self.dataset
-        self.staged = staged
-        return ""
-
-    @property
-    def own_cache(self) -> str:
-        """The attribute in which the dataset keeps what it loaded itself; "" where it does not."""
-        plan = None if self.found is None else self.found.plan
-        return plan.own_caches[0][-1] if plan is not None and plan.own_caches else ""
-
-    def staged_for(self, loader: LoaderLike) -> Staged | None:
-        """The dataset with its cache; None where the loader goes without. Without workers the dataset's own cache
-        serves, and the script can look into it."""
-        return None if self.own_cache and not loader.num_workers else self.staged
-
-    def is_same(self, dataset: MapDataset) -> bool:
-        """Whether another dataset is this one, or one made anew with the same content."""
-        if dataset is self.dataset:
-            return True
-        if type(dataset) is not type(self.dataset) or self.staged is None:
-            return False
-        try:
-            return len(dataset) == len(self.dataset) and equal_bits(dataset, self.dataset)
-        except Exception:
-            return False
-
-    def replace(self, dataset: MapDataset) -> None:
-        """The script made its dataset anew: its random part is that object's from now on."""
-        if self.staged is not None and dataset is not self.dataset:
-            self.dataset = dataset
-            self.staged.replace_dataset(dataset)
-
-    def is_for_script(self, loader: LoaderLike) -> bool:
-        """Whether the epoch that begins is to be made in the script's own process."""
-        staged, found = self.staged, self.found
-        if staged is None or found is None or found.changes or not staged.usable:
-            return False
-        epochs = loader.__dict__.get("_stoker_epochs")
-        if epochs is None:
-            plan, memo = found.plan, found.memo
-            sample_s = plan.read_s + plan.tail_s if plan is not None else 0.0 if memo is None else memo.served_s
-            epochs = loader.__dict__["_stoker_epochs"] = CachedEpochs(sample_s, int(loader.num_workers), cores_here())
-        is_filled = epochs.is_filled(staged.account.filled, staged.capacity)
-        if is_filled and "_stoker_in_workers" not in loader.__dict__:
-            loader.__dict__["_stoker_in_workers"] = why_not(loader)
-        may = is_filled and not loader.__dict__["_stoker_in_workers"]
-        if epochs.choose(state_of(loader).metrics.by_epoch, may) is not Maker.SCRIPT:
-            return False
-        staged._begin()
-        return staged.usable and staged.account.filled > 0
-
-    def without_workers(self, loader: LoaderLike) -> Callable[[LoaderLike], Iterator[Batch]]:
-        """What makes iterators of a loader without its workers; with them, if generators cannot be copied."""
-        alone = self.found is not None and self.found.assigns
-        try:
-            with engine.with_dataset(loader, self.staged):
-                own = worker_copies(loader, alone)
-        except Exception:
-            return engine.get_iterator
-        self.by_script = True
-
-        def make(loader: LoaderLike) -> Iterator[Batch]:
-            if isinstance(loader.num_workers, AutoWorkers):
-                with engine.with_dataset(loader, own[0][0]) if alone else contextlib.nullcontext():
-                    return SeededTasksIter(loader)
-            loader.check_worker_number_rationality()  # type: ignore[attr-defined]  # as torch does
-            return EmulatedWorkersIter(loader, own)
-
-        return make
-
-    def report(self) -> JsonObject:
-        """What a report says of the cache, without what is empty."""
-        out: JsonObject = {"why_not": self.reason, "samples": len(self.dataset)}
-        if self.staged is None or self.found is None:
-            return out
-        account, now = self.staged.account, self.staged.split or self.found  # a dataset that changed was looked at anew
-        return out | {
-            "kept": "; ".join(f"{row.where} {row.name}".strip() for row in now.rows if row.cached),
-            "why_not": now.why_not,
-            "calls": now.memo is not None,
-            "filled": account.filled,
-            "nbytes": account.nbytes,
-            "shared": account.ranks,  # of this node, that fill and read one cache: "nbytes" is counted in each of them
-            "fill_s": account.keep_s,
-            "discarded": "" if self.staged.usable else account.reason,
-            "cut": "" if now.plan is None else now.plan.shown,
-        }
-
-
-def why_it_does_not_pay(plan: Plan) -> str:
-    """Why the first part of a sample is not worth keeping; "" if it is."""
-    least_s = max(LEAST_GAIN_S, LEAST_GAIN_SHARE * (plan.head_s + plan.tail_s))
-    if plan.head_s >= max(LEAST_GAIN * plan.read_s, plan.read_s + least_s):
-        return ""
-    return (
-        f"it would not pay: the deterministic part of a sample takes {plan.head_s * 1e6:,.0f} us of "
-        f"{(plan.head_s + plan.tail_s) * 1e6:,.0f} us, copying it out of memory {plan.read_s * 1e6:,.0f} us"
-    )
 
 
 def attach(module: Any, applied: JsonObject) -> None:
@@ -242,6 +73,17 @@ def attach(module: Any, applied: JsonObject) -> None:
             return make(loader)
 
     module.DataLoader._get_iterator = _get_iterator
+
+
+def loader_made(loader: LoaderLike) -> None:
+    """The trial of its dataset begins, unless another one runs. Workers that make their script's loaders anew (spawn)
+    begin none, nor do ranks of a node, which agree on one when they iterate."""
+    is_worker = get_worker_info() is not None or parent_process() is not None
+    if is_worker or ranks() > 1 or any(known.trial is not None for known in _datasets):
+        return
+    with _left_as_it_is(loader):
+        if _is_manageable(loader):
+            _managed(loader.dataset).is_fresh = False
 
 
 def cache_alone(module: Any, applied: JsonObject, loader: LoaderLike) -> contextlib.AbstractContextManager[None]:

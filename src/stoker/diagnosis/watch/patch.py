@@ -102,7 +102,7 @@ def apply_off() -> None:
     if _switch is None or not watch.apply:
         return
     base: Any = torch_loader.DataLoader
-    watch.apply, watch.refresh, watch.around = False, None, unchanged
+    watch.apply, watch.refresh, watch.made, watch.around = False, None, None, unchanged
     _switch.wanted = lambda loader: None  # as ``loader.adopt.behind`` marks what is to be passed over
     if base._get_iterator is _switch:
         base._get_iterator = _switch.before
@@ -155,7 +155,7 @@ def _apply(module: ModuleType, watch: Watch) -> None:
     from ...tuning import apply
 
     apply.attach(module, watch.applied)
-    watch.apply, watch.refresh = True, apply.refresh
+    watch.apply, watch.refresh, watch.made = True, apply.refresh, apply.loader_made
     watch.around = functools.partial(apply.cache_alone, module, watch.applied)
 
 
@@ -170,7 +170,7 @@ def _new() -> Watch:
 def _patch(module: ModuleType, watch: Watch) -> None:
     """Replaces the methods that make loaders and iterators."""
     base, iterators = module.DataLoader, module._BaseDataLoaderIter
-    _patches.put(base, "__init__", _naming)
+    _patches.put(base, "__init__", functools.partial(_making_loader, watch))
     _patches.put(base, "__iter__", lambda start: _starting(start, watch))
     for cls in subclasses(base):
         _watch_class(cls, watch)
@@ -180,12 +180,14 @@ def _patch(module: ModuleType, watch: Watch) -> None:
     fetch.attach(_patches)
 
 
-def _naming(init: Callable[..., None]) -> Callable[..., None]:
+def _making_loader(watch: Watch, init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def __init__(self: LoaderLike, *args: object, **kwargs: object) -> None:
         dataset = args[0] if args else kwargs.get("dataset")
         self.__dict__["_stoker_name"] = named.name(self, dataset, sys._getframe(1))
         init(self, *args, **kwargs)
+        if watch.made is not None:
+            watch.made(self)
 
     return __init__
 
@@ -215,6 +217,6 @@ def _watch_class(cls: type, watch: Watch) -> None:
     if cls.__module__.startswith("stoker."):
         return
     if cls.__module__.startswith("torchdata."):  # StatefulDataLoader does not call torch's
-        _patches.put(cls, "__init__", _naming)
+        _patches.put(cls, "__init__", functools.partial(_making_loader, watch))
     if isinstance(vars(cls).get("__iter__"), types.FunctionType):
         _patches.put(cls, "__iter__", lambda start: watched_iter_method(watch, _patches, start))

@@ -43,6 +43,7 @@ class Watch:
         self.listened = "STOKER_RUN" in os.environ
         self.applied: dict[str, JsonObject] = {}
         self.refresh: Callable[[], None] | None = None  # brings ``applied`` up to date
+        self.made: Callable[[LoaderLike], None] | None = None  # what ``--apply`` does when a loader was made
         self.around: Callable[[LoaderLike], contextlib.AbstractContextManager[None]] = unchanged
         self._socket: socket.socket | None = None
         self._steps = 0

@@ -1,0 +1,220 @@
+"""A dataset of a script under ``stoker run --apply``: its trial, its cache, and where its cached batches are made."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ..core.compare import equal_bits
+from ..core.fingerprint import Fingerprint
+from ..core.options import AutoWorkers
+from ..core.resources import ranks
+from ..core.types import Batch, JsonObject, LoaderLike, MapDataset
+from ..loader import engine
+from ..loader.auto.limits import cores_here
+from ..loader.emulated_workers import EmulatedWorkersIter, SeededTasksIter, worker_copies
+from ..loader.loader_state import state_of
+from ..staging.change_watch import Discards, shortly
+from ..staging.dataset import Staged
+from ..staging.isolate import Trial
+from ..staging.node_cache import start_trial
+from ..staging.plan import Plan
+from ..staging.split import Split
+from ..staging.trial import Found
+from ..staging.verify import attribute_of_dataset, changed_name
+from .cached_epochs import CachedEpochs, Maker, why_not
+
+if TYPE_CHECKING:
+    from ..staging.store.memory import Memory
+
+LIMIT_S = 30.0  # for a trial
+FEWEST_SAMPLES = 8  # of a dataset for which a trial is made
+LEAST_GAIN = 2.0  # times: making the first part of a sample, against copying it out of memory
+LEAST_GAIN_S = 50e-6  # and at least so much less
+LEAST_GAIN_SHARE = 0.02  # of a sample's time
+LEAST_SHARE = 0.05  # of a dataset that has to fit into the cache
+
+
+class ManagedDataset:
+    """A dataset of the script's, and what is known of it."""
+
+    def __init__(self, dataset: MapDataset) -> None:
+        self.dataset = dataset
+        self.found: Found | None = None  # by the trial
+        self.reason = ""  # why nothing is kept
+        self.staged: Staged | None = None  # the dataset with its cache
+        self.start_s = 0.0  # that the script waited while the trial was started
+        self.waited_s = 0.0  # that it waited for the trial's end
+        self.by_script = False  # batches that came from the cache were made in the script's own process
+        self.trial: Trial | None = None  # that has not ended yet
+        self.is_fresh = False  # the script has done nothing since the trial began
+        self._discards = Discards()  # trials of a dataset that was changed meanwhile
+        if hasattr(type(dataset), "_stoker_batches"):
+            self.reason = "the dataset is staged already"
+        elif len(dataset) < FEWEST_SAMPLES:
+            self.reason = f"{len(dataset)} samples are too few for a trial"
+        else:
+            self._start_trial()
+
+    def _start_trial(self) -> None:
+        began, self.is_fresh = time.monotonic(), True
+        try:
+            self.trial = start_trial(self.dataset, LIMIT_S, self._discards.changing)
+            self.reason = "the trial has not ended yet"
+            self._looked_at = Fingerprint(self.dataset)  # beside the trial
+        except OSError as e:
+            self.reason = f"no process can be started for the trial: {e}"
+        self.start_s += time.monotonic() - began
+
+    def take_result(self, seconds: float) -> None:
+        """Takes what the trial found, waiting for it no longer than ``seconds``. If the script has changed the dataset
+        since the trial began, another trial begins."""
+        if self.trial is None:
+            return
+        began = time.monotonic()
+        while self.trial is not None and self.trial.wait(max(0.0, began + seconds - time.monotonic())):
+            trial, self.trial, self.found = self.trial, None, None
+            try:
+                self.found = trial.result()
+                self.reason = ""
+            except Exception as e:  # a script must not fail because it is to be faster
+                self.reason = str(e)
+            changes = self._changes()
+            if changes:
+                self._discards.add(changes)
+                if self._discards.too_many:
+                    self.found, self.reason = None, f"it changes before each epoch: {shortly(changes)}"
+                else:
+                    self._start_trial()
+            elif self.found is not None:
+                try:
+                    self.reason = self._stage(self.found, trial.memories)
+                except Exception as e:
+                    self.reason = str(e)
+        self.waited_s += time.monotonic() - began
+        self.is_fresh = False
+
+    def _changes(self) -> list[str]:
+        """What the script has changed in the dataset since the trial began. Ranks of a node share one trial, which is
+        not begun again."""
+        if self.is_fresh or ranks() > 1:
+            return []
+        found, known = self.found, set(self._discards.changing)
+        opened = {} if found is None or found.opened is None else found.opened
+        if found is not None and found.changes:
+            known.add(found.changes)
+        changes = self._looked_at.added_or_changed_since(Fingerprint(self.dataset), opened)
+        return [c for c in changes if not known & {changed_name(c), attribute_of_dataset(c)}]
+
+    def _stage(self, found: Found, memories: Sequence[Memory]) -> str:
+        """Stages the dataset, in the node's memory if that is shared; or says why not."""
+        kept = found.plan or found.memo
+        if kept is None:
+            return found.why_not
+        why = "" if found.plan is None else why_it_does_not_pay(found.plan)
+        if why:
+            return f"{why}; not more, because {found.why_not}" if found.why_not else why
+        staged = Staged(self.dataset, _split=Split(self.dataset, found), _memories=memories)
+        nbytes = kept.nbytes * len(self.dataset)
+        if staged.account.budget < LEAST_SHARE * nbytes:
+            return f"it would not fit: {nbytes / 1e9:,.1f} GB"
+        staged.stands_for = self.dataset
+        self.staged = staged
+        return ""
+
+    @property
+    def own_cache(self) -> str:
+        """The attribute in which the dataset keeps what it loaded itself; "" where it does not."""
+        plan = None if self.found is None else self.found.plan
+        return plan.own_caches[0][-1] if plan is not None and plan.own_caches else ""
+
+    def staged_for(self, loader: LoaderLike) -> Staged | None:
+        """The dataset with its cache; None where the loader goes without. Without workers the dataset's own cache
+        serves, and the script can look into it."""
+        return None if self.own_cache and not loader.num_workers else self.staged
+
+    def is_same(self, dataset: MapDataset) -> bool:
+        """Whether another dataset is this one, or one made anew with the same content."""
+        if dataset is self.dataset:
+            return True
+        if type(dataset) is not type(self.dataset) or self.staged is None:
+            return False
+        try:
+            return len(dataset) == len(self.dataset) and equal_bits(dataset, self.dataset)
+        except Exception:
+            return False
+
+    def replace(self, dataset: MapDataset) -> None:
+        """The script made its dataset anew: its random part is that object's from now on."""
+        if self.staged is not None and dataset is not self.dataset:
+            self.dataset = dataset
+            self.staged.replace_dataset(dataset)
+
+    def is_for_script(self, loader: LoaderLike) -> bool:
+        """Whether the epoch that begins is to be made in the script's own process."""
+        staged, found = self.staged, self.found
+        if staged is None or found is None or found.changes or not staged.usable:
+            return False
+        epochs = loader.__dict__.get("_stoker_epochs")
+        if epochs is None:
+            plan, memo = found.plan, found.memo
+            sample_s = plan.read_s + plan.tail_s if plan is not None else 0.0 if memo is None else memo.served_s
+            epochs = loader.__dict__["_stoker_epochs"] = CachedEpochs(sample_s, int(loader.num_workers), cores_here())
+        is_filled = epochs.is_filled(staged.account.filled, staged.capacity)
+        if is_filled and "_stoker_in_workers" not in loader.__dict__:
+            loader.__dict__["_stoker_in_workers"] = why_not(loader)
+        may = is_filled and not loader.__dict__["_stoker_in_workers"]
+        if epochs.choose(state_of(loader).metrics.by_epoch, may) is not Maker.SCRIPT:
+            return False
+        staged._begin()
+        return staged.usable and staged.account.filled > 0
+
+    def without_workers(self, loader: LoaderLike) -> Callable[[LoaderLike], Iterator[Batch]]:
+        """What makes iterators of a loader without its workers; with them, if generators cannot be copied."""
+        alone = self.found is not None and self.found.assigns
+        try:
+            with engine.with_dataset(loader, self.staged):
+                own = worker_copies(loader, alone)
+        except Exception:
+            return engine.get_iterator
+        self.by_script = True
+
+        def make(loader: LoaderLike) -> Iterator[Batch]:
+            if isinstance(loader.num_workers, AutoWorkers):
+                with engine.with_dataset(loader, own[0][0]) if alone else contextlib.nullcontext():
+                    return SeededTasksIter(loader)
+            loader.check_worker_number_rationality()  # type: ignore[attr-defined]  # as torch does
+            return EmulatedWorkersIter(loader, own)
+
+        return make
+
+    def report(self) -> JsonObject:
+        """What a report says of the cache, without what is empty."""
+        out: JsonObject = {"why_not": self.reason, "samples": len(self.dataset)}
+        if self.staged is None or self.found is None:
+            return out
+        account, now = self.staged.account, self.staged.split or self.found  # a dataset that changed was looked at anew
+        return out | {
+            "kept": "; ".join(f"{row.where} {row.name}".strip() for row in now.rows if row.cached),
+            "why_not": now.why_not,
+            "calls": now.memo is not None,
+            "filled": account.filled,
+            "nbytes": account.nbytes,
+            "shared": account.ranks,  # of this node, that fill and read one cache: "nbytes" is counted in each of them
+            "fill_s": account.keep_s,
+            "discarded": "" if self.staged.usable else account.reason,
+            "cut": "" if now.plan is None else now.plan.shown,
+        }
+
+
+def why_it_does_not_pay(plan: Plan) -> str:
+    """Why the first part of a sample is not worth keeping; "" if it is."""
+    least_s = max(LEAST_GAIN_S, LEAST_GAIN_SHARE * (plan.head_s + plan.tail_s))
+    if plan.head_s >= max(LEAST_GAIN * plan.read_s, plan.read_s + least_s):
+        return ""
+    return (
+        f"it would not pay: the deterministic part of a sample takes {plan.head_s * 1e6:,.0f} us of "
+        f"{(plan.head_s + plan.tail_s) * 1e6:,.0f} us, copying it out of memory {plan.read_s * 1e6:,.0f} us"
+    )
