@@ -198,9 +198,9 @@ def test_what_was_applied_stands_first_and_its_first_epoch_is_nobodys_fault() ->
 def test_later_epochs_are_those_after_the_cache_was_filled() -> None:
     e = loader(cache=CACHE, filled_epochs=2)
     assert loader_stats.filling_epochs(e) == 2
-    assert loader_stats.later_epochs(e).wait_s == pytest.approx(
-        0.005
-    )  # of epochs that waited for their first batches only
+    later = loader_stats.later_epochs(e)  # these waited for their first batches only
+    assert later.wait_s == pytest.approx(0.2 * e.batches / 13)
+    assert later.stages.startup.wait_s == pytest.approx(later.wait_s)
     assert loader_stats.filling_epochs(loader(cache=CACHE, by_epoch=ROWS[:1])) == 0
     assert loader_stats.filling_epochs(loader()) == 0
 

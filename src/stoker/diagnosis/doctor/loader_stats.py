@@ -227,4 +227,8 @@ def later_epochs(loader: LoaderReport) -> LoaderReport:
     scale = loader.batches / sum(e.batches for e in epochs)
     wait_s = sum(e.later_wait_s for e in epochs) * scale
     step_s = sum(e.step_s for e in epochs) * scale
-    return msgspec.structs.replace(loader, wait_s=loader.stages.startup.wait_s + wait_s, step_s=step_s)
+    startup, stages = loader.stages.startup, loader.stages
+    if first:  # the first wait of all is for the trial, and for a first batch that is not cached
+        startup = msgspec.structs.replace(startup, wait_s=sum(e.first_wait_s for e in epochs) * scale)
+        stages = msgspec.structs.replace(stages, startup=startup)
+    return msgspec.structs.replace(loader, wait_s=startup.wait_s + wait_s, step_s=step_s, stages=stages)
