@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,7 +65,7 @@ def negative(x: Any) -> Any:
 
 @pytest.fixture
 def applied(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    for name, value in {"_datasets": [], "_entries": [], "keep_freed_memory": lambda: None}.items():
+    for name, value in {"_datasets": [], "_entries": [], "_made": deque(), "keep_freed_memory": lambda: None}.items():
         monkeypatch.setattr(apply, name, value)
     for name in ("WAIT_S", "LONG_WAIT_S"):
         monkeypatch.setattr(apply, name, 60.0)
@@ -82,11 +83,14 @@ def test_a_trial_begins_when_a_loader_is_made(applied: dict[str, Any]) -> None:
     (known,) = apply._datasets
     trial = known.trial
     assert trial is not None
-    assert len(list(loader)) == 8
+    it = iter(loader)
     assert known.staged is not None
     assert known.start_s > 0
+    assert apply._datasets[1].trial is not None  # now it does no longer
+    assert len(list(it)) == 8
     assert len(list(second)) == 8
     assert apply._datasets[1].staged is not None
+    assert len(apply._datasets) == 2
 
 
 def test_what_the_script_changes_after_a_loader_is_made_is_looked_at_anew(applied: dict[str, Any]) -> None:

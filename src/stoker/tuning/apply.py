@@ -3,7 +3,8 @@
 What happens to a loader::
 
     made                a trial of its dataset begins in a child process, beside what the script does next: it makes a
-                        model and an optimizer. Of a second loader it begins when that is first iterated
+                        model and an optimizer. One runs at a time: that of a second loader begins when the result
+                        of the first is taken
     first iterated      if the script has changed the dataset since then, a new trial begins
     ... WAIT_S later    the trial has ended: the first epoch fills the cache, or nothing is kept
                         it has not: the first epoch runs without a cache, and the trial ends beside it
@@ -21,6 +22,8 @@ import copy
 import math
 import os
 import sys
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing import parent_process
 from typing import Any
@@ -54,6 +57,7 @@ WORKERS_ON = "STOKER_WORKERS_ON"  # of the environment: a ``worker_method`` with
 
 _datasets: list[ManagedDataset] = []
 _entries: list[tuple[JsonObject, ManagedDataset]] = []
+_made: deque[weakref.ref[LoaderLike]] = deque(maxlen=MOST_DATASETS // 2)  # that were not iterated yet
 
 
 def attach(module: Any, applied: JsonObject) -> None:
@@ -69,6 +73,7 @@ def attach(module: Any, applied: JsonObject) -> None:
             staged = _stream_with_cache(loader, applied) if known is None else known.staged_for(loader)
             if known is not None and known.is_for_script(loader):
                 make = known.without_workers(loader)
+        _begin_next_trial()
         with engine.with_dataset(loader, staged):
             return make(loader)
 
@@ -76,14 +81,20 @@ def attach(module: Any, applied: JsonObject) -> None:
 
 
 def loader_made(loader: LoaderLike) -> None:
-    """The trial of its dataset begins, unless another one runs. Workers that make their script's loaders anew (spawn)
-    begin none, nor do ranks of a node, which agree on one when they iterate."""
-    is_worker = get_worker_info() is not None or parent_process() is not None
-    if is_worker or ranks() > 1 or any(known.trial is not None for known in _datasets):
-        return
-    with _left_as_it_is(loader):
-        if _is_manageable(loader):
-            _managed(loader.dataset).is_fresh = False
+    """The trial of its dataset begins as soon as no other one runs. Workers that make their script's loaders anew
+    (spawn) begin none, nor do ranks of a node, which agree on one when they iterate."""
+    if get_worker_info() is None and parent_process() is None and ranks() == 1:
+        _made.append(weakref.ref(loader))
+        _begin_next_trial()
+
+
+def _begin_next_trial() -> None:
+    while _made and all(known.trial is None for known in _datasets):
+        loader = _made.popleft()()
+        if loader is not None and "_stoker_applied" not in loader.__dict__:
+            with _left_as_it_is(loader):
+                if _is_manageable(loader):
+                    _managed(loader.dataset).is_fresh = False
 
 
 def cache_alone(module: Any, applied: JsonObject, loader: LoaderLike) -> contextlib.AbstractContextManager[None]:
