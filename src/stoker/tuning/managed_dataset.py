@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..core.compare import equal_bits
+from ..core.errors import UsageError
 from ..core.fingerprint import Fingerprint
 from ..core.options import AutoWorkers
 from ..core.resources import ranks
@@ -75,36 +76,40 @@ class ManagedDataset:
             return
         began = time.monotonic()
         while self.trial is not None and self.trial.wait(max(0.0, began + seconds - time.monotonic())):
-            trial, self.trial, self.found = self.trial, None, None
+            trial, self.trial = self.trial, None
             try:
-                self.found = trial.result()
-                self.reason = ""
+                self._take(trial)
             except Exception as e:  # a script must not fail because it is to be faster
                 self.reason = str(e)
-            changes = self._changes()
-            if changes:
-                self._discards.add(changes)
-                if self._discards.too_many:
-                    self.found, self.reason = None, f"it changes before each epoch: {shortly(changes)}"
-                else:
-                    self._start_trial()
-            elif self.found is not None:
-                try:
-                    self.reason = self._stage(self.found, trial.memories)
-                except Exception as e:
-                    self.reason = str(e)
         self.waited_s += time.monotonic() - began
         self.is_fresh = False
 
-    def _changes(self) -> list[str]:
-        """What the script has changed in the dataset since the trial began. Ranks of a node share one trial, which is
-        not begun again."""
+    def _take(self, trial: Trial) -> None:
+        found: Found | None = None
+        try:
+            found, self.reason = trial.result(), ""
+        except UsageError as e:
+            self.reason = str(e)
+        changes = self._changes(found)
+        if not changes:
+            self.found = found
+            self.reason = self.reason if found is None else self._stage(found, trial.memories)
+            return
+        self._discards.add(changes)
+        if self._discards.too_many:
+            self.reason = f"it changes before each epoch: {shortly(changes)}"
+        else:
+            self._start_trial()
+
+    def _changes(self, found: Found | None) -> list[str]:
+        """What the script has changed in the dataset since the trial began, and not what loading samples changes. Ranks
+        of a node share one trial, which is not begun again."""
         if self.is_fresh or ranks() > 1:
             return []
-        found, known = self.found, set(self._discards.changing)
-        opened = {} if found is None or found.opened is None else found.opened
-        if found is not None and found.changes:
-            known.add(found.changes)
+        known, opened = set(self._discards.changing), {}
+        if found is not None:
+            known |= {found.changes} if found.changes else set()
+            opened = found.opened or {}
         changes = self._looked_at.added_or_changed_since(Fingerprint(self.dataset), opened)
         return [c for c in changes if not known & {changed_name(c), attribute_of_dataset(c)}]
 
