@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,6 +109,19 @@ def test_what_the_script_changes_after_a_loader_is_made_is_looked_at_anew(applie
     assert known.staged.account.filled == 64
     for one, two in itertools.pairwise(epochs):
         assert not torch.equal(one, two)
+
+
+def test_files_that_come_after_a_loader_is_made(applied: dict[str, Any], tmp_path: Path) -> None:
+    """``dataset = Images(folder); loader = DataLoader(dataset); download(folder)``."""
+    data = Drawn([lambda x: x + float((tmp_path / "offset").read_text()), slow, roll])
+    loader = Loader(data, batch_size=8)
+    apply.loader_made(loader)
+    (known,) = apply._datasets
+    assert known.trial is not None
+    assert known.trial.wait(60)
+    (tmp_path / "offset").write_text("3")
+    assert len(list(loader)) == 8
+    assert known.staged is not None
 
 
 def test_what_changes_in_each_epoch_does_not_keep_trials_going(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -52,6 +53,7 @@ class ManagedDataset:
         self.trial: Trial | None = None  # that has not ended yet
         self.is_fresh = False  # the script has done nothing since the trial began
         self._discards = Discards()  # trials of a dataset that was changed meanwhile
+        self._is_second = False  # no sample could be loaded in the first trial
         if hasattr(type(dataset), "_stoker_batches"):
             self.reason = "the dataset is staged already"
         elif len(dataset) < FEWEST_SAMPLES:
@@ -90,6 +92,11 @@ class ManagedDataset:
             found, self.reason = trial.result(), ""
         except UsageError as e:
             self.reason = str(e)
+        has_loaded = found is not None and math.isfinite(found.sample_s)
+        if not (has_loaded or self.is_fresh or self._is_second or ranks() > 1):  # the files may have come since then
+            self._is_second = True
+            self._start_trial()
+            return
         changes = self._changes(found)
         if not changes:
             self.found = found
