@@ -96,7 +96,8 @@ def test_epochs_are_timed_from_their_begin_to_their_end(tmp_path: Path) -> None:
     (e,) = r["loaders"]
     assert [row[0] for row in e["by_epoch"]] == [20, 10, 10]
     assert [row[5] for row in e["by_epoch"]] == [80, 40, 40]
-    for _, wait, step, _, seconds, _ in e["by_epoch"]:
+    for _, wait, step, _, seconds, _, first_step in e["by_epoch"]:
+        assert 0 < first_step <= step
         assert seconds >= 0.99 * (wait + step)  # and what the watch itself takes
     assert e["loop_s"] == pytest.approx(sum(row[4] for row in e["by_epoch"]))
     assert e["samples_per_s"] == pytest.approx(160 / e["loop_s"])
