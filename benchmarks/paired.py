@@ -1,18 +1,21 @@
 """Two commits of stoker against each other, in turns: ``python -m benchmarks.paired run COMMIT [--only overhead]``.
 
-Each measurement is ``benchmarks.measure`` of the commit's own tree, so a workload must be in both. Ratios are turned so
-that more than 1 means that this tree is faster than COMMIT.
+Each measurement is ``benchmarks.measure`` of the commit's own tree, so a workload must be in both. *scripts* are those
+of this tree's ``benchmarks/scripts`` that need no framework, under the commit's ``stoker run --apply``, each in a home
+of its own. Ratios are turned so that more than 1 means that this tree is faster than COMMIT.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,8 @@ from stoker.core import resources
 from . import table
 
 ROOT = Path(__file__).parent.parent
-WORKLOADS = ("overhead", "transport", "startup", "jpeg", "staged")
+WORKLOADS = ("overhead", "transport", "startup", "jpeg", "staged", "scripts")
+SCRIPTS = ("pil_compose", "mosaic", "in_ram", "stream", "compute_bound")
 LIMIT_S = 300  # for one measurement
 Line = dict[str, Any]
 
@@ -39,6 +43,32 @@ def measure(tree: Path, commit: str, workload: str, round_: int) -> list[Line]:
         for line in p.stdout.splitlines()
         if line.startswith("{")
     ]
+
+
+def measure_scripts(tree: Path, commit: str, round_: int) -> list[Line]:
+    """Seconds of whole scripts, and of their later epochs, by the lines that they print."""
+    lines: list[Line] = []
+    for name in SCRIPTS:
+        with tempfile.TemporaryDirectory() as home:
+            env = {**os.environ, "HOME": home, "XDG_CACHE_HOME": home, "PHOTOS": str(ROOT / "examples" / "data")}
+            env["PYTHONPATH"] = os.pathsep.join(map(str, (tree / "src", ROOT / "benchmarks" / "scripts")))
+            script = str(ROOT / "benchmarks" / "scripts" / f"{name}.py")
+            command = [sys.executable, "-m", "stoker", "run", "--apply", "--json", f"{home}/report.json", script]
+            began, ends = time.perf_counter(), []
+            with subprocess.Popen(
+                command, cwd=home, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            ) as p:
+                assert p.stdout is not None
+                ends = [time.perf_counter() for text in p.stdout if text.startswith("epoch ")]
+            if p.returncode:
+                raise RuntimeError(f"{name} of {commit}: exit code {p.returncode}")
+            common = {"contestant": commit, "workload": "scripts", "round": round_}
+            lines.append(
+                {**common, "metric": f"scripts {name}: whole", "epoch": 1, "value": time.perf_counter() - began}
+            )
+            for epoch, (one, two) in enumerate(itertools.pairwise(ends), 2):
+                lines.append({**common, "metric": f"scripts {name}: later epochs", "epoch": epoch, "value": two - one})
+    return lines
 
 
 def render(lines: list[Line]) -> str:
@@ -82,7 +112,10 @@ def run(a: argparse.Namespace) -> None:
             for r in range(a.rounds):
                 for workload in a.only or WORKLOADS:
                     for name in trees if r % 2 == 0 else reversed(trees):
-                        new = measure(trees[name], name, workload, r)
+                        if workload == "scripts":
+                            new = measure_scripts(trees[name], name, r)
+                        else:
+                            new = measure(trees[name], name, workload, r)
                         lines += new
                         raw.writelines(json.dumps(line) + "\n" for line in new)
                         raw.flush()

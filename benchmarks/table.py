@@ -36,9 +36,10 @@ UNITS = {
     "startup": "ms",
     "shuffle": "ms",
     "memory:": "MB",
+    "scripts": "s",
 }
 UNITS |= {"resize": "batch times", "indices": "us", "state": "us"}  # all else: batches/s
-LESS = {"ms", "us", "MB", "batch times"}  # units of which less is better
+LESS = {"s", "ms", "us", "MB", "batch times"}  # units of which less is better
 
 
 @dataclass(frozen=True)
