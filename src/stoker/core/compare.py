@@ -7,7 +7,7 @@ import sys
 import types
 import weakref
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ import torch
 from .object_tree import attributes
 
 IDENTICAL = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+Seen: TypeAlias = dict[tuple[int, int], tuple[object, object]]
 
 
 def equal_bits(a: object, b: object) -> bool:
@@ -27,10 +28,10 @@ def equal_bits(a: object, b: object) -> bool:
         >>> equal_bits({"x": float("nan")}, {"x": float("nan")}), equal_bits(0.0, -0.0), equal_bits(1, True)
         (True, False, False)
     """
-    return _equal(a, b, set())
+    return _equal(a, b, {})
 
 
-def _equal(a: Any, b: Any, seen: set[tuple[int, int]]) -> bool:
+def _equal(a: Any, b: Any, seen: Seen) -> bool:
     if a is b:
         return True
     kind = type(a)
@@ -50,7 +51,7 @@ def _equal(a: Any, b: Any, seen: set[tuple[int, int]]) -> bool:
         return _equal(a(), b(), seen)
     if (id(a), id(b)) in seen:
         return True
-    seen.add((id(a), id(b)))
+    seen[id(a), id(b)] = a, b  # kept: the id of a temporary dict would be that of the next one
     if isinstance(a, dict):
         return _equal_items(a, b, seen) and _equal_items(_without_address(a), _without_address(b), seen)
     if isinstance(a, (list, tuple)):
@@ -69,7 +70,7 @@ def _without_address(items: dict[Any, Any]) -> Collection[Any]:
     return items.values()
 
 
-def _equal_items(a: Collection[object], b: Collection[object], seen: set[tuple[int, int]]) -> bool:
+def _equal_items(a: Collection[object], b: Collection[object], seen: Seen) -> bool:
     return len(a) == len(b) and all(_equal(x, y, seen) for x, y in zip(a, b, strict=True))
 
 
@@ -84,7 +85,7 @@ def _equal_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(x.view(-1).view(torch.uint8), y.view(-1).view(torch.uint8)) if a.numel() else True
 
 
-def _equal_arrays(a: Any, b: Any, seen: set[tuple[int, int]]) -> bool:
+def _equal_arrays(a: Any, b: Any, seen: Seen) -> bool:
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
     if a.dtype.hasobject:
@@ -92,7 +93,7 @@ def _equal_arrays(a: Any, b: Any, seen: set[tuple[int, int]]) -> bool:
     return bool(a.tobytes() == b.tobytes())
 
 
-def _equal_objects(a: object, b: object, seen: set[tuple[int, int]]) -> bool:
+def _equal_objects(a: object, b: object, seen: Seen) -> bool:
     held = attributes(a)
     if held or hasattr(a, "__dict__"):
         return _equal(held, attributes(b), seen)
