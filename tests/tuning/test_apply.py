@@ -111,6 +111,20 @@ def test_what_the_script_changes_after_a_loader_is_made_is_looked_at_anew(applie
         assert not torch.equal(one, two)
 
 
+def test_a_loader_that_is_made_does_not_change_what_another_one_uses(applied: dict[str, Any]) -> None:
+    """Two datasets with the same content share a cache, and each loader's random part is its own dataset's."""
+    data, same = Drawn([slow, roll]), Drawn([slow, roll])
+    loader = Loader(data, batch_size=8)
+    apply.loader_made(loader)
+    second = Loader(same, batch_size=8)
+    apply.loader_made(second)
+    assert len(list(loader)) == 8
+    (known,) = apply._datasets
+    assert known.dataset is data
+    assert len(list(second)) == 8
+    assert known.dataset is same
+
+
 def test_files_that_come_after_a_loader_is_made(applied: dict[str, Any], tmp_path: Path) -> None:
     """``dataset = Images(folder); loader = DataLoader(dataset); download(folder)``."""
     data = Drawn([lambda x: x + float((tmp_path / "offset").read_text()), slow, roll])

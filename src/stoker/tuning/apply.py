@@ -93,7 +93,8 @@ def _begin_next_trial() -> None:
         loader = _made.popleft()()
         if loader is not None and "_stoker_applied" not in loader.__dict__:
             with _left_as_it_is(loader):
-                if _is_manageable(loader):
+                # One that is known stays as it is: another loader may be about to use it.
+                if _is_manageable(loader) and not any(known.is_same(loader.dataset) for known in _datasets):
                     _managed(loader.dataset).is_fresh = False
 
 
