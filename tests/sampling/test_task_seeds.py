@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, RandomSampler, default_collate, get_worker_info
 
 import stoker
 from stoker.core.errors import StokerWarning
@@ -275,6 +275,29 @@ def test_auto_gives_the_same_bits() -> None:
     torch.manual_seed(7)
     loader = stoker.DataLoader(Own(), batch_size=BATCH, shuffle=True, num_workers=2, task_seeds=True)
     assert [[batch.tolist() for batch in loader] for _ in range(2)] == expected
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_how_far_workers_were_ahead_when_an_epoch_is_left_shows_in_no_later_one(
+    replacement: bool, persistent: bool
+) -> None:
+    def run(left_at: int, reseeded: bool, **kw: Any) -> list[Any]:
+        order, generator = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
+        sampler = RandomSampler(range(90), replacement, generator=order)
+        loader = stoker.DataLoader(range(90), batch_size=4, sampler=sampler, generator=generator, task_seeds=True, **kw)
+        out: list[Any] = []
+        for _ in range(3):
+            out += [batch.tolist() for batch, _ in zip(loader, range(left_at), strict=False)]
+            if reseeded:
+                order.manual_seed(len(out))
+        return [*out, order.get_state().tolist() if left_at > 23 else None]
+
+    for left_at in (1, 9, 20, 22, 23, 99):
+        for reseeded in (False, True):
+            expected = run(left_at, reseeded, num_workers=0)
+            for kw in ({"num_workers": 1}, {"num_workers": 3, "prefetch_factor": 5}):
+                assert run(left_at, reseeded, persistent_workers=persistent, **kw) == expected, (left_at, reseeded, kw)
 
 
 def test_the_scripts_own_generators_are_left_as_they_were() -> None:

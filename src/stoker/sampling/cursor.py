@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import pickle
 from collections import deque
 from collections.abc import Iterator
@@ -50,9 +51,12 @@ class Cursor(SamplerReplay):
         self.division: tuple[int, int] | None = None  # as in ``State``; None: as a run that begins is divided
         self._parts_of: tuple[tuple[int, int], ...] | None = None  # shard and base seed of each part, if resumed
         self.delivered_early: set[int] = set()  # tasks after ``next`` that are delivered
+        # states of the sampler's generator, and how many tasks were drawn when it came into each
+        self._draws: deque[tuple[int, torch.Tensor]] = deque()
 
     def prepare(self) -> None:
         """torch is about to call ``iter`` on the sampler."""
+        self.undo_draws_ahead()
         super().prepare()
         self.shown = None
         self.next = 0
@@ -112,9 +116,13 @@ class Cursor(SamplerReplay):
         """The indices of an epoch; ``torch_iterator`` is what torch got from the sampler."""
         saved, self.saved = self.saved, None
         if saved is not None:
-            return self._resume(saved)
-        self._rng_after_iter = None if self._known and self._shuffled_length() < 0 else self._capture_rng()
-        return self._iterate(torch_iterator)
+            indices = self._resume(saved)
+        else:
+            self._rng_after_iter = None if self._known and self._shuffled_length() < 0 else self._capture_rng()
+            indices = self._iterate(torch_iterator)
+        generator = self._sampler_generator
+        # With torch's seeds how far workers are ahead shows in the next epoch, as it does in torch.
+        return indices if generator is None or not self.task_seeds else self._note_draws(indices, generator)
 
     def _resume(self, s: State) -> Iterator[Index]:
         self._check(s)
@@ -148,6 +156,28 @@ class Cursor(SamplerReplay):
             load_into(self._sampler, s.sampler_state["sampler"], "sampler")  # its end is the next one's beginning
 
     # -- and is followed
+
+    def _note_draws(self, indices: Iterator[Index], generator: torch.Generator) -> Iterator[Index]:
+        """The same indices. Notes at which tasks the sampler's generator moves: 4 microseconds a task."""
+        self._draws = draws = deque([(self._start.task, generator.get_state())])
+        for tasks, found in enumerate(itertools.chain(indices, [END]), self._start.task + 1):
+            state = generator.get_state()
+            if not torch.equal(state, draws[-1][1]):
+                while len(draws) > 1 and draws[1][0] <= (self.shown or self).next:
+                    draws.popleft()
+                draws.append((tasks, state))
+            if found is END:
+                return
+            yield found
+
+    def undo_draws_ahead(self) -> None:
+        """Another epoch is about to begin. If this one was left early, the sampler's generator goes back to where it
+        was at the last batch delivered: how far workers were ahead is chance. Not where others have moved it since."""
+        draws, self._draws = self._draws, deque()
+        position, generator = self.shown or self, self._sampler_generator
+        if position.finished or generator is None or not draws or not torch.equal(generator.get_state(), draws[-1][1]):
+            return
+        generator.set_state(next(state for tasks, state in reversed(draws) if tasks <= position.next))
 
     def take(self, indices: Iterator[Index]) -> Index:
         """The indices of the next task. Raises StopIteration: the epoch is over."""
