@@ -300,6 +300,13 @@ def test_how_far_workers_were_ahead_when_an_epoch_is_left_shows_in_no_later_one(
                 assert run(left_at, reseeded, persistent_workers=persistent, **kw) == expected, (left_at, reseeded, kw)
 
 
+def test_two_iterators_at_once_draw_different_orders() -> None:
+    sampler = RandomSampler(range(90), generator=torch.Generator().manual_seed(1))
+    loader = stoker.DataLoader(range(90), batch_size=4, sampler=sampler, task_seeds=True, num_workers=1)
+    first, second = iter(loader), iter(loader)
+    assert [x.tolist() for x in first] != [x.tolist() for x in second]
+
+
 def test_the_scripts_own_generators_are_left_as_they_were() -> None:
     dataset = Own()
     before = [

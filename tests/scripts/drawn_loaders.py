@@ -132,8 +132,10 @@ class Configuration:
             Of each batch its hash, or what went wrong.
         """
         loader, out = make(method), []
+        it = None
         for epoch in range(2):
             torch.manual_seed(self.seed + epoch)
+            del it  # an epoch that was left early is over when nobody can go on with it
             it = iter(loader)
             begun(loader)
             for k, hashed in enumerate(_hashes(it)):

@@ -182,8 +182,8 @@ def load_state_dict(loader: LoaderLike, state_dict: JsonObject) -> None:
 
 def _make(loader: LoaderLike, state: LoaderState, saved: State | None = None) -> _BaseDataLoaderIter:
     """An iterator that begins an epoch, or resumes one."""
-    if state.cursor is not None:
-        state.cursor.undo_draws_ahead()
+    if state.cursor is not None and all(it._cursor is not state.cursor for it in state.iterators):
+        state.cursor.undo_draws_ahead()  # nobody can go on with that epoch
     cursor = Cursor(loader._index_sampler, loader.generator, saved)
     cursor.task_seeds = _task_seeds(loader, state)
     it = _choose(loader, state, cursor)
