@@ -32,12 +32,17 @@ def run(epochs: CachedEpochs, script: list[float], workers: list[float]) -> list
 
 def test_both_ways_are_timed_and_the_faster_one_stays() -> None:
     w, s = Maker.WORKERS, Maker.SCRIPT
-    assert run(CachedEpochs(1e-4, 2, 2), row(0.2, 0.15), row(0.5, 0.3)) == [w, s, w, s, s, s, s, s]
+    assert run(CachedEpochs(1e-4, 2, 2), row(0.4, 0.25), row(0.5, 0.3)) == [w, s, w, s, s, s, s, s]
     assert run(CachedEpochs(1e-4, 2, 2), row(0.5, 0.3), row(0.2, 0.1)) == [w, s, w, w, w, w, w, w]
 
 
-def test_workers_are_not_timed_where_they_could_save_nothing() -> None:
-    assert Maker.WORKERS not in run(CachedEpochs(1e-4, 2, 2), row(2.0, 0.1), row(9.0, 0.1))[1:]
+@pytest.mark.parametrize(("loop_s", "wait_s", "cores"), [(2.0, 0.1, 2), (2.0, 1.8, 2), (0.2, 0.15, 2), (0.1, 0.09, 16)])
+def test_workers_are_not_timed_where_they_could_save_little(loop_s: float, wait_s: float, cores: int) -> None:
+    assert Maker.WORKERS not in run(CachedEpochs(1e-4, 2, cores), row(loop_s, wait_s), row(9.0, 0.1))[1:]
+
+
+def test_more_cores_save_more() -> None:
+    assert run(CachedEpochs(1e-4, 2, 4), row(2.0, 1.8), row(1.0, 0.1))[2:] == [Maker.WORKERS] * 6
 
 
 @pytest.mark.parametrize(("sample_s", "workers", "cores"), [(MOST_S / 100, 2, 2), (2e-3, 8, 16)])

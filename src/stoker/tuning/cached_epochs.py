@@ -6,8 +6,8 @@ each, and the faster one stays::
 
     epoch 1        workers fill the cache
     epoch 2        in the script's process, where an estimate says that this may pay
-    epoch 3        by workers, unless the epoch before spent nearly all of its time in the script's own step, or workers
-                   have made one that nothing was added to the cache in
+    epoch 3        by workers, unless they could save little of the epoch before at best, or have made one already in
+                   which nothing was added to the cache
     epoch 4 ...    whichever took less time for a batch, when it was used last
 """
 
@@ -31,7 +31,7 @@ GROWING = 0.02  # of what is in a cache: one that grew by more in an epoch is st
 START_S = 0.02  # what starting a worker costs an epoch
 MOST_S = 5.0  # of making an epoch's batches; longer ones are left to workers, who work beside the script's step
 PAYS = 2.0  # times what workers are expected to take: above that the script's process is not tried
-SMALL_SHARE = 0.2  # of an epoch's time that making its batches took: workers could save no more
+WORTH = 0.2  # of an epoch's time in the script's process: what workers could save at best, for them to be tried
 
 
 class Maker(enum.Enum):
@@ -59,7 +59,7 @@ class CachedEpochs:
     def __init__(self, sample_s: float, workers: int, cores: int) -> None:
         self._sample_s = sample_s
         self._workers = workers
-        self._cores = cores
+        self._at_once = max(1, min(workers, cores - 1))  # workers beside the script's step
         self._begun: tuple[Maker, int, bool, int] | None = None  # the epoch that runs; samples stored before it
         self._last: Epoch | None = None
         self._by_maker: dict[Maker, Epoch] = {}
@@ -95,7 +95,7 @@ class CachedEpochs:
         if script is None:
             return Maker.SCRIPT if self._may_pay() else Maker.WORKERS
         if workers is None:
-            return Maker.SCRIPT if script.wait_s <= SMALL_SHARE * script.loop_s else Maker.WORKERS
+            return Maker.SCRIPT if self._workers_at_best(script) > (1 - WORTH) * script.loop_s else Maker.WORKERS
         faster = script.loop_s / script.batches <= workers.loop_s / workers.batches
         return Maker.SCRIPT if faster else Maker.WORKERS
 
@@ -104,8 +104,11 @@ class CachedEpochs:
         if self._last is None:
             return False
         here_s = self._sample_s * self._last.samples
-        at_once = max(1, min(self._workers, self._cores - 1))
-        return here_s <= min(MOST_S, PAYS * (here_s / at_once + START_S * self._workers))
+        return here_s <= min(MOST_S, PAYS * (here_s / self._at_once + START_S * self._workers))
+
+    def _workers_at_best(self, script: Epoch) -> float:
+        """Seconds of an epoch whose batches are made beside the script's step, which takes no longer for that."""
+        return max(script.loop_s - script.wait_s, script.wait_s / self._at_once) + START_S * self._workers
 
 
 def why_not(loader: LoaderLike) -> str:
