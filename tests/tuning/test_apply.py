@@ -138,19 +138,32 @@ def test_files_that_come_after_a_loader_is_made(applied: dict[str, Any], tmp_pat
     assert known.staged is not None
 
 
+class Shifted(Drawn):
+    """As ``Drawn``, but what is kept reads ``epoch``."""
+
+    def __getitem__(self, i: int) -> Any:
+        return super().__getitem__(i + self.epoch)
+
+    epoch = 0
+
+
+@pytest.mark.parametrize(("kind", "filled_from"), [(Drawn, 1), (Shifted, 8)])
 def test_what_changes_in_each_epoch_does_not_keep_trials_going(
-    applied: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    applied: dict[str, Any], monkeypatch: pytest.MonkeyPatch, kind: type[Drawn], filled_from: int
 ) -> None:
-    """The trial ends beside an epoch, and before each the script counts."""
+    """The trial ends beside an epoch, and before each the script counts. What does not read the count is kept."""
     monkeypatch.setattr(apply, "WAIT_S", 0.0)
-    data = Drawn([slow, roll])
+    data = kind([slow, roll])
     loader = Loader(data, batch_size=8)
+    filled = []
     for epoch in range(8):
         data.epoch = epoch  # type: ignore[attr-defined]
         assert len(list(loader)) == 8
-        trial = apply._datasets[0].trial
-        assert trial is None or trial.wait(60)
-    assert apply._datasets[0].staged is not None
+        (known,) = apply._datasets
+        assert known.trial is None or known.trial.wait(60)
+        filled.append(0 if known.staged is None else known.staged.account.filled)
+    assert filled == [0] * filled_from + [64] * (8 - filled_from)
+    assert known.trial is None
 
 
 def test_workers_are_decided_on_again_when_the_trial_has_ended(

@@ -109,15 +109,17 @@ class ManagedDataset:
             self._start_trial()
 
     def _changes(self, found: Found | None) -> list[str]:
-        """What the script has changed in the dataset since the trial began, and not what loading samples changes. Ranks
-        of a node share one trial, which is not begun again."""
+        """What the script has changed in the dataset since the trial began, and not what loading samples changes, nor
+        what the kept part does not read. Ranks of a node share one trial, which is not begun again."""
         if self.is_fresh or ranks() > 1:
             return []
-        known, opened = set(self._discards.changing), {}
+        known, opened, reads = set(self._discards.changing), {}, None
         if found is not None:
             known |= {found.changes} if found.changes else set()
             opened = found.opened or {}
-        changes = self._looked_at.added_or_changed_since(Fingerprint(self.dataset), opened)
+            kept = found.plan or found.memo
+            reads = None if kept is None else kept.reads
+        changes = self._looked_at.added_or_changed_since(Fingerprint(self.dataset, names=reads), opened)
         return [c for c in changes if not known & {changed_name(c), attribute_of_dataset(c)}]
 
     def _stage(self, found: Found, memories: Sequence[Memory]) -> str:
