@@ -348,7 +348,8 @@ def test_what_the_script_changes_in_each_epoch_is_read_by_no_kept_call() -> None
         warnings.simplefilter("always")
         kept = batches(staged, 5, change=change)
     assert equal_bits(batches(plain, 5, change=change), kept)
-    assert sum("bonus was" in str(w.message) for w in said) == 2
+    # none, if the other function was found at first: which one saves more is measured
+    assert sum("bonus was" in str(w.message) for w in said) in (0, 2)
     assert "slow_array" in str(staged.split)
 
 

@@ -981,6 +981,93 @@ def test_both_parts_enter_a_context() -> None:
         assert [line in row.name for row in found.rows] == [False, True]
 
 
+class Record:
+    """An open file, as h5py has them: it cannot be kept."""
+
+    def __init__(self, i: int) -> None:
+        self.i, self.attrs, self.is_closed = i, {"label": "abc"[i % 3]}, False
+
+    def read(self, places: slice = slice(None)) -> torch.Tensor:
+        assert not self.is_closed
+        return (torch.arange(20.0) + self.i)[places]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def __reduce__(self) -> Any:
+        raise TypeError("it is open")
+
+
+class LabelLast(Pictures):
+    training = True
+
+    def __getitem__(self, i: int) -> Any:
+        record = Record(i)
+        x = scale(record.read())
+        if self.training:
+            start = random.randrange(9)
+            x = x[start : start + 10]
+        y = "abc".index(record.attrs["label"])
+        record.close()
+        return x, y
+
+
+class LabelReturned(Pictures):
+    def __getitem__(self, i: int) -> Any:
+        record = Record(i)
+        with torch.no_grad():
+            x = scale(record.read())
+            x = noise(x)
+        return {"x": x * 2, "y": torch.tensor("abc".index(record.attrs["label"])), "i": record.i + i, "more": [x.sum()]}
+
+
+class LabelAtTimes(Pictures):
+    """What is evaluated now and then stays where it is: only the way to the record is kept."""
+
+    def __getitem__(self, i: int) -> Any:
+        x = scale(torch.full(SHAPE, float(i)))
+        record = Record(i)
+        x = noise(x)
+        return x, record.attrs["label"] if random.random() < 0.5 else ""
+
+
+class ReadsParts(LabelAtTimes):
+    def __getitem__(self, i: int) -> Any:
+        x = scale(torch.full(SHAPE, float(i)))
+        record = Record(i)
+        start = random.randrange(9)
+        return x.sum() + record.read(slice(start, start + 3)), record.attrs["label"]
+
+
+class ClosedBefore(LabelAtTimes):
+    """Another order would show."""
+
+    def __getitem__(self, i: int) -> Any:
+        x = scale(torch.full(SHAPE, float(i)))
+        record = Record(i)
+        same = [record]
+        x = noise(x)
+        same[0].close()
+        return x, record.is_closed
+
+
+@pytest.mark.parametrize(
+    ("cls", "line"),
+    [
+        (LabelLast, "start = random.randrange(9)"),
+        (LabelReturned, "x = noise(x)"),
+        (LabelAtTimes, "record = Record(i)"),
+        (ReadsParts, "record = Record(i)"),
+        (ClosedBefore, "record = Record(i)"),
+    ],
+)
+def test_what_only_the_end_reads_of_an_object_that_cannot_be_kept(cls: type[Pictures], line: str) -> None:
+    staged = same_bits(cls())
+    assert staged.account.filled == 20
+    assert staged.split is not None
+    assert [line in row.name for row in staged.split.rows] == [False, True], str(staged.split)
+
+
 class Louder:
     gain = 1.0
 

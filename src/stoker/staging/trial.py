@@ -39,9 +39,9 @@ from .isolate import allow_connections, files_read
 from .plan import Plan, WholeNode, nodes_in
 from .pure_calls import MemoPlan, Survey
 from .samples import TrialSamples
-from .search import Search, weaker_plans
+from .search import Search, weaker_plans, with_less_stored
 from .stages import Row, cut_of, rows_of
-from .store.encode import CacheError
+from .store.encode import UNCACHEABLE, CacheError
 from .verify import CHANGES, attribute_of_dataset, verify
 
 MOST_PLANS = 24  # that are verified
@@ -126,6 +126,9 @@ def _find_cut(samples: TrialSamples, until: float, changing: Collection[str]) ->
         if time.monotonic() > until:
             reasons.append("the search took too long")
             break
+        if UNCACHEABLE in why:
+            other = with_less_stored(candidate, called)
+            candidates = candidates if other is None else itertools.chain([other], candidates)
         if why.startswith(CHANGES) and not looked_for_changes:
             looked_for_changes = True
             search = Search(samples, stop_at_changes=True)
