@@ -54,7 +54,7 @@ class _Rewriter:
         bound = set(bound)
         for statement in statements:
             if not isinstance(statement, FUNCTIONS):
-                inside = bound | names_bound(getattr(statement, "items", []))
+                inside = bound | names_bound([*getattr(statement, "items", []), *_targets(statement)])
                 for holder in (statement, *getattr(statement, "handlers", []), *getattr(statement, "cases", [])):
                     for name in ("body", "orelse", "finalbody"):
                         if isinstance(getattr(holder, name, None), list):
@@ -97,7 +97,12 @@ class _Rewriter:
         ):
             return ""
         results = [x for x in names_bound([block]) if self._reads[x] > inside[x]]
-        return results[0] if len(results) == 1 and results[0] not in names else ""
+        is_new = len(results) == 1 and (results[0] not in names or results[0] in names_bound(block.body))
+        return results[0] if is_new else ""
+
+
+def _targets(statement: ast.stmt) -> list[ast.expr]:
+    return [statement.target] if isinstance(statement, ast.For) else []
 
 
 def _of_if(block: ast.If) -> str:

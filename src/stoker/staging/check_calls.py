@@ -9,6 +9,8 @@ import re
 import types
 from collections.abc import Callable, Collection, Iterator
 
+import numpy as np
+
 from ..core.compare import equal_bits
 from ..core.fingerprint import Fingerprint
 from ..core.random_state import RandomState
@@ -16,7 +18,7 @@ from .aliases import share_memory
 from .callee import Thunk, Value
 from .executed_code import Executed
 from .isolate import output_size
-from .memoize import CallKey, Key, is_small, names_of
+from .memoize import CallKey, Key, SiteKey, is_small, names_of
 from .plan import Unplanned
 from .recompile import HELPER
 from .samples import TrialSamples
@@ -24,17 +26,74 @@ from .store.encode import CacheError
 from .verify import Kept, changed_name, file_positions
 
 SECOND_CALL_SEED = 90
+FEW_VALUES = 4  # of a drawn argument, whatever the sample: results of all of them are kept
+
+
+class SeenKeys:
+    """Keys of calls that the same samples make under several random states.
+
+    A call of a drawn index comes again (``self.load_image(j)``); one of a drawn angle does not, nor one of this sample
+    and a drawn place in it.
+    """
+
+    def __init__(self) -> None:
+        self._sample = self._run = 0
+        self._keys: dict[tuple[object, ...], list[tuple[int, int, Key, list[object]]]] = {}
+
+    def begin(self, sample: int, run: int) -> None:
+        """A sample is about to be made. ``run``: the number of the random state."""
+        self._sample, self._run = sample, run
+
+    def add(self, key: Key) -> None:
+        """It makes such a call."""
+        if isinstance(key, SiteKey):
+            place: tuple[object, ...] = key[:3]
+            values = list(_flat(key.values))
+        else:
+            place, values = key[:2], list(_flat((key.owner, key.args, *key.kwargs)))
+        self._keys.setdefault((*place, len(values)), []).append((self._sample, self._run, key, values))
+
+    def drawn_anew(self) -> Iterator[Key]:
+        """One key of each call that does not come again."""
+        for found in self._keys.values():
+            columns = list(zip(*(values for *_, values in found), strict=True))
+            drawn = [self._is_drawn(found, n) for n in range(len(columns))]
+            of_sample = any(not d and len(set(column)) > 1 for d, column in zip(drawn, columns, strict=True))
+            for d, column in zip(drawn, columns, strict=True):
+                many = len(set(column)) > max(FEW_VALUES, len(column) // FEW_VALUES)
+                is_continuous = many and any(isinstance(x, (float, np.floating)) and x % 1 for x in column)
+                if d and (is_continuous or (many and of_sample)):
+                    yield found[0][2]
+                    break
+
+    @staticmethod
+    def _is_drawn(found: list[tuple[int, int, Key, list[object]]], column: int) -> bool:
+        """Whether a value depends on the random state."""
+        seen: dict[int, dict[int, set[object]]] = {}
+        for sample, run, _, values in found:
+            seen.setdefault(sample, {}).setdefault(run, set()).add(values[column])
+        return any(len({frozenset(x) for x in runs.values()}) > 1 for runs in seen.values())
+
+
+def _flat(values: object) -> Iterator[object]:
+    if isinstance(values, tuple):
+        for value in values:
+            yield from _flat(value)
+    else:
+        yield values
 
 
 class Replay:
     """Answers calls as a ``Memo`` does, with copies of what they returned first; what it keeps is its own."""
 
-    def __init__(self, samples: TrialSamples) -> None:
+    def __init__(self, samples: TrialSamples, seen: SeenKeys) -> None:
         self.names = names_of(samples.dataset)
         self.states = samples.states
+        self._seen = seen
         self._kept: dict[str, Kept] = {}
 
     def answer(self, key: Key, call: Thunk, variables: Thunk | None = None) -> Value:
+        self._seen.add(key)
         kept = self._kept.get(repr(key))
         if kept is not None:
             return kept.read()
@@ -48,7 +107,9 @@ class Replay:
 class Checker:
     """Stands where ``Memo`` stands: makes each kept call twice, under other random states, and compares."""
 
-    def __init__(self, samples: TrialSamples, changing: Collection[str], strike: Callable[[Key, str], None]) -> None:
+    def __init__(
+        self, samples: TrialSamples, changing: Collection[str], strike: Callable[[Key, str], None], seen: SeenKeys
+    ) -> None:
         self.names = names_of(samples.dataset)
         self.states = samples.states
         self.struck = False  # a call must not be kept
@@ -60,9 +121,11 @@ class Checker:
         self._samples = samples
         self._changing = changing  # attributes that the script changes in each epoch: the calls must not read them
         self._of_samples = samples.assigned | set(map(changed_name, samples.changes))  # nor these
+        self._seen = seen
         self._strike = strike  # is told of a call that must not be kept, and why
 
     def answer(self, key: Key, call: Thunk, variables: Thunk | None = None) -> Value:
+        self._seen.add(key)
         samples, code = self._samples, Executed(self._samples.dataset)
         states = samples.states()
         fingerprint = Fingerprint(samples.dataset)

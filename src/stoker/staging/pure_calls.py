@@ -22,8 +22,7 @@ from ..core.compare import equal_bits
 from ..core.errors import one_line
 from ..core.packages import libraries
 from .callee import AnyCallable, Call, Thunk, Value, Values, callee_of, key_of
-from .check_calls import Checker, Replay
-from .containers import items_of
+from .check_calls import Checker, Replay, SeenKeys
 from .executed_code import globals_named, is_closed
 from .memoize import Key, MemoNode, SiteKey, call_key, names_of, values_of
 from .plan import Node, SliceNode, Unplanned
@@ -31,7 +30,7 @@ from .samples import SAMPLES, TrialSamples
 from .search import Search
 from .source import NoSource
 from .stages import cut_of
-from .surveyed_function import SurveyedFunction
+from .surveyed_function import SurveyedFunction, may_be_cut
 
 WORTH_S = 100e-6  # a call that is kept takes at least so long
 WORTH_SHARE = 0.02  # and, all times that a sample makes it, such a part of a sample
@@ -104,7 +103,8 @@ class Survey:
                 return None
             self._select_in_other_branches(node, self._root)
             plan = MemoPlan(node, sites=len(node.all_shown()))
-            if self._check(plan, indices, CHECK_SEED + k) and self._compare(plan, indices):
+            seen = SeenKeys()
+            if self._check(plan, indices, CHECK_SEED + k, seen) and self._compare(plan, indices, seen):
                 return plan if plan.served_s < PAYS * self._plain_s else None
         return None
 
@@ -130,7 +130,7 @@ class Survey:
     def call(self, function: SurveyedFunction, number: int, call: Call, depth: int) -> Value:
         """The call itself, its arguments being evaluated."""
         has_key = call_key(call, self._names) is not None
-        if not has_key and number not in function.calls and _may_be_cut(call):
+        if not has_key and number not in function.calls and may_be_cut(call):
             function.calls[number] = call.with_copied_arguments(self.samples.dataset)
         run = functools.partial(self._run, function, number, call, depth)
         out, moved = self._timed(function.seconds.setdefault(number, []), run)
@@ -257,13 +257,14 @@ class Survey:
 
     # -- verifying
 
-    def _check(self, plan: MemoPlan, indices: list[int], seed: int) -> bool:
+    def _check(self, plan: MemoPlan, indices: list[int], seed: int, seen: SeenKeys) -> bool:
         """Whether each selected call is pure. One that is not is struck out, for the next selection. ``seed``: another
         one each time, for the dataset may hold what it has loaded for others."""
         samples = self.samples
-        checker = Checker(samples, self.changing, self.strike)
+        checker = Checker(samples, self.changing, self.strike, seen)
         for k, i in enumerate(indices * CHECKS):
             samples.seed(seed + 100 * k)
+            seen.begin(k % len(indices), k)
             if k >= len(indices) and not self._unchecked(plan.root, self._root, _checked(plan.root, self._root)):
                 break
             try:
@@ -295,10 +296,11 @@ class Survey:
             out += self._unchecked(inner, function.inner[key], checked)
         return out
 
-    def _compare(self, plan: MemoPlan, indices: list[int]) -> bool:
-        """Whether samples with calls from memory are those without, the first time and when all calls are answered."""
+    def _compare(self, plan: MemoPlan, indices: list[int], seen: SeenKeys) -> bool:
+        """Whether samples with calls from memory are those without, the first time and when all calls are answered; and
+        whether those calls come again in other epochs."""
         samples = self.samples
-        replay = Replay(samples)
+        replay = Replay(samples, seen)
         shortest = [(float("inf"), float("inf"))] * len(indices)  # seconds of a sample, and with calls from memory
         for times_before in range(3):
             if times_before > 1 and self._pays(plan, shortest):
@@ -310,6 +312,7 @@ class Survey:
                 plain_s = time.perf_counter() - began
                 states = samples.states().in_order()
                 samples.seed(COMPARE_SEED + k)
+                seen.begin(k, -1)
                 began = time.perf_counter()
                 with samples.emptied():
                     kept = plan.root.run(replay, Call(samples.dataset.__getitem__, (i,), {}))
@@ -318,9 +321,12 @@ class Survey:
                 if not equal_bits(plain, kept) or samples.states().in_order() != states:
                     self.reasons.append(f"with calls from memory sample {i} is another")
                     return False
+        drawn = list(seen.drawn_anew())
+        for key in drawn:
+            self.strike(key, "a call with other arguments each time is not kept")
         self._pays(plan, shortest)
         samples.sample_s = min(samples.sample_s, self._plain_s)
-        return True
+        return not drawn
 
     def _pays(self, plan: MemoPlan, shortest: list[tuple[float, float]]) -> bool:
         """Whether it takes less time with calls from memory; notes both times."""
@@ -358,12 +364,6 @@ def _reads_in_calls(node: MemoNode, function: SurveyedFunction) -> tuple[set[str
         names |= more[0]
         variables |= more[1]
     return names, variables
-
-
-def _may_be_cut(call: Call) -> bool:
-    """Whether a call may have a first part: it runs a container of transforms, or a Python function of the user's."""
-    callee = callee_of(call.function)
-    return items_of(call.function) is not None or (callee is not None and not is_closed(callee.fn, libraries()))
 
 
 def _shown(function: SurveyedFunction, number: int, node: MemoNode) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import types
 from collections.abc import Iterator
 
-from .callee import Call, Callee
+from ..core.packages import libraries
+from .callee import Call, Callee, callee_of
+from .containers import items_of
+from .executed_code import is_closed
 from .memoize import is_small
 from .plan import Node
 from .recompile import rebound
@@ -80,3 +83,9 @@ class SurveyedFunction:
         yield self
         for function in self.inner.values():
             yield from function.all()
+
+
+def may_be_cut(call: Call) -> bool:
+    """Whether a call may have a first part: it runs a container of transforms, or a Python function of the user's."""
+    callee = callee_of(call.function)
+    return items_of(call.function) is not None or (callee is not None and not is_closed(callee.fn, libraries()))
