@@ -1018,7 +1018,12 @@ class LabelReturned(Pictures):
         with torch.no_grad():
             x = scale(record.read())
             x = noise(x)
-        return {"x": x * 2, "y": torch.tensor("abc".index(record.attrs["label"])), "i": record.i + i, "more": [x.sum()]}
+        return {
+            "x": x * 2,
+            "y": torch.tensor("abc".index(record.attrs["label"])),
+            "i": record.i + i,
+            "more": f"{x.sum()} {record.i}",
+        }
 
 
 class LabelAtTimes(Pictures):

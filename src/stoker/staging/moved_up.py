@@ -71,7 +71,7 @@ class _Mover:
         return new
 
     def _operand(self, node: ast.AST) -> ast.AST:
-        if isinstance(node, ast.keyword):
+        if isinstance(node, (ast.keyword, ast.FormattedValue)):
             new = copy.copy(node)
             new.value = self._expression(node.value)
             return new
