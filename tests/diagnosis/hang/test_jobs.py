@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from stoker.commands.main import main
-from stoker.diagnosis.hang import stacks
+from stoker.diagnosis.hang import proc, stacks
 
 from .helpers import LOADERS, judged, running, script
 
@@ -154,10 +154,28 @@ def test_a_process_that_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_process_that_is_not_python(capsys: pytest.CaptureFixture[str]) -> None:
     p = subprocess.Popen(["sleep", "1000"])
     try:
+        while not Path(f"/proc/{p.pid}/cmdline").read_bytes():
+            pass  # Popen may return before the other program has its arguments
         assert f"process {p.pid} is not Python (sleep)" in said(p.pid, capsys)
     finally:
         p.kill()
         p.wait()
+
+
+def test_a_process_without_a_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has none for an instant while it is replaced by another program (execve(2)), and when it has ended."""
+    identify = proc.identify
+    monkeypatch.setattr(proc, "identify", lambda pid: (x := identify(pid)) and x._replace(command=(), python=False))
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as p:
+        assert p.stdin is not None
+        assert p.stdout is not None
+        p.stdin.write(b"x")
+        p.stdin.flush()
+        p.stdout.read(1)  # now it is another program
+        assert f"process {p.pid} is not Python (cat)" in said(p.pid, capsys)
+        p.kill()
+        os.waitid(os.P_PID, p.pid, os.WEXITED | os.WNOWAIT)
+        assert f"process {p.pid} has ended" in said(p.pid, capsys)
 
 
 def test_a_process_of_somebody_else(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

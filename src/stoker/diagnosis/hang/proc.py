@@ -52,7 +52,7 @@ class Identity(NamedTuple):
     pid: int
     parent: int
     name: str  # of its main thread
-    command: tuple[str, ...]  # its command line; empty once it has ended
+    command: tuple[str, ...]  # its command line; empty once it has ended, and for an instant in execve(2)
     state: str  # as of a thread
     python: bool  # whether the program is a Python interpreter, or has one in it
 

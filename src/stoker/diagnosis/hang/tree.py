@@ -40,9 +40,9 @@ def find(pid: int) -> Tree:
     tree = {p: found for p in order if (found := proc.identify(p)) is not None}
     if not any(found.python for found in tree.values()):
         named = tree.get(pid)
-        if named is None or not named.command:
+        if named is None or named.state in ("Z", "X"):
             raise StokerError(f"process {pid} has ended")
-        what = os.path.basename(named.command[0])
+        what = os.path.basename(named.command[0]) if named.command else named.name  # without one in mid-exec
         raise StokerError(f"process {pid} is not Python ({what}), and has started no Python")
     return tree
 
