@@ -31,7 +31,12 @@ SIZE = 24
 @pytest.fixture(autouse=True)
 def pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it pays is not asked: that depends on what else the machine does."""
-    monkeypatch.setattr(pure_calls, "PAYS", 1e9)
+
+    def pays(survey: pure_calls.Survey, plan: pure_calls.MemoPlan, _: Any) -> bool:
+        survey._plain_s, plan.served_s = 1.0, 0.0
+        return True
+
+    monkeypatch.setattr(pure_calls.Survey, "_pays", pays)
 
 
 def slow_array(seed: int) -> np.ndarray[Any, Any]:
