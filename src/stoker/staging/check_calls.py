@@ -26,7 +26,7 @@ from .store.encode import CacheError
 from .verify import Kept, changed_name, file_positions
 
 SECOND_CALL_SEED = 90
-FEW_VALUES = 4  # of a drawn argument, whatever the sample: results of all of them are kept
+FEW_VALUES = 4  # that a drawn argument takes: the results for each of them are kept
 
 
 class SeenKeys:
@@ -60,7 +60,7 @@ class SeenKeys:
             drawn = [self._is_drawn(found, n) for n in range(len(columns))]
             of_sample = any(not d and len(set(column)) > 1 for d, column in zip(drawn, columns, strict=True))
             for d, column in zip(drawn, columns, strict=True):
-                many = len(set(column)) > max(FEW_VALUES, len(column) // FEW_VALUES)
+                many = len(set(column)) > FEW_VALUES
                 is_continuous = many and any(isinstance(x, (float, np.floating)) and x % 1 for x in column)
                 if d and (is_continuous or (many and of_sample)):
                     yield found[0][2]

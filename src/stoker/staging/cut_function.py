@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from .callee import Callee
 from .deferred import deferred
-from .moved_up import move_up
+from .hoist import hoist
 from .recompile import HELPER, compiled_like, helper_call
 from .switches import scope_of, switched_on
 from .syntax import (
@@ -72,7 +72,7 @@ class Cut(NamedTuple):
     unrolled: bool = False  # the position is one in the function with its list comprehensions unrolled: see ``unroll``
     # positions of ``with`` statements that the tail enters, too; others close what only the head needs
     entered: frozenset[Position] = frozenset()
-    early: bool = False  # what the tail would evaluate is evaluated in the head where that keeps less: see ``moved_up``
+    hoisted: bool = False  # the head evaluates expressions of the tail, where less has to be kept then: see ``hoist``
 
 
 class Parts(NamedTuple):
@@ -158,9 +158,9 @@ def cut(fn: types.FunctionType, is_method: bool, where: Cut) -> Parts:
     head, rest = [x for x in head if not any(x is y for y in later)], [*later, *rest]
     once, changed = bound_once(tree.body, params), head
     again = _looked_up_again(cutter, head, rest, once, set(params))
-    if where.early:
+    if where.hoisted:
         given = passed | names_bound(again) | (once & {*params})
-        changed, rest = move_up(head, rest, {*params, *names_bound(head)} & read_before_bound([*again, *rest]), given)
+        changed, rest = hoist(head, rest, {*params, *names_bound(head)} & read_before_bound([*again, *rest]), given)
         again = _looked_up_again(cutter, head, rest, once, set(params))
     head = changed
     assigned = {*params, *names_bound(head)} - passed - names_bound(again)

@@ -32,7 +32,7 @@ from ...core.types import Sample
 from . import spec
 from .spec import Leaf, Spec, class_name, find_class
 
-UNCACHEABLE = "which cannot be cached"  # in the message of a CacheError: of an object that no part of a sample may be
+UNCACHEABLE = "which cannot be cached"  # in a CacheError's message: an object of this class cannot be stored
 ALIGN = 16  # bytes between leaves: enough for any dtype
 DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 SIMPLE_KINDS = "biufc?mMSU"  # kinds of NumPy dtypes that are fully described by their string

@@ -16,16 +16,16 @@ from collections.abc import Collection
 
 from .syntax import COMPREHENSIONS, names_bound, names_read, operand_places, shallow_copy
 
-EARLY = "_stoker_e"  # begins the names of variables that hold their values
+HOISTED = "_stoker_h"  # begins the names of variables that hold their values
 _ROOTED = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Expr)
 _STAYS = (ast.Lambda, *COMPREHENSIONS, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Starred, ast.Slice)
 
 
-def move_up(
+def hoist(
     head: list[ast.stmt], rest: list[ast.stmt], stored: Collection[str], known: Collection[str]
 ) -> tuple[list[ast.stmt], list[ast.stmt]]:
-    """Both parts, with what can be moved. ``head`` ends with a statement that packs variables (``packs``). ``stored``:
-    variables that would be kept; ``known``: others that both parts have."""
+    """Both parts, with expressions of ``rest`` put into ``head``, which ends with a statement that packs variables
+    (``packs``). ``stored``: variables that would be kept. ``known``: others that both parts have."""
     wanted = set(stored) - names_bound(rest) - set(known)
     while wanted:
         mover = _Mover(wanted, {*wanted, *known}, {*stored, *names_bound(head), *names_bound(rest)})
@@ -56,7 +56,7 @@ class _Mover:
         if isinstance(node, (ast.Name, *_STAYS)) or not read & self._wanted:
             return node
         if not read & self._others and not any(isinstance(x, _STAYS[:-2]) for x in ast.walk(node)):
-            name = f"{EARLY}{len(self.moved)}"
+            name = f"{HOISTED}{len(self.moved)}"
             self.moved.append(ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], node), node))
             return ast.copy_location(ast.Name(name, ast.Load()), node)
         if isinstance(node, (ast.BoolOp, ast.IfExp)):
