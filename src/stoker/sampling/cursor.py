@@ -172,7 +172,7 @@ class Cursor(SamplerReplay):
 
     def undo_draws_ahead(self) -> None:
         """Another epoch is about to begin. If this one was left early, the sampler's generator goes back to where it
-        was at the last batch delivered, for how far workers are ahead is chance; it stays if anyone has moved it since."""
+        was at the last batch delivered, for how far workers are ahead is chance. If others have moved it, it stays."""
         draws, self._draws = self._draws, deque()
         position, generator = self.shown or self, self._sampler_generator
         if position.finished or generator is None or not draws or not torch.equal(generator.get_state(), draws[-1][1]):
