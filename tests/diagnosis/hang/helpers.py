@@ -93,14 +93,15 @@ def until(found: Callable[[], Any], fits: Callable[[Any], object]) -> Any:
     return seen
 
 
-def judged(pid: int, name: str) -> tuple[list[job.Job], causes.Cause]:
-    """What is seen of a job once the cause has that name."""
+def judged(pid: int, name: str, fits: Callable[[list[job.Job]], object] = bool) -> tuple[list[job.Job], causes.Cause]:
+    """What is seen of a job once the cause has that name, and the job fits."""
     found: list[list[job.Job]] = []
 
     def ask() -> causes.Cause:
         found.append(job.look(pid))
         return causes.judge(found[-1])
 
-    cause = until(ask, lambda cause: cause.name == name)
+    cause = until(ask, lambda cause: cause.name == name and fits(found[-1]))
     assert cause.name == name, cause
+    assert fits(found[-1]), found[-1]
     return found[-1], cause

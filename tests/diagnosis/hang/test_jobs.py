@@ -53,7 +53,8 @@ def test_a_worker_hangs(name: str, loader: str, tmp_path: Path) -> None:
     fifo = tmp_path / "photo.jpg"
     os.mkfifo(fifo)
     with running(script(tmp_path, hang.format(path=str(fifo)), loader, before)) as p:
-        (job,), cause = judged(p.pid, cause_name)
+        # Whether a worker is stopped can be seen before its loop waits for it.
+        (job,), cause = judged(p.pid, cause_name, lambda jobs: jobs[0].waited_for)
         assert words in cause.sentence
         assert cause.hangs is not False
         assert cause.advice
@@ -73,6 +74,45 @@ def test_a_worker_hangs(name: str, loader: str, tmp_path: Path) -> None:
                 assert "train.py:" in cause.sentence
         # The same by the worker's own id.
         assert judged(worker.pid, cause_name)[1].sentence[:20] == cause.sentence[:20]
+
+
+# The worker has sent its first batch, of which the loop still wants the memory; then it keeps its GIL, or is stopped.
+SENT = """
+import ctypes, os, signal
+from torch.utils.data import DataLoader, Dataset
+
+R, W = os.pipe()
+
+class Data(Dataset):
+    def __len__(self):
+        return 100
+    def __getitem__(self, i):
+        if i == 4:
+            os.read(R, 1)
+            print("there", flush=True)
+            {hang}
+        return i
+
+it = iter(DataLoader(Data(), batch_size=4, num_workers=1))
+it._data_queue._reader.poll(60)
+os.write(W, b".")
+next(it)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("hang", "name"),
+    [("ctypes.PyDLL(None).sleep(10**6)", "sleep"), ("os.kill(os.getpid(), signal.SIGSTOP)", "stopped")],
+)
+def test_a_worker_that_does_not_hand_over_the_memory_of_a_batch(hang: str, name: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SENT.format(hang=hang))
+    with running(path) as p:
+        (job,), cause = judged(p.pid, name, lambda jobs: jobs[0].waited_for)
+        assert job.loop is not None
+        assert job.loop.wait.kind == "socket"
+        assert cause.pids == (job.workers[0].pid,)
 
 
 @pytest.mark.slow

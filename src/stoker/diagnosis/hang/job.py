@@ -176,7 +176,21 @@ def _waits_for(member: Member, members: dict[int, Member]) -> list[int]:
         holds = any((d.target in reads and d.writes) or (d.target in writes and d.reads) for d in ends)
         if holds and other is not member:
             found.append(other.pid)
-    return found
+    return found or _stuck_senders(member, members)
+
+
+def _stuck_senders(loop: Member, members: dict[int, Member]) -> list[int]:
+    """The workers that may owe a loop the memory of a batch. With torch's loader a thread of the worker hands over the
+    descriptor of each tensor, by a Unix socket. It cannot while its process is stopped, or while the main thread waits
+    without releasing the GIL. Which process holds the other end is not in ``/proc``: named are those workers that
+    serve such sockets and do not move."""
+    if loop.role != "loop" or loop.wait.kind != "socket":
+        return []
+    serves = proc.unix_sockets(loop.pid)
+    if not any(target in serves for target in loop.wait.reads):
+        return []
+    stuck = [m for m in members.values() if m.role == "worker" and m.still and m.wait.kind != "pipe"]
+    return [m.pid for m in stuck if any(serves.get(d.target) for d in (m.process.descriptors or {}).values())]
 
 
 def _jobs(members: dict[int, Member], known: tree.Tree, roles: dict[int, str]) -> list[Job]:

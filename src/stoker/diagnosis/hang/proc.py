@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+ACCEPTS = 1 << 16  # a flag of a socket in /proc/net/unix: __SO_ACCEPTCON of linux/net.h
+
 
 class Call(NamedTuple):
     """The system call in which a thread waits."""
@@ -170,6 +172,12 @@ def peer(pid: int, target: str) -> str:
             if len(fields) > 9 and fields[9] == number and fields[2].strip("0:"):
                 return _address(fields[2])
     return ""
+
+
+def unix_sockets(pid: int) -> dict[str, bool]:
+    """The Unix sockets of a process' network, ``socket:[8]``, and whether each waits for connections."""
+    lines = [line.split() for line in _read(Path(f"/proc/{pid}/net/unix")).splitlines()[1:]]
+    return {f"socket:[{fields[6]}]": bool(int(fields[3], 16) & ACCEPTS) for fields in lines}
 
 
 def lock_holder(pid: int) -> int | None:
