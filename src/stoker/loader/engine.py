@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from ..sampling.state import State
     from ..workers.faults.error_log import ErrorLog
     from ..workers.faults.policy import OnError
+    from ..workers.protocol import LateDataset
     from ..workers.remote.nodes import Nodes
 
 torch_get_iterator = torch_loader.DataLoader._get_iterator
@@ -303,6 +304,7 @@ def _pool(
         make_batch = decide.maker(loader, state, cursor)
     if not threads:
         _name_reopened(loader.dataset, state.metrics.decisions)
+    nodes = _nodes(loader, state)
     plan = PoolPlan(
         budget=budget(loader),
         slots=state.heaps if threads else state.arenas,
@@ -312,8 +314,9 @@ def _pool(
         faults=faults,
         fatal_samples=state.fatal_samples if not threads and validate.restarts(loader) else None,
         make_batch=make_batch,
-        nodes=_nodes(loader, state),
+        nodes=nodes,
         standby=standby,
+        late=None if threads or nodes is not None else loader.__dict__.get("_stoker_late"),
     )
     it = PoolIter(loader, cursor, state.metrics, plan)
     state.iterators.add(it)
@@ -376,15 +379,18 @@ def torch_serves(loader: LoaderLike) -> str:
 
 
 @contextmanager
-def with_dataset(loader: LoaderLike, dataset: object) -> Iterator[None]:
-    """Another dataset in the place of a loader's own, while an iterator is made of it. None: its own."""
+def with_dataset(loader: LoaderLike, dataset: object, late: LateDataset | None = None) -> Iterator[None]:
+    """Another dataset in the place of a loader's own, while an iterator is made of it. None: its own. ``late``: may
+    exchange it in the middle of the epoch."""
     held = loader.__dict__
     own = held["dataset"]
     held["dataset"] = own if dataset is None else dataset
+    held["_stoker_late"] = late
     try:
         yield
     finally:
         held["dataset"] = own
+        held.pop("_stoker_late", None)
 
 
 def init_sees_dataset(loader: LoaderLike) -> bool:

@@ -66,6 +66,7 @@ class PoolIter(_BaseDataLoaderIter):
         self._cursor = cursor
         self._metrics = metrics
         self._locker = plan.locker
+        self._late = plan.late
         self._error_log = None if plan.faults is None else plan.faults[1]
         self._warned_of_seeds = False
         saved = cursor.saved
@@ -194,6 +195,7 @@ class PoolIter(_BaseDataLoaderIter):
             shards=partition.shards,
             places=partition.places,
             ranks=(self._cursor.rank, self._cursor.ranks),
+            late=plan.late,
         )
 
     def _start_workers(
@@ -310,6 +312,8 @@ class PoolIter(_BaseDataLoaderIter):
 
     def _next_data(self) -> Batch:
         self._pressure.check()
+        if self._late is not None and not self._late.ask():
+            self._late = None
         if self._locker is not None:
             self._locker.sweep()
         while True:

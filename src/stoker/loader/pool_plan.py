@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..transport.slots import SlotReader
     from ..transport.thread_slots import HeapWriter
     from ..workers.faults.error_log import ErrorLog
+    from ..workers.protocol import LateDataset
     from ..workers.remote.nodes import Nodes
     from ..workers.rng_watch import GlobalRngUse
 
@@ -54,3 +55,4 @@ class PoolPlan:
     nodes: Nodes | None = None  # of a cluster that make batches, too; None: this machine makes all
     # workers, and batches in flight for each, should any be wanted: the epoch begins without
     standby: tuple[int, int] | None = None
+    late: LateDataset | None = None  # gives workers a cache in the middle of their epoch; None: nothing does

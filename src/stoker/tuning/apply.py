@@ -7,9 +7,8 @@ What happens to a loader::
                         of the first is taken
     first iterated      if the script has changed the dataset since then, a new trial begins
     ... WAIT_S later    the trial has ended: the first epoch fills the cache, or nothing is kept
-                        it has not: the first epoch runs without a cache, and the trial ends beside it
-                        (workers that stay keep that dataset, so for them the wait is LONG_WAIT_S)
-    next epochs         a trial that ended meanwhile takes effect when an epoch begins
+                        it has not: the epoch begins without a cache, and workers get it when the trial has ended
+                        (``staging.late_plan``); without workers the next epoch does
 
 The worker count is decided once, when a loader is first iterated. A failure in here leaves the loader as its script
 made it.
@@ -41,12 +40,13 @@ from ..loader import engine
 from ..loader.auto.limits import first_guess
 from ..loader.loader_state import state_of
 from ..staging.dataset import Staged
+from ..staging.late_plan import LatePlan
 from ..staging.streams import dataset_inside
 from .managed_dataset import ManagedDataset
 
 WAIT_S = 1.0  # before the first batch; a trial that takes longer goes on beside the first epoch
-# The same where workers stay, for their dataset is the one that they are started with; and for far storage, where the
-# samples that the trial reads take long, and so does the first epoch.
+# The same for far storage, where the samples that the trial reads take long, and so does the first epoch; and for a
+# stream, whose workers keep the dataset that they are started with.
 LONG_WAIT_S = 4.0
 TINY_SAMPLE_S = 100e-6  # samples that take no longer are mostly views of memory: a worker would copy them
 TINY_BATCH_S = 0.002  # a batch that takes no longer in the script's own process stays there
@@ -67,14 +67,16 @@ def attach(module: Any, applied: JsonObject) -> None:
 
     def _get_iterator(loader: LoaderLike) -> Iterator[Batch]:
         staged: object = None
+        late: LatePlan | None = None
         make: Callable[[LoaderLike], Iterator[Batch]] = engine.get_iterator
         with _left_as_it_is(loader):
             known = _manage(loader, applied) if _is_manageable(loader) else None
             staged = _stream_with_cache(loader, applied) if known is None else known.staged_for(loader)
             if known is not None and known.is_for_script(loader):
                 make = known.without_workers(loader)
+            late = None if known is None else known.late_plan(loader)
         _begin_next_trial()
-        with engine.with_dataset(loader, staged):
+        with engine.with_dataset(loader, staged, late):
             return make(loader)
 
     module.DataLoader._get_iterator = _get_iterator
@@ -134,6 +136,8 @@ def refresh() -> None:
     """Brings the entries of all loaders up to date."""
     for entry, known in _entries:
         entry["cache"] = known.report()
+        if known.staged is not None:
+            entry["from"]["staged"], entry["to"]["staged"] = False, True
         if known.by_script and BY_SCRIPT not in entry["reason"]:
             entry["reason"] += BY_SCRIPT
 
@@ -168,15 +172,11 @@ def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") ->
     """What is known of a loader's dataset. The loader's settings are decided the first time. ``why_own_count``: the
     reason for which the worker count is left alone; "": it is decided here."""
     known = _managed(loader.dataset)
-    # A stream, and a sampler without a length, may have no end: ultralytics' loader makes one iterator for all epochs.
-    stays = loader.persistent_workers or loader._dataset_kind != 0 or not hasattr(loader._index_sampler, "__len__")
-    waits_s = LONG_WAIT_S if stays or (known.waited_s == 0 and is_far(loader.dataset)) else WAIT_S
+    is_long = loader._dataset_kind != 0 or (known.waited_s == 0 and is_far(loader.dataset))
+    waits_s = LONG_WAIT_S if is_long else WAIT_S
     known.take_result(waits_s if known.waited_s == 0 else 0)
     if "_stoker_applied" not in loader.__dict__ or (known.trial is None and loader.__dict__["_stoker_undecided"]):
         _decide(loader, known, applied, why_own_count)
-    for entry, other in _entries:
-        if other is known and known.staged is not None:
-            entry["from"]["staged"], entry["to"]["staged"] = False, True
     return known
 
 

@@ -21,6 +21,7 @@ from ..loader.loader_state import state_of
 from ..staging.change_watch import Discards, shortly
 from ..staging.dataset import Staged
 from ..staging.isolate import Trial
+from ..staging.late_plan import LatePlan
 from ..staging.node_cache import start_trial
 from ..staging.plan import Plan
 from ..staging.split import Split
@@ -97,7 +98,8 @@ class ManagedDataset:
             self._is_second = True
             self._start_trial()
             return
-        changes = self._changes(found)
+        # Ranks of a node share one trial, which is not begun again.
+        changes = [] if self.is_fresh or ranks() > 1 else self._changes(found, self._looked_at)
         if not changes:
             self.found = found
             self.reason = self.reason if found is None else self._stage(found, trial.memories)
@@ -108,18 +110,34 @@ class ManagedDataset:
         else:
             self._start_trial()
 
-    def _changes(self, found: Found | None) -> list[str]:
-        """What the script has changed in the dataset since the trial began, and not what loading samples changes, nor
-        what the kept part does not read. Ranks of a node share one trial, which is not begun again."""
-        if self.is_fresh or ranks() > 1:
-            return []
+    def late_plan(self, loader: LoaderLike) -> LatePlan | None:
+        """How workers that are about to start come by the cache, if the trial ends in the middle of their epoch; None
+        where it has ended, or there are no workers."""
+        if self.trial is None or not int(loader.num_workers):
+            return None
+        started_with = Fingerprint(self.dataset)
+
+        def ask(late: LatePlan) -> bool:
+            self.take_result(0)
+            if self.trial is not None:
+                return True
+            if self.staged is not None and not self._changes(self.found, started_with):
+                with contextlib.suppress(Exception):  # the next epoch has it
+                    late.publish(self.staged)
+            return False
+
+        return LatePlan(ask)
+
+    def _changes(self, found: Found | None, before: Fingerprint) -> list[str]:
+        """What the script has changed in the dataset since a fingerprint of it, and not what loading samples changes,
+        nor what the kept part does not read."""
         known, opened, reads = set(self._discards.changing), {}, None
         if found is not None:
             known |= {found.changes} if found.changes else set()
             opened = found.opened or {}
             kept = found.plan or found.memo
             reads = None if kept is None else kept.reads
-        changes = self._looked_at.added_or_changed_since(Fingerprint(self.dataset, names=reads), opened)
+        changes = before.added_or_changed_since(Fingerprint(self.dataset, names=reads), opened)
         return [c for c in changes if not known & {changed_name(c), attribute_of_dataset(c)}]
 
     def _stage(self, found: Found, memories: Sequence[Memory]) -> str:

@@ -63,6 +63,14 @@ class SeededTask(NamedTuple):
     indices: Index  # of the task, or a ``RetryTask``
 
 
+class LateDataset(Protocol):
+    """Says in the middle of an epoch that another dataset makes the same samples, from a cache."""
+
+    def ask(self) -> bool: ...
+
+    def read(self, dataset: Any) -> Any: ...
+
+
 @dataclass(frozen=True)
 class WorkerSpec:
     """All that a worker needs to know; torch passes the same to its ``_worker_loop``."""
@@ -93,6 +101,7 @@ class WorkerSpec:
     shards: int = 0  # parts of an iterable dataset, where they are not one a worker, or not its own; else 0
     places: tuple[Place, ...] = ()  # where each of these parts was begun, if they were dealt anew among the ranks
     ranks: tuple[int, int] = (0, 1)  # rank of the training process, and how many there are
+    late: LateDataset | None = None  # what may come to be used in place of the dataset; None: nothing
 
     def place(self, part: int) -> Place:
         """Where a part of an iterable dataset was begun. Of a map-style dataset parts are workers."""

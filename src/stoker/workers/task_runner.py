@@ -23,7 +23,7 @@ from .collate import SlotCollate
 from .exceptions import Caught
 from .faults.guard import Guard, OnSampleStart
 from .fetcher import BatchFetcher, is_asked_one_by_one, put_back, staged_in, state_of
-from .protocol import RetryTask, SeededTask, WorkerReply, WorkerSpec
+from .protocol import LateDataset, RetryTask, SeededTask, WorkerReply, WorkerSpec
 from .read_threads import ReadThreads, reads_of
 
 FORKED = "Cannot re-initialize CUDA in forked subprocess"  # torch.cuda._lazy_init
@@ -77,6 +77,7 @@ class TaskRunner:
         self._staged: Any = None  # a ``Staged``, which has threads of its own
         self._failed: Caught | None = None
         self._shared = shared
+        self._late = spec.late
         self._own: ObjectSeeds | None = None
         self._shared_rng = torch.Generator()
         self.share_seed(spec.shared_seed)
@@ -197,6 +198,8 @@ class TaskRunner:
     def run(self, epoch: int, number: int, indices: Index) -> Batch:
         """The batch of a task, or the error in its place; in a ``WorkerReply`` if there is more to report. Sets
         ``exhausted`` when an iterable dataset has ended."""
+        if self._late is not None and self._fetcher is not None:
+            self._use_late_dataset(self._late)
         look, self._look = self._look, None
         before, self._before = self._before, None
         data = self._run(epoch, number, indices)
@@ -211,6 +214,20 @@ class TaskRunner:
         if self._sends_state and (not self._iterable or (self.spec.tell and self._made % self.spec.tell == 0)):
             state = pickled_state(lambda: state_of(self.dataset, self._fetcher.fetcher if self._fetcher else None))
         return WorkerReply(data, self._made, state, look is not None and look() != before)
+
+    def _use_late_dataset(self, late: LateDataset) -> None:
+        """Goes on with the dataset that has a cache, once there is one."""
+        before = self.dataset, self._reads
+        try:
+            dataset = late.read(self.dataset)
+            if dataset is None:
+                return
+            self.dataset, self._reads = dataset, None
+            self._begin()
+        except Exception:  # the dataset as it is makes the same samples
+            self.dataset, self._reads = before
+            self._begin()
+        self._late = None
 
     def _run(self, epoch: int, number: int, indices: Index) -> Batch:
         if self._failed is not None:

@@ -1,0 +1,106 @@
+"""Gives workers that run already the cache of their dataset, when a trial has ended in the middle of their epoch.
+
+::
+
+    the script's process                                     a worker
+    --------------------                                     --------
+    makes a ``LatePlan``, starts workers with it         ->  has it, by fork or by pickle
+    asks before each batch whether the trial has ended       looks before each task whether something was written
+    ``publish``: writes the ``Staged``, pickled          ->  ``read``: makes it anew around its own dataset, and
+    without its dataset                                      opens the cache's memory by ``/proc/<pid>/fd`` (proc(5))
+"""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import os
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..core.random_state import RandomState
+from ..core.types import MapDataset
+from .dataset import Staged
+from .store.memory import Memory
+
+NBYTES = 1 << 22  # of memory; what is not written takes none
+START = 4096  # of the pickle; before it is its length
+DATASET = "dataset"
+
+
+class LatePlan:
+    """The memory by which a ``Staged`` gets from one process to others. ``ask``: called in the first one before each
+    batch; returns whether it is to be called again."""
+
+    def __init__(self, ask: Callable[[LatePlan], bool]) -> None:
+        self._ask: Callable[[LatePlan], bool] | None = ask
+        self._map(Memory(NBYTES))
+
+    def _map(self, memory: Memory) -> None:
+        self._memory = memory
+        self._length = memory.table("length", np.int64, 1, 0)
+        self._data = memory.table("data", np.uint8, NBYTES - START, START)
+
+    def __getstate__(self) -> Memory:
+        return self._memory
+
+    def __setstate__(self, memory: Memory) -> None:
+        self._ask = None
+        self._map(memory)
+
+    def ask(self) -> bool:
+        """Asks whether the trial has ended; returns whether to do so again."""
+        return self._ask is not None and self._ask(self)
+
+    def publish(self, staged: Staged) -> None:
+        """Gives it to all workers. Raises Exception: it cannot be pickled, or is too large."""
+        file = io.BytesIO()
+        _Pickler(file, staged).dump(staged)
+        data = np.frombuffer(file.getvalue(), np.uint8)
+        self._data[: len(data)] = data
+        self._length[0] = len(data)  # last: a worker may look at any time
+
+    def read(self, dataset: MapDataset) -> Staged | None:
+        """In a worker, what was published, around the worker's own dataset; None while there is nothing. Raises
+        Exception: it cannot be made here."""
+        length = int(self._length[0])
+        if not length:
+            return None
+        states = RandomState()
+        staged: Staged = _Unpickler(io.BytesIO(self._data[:length].tobytes()), dataset).load()
+        states.restore()
+        return staged
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles a ``Staged`` with its cache, and without its dataset."""
+
+    def __init__(self, file: io.BytesIO, staged: Staged) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._staged = staged
+
+    def persistent_id(self, x: Any) -> str | None:
+        return DATASET if x is self._staged.dataset else None
+
+    def reducer_override(self, x: Any) -> Any:
+        if isinstance(x, Memory):
+            return _opened, (f"/proc/{os.getpid()}/fd/{x.fd}",)
+        if x is self._staged:
+            return copyreg.__newobj__, (Staged,), {**x.__getstate__(), "_store": x._store, "_table": x._table}  # type: ignore[attr-defined]
+        return NotImplemented
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, dataset: MapDataset) -> None:
+        super().__init__(file)
+        self._dataset = dataset
+
+    def persistent_load(self, name: str) -> MapDataset:
+        return self._dataset
+
+
+def _opened(path: str) -> Memory:
+    return Memory.of(os.open(path, os.O_RDWR | os.O_CLOEXEC))
