@@ -1,0 +1,228 @@
+"""A trial that ends in the middle of an epoch: workers that run already serve and store what it found."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from stoker.staging.isolate import Trial
+from stoker.staging.late_plan import LatePlan
+from stoker.tuning import apply
+
+SAMPLES, BATCH = 64, 4
+HELD = 3  # batches after which the trial may end
+WAYS: dict[str, dict[str, Any]] = {
+    "fork": {},
+    "persistent": {"persistent_workers": True},
+    "forkserver": {"multiprocessing_context": "forkserver"},
+    "spawn, persistent": {"multiprocessing_context": "spawn", "persistent_workers": True},
+}
+
+
+class Drawn(Dataset[Any]):
+    """Its first part is slow, its second one random."""
+
+    def __init__(self) -> None:
+        self.add = 0.0
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, i: int) -> Any:
+        x = slow(i) + self.add
+        x = np.roll(x, random.randrange(1000)) * torch.rand(1).item()
+        return torch.from_numpy(x), np.random.rand(), f"sample {i}"
+
+
+class Pairs(Drawn):
+    """Of which calls are kept: each sample loads another one, too."""
+
+    def load(self, i: int) -> Any:
+        return slow(i) + self.add
+
+    def __getitem__(self, i: int) -> Any:
+        j = random.randrange(SAMPLES)
+        return torch.from_numpy(self.load(i) + self.load(j)), np.random.rand(), f"sample {i}"
+
+
+def slow(i: int) -> Any:
+    x = np.arange(4000, dtype=np.float64) + i
+    for _ in range(100):
+        x = np.log(np.exp(x / 5000)) * 5000
+    return x
+
+
+class Loader(DataLoader[Any]):
+    """What ``--apply`` is put behind."""
+
+
+class Held:
+    """Trials end when this says so, and not before."""
+
+    over = False
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Held:
+    for name, value in {"_datasets": [], "_entries": [], "_made": deque(), "keep_freed_memory": lambda: None}.items():
+        monkeypatch.setattr(apply, name, value)
+    monkeypatch.setattr(Loader, "_get_iterator", DataLoader._get_iterator)
+    apply.attach(SimpleNamespace(DataLoader=Loader), {})
+    out, wait = Held(), Trial.wait
+    monkeypatch.setattr(Trial, "wait", lambda trial, seconds: out.over and wait(trial, 60))
+    return out
+
+
+def epochs(
+    cls: type[DataLoader[Any]],
+    data: Drawn,
+    count: int,
+    at_batch: Callable[[int], None] = lambda k: None,
+    num_workers: int = 2,
+    **how: Any,
+) -> list[Any]:
+    """The batches of some epochs; ``at_batch`` is called after each one of the first epoch."""
+    random.seed(7)
+    np.random.seed(7)
+    torch.manual_seed(7)
+    loader = cls(data, batch_size=BATCH, shuffle=True, num_workers=num_workers, worker_init_fn=seed, **how)
+    out = []
+    for epoch in range(count):
+        for k, batch in enumerate(loader):
+            out.append(batch)
+            if epoch == 0:
+                at_batch(k)
+    return out
+
+
+def seed(worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    assert isinstance(info.dataset, Drawn)
+    random.seed(info.seed)
+
+
+def same(a: Any, b: Any) -> bool:
+    return all(torch.equal(x[0], y[0]) and torch.equal(x[1], y[1]) and x[2] == y[2] for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("data", [Drawn, Pairs])
+@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow if "multi" in str(WAYS[way]) else ()) for way in WAYS])
+def test_workers_get_the_cache_in_mid_epoch(data: type[Drawn], way: str, held: Held) -> None:
+    filled = []
+
+    def at_batch(k: int) -> None:
+        held.over = k >= HELD
+        (known,) = apply._datasets
+        filled.append(0 if known.staged is None else known.staged.account.filled)
+
+    found = epochs(Loader, data(), 3, at_batch, **WAYS[way])
+    assert same(found, epochs(DataLoader, data(), 3, **WAYS[way]))
+    (known,) = apply._datasets
+    assert known.staged is not None
+    assert known.staged.usable
+    assert filled[: HELD + 1] == [0] * (HELD + 1)
+    assert filled[-1] > 0  # within the first epoch
+    assert known.staged.account.filled == SAMPLES
+
+
+def test_with_task_seeds(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader with one worker gets more, whose random numbers are set for each task."""
+    monkeypatch.setattr(apply, "first_guess", lambda loader: (2, "two"))
+    found = epochs(Loader, Drawn(), 3, lambda k: setattr(held, "over", k >= HELD), num_workers=1)
+    assert apply._datasets.pop().staged is not None
+    assert same(found, epochs(Loader, Drawn(), 3, num_workers=1))  # its trial ends before the first batch
+
+
+def test_what_the_loop_changes_before_that_is_not_served(held: Held) -> None:
+    """The workers of this epoch have the dataset as it was. Those of the next one have another."""
+    data = Drawn()
+
+    def at_batch(k: int) -> None:
+        if k == HELD:
+            data.add = 5.0
+            held.over = True
+        (known,) = apply._datasets
+        assert known.staged is None or not known.staged.account.filled
+
+    def change(k: int) -> None:
+        other.add = 5.0 if k >= HELD else 0.0
+
+    found, other = epochs(Loader, data, 2, at_batch), Drawn()
+    assert same(found, epochs(DataLoader, other, 2, change))
+
+
+def test_what_the_script_changes_and_puts_back_is_not_served(held: Held) -> None:
+    """The trial saw what is there now; the workers have what was there when they were started."""
+    data = Drawn()
+    apply.loader_made(Loader(data, batch_size=BATCH))
+    data.add = 5.0
+
+    def at_batch(k: int) -> None:
+        if k == HELD:
+            data.add = 0.0
+            held.over = True
+        (known,) = apply._datasets
+        assert known.staged is None or not known.staged.account.filled
+
+    def change(k: int) -> None:
+        other.add = 0.0 if k >= HELD else 5.0
+
+    found, other = epochs(Loader, data, 2, at_batch), Drawn()
+    other.add = 5.0
+    assert same(found, epochs(DataLoader, other, 2, change))
+    assert apply._datasets[0].staged is not None
+
+
+@pytest.mark.parametrize("name", ["publish", "read"])
+def test_where_it_fails_the_epoch_goes_on(name: str, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise RuntimeError("on purpose")
+
+    monkeypatch.setattr(LatePlan, name, fail)
+    found = epochs(Loader, Drawn(), 2, lambda k: setattr(held, "over", k >= HELD))
+    assert same(found, epochs(DataLoader, Drawn(), 2))
+    (known,) = apply._datasets
+    assert known.staged is not None
+    assert known.staged.account.filled == SAMPLES  # in the second epoch
+
+
+def test_a_worker_that_is_killed_after_that(held: Held) -> None:
+    """The one that takes its place has the cache, too."""
+    loaders: list[Any] = []
+
+    class Kept(Loader):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.on_worker_death = "restart"
+            loaders.append(self)
+
+        def __iter__(self) -> Any:
+            self.it = super().__iter__()
+            return self.it
+
+    def at_batch(k: int) -> None:
+        held.over = k >= HELD
+        if k == HELD + 4:
+            os.kill(loaders[0].it._workers[0].pid, signal.SIGKILL)
+
+    found = epochs(Kept, Drawn(), 2, at_batch)
+    assert same(found, epochs(DataLoader, Drawn(), 2))
+
+
+def test_a_copy_of_a_loader_whose_epoch_runs(held: Held) -> None:
+    """Frameworks copy attributes of loaders: what is only for one epoch is none of them."""
+    loader = Loader(Drawn(), batch_size=BATCH, num_workers=2)
+    it = iter(loader)
+    assert "_stoker_late" not in vars(loader)
+    assert len(list(it)) == SAMPLES // BATCH
