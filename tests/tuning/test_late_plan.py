@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
 
 from stoker.staging.isolate import Trial
 from stoker.staging.late_plan import LatePlan
@@ -85,7 +85,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Held:
 
 def epochs(
     cls: type[DataLoader[Any]],
-    data: Drawn,
+    data: Dataset[Any],
     count: int,
     at_batch: Callable[[int], None] = lambda k: None,
     num_workers: int = 2,
@@ -108,7 +108,7 @@ def epochs(
 def seed(worker: int) -> None:
     info = get_worker_info()
     assert info is not None
-    assert isinstance(info.dataset, Drawn)
+    assert isinstance(info.dataset, (Drawn, Subset))
     random.seed(info.seed)
 
 
@@ -117,7 +117,9 @@ def same(a: Any, b: Any) -> bool:
 
 
 @pytest.mark.parametrize("data", [Drawn, Pairs])
-@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow if "multi" in str(WAYS[way]) else ()) for way in WAYS])
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=pytest.mark.slow if "multi" in str(WAYS[way]) else ()) for way in WAYS]
+)
 def test_workers_get_the_cache_in_mid_epoch(data: type[Drawn], way: str, held: Held) -> None:
     filled = []
 
@@ -134,6 +136,17 @@ def test_workers_get_the_cache_in_mid_epoch(data: type[Drawn], way: str, held: H
     assert filled[: HELD + 1] == [0] * (HELD + 1)
     assert filled[-1] > 0  # within the first epoch
     assert known.staged.account.filled == SAMPLES
+
+
+def test_a_subset_gets_the_cache_in_mid_epoch(held: Held) -> None:
+    def part() -> Any:
+        return Subset(Drawn(), list(range(SAMPLES // 2, SAMPLES)))
+
+    found = epochs(Loader, part(), 3, lambda k: setattr(held, "over", k >= HELD), persistent_workers=True)
+    assert same(found, epochs(DataLoader, part(), 3, persistent_workers=True))
+    (known,) = apply._datasets
+    assert known.staged is not None
+    assert known.staged.account.filled == SAMPLES // 2
 
 
 def test_with_task_seeds(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ Starting workers and moving batches between processes then cost nothing. A batch
 
 from __future__ import annotations
 
+import copy
 import random
 import weakref
 from abc import ABC, abstractmethod
@@ -27,6 +28,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
+from torch.utils.data import Subset
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.worker import _generate_state
@@ -40,7 +42,7 @@ from ..sampling.generators import namespace, own_copies
 from ..transport.thread_slots import HeapWriter
 from ..workers.collate import SlotCollate
 from ..workers.exceptions import Caught
-from ..workers.fetcher import BatchFetcher
+from ..workers.fetcher import BatchFetcher, staged_in
 from ..workers.native_threads import OneThread
 from .engine import budget
 from .inline_iterator import here
@@ -218,6 +220,11 @@ def worker_copies(loader: LoaderLike, alone: bool = False) -> list[tuple[object,
 
 
 def _copies(dataset: object, collate_fn: Callable[..., Batch], alone: bool) -> tuple[object, Callable[..., Batch]]:
+    if type(dataset) is Subset and staged_in(dataset) is not None:
+        own_inner, own_collate = _copies(dataset.dataset, collate_fn, alone)
+        subset = copy.copy(dataset)
+        vars(subset)["dataset"] = own_inner
+        return subset, own_collate
     for_worker = getattr(type(dataset), "for_worker", None)  # a cache is shared, its dataset is copied
     inner = dataset if for_worker is None else dataset.dataset  # type: ignore[attr-defined]
     copied = [x for x in inner_datasets(inner) if namespace(x) is not None] if alone else []

@@ -17,7 +17,6 @@ import io
 import os
 import pickle
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from ..core.random_state import RandomState
 from ..core.types import MapDataset
 from .dataset import Staged
 from .store.memory import Memory
+from .subsets import whole, with_whole
 
 NBYTES = 1 << 22  # of memory; what is not written takes none
 START = 4096  # of the pickle; before it is its length
@@ -63,16 +63,16 @@ class LatePlan:
         self._data[: len(data)] = data
         self._length[0] = len(data)  # last: a worker may look at any time
 
-    def read(self, dataset: MapDataset) -> Staged | None:
-        """In a worker, what was published, around the worker's own dataset; None while there is nothing. Raises
+    def read(self, dataset: MapDataset) -> MapDataset | None:
+        """In a worker, its own dataset with what was published around it; None while there is nothing. Raises
         Exception: it cannot be made here."""
         length = int(self._length[0])
         if not length:
             return None
         states = RandomState()
-        staged: Staged = _Unpickler(io.BytesIO(self._data[:length].tobytes()), dataset).load()
+        staged = _Unpickler(io.BytesIO(self._data[:length].tobytes()), whole(dataset)).load()
         states.restore()
-        return staged
+        return with_whole(dataset, staged)
 
 
 class _Pickler(pickle.Pickler):
@@ -82,10 +82,10 @@ class _Pickler(pickle.Pickler):
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self._staged = staged
 
-    def persistent_id(self, x: Any) -> str | None:
+    def persistent_id(self, x: object) -> str | None:
         return DATASET if x is self._staged.dataset else None
 
-    def reducer_override(self, x: Any) -> Any:
+    def reducer_override(self, x: object) -> object:  # type: ignore[override]
         if isinstance(x, Memory):
             return _opened, (f"/proc/{os.getpid()}/fd/{x.fd}",)
         if x is self._staged:

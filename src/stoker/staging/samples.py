@@ -8,6 +8,7 @@ import functools
 import itertools
 import random
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,10 +38,17 @@ class Whole(NamedTuple):
     states: object  # of all generators afterwards
 
 
-class TrialSamples:
-    """A few samples of a dataset."""
+def positions(n: int) -> list[int]:
+    """Where in a dataset of ``n`` samples a trial looks."""
+    spread = [n * k // (ATTEMPTS + 1) for k in range(1, ATTEMPTS)]
+    wanted = [0, n - 1, n // 2, *spread, *range(min(n, ATTEMPTS))]
+    return [i for i in dict.fromkeys(wanted) if 0 <= i < n]
 
-    def __init__(self, dataset: MapDataset) -> None:
+
+class TrialSamples:
+    """A few samples of a dataset. ``indices``: theirs; none: some are chosen."""
+
+    def __init__(self, dataset: MapDataset, indices: Sequence[Index] = ()) -> None:
         self.dataset = dataset
         self.generators = find_generators(dataset)  # all that can be reached from it, each with a path
         self.by_batch = False  # it is asked for lists of indices: batch_size=None, sampler=BatchSampler(...)
@@ -59,11 +67,8 @@ class TrialSamples:
         self.variables: set[tuple[str, str]] = set()
         self._seed = SEED
         self._wholes: dict[str, Whole] = {}  # by index, as text
-        n = len(dataset)
-        spread = [n * k // (ATTEMPTS + 1) for k in range(1, ATTEMPTS)]
-        wanted = [0, n - 1, n // 2, *spread, *range(min(n, ATTEMPTS))]
         # indices of samples that were not
-        self.fresh: list[Index] = [i for i in dict.fromkeys(wanted) if 0 <= i < n]
+        self.fresh: list[Index] = list(indices or positions(len(dataset)))
 
     # -- random states
 

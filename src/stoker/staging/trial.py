@@ -33,7 +33,7 @@ from typing import NamedTuple
 from ..core.errors import one_line
 from ..core.filesystems import is_far, reopen
 from ..core.fingerprint import Parts
-from ..core.types import MapDataset
+from ..core.types import Index, MapDataset
 from .callee import Compiled
 from .isolate import allow_connections, files_read
 from .plan import Plan, WholeNode, nodes_in
@@ -63,13 +63,16 @@ class Found(NamedTuple):
     sources: Sequence[str] = ()  # files with the source of functions that are rewritten
 
 
-def find_plan(dataset: MapDataset, limit_s: float = 30.0, changing: Collection[str] = ()) -> Found:
+def find_plan(
+    dataset: MapDataset, limit_s: float = 30.0, changing: Collection[str] = (), indices: Sequence[Index] = ()
+) -> Found:
     """Looks for what can be kept of a dataset's samples, in a process of its own (see ``isolate``), for ``limit_s``. It
-    must not depend on attributes that the script changes in each epoch (``changing``)."""
+    must not depend on attributes that the script changes in each epoch (``changing``). ``indices``: of samples to look
+    at; none: any."""
     if is_far(dataset):
         allow_connections()
         reopen(dataset)
-    samples = TrialSamples(dataset)
+    samples = TrialSamples(dataset, indices)
     try:
         samples.load_first()
         reason = samples.batches_differ()

@@ -39,7 +39,7 @@ from ..core.types import Batch, JsonObject, LoaderLike, MapDataset
 from ..loader import engine
 from ..loader.auto.limits import first_guess
 from ..loader.loader_state import state_of
-from ..staging.dataset import Staged
+from ..staging import subsets
 from ..staging.late_plan import LatePlan
 from ..staging.streams import dataset_inside
 from .managed_dataset import ManagedDataset
@@ -96,7 +96,9 @@ def _begin_next_trial() -> None:
         if loader is not None and "_stoker_applied" not in loader.__dict__:
             with _left_as_it_is(loader):
                 # One that is known stays as it is: another loader may be about to use it.
-                if _is_manageable(loader) and not any(known.is_same(loader.dataset) for known in _datasets):
+                if _is_manageable(loader) and not any(
+                    known.is_same(subsets.whole(loader.dataset)) for known in _datasets
+                ):
                     _managed(loader.dataset).is_fresh = False
 
 
@@ -113,12 +115,12 @@ def cache_alone(module: Any, applied: JsonObject, loader: LoaderLike) -> context
         return contextlib.nullcontext()  # torch's is stoker's
     if engine.init_sees_dataset(loader) or not _is_manageable(loader):
         return contextlib.nullcontext()
-    staged: Staged | None = None
+    staged: MapDataset | None = None
     with _left_as_it_is(loader):
         managed = _manage(loader, applied, f"kept {int(loader.num_workers)}: its iterators are its class's")
         if managed.staged is not None:
             managed.staged._begin()
-            staged = managed.staged
+            staged = managed.staged_for(loader)
     return engine.with_dataset(loader, staged)
 
 
@@ -160,11 +162,12 @@ def _stream_with_cache(loader: LoaderLike, applied: JsonObject) -> object:
         return None
     with engine.with_dataset(loader, vars(stream)[name]):
         known = _manage(loader, applied, f"kept {workers}: which samples a worker makes of a stream depends on it")
+        staged = known.staged_for(loader)
     if known.staged is None:
         return None
     known.staged._begin()
     out = copy.copy(stream)
-    vars(out)[name] = known.staged
+    vars(out)[name] = staged
     return out
 
 
@@ -182,9 +185,10 @@ def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") ->
 
 def _managed(dataset: MapDataset) -> ManagedDataset:
     """The managed dataset for one of the script's; a new one for a dataset that was not seen before."""
+    inner = subsets.whole(dataset)
     for known in _datasets:
-        if known.is_same(dataset):
-            known.replace(dataset)
+        if known.is_same(inner):
+            known.replace(inner)
             return known
     if len(_datasets) == MOST_DATASETS:
         del _datasets[0]

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..core.compare import equal_bits
 from ..core.errors import UsageError
 from ..core.fingerprint import Fingerprint
@@ -18,6 +20,7 @@ from ..loader import engine
 from ..loader.auto.limits import cores_here
 from ..loader.emulated_workers import EmulatedWorkersIter, SeededTasksIter, worker_copies
 from ..loader.loader_state import state_of
+from ..staging import subsets
 from ..staging.change_watch import Discards, shortly
 from ..staging.dataset import Staged
 from ..staging.isolate import Trial
@@ -41,10 +44,12 @@ LEAST_SHARE = 0.05  # of a dataset that has to fit into the cache
 
 
 class ManagedDataset:
-    """A dataset of the script's, and what is known of it."""
+    """A dataset of the script's, and what is known of it. ``asked``: of a loader, a ``Subset`` of it or itself."""
 
-    def __init__(self, dataset: MapDataset) -> None:
-        self.dataset = dataset
+    def __init__(self, asked: MapDataset) -> None:
+        self.dataset = dataset = subsets.whole(asked)
+        self._samples = len(asked)  # that one loader wants
+        self._indices = subsets.for_trial(asked)
         self.found: Found | None = None  # by the trial
         self.reason = ""  # why nothing is kept
         self.staged: Staged | None = None  # the dataset with its cache
@@ -65,7 +70,7 @@ class ManagedDataset:
     def _start_trial(self) -> None:
         began, self.is_fresh = time.monotonic(), True
         try:
-            self.trial = start_trial(self.dataset, LIMIT_S, self._discards.changing)
+            self.trial = start_trial(self.dataset, LIMIT_S, self._discards.changing, self._indices)
             self.reason = "the trial has not ended yet"
             self._looked_at = Fingerprint(self.dataset)  # beside the trial
         except OSError as e:
@@ -149,7 +154,7 @@ class ManagedDataset:
         if why:
             return f"{why}; not more, because {found.why_not}" if found.why_not else why
         staged = Staged(self.dataset, _split=Split(self.dataset, found), _memories=memories)
-        nbytes = kept.nbytes * len(self.dataset)
+        nbytes = kept.nbytes * self._samples
         if staged.account.budget < LEAST_SHARE * nbytes:
             return f"it would not fit: {nbytes / 1e9:,.1f} GB"
         staged.stands_for = self.dataset
@@ -162,10 +167,12 @@ class ManagedDataset:
         plan = None if self.found is None else self.found.plan
         return plan.own_caches[0][-1] if plan is not None and plan.own_caches else ""
 
-    def staged_for(self, loader: LoaderLike) -> Staged | None:
-        """The dataset with its cache; None where the loader goes without. Without workers the dataset's own cache
-        serves, and the script can look into it."""
-        return None if self.own_cache and not loader.num_workers else self.staged
+    def staged_for(self, loader: LoaderLike) -> MapDataset | None:
+        """The loader's dataset with its cache; None where the loader goes without. Without workers the dataset's own
+        cache serves, and the script can look into it."""
+        if self.staged is None or (self.own_cache and not loader.num_workers):
+            return None
+        return subsets.with_whole(loader.dataset, self.staged)
 
     def is_same(self, dataset: MapDataset) -> bool:
         """Whether another dataset is this one, or one made anew with the same content."""
@@ -194,7 +201,7 @@ class ManagedDataset:
             plan, memo = found.plan, found.memo
             sample_s = plan.read_s + plan.tail_s if plan is not None else 0.0 if memo is None else memo.served_s
             epochs = loader.__dict__["_stoker_epochs"] = CachedEpochs(sample_s, int(loader.num_workers), cores_here())
-        is_filled = epochs.is_filled(staged.account.filled, staged.capacity)
+        is_filled = epochs.is_filled(*self._filled(staged, loader))
         if is_filled and "_stoker_in_workers" not in loader.__dict__:
             loader.__dict__["_stoker_in_workers"] = why_not(loader)
         may = is_filled and not loader.__dict__["_stoker_in_workers"]
@@ -203,11 +210,18 @@ class ManagedDataset:
         staged._begin()
         return staged.usable and staged.account.filled > 0
 
+    def _filled(self, staged: Staged, loader: LoaderLike) -> tuple[int, int]:
+        """How many samples of a loader are in the cache, and how many it has; of calls, all results."""
+        indices = subsets.indices(loader.dataset)
+        if indices is None or staged._store is None or staged._table is not None:
+            return staged.account.filled, staged.capacity
+        return int(np.count_nonzero(staged._store.locations[indices])), len(indices)
+
     def without_workers(self, loader: LoaderLike) -> Callable[[LoaderLike], Iterator[Batch]]:
         """What makes iterators of a loader without its workers; with them, if generators cannot be copied."""
         alone = self.found is not None and self.found.assigns
         try:
-            with engine.with_dataset(loader, self.staged):
+            with engine.with_dataset(loader, self.staged_for(loader)):
                 own = worker_copies(loader, alone)
         except Exception:
             return engine.get_iterator

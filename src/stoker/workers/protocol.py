@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..core.errors import StokerError
-from ..core.types import Batch, Index
+from ..core.types import Batch, Index, MapDataset
 from ..sampling.order import Task
 from ..sampling.shard import Place
 from ..transport.arena import TaskId
@@ -68,7 +68,7 @@ class LateDataset(Protocol):
 
     def ask(self) -> bool: ...
 
-    def read(self, dataset: Any) -> Any: ...
+    def read(self, dataset: MapDataset) -> MapDataset | None: ...
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,150 @@
+"""Loaders of subsets of one dataset share its cache."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
+
+from stoker.tuning import apply
+from stoker.tuning.cached_epochs import CachedEpochs, Maker
+
+SAMPLES = 40
+
+
+class Drawn(Dataset[Any]):
+    """Its first part is slow, its second one random."""
+
+    broken: Sequence[int] = ()
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, i: int) -> Any:
+        if i in self.broken:
+            raise OSError(f"cannot identify image file {i}")
+        x = np.arange(4000, dtype=np.float64) + i
+        for _ in range(100):
+            x = np.log(np.exp(x / 5000)) * 5000
+        return torch.from_numpy(np.roll(x, random.randrange(1000)) * torch.rand(1).item())
+
+
+class Whole(Drawn):
+    """Nothing in it is random."""
+
+    def __getitem__(self, i: int) -> Any:
+        x = np.arange(4000, dtype=np.float64) + i
+        for _ in range(100):
+            x = np.log(np.exp(x / 5000)) * 5000
+        return torch.from_numpy(x)
+
+
+class Loader(DataLoader[Any]):
+    """What ``--apply`` is put behind."""
+
+
+@pytest.fixture(autouse=True)
+def applied(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    for name, value in {"_datasets": [], "_entries": [], "_made": deque(), "keep_freed_memory": lambda: None}.items():
+        monkeypatch.setattr(apply, name, value)
+    monkeypatch.setattr(apply, "WAIT_S", 60.0)
+    monkeypatch.setattr(Loader, "_get_iterator", DataLoader._get_iterator)
+    out: dict[str, Any] = {}
+    apply.attach(SimpleNamespace(DataLoader=Loader), out)
+    return out
+
+
+def check_dataset(worker: int) -> None:
+    """A worker is told that it has the dataset that its loader was given."""
+    info = get_worker_info()
+    assert info is not None
+    assert type(info.dataset) is Subset
+    inner: Any = info.dataset
+    while type(inner) is Subset:
+        inner = inner.dataset
+    assert isinstance(inner, Drawn)
+
+
+def epochs(cls: type[DataLoader[Any]], parts: Sequence[Any], count: int, **how: Any) -> list[Any]:
+    """Batches of some epochs, in each of which the loader of each part is iterated."""
+    random.seed(7)
+    torch.manual_seed(7)
+    loaders = [cls(part, batch_size=4, shuffle=True, **how) for part in parts]
+    return [batch for _ in range(count) for loader in loaders for batch in loader]
+
+
+def folds(data: Any) -> list[Any]:
+    return [Subset(data, [i for i in range(SAMPLES) if i % 5 != k]) for k in range(3)]
+
+
+def halves(data: Any) -> list[Any]:
+    return [Subset(data, list(range(0, SAMPLES, 2))), Subset(data, range(1, SAMPLES, 2))]
+
+
+def nested(data: Any) -> list[Any]:
+    outer = Subset(data, np.arange(SAMPLES)[::-1].tolist())
+    return [Subset(outer, torch.arange(30).tolist()), Subset(outer, [-1, -2, *range(28)])]
+
+
+@pytest.mark.parametrize("data", [Drawn, Whole])
+@pytest.mark.parametrize("parts", [folds, halves, nested])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("init", [None, check_dataset])
+def test_they_have_one_cache(
+    data: Any, parts: Callable[[Any], list[Any]], workers: int, init: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apply, "first_guess", lambda loader: (workers, "as it has"))
+    by = {False: Maker.WORKERS, True: Maker.SCRIPT}
+    monkeypatch.setattr(CachedEpochs, "choose", lambda epochs, rows, filled: by[filled])
+    wanted = epochs(DataLoader, parts(data()), 4, num_workers=workers, worker_init_fn=init)
+    found = epochs(Loader, parts(data()), 4, num_workers=workers, worker_init_fn=init)
+    assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
+    (known,) = apply._datasets
+    assert known.staged is not None
+    assert known.staged.usable
+    assert known.staged.account.filled == len({int(i) % SAMPLES for part in parts(data()) for i in _of_whole(part)})
+    assert known.by_script is (workers > 0 and init is None)
+
+
+def _of_whole(part: Any) -> list[int]:
+    return part.indices if type(part.dataset) is not Subset else [part.dataset.indices[i] for i in part.indices]
+
+
+def test_a_later_fold_makes_no_sample_anew() -> None:
+    first, second, _ = folds(Whole())
+    list(Loader(first, batch_size=4, num_workers=2))
+    (known,) = apply._datasets
+    assert known.staged is not None
+    assert known.staged.account.filled == len(first.indices)
+    list(Loader(second, batch_size=4, num_workers=2))
+    assert known.staged.account.filled == len({*first.indices, *second.indices})
+    assert apply._datasets == [known]
+
+
+def test_a_subset_that_leaves_out_what_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial looks at samples of the subset."""
+    monkeypatch.setattr(Drawn, "broken", [i for i in range(SAMPLES) if i % 3])
+    part = Subset(Drawn(), list(range(0, SAMPLES, 3)))
+    epochs(Loader, [part], 2, num_workers=2)
+    (known,) = apply._datasets
+    assert known.staged is not None
+    assert known.staged.account.filled == len(part)
+
+
+def test_a_small_subset_of_what_would_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Huge(Whole):
+        def __len__(self) -> int:
+            return 1 << 30
+
+    part = Subset(Huge(), list(range(SAMPLES)))
+    assert len(epochs(Loader, [part], 2, num_workers=0)) == 2 * SAMPLES // 4
+    (known,) = apply._datasets
+    assert known.staged is not None, known.reason
+    assert known.staged.account.filled == SAMPLES
