@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from stoker.loader.loader_state import state_of
 from stoker.tuning import apply
 
 
@@ -68,6 +69,7 @@ def negative(x: Any) -> Any:
 def applied(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     for name, value in {"_datasets": [], "_entries": [], "_made": deque(), "keep_freed_memory": lambda: None}.items():
         monkeypatch.setattr(apply, name, value)
+    monkeypatch.setattr(apply, "_with_gradients", set())
     for name in ("WAIT_S", "LONG_WAIT_S"):
         monkeypatch.setattr(apply, name, 60.0)
     monkeypatch.setattr(Loader, "_get_iterator", DataLoader._get_iterator)
@@ -184,3 +186,56 @@ def test_workers_are_decided_on_again_when_the_trial_has_ended(
         assert applied["?"]["from"]["num_workers"] == 0
         assert applied["?"]["to"]["num_workers"] == 2, applied
     assert len(apply._entries) == 1
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_a_single_pass_of_a_script_that_predicts_is_not_kept(applied: dict[str, Any], context: Any) -> None:
+    loader = Loader(Slow(), batch_size=8)
+    with context():
+        list(loader)
+        (known,) = apply._datasets
+        apply.refresh()
+        (entry,) = applied.values()
+        assert known.staged is not None
+        assert known.staged.account.filled == 0
+        assert "a single pass" in entry["cache"]["why_not"]
+        assert "staged" not in entry["to"]
+        list(loader)
+        apply.refresh()
+    assert known.staged.account.filled == 64
+    assert entry["to"]["staged"]
+
+
+@pytest.mark.parametrize("how", ["shuffle", "gradients", "after training"])
+def test_a_first_pass_of_a_script_that_trains_is_kept(applied: dict[str, Any], how: str) -> None:
+    if how == "after training":
+        list(Loader(list(range(9))))
+    with torch.set_grad_enabled(how == "gradients"):
+        list(Loader(Slow(), batch_size=8, shuffle=how == "shuffle"))
+    known = apply._datasets[-1]
+    assert known.staged is not None
+    assert known.staged.account.filled == 64
+
+
+class Texts(Dataset[Any]):
+    """Samples that lie in memory."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, i: int) -> Any:
+        return "text"
+
+
+@pytest.mark.parametrize(("wait_s", "workers"), [(1.0, 2), (0.001, 0)])
+def test_a_collate_function_that_takes_long_gets_workers(
+    applied: dict[str, Any], monkeypatch: pytest.MonkeyPatch, wait_s: float, workers: int
+) -> None:
+    monkeypatch.setattr(apply, "first_guess", lambda loader: (2, "two"))
+    loader = Loader(Texts(), batch_size=8, collate_fn=len)
+    assert list(loader) == [8] * 8
+    assert int(loader.num_workers) == 0
+    batches, step_s = 8.0, 0.1  # as an observed epoch comes out
+    state_of(loader).metrics.by_epoch.append((batches, wait_s, step_s, 0.0, wait_s + step_s, 64.0, 0.0))
+    assert list(loader) == [8] * 8
+    assert int(loader.num_workers) == workers

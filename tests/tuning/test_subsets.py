@@ -54,6 +54,7 @@ class Loader(DataLoader[Any]):
 def applied(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     for name, value in {"_datasets": [], "_entries": [], "_made": deque(), "keep_freed_memory": lambda: None}.items():
         monkeypatch.setattr(apply, name, value)
+    monkeypatch.setattr(apply, "_with_gradients", set())
     monkeypatch.setattr(apply, "WAIT_S", 60.0)
     monkeypatch.setattr(Loader, "_get_iterator", DataLoader._get_iterator)
     out: dict[str, Any] = {}

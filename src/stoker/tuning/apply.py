@@ -27,7 +27,8 @@ from collections.abc import Callable, Iterator
 from multiprocessing import parent_process
 from typing import Any
 
-from torch.utils.data import IterableDataset, get_worker_info
+import torch
+from torch.utils.data import IterableDataset, SequentialSampler, get_worker_info
 
 from ..core.allocator import keep_freed_memory
 from ..core.errors import one_line
@@ -42,6 +43,8 @@ from ..loader.loader_state import state_of
 from ..staging import subsets
 from ..staging.late_plan import LatePlan
 from ..staging.streams import dataset_inside
+from ..workers.fetcher import is_plain
+from .cached_epochs import WORTH, Epoch
 from .managed_dataset import ManagedDataset
 
 WAIT_S = 1.0  # before the first batch; a trial that takes longer goes on beside the first epoch
@@ -57,6 +60,7 @@ WORKERS_ON = "STOKER_WORKERS_ON"  # of the environment: a ``worker_method`` with
 
 _datasets: list[ManagedDataset] = []
 _entries: list[tuple[JsonObject, ManagedDataset]] = []
+_with_gradients: set[bool] = set()  # whether epochs were begun so, and so otherwise
 _made: deque[weakref.ref[LoaderLike]] = deque(maxlen=MOST_DATASETS // 2)  # that were not iterated yet
 
 
@@ -138,7 +142,7 @@ def refresh() -> None:
     """Brings the entries of all loaders up to date."""
     for entry, known in _entries:
         entry["cache"] = known.report()
-        if known.staged is not None:
+        if known.staged is not None and not known.is_single_pass:
             entry["from"]["staged"], entry["to"]["staged"] = False, True
         if known.by_script and BY_SCRIPT not in entry["reason"]:
             entry["reason"] += BY_SCRIPT
@@ -175,12 +179,22 @@ def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") ->
     """What is known of a loader's dataset. The loader's settings are decided the first time. ``why_own_count``: the
     reason for which the worker count is left alone; "": it is decided here."""
     known = _managed(loader.dataset)
+    known.is_single_pass = _expects_single_pass(loader, known)
     is_long = loader._dataset_kind != 0 or (known.waited_s == 0 and is_far(loader.dataset))
     waits_s = LONG_WAIT_S if is_long else WAIT_S
     known.take_result(waits_s if known.waited_s == 0 else 0)
     if "_stoker_applied" not in loader.__dict__ or (known.trial is None and loader.__dict__["_stoker_undecided"]):
         _decide(loader, known, applied, why_own_count)
     return known
+
+
+def _expects_single_pass(loader: LoaderLike, known: ManagedDataset) -> bool:
+    """Whether a script only predicts so far, and asks for these samples for the first time. To keep them would take a
+    third of the time, for pictures that are decoded only. Workers that stay could not begin to keep them later."""
+    known.passes += 1
+    _with_gradients.add(torch.is_grad_enabled())
+    in_order = isinstance(loader.sampler, SequentialSampler)
+    return in_order and known.passes == 1 and not (True in _with_gradients or loader.persistent_workers)
 
 
 def _managed(dataset: MapDataset) -> ManagedDataset:
@@ -207,8 +221,10 @@ def _decide(loader: LoaderLike, known: ManagedDataset, applied: JsonObject, why_
         reason += f"; and workers on other nodes ({where}): random numbers are set per batch"
     _use_workers(loader, count, by_task=bool(where) and not why_own_count)
     loader.__dict__["read_threads"] = loader.__dict__.get("read_threads") or "auto"
-    # Whether a loader without workers gets some is decided again when the trial has ended.
-    loader.__dict__["_stoker_undecided"] = count == 0 and not why_own_count and known.trial is not None
+    # Whether a loader without workers gets some is decided again when the trial has ended, and what its own collate
+    # function takes is known.
+    may_collate = not is_plain(loader.collate_fn)
+    loader.__dict__["_stoker_undecided"] = not (count or why_own_count) and (known.trial is not None or may_collate)
     entry = loader.__dict__.setdefault("_stoker_applied", {})
     if not entry:
         _entries.append((entry, known))
@@ -242,9 +258,19 @@ def workers_for(loader: LoaderLike, known: ManagedDataset) -> tuple[int, str]:
     if changes:
         return 0, f"kept 0: loading a sample changes {changes}, which the script would not see from a worker"
     served_s = plan.read_s + plan.tail_s if plan is not None and known.staged is not None else found.sample_s
-    if found.sample_s * size < TINY_BATCH_S or found.sample_s < TINY_SAMPLE_S:
+    is_tiny = found.sample_s * size < TINY_BATCH_S or found.sample_s < TINY_SAMPLE_S
+    if is_tiny and not _collates_long(loader):
         return 0, f"kept 0: a batch takes {served_s * size * 1e3:.2g} ms"
     return guess, why
+
+
+def _collates_long(loader: LoaderLike) -> bool:
+    """Whether the epochs before show that a loader without workers has its work in a ``collate_fn`` of the script's."""
+    rows = state_of(loader).metrics.by_epoch
+    if is_plain(loader.collate_fn) or not rows or not rows[-1][0]:
+        return False
+    last = Epoch(*rows[-1])
+    return last.wait_s / last.batches >= TINY_BATCH_S and last.wait_s >= WORTH * last.loop_s
 
 
 def _use_workers(loader: LoaderLike, count: int, by_task: bool) -> None:

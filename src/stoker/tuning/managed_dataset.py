@@ -58,6 +58,8 @@ class ManagedDataset:
         self.by_script = False  # batches that came from the cache were made in the script's own process
         self.trial: Trial | None = None  # that has not ended yet
         self.is_fresh = False  # the script has done nothing since the trial began
+        self.passes = 0  # epochs that were begun
+        self.is_single_pass = False  # no more of them are expected, so nothing is kept
         self._discards = Discards()  # trials of a dataset that was changed meanwhile
         self._is_second = False  # no sample could be loaded in the first trial
         if hasattr(type(dataset), "_stoker_batches"):
@@ -118,7 +120,7 @@ class ManagedDataset:
     def late_plan(self, loader: LoaderLike) -> LatePlan | None:
         """How workers that are about to start come by the cache, if the trial ends in the middle of their epoch; None
         where it has ended, or there are no workers."""
-        if self.trial is None or not int(loader.num_workers):
+        if self.trial is None or self.is_single_pass or not int(loader.num_workers):
             return None
         started_with = Fingerprint(self.dataset)
 
@@ -170,7 +172,7 @@ class ManagedDataset:
     def staged_for(self, loader: LoaderLike) -> MapDataset | None:
         """The loader's dataset with its cache; None where the loader goes without. Without workers the dataset's own
         cache serves, and the script can look into it."""
-        if self.staged is None or (self.own_cache and not loader.num_workers):
+        if self.staged is None or self.is_single_pass or (self.own_cache and not loader.num_workers):
             return None
         return subsets.with_whole(loader.dataset, self.staged)
 
@@ -241,6 +243,8 @@ class ManagedDataset:
         out: JsonObject = {"why_not": self.reason, "samples": len(self.dataset)}
         if self.staged is None or self.found is None:
             return out
+        if self.is_single_pass:
+            return out | {"why_not": "no gradients were asked for so far: a single pass over the samples is expected"}
         account, now = self.staged.account, self.staged.split or self.found  # a dataset that changed was looked at anew
         return out | {
             "kept": "; ".join(f"{row.where} {row.name}".strip() for row in now.rows if row.cached),
