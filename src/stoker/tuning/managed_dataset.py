@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -60,6 +61,7 @@ class ManagedDataset:
         self.is_fresh = False  # the script has done nothing since the trial began
         self.passes = 0  # epochs that were begun
         self.is_single_pass = False  # no more of them are expected, so nothing is kept
+        self._lock = threading.Lock()  # a script may take batches in another thread than it makes iterators in
         self._discards = Discards()  # trials of a dataset that was changed meanwhile
         self._is_second = False  # no sample could be loaded in the first trial
         if hasattr(type(dataset), "_stoker_batches"):
@@ -85,12 +87,13 @@ class ManagedDataset:
         if self.trial is None:
             return
         began = time.monotonic()
-        while self.trial is not None and self.trial.wait(max(0.0, began + seconds - time.monotonic())):
-            trial, self.trial = self.trial, None
-            try:
-                self._take(trial)
-            except Exception as e:  # a script must not fail because it is to be faster
-                self.reason = str(e)
+        with self._lock:
+            while self.trial is not None and self.trial.wait(max(0.0, began + seconds - time.monotonic())):
+                trial, self.trial = self.trial, None
+                try:
+                    self._take(trial)
+                except Exception as e:  # a script must not fail because it is to be faster
+                    self.reason = str(e)
         self.waited_s += time.monotonic() - began
         self.is_fresh = False
 
@@ -125,12 +128,13 @@ class ManagedDataset:
         started_with = Fingerprint(self.dataset)
 
         def ask(late: LatePlan) -> bool:
-            self.take_result(0)
-            if self.trial is not None:
-                return True
-            if self.staged is not None and not self._changes(self.found, started_with):
-                with contextlib.suppress(Exception):  # the next epoch has it
-                    late.publish(self.staged)
+            with contextlib.suppress(Exception):  # the next epoch has the cache
+                self.take_result(0)
+                if self.trial is not None:
+                    return True
+                staged = self.staged
+                if staged is not None and staged.usable and not self._changes(self.found, started_with):
+                    late.publish(staged)
             return False
 
         return LatePlan(ask)
