@@ -239,3 +239,44 @@ def test_a_collate_function_that_takes_long_gets_workers(
     state_of(loader).metrics.by_epoch.append((batches, wait_s, step_s, 0.0, wait_s + step_s, 64.0, 0.0))
     assert list(loader) == [8] * 8
     assert int(loader.num_workers) == workers
+
+
+class Windows(Dataset[Any]):
+    """Is asked for windows of scenes, as its sampler draws them."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def scene(self, number: int) -> Any:
+        return slow(np.arange(4000, dtype=np.float64) + number)
+
+    def __getitem__(self, window: tuple[int, int]) -> Any:
+        number, start = window
+        return torch.from_numpy(roll(self.scene(number)[start : start + 100]))
+
+
+class Draws:
+    """A sampler of windows."""
+
+    def __iter__(self) -> Any:
+        return ((random.randrange(8), random.randrange(3900)) for _ in range(64))
+
+    def __len__(self) -> int:
+        return 64
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_indices_that_are_no_numbers(applied: dict[str, Any], monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    """The trial asks the loader's sampler for some; calls that do not depend on the rest of an index are kept."""
+    monkeypatch.setattr(apply, "first_guess", lambda loader: (workers, "as it has"))
+
+    def epochs(cls: type[DataLoader[Any]]) -> list[Any]:
+        random.seed(3)
+        torch.manual_seed(3)
+        loader = cls(Windows(), batch_size=8, sampler=Draws(), num_workers=workers)
+        return [batch for _ in range(3) for batch in loader]
+
+    assert all(torch.equal(a, b) for a, b in zip(epochs(Loader), epochs(DataLoader), strict=True))
+    (known,) = apply._datasets
+    assert known.staged is not None, known.reason
+    assert known.staged.account.filled == 8

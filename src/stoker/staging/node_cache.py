@@ -20,7 +20,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from ..core import resources
@@ -62,13 +62,19 @@ def _close_sockets() -> None:
 os.register_at_fork(after_in_child=_close_sockets)
 
 
-def start_trial(dataset: Any, limit_s: float, changing: Collection[str] = (), indices: Sequence[Index] = ()) -> Trial:
+def start_trial(
+    dataset: Any,
+    limit_s: float,
+    changing: Collection[str] = (),
+    indices: Sequence[Index] = (),
+    sampler: Iterable[Index] = (),
+) -> Trial:
     """Begins to look for the deterministic part of a dataset, or asks the rank of this node that does. The trial's
-    ``memories`` are the node's, once it has ended. ``changing``, ``indices``: see ``find_plan``. Raises OSError: no
-    process can be started."""
+    ``memories`` are the node's, once it has ended. The others: see ``find_plan``. Raises OSError: no process can
+    be started."""
 
     def find() -> Found:
-        return find_plan(dataset, limit_s, changing, indices)
+        return find_plan(dataset, limit_s, changing, indices, sampler)
 
     if resources.ranks() > 1:
         with contextlib.suppress(StokerError, OSError):

@@ -8,7 +8,7 @@ import functools
 import itertools
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -46,12 +46,16 @@ def positions(n: int) -> list[int]:
 
 
 class TrialSamples:
-    """A few samples of a dataset. ``indices``: theirs; none: some are chosen."""
+    """A few samples of a dataset. ``indices``: theirs; none: some are chosen. ``sampler``: of the loader, which gives
+    others where these are not what the dataset wants."""
 
-    def __init__(self, dataset: MapDataset, indices: Sequence[Index] = ()) -> None:
+    def __init__(self, dataset: MapDataset, indices: Sequence[Index] = (), sampler: Iterable[Index] = ()) -> None:
         self.dataset = dataset
         self.generators = find_generators(dataset)  # all that can be reached from it, each with a path
-        self.by_batch = False  # it is asked for lists of indices: batch_size=None, sampler=BatchSampler(...)
+        # it is asked for lists of indices (batch_size=None, sampler=BatchSampler(...)), or for what is no number: a
+        # window of a picture, an index with a size
+        self.by_batch = False
+        self._sampler = sampler
         self.loaded: list[Index] = []  # indices of samples that were loaded
         # attributes of the dataset that loading a sample changes, each time or for each sample once
         self.changes: list[str] = []
@@ -105,10 +109,13 @@ class TrialSamples:
         try:
             self._load_fresh()
         except CacheError as e:
-            self.fresh, self.by_batch = [list(pair) for pair in itertools.pairwise(indices)], True
-            with contextlib.suppress(CacheError):
-                self._load_fresh()
-            if not self.loaded:
+            self.by_batch = True
+            for others in ([list(pair) for pair in itertools.pairwise(indices)], self._of_sampler()):
+                self.fresh = others
+                with contextlib.suppress(CacheError):
+                    self._load_fresh()
+                    break
+            else:
                 raise e
         self.generators = find_generators(self.dataset)  # some are made when they are first needed
         before = Fingerprint(self.dataset)
@@ -122,6 +129,14 @@ class TrialSamples:
         self.changes = before.changed_since(after)
         self.filled = before.added_or_changed_since(after, {}) + (first_changes if self.settled else [])
         self._find_own_caches(empty)
+
+    def _of_sampler(self) -> list[Index]:
+        """The first indices that the loader's sampler gives, batch by batch or one by one."""
+        out: list[Index] = []
+        with contextlib.suppress(Exception):
+            for found in itertools.islice(self._sampler, ATTEMPTS):
+                out += found if isinstance(found, list) else [found]
+        return out
 
     def _find_own_caches(self, were_empty: set[own_caches.Path]) -> None:
         """Notes attributes that were empty, if samples have the same bits now that they are not. From now on they are

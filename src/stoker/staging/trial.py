@@ -27,7 +27,7 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from ..core.errors import one_line
@@ -64,15 +64,19 @@ class Found(NamedTuple):
 
 
 def find_plan(
-    dataset: MapDataset, limit_s: float = 30.0, changing: Collection[str] = (), indices: Sequence[Index] = ()
+    dataset: MapDataset,
+    limit_s: float = 30.0,
+    changing: Collection[str] = (),
+    indices: Sequence[Index] = (),
+    sampler: Iterable[Index] = (),
 ) -> Found:
     """Looks for what can be kept of a dataset's samples, in a process of its own (see ``isolate``), for ``limit_s``. It
-    must not depend on attributes that the script changes in each epoch (``changing``). ``indices``: of samples to look
-    at; none: any."""
+    must not depend on attributes that the script changes in each epoch (``changing``). ``indices``, ``sampler``: see
+    ``TrialSamples``."""
     if is_far(dataset):
         allow_connections()
         reopen(dataset)
-    samples = TrialSamples(dataset, indices)
+    samples = TrialSamples(dataset, indices, sampler)
     try:
         samples.load_first()
         reason = samples.batches_differ()
@@ -102,7 +106,7 @@ def find_plan(
 
 def _find_cut(samples: TrialSamples, until: float, changing: Collection[str]) -> Found:
     if samples.by_batch:
-        return Found(None, [], "it is asked for lists of indices: calls alone can be kept")
+        return Found(None, [], "it is asked for by what is no number: calls alone can be kept")
     called = samples.dataset.__getitem__
     name = f"{type(samples.dataset).__name__}.__getitem__"
     if not samples.draws:  # then no source has to be parsed: 0.1 s for a file of 7,000 lines

@@ -103,7 +103,7 @@ def _begin_next_trial() -> None:
                 if _is_manageable(loader) and not any(
                     known.is_same(subsets.whole(loader.dataset)) for known in _datasets
                 ):
-                    _managed(loader.dataset).is_fresh = False
+                    _managed(loader).is_fresh = False
 
 
 def cache_alone(module: Any, applied: JsonObject, loader: LoaderLike) -> contextlib.AbstractContextManager[None]:
@@ -178,7 +178,7 @@ def _stream_with_cache(loader: LoaderLike, applied: JsonObject) -> object:
 def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") -> ManagedDataset:
     """What is known of a loader's dataset. The loader's settings are decided the first time. ``why_own_count``: the
     reason for which the worker count is left alone; "": it is decided here."""
-    known = _managed(loader.dataset)
+    known = _managed(loader)
     known.is_single_pass = _expects_single_pass(loader, known)
     is_long = loader._dataset_kind != 0 or (known.waited_s == 0 and is_far(loader.dataset))
     waits_s = LONG_WAIT_S if is_long else WAIT_S
@@ -197,16 +197,16 @@ def _expects_single_pass(loader: LoaderLike, known: ManagedDataset) -> bool:
     return in_order and known.passes == 1 and not (True in _with_gradients or loader.persistent_workers)
 
 
-def _managed(dataset: MapDataset) -> ManagedDataset:
-    """The managed dataset for one of the script's; a new one for a dataset that was not seen before."""
-    inner = subsets.whole(dataset)
+def _managed(loader: LoaderLike) -> ManagedDataset:
+    """The managed dataset of one of the script's loaders; a new one for a dataset that was not seen before."""
+    inner = subsets.whole(loader.dataset)
     for known in _datasets:
         if known.is_same(inner):
             known.replace(inner)
             return known
     if len(_datasets) == MOST_DATASETS:
         del _datasets[0]
-    _datasets.append(ManagedDataset(dataset))
+    _datasets.append(ManagedDataset(loader))
     return _datasets[-1]
 
 

@@ -45,12 +45,14 @@ LEAST_SHARE = 0.05  # of a dataset that has to fit into the cache
 
 
 class ManagedDataset:
-    """A dataset of the script's, and what is known of it. ``asked``: of a loader, a ``Subset`` of it or itself."""
+    """The dataset of one of the script's loaders, and what is known of it."""
 
-    def __init__(self, asked: MapDataset) -> None:
+    def __init__(self, loader: LoaderLike) -> None:
+        asked = loader.dataset
         self.dataset = dataset = subsets.whole(asked)
         self._samples = len(asked)  # that one loader wants
         self._indices = subsets.for_trial(asked)
+        self._sampler = loader._index_sampler
         self.found: Found | None = None  # by the trial
         self.reason = ""  # why nothing is kept
         self.staged: Staged | None = None  # the dataset with its cache
@@ -74,7 +76,7 @@ class ManagedDataset:
     def _start_trial(self) -> None:
         began, self.is_fresh = time.monotonic(), True
         try:
-            self.trial = start_trial(self.dataset, LIMIT_S, self._discards.changing, self._indices)
+            self.trial = start_trial(self.dataset, LIMIT_S, self._discards.changing, self._indices, self._sampler)
             self.reason = "the trial has not ended yet"
             self._looked_at = Fingerprint(self.dataset)  # beside the trial
         except OSError as e:
