@@ -149,3 +149,31 @@ def test_a_small_subset_of_what_would_not_fit(monkeypatch: pytest.MonkeyPatch) -
     (known,) = apply._datasets
     assert known.staged is not None, known.reason
     assert known.staged.account.filled == SAMPLES
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_dataset_that_is_changed_for_each_of_its_subsets(anew: bool, recwarn: pytest.WarningsRecorder) -> None:
+    """As ``full.transform = ...`` before each epoch of training and of evaluation: each has its cache."""
+
+    class Scaled(Whole):
+        scale = 1.0
+
+        def __getitem__(self, i: int) -> Any:
+            return super().__getitem__(i) * self.scale
+
+    def run(cls: type[DataLoader[Any]]) -> list[Any]:
+        torch.manual_seed(1)
+        data, out = Scaled(), []
+        train, val = halves(data)
+        for _ in range(4):
+            if anew:
+                train, val = halves(data)
+            data.scale = 2.0
+            out += list(cls(train, batch_size=4, shuffle=True, num_workers=2))
+            data.scale = 3.0
+            out += list(cls(val, batch_size=4, num_workers=2))
+        return out
+
+    assert all(torch.equal(a, b) for a, b in zip(run(Loader), run(DataLoader), strict=True))
+    assert [known.staged and known.staged.account.filled for known in apply._datasets] == [SAMPLES // 2] * 2
+    assert not [str(w.message) for w in recwarn if "discarded" in str(w.message)]

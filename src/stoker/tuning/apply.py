@@ -198,16 +198,18 @@ def _expects_single_pass(loader: LoaderLike, known: ManagedDataset) -> bool:
 
 
 def _managed(loader: LoaderLike) -> ManagedDataset:
-    """The managed dataset of one of the script's loaders; a new one for a dataset that was not seen before."""
-    inner = subsets.whole(loader.dataset)
-    for known in _datasets:
-        if known.is_same(inner):
-            known.replace(inner)
-            return known
-    if len(_datasets) == MOST_DATASETS:
-        del _datasets[0]
-    _datasets.append(ManagedDataset(loader))
-    return _datasets[-1]
+    """The managed dataset of one of the script's loaders; a new one for a dataset that was not seen before. Where a script
+    changes a dataset for one of its subsets, and back for another one, there are two."""
+    asked = loader.dataset
+    same = [known for known in _datasets if known.is_same(subsets.whole(asked))]
+    known = next((x for x in same if x.is_unchanged()), None) or next((x for x in same if x.has_served(asked)), None)
+    if known is None:
+        if len(_datasets) == MOST_DATASETS:
+            del _datasets[0]
+        known = ManagedDataset(loader)
+        _datasets.append(known)
+    known.serve(asked)
+    return known
 
 
 def _decide(loader: LoaderLike, known: ManagedDataset, applied: JsonObject, why_own_count: str) -> None:

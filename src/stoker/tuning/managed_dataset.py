@@ -6,6 +6,7 @@ import contextlib
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,7 @@ FEWEST_SAMPLES = 8  # of a dataset for which a trial is made
 LEAST_GAIN = 2.0  # times: making the first part of a sample, against copying it out of memory
 LEAST_GAIN_S = 50e-6  # and at least so much less
 LEAST_GAIN_SHARE = 0.02  # of a sample's time
+MOST_SERVED = 8  # subsets that are remembered
 LEAST_SHARE = 0.05  # of a dataset that has to fit into the cache
 
 
@@ -51,6 +53,7 @@ class ManagedDataset:
         asked = loader.dataset
         self.dataset = dataset = subsets.whole(asked)
         self._samples = len(asked)  # that one loader wants
+        self._served: deque[MapDataset] = deque(maxlen=MOST_SERVED)
         self._indices = subsets.for_trial(asked)
         self._sampler = loader._index_sampler
         self.found: Found | None = None  # by the trial
@@ -193,11 +196,23 @@ class ManagedDataset:
         except Exception:
             return False
 
-    def replace(self, dataset: MapDataset) -> None:
-        """The script made its dataset anew: its random part is that object's from now on."""
+    def is_unchanged(self) -> bool:
+        """Whether the dataset is as it was when its cache was begun; true where there is none."""
+        return self.staged is None or not self.staged._watch.changes()
+
+    def has_served(self, asked: MapDataset) -> bool:
+        """Whether a loader had this dataset, or this subset of it, before."""
+        return any(x is asked for x in self._served)
+
+    def serve(self, asked: MapDataset) -> None:
+        """A loader has this dataset, or a subset of it. Where the script has made it anew, its random part is that
+        object's from now on."""
+        dataset = subsets.whole(asked)
         if self.staged is not None and dataset is not self.dataset:
             self.dataset = dataset
             self.staged.replace_dataset(dataset)
+        if not self.has_served(asked):
+            self._served.append(asked)
 
     def is_for_script(self, loader: LoaderLike) -> bool:
         """Whether the epoch that begins is to be made in the script's own process."""
