@@ -198,8 +198,8 @@ def _expects_single_pass(loader: LoaderLike, known: ManagedDataset) -> bool:
 
 
 def _managed(loader: LoaderLike) -> ManagedDataset:
-    """The managed dataset of one of the script's loaders; a new one for a dataset that was not seen before. Where a script
-    changes a dataset for one of its subsets, and back for another one, there are two."""
+    """The managed dataset of one of the script's loaders; a new one for a dataset that was not seen before. Where
+    a script changes a dataset for one of its subsets, and back for another one, there are two."""
     asked = loader.dataset
     same = [known for known in _datasets if known.is_same(subsets.whole(asked))]
     known = next((x for x in same if x.is_unchanged()), None) or next((x for x in same if x.has_served(asked)), None)
