@@ -64,7 +64,7 @@ class Pairs(Data):
         return torch.from_numpy(self.sort(i)), torch.from_numpy(self.sort(j))
 
 
-def find_calls(dataset, limit_s, changing):
+def find_calls(dataset, limit_s, *_):
     while not (found := find_plan(dataset, limit_s)).memo:
         pass  # on a busy machine the calls may have seemed not to be worth it
     return found
