@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from stoker.loader.loader_state import state_of
 from stoker.tuning import apply
@@ -204,6 +204,17 @@ def test_a_single_pass_of_a_script_that_predicts_is_not_kept(applied: dict[str, 
         apply.refresh()
     assert known.staged.account.filled == 64
     assert entry["to"]["staged"]
+
+
+def test_parts_of_a_dataset_are_one_pass(applied: dict[str, Any]) -> None:
+    first, second = (Subset(Slow(), range(k, k + 32)) for k in (0, 32))
+    second.dataset = first.dataset
+    with torch.no_grad():
+        for filled, part in ((0, first), (0, second), (32, first)):
+            list(Loader(part, batch_size=8))
+            (known,) = apply._datasets
+            assert known.staged is not None
+            assert known.staged.account.filled == filled
 
 
 @pytest.mark.parametrize("how", ["shuffle", "gradients", "after training"])

@@ -189,12 +189,12 @@ def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") ->
 
 
 def _expects_single_pass(loader: LoaderLike, known: ManagedDataset) -> bool:
-    """Whether a script only predicts so far, and asks for these samples for the first time. To keep them would take a
+    """Whether a script only predicts so far, and asks for no more samples than there are. To keep them would take a
     third of the time, for pictures that are decoded only. Workers that stay could not begin to keep them later."""
-    known.passes += 1
+    known.asked_for += len(loader.dataset)
     _with_gradients.add(torch.is_grad_enabled())
-    in_order = isinstance(loader.sampler, SequentialSampler)
-    return in_order and known.passes == 1 and not (True in _with_gradients or loader.persistent_workers)
+    is_first = known.asked_for <= len(known.dataset) and isinstance(loader.sampler, SequentialSampler)
+    return is_first and not (True in _with_gradients or loader.persistent_workers)
 
 
 def _managed(loader: LoaderLike) -> ManagedDataset:
@@ -202,7 +202,8 @@ def _managed(loader: LoaderLike) -> ManagedDataset:
     a script changes a dataset for one of its subsets, and back for another one, there are two."""
     asked = loader.dataset
     same = [known for known in _datasets if known.is_same(subsets.whole(asked))]
-    known = next((x for x in same if x.is_unchanged()), None) or next((x for x in same if x.has_served(asked)), None)
+    before = next((x for x in same if x.has_served(asked)), None)
+    known = before if len(same) == 1 and before else next((x for x in same if x.is_unchanged()), before)
     if known is None:
         if len(_datasets) == MOST_DATASETS:
             del _datasets[0]

@@ -64,7 +64,7 @@ class ManagedDataset:
         self.by_script = False  # batches that came from the cache were made in the script's own process
         self.trial: Trial | None = None  # that has not ended yet
         self.is_fresh = False  # the script has done nothing since the trial began
-        self.passes = 0  # epochs that were begun
+        self.asked_for = 0  # samples, in the epochs that were begun
         self.is_single_pass = False  # no more of them are expected, so nothing is kept
         self._lock = threading.Lock()  # a script may take batches in another thread than it makes iterators in
         self._discards = Discards()  # trials of a dataset that was changed meanwhile
