@@ -158,43 +158,25 @@ def test_with_task_seeds(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     assert same(found, epochs(Loader, Drawn(), 3, num_workers=1))  # its trial ends before the first batch
 
 
-def test_what_the_loop_changes_before_that_is_not_served(held: Held) -> None:
-    """The workers of this epoch have the dataset as it was. Those of the next one have another."""
-    data = Drawn()
-
-    def at_batch(k: int) -> None:
-        if k == HELD:
-            data.add = 5.0
-            held.over = True
-        (known,) = apply._datasets
-        assert known.staged is None or not known.staged.account.filled
-
-    def change(k: int) -> None:
-        other.add = 5.0 if k >= HELD else 0.0
-
-    found, other = epochs(Loader, data, 2, at_batch), Drawn()
-    assert same(found, epochs(DataLoader, other, 2, change))
-
-
-def test_what_the_script_changes_and_puts_back_is_not_served(held: Held) -> None:
-    """The trial saw what is there now; the workers have what was there when they were started."""
-    data = Drawn()
+@pytest.mark.parametrize(("at_first", "later"), [(0.0, 5.0), (5.0, 0.0)])
+def test_what_the_loop_changes_before_that_is_not_served(at_first: float, later: float, held: Held) -> None:
+    """Workers have the dataset as it was when they started. The trial saw what the loop changes (first case), or what
+    is there again after that (second case)."""
+    data, other = Drawn(), Drawn()
     apply.loader_made(Loader(data, batch_size=BATCH))
-    data.add = 5.0
+    data.add = other.add = at_first
 
     def at_batch(k: int) -> None:
         if k == HELD:
-            data.add = 0.0
+            data.add = later
             held.over = True
         (known,) = apply._datasets
         assert known.staged is None or not known.staged.account.filled
 
     def change(k: int) -> None:
-        other.add = 0.0 if k >= HELD else 5.0
+        other.add = later if k >= HELD else at_first
 
-    found, other = epochs(Loader, data, 2, at_batch), Drawn()
-    other.add = 5.0
-    assert same(found, epochs(DataLoader, other, 2, change))
+    assert same(epochs(Loader, data, 2, at_batch), epochs(DataLoader, other, 2, change))
     assert apply._datasets[0].staged is not None
 
 

@@ -7,11 +7,20 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from torch.utils.data import Subset
+
 from .types import Index
 
 NESTED = 16  # datasets inside each other, at most
 MOST = 2_000  # datasets in all
 FILES = ("samples", "imgs", "images", "files", "paths", "filenames")  # attributes that list files
+
+
+def without_subsets(dataset: object) -> Any:
+    """The dataset that torch's ``Subset`` is of, through all of them; the dataset itself where it is none."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return dataset
 
 
 def inner_datasets(dataset: Any) -> Iterator[Any]:

@@ -9,12 +9,13 @@ import copy
 import itertools
 from collections import deque
 from collections.abc import Iterator, Sized
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
-from torch.utils.data import RandomSampler, Subset
+from torch.utils.data import RandomSampler
 
+from ..core.dataset_tree import without_subsets
 from ..core.errors import UsageError
 from .order import CHUNK, OWN_SAMPLERS, Ints, Permutation
 
@@ -130,9 +131,7 @@ def _deal(chunk: Range, c: int, step: int, last: int, steps: deque[list[Ints]], 
 def _size(dataset: Sized) -> int:
     """The default number of samples in a chunk."""
     size = max(1, min(LARGEST, -(-len(dataset) // CHUNKS)))
-    rows: Any = dataset
-    while type(rows) is Subset:
-        rows = rows.dataset
+    rows = without_subsets(dataset)
     if type(rows) is np.memmap and rows.ndim and len(rows) and rows.flags.c_contiguous:
         size = max(1, min(size, LARGEST_BYTES // max(1, rows.nbytes // len(rows))))
     return size

@@ -20,11 +20,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..core.dataset_tree import without_subsets
 from ..core.random_state import RandomState
 from ..core.types import MapDataset
 from .dataset import Staged
 from .store.memory import Memory
-from .subsets import whole, with_whole
+from .subsets import with_whole
 
 NBYTES = 1 << 22  # of memory; what is not written takes none
 START = 4096  # of the pickle; before it is its length
@@ -70,7 +71,7 @@ class LatePlan:
         if not length:
             return None
         states = RandomState()
-        staged = _Unpickler(io.BytesIO(self._data[:length].tobytes()), whole(dataset)).load()
+        staged = _Unpickler(io.BytesIO(self._data[:length].tobytes()), without_subsets(dataset)).load()
         states.restore()
         return with_whole(dataset, staged)
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Subset
 
 from ..core.compare import equal_bits
+from ..core.dataset_tree import without_subsets
 from ..core.errors import one_line
 from ..core.fingerprint import Fingerprint, Parts
 from ..core.random_state import RandomState
@@ -226,10 +226,8 @@ class TrialSamples:
 
     def batches_differ(self) -> str:
         """Why samples must not be asked for one at a time; "" where they may be."""
-        asked: object = self.dataset
-        while type(asked) is Subset:
-            asked = asked.dataset  # its __getitems__ asks that of the dataset inside, or for one at a time
-        if self.by_batch or not callable(getattr(asked, "__getitems__", None)):
+        inner = without_subsets(self.dataset)  # that of a subset asks this one's, or for one at a time
+        if self.by_batch or not callable(getattr(inner, "__getitems__", None)):
             return ""
         self.seed(5)
         together = list(self.dataset.__getitems__(self.loaded))  # type: ignore[attr-defined]

@@ -14,13 +14,6 @@ from ..core.types import Index, MapDataset
 from .samples import positions
 
 
-def whole(dataset: object) -> MapDataset:
-    """The dataset that a subset is of; itself where it is none."""
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    return cast(MapDataset, dataset)
-
-
 def with_whole(dataset: object, other: MapDataset) -> MapDataset:
     """The same subset of another dataset. A worker is told that it has the one that it was made of."""
     if type(dataset) is not Subset:

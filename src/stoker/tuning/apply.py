@@ -31,6 +31,7 @@ import torch
 from torch.utils.data import IterableDataset, SequentialSampler, get_worker_info
 
 from ..core.allocator import keep_freed_memory
+from ..core.dataset_tree import without_subsets
 from ..core.errors import one_line
 from ..core.filesystems import is_far
 from ..core.handles import held
@@ -40,7 +41,6 @@ from ..core.types import Batch, JsonObject, LoaderLike, MapDataset
 from ..loader import engine
 from ..loader.auto.limits import first_guess
 from ..loader.loader_state import state_of
-from ..staging import subsets
 from ..staging.late_plan import LatePlan
 from ..staging.streams import dataset_inside
 from ..workers.fetcher import is_plain
@@ -101,7 +101,7 @@ def _begin_next_trial() -> None:
             with _left_as_it_is(loader):
                 # One that is known stays as it is: another loader may be about to use it.
                 if _is_manageable(loader) and not any(
-                    known.is_same(subsets.whole(loader.dataset)) for known in _datasets
+                    known.is_same(without_subsets(loader.dataset)) for known in _datasets
                 ):
                     _managed(loader).is_fresh = False
 
@@ -179,6 +179,7 @@ def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") ->
     """What is known of a loader's dataset. The loader's settings are decided the first time. ``why_own_count``: the
     reason for which the worker count is left alone; "": it is decided here."""
     known = _managed(loader)
+    known.asked_for += len(loader.dataset)
     known.is_single_pass = _expects_single_pass(loader, known)
     is_long = loader._dataset_kind != 0 or (known.waited_s == 0 and is_far(loader.dataset))
     waits_s = LONG_WAIT_S if is_long else WAIT_S
@@ -189,9 +190,8 @@ def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") ->
 
 
 def _expects_single_pass(loader: LoaderLike, known: ManagedDataset) -> bool:
-    """Whether a script only predicts so far, and asks for no more samples than there are. To keep them would take a
-    third of the time, for pictures that are decoded only. Workers that stay could not begin to keep them later."""
-    known.asked_for += len(loader.dataset)
+    """Whether a script only predicts so far, and asks for no more samples than there are. Keeping them costs
+    time, and pays in a second pass only. Workers that stay could not begin to keep them later."""
     _with_gradients.add(torch.is_grad_enabled())
     is_first = known.asked_for <= len(known.dataset) and isinstance(loader.sampler, SequentialSampler)
     return is_first and not (True in _with_gradients or loader.persistent_workers)
@@ -201,7 +201,7 @@ def _managed(loader: LoaderLike) -> ManagedDataset:
     """The managed dataset of one of the script's loaders; a new one for a dataset that was not seen before. Where
     a script changes a dataset for one of its subsets, and back for another one, there are two."""
     asked = loader.dataset
-    same = [known for known in _datasets if known.is_same(subsets.whole(asked))]
+    same = [known for known in _datasets if known.is_same(without_subsets(asked))]
     before = next((x for x in same if x.has_served(asked)), None)
     known = before if len(same) == 1 and before else next((x for x in same if x.is_unchanged()), before)
     if known is None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..core.compare import equal_bits
+from ..core.dataset_tree import without_subsets
 from ..core.errors import UsageError
 from ..core.fingerprint import Fingerprint
 from ..core.options import AutoWorkers
@@ -51,7 +52,7 @@ class ManagedDataset:
 
     def __init__(self, loader: LoaderLike) -> None:
         asked = loader.dataset
-        self.dataset = dataset = subsets.whole(asked)
+        self.dataset = dataset = without_subsets(asked)
         self._samples = len(asked)  # that one loader wants
         self._served: deque[MapDataset] = deque(maxlen=MOST_SERVED)
         self._indices = subsets.for_trial(asked)
@@ -207,7 +208,7 @@ class ManagedDataset:
     def serve(self, asked: MapDataset) -> None:
         """A loader has this dataset, or a subset of it. Where the script has made it anew, its random part is that
         object's from now on."""
-        dataset = subsets.whole(asked)
+        dataset = without_subsets(asked)
         if self.staged is not None and dataset is not self.dataset:
             self.dataset = dataset
             self.staged.replace_dataset(dataset)

@@ -12,6 +12,7 @@ from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 from torch.utils.data.dataloader import _DatasetKind
 
+from ..core.dataset_tree import without_subsets
 from ..core.types import Batch, Index, JsonObject, Sample
 from ..sampling.stateful import is_stateful, load_into
 from .collate import SlotCollate
@@ -138,9 +139,7 @@ def is_asked_one_by_one(dataset: Any, collate_fn: object, auto_collation: bool) 
     """Whether the samples of a batch are asked for one after the other."""
     if not auto_collation or staged_in(dataset) is not None or RowGather.fits(dataset, collate_fn, auto_collation):
         return False
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    return not hasattr(dataset, "__getitems__")
+    return not hasattr(without_subsets(dataset), "__getitems__")
 
 
 def _map(dataset: Any, auto_collation: bool, collate: SlotCollate, reads: Ahead | None) -> Callable[[Index], Batch]:
@@ -176,9 +175,8 @@ def _loop_with_threads(dataset: Any, collate: SlotCollate, reads: Ahead, indices
 
 def staged_in(dataset: Any) -> Any:
     """The dataset, or that of a ``Subset``, if it makes its own batches (``Staged``); else None."""
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    return dataset if hasattr(type(dataset), "_stoker_batches") else None
+    inner = without_subsets(dataset)
+    return inner if hasattr(type(inner), "_stoker_batches") else None
 
 
 def parts(dataset: Any, auto_collation: bool, collate: Callable[[Any], Batch], run: Callable[[Index], Batch]) -> Parts:
@@ -193,10 +191,8 @@ def parts(dataset: Any, auto_collation: bool, collate: Callable[[Any], Batch], r
             return batch if staged.augment_batch is None else staged.augment_batch(batch)
 
         return Parts(dataset, True, run, functools.partial(_staged_one, dataset), finish)
-    inner, fn = dataset, collate.fn if isinstance(collate, SlotCollate) else collate
-    while type(inner) is Subset:
-        inner = inner.dataset
-    many = hasattr(inner, "__getitems__") or RowGather.fits(dataset, fn, auto_collation)
+    fn = collate.fn if isinstance(collate, SlotCollate) else collate
+    many = hasattr(without_subsets(dataset), "__getitems__") or RowGather.fits(dataset, fn, auto_collation)
     return Parts(dataset, True, run if many else None, dataset.__getitem__, collate)
 
 
