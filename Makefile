@@ -14,6 +14,8 @@ UNFINISHED := .venv/.unfinished
 RELEASE_STAMP := .venv-release/.ready
 REPORT := examples/data/stoker-report
 PYTHON ?=
+ARGS ?=
+unexport PYTHONDONTWRITEBYTECODE  # else each process of pytest compiles all tests anew
 
 # The stamp holds the folder it was made for. A checkout that was moved, a Python that is gone, or another PYTHON than
 # last time sets up again, as does a change of what is to be installed.
@@ -105,14 +107,14 @@ demo: $(STAMP) ## an untouched training script on real photographs, five epochs:
 	@.venv/bin/stoker run --apply --json $(REPORT)-applied.json --html $(REPORT).html examples/train_lazy.py
 	@printf 'as a page: $(REPORT).html\n'
 
-test: $(STAMP) ## the fast tests, five minutes on two cores
-	@$(PY) -m pytest
+test: $(STAMP) ## the fast tests, two minutes on two cores; ARGS="-k name" chooses some
+	@$(PY) -m pytest $(ARGS)
 
-test-slow: $(STAMP) ## those that take longest, three quarters of an hour
-	@$(PY) -m pytest -m slow
+test-slow: $(STAMP) ## those that take longest, a quarter of an hour
+	@$(PY) -m pytest -m slow $(ARGS)
 
 test-scripts: $(SCRIPTS_STAMP) ## scripts of Lightning, Hugging Face, MONAI, ... as people write them
-	@.venv-scripts/bin/python -m pytest tests/scripts -m scripts
+	@.venv-scripts/bin/python -m pytest tests/scripts -m scripts $(ARGS)
 
 test-versions: $(STAMP) ## contract and engine with other versions of torch and Python: hours, and gigabytes each
 	@$(PY) -m benchmarks.versions run --drop

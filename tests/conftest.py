@@ -1,15 +1,18 @@
-"""What makes tests quick, and the same in each run: ``STOKER_SEED=n`` tries other examples, moments and data.
+"""How the tests run: several processes, the same examples in each run, and failures in five lines at the end.
 
-The library is compiled once: where bytecode is not kept, each process they start would compile it.
+``STOKER_SEED=n`` tries other examples, moments and data. A test that is marked ``alone`` runs after the others, while
+no other test runs. The library is compiled once: where bytecode is not kept, each process they start would compile it.
 """
 
 from __future__ import annotations
 
 import compileall
+import fcntl
 import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +20,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import stoker
+
+pytest_plugins = ["tests.failures"]
+PROCESSES_PER_CORE = 2  # most tests wait for a process or a clock
 
 compileall.compile_dir(Path(stoker.__file__).parent, quiet=2)
 # A job in the background is started with SIGINT ignored, and so would be the scripts that tests interrupt.
@@ -44,6 +50,24 @@ def _own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         yield
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """A test that is named runs here, so that a debugger can stop it."""
+    is_named = any("::" in arg for arg in config.args)
+    return 0 if is_named else PROCESSES_PER_CORE * len(os.sched_getaffinity(0))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of the time limit
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test marked ``alone`` waits until all other processes have run their last test."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", "")
+    if not run:
+        return (yield)
+    path = Path(tempfile.gettempdir()) / f"stoker-tests-{run}.lock"
+    with open(path, "a+") as file:  # of this process: no child inherits the lock
+        fcntl.lockf(file, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        return (yield)
+
+
 @pytest.hookimpl(tryfirst=True)  # before anything is left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """``few(n)``: that many of a test's parameter sets, one here and one there, are enough for the fast suite."""
@@ -59,3 +83,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for k, item in enumerate(sets):
             if k not in stay:
                 item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: item.get_closest_marker("alone") is not None)

@@ -108,7 +108,6 @@ def test_what_comes_out_is_nobody_elses() -> None:
         ((i for i in range(3)), r"share\(list"),
         ([1, io.StringIO(), lambda: 1], r"item 2 \(function\) cannot be shared"),
     ],
-    ids=str,
 )
 def test_what_cannot_be_shared(wrong: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):

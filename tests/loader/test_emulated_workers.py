@@ -118,7 +118,6 @@ def seed_all(worker: int) -> None:
         {"num_workers": 2, "batch_size": 4, "worker_init_fn": seed_all},
         {"num_workers": 2, "batch_size": 5, "prefetch_factor": 1, "sampler": DrawingSampler(23)},
     ],
-    ids=str,
 )
 @pytest.mark.parametrize("make", [Draws, OwnGenerators])
 def test_the_same_as_with_workers(make: type[Draws], settings: dict[str, Any]) -> None:

@@ -401,7 +401,6 @@ class Whole(Far):
         (Whole(), {}, "a Whole makes batches as a whole"),
         (TensorDataset(torch.arange(3)), {}, "a TensorDataset makes batches as a whole"),
     ],
-    ids=str,
 )
 def test_what_cannot_be_is_refused(dataset: Any, more: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError, match=text):

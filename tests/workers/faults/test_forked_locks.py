@@ -68,7 +68,6 @@ def test_workers_are_started_anew(held: None, workers: Any) -> None:
         pytest.param({"dataset": Unpickled()}, marks=pytest.mark.slow),
         pytest.param({"dataset": Locks(), "on_worker_death": "raise"}, marks=pytest.mark.slow),
     ],
-    ids=str,
 )
 def test_where_that_may_not_be_it_is_said(held: None, settings: dict[str, Any]) -> None:
     it = iter(stoker.DataLoader(**settings, batch_size=4, num_workers=1, multiprocessing_context="fork", timeout=2))

@@ -418,7 +418,6 @@ class Stream(IterableDataset):
         ({"on_error": "skip", "batch_size": None, "refill": True}, "there is no batch"),
         ({"on_error": "replace", "batch_size": None, "sampler": iter([])}, "those of torch's own samplers"),
     ],
-    ids=str,
 )
 def test_settings_that_are_none_say_what_to_do(kw: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
