@@ -15,6 +15,8 @@ import psutil
 import pytest
 from PIL import Image
 
+from tests.commands.helpers import python
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 LIMIT_S = 120  # a hang, not slowness, is what this is to catch; each takes a few seconds
 ONE_IDEA = 60  # lines; make_photos.py makes the input of the others and may be longer
@@ -25,6 +27,10 @@ def run(name: str, *args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
+def forked(name: str, *args: object) -> subprocess.CompletedProcess[str]:
+    return python(EXAMPLES / name, *args)
+
+
 def digests(folder: Path) -> dict[str, str]:
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
@@ -33,7 +39,7 @@ def digests(folder: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("photos") / "data"
-    done = run("make_photos.py", "--out", out, "--count", 60)
+    done = run("make_photos.py", "--out", out, "--count", 20)
     assert done.returncode == 0, done.stderr
     return out
 
@@ -41,7 +47,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_photos_are_what_the_csv_says(photos: Path) -> None:
     with open(photos / "labels.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["path"] for row in rows] == [f"photos/{i:05d}.jpg" for i in range(60)]
+    assert [row["path"] for row in rows] == [f"photos/{i:05d}.jpg" for i in range(20)]
     assert {int(row["label"]) for row in rows} <= set(range(17))
     for row in rows:
         with Image.open(photos / row["path"]) as image:
@@ -73,7 +79,7 @@ def test_another_seed_gives_other_photos_and_keeps_what_is_not_ours(tmp_path: Pa
 
 def test_photos_that_are_there_are_kept(photos: Path) -> None:
     before = (photos / "photos/00000.jpg").stat()
-    done = run("make_photos.py", "--out", photos, "--count", 60)
+    done = run("make_photos.py", "--out", photos, "--count", 20)
     assert (done.returncode, "there already" in done.stderr) == (0, True)
     after = (photos / "photos/00000.jpg").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
@@ -110,6 +116,7 @@ def test_photos_without_the_packages_names_the_extra(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_photos_interrupted_leave_nothing(number: int, code: int, tmp_path: Path) -> None:
@@ -150,13 +157,13 @@ def test_photos_killed_are_cleared_away_by_the_next_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_train_lazy(photos: Path) -> None:
-    done = run("train_lazy.py", "--data", photos, "--epochs", 1)
+    done = forked("train_lazy.py", "--data", photos, "--epochs", 1)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("epoch 1: loss ")
 
 
 def test_train_lazy_without_photos_says_what_to_do(tmp_path: Path) -> None:
-    done = run("train_lazy.py", "--data", tmp_path / "data")
+    done = forked("train_lazy.py", "--data", tmp_path / "data")
     assert done.returncode == 2
     assert "python examples/make_photos.py" in done.stderr
     assert "Traceback" not in done.stderr
@@ -170,14 +177,14 @@ def test_train_lazy_is_no_stoker_script() -> None:
 
 @pytest.mark.slow
 def test_dataloader() -> None:
-    done = run("dataloader.py")
+    done = forked("dataloader.py")
     assert done.returncode == 0, done.stderr
     assert "the same batches: True" in done.stdout
 
 
 @pytest.mark.slow
 def test_auto_workers_says_a_count_and_one_more_core_changes_no_batch() -> None:
-    done = run("auto_workers.py")
+    done = forked("auto_workers.py")
     assert done.returncode == 0, done.stderr
     assert "epoch 2: " in done.stdout
     if not hasattr(os, "sched_setaffinity"):
@@ -185,7 +192,7 @@ def test_auto_workers_says_a_count_and_one_more_core_changes_no_batch() -> None:
     granted = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(granted)})
     try:
-        alone = run("auto_workers.py")
+        alone = forked("auto_workers.py")
     finally:
         os.sched_setaffinity(0, granted)
     batches = [[line.partition("batches ")[2] for line in text.splitlines()] for text in (done.stdout, alone.stdout)]
@@ -194,7 +201,7 @@ def test_auto_workers_says_a_count_and_one_more_core_changes_no_batch() -> None:
 
 @pytest.mark.slow
 def test_installed() -> None:
-    done = run("installed.py")
+    done = forked("installed.py")
     assert done.returncode == 0, done.stderr
     assert "engine of torch:" in done.stdout
     if sys.platform == "linux":
@@ -208,7 +215,7 @@ def test_installed() -> None:
     ("name", "word"), [("resize.py", "batches "), ("threads.py", "sum "), ("share_list.py", "labels 900000")]
 )
 def test_both_ways_give_the_same(name: str, word: str) -> None:
-    done = run(name)
+    done = forked(name)
     assert done.returncode == 0, done.stderr
     ends = [line.partition(word)[2] for line in done.stdout.splitlines() if word in line]
     assert ends
@@ -218,11 +225,11 @@ def test_both_ways_give_the_same(name: str, word: str) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="stoker's own workers are on Linux")
 def test_a_run_that_is_killed_twice_ends_as_one_that_is_not(tmp_path: Path) -> None:
-    whole = run("resume.py", "--checkpoint", tmp_path / "whole.pt")
+    whole = forked("resume.py", "--checkpoint", tmp_path / "whole.pt")
     assert whole.stdout.startswith("weight "), whole.stderr
     file = tmp_path / "killed.pt"
     for more, code in ((("--die-after", 15), 1), (("--workers", 1, "--die-after", 9), 1), (("--workers", 0), 0)):
-        done = run("resume.py", "--checkpoint", file, *more)
+        done = forked("resume.py", "--checkpoint", file, *more)
         assert done.returncode == code, done.stderr
     assert done.stdout == whole.stdout
 
@@ -230,7 +237,7 @@ def test_a_run_that_is_killed_twice_ends_as_one_that_is_not(tmp_path: Path) -> N
 @pytest.mark.skipif(sys.platform != "linux", reason="stoker's own workers are on Linux")
 @pytest.mark.slow
 def test_tuning() -> None:
-    done = run("tune.py")
+    done = forked("tune.py")
     assert done.returncode == 0, done.stderr
     assert "<- the knee" in done.stdout
     assert "to paste" in done.stdout

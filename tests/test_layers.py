@@ -249,6 +249,7 @@ def test_the_command_line_does_not_import_torch() -> None:
     assert run(code) == "False\n"
 
 
+@pytest.mark.slow
 def test_heavy_and_optional_modules_are_lazy() -> None:
     code = (
         "import torch, sys; have = set(sys.modules); import stoker.loader.dataloader, stoker.diagnosis.watch.patch;"

@@ -45,11 +45,6 @@ WAYS = {
         it = iter(loader); workers(it)
         for b in it: pass
     """,
-    "break": """
-        loader = stoker.DataLoader(Data(), batch_size=4, num_workers=3)
-        it = iter(loader); workers(it)
-        for b in it: break
-    """,
     "exception": """
         loader = stoker.DataLoader(Data(), batch_size=4, num_workers=3, persistent_workers=True)
         it = iter(loader); workers(it)
@@ -146,10 +141,8 @@ def test_nothing_is_left_when_a_script_ends(tmp_path: Path, way: str) -> None:
         assert not err, err
 
 
-@pytest.mark.parametrize(
-    ("nap", "persistent"),
-    [(0.0, False), (30.0, True), *(pytest.param(*p, marks=pytest.mark.slow) for p in ((0.0, True), (30.0, False)))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("nap", "persistent"), [(0.0, False), (30.0, True)])
 def test_nothing_is_left_when_the_parent_is_killed(tmp_path: Path, nap: float, persistent: bool) -> None:
     before = shm()
     process = start(tmp_path, FOREVER.format(nap=nap, persistent=persistent))
@@ -163,10 +156,8 @@ def test_nothing_is_left_when_the_parent_is_killed(tmp_path: Path, nap: float, p
     process.communicate()
 
 
-@pytest.mark.parametrize(
-    ("nap", "group"),
-    [(0.0, True), *(pytest.param(*p, marks=pytest.mark.slow) for p in ((30.0, False), (0.0, False), (30.0, True)))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("nap", "group"), [(0.0, True), (30.0, False)])
 def test_ctrl_c_is_one_clean_traceback(tmp_path: Path, nap: float, group: bool) -> None:
     """Ctrl-C reaches the whole group, as from a terminal, or the main process alone, as from ``kill -INT``."""
     before = shm()
@@ -268,7 +259,7 @@ os.register_at_fork(after_in_parent=hook)
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 before = signal.getsignal(signal.SIGINT)
 try:
-    list(stoker.DataLoader(range(100), num_workers={workers}))
+    list(stoker.DataLoader(range(100), num_workers=3))
     print("lost")
 except KeyboardInterrupt:
     print("heard")
@@ -277,12 +268,10 @@ print(sum(b.sum().item() for b in stoker.DataLoader(range(100), num_workers=2)))
 """
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.few(1)
-def test_ctrl_c_in_the_instant_of_a_fork_is_heard(workers: int) -> None:
+@pytest.mark.slow
+def test_ctrl_c_in_the_instant_of_a_fork_is_heard() -> None:
     """What a handler raises in somebody's hook of a fork is printed and forgotten."""
-    code = HOOKED.format(workers=workers)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", HOOKED], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["heard", "4950"], done.stderr
 
 
@@ -332,8 +321,8 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["fork", "spawn", "forkserver", "thread"])
-@pytest.mark.few(1)
 def test_all_that_is_opened_is_closed(how: str, tmp_path: Path) -> None:
     """Python says of what is not, where it is asked to: each worker's socket."""
     path = tmp_path / "script.py"

@@ -102,16 +102,14 @@ def test_the_source_archive_has_what_it_is_built_from_and_nothing_else(checkout:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["wheel", "source_archive"])
-def test_it_runs_in_an_environment_of_its_own(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_it_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
     """Nothing is there but it, and what it depends on from the environment that runs the tests."""
-    archive: Path = request.getfixturevalue(kind)
     call(sys.executable, "-m", "venv", "--without-pip", "clean", cwd=tmp_path)
     python, command = (tmp_path / "clean" / "bin" / name for name in ("python", "stoker"))
     site = Path(call(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
     (site / "others.pth").write_text(str(Path(torch.__file__).parent.parent))
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python, "install"]
-    call(*pip, "--no-index", "--no-deps", "--no-build-isolation", "--force-reinstall", archive, cwd=tmp_path)
+    call(*pip, "--no-index", "--no-deps", "--no-build-isolation", "--force-reinstall", wheel, cwd=tmp_path)
     assert Path(call(python, "-c", "import stoker; print(stoker.__file__)", cwd=tmp_path).strip()).is_relative_to(site)
     assert call(command, "--version", cwd=tmp_path).strip() == f"stoker {stoker.__version__}"
     script = tmp_path / "train.py"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
+import runpy
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.scale import compare, model, picture
 from benchmarks.scale.model import Costs, Node, Plan, Simulation
+from tests.commands.helpers import forked
 
 ROOT = Path(__file__).parent.parent
 COSTS = Costs(400e-6, 50e-6, 3e-10, 1e-3, 8e-10, 100e-6)
@@ -24,6 +25,7 @@ def rate(plan: Plan, costs: Costs = FREE, skip: int = 50) -> float:
     return Simulation(plan, costs).run().rate(skip)
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("gather", [False, True])
 @pytest.mark.parametrize(
     "fault",
@@ -70,6 +72,7 @@ def test_cores_and_nodes_add_up() -> None:
     assert rate(Plan(4000, 0.25, nodes=(Node(8), Node(8, slow=2.0))), skip=400) == pytest.approx(48, rel=0.05)
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("core_s", [0.001, 0.01, 0.03])
 @pytest.mark.parametrize("wire_s", [0.001, 0.01, 0.03])
 @pytest.mark.parametrize("driver_s", [0.001, 0.01, 0.03])
@@ -189,8 +192,12 @@ def test_the_page_shows_the_stored_lines() -> None:
 @pytest.mark.slow
 def test_wrong_usage() -> None:
     for args in ((), ("table", "none.jsonl"), ("table", str(Path(__file__))), ("one", "nothing")):
-        line = [sys.executable, "-m", "benchmarks.scale", *args]
-        assert subprocess.run(line, cwd=ROOT, capture_output=True, timeout=100).returncode == 2, args
+
+        def does(args: tuple[str, ...] = args) -> None:
+            sys.argv = ["scale", *args]
+            runpy.run_module("benchmarks.scale", run_name="__main__")
+
+        assert forked(does, ROOT).returncode == 2, args
 
 
 @pytest.mark.slow

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import runpy
+import shlex
 import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from stoker.commands import main
 from stoker.commands.main import COMMANDS, FIRST
-from tests.commands.helpers import help_texts
+from stoker.diagnosis.report.schema import RunReport
+from tests.commands.helpers import forked, help_texts
+from tests.diagnosis.helpers import entry
 
 LIMIT_S = 120
-FAST = ("stoker check", "stoker explain")
 RUNNING = "4242"  # the process id in examples
-NEEDS_DEVICE = "stoker batch-size"
 TRAIN = """
     import sys
     import torch
@@ -47,7 +50,13 @@ TRAIN = """
             for batch in loader:
                 step(batch)
 """
-FILL = "import stoker, train; [*stoker.DataLoader(stoker.Staged(train.train_set, cache='disk'), batch_size=8)]"
+FILL = """
+import os, sys, stoker
+sys.path.insert(0, os.getcwd())
+import train
+for batch in stoker.DataLoader(stoker.Staged(train.train_set, cache="disk"), batch_size=8):
+    pass
+"""
 
 
 HELP = dict(help_texts())
@@ -62,11 +71,11 @@ def examples(text: str) -> list[str]:
 EXAMPLES = dict.fromkeys(example for text in HELP.values() for example in examples(text))
 
 
-@pytest.mark.parametrize("command", HELP)
-def test_help_ends_with_examples(command: str) -> None:
-    found = examples(HELP[command])
-    assert len(found) >= 2, "arguments.command makes commands whose examples are shown last"
-    assert all(re.match(r"(?:\w+=\S+ )?stoker ", example) for example in found)
+def test_help_ends_with_examples() -> None:
+    """arguments.command makes commands whose examples are shown last."""
+    found = {command: examples(text) for command, text in HELP.items()}
+    assert [command for command, lines in found.items() if len(lines) < 2] == []
+    assert [line for lines in found.values() for line in lines if not line.startswith("stoker ")] == []
 
 
 def test_three_commands_stand_first() -> None:
@@ -94,6 +103,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("train.py", "package/train.py", "mypackage/data.py"):
         (out / name).parent.mkdir(exist_ok=True)
         (out / name).write_text(script)
+    (out / "fill.py").write_text(FILL)
+    kept = json.dumps(RunReport(["train.py"], 0, 2.0, [entry()], "healthy").as_dict())
+    for name in ("main.json", "branch.json", "before.json", "after.json"):
+        (out / name).write_text(kept)
     (out / "bin").mkdir()
     executable(out / "bin" / "stoker", f'exec "{sys.executable}" -m stoker "$@"')
     if shutil.which("jq") is None:
@@ -101,51 +114,74 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.fixture(scope="module")
-def reports(folder: Path) -> None:
-    """Four times the same report: none is slower than another."""
-    done = run("stoker run --json main.json train.py", folder)
-    assert done.returncode == 0, done.stderr
-    for name in ("branch.json", "before.json", "after.json"):
-        shutil.copy(folder / "main.json", folder / name)
-
-
-@pytest.fixture(scope="module")
-def running(folder: Path) -> Iterator[int]:
-    """The process id of a script that waits."""
-    line = [sys.executable, "train.py", "--wait"]
-    with subprocess.Popen(line, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
-        yield process.pid
-        process.kill()
+def environment(folder: Path) -> dict[str, str]:
+    path = os.pathsep.join([str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**os.environ, "PATH": path, "XDG_CACHE_HOME": str(folder / "cache")}
 
 
 def run(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
-    env = {**os.environ, "PATH": path, "XDG_CACHE_HOME": str(folder / "cache")}
     return subprocess.run(
-        ["bash", "-o", "pipefail", "-c", line], cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT_S
+        ["bash", "-o", "pipefail", "-c", line],
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
     )
 
 
-CASES = [pytest.param(e, marks=[] if e.startswith(FAST) else [pytest.mark.slow]) for e in EXAMPLES]
+# Real processes: a script, a command that starts Python, a module. Of the others the options are read, and no script runs.
+REAL = ("stoker run --json -", "stoker run torchrun", "stoker run -m")
 
 
+def words_of(example: str) -> list[str]:
+    """The words behind ``stoker``, without what the shell does with what it prints."""
+    return shlex.split(example.split(" | ")[0])[1:]
+
+
+def skip_if_not_here(said: str) -> None:
+    if "torch sees none here" in said or "needs prometheus-client" in said:
+        pytest.skip(said.splitlines()[-1])
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="stoker run is on Linux")
-@pytest.mark.parametrize("example", CASES)
-def test_an_example_runs(example: str, folder: Path, request: pytest.FixtureRequest) -> None:
-    if not example.startswith(FAST):
-        request.getfixturevalue("reports")
-        pid = request.getfixturevalue("running")
-        example = re.sub(rf"\b{RUNNING}\b", str(pid), example)
-    if example.startswith("stoker cache"):
-        done = run(f'python -c "{FILL}"', folder)
-        assert done.returncode == 0, done.stderr
-    done = run(f"{example} --time-limit 3" if example.startswith("stoker tune") else example, folder)
-    if example.startswith(NEEDS_DEVICE) and "torch sees none here" in done.stderr:
-        pytest.skip("no accelerator")
-    if "needs prometheus-client" in done.stderr:
-        pytest.skip("the extra is not here")
-    if "--fail-on slower-than" in example and "fewer samples/s" in done.stderr:
-        assert done.returncode == 1  # which the machine's other work decides
-        return
+@pytest.mark.parametrize("example", [e for e in EXAMPLES if e.startswith((*REAL, "stoker cache ls --json"))])
+def test_an_example_with_a_shell_runs(example: str, folder: Path) -> None:
+    done = run(example, folder)
+    skip_if_not_here(done.stderr)
     assert done.returncode == 0, done.stderr
+
+
+def test_examples_of_run_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the options that they name; whether each does what it says is in other tests."""
+    given = []
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("stoker.commands.run.run", lambda options: given.append(options) or 0)
+    found = [e for e in EXAMPLES if e.startswith("stoker run")]
+    for example in found:
+        assert main.main(words_of(example)) == 0, example
+    assert len(given) == len(found) >= 8
+    assert {options.command[0] for options in given} == {"train.py", "torchrun", "package.train"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="stoker run is on Linux")
+def test_the_other_examples_run(folder: Path) -> None:
+    """In forks, one after the other: each in a process of its own, which imports nothing anew."""
+    filled = forked(lambda: runpy.run_path("fill.py") and None, folder, environment(folder))
+    assert filled.returncode == 0, filled.stderr
+    failed = []
+    line = [sys.executable, "train.py", "--wait"]
+    with subprocess.Popen(line, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as waits:
+        for example in EXAMPLES:
+            if example.startswith("stoker run"):
+                continue
+            words = words_of(re.sub(r"\$\(.*\)", RUNNING, example))
+            words = [str(waits.pid) if word == RUNNING else word for word in words]
+            words += ["--time-limit", "2"] * example.startswith("stoker tune")
+            done = forked(lambda words=words: main.main(words), folder, environment(folder))  # type: ignore[misc]
+            if done.returncode and "torch sees none here" not in done.stderr:
+                failed.append((example, done.returncode, done.stderr))
+        waits.kill()
+    assert not failed

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.commands import main
+from tests.commands.helpers import forked_stoker
 
 
 def test_a_command_is_imported_when_it_runs() -> None:
@@ -27,8 +28,7 @@ def test_what_follows_the_script_is_the_scripts(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import sys, json; print(json.dumps(sys.argv[1:]))")
     args = ["--json", "x", "--", "-m", "--workers=3", "--budget-s", "", "--help", "-n", "a b"]
-    line = [sys.executable, "-m", "stoker", "run", "--json", "r.json", str(script), *args]
-    p = subprocess.run(line, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    p = forked_stoker(tmp_path, "--json", "r.json", script, *args)
     assert p.returncode == 0, p.stderr
     assert json.loads(p.stdout) == args
     assert json.loads((tmp_path / "r.json").read_text())["command"] == [str(script), *args]

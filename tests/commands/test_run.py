@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import signal
@@ -13,14 +12,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.commands.helpers import report, script, stoker
+from stoker.commands import main as cli
+from stoker.commands.run import command_line
+from stoker.core import output
+from tests.commands.helpers import forked_stoker, python, report, script, stoker
 from tests.diagnosis.helpers import NOT_HERE
 
 
 def test_an_untouched_script_is_observed(tmp_path: Path) -> None:
     path = script(tmp_path, nap=0.002)
-    plain = subprocess.run([sys.executable, path, "--lr", "1"], capture_output=True, text=True, cwd=tmp_path)
-    p = stoker(tmp_path, path, "--lr", "1")
+    plain = python(path, "--lr", "1")
+    p = forked_stoker(tmp_path, path, "--lr", "1")
     assert p.returncode == 0, p.stderr
     assert p.stdout == plain.stdout
     r = report(tmp_path)
@@ -45,22 +47,12 @@ def test_an_untouched_script_is_observed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_loop_that_does_not_wait_is_healthy(tmp_path: Path) -> None:
-    p = stoker(tmp_path, script(tmp_path, step=0.06))
+    p = forked_stoker(tmp_path, script(tmp_path, step=0.06))
     assert p.returncode == 0
     r = report(tmp_path)
     assert r["verdict"] == "healthy", r["loaders"]
     assert r["findings"] == []
     assert "healthy" in p.stderr
-
-
-@pytest.mark.slow
-def test_loading_in_the_main_process_is_named(tmp_path: Path) -> None:
-    stoker(tmp_path, script(tmp_path, workers=0, nap=0.002, step=0.005))
-    r = report(tmp_path)
-    assert [f["cause"] for f in r["findings"] if f["cause"] != "cacheable_prefix"] == ["main_process_loading"]
-    (found,) = (f for f in r["findings"] if f["cause"] == "main_process_loading")
-    assert found["predicted_speedup"] >= 1
-    assert 0 < found["share"] <= 1
 
 
 STAGED = """
@@ -85,11 +77,12 @@ for epoch in range(5):
 """
 
 
+@pytest.mark.slow
 def test_apply_gives_a_script_its_own_batches_sooner(tmp_path: Path) -> None:
     """The whole way of ``--apply``: the trial, a cache that workers fill, and epochs that are made without them."""
     path = script(tmp_path, STAGED)
-    plain = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120)
-    p = stoker(tmp_path, "--apply", path)
+    plain = python(path)
+    p = forked_stoker(tmp_path, "--apply", path)
     assert p.returncode == 0, p.stderr
     (settings,) = report(tmp_path)["applied"]["settings"].values()
     assert settings["cache"]["filled"] == 96
@@ -102,10 +95,10 @@ def test_apply_gives_a_script_its_own_batches_sooner(tmp_path: Path) -> None:
 def test_apply_and_compare(tmp_path: Path) -> None:
     # It draws, so that it cannot be staged and workers are what pays.
     path = script(tmp_path, nap="0.005 + 1e-9 * random.random()", workers=1, extra="print(y.tolist())")
-    plain = stoker(tmp_path, path)
+    plain = forked_stoker(tmp_path, path)
     assert plain.returncode == 0
     first = report(tmp_path)
-    p = stoker(tmp_path, "--apply", path)
+    p = forked_stoker(tmp_path, "--apply", path)
     assert p.returncode == 0, p.stderr
     assert p.stdout == plain.stdout  # the same samples in the same order
     r = report(tmp_path)
@@ -121,10 +114,6 @@ def test_apply_and_compare(tmp_path: Path) -> None:
     assert r["loaders"][0]["samples"] == 160
     assert "before / after" in p.stderr
     assert "stoker.DataLoader" in p.stderr
-    script(tmp_path, nap="1e-9 * random.random()", workers=1)  # where nothing waits fewer counts are measured
-    again = stoker(tmp_path, "--apply", path)
-    assert again.returncode == 0
-    assert report(tmp_path)["applied"]["before"] == r["applied"]["before"]
 
 
 OBJECTS = """
@@ -142,19 +131,16 @@ def one_epoch(loader):
     return sum(len(sample) for batch in loader for sample in batch)
 
 if __name__ == "__main__":
-    loader = DataLoader(stoker.Staged(Objects()), batch_size=8, num_workers=WORKERS, collate_fn=lambda samples: samples)
+    loader = DataLoader(stoker.Staged(Objects()), batch_size=8, num_workers=2, collate_fn=lambda samples: samples)
     for epoch in range(6):
         print(one_epoch(loader))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.few(1)
-def test_what_is_served_from_the_cache_is_not_put_down_to_the_training_loop(tmp_path: Path, workers: int) -> None:
+def test_what_is_served_from_the_cache_is_not_put_down_to_the_training_loop(tmp_path: Path) -> None:
     """A worker's stack goes on with the frames of the loop that forked it."""
-    path = script(tmp_path, OBJECTS.replace("WORKERS", str(workers)))
-    p = stoker(tmp_path, path)
+    p = forked_stoker(tmp_path, script(tmp_path, OBJECTS))
     assert p.returncode == 0, p.stderr
     (loader,) = report(tmp_path)["loaders"]
     assert "one_epoch" not in {x["name"] for x in loader["where"]}
@@ -177,7 +163,7 @@ def test_apply_does_not_break_what_cannot_be_loaded_in_a_worker(tmp_path: Path) 
         print(sum(len(b) for b in DataLoader(Data(), batch_size=4)))
         """,
     )
-    p = stoker(tmp_path, "--apply", path)
+    p = forked_stoker(tmp_path, "--apply", path)
     assert p.returncode == 0, p.stderr
     assert p.stdout == "40\n"
     (change,) = report(tmp_path)["applied"]["settings"].values()
@@ -227,8 +213,8 @@ for batch in itertools.islice(LOADER, 120):
 )
 def test_one_iterator_without_an_end_is_served_from_the_cache(tmp_path: Path, loader: str) -> None:
     path = script(tmp_path, ENDLESS.replace("LOADER", loader))
-    plain = subprocess.run([sys.executable, path], capture_output=True, text=True, cwd=tmp_path)
-    p = stoker(tmp_path, "--apply", path)
+    plain = python(path)
+    p = forked_stoker(tmp_path, "--apply", path)
     assert p.returncode == 0, p.stderr
     assert p.stdout == plain.stdout
     (change,) = report(tmp_path)["applied"]["settings"].values()
@@ -258,7 +244,7 @@ def test_loaders_of_one_line_are_applied_to_by_their_own_settings(tmp_path: Path
                 print(own, len(list(copy)), copy.num_workers > 0)
         """,
     )
-    p = stoker(tmp_path, "--apply", path)
+    p = forked_stoker(tmp_path, "--apply", path)
     assert p.returncode == 0, p.stderr
     assert p.stdout == "10 10 False\n10 10 True\n10 10 False\n"
 
@@ -277,42 +263,32 @@ def test_the_exit_code_and_traceback_are_the_scripts(tmp_path: Path) -> None:
     assert r["loaders"][0]["batches"] == 21
 
 
-@pytest.mark.parametrize(
-    ("body", "code"),
-    [("import sys; sys.exit(7)", 7), ("this is no python", 1), ("def f(): raise KeyError('mine')\nf()", 1), ("", 0)],
-)
-def test_other_ends(tmp_path: Path, body: str, code: int) -> None:
-    path = script(tmp_path, body)
-    plain = subprocess.run([sys.executable, path], capture_output=True, text=True, cwd=tmp_path)
-    p = stoker(tmp_path, path)
-    assert p.returncode == plain.returncode == code
-    assert p.stderr.startswith(plain.stderr)
+def test_a_script_that_ends_without_a_loader(tmp_path: Path) -> None:
+    p = forked_stoker(tmp_path, script(tmp_path, "import sys; sys.exit(7)"))
+    assert p.returncode == 7
+    assert p.stdout == ""
     assert report(tmp_path)["loaders"] == []
     assert "no DataLoader was iterated" in p.stderr
 
 
-@pytest.mark.parametrize("name", ["nowhere.py", "wrong.py"])
-def test_a_command_that_fails_at_once_leaves_the_report_of_an_earlier_run(tmp_path: Path, name: str) -> None:
-    (tmp_path / "wrong.py").write_text("this is no python")
-    (tmp_path / "stoker-report.json").write_text("mine")
-    p = stoker(tmp_path, name)
-    assert p.returncode in (1, 2)
-    assert (tmp_path / "stoker-report.json").read_text() == "mine"
-    assert "the report of an earlier run is kept" in p.stderr
-
-
-def test_a_script_that_does_not_exist(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_command_that_fails_at_once_leaves_the_report_of_an_earlier_run(tmp_path: Path) -> None:
     p = stoker(tmp_path, "nowhere.py")
     assert p.returncode == 2
     assert "No such file or directory" in p.stderr
     assert "Traceback" not in p.stderr
     assert report(tmp_path)["exit_code"] == 2
+    (tmp_path / "wrong.py").write_text("this is no python")
+    plain = subprocess.run([sys.executable, "wrong.py"], capture_output=True, text=True, cwd=tmp_path)
+    p = stoker(tmp_path, "wrong.py")
+    assert p.returncode == plain.returncode == 1
+    assert p.stderr.startswith(plain.stderr)
+    assert report(tmp_path)["exit_code"] == 2
+    assert "the report of an earlier run is kept" in p.stderr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "sig", [signal.SIGTERM, *(pytest.param(s, marks=pytest.mark.slow) for s in (signal.SIGINT, signal.SIGKILL))]
-)
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGKILL])
 def test_a_script_ended_by_a_signal(tmp_path: Path, sig: signal.Signals) -> None:
     path = script(tmp_path, extra=f"if epoch: time.sleep(1.2); os.kill(os.getpid(), {int(sig)}); time.sleep(30)")
     silent = subprocess.DEVNULL  # torch's workers hold a pipe until they look for their parent, after 5 s
@@ -324,9 +300,8 @@ def test_a_script_ended_by_a_signal(tmp_path: Path, sig: signal.Signals) -> None
     assert r["partial"] is (sig != signal.SIGINT)
 
 
-@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("group", [True, False])
-@pytest.mark.few(1)
+@pytest.mark.slow
+@pytest.mark.parametrize(("sig", "group"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
 def test_a_signal_to_stoker_reaches_the_script_once(tmp_path: Path, sig: signal.Signals, group: bool) -> None:
     path = script(
         tmp_path,
@@ -356,6 +331,7 @@ def test_a_signal_to_stoker_reaches_the_script_once(tmp_path: Path, sig: signal.
     assert report(tmp_path)["exit_code"] == 9
 
 
+@pytest.mark.slow
 def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
     path = script(tmp_path, extra="epoch or print('going', flush=True) or time.sleep(30)")
     pid, fd = pty.fork()
@@ -402,88 +378,59 @@ def test_killing_stoker_kills_the_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_report_on_stdout(tmp_path: Path) -> None:
-    p = stoker(tmp_path, "--json", "-", script(tmp_path))
-    assert p.returncode == 0
-    begin = p.stdout.index("{")
-    assert p.stdout[:begin].startswith("epoch 0")
-    assert json.loads(p.stdout[begin:])["loaders"][0]["batches"] == 40
-    assert "report:" not in p.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
-
-
-@pytest.mark.slow
-def test_max_steps(tmp_path: Path) -> None:
-    p = stoker(tmp_path, "--max-steps", "7", script(tmp_path))
+def test_max_steps_of_a_script_with_one_core(tmp_path: Path) -> None:
+    path = script(tmp_path)
+    path.write_text(f"import os\nos.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])\n{path.read_text()}")
+    p = forked_stoker(tmp_path, "--max-steps", "7", path)
     assert p.returncode == 0
     assert p.stdout == ""
     assert report(tmp_path)["loaders"][0]["batches"] == 7
+    assert report(tmp_path)["machine"]["cores"] == 1
 
 
-def test_a_report_that_cannot_be_written_is_said_before_the_run(tmp_path: Path) -> None:
-    path = script(tmp_path, "open('ran', 'w')")
-    for target in (tmp_path / "no" / "folder.json", tmp_path):
-        p = stoker(tmp_path, "--json", target, path)
-        assert p.returncode == 2
-        assert "cannot be written" in p.stderr
+def test_a_report_that_cannot_be_written_is_said_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = script(tmp_path, f"open({str(tmp_path / 'ran')!r}, 'w')")
+    (tmp_path / "ro").mkdir(mode=0o500)
+    targets = [tmp_path / "no" / "folder.json", tmp_path]
+    if os.geteuid():  # root may write everywhere
+        targets.append(tmp_path / "ro" / "r.json")
+    for target in targets:
+        assert cli.main(["run", "--json", str(target), str(path)]) == 2
+        assert "cannot be written" in capsys.readouterr().err
         assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_no_write_access(tmp_path: Path) -> None:
-    path = script(tmp_path, "pass")
-    (tmp_path / "ro").mkdir(mode=0o500)
-    assert stoker(tmp_path, "--json", tmp_path / "ro" / "r.json", path).returncode == 2
+def test_the_line_that_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch(mode=0o755)
+    assert command_line(["pkg.train", "a"], True) == [sys.executable, "-m", "pkg.train", "a"]
+    assert command_line(["train.py", "a"], False) == [sys.executable, "train.py", "a"]
+    assert command_line([sys.executable, "-m", "pkg.train"], False) == [sys.executable, "-m", "pkg.train"]
+    assert command_line(["env", "python", "train.py"], False) == ["env", "python", "train.py"]
 
 
 @pytest.mark.slow
-def test_commands_that_start_python_themselves(tmp_path: Path) -> None:
-    package = tmp_path / "pkg"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    script(package, nap=0.001)
-    for line in (
-        ["-m", "pkg.train", "a"],
-        [sys.executable, "-m", "pkg.train", "a"],
-        ["env", sys.executable, "pkg/train.py", "a"],
-    ):
-        p = stoker(tmp_path, *line)
-        assert p.returncode == 0, p.stderr
-        assert "['a']" in p.stdout
-        assert report(tmp_path)["loaders"][0]["batches"] == 40
+def test_a_command_that_starts_python_itself(tmp_path: Path) -> None:
+    path = script(tmp_path, nap=0.001)
+    p = forked_stoker(tmp_path, "env", sys.executable, path, "a")
+    assert p.returncode == 0, p.stderr
+    assert "['a']" in p.stdout
+    assert report(tmp_path)["loaders"][0]["batches"] == 40
 
 
-@pytest.mark.slow
-def test_every_child_is_watched(tmp_path: Path) -> None:
-    script(tmp_path)
-    path = script(
-        tmp_path,
-        """
-        import subprocess, sys
-        for p in [subprocess.Popen([sys.executable, "train.py"]) for _ in range(2)]:
-            p.wait()
-        """,
-        "launch.py",
-    )
-    assert stoker(tmp_path, path).returncode == 0
-    (loader,) = report(tmp_path)["loaders"]
-    assert loader["batches"] == 80
-    assert loader["settings"]["processes"] == 2
+@pytest.mark.parametrize("error", [KeyError("cpu_ns"), OSError(28, "No space left on device")], ids=["bug", "disk"])
+def test_a_report_that_cannot_be_made_leaves_the_exit_code(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
 
-
-@pytest.mark.parametrize("error", ["KeyError('cpu_ns')", "OSError(28, 'No space left on device')"])
-def test_a_report_that_cannot_be_made_leaves_the_exit_code(error: str, tmp_path: Path) -> None:
-    code = f"""
-import sys
-from stoker.commands import main as cli
-from stoker.core import output
-def fail(*_): raise {error}
-output.give = fail
-sys.exit(cli.main(["run", {str(script(tmp_path, "raise SystemExit(7)"))!r}]))
-"""
-    p = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    monkeypatch.setattr(output, "give", fail)
+    p = forked_stoker(tmp_path, script(tmp_path, "raise SystemExit(7)"))
     assert p.returncode == 7
-    assert ("a bug in stoker" in p.stderr) == ("KeyError" in error)
+    assert ("a bug in stoker" in p.stderr) == isinstance(error, KeyError)
     assert "cpu_ns" in p.stderr or "No space left" in p.stderr
 
 
@@ -502,7 +449,7 @@ def test_processes_that_nobody_looked_into(tmp_path: Path) -> None:
             for p in each: p.join()
         """,
     )
-    p = stoker(tmp_path, path)
+    p = forked_stoker(tmp_path, path)
     assert p.returncode == 0, p.stderr
     (loader,) = report(tmp_path)["loaders"]
     assert loader["batches"] == 800
@@ -527,7 +474,9 @@ def test_the_rank_that_starves_the_others_is_named(tmp_path: Path) -> None:
         dist.destroy_process_group()
         """,
     )
-    p = stoker(tmp_path, sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", path)
+    p = forked_stoker(
+        tmp_path, sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", path
+    )
     assert p.returncode == 0, p.stderr
     (loader,) = report(tmp_path)["loaders"]
     assert loader["batches"] == 2 * 25
@@ -554,7 +503,7 @@ def test_memory_of_a_container_that_only_the_script_is_in(tmp_path: Path) -> Non
         """,
     )
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "diagnosis" / "cases")}
-    p = stoker(tmp_path, path, env=env)
+    p = forked_stoker(tmp_path, path, env=env)
     if p.returncode == NOT_HERE:
         pytest.skip("no memory cgroup can be made")
     assert p.returncode == 0, p.stderr
@@ -563,42 +512,9 @@ def test_memory_of_a_container_that_only_the_script_is_in(tmp_path: Path) -> Non
     assert 0 < r["around"]["memory_available_min"] < 800 << 20
 
 
-@pytest.mark.slow
-def test_cores_that_only_the_script_lacks(tmp_path: Path) -> None:
-    path = script(tmp_path)
-    text = path.read_text()
-    path.write_text(f"import os\nos.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])\n{text}")
-    assert stoker(tmp_path, path).returncode == 0
-    assert report(tmp_path)["machine"]["cores"] == 1
-
-
 def test_a_sitecustomize_of_the_users_still_runs(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text("import builtins; builtins.mine = 5")
     path = script(tmp_path, "import sys; print(mine, [p for p in sys.path if 'stoker' in p and p.endswith('_hook')])")
-    p = stoker(tmp_path, path, env={**os.environ, "PYTHONPATH": str(tmp_path / "site")})
+    p = forked_stoker(tmp_path, path, env={**os.environ, "PYTHONPATH": str(tmp_path / "site")})
     assert p.stdout == "5 []\n", p.stderr
-
-
-@pytest.mark.slow
-def test_several_loaders_nested_and_left_early(tmp_path: Path) -> None:
-    path = script(
-        tmp_path,
-        """
-        import torch
-        from torch.utils.data import DataLoader, TensorDataset
-        data = TensorDataset(torch.arange(40))
-        train = DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True)
-        for i, _ in enumerate(train):
-            for _ in DataLoader(data, batch_size=10):
-                pass
-            if i == 2:
-                break
-        for _ in train:
-            pass
-        """,
-    )
-    assert stoker(tmp_path, path).returncode == 0
-    train, val = sorted(report(tmp_path)["loaders"], key=lambda e: e["name"])
-    assert (train["batches"], train["epochs"]) == (13, 2)
-    assert (val["batches"], val["epochs"], val["samples"]) == (12, 3, 120)

@@ -72,7 +72,7 @@ numbers = st.floats(-1e4, 1e4, allow_subnormal=False)
 
 
 @given(st.lists(st.lists(numbers, min_size=1, max_size=9), min_size=1, max_size=40), st.randoms(use_true_random=False))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50)
 def test_merging_in_any_order_is_numpys_float64(parts: list[list[float]], rng: random.Random) -> None:
     every = np.concatenate(parts)
     records = [of(p) for p in parts]
@@ -94,7 +94,7 @@ def test_merging_in_any_order_is_numpys_float64(parts: list[list[float]], rng: r
         elements=st.one_of(st.floats(-100, 100, width=16), st.sampled_from([math.nan, math.inf, -math.inf])),
     )
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50)
 def test_nan_and_inf_are_counted_and_left_out(x: Any) -> None:
     g = group_of(x, 1)
     for c, row in enumerate(x.astype(np.float64)):
@@ -480,5 +480,6 @@ def test_exit_codes_and_json(target: str, tmp_path: Path, capsys: pytest.Capture
         assert run(f"{target}:data", *args) == 2
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_nobody(target: str) -> None:
     interrupt("stats", f"{target}:stuck", "--num-workers", "2")

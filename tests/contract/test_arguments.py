@@ -151,6 +151,7 @@ def test_processes_have_two_names() -> None:
         stoker.DataLoader(MAP, worker_method="multiprocess")
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", [name for name, _ in loaders()])
 def test_a_loader_can_be_built_again_from_its_attributes(name: str) -> None:
     """Every argument is a public attribute of the same name, and all of them together make the same loader again."""
@@ -212,6 +213,7 @@ def test_the_iterator_has_torchs_names() -> None:
     assert [w.exitcode for w in workers] == [0, 0]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "name",
     [name for name, loader in loaders() if not loader.persistent_workers],

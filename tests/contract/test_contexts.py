@@ -30,14 +30,9 @@ from . import trace
 from .test_same_batches import draw
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "context", "persistent"),
-    [
-        ("augmented", "forkserver", True),
-        pytest.param("augmented", "spawn", False, marks=pytest.mark.slow),
-        pytest.param("dict", "forkserver", False, marks=pytest.mark.slow),
-        pytest.param("dict", "spawn", True, marks=pytest.mark.slow),
-    ],
+    ("kind", "context", "persistent"), [("augmented", "forkserver", False), ("dict", "spawn", True)]
 )
 def test_the_same_under_other_contexts(kind: str, context: str, persistent: bool) -> None:
     kw = {"batch_size": 3, "num_workers": 2, "multiprocessing_context": context, "shuffle": True}
@@ -49,12 +44,12 @@ def test_the_same_under_other_contexts(kind: str, context: str, persistent: bool
     assert trace.run(stoker.DataLoader, build, plan) == trace.run(torch.utils.data.DataLoader, build, plan)
 
 
+@pytest.mark.slow
 def test_the_default_start_method_is_this_pythons() -> None:
     """Which is forkserver since Python 3.14: for torch's loader, and so for stoker's."""
     code = "import multiprocessing, torch, stoker; print(multiprocessing.get_start_method())"
     p = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    plain = subprocess.run([sys.executable, "-c", code.replace(", torch, stoker", "")], capture_output=True, text=True)
-    assert p.stdout == plain.stdout
+    assert p.stdout.strip() == multiprocessing.get_all_start_methods()[0]
 
 
 class Unpicklable(d.Map):
@@ -88,10 +83,17 @@ class Deadly(d.Map):
         return super().__getitem__(i)
 
 
-@pytest.mark.parametrize("at", [0, 7, 39], ids=["first", "middle", "last"])
-@pytest.mark.parametrize("how", [0, 3, "SIGKILL", "SIGSEGV"])
-@pytest.mark.parametrize("kw", [{}, {"in_order": False}, {"persistent_workers": True}], ids=str)
-@pytest.mark.few(11)
+@pytest.mark.parametrize(
+    ("how", "at", "kw"),
+    [
+        (0, 39, {"in_order": False}),
+        ("SIGKILL", 39, {}),
+        (3, 0, {"persistent_workers": True}),
+        ("SIGSEGV", 7, {"in_order": False}),
+        (0, 7, {}),
+    ],
+)
+@pytest.mark.few(2)
 def test_a_dead_worker_is_an_error_and_no_hang(how: str | int, at: int, kw: dict[str, Any]) -> None:
     """When the last sample kills, the workers have been told already that no more will come."""
     loader = stoker.DataLoader(Deadly(how, at), batch_size=2, num_workers=2, **kw)
@@ -101,14 +103,13 @@ def test_a_dead_worker_is_an_error_and_no_hang(how: str | int, at: int, kw: dict
         list(loader)
 
 
-@pytest.mark.parametrize("at", [7, 39])
-def test_a_dead_worker_is_an_error_in_any_thread(at: int) -> None:
+def test_a_dead_worker_is_an_error_in_any_thread() -> None:
     """Where torch's SIGCHLD handler does not reach."""
     caught: list[BaseException] = []
 
     def consume() -> None:
         try:
-            list(stoker.DataLoader(Deadly(0, at), batch_size=2, num_workers=2))
+            list(stoker.DataLoader(Deadly(0, 39), batch_size=2, num_workers=2))
         except BaseException as e:
             caught.append(e)
 
@@ -146,8 +147,8 @@ def test_install_is_for_torchs_own_class() -> None:
     assert torch.utils.data.DataLoader._get_iterator is before
 
 
-@pytest.mark.parametrize("i", range(30))
-@pytest.mark.few(8)
+@pytest.mark.parametrize("i", range(10))
+@pytest.mark.few(1)
 def test_the_same_when_installed(i: int) -> None:
     """The drawn comparison again, torch's class against itself with stoker behind it."""
     build, plan, words = draw(random.Random(f"installed/{i}"))
@@ -168,13 +169,15 @@ def augmented(workers: Any, seed: int = 3, epochs: int = 2, **kw: Any) -> list[A
     return [[trace.canon(b) for b in loader] for _ in range(epochs)]
 
 
+@pytest.mark.slow
 def test_auto_gives_the_same_bits_whatever_the_count() -> None:
     one = augmented(1)
     assert one[0] != one[1]
-    for workers in (2, 3, 5, None):
+    for workers in (2, 5, None):
         assert augmented(workers) == one
-    assert augmented(2, persistent_workers=True)[0] == one[0]
-    assert augmented(3, persistent_workers=True) == augmented(1, persistent_workers=True)
+    many = augmented(3, persistent_workers=True)
+    assert many[0] == one[0]
+    assert many == augmented(1, persistent_workers=True)
 
 
 def test_auto_leaves_the_random_state_and_the_order_alone() -> None:
@@ -201,6 +204,7 @@ for loader_class in (stoker.DataLoader, torch.utils.data.DataLoader):
 """
 
 
+@pytest.mark.slow
 def test_numpy_is_seeded_when_a_worker_loads_it() -> None:
     done = subprocess.run([sys.executable, "-c", NUMPY_LATER], capture_output=True, text=True, timeout=60, check=True)
     ours, theirs = done.stdout.splitlines()
@@ -247,7 +251,6 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["processthread", "spawn"])
-@pytest.mark.few(1)
 def test_a_context_whose_workers_are_no_processes_gets_torchs_own_iterator(name: str) -> None:
     """A worker of stoker's ends its process and sets its signals, which would be the script's."""
     out = subprocess.run([sys.executable, "-c", THREADS.format(name=name)], capture_output=True, text=True, timeout=120)
@@ -327,11 +330,10 @@ def _note(folder: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "context", "early"),
     [
-        *((kind, "fork", early) for kind in (Open, Mortal) for early in (False, True)),
+        (Open, "fork", True),
+        (Mortal, "fork", False),
         (Open, "forkserver", False),
         (Mortal, "forkserver", True),
-        (Open, "spawn", True),
-        (Mortal, "spawn", False),
     ],
 )
 def test_what_a_worker_has_is_released_when_torch_releases_it(

@@ -61,7 +61,8 @@ def script(cls: Any, workers: int, dataset: Any, stop: int, persistent: bool) ->
     return out
 
 
-@pytest.mark.parametrize("stop", [-1, 0, 1, 4, 7, 8])
+@pytest.mark.few(6)
+@pytest.mark.parametrize("stop", [-1, 0, 4, 7, 8])
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_the_same_script(dataset: str, workers: int, persistent: bool, stop: int) -> None:

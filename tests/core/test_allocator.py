@@ -12,14 +12,13 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc"
 
 PAGE_FAULTS = """
 import resource, sys
-import torch
 from stoker.core.allocator import keep_freed_memory
 
 print(keep_freed_memory() if sys.argv[1] == "keep" else False)
 for epoch in range(12):
     if epoch == 2:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    samples = [torch.zeros(200_000, dtype=torch.uint8) for _ in range(64)]
+    samples = [bytearray(200_000) for _ in range(64)]
     del samples
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """

@@ -11,12 +11,15 @@ import pytest
 from stoker.core.fingerprint import SUMMED_BYTES, Fingerprint
 
 
-@pytest.mark.parametrize("shape", [(7,), (100_003,), (1_000, 13), (SUMMED_BYTES // 8,)])
-@pytest.mark.parametrize("dtype", ["int64", "float32", "uint8", "U3", "M8[s]"])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        *[(shape, "int64") for shape in ((7,), (100_003,), (1_000, 13), (SUMMED_BYTES // 8,))],
+        *[((1_000, 13), dtype) for dtype in ("float32", "uint8", "U3", "M8[s]")],
+    ],
+)
 def test_one_value_of_an_array_in_memory_that_changes_is_seen(shape: tuple[int, ...], dtype: str) -> None:
     x = np.ones(shape, "int64").astype(dtype)
-    if x.nbytes > SUMMED_BYTES:
-        pytest.skip("a larger array")
     for at in (0, x.size // 3, x.size - 1):
         before = Fingerprint(SimpleNamespace(labels=x))
         x.reshape(-1)[at] = np.zeros((), "int64").astype(dtype)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
 import stoker
 from stoker.core import packages
@@ -31,6 +30,8 @@ def test_a_folder_of_the_users_is_the_users_whatever_it_is_called(name: str, tmp
 
 
 def test_what_is_installed_is_not_the_users() -> None:
+    from PIL import Image
+
     for file in (stoker.__file__, torch.__file__, pytest.__file__, json.__file__, queue.__file__, "<string>"):
         assert not packages.is_users(file)
     assert packages.in_stdlib(json.__file__)
@@ -82,8 +83,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", ["raises", "hangs", "queue", "threads"])
-@pytest.mark.few(1)
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["raises", "queue", "threads"])
 def test_the_frames_of_a_script_in_folders_called_stoker_and_multiprocessing(how: str, tmp_path: Path) -> None:
     script = tmp_path / "stoker" / "multiprocessing" / "script.py"
     script.parent.mkdir(parents=True)
@@ -111,6 +112,7 @@ def test_this_suite_passes_in_a_folder_called_stoker(tmp_path: Path) -> None:
         "-m",
         "pytest",
         "-x",
+        "-n0",
         "-p",
         "no:cacheprovider",
         "tests/workers/faults/test_errors.py",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.core.picklable import MAX_ITEMS, culprit, refused
@@ -41,6 +41,7 @@ def large() -> Data:
     return Data(rows=rows, by_name={str(i): [i] for i in range(100_000)}, raw=bytes(50 << 20))
 
 
+@pytest.mark.slow
 def test_a_large_dataset_is_not_copied() -> None:
     data = large()
     for call, args in ((refused, (data,)), (can_start_elsewhere, (data,)), (culprit, (data, "dataset"))):
@@ -83,7 +84,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a machine that is busy
+@settings(max_examples=20)
 def test_it_says_what_pickle_says(value: Any) -> None:
     try:
         ForkingPickler.dumps(value)

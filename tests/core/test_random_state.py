@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stoker.core import numpy_state
@@ -92,6 +92,7 @@ def test_texts_of_something_else_are_refused(texts: dict[str, str]) -> None:
         RandomState.from_texts(texts, None).restore_saved()
 
 
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=6))
 @example([0])
 @example([1, 0])

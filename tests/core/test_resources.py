@@ -227,6 +227,7 @@ def test_gpus_that_a_script_hides_from_itself(monkeypatch: pytest.MonkeyPatch) -
     assert report.around.gpu_busy == [0.2]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("columns", ["40", "80", "200"])
 def test_check_fits_the_terminal(columns: str) -> None:
     p = stoker("check", COLUMNS=columns)
@@ -236,6 +237,7 @@ def test_check_fits_the_terminal(columns: str) -> None:
     assert "cores" in p.stdout
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "args",
     [

@@ -39,6 +39,7 @@ items = st.recursive(
 )
 
 
+@settings(max_examples=25)
 @given(st.lists(items, max_size=12), st.data())
 def test_a_list_is_as_it_was(original: list[Any], data: Any) -> None:
     shared = stoker.share(original)
@@ -134,10 +135,10 @@ class Mapped(Rows):
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_read_the_same_memory(context: str) -> None:
-    n = 200_000
+    n = 20_000
     shared = stoker.share([{"p": f"img/{i:08d}.jpg", "y": i} for i in range(n)])
     loader = stoker.DataLoader(
-        Mapped(shared), batch_size=1000, num_workers=2, shuffle=True, multiprocessing_context=context
+        Mapped(shared), batch_size=200, num_workers=2, shuffle=True, multiprocessing_context=context
     )
     seen, mapped = zip(*loader, strict=True)
     assert torch.cat(seen).sort().values.equal(torch.arange(n))
@@ -162,7 +163,7 @@ def test_workers_weigh_themselves() -> None:
 def test_a_list_that_fork_copies_is_named_once() -> None:
     class Inner:
         def __init__(self) -> None:
-            self.samples = [{"path": f"{i}.jpg", "label": i} for i in range(300_000)]
+            self.samples = [{"path": f"{i}.jpg", "label": i} for i in range(200_000)]
 
     dataset = Rows([{"y": 0}] * 4)
     dataset.index = Inner()  # type: ignore[attr-defined]
@@ -171,7 +172,7 @@ def test_a_list_that_fork_copies_is_named_once() -> None:
         [list(loader) for _ in range(2)]
     words = [str(w.message) for w in caught if w.category is StokerWarning]
     assert len(words) == 1
-    assert words[0].startswith("dataset.index.samples is a list of 300,000 dicts, about ")
+    assert words[0].startswith("dataset.index.samples is a list of 200,000 dicts, about ")
     assert "dataset.index.samples = stoker.share(dataset.index.samples)" in words[0]
 
 
@@ -188,7 +189,7 @@ def test_what_fork_does_not_copy_is_not_named() -> None:
 
 def test_estimates_are_near_the_truth() -> None:
     tracemalloc.start()
-    rows = [{"path": f"images/{i:09d}.jpg", "label": i + 1000} for i in range(50_000)]
+    rows = [{"path": f"images/{i:09d}.jpg", "label": i + 1000} for i in range(20_000)]
     took, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     (found,) = big(Rows(rows), 1 << 20)
@@ -226,6 +227,7 @@ BIGS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", BIGS)
+@pytest.mark.few(2)
 def test_big_things_of_any_kind_are_named(kind: str) -> None:
     tracemalloc.start()
     try:
@@ -326,7 +328,8 @@ class Counting(torch.utils.data.IterableDataset):
         return iter(range(self.n))
 
 
-@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_made_anew_see_the_dataset_as_it_is(context: str) -> None:
     dataset = Epochs()
     loader = stoker.DataLoader(dataset, num_workers=2, multiprocessing_context=context)
@@ -335,6 +338,7 @@ def test_workers_made_anew_see_the_dataset_as_it_is(context: str) -> None:
         assert [int(b) for b in loader] == [epoch] * 4
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -103,7 +103,7 @@ def test_nobody_waits_for_a_batch_that_was_not_asked_for(tmp_path: Path, setting
 @pytest.mark.few(1)
 def test_what_goes_wrong_meanwhile_comes_in_its_turn(method: str) -> None:
     """Errors, the end, and batches that come out of order, with somebody who asks all the time."""
-    for seed in range(10):
+    for seed in range(4):
         rng = random.Random(seed)
         it = iter(
             stoker.DataLoader(d.Map(9, "tensor", "value", (4,)), batch_size=1, num_workers=3, worker_method=method)
@@ -145,6 +145,7 @@ def test_what_is_moved() -> None:
     assert out["b"][1:] == ("word", 3)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_on_the_cpu_nothing_is_done(workers: int) -> None:
     want = list(torch.utils.data.DataLoader(d.Map(20, "tensor"), batch_size=3))

@@ -21,6 +21,7 @@ from stoker.commands import main as cli
 from stoker.commands.arguments import loss
 from stoker.core.errors import UsageError
 from stoker.diagnosis.report.compare import NAME, Pair, compare, load, parse
+from tests.commands.helpers import forked_stoker
 
 TRAIN = """
     import sys, threading, torch
@@ -40,8 +41,7 @@ TRAIN = """
 
 def run_report(folder: Path, name: str, *args: str, text: str = TRAIN) -> dict[str, Any]:
     (folder / "train.py").write_text(textwrap.dedent(text))
-    line = [sys.executable, "-m", "stoker", "run", "--json", name, "train.py", *args]
-    subprocess.run(line, cwd=folder, capture_output=True, check=True, timeout=120)
+    forked_stoker(folder, "--json", name, "train.py", *args).check_returncode()
     return json.loads((folder / name).read_text())  # type: ignore[no-any-return]
 
 
@@ -313,7 +313,7 @@ def survives(a: Any, b: Any) -> None:
 
 
 @given(st.one_of(anything.map(lambda x: json.dumps(x).encode()), st.binary(max_size=200)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25)
 def test_anything_for_a_report(content: bytes) -> None:
     survives(report(), content)
 
@@ -326,7 +326,7 @@ def places(data: Any) -> list[tuple[Any, Any]]:
 
 @given(st.data())
 @settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @pytest.mark.slow
 def test_a_real_report_with_anything_in_it(real: tuple[dict[str, Any], dict[str, Any]], data: st.DataObject) -> None:
@@ -341,7 +341,7 @@ def test_a_real_report_with_anything_in_it(real: tuple[dict[str, Any], dict[str,
 
 
 @given(st.floats(0, 1e15), st.floats(0, 1e15), st.floats(0, 1e15), st.integers(0, 10**15))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50)
 def test_any_numbers_fit_the_table(rate: float, wait: float, step: float, batches: int) -> None:
     found = compared(
         report(),

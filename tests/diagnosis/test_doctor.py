@@ -120,6 +120,7 @@ def most(looks: StackSampler) -> tuple[str, str]:
     return max(found, key=lambda part: found[part])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "dataset",
     [Data(Flip(), Blur()), Subset(Data(Flip(), Blur()), range(50)), Data(Compose(Flip(), Blur()))],
@@ -138,6 +139,7 @@ def test_a_transform_that_is_not_known_in_advance() -> None:
     assert any(most(looked_at(Hidden())) == ("transform", "Blur") for _ in range(4))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("usual", "own_s"), [(0.005, None), (0.005, 0.001), (0.001001, None)])
 def test_looks_rest_and_leave_the_switch_interval_as_it_was(
     usual: float, own_s: float | None, monkeypatch: Any

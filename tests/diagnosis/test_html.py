@@ -16,6 +16,7 @@ import pytest
 from stoker.commands import main
 from stoker.diagnosis.report import html, plots
 from stoker.diagnosis.report.schema import LoaderReport, RunReport
+from tests.commands.helpers import forked_stoker
 from tests.diagnosis.helpers import fields
 
 NASTY = "<script>alert(1)</script>/<b>\"'&amp;</title>"
@@ -157,6 +158,7 @@ def test_money_is_on_the_page() -> None:
     assert "saves 96.00 a day" in text
 
 
+@pytest.mark.slow
 def test_a_large_report_makes_a_small_page() -> None:
     where = [{"kind": "transform", "name": f"t{i}", "line": f"a.py:{i}", "ran": 0.01, "waited": 0.0} for i in range(12)]
     loaders = [
@@ -201,8 +203,7 @@ def test_the_command_writes_it(tmp_path: Path) -> None:
         "from torch.utils.data import DataLoader\nfor b in DataLoader(list(range(50)), num_workers=1): pass\n"
     )
     out = tmp_path / "a.html"
-    line = [sys.executable, "-m", "stoker", "run", "--html", str(out), str(script)]
-    p = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    p = forked_stoker(tmp_path, "--html", out, script)
     assert p.returncode == 0, p.stderr
     assert "train.py:2" in Elements(out.read_text()).text
     assert [f.name for f in tmp_path.iterdir() if f.name.startswith(".")] == []

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,9 @@ from stoker.diagnosis.report import before_after, before_after_text, history, te
 from stoker.diagnosis.report.build import report_of
 from stoker.diagnosis.report.merge import epoch_times
 from stoker.diagnosis.report.schema import Applied, AppliedSettings, Change, LoaderReport, RememberedRun, RunReport
+from stoker.diagnosis.watch import worker_record
+from tests.commands.helpers import forked, forked_stoker, script
 from tests.commands.helpers import report as written
-from tests.commands.helpers import script, stoker
 from tests.diagnosis.helpers import entry, fields
 
 ROWS = [
@@ -90,7 +89,7 @@ def test_epochs_are_timed_from_their_begin_to_their_end(tmp_path: Path) -> None:
     path = script(tmp_path, nap=0.002, step=0.005, extra="if epoch and i >= 9: break").read_text()
     path = path.replace("for x, y in loader:", "for i, (x, y) in enumerate(loader):").replace("range(2)", "range(3)")
     (tmp_path / "train.py").write_text(path)
-    p = stoker(tmp_path, "train.py")
+    p = forked_stoker(tmp_path, "train.py")
     assert p.returncode == 0, p.stderr
     r = written(tmp_path)
     (e,) = r["loaders"]
@@ -118,7 +117,7 @@ def test_an_iterator_that_waits_to_be_asked_is_in_no_loop(tmp_path: Path) -> Non
         print(len(list(it)))
         """,
     )
-    assert stoker(tmp_path, path).stdout == "4\n"
+    assert forked_stoker(tmp_path, path).stdout == "4\n"
     assert written(tmp_path)["loaders"][0]["loop_s"] < 1.5
 
 
@@ -219,8 +218,8 @@ def test_a_stream_is_compared_too(tmp_path: Path) -> None:
             print(len(list(DataLoader(Stream(), batch_size=4))))
         """,
     )
-    assert stoker(tmp_path, path).returncode == 0
-    p = stoker(tmp_path, "--apply", path)
+    assert forked_stoker(tmp_path, path).returncode == 0
+    p = forked_stoker(tmp_path, "--apply", path)
     assert p.returncode == 0, p.stderr
     r = written(tmp_path)
     assert r["applied"]["settings"] == {}
@@ -242,22 +241,19 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 def test_a_run_is_found_again_whatever_its_report_is_called(here: Path) -> None:
     path = script(here)
-    assert stoker(here, "--json", "a.json", path, "x").returncode == 0
-    assert stoker(here, path, "y").returncode == 0
+    assert forked_stoker(here, "--json", "a.json", path, "x").returncode == 0
     first = written(here, "a.json")
-    assert stoker(here, "--apply", "--json", "b.json", path, "x").returncode == 0
+    history.save(msgspec.structs.replace(run(), command=[str(path), "y"]))
+    assert forked_stoker(here, "--max-steps", "3", path, "x").returncode == 0  # cut short, and so not remembered
+    assert forked_stoker(here, "--apply", "--json", "b.json", path, "x").returncode == 0
     compared = written(here, "b.json")["applied"]["compared"]
     assert compared["estimated"] is False
     assert compared["script"]["before"] == first["wall_s"]
     assert compared["notes"] == []
     path.write_text(path.read_text() + "# edited\n")
-    assert "has been edited" in stoker(here, "--apply", path, "x").stderr
+    assert "has been edited" in forked_stoker(here, "--apply", path, "x").stderr
     again = written(here)["applied"]["compared"]  # an applied run is not what one compares with
     assert again["script"]["before"] == first["wall_s"]
-    assert "estimated" not in stoker(here, "--max-steps", "3", path, "x").stderr
-    known = history.load([str(path), "x"])
-    assert known is not None
-    assert known.wall_s == first["wall_s"]  # a run that was cut short is not remembered
 
 
 def test_nothing_of_a_run_can_be_read_from_its_name(here: Path) -> None:
@@ -305,11 +301,10 @@ def test_what_is_no_remembered_run_is_none(here: Path, content: bytes) -> None:
     assert history.load(["train.py"]) is not None
 
 
-@pytest.mark.slow
 def test_where_nothing_can_be_written_nothing_is_remembered(here: Path) -> None:
     (here / "cache").write_text("a file")
-    assert stoker(here, script(here)).returncode == 0
-    assert history.load([str(here / "train.py")]) is None
+    history.save(run())
+    assert history.load(["train.py"]) is None
 
 
 def test_runs_do_not_add_up_without_end(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,13 +403,10 @@ def test_the_looks_do_not_count_as_a_datasets_threads() -> None:
 
 
 def test_a_loader_that_is_watched_in_a_process_counts_its_own_looks(tmp_path: Path) -> None:
-    code = """
-import json, threading, time
-from stoker.diagnosis.watch import worker_record as inside
-record = inside.WorkerRecord(memoryview(bytearray(inside.ROW_BYTES)), None, None)
-record.sampler.cpu_s = 1e6
-record.write()
-print(json.dumps(inside.read(record._row)["kernel"]["cpu_ns"]))
-"""
-    p = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert json.loads(p.stdout) < 0
+    def watched() -> None:
+        record = worker_record.WorkerRecord(memoryview(bytearray(worker_record.ROW_BYTES)), None, None)
+        record.sampler.cpu_s = 1e6
+        record.write()
+        print(json.dumps(worker_record.read(record._row)["kernel"]["cpu_ns"]))
+
+    assert json.loads(forked(watched, tmp_path).stdout) < 0

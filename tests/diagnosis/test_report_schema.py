@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import pages
 from stoker.diagnosis.report import prices, schema
-from tests.commands.helpers import script, stoker
+from tests.commands.helpers import forked_stoker, script
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -38,10 +38,12 @@ def test_every_key_is_explained() -> None:
 @pytest.mark.slow
 def test_a_report_on_stdout_is_one_line_and_has_no_key_but_those_of_the_types(tmp_path: Path) -> None:
     body = "import sys\nfrom torch.utils.data import DataLoader\nfor b in DataLoader(list(range(50))): pass\nsys.stdout.write('no end')"
-    p = stoker(tmp_path, "--gpu-price", "2.10", "--json", "-", script(tmp_path, body))
+    p = forked_stoker(tmp_path, "--gpu-price", "2.10", "--json", "-", script(tmp_path, body))
     assert p.returncode == 0, p.stderr
     said, line = p.stdout.removesuffix("\n").rsplit("\n", 1)
     assert said == "no end"
+    assert "report:" not in p.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
     found = json.loads(line)
     assert found["money"]["prices"] == {"gpu": 2.1, "gpus": max(1, len(found["machine"]["gpus"])), "cpu": None}
     typed = msgspec.convert(found, schema.RunReport)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -18,6 +16,7 @@ from torch.utils.data import dataloader as torch_loader
 import stoker
 from stoker.core.errors import UsageError
 from stoker.workers import fetcher
+from tests.commands.helpers import forked_stoker
 
 
 class Slow(Dataset):
@@ -156,8 +155,7 @@ def test_under_stoker_run_the_whole_script_is_reported(tmp_path: Path) -> None:
         print(sum(e["batches"] for e in w.report["loaders"]))
         """)
     )
-    line = [sys.executable, "-m", "stoker", "run", "train.py"]
-    p = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    p = forked_stoker(tmp_path, "train.py")
     assert p.returncode == 0, p.stderr
     assert p.stdout == "20\n"
     assert '"batches": 30' in (tmp_path / "stoker-report.json").read_text()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.commands.helpers import report, script, stoker
+from tests.commands.helpers import forked_stoker, python, report, script
 
 DATA = """
     import copy, functools, pickle, threading
@@ -86,11 +84,11 @@ WITH_LIGHTNING = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["--apply"]])
-@pytest.mark.few(1)
 def test_init_is_wrapped_while_the_first_loader_is_made(tmp_path: Path, flags: list[str]) -> None:
     env = library(tmp_path, "lightning_like", LIGHTNING)
-    p = stoker(tmp_path, *flags, script(tmp_path, WITH_LIGHTNING), env=env)
+    p = forked_stoker(tmp_path, *flags, script(tmp_path, WITH_LIGHTNING), env=env)
     assert p.returncode == 0, p.stderr
     assert p.stdout == "[552.0, 552.0, 552.0]\n"
     line = next(i for i, t in enumerate((tmp_path / "train.py").read_text().splitlines(), 1) if "LINE" in t)
@@ -325,9 +323,9 @@ EXPECTED = {
 @pytest.mark.parametrize("flags", [[], ["--apply"]])
 def test_loaders_of_every_shape_are_seen(tmp_path: Path, flags: list[str]) -> None:
     path = script(tmp_path, SHAPES)
-    plain = subprocess.run([sys.executable, path], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    plain = python(path)
     assert plain.returncode == 0, plain.stderr
-    p = stoker(tmp_path, *flags, path)
+    p = forked_stoker(tmp_path, *flags, path)
     assert p.returncode == 0, p.stderr
     assert p.stdout == plain.stdout
     found = report(tmp_path)
@@ -381,9 +379,9 @@ ALONE = (
 def test_a_class_with_iterators_of_its_own_gets_the_cache(tmp_path: Path) -> None:
     """As torchdata's ``StatefulDataLoader``: workers and states are the class's, and samples are loaded once."""
     path = script(tmp_path, ALONE)
-    p = stoker(tmp_path, "--apply", path)
+    p = forked_stoker(tmp_path, "--apply", path)
     assert p.returncode == 0, p.stderr
-    plain = subprocess.run([sys.executable, path], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    plain = python(path)
     assert p.stdout == plain.stdout
     found = report(tmp_path)
     assert found["loaders"][0]["settings"]["engine"] == "torch"
@@ -415,7 +413,7 @@ def test_loaders_that_a_framework_makes_are_told_apart(tmp_path: Path) -> None:
     from trainer_like import Trainer
     print(Trainer(Data(), Data()).train())
     """
-    p = stoker(tmp_path, script(tmp_path, DATA + body), env=env)
+    p = forked_stoker(tmp_path, script(tmp_path, DATA + body), env=env)
     assert p.stdout == "[6, 6]\n", p.stderr
     line = 1 + (tmp_path / "train.py").read_text().splitlines().index("print(Trainer(Data(), Data()).train())")
     names = [e["name"] for e in report(tmp_path)["loaders"]]

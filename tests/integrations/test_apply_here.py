@@ -52,6 +52,7 @@ def test_on_and_off() -> None:
     assert w.report["applied"] is None
 
 
+@pytest.mark.slow
 def test_installs_around_it() -> None:
     """Whatever was put around it, on is on and off is off."""
     loader = DataLoader(Slow(), batch_size=8)

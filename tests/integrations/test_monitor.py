@@ -20,6 +20,7 @@ import stoker
 from stoker.core.errors import UsageError
 from stoker.diagnosis.watch import patch
 from stoker.integrations.monitor import DataMonitor
+from tests.commands.helpers import forked_stoker
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="loaders are watched on Linux only")
 
@@ -161,11 +162,11 @@ SCRIPT = """
 """
 
 
-@pytest.mark.parametrize("apply", [[], pytest.param(["--apply"], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("apply", [[], ["--apply"]])
 def test_under_stoker_run_both_count(apply: list[str], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
-    line = [sys.executable, "-m", "stoker", "run", *apply, "train.py"]
-    p = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    p = forked_stoker(tmp_path, *apply, "train.py")
     assert p.returncode == 0, p.stderr
     assert p.stdout in ("healthy\n", "input-bound\n")
     report = json.loads((tmp_path / "stoker-report.json").read_text())

@@ -77,10 +77,13 @@ def test_an_iterable_dataset_gets_one(eight_cores: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------------------------------- workers, or none, while it runs
 
 
+N = 240
+
+
 class Where(Dataset):
     """Index, random numbers, and the process in which each sample was made."""
 
-    def __init__(self, n: int = 600) -> None:
+    def __init__(self, n: int = N) -> None:
         self.n = n
         self.asked = torch.zeros(n, dtype=torch.int64).share_memory_()
 
@@ -131,19 +134,20 @@ class Own(Sampler):
 
     def __iter__(self) -> Iterator[int]:
         self.begun += 1
-        return iter(range(599, -1, -1))
+        return iter(range(N - 1, -1, -1))
 
     def __len__(self) -> int:
-        return 600
+        return N
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("own", [False, True])
 def test_nothing_is_loaded_but_the_batches(own: bool) -> None:
     sampler = Own()
     loader = auto(Where(), **({"sampler": sampler, "shuffle": None} if own else {}))
     got, _ = epoch(loader)
     assert loader.dataset.asked.eq(1).all()
-    assert sorted(got[:, 0].tolist()) == list(range(600))
+    assert sorted(got[:, 0].tolist()) == list(range(N))
     assert sampler.begun == own
     assert "first guess" in loader.decisions[0]
 
@@ -195,14 +199,14 @@ def as_it_is(samples: list[int]) -> list[list[int]]:
     return TABLE
 
 
-TABLE = [[i] for i in range(30_000)]
+TABLE = [[i] for i in range(20_000)]
 
 
 @pytest.mark.slow
 def test_what_costs_nothing_to_make_ends_without_workers() -> None:
-    loader = stoker.DataLoader(range(800), num_workers="auto", batch_size=2, collate_fn=as_it_is)
+    loader = stoker.DataLoader(range(200), num_workers="auto", batch_size=2, collate_fn=as_it_is)
     for _ in range(3):
-        assert sum(1 for batch in loader if batch == TABLE) == 400
+        assert sum(1 for batch in loader if batch == TABLE) == 100
     assert int(loader.num_workers) == 0
     assert not multiprocessing.active_children()
 
@@ -216,8 +220,9 @@ def test_a_small_epoch_is_made_here_the_next_time(monkeypatch: pytest.MonkeyPatc
     assert int(loader.num_workers) == 0
 
 
+@pytest.mark.slow
 def test_one_that_is_peeked_at_is_not_taken_for_small() -> None:
-    loader = auto(Where())
+    loader = auto(Where(600))
     next(iter(loader))
     assert not epoch(loader)[1][0]
 
@@ -253,19 +258,23 @@ class Held(Where):
         self.inner = {"files": [file]}
 
 
-@pytest.mark.usefixtures("restless")
 @pytest.mark.parametrize("kind", ["file", "socket", "database", "closure", "lock"])
-def test_what_holds_a_file_or_connection_is_called_in_one_process_only(kind: str, tmp_path: Path) -> None:
+def test_what_a_dataset_holds_is_found(kind: str, tmp_path: Path) -> None:
     (tmp_path / "rows").write_text("x")
     ends = socket.socketpair()
     with (tmp_path / "rows").open() as file, contextlib.closing(sqlite3.connect(":memory:")) as database:
         things = {"file": file, "socket": ends[0], "database": database, "lock": threading.Lock()}
-        data = Held(things.get(kind, lambda: file))
-        assert "inner" in held(data)
-        loader = auto(data)
-        where = [*epoch(loader)[1], *epoch(loader)[1]]
+        assert "inner" in held(Held(things.get(kind, lambda: file)))
     for end in ends:
         end.close()
+
+
+@pytest.mark.usefixtures("restless")
+def test_what_holds_a_file_is_called_in_one_process_only(tmp_path: Path) -> None:
+    (tmp_path / "rows").write_text("x")
+    with (tmp_path / "rows").open() as file:
+        loader = auto(Held(file))
+        where = [*epoch(loader)[1], *epoch(loader)[1]]
     assert not any(where)
 
 
@@ -308,6 +317,7 @@ def test_once_a_file_is_open_here_no_worker_is_forked(eager: pytest.MonkeyPatch,
 
 
 @pytest.mark.usefixtures("eager")
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "kw",
     [
@@ -318,7 +328,7 @@ def test_once_a_file_is_open_here_no_worker_is_forked(eager: pytest.MonkeyPatch,
         {"sample_timeout": 60},
         {"multiprocessing_context": "fork"},
     ],
-    ids=str,
+    ids=lambda kw: next(iter(kw)),
 )
 def test_what_asks_for_workers_has_them(kw: dict[str, Any]) -> None:
     loader = auto(Where(), **kw)
@@ -326,11 +336,12 @@ def test_what_asks_for_workers_has_them(kw: dict[str, Any]) -> None:
         assert not any(epoch(loader)[1])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager")
 def test_resize_brings_workers_in_mid_epoch() -> None:
-    loader = auto(Where())
+    loader = auto(Where(600))
     epoch(loader)
-    fixed = auto(Where())
+    fixed = auto(Where(600))
     fixed.resize(2)
     epoch(fixed)
     torch.manual_seed(4)
@@ -348,12 +359,13 @@ def test_resize_brings_workers_in_mid_epoch() -> None:
 
 
 @pytest.mark.usefixtures("eager")
+@pytest.mark.few(1)
 @pytest.mark.parametrize("later", ["auto", 0, 2])
 def test_a_state_taken_without_workers_goes_on_to_the_bit(later: Any) -> None:
     loader = auto(Where())
     epoch(loader)
     it = iter(loader)
-    for _ in range(100):
+    for _ in range(40):
         next(it)
     assert int(loader.num_workers) == 0
     state = loader.state_dict()
@@ -376,12 +388,12 @@ def test_what_fails_here_is_left_to_a_worker() -> None:
     loader = auto(Informed())
     for _ in range(3):
         got, where = epoch(loader)
-        assert sorted(got[:, 0].tolist()) == list(range(600))
+        assert sorted(got[:, 0].tolist()) == list(range(N))
         assert not any(where)
 
 
 class Broken(Where):
-    bad = 450
+    bad = 180
 
     def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
         if i == self.bad:
@@ -395,11 +407,11 @@ def test_a_sample_that_fails_is_told_as_ever() -> None:
     with pytest.raises(KeyError):
         list(loader)
     it = iter(loader)
-    seen = [next(it)[0] for _ in range(150)]
-    with pytest.raises(KeyError, match=r"in DataLoader worker process[\s\S]*sample 450"):
+    seen = [next(it)[0] for _ in range(60)]
+    with pytest.raises(KeyError, match=r"in DataLoader worker process[\s\S]*sample 180"):
         next(it)
     seen += [batch for batch, _ in it]
-    assert torch.cat(seen)[:, 0].tolist() == [i for i in range(600) if not 450 <= i < 453]
+    assert torch.cat(seen)[:, 0].tolist() == [i for i in range(N) if not 180 <= i < 183]
 
 
 @pytest.mark.usefixtures("eager")
@@ -408,10 +420,10 @@ def test_the_last_sample_of_an_epoch_that_is_made_here_fails() -> None:
     dataset.bad = -1
     loader = auto(dataset, shuffle=False)
     list(loader)
-    dataset.bad = 599
+    dataset.bad = N - 1
     it = iter(loader)
-    assert all(next(it)[1][0] == os.getpid() for _ in range(199))
-    with pytest.raises(KeyError, match=r"in DataLoader worker process[\s\S]*sample 599"):
+    assert all(next(it)[1][0] == os.getpid() for _ in range(79))
+    with pytest.raises(KeyError, match=r"in DataLoader worker process[\s\S]*sample 239"):
         next(it)
 
 
@@ -421,7 +433,7 @@ def test_an_epoch_that_is_left_without_workers_leaves_nothing() -> None:
     epoch(loader)
     for _ in range(2):
         for i, _ in enumerate(loader):
-            if i == 120:
+            if i == 50:
                 break
     assert int(loader.num_workers) == 0
     assert not multiprocessing.active_children()

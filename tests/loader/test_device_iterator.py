@@ -64,7 +64,7 @@ def standing_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=NAMES)
 @pytest.mark.parametrize("subset", [False, True], ids=["all", "subset"])
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 def test_a_full_cache_moves_to_the_device_and_no_batch_changes(
     standing_in: None, settings: dict[str, Any], subset: bool
 ) -> None:
@@ -79,6 +79,7 @@ def test_a_full_cache_moves_to_the_device_and_no_batch_changes(
     assert "batches are made on cpu" in staged.report
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("settings", SETTINGS[1:], ids=NAMES[1:])
 def test_tensors_on_a_device_are_gathered_there(standing_in: None, settings: dict[str, Any]) -> None:
     data = TensorDataset(torch.arange(N * 3).view(N, 3), torch.arange(N))

@@ -107,7 +107,7 @@ def seed_all(worker: int) -> None:
     random.seed(seed)
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -134,6 +134,7 @@ class Photos(OwnGenerators):
         return x * self.rng.random() + random.random(), self.flip["flip"].random()
 
 
+@pytest.mark.slow
 def test_the_same_from_a_cache() -> None:
     settings = {"num_workers": 2, "batch_size": 4, "shuffle": True}
     staged = stoker.Staged(Photos())
@@ -238,6 +239,7 @@ def test_the_same_with_task_seeds() -> None:
     assert epochs(HereSeeded, Simple(), **settings) == epochs(Seeded, Simple(), **settings)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cls", [Here, HereSeeded])
 def test_two_loaders_in_step_draw_their_orders_as_with_workers(cls: type[DataLoader[Any]]) -> None:
     def orders(cls: type[DataLoader[Any]]) -> list[Any]:
@@ -262,6 +264,7 @@ def pairs(samples: list[Any]) -> Any:
     return default_collate([x for x, _ in samples]), [i for _, i in samples]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("collate_fn", [None, pairs])
 def test_memory_of_a_batch_is_used_again_only_when_nothing_refers_to_it(collate_fn: Any) -> None:
     loader = Here(Pictures(), batch_size=4, num_workers=2, collate_fn=collate_fn)

@@ -42,6 +42,7 @@ def epoch(loader: Any, short: list[int], left: int) -> list[Any]:
     return out
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [3, "auto"])
 def test_fewer_batches_are_made_ahead_and_none_changes(
     short: list[int], workers: Any, caplog: pytest.LogCaptureFixture

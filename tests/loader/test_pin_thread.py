@@ -32,6 +32,7 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pin_thread, "pin", copy)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_batches_are_pinned_by_the_thread_and_slots_come_back(persistent: bool) -> None:
     loader = stoker.DataLoader(

@@ -131,12 +131,17 @@ def check(make: Any, again: Any, every: int = 1) -> None:
             assert rest(again(), state, len(left)) == left, (e, k)
 
 
-@pytest.mark.few(4)
+SKIP, REFILL, REPLACE = {"on_error": "skip"}, {"on_error": "skip", "refill": True}, {"on_error": "replace"}
+
+
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
-    ("before", "after"), [(0, 0), (0, 2), *(pytest.param(*c, marks=pytest.mark.slow) for c in ((2, 2), (2, 0), (3, 2)))]
-)
-@pytest.mark.parametrize(
-    "policy", [{"on_error": "skip"}, {"on_error": "skip", "refill": True}, {"on_error": "replace"}]
+    ("before", "after", "policy"),
+    [
+        (0, 0, SKIP),
+        (0, 0, REPLACE),
+        *(pytest.param(*c, marks=pytest.mark.slow) for c in ((0, 2, REFILL), (2, 0, REPLACE), (3, 2, SKIP))),
+    ],
 )
 def test_samples_that_fail(before: int, after: int, policy: dict[str, Any]) -> None:
     """A batch of which nothing is left counts as delivered; what stands in is the same."""
@@ -181,7 +186,8 @@ class Dies(Dataset[Any]):
         return i, random.random(), float(torch.rand(()))
 
 
-@pytest.mark.parametrize("workers", [2, "auto"])
+@pytest.mark.few(1)
+@pytest.mark.parametrize("workers", ["auto", 2])
 def test_a_worker_that_dies_after_a_resume(tmp_path: Path, workers: Any) -> None:
     def make(at: int = -1) -> Any:
         return loader_of(Dies(tmp_path, at), num_workers=workers, task_seeds=True, **shuffled())
@@ -194,6 +200,7 @@ def test_a_worker_that_dies_after_a_resume(tmp_path: Path, workers: Any) -> None
         assert (tmp_path / "died").exists()
 
 
+@pytest.mark.slow
 def test_torch_s_seeds_and_a_worker_that_dies(tmp_path: Path) -> None:
     """Nobody makes those random numbers again, but a death changes none of what a resumed run has."""
     state = run(loader_of(Dies(tmp_path, -1), num_workers=2, **shuffled()), 1)[1][0][2]
@@ -219,6 +226,7 @@ def test_a_dataset_with_a_state_is_not_begun_anew_in_another_worker() -> None:
     assert [len(x) for x, _ in loader_of(Memory(), num_workers=2, on_error="skip")] == [3, 3, 3, 3]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_state_and_samples_that_fail(workers: int) -> None:
     class Both(Memory):
@@ -262,6 +270,7 @@ def test_data_on_a_device(standing_in: None, settings: dict[str, Any], own: bool
     check(make, make)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_data_that_moves_to_a_device_in_mid_run(
     standing_in: None, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -295,10 +304,11 @@ class Stream(torch.utils.data.IterableDataset[Any]):
         return iter(range(20))
 
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("kind", [Rotten, Memory, Stream])
-@pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    ("workers", "kind", "depth"),
+    [(0, Rotten, 3), (1, Rotten, 1), (0, Memory, 1), (1, Memory, 3), (1, Stream, 3)],
+)
 def test_what_was_copied_ahead_is_not_delivered(
     workers: int, kind: Any, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,6 +417,7 @@ def test_states_by_worker_are_not_divided_among_fewer(room: list[int]) -> None:
         rest(loader_of(Memory(), num_workers=2), state, 1)
 
 
+@pytest.mark.slow
 def test_a_run_begun_with_fewer_goes_on_with_more(room: list[int]) -> None:
     room[0] = 2
     batches, states = run(loader_of(range(20), num_workers=4, persistent_workers=True))

@@ -68,7 +68,7 @@ def test_an_epoch_has_each_index_once_and_a_window(n: int, size: int | None, res
     assert list(ChunkSampler(range(n), size, resident, seeded(seed))) == order
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(n=st.integers(1, 500), size=st.integers(1, 40), resident=st.integers(1, 20), own=st.booleans())
 def test_an_epoch_draws_once_as_torchs_sampler_draws_its_seed(n: int, size: int, resident: int, own: bool) -> None:
     """At the first index, from ``generator`` or torch's default; NumPy's and Python's are left alone."""
@@ -99,6 +99,7 @@ def test_epochs_and_seeds_differ() -> None:
 
 
 @pytest.mark.parametrize(("size", "resident"), [(4, 1), (2, 2), (1, 4), (3, 9), (1, 1)])
+@pytest.mark.few(1)
 def test_all_resident_or_chunks_of_one_are_a_uniform_shuffle(size: int, resident: int) -> None:
     """Each of the 24 orders of four, as often as chance has it (chi-square, 23 degrees: 49.7 is one in a thousand)."""
     generator = seeded(1)
@@ -161,6 +162,7 @@ def test_quality_is_what_it_says() -> None:
     assert got.neighbours == pytest.approx(np.mean(pairs) / (batch * (batch - 1) / 2 * chance))
 
 
+@pytest.mark.slow
 def test_quality_of_what_is_known() -> None:
     n = 100_000
     assert quality(range(n), n)[:2] == (1.0, 0.7)
@@ -172,6 +174,7 @@ def test_quality_of_what_is_known() -> None:
 
 
 @pytest.mark.parametrize(("n", "size", "resident"), [(100_000, 500, 4), (100_000, 500, 16), (100_000, 100, 64)])
+@pytest.mark.few(1)
 def test_the_quality_of_chunks(n: int, size: int, resident: int) -> None:
     """A batch from R of K chunks has K/R times the pairs, the two ends of the epoch up to a third more. Where a tenth of
     the data falls is known as well as K chunks in random order let it be."""
@@ -187,6 +190,7 @@ def test_the_quality_of_chunks(n: int, size: int, resident: int) -> None:
 # -- the loader
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kw", [{}, {"generator": True}])
 def test_a_loader_shuffles_chunks_whatever_its_workers(kw: Any) -> None:
     data = TensorDataset(torch.arange(1000))
@@ -205,7 +209,7 @@ def test_a_loader_shuffles_chunks_whatever_its_workers(kw: Any) -> None:
     first, second = epochs(1, 0)
     assert first != second
     assert sorted(first) == sorted(second) == list(range(1000))
-    assert epochs(1, 1) == epochs(1, 2) == [first, second]
+    assert epochs(1, 2) == [first, second]
     assert epochs(2, 0)[0] != first
 
 

@@ -66,6 +66,7 @@ def loader_of(order: str, workers: int) -> stoker.DataLoader[Any]:
     return stoker.DataLoader(range(N), BATCH, num_workers=workers, worker_method="thread", **ORDERS[order]())
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("draws", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("order", ORDERS)

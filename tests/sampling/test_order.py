@@ -20,17 +20,33 @@ from stoker.sampling.order import SMALL, FeistelSampler, Permutation, order
 SEED = int(os.environ.get("STOKER_SEED", "0"))
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    n=st.integers(1, 40) | st.integers(4090, 9000),
-    samples=st.integers(1, 100) | st.none(),
-    size=st.integers(1, 50) | st.integers(4000, 5000) | st.none(),
-    drop_last=st.booleans(),
-    shuffle=st.booleans(),
-    own=st.booleans(),
-    taken=st.integers(0, 12) | st.none(),
+ORDERS = st.fixed_dictionaries(
+    {
+        "n": st.integers(1, 40) | st.integers(4090, 9000),
+        "samples": st.integers(1, 100) | st.none(),
+        "size": st.integers(1, 50) | st.integers(4000, 5000) | st.none(),
+        "drop_last": st.booleans(),
+        "shuffle": st.booleans(),
+        "own": st.booleans(),
+        "taken": st.integers(0, 12) | st.none(),
+    }
 )
-def test_the_order_and_its_draws_are_torchs(
+
+
+@settings(max_examples=12, deadline=None)
+@given(ORDERS)
+def test_the_order_and_its_draws_are_torchs(case: dict[str, Any]) -> None:
+    compare(**case)
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
+@given(ORDERS)
+def test_many_orders_and_their_draws_are_torchs(case: dict[str, Any]) -> None:
+    compare(**case)
+
+
+def compare(
     n: int, samples: int | None, size: int | None, drop_last: bool, shuffle: bool, own: bool, taken: int | None
 ) -> None:
     """Every item, and both generators after each: a sampler's draws happen when torch's happen."""
@@ -56,7 +72,7 @@ def test_the_order_and_its_draws_are_torchs(
     assert trace(True) == trace(False)
 
 
-@pytest.mark.parametrize("n", [1, 2, 70_000, 3_000_001])
+@pytest.mark.parametrize("n", [1, 2, 70_000, pytest.param(3_000_001, marks=pytest.mark.slow)])
 def test_a_long_order_is_torchs_in_half_the_memory(n: int) -> None:
     theirs, ours = (torch.Generator().manual_seed(SEED) for _ in range(2))
     expected = torch.randperm(n, generator=theirs)
@@ -110,6 +126,7 @@ def test_a_permutation_of_the_longest() -> None:
             Permutation(n, 1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_shuffles_with_feistel(workers: int) -> None:
     data = TensorDataset(torch.arange(1000))

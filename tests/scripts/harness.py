@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import uuid
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,11 +80,13 @@ def marked(mark: str) -> list[psutil.Process]:
 
 def run(way: str, command: list[str], folder: Path, env: dict[str, str]) -> Outcome:
     """One run, in a folder and with a home of its own, so that nothing of an earlier one is known."""
-    for name in ("", "home", "tmp"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / "home").mkdir(parents=True, exist_ok=True)
+    # The path of a socket may have 107 characters (unix(7)). torch's workers send tensors over sockets in TMPDIR, and
+    # where its path is long a batch is lost and the script waits for ever.
+    temporary = Path(tempfile.mkdtemp(prefix="st"))
     mark = uuid.uuid4().hex
     known = {k: v for k, v in os.environ.items() if k not in ("PYTEST_CURRENT_TEST", "XDG_CACHE_HOME", "HF_HOME")}
-    known |= {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), MARK: mark, **env}
+    known |= {"HOME": str(folder / "home"), "TMPDIR": str(temporary), MARK: mark, **env}
     line = [sys.executable, *(["-m", "stoker", *WAYS[way]] if WAYS[way] else []), *command]
     p = subprocess.Popen(
         line, cwd=folder, env=known, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -98,13 +102,9 @@ def run(way: str, command: list[str], folder: Path, env: dict[str, str]) -> Outc
     left = [f"{q.pid} {' '.join(q.cmdline())}" for q in alive if q.is_running()]
     for q in alive:
         q.kill()
-    return Outcome(
-        p.returncode,
-        out.splitlines(),
-        err,
-        left,
-        sorted({re.split("[-_]", x.name)[0] for x in (folder / "tmp").iterdir() if not OF_TORCH.fullmatch(x.name)}),
-    )
+    files = sorted({re.split("[-_]", x.name)[0] for x in temporary.iterdir() if not OF_TORCH.fullmatch(x.name)})
+    shutil.rmtree(temporary)
+    return Outcome(p.returncode, out.splitlines(), err, left, files)
 
 
 def three_ways(
@@ -114,8 +114,9 @@ def three_ways(
     *,
     seeded: bool = True,
     path: Path | None = None,
+    ways: Sequence[str] = tuple(WAYS),
 ) -> dict[str, Outcome]:
-    """Runs a script in all three ways at once and asserts that nobody can tell which is which.
+    """Runs a script in all ways at once and asserts that nobody can tell which is which.
 
     Args:
         script: its name below this folder, or the command line after ``python`` or ``stoker run``.
@@ -123,6 +124,7 @@ def three_ways(
         data: a folder of data.make, which the script finds as DATA.
         seeded: a second run of it alone would draw the same.
         path: where a package that is run with ``-m`` lies.
+        ways: in which it runs, "plain" among them.
 
     Returns:
         What came of each.
@@ -137,14 +139,15 @@ def three_ways(
         "RAY_TMPDIR": tempfile.gettempdir(),  # the path of a socket may have 107 characters
         "PYTHONPATH": os.pathsep.join(map(str, where)),
     }
-    with ThreadPoolExecutor(len(WAYS)) as pool:
-        futures = {way: pool.submit(run, way, command, tmp_path / way, paths) for way in WAYS}
+    with ThreadPoolExecutor(len(ways)) as pool:
+        futures = {way: pool.submit(run, way, command, tmp_path / way, paths) for way in ways}
         done = {way: x.result() for way, x in futures.items()}
     plain = done["plain"]
     assert plain.code == 0, plain.err
     assert plain.of(""), "the script says nothing"
-    for way in ("observed", "applied"):
-        ours = done[way]
+    for way, ours in done.items():
+        if way == "plain":
+            continue
         assert ours.code == 0, f"{way}: {ours.code}\n{ours.err}"
         assert ours.of("") == plain.of(""), f"{way}:\n{differences(ours, plain)}\n{ours.err}"
         assert len(ours.versions) == len(plain.versions)
@@ -154,6 +157,6 @@ def three_ways(
         assert ours.left == plain.left == [], f"{way} leaves {ours.left}"
         more = set(ours.files) - set(plain.files)
         assert not more, f"{way} leaves files: {sorted(more)}"
-    if seeded:
+    if seeded and "observed" in done:
         assert done["observed"].of("=") == plain.of("="), "observing changed what the script draws"
     return done

@@ -1,4 +1,4 @@
-"""Scripts that need torch, NumPy and Pillow alone, each in three ways: as it is, observed, and with --apply."""
+"""Scripts that need torch, NumPy and Pillow alone, each in two ways or three: as it is, with --apply, and observed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .harness import HERE, three_ways
+from .harness import HERE, WAYS, three_ways
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="stoker's own workers are on Linux"),
@@ -17,11 +17,27 @@ pytestmark = [
 
 # Scripts of one file that want nothing said. Each takes ten seconds and more, so none of them is in the fast suite.
 ALONE = sorted(path.name for path in (HERE / "cases").glob("*.py") if path.name != "ranks.py")
+# What is observed are loaders, which --apply observes as well. These are the scripts whose loaders, or the processes and
+# threads around them, are of their own kind; the others have their own kind of dataset.
+OBSERVED = {
+    "change_folder.py",
+    "curriculum.py",
+    "far.py",
+    "gan.py",
+    "lazy_handle.py",
+    "mosaic.py",
+    "multi_epochs.py",
+    "open_file.py",
+    "own_memory.py",
+    "stream.py",
+    "toplevel.py",
+    "validation.py",
+}
 
 
 @pytest.mark.parametrize("name", ALONE)
 def test_script(name: str, tmp_path: Path, data: Path) -> None:
-    three_ways(f"cases/{name}", tmp_path, data)
+    three_ways(f"cases/{name}", tmp_path, data, ways=list(WAYS) if name in OBSERVED else ["plain", "applied"])
 
 
 def test_two_ranks(tmp_path: Path, data: Path) -> None:

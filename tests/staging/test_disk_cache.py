@@ -6,12 +6,15 @@ import array
 import copy
 import io
 import json
+import linecache
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
+import types
+import warnings
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -136,12 +139,8 @@ def child(files: list[Path], where: Path, fn: Any, workers: int = 2, epochs: int
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("fn", "moment"),
-    [(rows, 3), (prepare, 0), (prepare, 11)]
-    + [pytest.param(*p, marks=pytest.mark.slow) for p in ((rows, 0), (rows, 11), (prepare, 3))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("fn", "moment"), [(rows, 3), (prepare, 0), (prepare, 11)])
 def test_a_run_that_is_killed_while_it_fills_leaves_nothing_wrong(
     files: list[Path], tmp_path: Path, fn: Any, moment: int
 ) -> None:
@@ -161,9 +160,9 @@ def test_a_run_that_is_killed_while_it_fills_leaves_nothing_wrong(
 @pytest.mark.slow
 def test_many_runs_fill_one_cache(files: list[Path], tmp_path: Path, fn: Any) -> None:
     where = tmp_path / "cache"
-    runs = [child(files, where, fn, workers=w) for w in (0, 1, 2)]
+    runs = [child(files, where, fn, workers=w) for w in (0, 2)]
     out = [p.communicate(timeout=90)[0] for p in runs]
-    assert [p.returncode for p in runs] == [0, 0, 0]
+    assert [p.returncode for p in runs] == [0, 0]
     assert all(f"filled {N}" in text or "filled" in text for text in out)
     assert check(open_cache(files, where, fn)) == 0
     assert len(list(where.iterdir())) == 1
@@ -204,7 +203,7 @@ def test_what_changed_without_a_trace_is_found_by_a_sample(files: list[Path], tm
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.few(13)
+@pytest.mark.few(3)
 def test_a_flipped_byte_is_never_served(files: list[Path], tmp_path: Path, fn: Any, seed: int) -> None:
     """Anywhere in the cache."""
     where = tmp_path / "cache"
@@ -218,8 +217,6 @@ def test_a_flipped_byte_is_never_served(files: list[Path], tmp_path: Path, fn: A
         at = rng.randrange(min(size, 20_000) if path.name == "heap.npy" else size)
         print(path.name, at)
         flip(path, at)
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", StokerWarning)
         staged = open_cache(files, where, fn)
@@ -238,6 +235,7 @@ def test_damaged_samples_are_made_anew_and_mended(files: list[Path], tmp_path: P
     assert check(open_cache(files, where)) == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["column-0.npy", "place.npy", "head.npy", "crc.npy", "words.npy", "manifest.json"])
 def test_a_truncated_file_is_said(files: list[Path], tmp_path: Path, name: str) -> None:
     where = tmp_path / "cache"
@@ -395,6 +393,7 @@ def asks(path: Any) -> torch.Tensor:
     return rows(path)
 
 
+@pytest.mark.slow
 def test_the_environment_is_not_written_down_and_paths_may_be_hashed(
     files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -463,6 +462,7 @@ class Held(Dataset[Any]):
         return self.values[i] * 2
 
 
+@pytest.mark.slow
 def test_arrays_are_a_key_whole(tmp_path: Path) -> None:
     values = torch.arange(100_000.0)
     first = stoker.Staged(Held(values), cache="disk", cache_dir=tmp_path)
@@ -513,7 +513,7 @@ NAMED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("how", NAMED)
-@pytest.mark.few(5)
+@pytest.mark.few(1)
 def test_source_files_are_found_however_they_are_named(how: str, tmp_path: Path) -> None:
     here = tmp_path / "files"
     here.mkdir()
@@ -544,6 +544,7 @@ HELD = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("held", HELD, ids=lambda x: type(x).__name__)
 def test_what_a_dataset_holds_is_a_key(held: Any, tmp_path: Path) -> None:
     class Labels(Dataset[Any]):
@@ -601,17 +602,24 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_a_fingerprint_goes_into_the_code_that_makes_a_sample(tmp_path: Path) -> None:
+def test_a_fingerprint_goes_into_the_code_that_makes_a_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "printed.py"
 
-    def show(main: bool = True, **values: Any) -> list[str]:
+    def show(**values: Any) -> list[str]:
         path.write_text(PRINTED.format(**{"size": 3, "unused": 1, "factor": 2, "scale": 1, "words": "a"} | values))
-        command = [str(path)] if main else ["-c", "import printed; printed.show()"]
-        p = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True, cwd=tmp_path)
-        return p.stdout.split()
+        linecache.clearcache()
+        module: Any = types.ModuleType("printed")
+        module.__file__ = str(path)
+        monkeypatch.setitem(sys.modules, "printed", module)
+        exec(compile(path.read_text(), path, "exec"), vars(module))
+        module.show()
+        return capsys.readouterr().out.split()
 
     content, code, _ = first = show()
-    assert first == show(main=False) == show(unused=2) == show(words="b") == [content, code, "True"]
+    p = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True)
+    assert first == p.stdout.split() == show(unused=2) == show(words="b") == [content, code, "True"]
     assert [x == y for x, y in zip(first, show(factor=3), strict=True)] == [True, False, True]
     for change in ({"size": 4}, {"scale": 2}):
         assert [x == y for x, y in zip(first, show(**change), strict=True)] == [False, True, True]

@@ -200,8 +200,8 @@ def test_ranks_with_different_datasets_keep_to_themselves(start: Callable[..., R
         assert rank.serve(0, 64)["right"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("more", "env"), [("", {"SCALE": "3"}), (" + self.rank", {})])
-@pytest.mark.few(1)
 def test_what_the_deterministic_part_reads_is_compared(start: Callable[..., Rank], more: str, env: Any) -> None:
     """A global variable that is another in each rank, or the rank itself."""
     ranks = [start(0, more), start(1, more, **env)]

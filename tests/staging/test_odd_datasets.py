@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import Dataset
 
 import stoker
@@ -122,13 +121,6 @@ def logged(fn: Any) -> Any:
     return wrapper
 
 
-class Decorated(Base):
-    @logged
-    def __getitem__(self, i: int) -> Any:
-        x = (torch.arange(30000.0) + i).exp().log()  # long enough for a call that is kept
-        return x + torch.rand(())
-
-
 class DecoratedTwice(Base):
     """The second part needs ``self``, which the decorators know as one of their arguments."""
 
@@ -156,11 +148,8 @@ class Native(Base):
     __getitem__ = staticmethod(functools.partial(lambda i: torch.arange(8.0) + i))
 
 
-def test_a_decorated_function_is_cut_inside() -> None:
-    same_epochs(Decorated)
-
-
-def test_decorators_pass_self_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_a_decorated_function_is_cut_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker.staging.search.WORTH_S", 0.0)
     same_epochs(DecoratedTwice)
     found = stoker.split(DecoratedTwice())
@@ -235,6 +224,7 @@ def test_a_trial_writes_no_file(tmp_path: Path) -> None:
     assert (tmp_path / "kept").read_text() == "here"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("flush", [False, True])
 def test_a_trial_leaves_an_open_log_alone(tmp_path: Path, flush: bool) -> None:
     with open(tmp_path / "log", "a+") as log:
@@ -313,9 +303,7 @@ def test_a_trial_leaves_open_files_and_databases_where_they_are(tmp_path: Path) 
         file.seek(24)
         os.lseek(file.fileno(), 5, os.SEEK_SET)
         data = Opened(file, database)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("stoker.staging.isolate.NICE", 0)
-            found = stoker.split(data)
+        found = stoker.split(data)
         assert os.lseek(file.fileno(), 0, os.SEEK_CUR) == 5
         assert not found.exact
         same_epochs(lambda: data)
@@ -417,9 +405,17 @@ class Fresh(Base):
         return [x + torch.rand(()) if self.draws else x, {"name": [i]}]
 
 
-@pytest.mark.parametrize("draws", [False, True])
-@pytest.mark.parametrize("settings", [{"collate_fn": doubled}, {"batch_size": None}], ids=["collate", "one by one"])
-@pytest.mark.parametrize("loader", [torch.utils.data.DataLoader, stoker.DataLoader])
+@pytest.mark.parametrize(
+    ("loader", "settings", "draws"),
+    [
+        (stoker.DataLoader, {"collate_fn": doubled}, False),
+        (stoker.DataLoader, {"batch_size": None}, True),
+        (torch.utils.data.DataLoader, {"collate_fn": doubled}, True),
+        (torch.utils.data.DataLoader, {"batch_size": None}, False),
+    ],
+    ids=["collate, whole", "one by one, cut", "torch, collate, cut", "torch, one by one, whole"],
+)
+@pytest.mark.few(2)
 def test_what_is_written_to_a_sample_stays_in_that_sample(loader: Any, settings: Any, draws: bool) -> None:
     def run(data: Any) -> list[Any]:
         random.seed(1), np.random.seed(1), torch.manual_seed(1)
@@ -456,6 +452,7 @@ class Grows(Fresh):
         return self.n
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_length_that_changes_begins_a_new_cache(workers: int) -> None:
     data = Grows()
@@ -479,6 +476,7 @@ class Toggles(Fresh):
         return x + torch.rand(())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("loader", [torch.utils.data.DataLoader, stoker.DataLoader])
 def test_what_changes_between_epochs_is_never_served_stale(loader: Any) -> None:
     data = Toggles()
@@ -498,6 +496,8 @@ class Resized(Base):
         self.whole = False  # what is before the cut reads the size
 
     def __getitem__(self, i: int) -> Any:
+        from PIL import Image
+
         picture = Image.fromarray(np.full((64, 64, 3), i, np.uint8)).rotate(30).rotate(-30).convert("L")
         if self.whole and i > 4:  # not in the samples of the trial
             picture = picture.resize((self.size, self.size))
@@ -505,6 +505,7 @@ class Resized(Base):
         return torch.from_numpy(np.array(picture.crop((x, y, x + 48, y + 48)).resize((self.size, self.size))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [False, True])
 def test_an_attribute_with_the_name_of_one_of_a_librarys_may_change_in_each_epoch(whole: bool) -> None:
     data = Resized()
@@ -525,7 +526,7 @@ def test_an_attribute_with_the_name_of_one_of_a_librarys_may_change_in_each_epoc
     plan = staged.split.plan  # since the second change of the size, and before the first line that may read it
     assert plan is not None
     assert plan.scratch == {"dataset[0].size"}
-    assert plan.shown.endswith(str(inspect.getsourcelines(Resized.__getitem__)[1] + 2))
+    assert plan.shown.endswith(str(inspect.getsourcelines(Resized.__getitem__)[1] + 4))
 
 
 class FromFiles(Base):
@@ -542,8 +543,12 @@ class FromFiles(Base):
         return x + self.noise * random.random() if self.noise else x
 
 
-@pytest.mark.parametrize("settings", [{"num_workers": 0}, {"num_workers": 2, "persistent_workers": True}])
-@pytest.mark.parametrize("noise", [0.0, 0.5])
+@pytest.mark.parametrize(
+    ("noise", "settings"),
+    [(0.0, {"num_workers": 0}), (0.5, {"num_workers": 2, "persistent_workers": True})],
+    ids=["whole", "cut, workers that stay"],
+)
+@pytest.mark.few(1)
 def test_files_that_are_written_between_epochs_are_read_anew(
     noise: float, settings: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -552,11 +557,12 @@ def test_files_that_are_written_between_epochs_are_read_anew(
     loader = stoker.DataLoader(stoker.Staged(data, cache_budget="1MB"), 4, **settings)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for epoch in (0, 0, 1, 2, 2):
+        for epoch in (0, 0, 1, 1):
             data.write(epoch)
             assert {int(x.min()) for x in loader} == {int(x.max()) for x in loader} == {epoch}
 
 
+@pytest.mark.slow
 def test_a_change_after_which_nothing_can_be_kept_ends_no_script() -> None:
     class Turns(Base):
         late = False
@@ -697,6 +703,7 @@ class Alike(Base):
         return change(x)
 
 
+@pytest.mark.slow
 def test_functions_of_the_same_code_keep_their_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker.staging.search.WORTH_S", 0.0)
     same_epochs(Alike)
@@ -753,6 +760,7 @@ class Noting(torch.utils.data.Dataset[Any]):
 
 
 @pytest.mark.filterwarnings("error::stoker.core.errors.StokerWarning")
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_transforms_note_and_never_read_is_no_change(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker.staging.change_watch.CHECK_S", 0.0)  # it is looked at each batch

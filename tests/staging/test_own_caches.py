@@ -168,8 +168,8 @@ def epochs(loader: Any, n: int = 3) -> list[Any]:
     return [list(loader) for _ in range(n)]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize(("make", "workers"), [*((kind, 0) for kind in KINDS), (InADictionary, 2), (InAList, 2)])
+@pytest.mark.few(2)
 def test_what_such_a_dataset_loads_is_kept_and_the_dataset_left_alone(make: Callable[[], Any], workers: int) -> None:
     data = make()
     settings: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": workers}
@@ -199,8 +199,8 @@ def test_what_the_script_puts_there_is_used() -> None:
 
 
 NO_CACHES = [
-    History,
     MixesNowAndThen,
+    History,
     Counts,
     CountsForTheScript,
     NotesForTheScript,
@@ -210,12 +210,15 @@ NO_CACHES = [
 
 
 @pytest.mark.parametrize("make", [x for x in NO_CACHES if x is not NotesForTheScript])  # its note is made each time
+@pytest.mark.few(2)
 def test_what_is_no_cache_or_is_written_to_is_not_cut(make: type[Base]) -> None:
     assert find_plan(make()).plan is None
 
 
-@pytest.mark.parametrize("make", NO_CACHES)
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("make", "workers"), [*((kind, 0) for kind in NO_CACHES), (MixesNowAndThen, 2), (WritesToItsCacheNowAndThen, 2)]
+)
+@pytest.mark.few(1)
 def test_batches_of_such_datasets_are_those_without_a_cache(make: type[Base], workers: int) -> None:
     """Calls inside them may be kept."""
     settings: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": workers}
@@ -229,22 +232,26 @@ def test_batches_of_such_datasets_are_those_without_a_cache(make: type[Base], wo
 
 
 @pytest.mark.parametrize(
-    "workers", [{"num_workers": 3, "worker_method": "thread"}, {"num_workers": 2, "read_threads": 4}]
+    ("kind", "workers"),
+    [
+        (InADictionary, {"num_workers": 3, "worker_method": "thread"}),
+        (ReadWhereItIsUsed, {"num_workers": 2, "read_threads": 4}),
+    ],
 )
-def test_threads_leave_the_dataset_as_it_was(workers: dict[str, Any]) -> None:
+@pytest.mark.few(1)
+def test_threads_leave_the_dataset_as_it_was(kind: type[Base], workers: dict[str, Any]) -> None:
     """Threads that make first parts share one empty dictionary; the dataset's own comes back."""
-    for kind in (InADictionary, ReadWhereItIsUsed):
-        data = kind()
-        own, images = data.cache, data.images
-        staged = stoker.Staged(data, cache_budget="10MB")
-        loader = stoker.DataLoader(staged, batch_size=4, shuffle=True, **workers)
-        for _ in range(3):
-            assert sum(1 for _ in loader) == N // 4
-        assert staged.account.filled == N
-        assert data.cache is own
-        assert data.images is images
-        assert not own
-        assert images == [None] * N
+    data = kind()
+    own, images = data.cache, data.images
+    staged = stoker.Staged(data, cache_budget="10MB")
+    loader = stoker.DataLoader(staged, batch_size=4, shuffle=True, **workers)
+    for _ in range(3):
+        assert sum(1 for _ in loader) == N // 4
+    assert staged.account.filled == N
+    assert data.cache is own
+    assert data.images is images
+    assert not own
+    assert images == [None] * N
 
 
 def test_an_empty_one_in_its_place_is_no_change() -> None:

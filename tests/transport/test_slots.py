@@ -62,16 +62,15 @@ def small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("floats", [10, 5000])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("floats", "persistent"), [(5000, False), (5000, True), (10, False)])
 def test_batches_are_intact_whatever_is_kept_and_dropped(floats: int, persistent: bool, small_budget: None) -> None:
-    """Thousands of random keep and drop patterns; every kept batch is checked when it is dropped, and again at the end."""
+    """Hundreds of random keep and drop patterns; every kept batch is checked when it is dropped, and again at the end."""
     seed = f"{SEED}/{floats}/{persistent}"
     print(f"seed {seed}")
     rng = random.Random(seed)
-    loader = stoker.DataLoader(Noise(1500, floats), batch_size=4, num_workers=2, persistent_workers=persistent)
+    loader = stoker.DataLoader(Noise(480, floats), batch_size=4, num_workers=2, persistent_workers=persistent)
     kept: list[Any] = []
-    for _ in range(4):
+    for _ in range(3):
         keep = rng.choice([0.05, 0.3, 0.9])
         for i, batch in enumerate(loader):
             assert intact(batch, 4 * i), f"seed {seed}"
@@ -86,7 +85,7 @@ def test_batches_are_intact_whatever_is_kept_and_dropped(floats: int, persistent
 
 
 def test_writing_to_a_batch_changes_no_other() -> None:
-    loader = stoker.DataLoader(Noise(200, 5000), batch_size=2, num_workers=2)
+    loader = stoker.DataLoader(Noise(80, 5000), batch_size=2, num_workers=2)
     batches = []
     for i, batch in enumerate(loader):
         assert intact(batch, 2 * i)
@@ -97,18 +96,18 @@ def test_writing_to_a_batch_changes_no_other() -> None:
 
 
 def test_every_third_batch_is_kept(small_budget: None) -> None:
-    loader = stoker.DataLoader(Noise(900, 20_000), batch_size=3, num_workers=2)
+    loader = stoker.DataLoader(Noise(360, 20_000), batch_size=3, num_workers=2)
     kept = [b for i, b in enumerate(loader) if i % 3 == 0]
-    assert len(kept) == 100
+    assert len(kept) == 40
     assert all(intact(b, 9 * i) for i, b in enumerate(kept))
 
 
 @pytest.mark.slow
-def test_a_list_of_two_gigabytes() -> None:
+def test_a_list_of_half_a_gigabyte() -> None:
     """More than a slot a worker, less than the machine: nothing blocks and every bit is right."""
-    loader = stoker.DataLoader(Noise(52, 10_000_000), batch_size=2, num_workers=2)
+    loader = stoker.DataLoader(Noise(14, 10_000_000), batch_size=2, num_workers=2)
     batches = list(loader)
-    assert sum(b[0].nbytes for b in batches) >= 2_000_000_000
+    assert sum(b[0].nbytes for b in batches) >= 500_000_000
     assert all(intact(b, 2 * i) for i, b in enumerate(batches))
 
 
@@ -120,7 +119,7 @@ def test_a_batch_outlives_its_loader_and_its_workers() -> None:
     expected = view.copy()
     del batch, it, loader
     gc.collect()
-    other = stoker.DataLoader(Noise(80, 5000), batch_size=2, num_workers=2)
+    other = stoker.DataLoader(Noise(40, 5000), batch_size=2, num_workers=2)
     assert all(intact(b, 2 * i) for i, b in enumerate(other))
     assert np.array_equal(view, expected)
 
@@ -128,7 +127,7 @@ def test_a_batch_outlives_its_loader_and_its_workers() -> None:
 @pytest.mark.parametrize("hold", ["row", "numpy", "detach", "memoryview", "dlpack", "storage"])
 def test_any_view_holds_the_slot(hold: str) -> None:
     """Whatever is made of a tensor without a copy keeps its memory from being used again."""
-    loader = stoker.DataLoader(Noise(600, 5000), batch_size=2, num_workers=1)
+    loader = stoker.DataLoader(Noise(100, 5000), batch_size=2, num_workers=1)
     it = iter(loader)
     batch = next(it)
     expected = batch[0].clone()
@@ -182,7 +181,7 @@ def test_what_a_worker_keeps_is_not_written_again() -> None:
 
 def test_a_fork_of_the_users_sees_its_batch_unchanged() -> None:
     """torch's batches survive in a forked child, because their memory is never used again."""
-    loader = stoker.DataLoader(Noise(600, 5000), batch_size=2, num_workers=1)
+    loader = stoker.DataLoader(Noise(100, 5000), batch_size=2, num_workers=1)
     it = iter(loader)
     batch = next(it)
     read, write = os.pipe()
@@ -215,10 +214,11 @@ def test_what_a_fork_drops_is_still_the_parents() -> None:
     assert intact(batch, 0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kw", [{}, {"persistent_workers": True}, {"worker_method": "thread"}], ids=str)
 def test_a_fork_uses_the_loader_as_well(kw: dict[str, Any]) -> None:
     """Both go on with a loader that was used before, each with memory and workers of its own."""
-    loader = stoker.DataLoader(Noise(120, 5000), batch_size=2, num_workers=1, timeout=60, **kw)
+    loader = stoker.DataLoader(Noise(60, 5000), batch_size=2, num_workers=1, timeout=60, **kw)
     next(iter(loader))
     read, write = os.pipe()
     done, go = os.pipe()
@@ -229,7 +229,7 @@ def test_a_fork_uses_the_loader_as_well(kw: dict[str, Any]) -> None:
         os.write(write, b"1")
         os.read(done, 1)  # until the parent has gone through its epochs
         again = list(loader)
-        fine = len(kept) == len(again) == 60 and all(intact(b, 2 * i) for e in (kept, again) for i, b in enumerate(e))
+        fine = len(kept) == len(again) == 30 and all(intact(b, 2 * i) for e in (kept, again) for i, b in enumerate(e))
         os.write(write, b"ok" if fine else b"no")
         os._exit(0)
     for epoch in range(3):
@@ -275,11 +275,12 @@ class Emptied(Noise):
 
 @pytest.mark.parametrize("method", ["process", "thread"])
 def test_a_dataset_that_asks_for_a_part_of_the_batch(method: str) -> None:
-    it = iter(stoker.DataLoader(Emptied(400, 5000), batch_size=2, num_workers=1, worker_method=method))
+    it = iter(stoker.DataLoader(Emptied(100, 5000), batch_size=2, num_workers=1, worker_method=method))
     assert all(intact(batch, 2 * i) for i, batch in enumerate(it))
     assert it._scheduler._pool.slots() < 20
 
 
+@pytest.mark.slow
 def test_more_batches_are_kept_than_there_are_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "budget", lambda loader: Budget(lease_bytes=1 << 40, lease_slots=1 << 30))
     kept = list(stoker.DataLoader(Noise(MAX_SLOTS + 100, 1500), batch_size=1, num_workers=1))
@@ -345,6 +346,7 @@ def test_batches_arrive_when_there_is_no_memory_for_slots() -> None:
     assert all(intact(b, 4 * i) for i, b in enumerate(loader))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_batches_arrive_when_no_more_can_be_mapped(everywhere: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Linux grants a process some 65,000 mappings. The workers are forked, so what is patched first holds there too."""
@@ -372,7 +374,7 @@ def test_the_ring_does_not_grow_with_epochs_left_early() -> None:
 
 
 def test_the_ring_does_not_grow_with_the_epoch() -> None:
-    loader = stoker.DataLoader(Noise(400, 5000), batch_size=2, num_workers=2)
+    loader = stoker.DataLoader(Noise(200, 5000), batch_size=2, num_workers=2)
     for batch in loader:
         del batch
     arenas = state_of(loader).arenas

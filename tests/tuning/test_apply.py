@@ -19,16 +19,13 @@ from stoker.tuning import apply
 
 
 class Slow(Dataset[Any]):
-    """A sample takes about a millisecond."""
+    """A sample takes about half a millisecond."""
 
     def __len__(self) -> int:
         return 64
 
     def __getitem__(self, i: int) -> Any:
-        x = np.arange(4000, dtype=np.float64) + i
-        for _ in range(100):
-            x = np.log(np.exp(x / 5000)) * 5000
-        return torch.from_numpy(np.roll(x, random.randrange(9)))
+        return torch.from_numpy(np.roll(slow(np.arange(2000, dtype=np.float64) + i), random.randrange(9)))
 
 
 class Loader(DataLoader[Any]):
@@ -45,14 +42,14 @@ class Drawn(Dataset[Any]):
         return 64
 
     def __getitem__(self, i: int) -> Any:
-        x = np.arange(4000, dtype=np.float64) + i
+        x = np.arange(2000, dtype=np.float64) + i
         for part in self.parts:
             x = part(x)
         return torch.from_numpy(x)
 
 
 def slow(x: Any) -> Any:
-    for _ in range(100):
+    for _ in range(40):
         x = np.log(np.exp(x / 5000)) * 5000
     return x
 
@@ -113,6 +110,7 @@ def test_what_the_script_changes_after_a_loader_is_made_is_looked_at_anew(applie
         assert not torch.equal(one, two)
 
 
+@pytest.mark.slow
 def test_a_loader_that_is_made_does_not_change_what_another_one_uses(applied: dict[str, Any]) -> None:
     """Two datasets with the same content share a cache, and each loader's random part is its own dataset's."""
     data, same = Drawn([slow, roll]), Drawn([slow, roll])
@@ -127,6 +125,7 @@ def test_a_loader_that_is_made_does_not_change_what_another_one_uses(applied: di
     assert known.dataset is same
 
 
+@pytest.mark.slow
 def test_files_that_come_after_a_loader_is_made(applied: dict[str, Any], tmp_path: Path) -> None:
     """``dataset = Images(folder); loader = DataLoader(dataset); download(folder)``."""
     data = Drawn([lambda x: x + float((tmp_path / "offset").read_text()), slow, roll])
@@ -149,6 +148,7 @@ class Shifted(Drawn):
     epoch = 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "filled_from"), [(Drawn, 1), (Shifted, 8)])
 def test_what_changes_in_each_epoch_does_not_keep_trials_going(
     applied: dict[str, Any], monkeypatch: pytest.MonkeyPatch, kind: type[Drawn], filled_from: int
@@ -168,6 +168,7 @@ def test_what_changes_in_each_epoch_does_not_keep_trials_going(
     assert known.trial is None
 
 
+@pytest.mark.slow
 def test_workers_are_decided_on_again_when_the_trial_has_ended(
     applied: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +176,7 @@ def test_workers_are_decided_on_again_when_the_trial_has_ended(
 
     monkeypatch.setattr(apply, "WAIT_S", 0)
     monkeypatch.setattr(apply, "first_guess", lambda loader: (2, "two cores"))
-    loader = Loader(Slow(), batch_size=8)
+    loader = Loader(Drawn([*[slow] * 4, roll]), batch_size=8)  # so slow that workers help
     assert len(list(loader)) == 8
     assert applied["?"]["reason"] == "kept 0: the trial has not ended yet"
     known = apply._datasets[0]
@@ -188,6 +189,7 @@ def test_workers_are_decided_on_again_when_the_trial_has_ended(
     assert len(apply._entries) == 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 def test_a_single_pass_of_a_script_that_predicts_is_not_kept(applied: dict[str, Any], context: Any) -> None:
     loader = Loader(Slow(), batch_size=8)
@@ -217,6 +219,7 @@ def test_parts_of_a_dataset_are_one_pass(applied: dict[str, Any]) -> None:
             assert known.staged.account.filled == filled
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["shuffle", "gradients", "after training"])
 def test_a_first_pass_of_a_script_that_trains_is_kept(applied: dict[str, Any], how: str) -> None:
     if how == "after training":
@@ -276,6 +279,7 @@ class Draws:
         return 64
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_indices_that_are_no_numbers(applied: dict[str, Any], monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
     """The trial asks the loader's sampler for some; calls that do not depend on the rest of an index are kept."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import random
@@ -52,10 +53,12 @@ class Device:
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     device = Device()
     monkeypatch.setattr(batch_size, "counted", lambda: (device, torch.device("cpu")))
-    return device
+    gc.freeze()  # each trial collects garbage, which need not go through all modules of this process
+    yield device
+    gc.unfreeze()
 
 
 class Small(Dataset[torch.Tensor]):

@@ -61,7 +61,7 @@ with tempfile.TemporaryDirectory() as _folder:
     KINDS = sorted(kinds(Path(_folder)))
 # With workers the gather is the same and its batch travels; of those that travel alike one is enough. Not "needs grad":
 # torch's loader hangs when a worker's batch cannot be sent.
-IN_WORKERS = ("tensors", "every dtype", "large", "empty rows", "memory map", "array", "objects", "subset")
+IN_WORKERS = ("tensors", "large", "memory map", "objects")
 
 
 def seen(cls: Any, dataset: Any, **kw: Any) -> list[Any]:
@@ -89,13 +89,14 @@ def test_a_gather_is_the_loop(kind: str, workers: int, tmp_path: Path) -> None:
     dataset = kinds(tmp_path)[kind]
     n = len(dataset)
     wild = [[rng.randrange(-n, n + 2) for _ in range(rng.randrange(1, 6))] for _ in range(8)]  # from the end, beyond it
-    for kw in (
+    ways: list[dict[str, Any]] = [
         {"batch_size": 7, "shuffle": True},
+        {"batch_sampler": wild},
         {"batch_size": 7, "drop_last": True},
         {"batch_size": None},
-        {"batch_sampler": wild},
         {"batch_sampler": [[0, 1], [torch.tensor(1), np.int64(2)], [True, False], [0]]},
-    ):
+    ]
+    for kw in ways[:2] if workers else ways:
         assert seen(stoker.DataLoader, dataset, num_workers=workers, **kw) == seen(
             DataLoader, dataset, num_workers=workers, **kw
         ), kw
@@ -151,6 +152,7 @@ def test_a_change_between_batches_is_seen() -> None:
     assert next(it)[0].tolist() == [1, 1, 1]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_quantized_tables_are_as_with_torch(wrapped: bool, workers: int) -> None:

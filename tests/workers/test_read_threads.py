@@ -101,9 +101,8 @@ def same(a: Any, b: Any) -> bool:
 
 @pytest.mark.timeout(LIMIT_S)
 @pytest.mark.filterwarnings("ignore:read_threads=")
-@pytest.mark.parametrize("threads", ["auto", 4])
-@pytest.mark.parametrize("name", THEN)
-@pytest.mark.few(4)
+@pytest.mark.parametrize(("name", "threads"), [(name, (4, "auto")[k % 2]) for k, name in enumerate(THEN)])
+@pytest.mark.few(1)
 def test_batches_are_those_without_threads(name: str, threads: int | str) -> None:
     more: dict[str, Any] = {"epochs": 2, "persistent_workers": True}
     expected, _ = batches(Far(THEN[name]), **more)
@@ -113,7 +112,7 @@ def test_batches_are_those_without_threads(name: str, threads: int | str) -> Non
 
 @pytest.mark.timeout(LIMIT_S)
 @pytest.mark.parametrize("kind", ["plain", "subset", "task seeds", "auto", "policy"])
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_samples_are_loaded_at_once(kind: str) -> None:
     INSIDE.zero_()
     dataset: Any = Subset(Far(), range(N - 1, -1, -1)) if kind == "subset" else Far()
@@ -325,6 +324,7 @@ def test_the_first_sample_that_fails_is_the_error() -> None:
 
 @pytest.mark.timeout(LIMIT_S)
 @pytest.mark.filterwarnings("ignore:sample 4:stoker.StokerWarning")
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["skip", "replace"])
 def test_samples_that_fail_are_skipped(how: str, tmp_path: Path) -> None:
     more = {"on_error": how, "max_errors": 9, "quarantine": tmp_path / "bad.jsonl"}
@@ -358,6 +358,7 @@ def test_a_sample_that_hangs_or_kills_is_skipped(bad: Any, more: dict[str, Any],
 
 
 @pytest.mark.timeout(LIMIT_S)
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", ["ram", None])
 def test_a_staged_dataset_prepares_at_once_and_draws_in_order(cache: str | None) -> None:
     def augment(sample: Any) -> Any:

@@ -230,9 +230,10 @@ class Refused(Info):
         raise KeyError("no such sample")
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("how", ["end", "break", "del", "error"])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("how", "persistent"), [("error", False), ("break", False), ("break", True), ("end", False), ("end", True)]
+)
 def test_no_thread_is_left(how: str, persistent: bool) -> None:
     gc.collect()
     before = set(threading.enumerate())  # some of which may end meanwhile
@@ -267,7 +268,7 @@ class Pools(Dataset):
         return [torch.get_num_threads(), max(pools), max(blas)]
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", None])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow), None])
 def test_native_pools_are_capped_in_workers_and_nowhere_else(context: str | None) -> None:
     import threadpoolctl
 
@@ -414,7 +415,7 @@ class Noisy(Dataset):
         return torch.full((self.floats,), float(i))
 
 
-@pytest.mark.parametrize("floats", [10, 40_000])
+@pytest.mark.parametrize("floats", [10, 20_000])
 @pytest.mark.timeout(120)
 @pytest.mark.few(1)
 def test_batches_are_intact_whatever_is_kept_and_dropped(floats: int) -> None:
@@ -428,12 +429,12 @@ def test_batches_are_intact_whatever_is_kept_and_dropped(floats: int) -> None:
             while len(kept) > r.randrange(1, 12):
                 at, part = kept.pop(r.randrange(len(kept)))
                 assert part.shape[1] == floats
-                assert set(part[-1].tolist()) == {2.0 * at + 1}
+                assert bool((part[-1] == 2.0 * at + 1).all())
                 part.fill_(-1)  # a batch is the consumer's
 
 
 def test_memory_is_used_again() -> None:
-    loader = threads(Noisy(400_000), 2, batch_size=4)
+    loader = threads(Noisy(100_000), 2, batch_size=4)
     places = {batch.data_ptr() for _ in range(2) for batch in loader}
     assert len(places) < 20  # of 300 batches, by workers of two epochs
 

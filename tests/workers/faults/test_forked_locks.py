@@ -80,14 +80,14 @@ def test_a_worker_that_only_takes_its_time_is_left_alone(monkeypatch: pytest.Mon
     monkeypatch.setattr(fork_lock_detector, "DEADLOCK_S", 0.05)
     monkeypatch.setattr(process_pool, "PARENT_POLL_S", 0.02)
     loader = stoker.DataLoader(Naps(), batch_size=2, num_workers=2, multiprocessing_context="fork")
-    assert [int(v) for batch in loader for v in batch] == list(range(8))
+    assert [int(v) for batch in loader for v in batch] == list(range(4))
 
 
 class Naps(Dataset[Any]):
     """Sleeps in a system call that is no lock's: the sample's own time, not a way to synchronise."""
 
     def __len__(self) -> int:
-        return 8
+        return 4
 
     def __getitem__(self, i: int) -> int:
         import select

@@ -27,11 +27,9 @@ LIMIT_S = 90
 TIMEOUT_S = 0.5  # a sample that does not hang takes microseconds, however busy the machine is
 MODES: dict[str, dict[str, Any]] = {
     "two": {"num_workers": 2},
-    "persistent": {"num_workers": 2, "persistent_workers": True},
     "auto": {"num_workers": "auto"},
     "spawn": {"num_workers": 1, "multiprocessing_context": "spawn"},
 }
-EACH = [pytest.param(m, marks=pytest.mark.slow) if m in ("spawn", "persistent") else m for m in MODES]
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(LIMIT_S)]
 
 
@@ -78,8 +76,8 @@ def loader_of(dataset: Any, mode: dict[str, Any], **kw: Any) -> Any:
     return loader
 
 
-@pytest.mark.parametrize("dataset", [Hanging, pytest.param(Batched, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("mode", EACH)
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("mode", "dataset"), [("two", Hanging), ("auto", Batched), ("spawn", Hanging)])
 def test_the_sample_and_the_line_are_named_and_the_others_come(mode: str, dataset: Any) -> None:
     it = iter(loader_of(dataset(9), MODES[mode]))
     rows = [next(it)[:, 0].tolist() for _ in range(2)]
@@ -97,9 +95,7 @@ def test_the_sample_and_the_line_are_named_and_the_others_come(mode: str, datase
 
 
 @pytest.mark.slow
-@pytest.mark.few(1)
-@pytest.mark.parametrize("dataset", [Hanging, pytest.param(Batched, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("mode", ["two", "auto"])
+@pytest.mark.parametrize(("mode", "dataset"), [("two", Hanging), ("auto", Batched)])
 def test_the_policy_decides(mode: str, dataset: Any, tmp_path: Path) -> None:
     loader = loader_of(dataset(9, 10), MODES[mode], on_error="skip")
     assert [int(x[0]) for batch in loader for x in batch] == [i for i in range(40) if i not in (9, 10)]
@@ -127,7 +123,8 @@ def test_a_single_sample() -> None:
     assert [int(x[0]) for x in loader] == [0, 1, 3, 4]
 
 
-@pytest.mark.parametrize("mode", EACH)
+@pytest.mark.few(1)
+@pytest.mark.parametrize("mode", ["two", "auto"])
 def test_where_nothing_hangs_no_bit_changes(mode: str) -> None:
     found = []
     for kw in ({"sample_timeout": 60}, {"sample_timeout": None}):
