@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Any
-
-from torch.utils.data import Subset
 
 from .types import Index
 
@@ -18,8 +17,9 @@ FILES = ("samples", "imgs", "images", "files", "paths", "filenames")  # attribut
 
 def without_subsets(dataset: object) -> Any:
     """The dataset that torch's ``Subset`` is of, through all of them; the dataset itself where it is none."""
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
+    kind = getattr(sys.modules.get("torch.utils.data"), "Subset", None)  # to import torch takes a second
+    while kind is not None and type(dataset) is kind:
+        dataset = dataset.dataset  # type: ignore[attr-defined]
     return dataset
 
 

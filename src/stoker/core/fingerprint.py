@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .marked_code import original
 from .object_tree import CONTAINERS, DEPTH, PLAIN, VALUES, WIDTH, Table, children, is_read, is_table
 
 NODES = 20_000  # objects that are looked at
@@ -106,7 +107,7 @@ class Fingerprint:
         if is_table(obj):
             return _Part(f"a {type(obj).__name__} of {len(obj)}", (type(obj), _of_table(obj)), is_data=True), False
         if isinstance(obj, types.FunctionType):
-            return _Part(obj.__qualname__, obj.__code__, is_code=True), True
+            return _Part(obj.__qualname__, original(obj.__code__), is_code=True), True
         if type(obj).__module__ != "builtins":
             is_code = callable(obj) and not hasattr(type(obj), "close")  # sqlite3's connections can be called
             return _Part(f"a {type(obj).__name__}", type(obj), is_code), True

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..core.compare import equal_bits
 from ..core.types import Batch, Index, Sample
@@ -24,6 +26,8 @@ class PreparedSamples(Protocol):
     def is_exact(self) -> bool: ...
 
     def look_again(self) -> None: ...
+
+    def compare_one(self, store: Store, indices: Sequence[Index], where: NDArray[np.int64]) -> None: ...
 
     def current(self, indices: Sequence[Index] = ()) -> Store | None: ...
 
@@ -54,14 +58,16 @@ class Batches:
 
     def _batch(self, indices: Sequence[Index]) -> Batch:
         staged = self._staged
-        store = staged.current() if self._gathers else None
+        store = staged.current(indices) if self._gathers else None
         where = store.find(indices) if store is not None else None
         rows = store.rows_at(where) if store is not None and where is not None and len(where) else None
         if store is None or rows is None:
             return self._collate(staged.make(indices))
-        return self._gathered(store, rows, indices)
+        return self._gathered(store, rows, indices, where)
 
-    def _gathered(self, store: Store, rows: torch.Tensor, indices: Sequence[Index]) -> Batch:
+    def _gathered(
+        self, store: Store, rows: torch.Tensor, indices: Sequence[Index], where: NDArray[np.int64]
+    ) -> Batch:
         made, columns = store.layout, store.columns
         assert made is not None
         if not self._checked and not store.gather_checked:
@@ -71,4 +77,5 @@ class Batches:
             if not self._gathers:
                 return batch
         self._checked = True
+        self._staged.compare_one(store, indices, where)
         return made.batch(self._select(columns, rows))

@@ -6,21 +6,24 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
+import torch
+
 from ..core.compare import equal_bits
-from ..core.fingerprint import Fingerprint, Parts
 from ..core.random_state import RandomState
 from ..core.types import Index, Sample
 from ..core.warn import warn_user
+from .inputs import Entry, Inputs, readable
 from .plan import Unplanned
+from .source_files import SourceFiles
 from .store.decode import stored_copy
 from .verify import changed_name
 
 FILE = "file"
 CHECK_S = 1.0  # between two checks, at least
 CHECK_SHARE = 500  # of this many parts of the time, one is spent on checking
-FIRST_COMPARE_S = 1.0  # nothing is made again in a worker's first second
+COMPARED = 8  # samples of each epoch that are made again, at least
 MAX_DISCARDS = 3  # caches in a row that served no epoch: each costs a trial
-COMPARE_SHARE = 200  # of this many parts of the time, one is spent on making again what is served
+COMPARE_SHARE = 100  # of this many parts of the time, one is spent on making again what is served
 
 
 class Discards:
@@ -56,13 +59,16 @@ class Discards:
 class ChangeWatch:
     """Whether what a cache was made from is still the same, in one process."""
 
-    def __init__(self, take: Callable[[], Fingerprint], opened: Parts, files: Sequence[str]) -> None:
+    def __init__(
+        self, take: Callable[[], Inputs], opened: dict[str, Entry], sources: Callable[[], SourceFiles]
+    ) -> None:
         self.is_current = True
         self._take = take
-        self._opened = opened  # what loading samples makes in it. See ``Fingerprint.opened``.
+        self._opened = opened  # what loading samples makes in it. See ``Inputs.opened``.
         self._before = take()
-        # Some of those that samples are read from; a script may write them anew, with other labels.
-        self._files = {path: _state_of(path) for path in files}
+        # The script's process looks at files, and workers need not: their stamps are read once for all.
+        self._files = sources() if torch.utils.data.get_worker_info() is None else None
+        self.functions = tuple(self._before.functions.values())  # the user's, that the cached part may run
         self._next_check = 0.0  # a worker checks when it begins
         self._asked: set[Index] = set()
 
@@ -79,8 +85,14 @@ class ChangeWatch:
 
     def changes(self) -> list[str]:
         """What has changed since the cache was begun, for people."""
-        changes = self._before.added_or_changed_since(self._take(), self._opened)
-        return changes + [f"{FILE} {path} was written" for path, was in self._files.items() if _state_of(path) != was]
+        changes = self._before.changes(self._take(), self._opened)
+        written = [] if self._files is None else self._files.changes()
+        return changes + [f"{FILE} {path} was written" for path in written]
+
+    @property
+    def why_unknown(self) -> str:
+        """What the cached part may read and has no complete digest; "" where there is none."""
+        return self._before.why_incomplete(self._opened)
 
     def check_soon(self) -> None:
         """The next ``check`` is not left out."""
@@ -100,41 +112,58 @@ class ChangeWatch:
         self._next_check = ended + max(CHECK_S, CHECK_SHARE * (ended - began))
 
 
-def _state_of(path: str) -> tuple[int, int] | None:
-    """When it was written, in nanoseconds, and how many bytes it has; None: it cannot be looked at."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size
-
-
 def shortly(changes: list[str]) -> str:
     """The first changes, for people."""
-    return "; ".join(c.removeprefix("dataset[0]").removeprefix(".") for c in changes[:3])
+    return "; ".join(readable(c).removeprefix("dataset.") for c in changes[:3])
 
 
 class Comparison:
-    """Now and then makes again what is served, in one process."""
+    """When a sample that was served is made again, in one process: the first ones of each epoch, then by time."""
 
     def __init__(self) -> None:
-        self._process, self._next = 0, 0.0
+        self._process, self._left, self._next, self._count = 0, 0, 0.0, 0
+
+    def begin_epoch(self) -> None:
+        """An epoch begins in this process."""
+        info = torch.utils.data.get_worker_info()
+        workers = getattr(info, "num_workers", None) or 1
+        self._left = -(-COMPARED // workers) if isinstance(workers, int) else COMPARED
+
+    def is_due(self) -> bool:
+        """Whether a sample of the batch that is made now is to be compared."""
+        if self._process != os.getpid():
+            self._process, self._next = os.getpid(), 0.0
+            self.begin_epoch()
+        if self._left > 0:
+            self._left -= 1
+            return True
+        return time.monotonic() >= self._next
+
+    def choose(self, n: int) -> int:
+        """Which of ``n`` samples."""
+        self._count += 1
+        return self._count * 7919 % n
+
+    def spent(self, seconds: float) -> None:
+        """It took so long."""
+        self._next = time.monotonic() + COMPARE_SHARE * seconds
 
     def differs(
         self, random_states: Callable[[], RandomState], make: Callable[[], Sample], read: Callable[[], Sample]
     ) -> bool:
         """Whether ``make`` makes something else than ``read`` reads; False where it is not time to look."""
+        return self.is_due() and self.compare(random_states, make, read)
+
+    def compare(
+        self, random_states: Callable[[], RandomState], make: Callable[[], Sample], read: Callable[[], Sample]
+    ) -> bool:
+        """Whether ``make`` makes something else than ``read`` reads. Random states are left as they were."""
         began = time.monotonic()
-        if self._process != os.getpid():
-            self._process, self._next = os.getpid(), began + FIRST_COMPARE_S
-        if began < self._next:
-            return False
         states = random_states()
         try:
             same = equal_bits(stored_copy(make()), stored_copy(read()))
         except (Exception, Unplanned):
             same = True  # what fails now was right when it was stored
         states.restore()
-        now = time.monotonic()
-        self._next = now + COMPARE_SHARE * (now - began)
+        self.spent(time.monotonic() - began)
         return not same

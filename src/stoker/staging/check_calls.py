@@ -50,7 +50,7 @@ class SeenKeys:
             place: tuple[object, ...] = key[:3]
             values = list(_flat(key.values))
         else:
-            place, values = key[:2], list(_flat((key.owner, key.args, *key.kwargs)))
+            place, values = key[:3], list(_flat((key.owner, key.args, *key.kwargs)))
         self._keys.setdefault((*place, len(values)), []).append((self._sample, self._run, key, values))
 
     def drawn_anew(self) -> Iterator[Key]:
@@ -120,7 +120,7 @@ class Checker:
         self.looks_up_names = False  # as ``Executed.looks_up_names``
         self._samples = samples
         self._changing = changing  # attributes that the script changes in each epoch: the calls must not read them
-        self._of_samples = samples.assigned | set(map(changed_name, samples.changes))  # nor these
+        self._of_samples = samples.assigned | samples.stored | set(map(changed_name, samples.changes))  # nor these
         self._seen = seen
         self._strike = strike  # is told of a call that must not be kept, and why
 

@@ -9,29 +9,35 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from ..core.errors import StokerWarning, UsageError
-from ..core.fingerprint import Fingerprint
 from ..core.types import Batch, Index, JsonObject, MapDataset, Sample
 from ..core.warn import warn_user
 from ..workers.gather import Select
 from ..workers.read_threads import ReadThreads
 from . import device_tier
 from .batches import Batches
+from .branches import Vetted, mark
 from .cache_key import key_of, name_of
 from .callee import Call
 from .change_watch import ChangeWatch, Discards, shortly
+from .executed_code import written_by
 from .filling import Filler, Part
 from .for_nodes import ForNodes, for_nodes
+from .inputs import Inputs
 from .memoize import Memo, Table, table_for
 from .open_store import CachePlan, budget_of, cache_folder, check_tier, new_store
+from .source_files import SourceFiles
 from .split import REMEDY, Split, map_style
 from .store.memory import Memory
 from .store.store import Store, StoreStats
 
 NO_CACHE = "no cache"
+STALE = "is another than when it was cached"
 OWN = {"dataset", "augment_batch", "cache", "split", "stands_for"}  # its attributes that have public names
 
 
@@ -94,12 +100,16 @@ class Staged(Dataset[Sample]):
         self.cache = cache
         self.split: Split | None = _split
         self._discards = Discards()
+        self._epoch = 0  # that has begun
+        self._first_epoch = 0  # of those that this cache served
         self._begun = 0  # caches so far: other machines discard theirs, too
         self.stands_for: Any = None  # the dataset that a script's workers are told they have
         self._said = (prepare, augment)
         self._cache_key = cache_key
+        self._ignored: set[str] | None = None
         self._folder = cache_folder(cache, cache_dir)
         self._budget = budget_of(cache_budget, cache)
+        self._vetted = Vetted()  # branches of the user's code that give the same in other surroundings
         self._memories = tuple(_memories)  # of the node, for the first store and its table
         self._table: Table | None = None
         self._store: Store | None = None
@@ -112,6 +122,7 @@ class Staged(Dataset[Sample]):
     def _begin_cache(self) -> None:
         """Begins a cache for the dataset as it is now."""
         self._begun += 1
+        self._first_epoch = self._epoch
         prepare, augment = self._said
         if prepare is None and augment is None and (self.split is None or self.split.dataset is not self.dataset):
             self.split = Split(self.dataset, changing=self._discards.changing)
@@ -121,6 +132,9 @@ class Staged(Dataset[Sample]):
             raise UsageError(f"only calls can be kept, and these in memory only: {'; '.join(memo.root.all_shown())}")
         self._table = None if memo is None else table_for(self._samples, memo.sites, *self._memories[1:])
         self._bind()
+        why = (self._watch.why_unknown or self._unmarked) if self.split is not None else ""  # of ``prepare`` the user says it
+        if why:
+            raise UsageError(f"{why}. {REMEDY}")
         self._store = self._open_store()
         self._device = None
 
@@ -152,17 +166,26 @@ class Staged(Dataset[Sample]):
             prepare = prepare or (lambda sample: sample)
             self._prepare, self._augment = lambda i: prepare(self.dataset[i]), augment
         self._memo: Memo | None = None
-        self._watch = ChangeWatch(self._fingerprint, *(({}, ()) if split is None else (split.opened, split.files)))
+        self._watch = ChangeWatch(self._inputs, {} if split is None else split.opened, self._source_files)
+        self._unmarked = mark(self._watch.functions) if split is not None else ""
         is_whole, for_file = self._augment is None, self._folder is not None
-        self._filler = Filler(self.dataset, split, self._said, self._prepare, is_whole, for_file, self._disable)
+        self._filler = Filler(self.dataset, split, self._said, self._prepare, is_whole, for_file, self._vetted, self._disable)
 
-    def _fingerprint(self) -> Fingerprint:
-        """Of what the deterministic part depends on."""
+    def _inputs(self) -> Inputs:
+        """What the deterministic part may read, now."""
         split = self.split
         if split is None:
             # Not of augment: it is run each time. Not of shared memory: loading may write to it.
-            return Fingerprint((self.dataset, self._said[0]), shared=False)
-        return split.fingerprint()
+            if self._ignored is None:  # what ``prepare`` itself writes to, a log, say, is its own affair
+                functions = Inputs(self.dataset, [self._said[0]], shared=False).functions
+                self._ignored = set().union(*map(written_by, functions.values()))
+            return Inputs(self.dataset, [self._said[0]], shared=False, ignored=self._ignored)
+        return split.inputs()
+
+    def _source_files(self) -> SourceFiles:
+        """The files that samples are read from."""
+        split = self.split
+        return SourceFiles(self.dataset) if split is None else SourceFiles(self.dataset, split.folders, split.files)
 
     def _key(self) -> JsonObject:
         """What a cache on disk depends on."""
@@ -283,6 +306,8 @@ class Staged(Dataset[Sample]):
     def _begin(self) -> None:
         """An epoch begins, in the parent. A dataset that was changed begins a new cache."""
         self._epochs_are_announced = True
+        self._epoch += 1
+        self._filler.begin_epoch()
         if self._discards.too_many:
             return
         changes = self._watch.changes()
@@ -292,7 +317,7 @@ class Staged(Dataset[Sample]):
             return
         self._discards.add(changes)
         reason, consequence = shortly(changes) or "its length changed", ""
-        self.split = None
+        self.split, self._vetted = None, Vetted()
         try:
             if self._discards.too_many:
                 raise UsageError("it changes before each epoch")
@@ -307,13 +332,14 @@ class Staged(Dataset[Sample]):
     def look_again(self) -> None:
         """An epoch begins, in a worker that stays: it checks for changes in memory that it shares with the parent."""
         self._watch.check_soon()
+        self._filler.begin_epoch()
         if self._filler.cluster is not None:
             self._filler.cluster.look_again()
 
     def current(self, indices: Sequence[Index] = ()) -> Store | None:
         """The store, if samples may be served from it and stored in it here and now."""
         store = self._store
-        if store is None or not store.usable:
+        if store is None or not store.usable or not self._vetted.is_kind(indices):
             return None
         # torch's own loader, in this process, announces no epochs.
         announced = self._epochs_are_announced or torch.utils.data.get_worker_info() is not None
@@ -322,7 +348,9 @@ class Staged(Dataset[Sample]):
 
     def _disable(self, reason: str) -> None:
         if self._store is not None and self._store.shut(reason):
-            warn_user(f"Cache discarded: {reason}.")
+            first, last = self._first_epoch + 1, self._epoch
+            affected = f" Epochs {first} to {last} may have had stale samples." if last > first else ""
+            warn_user(f"Cache discarded: {reason}.{affected if STALE in reason else ''}")
 
     @property
     def read_threads(self) -> int | str:
@@ -350,24 +378,40 @@ class Staged(Dataset[Sample]):
         if store is None or where is None or parts is None:
             return self._without_cache(indices)
         locations = where.tolist()
-        if any(locations):
-            self._filler.compare_one(store, indices, locations)
+        compared = self._filler.to_compare(locations) if any(locations) else None
         augment = self._augment
         out = []
         for k, location in enumerate(locations):
             if not location and k not in parts:
                 out.append(self._whole(indices[k]))  # in its turn: it draws
                 continue
+            if k == compared and self.split is not None and self.split.has_no_effects:
+                out.append(self._filler.compare_whole(indices[k], lambda: self._served(store.read(location))))  # noqa: B023
+                continue
+            if k == compared:
+                self._filler.compare_part(indices[k], lambda: store.read(location))  # noqa: B023
             part = store.read(location) if location else parts[k]
             out.append(part if augment is None else augment(part))
         return out
+
+    def _served(self, part: Sample) -> Sample:
+        """A sample of its deterministic part."""
+        return part if self._augment is None else self._augment(part)
+
+    def compare_one(self, store: Store, indices: Sequence[Index], where: NDArray[np.int64]) -> None:
+        """Now and then makes a stored sample again, of a batch whose samples are all stored."""
+        k = self._filler.to_compare(where.tolist())
+        if k is not None:
+            self._filler.compare_part(indices[k], lambda: store.read(int(where[k])))
 
     def _with_cached_calls(self, store: Store, table: Table, index: Index) -> Sample:
         """A sample, some calls of which are answered from memory."""
         assert self.split is not None
         assert self.split.memo is not None
         if self._memo is None:
-            self._memo = Memo(self.dataset, store, table, self._filler.random_states, self._disable)
+            self._memo = Memo(
+                self.dataset, store, table, self._filler.random_states, self._disable, self._filler.vetting
+            )
         return self.split.memo.root.run(self._memo, Call(self.dataset.__getitem__, (index,), {}))
 
     def _without_cache(self, indices: Sequence[Index]) -> list[Sample]:

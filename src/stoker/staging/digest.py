@@ -28,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..core.errors import one_line
+from ..core.marked_code import original
 from ..core.packages import is_users
 from .executed_code import is_library
 from .store.encode import CacheError
@@ -103,7 +104,7 @@ class _Pickler(pickle.Pickler):
         if type(x) in (set, frozenset):
             return "set", type(x), sorted(map(repr, x))
         if isinstance(x, types.FunctionType):
-            return "function", x.__module__, x.__qualname__, x.__code__, *_bound_in(x)
+            return "function", x.__module__, x.__qualname__, original(x.__code__), *_bound_in(x)
         if isinstance(x, types.CodeType):
             return "code", x.co_filename, x.co_firstlineno, x.co_code, x.co_names, x.co_consts
         if isinstance(x, type):
@@ -188,11 +189,12 @@ class _KeyPickler(_Pickler):
     def _function(self, fn: types.FunctionType) -> tuple[object, ...]:
         if is_library(fn.__code__):
             return self._named(fn.__module__ or "", f"{fn.__module__}.{fn.__qualname__}")
-        self.code.write(_instructions(fn.__code__))
-        names = {name for code in _codes(fn.__code__) for name in code.co_names}
-        self.packages |= {name.partition(".")[0] for name in _arguments(fn.__code__, "IMPORT_NAME")}
+        instructions = original(fn.__code__)
+        self.code.write(_instructions(instructions))
+        names = {name for code in _codes(instructions) for name in code.co_names}
+        self.packages |= {name.partition(".")[0] for name in _arguments(instructions, "IMPORT_NAME")}
         used: dict[str, object] = {}
-        for name in sorted(_arguments(fn.__code__, "LOAD_GLOBAL", "LOAD_NAME")):
+        for name in sorted(_arguments(instructions, "LOAD_GLOBAL", "LOAD_NAME")):
             value = used[name] = fn.__globals__.get(name)
             if isinstance(value, types.ModuleType) and _is_users_module(value):
                 used |= {f"{name}.{k}": v for k, v in vars(value).items() if k in names}

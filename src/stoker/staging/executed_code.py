@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import copy
 import datetime
 import dis
 import functools
 import inspect
 import itertools
 import linecache
+import multiprocessing
 import os
 import random
 import sys
+import threading
 import time
 import types
 import uuid
@@ -20,22 +24,36 @@ from typing import Any, TypeVar
 
 import numpy as np
 from torch.utils.data import Dataset
+from torch.utils.data._utils import worker as torch_worker
 
 from ..core.garbage import no_collection
 from ..core.packages import PACKAGE, in_stdlib, is_users
 from ..core.types import Attributes
 from .source import NoSource, tree_of_code
 from .switches import names_stored, scope_of, switched_on
-from .syntax import attributes_assigned, changes_state, is_setup, local_variables
+from .syntax import attributes_assigned, changes_state, is_setup, local_variables, names_written
 
 Result = TypeVar("Result")
 CLOSED = {"torch", "numpy"}  # packages whose functions draw as a whole
 NATIVE_FUNCTIONS = (types.BuiltinFunctionType, types.MethodType, type(len), np.ufunc)
 OBJECTS = 64  # that are held for each attribute
 BY_NAME = {"getattr", "vars", "__dict__", "eval", "exec", "attrgetter"}
-ENTROPY = {os.urandom: "os.urandom"}
-CLOCKS = {
+ENTROPY: dict[Any, str] = {os.urandom: "os.urandom"}
+if hasattr(os, "getrandom"):
+    ENTROPY[os.getrandom] = "os.getrandom"
+# Native functions that draw from a generator of their own, or seed one from the system.
+NATIVE_RANDOM = {  # by name: the type of what it belongs to
+    **dict.fromkeys(("randu", "randn", "randShuffle", "theRNG"), "NoneType"),  # cv2's
+    **dict.fromkeys(("effect_spread", "effect_noise"), "ImagingCore"),  # Pillow's
+    "seed": "Generator",  # torch's
+}
+CLOCKS: dict[Any, str] = {
     id: "id",
+    hash: "hash",
+    os.getpid: "os.getpid",
+    os.getppid: "os.getppid",
+    threading.get_ident: "threading.get_ident",
+    threading.get_native_id: "threading.get_native_id",
     **{fn: fn.__qualname__ for fn in (datetime.datetime.now, datetime.datetime.utcnow, datetime.datetime.today)},
     datetime.date.today: "date.today",
     **{getattr(time, name): f"time.{name}" for name in ("localtime", "gmtime", "strftime")},
@@ -49,13 +67,52 @@ STORES = {
     if (name := f"{verb}_{what}") in dis.opmap
 }
 UUIDS = {uuid.uuid1.__code__: "uuid.uuid1"}  # from the clock
+# Of the process: the user's code asks which one it is.
+PROCESS = {
+    multiprocessing.current_process.__code__: "multiprocessing.current_process",
+    threading.current_thread.__code__: "threading.current_thread",
+}
+SEEDS = random.Random.seed.__code__
+
+
+class WorkerInfo:
+    """Stands for torch's ``WorkerInfo`` in a trial. Worker id and seed are other ones in each epoch or worker."""
+
+    num_workers = 2
+
+    def __init__(self, dataset: object, asked: Callable[[str], None], seed: int) -> None:
+        self.dataset = dataset
+        self._asked = asked
+        self._seed = seed
+
+    @property
+    def id(self) -> int:
+        self._asked("get_worker_info().id")
+        return self._seed % 2
+
+    @property
+    def seed(self) -> int:
+        self._asked("get_worker_info().seed")
+        return self._seed
+
+
+@contextlib.contextmanager
+def in_worker(info: object) -> Iterator[None]:
+    """Within it, ``get_worker_info()`` returns this."""
+    before = torch_worker._worker_info
+    torch_worker._worker_info = info  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch_worker._worker_info = before
 
 
 class Executed:
     """What is known of the Python code that ran for a sample, by a profile function (``sys.setprofile``)."""
 
-    def __init__(self, dataset: object) -> None:
+    def __init__(self, dataset: object, lasting: Collection[int] = ()) -> None:
         self._dataset = dataset
+        self._lasting = lasting  # ids of objects that are there before the code runs; (): not known
         # attributes, globals and strings that the code mentions, also in the user's functions that it names
         self.names: set[str] = set()
         self.user_names: set[str] = set()  # those among them that code of no library mentions
@@ -66,6 +123,9 @@ class Executed:
         self.asks = ""
         # attributes that methods of the dataset, and of those inside it, assign to in any branch
         self.assigned: set[str] = set()
+        # by function of the user's, attributes and global variables that it changes. See ``names_written``.
+        self._written: dict[types.CodeType, frozenset[str]] = {}
+        self._written_by_run: set[types.CodeType] = set()  # of those that ran, for an object that lasts
         # names of attributes that the code assigns to, each with objects whose methods do; not the dataset
         self.stored: dict[str, list[object]] = {}
         self.looks_up_names = False  # the user's code asks for attributes by computed names
@@ -73,13 +133,29 @@ class Executed:
         self._seen: set[types.CodeType] = set()
         self._classes: dict[type, None] = {}
 
+    @property
+    def written(self) -> set[str]:
+        """Attributes and global variables whose value the user's code changes, in any branch that no setting switches
+        off."""
+        return set().union(*self._written.values())
+
+    @property
+    def stored_in_lasting(self) -> set[str]:
+        """Attributes that methods, those of libraries, too, assign to, of objects that outlive the sample."""
+        return {name for name, objects in self.stored.items() if any(id(x) in self._lasting for x in objects)}
+
     def run(self, fn: Callable[[], Result]) -> Result:
-        """Runs a function, and watches each Python function that it calls."""
-        sys.setprofile(self._profile)
-        try:
-            return fn()
-        finally:
-            sys.setprofile(None)
+        """Runs a function as in a worker process, and watches each Python function that it calls."""
+        info = WorkerInfo(self._dataset, self._ask, next(_worker_seeds))
+        with in_worker(info):
+            sys.setprofile(self._profile)
+            try:
+                return fn()
+            finally:
+                sys.setprofile(None)
+
+    def _ask(self, what: str) -> None:
+        self.asks = self.asks or what
 
     def _profile(self, frame: types.FrameType, event: str, arg: object) -> None:
         code = frame.f_code
@@ -89,7 +165,11 @@ class Executed:
         if event != "call":
             return
         if code in UUIDS:
-            self.asks = self.asks or UUIDS[code]
+            self._ask(UUIDS[code])
+        if code in PROCESS and frame.f_back is not None and not is_library(frame.f_back.f_code):
+            self._ask(PROCESS[code])
+        if code is SEEDS and frame.f_locals.get("a") is None:
+            self._ask("random.seed without a number")
         first = code.co_varnames[0] if code.co_argcount else ""
         if first == ".0" and code in self._run:
             return  # a generator expression is called once an item
@@ -100,6 +180,7 @@ class Executed:
             return
         if bound is not None and bound is not self._dataset:
             self._note_stored(code, bound)
+        self._note_written(frame, first, bound)
         if code in self._run:
             return
         self._run.add(code)
@@ -114,6 +195,20 @@ class Executed:
             if len(objects) < OBJECTS and not any(x is bound for x in objects):
                 objects.append(bound)
 
+    def _note_written(self, frame: types.FrameType, first: str, bound: object) -> None:
+        """A function of the user's runs: notes what it changes, if that outlives the sample."""
+        code = frame.f_code
+        if code in self._written_by_run or is_library(code) or not _written(code):
+            return
+        if self._lasting and bound is not None and not isinstance(bound, type) and id(bound) not in self._lasting:
+            self._written.setdefault(code, frozenset())  # a method of an object that was made for this sample
+            return
+        self._written_by_run.add(code)
+        tree = tree_of_code(code).tree
+        on = copy.copy(tree)
+        on.body = [switched_on(x, scope_of(tree, frame.f_globals, first, bound)) for x in tree.body]
+        self._written[code] = frozenset(names_written(on, first))
+
     def _note_call(self, frame: types.FrameType, called: Any) -> None:
         try:
             asks = ENTROPY.get(called)
@@ -121,6 +216,8 @@ class Executed:
                 return
             if asks is None and called in CLOCKS and not is_library(frame.f_code):
                 asks = CLOCKS[called]
+            if asks is None and getattr(called, "__name__", "") in NATIVE_RANDOM:
+                asks = _native_random(called)
         except TypeError:  # a method of something that has no hash
             return
         self.asks = self.asks or asks or ""
@@ -139,6 +236,7 @@ class Executed:
             if is_library(code):
                 continue
             self.user_names |= names
+            self._written.setdefault(code, _written(code))
             self.looks_up_names |= bool(BY_NAME & set(code.co_names))
             for name in code.co_names:
                 value = scope.get(name, types)
@@ -174,6 +272,30 @@ class Executed:
         for statement in tree.body:
             if not self.changes and not is_setup(statement, first):
                 self.changes = changes_state(switched_on(statement, scope), locals_, scope)
+
+
+_worker_seeds = itertools.count(0x5EED)
+
+
+def _native_random(called: Any) -> str | None:
+    owner = type(getattr(called, "__self__", None)).__name__
+    return f"{called.__name__} of native code" if NATIVE_RANDOM[called.__name__] == owner else None
+
+
+def written_by(fn: types.FunctionType) -> frozenset[str]:
+    """Names of attributes and global variables whose value a function of the user's may change."""
+    return _written(fn.__code__)
+
+
+@functools.lru_cache(maxsize=4096)
+def _written(code: types.CodeType) -> frozenset[str]:
+    if code.co_name == "__init__":
+        return frozenset()
+    try:
+        tree = tree_of_code(code).tree
+    except NoSource:
+        return names_stored(code)
+    return frozenset(names_written(tree, code.co_varnames[0] if code.co_argcount else ""))
 
 
 def _is_seeded_anyway(frame: types.FrameType) -> bool:

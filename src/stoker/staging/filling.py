@@ -21,14 +21,17 @@ from ..core.random_state import RandomState, owns_global_generators
 from ..core.types import Index, MapDataset, Sample
 from ..sampling.generators import find_generators
 from ..workers.read_threads import ReadThreads
+from . import branches
 from .change_watch import Comparison
 from .cluster_cache import CacheOfWorker
 from .plan import Unplanned
 from .split import Split
 from .store.decode import layout
+from .store.decode import stored_copy as copy_of
 from .store.encode import CacheError, foreign, take
 from .store.store import Store
 from .store.tables import Samples
+from .vetting import Vetting
 
 STORED_AT_ONCE = 1 << 20  # bytes: copies of more would be new memory, which costs a page fault a page
 # caching ends if more than one in eight samples, and four by chance, have no deterministic part
@@ -53,6 +56,7 @@ class Filler:
         prepare: Callable[[Index], Sample],
         is_whole: bool,
         for_file: bool,
+        vetted: branches.Vetted,
         disable: Callable[[str], None],
     ) -> None:
         self._dataset = dataset
@@ -62,6 +66,7 @@ class Filler:
         self._is_whole = is_whole  # the deterministic part is the sample
         self._for_file = for_file  # pickled values are refused
         self._disable = disable  # called with the reason why the cache cannot be used any more
+        self.vetting = Vetting(dataset, vetted, self.random_states)
         self._samples = len(dataset)
         self._asked = 0  # samples, those that are in the cache, too
         self.part_s = 0.0  # that a sample of the last batch took; 0.0: none was made yet
@@ -76,7 +81,7 @@ class Filler:
 
     def replace_dataset(self, dataset: MapDataset) -> None:
         """From now on another object with the same content is used."""
-        self._dataset = dataset
+        self._dataset = self.vetting.dataset = dataset
         self._generators = self.reads = None
 
     def random_states(self) -> RandomState:
@@ -165,11 +170,16 @@ class Filler:
         if get_many is not None:
             began = time.perf_counter_ns()
             with contextlib.suppress(Exception):  # the sample that fails is found below
-                samples = list(get_many([indices[k] for k in misses]))
+                branches.begin()
+                make = lambda: list(get_many([indices[k] for k in misses]))  # noqa: E731
+                samples = make()
                 took = (time.perf_counter_ns() - began) // len(misses)
-                if len(samples) == len(misses):
+                if len(samples) == len(misses) and self.vetting.may_keep(samples, make):
                     return {k: (sample, took) for k, sample in zip(misses, samples, strict=True)}
+        branches.begin()
         made = self.by_threads([indices[k] for k in misses]) if states is None else {}
+        if self.vetting.has_new():  # threads note theirs in one place: it is not known which sample took a new branch
+            made = {}
         out = {}
         for at, k in enumerate(misses):
             part = made[at] if at in made else self._part(indices[k], states)
@@ -197,8 +207,12 @@ class Filler:
         """The deterministic part of a sample; None where it has none. Random states are left as they were."""
         began = time.perf_counter_ns()
         value, failed, unplanned = None, False, False
+        may_be_kept = True
         try:
-            value = self._prepare(index)
+            if owns_global_generators() and self._split is not None:
+                value, may_be_kept = self.vetting.run(lambda: self._prepare(index))
+            else:
+                value = self._prepare(index)
         except Unplanned:
             unplanned = True
         except Exception:  # the dataset's own code is to raise it, from the random states in which it would have
@@ -210,7 +224,7 @@ class Filler:
         if failed:
             return None
         plan = None if self._split is None else self._split.plan
-        if unplanned or moved - set(() if plan is None else plan.moves):
+        if unplanned or not may_be_kept or moved - set(() if plan is None else plan.moves):
             self._without_part.add(int(index) % self._samples)
             return None
         return value, took
@@ -223,11 +237,47 @@ class Filler:
         self._disable(f"{share} draw random numbers, or take another way, before the cut")
         return True
 
-    def compare_one(self, store: Store, indices: Sequence[Index], locations: list[int]) -> None:
-        """Now and then makes a stored sample again and compares. A difference disables the cache."""
-        if not owns_global_generators():
-            return
-        k = next(k for k, location in enumerate(locations) if location)
-        make, read = lambda: self._prepare(indices[k]), lambda: store.read(locations[k])
-        if self._comparison.differs(self.random_states, make, read):
-            self._disable(f"sample {int(indices[k])} is another than when it was cached: files or code changed")
+    def begin_epoch(self) -> None:
+        """An epoch begins in this process."""
+        self._comparison.begin_epoch()
+
+    def to_compare(self, locations: Sequence[int]) -> int | None:
+        """The position of a stored sample of a batch that is to be made again; None where none is."""
+        if not owns_global_generators() or not self._comparison.is_due():
+            return None
+        stored = [k for k, location in enumerate(locations) if location]
+        return stored[self._comparison.choose(len(stored))] if stored else None
+
+    def compare_part(self, index: Index, read: Callable[[], Sample]) -> None:
+        """Makes the deterministic part of a stored sample again. A difference disables the cache."""
+        if self._comparison.compare(self.random_states, lambda: self._prepare(index), read):
+            self._differs(index)
+
+    def compare_whole(self, index: Index, serve: Callable[[], Sample]) -> Sample:
+        """What ``serve`` makes of a stored sample, compared with what the script's dataset makes of it. A difference
+        disables the cache, and the script gets its own sample. Only where making a sample has no effects: a second
+        one would show."""
+        began = time.monotonic()
+        before = self.random_states()
+        served = serve()
+        kept, after = copy_of(served), self.random_states()
+        before.restore()
+        try:
+            own = self._dataset[index]
+            end = self.random_states()
+            is_same = equal_bits(kept, own) and end.in_order() == after.in_order()
+            if not is_same:  # it may draw from the system in its random part
+                before.restore()
+                is_same = not equal_bits(self._dataset[index], own)
+                if not is_same:
+                    self._differs(index)
+                    end.restore()
+                    return own
+        except Exception:  # what fails now was right when it was stored
+            pass
+        after.restore()
+        self._comparison.spent(time.monotonic() - began)
+        return served
+
+    def _differs(self, index: Index) -> None:
+        self._disable(f"sample {index} is another than when it was cached: its code or data changed unseen")

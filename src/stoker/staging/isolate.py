@@ -207,6 +207,8 @@ def _refuse(event: str, args: Any) -> None:
         if (isinstance(flags, int) and flags & WRITES) or (isinstance(mode, str) and set(mode) & set("wax+")):
             _stop(f"opens {path!r} for writing")
         name = os.path.abspath(os.fsdecode(path))
+        if name in ("/dev/urandom", "/dev/random", "/dev/hwrng"):
+            _stop(f"reads {name}")
         if len(_read) < MOST_FILES and not name.startswith(NO_DATA) and not name.endswith((".py", ".pyc", ".so")):
             _read[name] = None
     elif event in _refused and not (event == "os.truncate" and _is_memory(args[0])):

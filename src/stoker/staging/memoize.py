@@ -33,6 +33,7 @@ from .rewrite_calls import ENTER, KEEP, KEEP_CALL, KEEP_PREFIX, Selection, memoi
 from .store.encode import CacheError, take
 from .store.memory import Memory
 from .store.store import Store
+from .vetting import Vetting
 
 SMALL = (int, float, str, bytes, bool, type(None), np.generic, pathlib.PurePath)
 FAILURES = 16  # of the first part of a call, one after the other: then the call is made as a whole
@@ -54,6 +55,7 @@ class CallKey(NamedTuple):
 
     module: str
     function: str
+    line: int  # where it is defined: several functions may have one name
     owner: str  # the object whose method it is, by ``names_of``; or a native function's module
     args: tuple[object, ...]
     kwargs: tuple[tuple[str, object], ...]
@@ -268,7 +270,9 @@ class Memo:
         table: Table,
         save_random: Callable[[], RandomState],
         on_problem: Callable[[str], None],
+        vetting: Vetting,
     ) -> None:
+        self._vetting = vetting
         self.names = names_of(dataset)
         self._store = store  # by number of key
         self._table = table  # numbers of keys
@@ -289,10 +293,10 @@ class Memo:
         before = self.states()
         keep_ns = time.thread_time_ns() - cpu
         began = time.perf_counter_ns()
-        out = call()
+        out, may_be_kept = self._vetting.run(call)
         spent = time.perf_counter_ns() - began
         cpu = time.thread_time_ns()
-        if not store.usable or before.moved():
+        if not store.usable or not may_be_kept or before.moved():
             return out  # it draws after all: it is never kept
         number = self._table.find(key, claim=True)
         if number >= 0:
@@ -323,7 +327,9 @@ def call_key(call: Call, names: dict[int, str]) -> CallKey | None:
         return None
     if getattr(called, "__closure__", None):
         return None  # it may mean another variable each time
-    return CallKey(called.__module__, called.__qualname__, name, args, tuple(sorted(kwargs.items())))
+    code = getattr(called, "__code__", None)
+    line = 0 if code is None else code.co_firstlineno
+    return CallKey(called.__module__, called.__qualname__, line, name, args, tuple(sorted(kwargs.items())))
 
 
 def names_of(dataset: MapDataset) -> dict[int, str]:

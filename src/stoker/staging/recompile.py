@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..core.garbage import no_collection
+from .branches import compile_with_marks
 from .source import Function
 
 HELPER = "_stoker"  # the name under which rewritten code finds the object that it reports to
@@ -60,7 +61,7 @@ def compiled_like(
     ast.fix_missing_locations(module)
     flags = fn.__code__.co_flags & _FUTURE
     with no_collection():
-        compiled = compile(module, fn.__code__.co_filename, "exec", flags=flags, dont_inherit=True)
+        compiled = compile_with_marks(module, fn.__code__.co_filename, flags)
     codes = [c for c in _nested(compiled) if c.co_name == fn.__code__.co_name and c.co_name != "_stoker_scope"]
     out = []
     for code, (_, keeps) in zip(codes, trees, strict=False):

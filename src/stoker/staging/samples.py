@@ -18,16 +18,20 @@ from ..core.compare import equal_bits
 from ..core.dataset_tree import without_subsets
 from ..core.errors import one_line
 from ..core.fingerprint import Fingerprint, Parts
+from ..core.object_tree import PLAIN
 from ..core.random_state import RandomState
 from ..core.types import Attributes, Index, MapDataset, Sample
 from ..sampling.generators import find_generators, seed_generator
 from . import own_caches
 from .executed_code import Executed
+from .inputs import Entry, Inputs
+from .isolate import output_size
 from .plan import globals_now
 from .store.encode import CacheError
 
 SAMPLES = 3  # whose parts are compared with the whole
 ATTEMPTS = 12  # samples that are tried until so many could be loaded
+OUTPUT = {"print", "log", "logger", "logging", "info", "warning", "warn", "debug", "write", "writelines", "dump", "save"}
 SEED = 1000  # of the samples that are made as a whole
 
 
@@ -63,6 +67,7 @@ class TrialSamples:
         # the first sample changes
         self.filled: list[str] = []
         self.opened: Parts = {}  # attributes that loading the first sample makes. See ``Fingerprint.opened``.
+        self.made: dict[str, Entry] = {}  # what loading the first sample makes. See ``Inputs.opened``.
         self.settled: Parts = {}  # data of the dataset that loading the first sample changes
         self.own_caches: list[own_caches.Path] = []  # attributes in which the dataset keeps what it loaded
         self.draws = False  # loading a sample moved a generator
@@ -104,6 +109,7 @@ class TrialSamples:
         """Loads two samples. What the first changes, it opens; what the second one changes, each sample changes.
         Raises CacheError: no sample can be loaded."""
         unopened, empty = Fingerprint(self.dataset), own_caches.empty_ones(self.dataset)
+        inputs = Inputs(self.dataset)
         indices = self.fresh
         self.fresh = list(indices)
         try:
@@ -121,6 +127,7 @@ class TrialSamples:
         before = Fingerprint(self.dataset)
         self.opened, self.settled = unopened.opened(before), unopened.settled(before)
         first_changes = unopened.changed_since(before)
+        self.made = inputs.opened(Inputs(self.dataset))
         try:
             self._load_fresh()
         except CacheError:
@@ -160,6 +167,8 @@ class TrialSamples:
             [change for change in changes if not f"{change} ".startswith(names)]
             for changes in (self.changes, self.filled)
         )
+        places = tuple(f"dataset[0].{'.'.join(path)}[" for path in grown)
+        self.made = {path: entry for path, entry in self.made.items() if not f"{path}[".startswith(places)}
         at = tuple(f".{'.'.join(path)}[" for path in grown)
         self.opened = {path: part for path, part in self.opened.items() if not f"{path}[".startswith(at)}
         self.settled = {path: part for path, part in self.settled.items() if not f"{path}[".startswith(at)}
@@ -212,13 +221,38 @@ class TrialSamples:
         except Exception:
             return Whole(value, states)
 
-    @functools.cached_property
+    @property
     def assigned(self) -> set[str]:
         """Attributes that loading some sample may assign to, without those that the first one opened."""
-        code = Executed(self.dataset)
+        return self._executed.assigned - {path.rpartition(".")[2] for path in self.opened}
+
+    @property
+    def written(self) -> set[str]:
+        """Attributes and global variables whose value the user's code changes while it loads some sample, without those
+        that the first one opened, and the dataset's own caches."""
+        return self._executed.written - self._handles - {path[-1] for path in self.own_caches}
+
+    @property
+    def stored(self) -> set[str]:
+        """The same, and attributes that code of libraries assigns to."""
+        return self.written | (self._executed.stored_in_lasting - self._handles)
+
+    @property
+    def _handles(self) -> set[str]:
+        """Attributes that the first sample makes, of objects: a file that is opened. A number is no such thing."""
+        return {path.rpartition(".")[2] for path, part in self.opened.items() if type(part) not in PLAIN}
+
+    @property
+    def has_no_effects(self) -> bool:
+        """Whether no code that makes samples mentions what prints, logs or writes."""
+        return not (self._executed.user_names & OUTPUT) and output_size() == 0
+
+    @functools.cached_property
+    def _executed(self) -> Executed:
+        code = Executed(self.dataset, Inputs(self.dataset).objects)
         self.seed_anew()
         code.run(lambda: self.make(self.loaded[0]))
-        return code.assigned - {path.rpartition(".")[2] for path in self.opened}
+        return code
 
     def whole(self, i: Index) -> Whole:
         """The same; the first samples are made only once."""

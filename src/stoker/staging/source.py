@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ..core.garbage import no_collection
+from ..core.marked_code import original
 
 
 class NoSource(Exception):
@@ -31,6 +32,7 @@ def tree_of(fn: types.FunctionType) -> Function:
 
 def tree_of_code(code: types.CodeType) -> Function:
     """The definition from which a code object was compiled. See ``tree_of``."""
+    code = original(code)
     return _tree_of(code, code.co_filename)  # code of another file may be equal
 
 

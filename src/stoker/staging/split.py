@@ -8,9 +8,9 @@ from collections.abc import Collection
 from torch.utils.data import IterableDataset
 
 from ..core.errors import UsageError
-from ..core.fingerprint import Fingerprint
 from ..core.types import Attributes, Index, MapDataset, Sample
 from . import own_caches
+from .inputs import Inputs
 from .isolate import run_isolated
 from .plan import Plan, PreparedState, globals_now
 from .pure_calls import MemoPlan
@@ -72,9 +72,9 @@ class Split:
         self.rows: list[Row] = found.rows  # the stages in order, each with the reason why it is kept or not
         self.why_not = found.why_not  # why not more is kept; "" where everything is
         self.sample_s = found.sample_s  # seconds that a sample takes as a whole
-        # attributes that loading the first sample makes, as ``Staged`` names them
-        self.opened = {f"dataset[0]{path}": part for path, part in (found.opened or {}).items()}
-        self.files = found.files
+        self.opened = found.opened or {}  # what loading the first sample makes
+        self.has_no_effects = found.has_no_effects
+        self.files, self.folders = found.files, found.folders
         parse_ahead(found.sources)  # here, and not in each worker of each epoch
         self.exact = self.plan is not None and self.plan.exact
 
@@ -97,15 +97,15 @@ class Split:
         """The values of the global variables that the kept part reads."""
         return globals_now((self.plan or self.memo).globals)  # type: ignore[union-attr]
 
-    def fingerprint(self) -> Fingerprint:
-        """Of what the kept part depends on."""
+    def inputs(self) -> Inputs:
+        """What the kept part may read, now."""
         plan = self.plan
         if plan is None:
-            return Fingerprint((self.dataset, self.globals_now()), names=self.reads)
+            return Inputs(self.dataset, names=self.reads, held=self.globals_now())
         # Another thread may have put an empty one in the place of a cache that the dataset keeps itself.
         own = own_caches.values(self.dataset, plan.own_caches)
         skip = plan.scratch | {"dataset[0]." + ".".join(path) for path in plan.own_caches}
-        return Fingerprint((self.dataset, {**self.globals_now(), **own}), names=self.reads, skip=skip)
+        return Inputs(self.dataset, names=self.reads, skip=skip, held={**self.globals_now(), **own})
 
     def __str__(self) -> str:
         cells = [("kept" if row.cached else "each time", row.where, row.name, row.why) for row in self.rows]

@@ -32,14 +32,15 @@ from typing import NamedTuple
 
 from ..core.errors import one_line
 from ..core.filesystems import is_far, reopen
-from ..core.fingerprint import Parts
 from ..core.types import Index, MapDataset
 from .callee import Compiled
+from .inputs import Entry
 from .isolate import allow_connections, files_read
 from .plan import Plan, WholeNode, nodes_in
 from .pure_calls import MemoPlan, Survey
 from .samples import TrialSamples
 from .search import Search, weaker_plans, with_less_stored
+from .source_files import FolderWatch
 from .stages import Row, cut_of, rows_of
 from .store.encode import UNCACHEABLE, CacheError
 from .verify import CHANGES, attribute_of_dataset, verify
@@ -57,8 +58,11 @@ class Found(NamedTuple):
     sample_s: float = 0.0  # seconds that a sample takes
     changes: str = ""  # an attribute of the dataset that loading a sample changes; "" where none
     memo: MemoPlan | None = None  # calls that are kept instead, where that leaves less to do; ``plan`` is None then
-    opened: Parts | None = None  # attributes that loading the first sample makes. See ``Fingerprint.opened``.
+    opened: dict[str, Entry] | None = None  # what loading the first sample makes. See ``Inputs.opened``.
     files: Sequence[str] = ()  # some of those that samples are read from
+    folders: Sequence[str] = ()  # in which the trial's samples opened files
+    has_no_effects: bool = False  # nor is anything printed, logged or written
+    is_stateless: bool = False  # loading a sample changes nothing of the dataset, in any branch
     assigns: bool = False  # loading a sample may set attributes of the dataset, if only when they are first needed
     sources: Sequence[str] = ()  # files with the source of functions that are rewritten
 
@@ -77,6 +81,7 @@ def find_plan(
         allow_connections()
         reopen(dataset)
     samples = TrialSamples(dataset, indices, sampler)
+    watch = FolderWatch(dataset)
     try:
         samples.load_first()
         reason = samples.batches_differ()
@@ -93,14 +98,15 @@ def find_plan(
     is_enough = found.plan is not None and (found.plan.own_caches or found.plan.tail_s <= MEMO_SHARE * samples.sample_s)
     if not reason and not is_enough:
         found = _or_pure_calls(samples, found, changing)
+    is_stateless = bool(samples.loaded) and not (samples.changes or samples.made or samples.written)
     changes = next(filter(None, map(attribute_of_dataset, samples.filled)), "")
     is_kept = found.plan is not None or found.memo is not None  # then ``samples.assigned`` is known already
     assigns = is_kept and bool(samples.opened or samples.assigned)
-    opened = samples.opened | samples.settled
     nodes = nodes_in(found.plan.root) if found.plan else found.memo.root.nodes() if found.memo else ()
     sources = sorted({file for node in nodes if isinstance(node, Compiled) for file, _ in node.rewritten})
     return found._replace(
-        sample_s=samples.sample_s, changes=changes, opened=opened, files=files_read(), assigns=assigns, sources=sources
+        sample_s=samples.sample_s, changes=changes, opened=samples.made, files=files_read(), folders=watch.folders(), is_stateless=is_stateless,
+        has_no_effects=is_stateless and samples.has_no_effects, assigns=assigns, sources=sources
     )
 
 

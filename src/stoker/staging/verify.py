@@ -105,7 +105,7 @@ def _reads_what_changes(plan: Plan, samples: TrialSamples, code: Executed, chang
         name = changed_name(path)
         if (name in code.names or not name) and not _lies_in(path, plan.scratch):
             return f"loading a sample changes what the part before the cut reads: {readable_change(path)}"
-    for name in sorted(code.names & samples.assigned):
+    for name in sorted(code.names & (samples.assigned | samples.written)):
         return f"some sample may change what the part before the cut reads: {name}"
     unread = {path.rpartition(".")[2] for path in plan.scratch} - code.user_names
     for name in sorted(code.names.intersection(changing) - unread):
@@ -157,6 +157,7 @@ class _Verification:
         sample = plan.tail(samples.dataset, argument)
         states_after = samples.states().in_order()
         samples.seed_anew()
+        self._clear_caches(least=1)
         again = first_state[0] if first_state else self.code.run(lambda: self._head(i))
         if not equal_bits(kept.read(), stored_copy(again)):
             raise CacheError("what comes before the cut gives other bits on a repeat")
@@ -188,15 +189,16 @@ class _Verification:
             code.run(lambda: self._plan.tail(self._samples.dataset, state))
         return code.names
 
-    def _clear_caches(self) -> None:
-        """Empties what ``functools.lru_cache`` holds of samples: of so few it holds all, of a shuffled epoch few."""
+    def _clear_caches(self, least: int = 2) -> None:
+        """Empties what ``functools.lru_cache`` holds of samples: of so few it holds all, of a shuffled epoch few.
+        ``least``: entries of those that are emptied; one entry is mostly a file that all samples need."""
         for dataset in inner_datasets(self._samples.dataset):
             scope = getattr(getattr(type(dataset), "__getitem__", None), "__globals__", {})
             for x in [x for names in (scope, *map(vars, type(dataset).__mro__)) for x in names.values()]:
                 if (
                     isinstance(x, functools._lru_cache_wrapper)
                     and x.cache_info().maxsize
-                    and x.cache_info().currsize > 1
+                    and x.cache_info().currsize >= least
                 ):
                     x.cache_clear()
 

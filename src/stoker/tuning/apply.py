@@ -223,7 +223,10 @@ def _decide(loader: LoaderLike, known: ManagedDataset, applied: JsonObject, why_
         loader.__dict__["worker_method"] = where
         reason += f"; and workers on other nodes ({where}): random numbers are set per batch"
     _use_workers(loader, count, by_task=bool(where) and not why_own_count)
-    loader.__dict__["read_threads"] = loader.__dict__.get("read_threads") or "auto"
+    # Threads that read ahead load samples in another order, and several at once.
+    is_safe = known.found is not None and known.found.is_stateless
+    if loader.__dict__.get("read_threads") is None or "_stoker_applied" in loader.__dict__:
+        loader.__dict__["read_threads"] = "auto" if is_safe else 1
     # Whether a loader without workers gets some is decided again when the trial has ended, and what its own collate
     # function takes is known.
     may_collate = not is_plain(loader.collate_fn)

@@ -15,7 +15,6 @@ import numpy as np
 from ..core.compare import equal_bits
 from ..core.dataset_tree import without_subsets
 from ..core.errors import UsageError
-from ..core.fingerprint import Fingerprint
 from ..core.options import AutoWorkers
 from ..core.resources import ranks
 from ..core.types import Batch, JsonObject, LoaderLike, MapDataset
@@ -23,9 +22,12 @@ from ..loader import engine
 from ..loader.auto.limits import cores_here
 from ..loader.emulated_workers import EmulatedWorkersIter, SeededTasksIter, worker_copies
 from ..loader.loader_state import state_of
+from ..sampling.worker_init import only_seeds
 from ..staging import subsets
 from ..staging.change_watch import Discards, shortly
 from ..staging.dataset import Staged
+from ..staging.executed_code import written_by
+from ..staging.inputs import Inputs
 from ..staging.isolate import Trial
 from ..staging.late_plan import LatePlan
 from ..staging.node_cache import start_trial
@@ -33,6 +35,7 @@ from ..staging.plan import Plan
 from ..staging.split import Split
 from ..staging.trial import Found
 from ..staging.verify import attribute_of_dataset, changed_name
+from ..workers.fetcher import is_plain
 from .cached_epochs import CachedEpochs, Maker, why_not
 
 if TYPE_CHECKING:
@@ -69,6 +72,7 @@ class ManagedDataset:
         self.is_single_pass = False  # no more of them are expected, so nothing is kept
         self._lock = threading.Lock()  # a script may take batches in another thread than it makes iterators in
         self._discards = Discards()  # trials of a dataset that was changed meanwhile
+        self._written: dict[int, set[str]] = {}  # by a loader's id: names of what its functions may change
         self._is_second = False  # no sample could be loaded in the first trial
         if hasattr(type(dataset), "_stoker_batches"):
             self.reason = "the dataset is staged already"
@@ -82,7 +86,7 @@ class ManagedDataset:
         try:
             self.trial = start_trial(self.dataset, LIMIT_S, self._discards.changing, self._indices, self._sampler)
             self.reason = "the trial has not ended yet"
-            self._looked_at = Fingerprint(self.dataset)  # beside the trial
+            self._looked_at = Inputs(self.dataset)  # beside the trial
         except OSError as e:
             self.reason = f"no process can be started for the trial: {e}"
         self.start_s += time.monotonic() - began
@@ -131,7 +135,7 @@ class ManagedDataset:
         where it has ended, or there are no workers."""
         if self.trial is None or self.is_single_pass or not int(loader.num_workers):
             return None
-        started_with = Fingerprint(self.dataset)
+        started_with = Inputs(self.dataset)
 
         def ask(late: LatePlan) -> bool:
             with contextlib.suppress(Exception):  # the next epoch has the cache
@@ -145,7 +149,7 @@ class ManagedDataset:
 
         return LatePlan(ask)
 
-    def _changes(self, found: Found | None, before: Fingerprint) -> list[str]:
+    def _changes(self, found: Found | None, before: Inputs) -> list[str]:
         """What the script has changed in the dataset since a fingerprint of it, and not what loading samples changes,
         nor what the kept part does not read."""
         known, opened, reads = set(self._discards.changing), {}, None
@@ -154,8 +158,9 @@ class ManagedDataset:
             opened = found.opened or {}
             kept = found.plan or found.memo
             reads = None if kept is None else kept.reads
-        changes = before.added_or_changed_since(Fingerprint(self.dataset, names=reads), opened)
-        return [c for c in changes if not known & {changed_name(c), attribute_of_dataset(c)}]
+        changes = before.changes(Inputs(self.dataset), opened)
+        read = [c for c in changes if reads is None or changed_name(c) in reads]
+        return [c for c in read if not known & {changed_name(c), attribute_of_dataset(c)}]
 
     def _stage(self, found: Found, memories: Sequence[Memory]) -> str:
         """Stages the dataset, in the node's memory if that is shared; or says why not."""
@@ -184,7 +189,26 @@ class ManagedDataset:
         cache serves, and the script can look into it."""
         if self.staged is None or self.is_single_pass or (self.own_cache and not loader.num_workers):
             return None
+        changed = self._changed_by_loader(loader)
+        if changed:
+            self.reason = f"the loader's collate_fn or worker_init_fn changes {changed}, which the cached part reads"
+            return None
         return subsets.with_whole(loader.dataset, self.staged)
+
+    def _changed_by_loader(self, loader: LoaderLike) -> str:
+        """An attribute or a global variable that the loader's functions may change, and the cached part may read."""
+        split = None if self.staged is None else self.staged.split
+        functions = [fn for fn in (loader.collate_fn, loader.worker_init_fn) if fn is not None and not is_plain(fn)]
+        if split is None or not functions:
+            return ""
+        known = self._written.get(id(loader))
+        if known is None:
+            written: set[str] = set()
+            for fn in functions:
+                if fn is not loader.worker_init_fn or not only_seeds(fn):
+                    written |= set().union(*(written_by(f) for f in Inputs(fn).functions.values()))
+            known = self._written[id(loader)] = written
+        return min(known if split.reads is None else known & split.reads, default="")
 
     def is_same(self, dataset: MapDataset) -> bool:
         """Whether another dataset is this one, or one made anew with the same content."""

@@ -1,0 +1,245 @@
+"""Which branches of the user's code a sample takes.
+
+A trial makes a few samples, and a dataset may treat one class in a hundred in another way. So the user's functions get
+marks: each branch notes that it ran. A sample that took a branch which was not vetted is made again, in other
+surroundings (see ``Filler``), before it may be stored.
+
+::
+
+    if label == 7:                       if label == 7:
+        x = self.noise(x)                    hits[12] = 1
+                                             x = self.noise(x)
+
+A function's code is replaced in place (``fn.__code__``), so it stays the same object, with the same lines in tracebacks.
+Functions of libraries have no marks, nor have lambdas that no other function contains.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import ctypes
+import dis
+import mmap
+import types
+import warnings
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+from ..core.marked_code import CODES
+
+MOST = 1 << 14  # branches of all functions
+
+class _Hits(ctypes.c_ubyte * MOST):  # type: ignore[misc]
+    """Bytes that may be a constant of code, which is hashed."""
+
+    __hash__ = object.__hash__
+
+
+_hits = _Hits()  # by number of a branch: 1 if it ran since ``begin``
+_view = memoryview(_hits).cast("B")
+_numbers: dict[tuple[object, ...], int] = {}  # by place in the source
+_STORE, _CALL = "\0stoker-store", "\0stoker-call"  # stand for ``_hits`` and a function that writes to it
+_VALUES = {_STORE: _hits, _CALL: _hits.__setitem__}
+KINDS: tuple[type, ...] = (int, np.int64, np.int32, str, torch.Tensor, tuple, list)  # of indices
+LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+JUMPS = ("JUMP", "FOR_ITER", "PUSH_EXC_INFO", "SETUP_FINALLY")
+
+
+def begin() -> None:
+    """No branch has run."""
+    ctypes.memset(_hits, 0, len(_numbers))
+
+
+def taken() -> bytes:
+    """By number of a branch: 1 if it has run since ``begin``."""
+    return bytes(_view[: len(_numbers)])
+
+
+def restore(hits: bytes) -> None:
+    """These branches have run, too."""
+    for k, hit in enumerate(hits):
+        if hit:
+            _hits[k] = 1
+
+
+class Vetted:
+    """Branches that were vetted for one dataset, shared with workers that are forked."""
+
+    UNKNOWN, SAME, DIFFERS = range(3)
+
+    def __init__(self) -> None:
+        self._made = mmap.mmap(-1, MOST + 1)
+
+    def __reduce__(self) -> tuple[type[Vetted], tuple[()]]:
+        return Vetted, ()  # the numbers are other ones in a process that was not forked
+
+    def is_kind(self, indices: Iterable[object]) -> bool:
+        """Whether indices are of the one type of which samples are kept: ``dataset[np.int64(3)]`` may be another sample
+        than ``dataset[3]``. The first batch decides."""
+        kinds = set(map(type, indices))
+        if not kinds:
+            return True
+        if len(kinds) > 1:
+            return False
+        kind = KINDS.index(kinds.pop()) + 1 if next(iter(kinds)) in KINDS else len(KINDS) + 1
+        if not self._made[MOST]:
+            self._made[MOST] = kind
+        return self._made[MOST] == kind
+
+    def new(self, hits: bytes) -> list[int]:
+        """Numbers of branches that ran and were not vetted, or must not be taken."""
+        known = int.from_bytes(self._made[: len(hits)], "little")
+        left = int.from_bytes(hits, "little") & ~known
+        return [k for k, hit in enumerate(left.to_bytes(len(hits), "little")) if hit & 1] if left else []
+
+    def may_not(self, numbers: Iterable[int]) -> bool:
+        """Whether samples that take one of these branches are never kept."""
+        return any(self._made[k] == self.DIFFERS for k in numbers)
+
+    def note(self, numbers: Iterable[int], is_same: bool) -> None:
+        for k in numbers:
+            self._made[k] = self.SAME if is_same else self.DIFFERS
+
+
+def mark(functions: Iterable[types.FunctionType]) -> str:
+    """Puts marks into functions. Returns why a sample may not be kept: one of them has branches and no source; "" if
+    all are marked."""
+    from .source import NoSource, tree_of  # these use ``original``
+
+    why = ""
+    for fn in functions:
+        code = fn.__code__
+        if code in CODES or not _has_branches(code) or fn.__name__ == "<lambda>":
+            continue
+        try:
+            function = tree_of(fn)
+            made = _marked(fn, function.tree, function.owner)
+        except (NoSource, SyntaxError, ValueError) as e:
+            made = None
+            reason = str(e)
+        else:
+            reason = f"{fn.__qualname__} cannot be compiled again"
+        if made is None or made.co_freevars != code.co_freevars:
+            why = why or f"which branches samples take is not known: {reason}"
+            continue
+        CODES[made] = code
+        fn.__code__ = made
+    return why
+
+
+def _has_branches(code: types.CodeType) -> bool:
+    if any(name in op.opname for op in dis.get_instructions(code) for name in JUMPS):
+        return True
+    return any(isinstance(c, types.CodeType) and _has_branches(c) for c in code.co_consts)
+
+
+def _marked(fn: types.FunctionType, tree: ast.FunctionDef, owner: str) -> types.CodeType | None:
+    from .recompile import compiled_like
+    from .source import Function
+
+    made = compiled_like(fn, Function(tree, owner), [(copy.deepcopy(tree), False)])
+    return made[0].__code__ if made else None
+
+
+def with_marks(module: ast.Module, file: str) -> ast.Module:
+    """A syntax tree in which each branch notes that it ran. It is to be compiled, and then ``bind`` is to be called."""
+    marked: ast.Module = _Marker(file).visit(module)
+    return ast.fix_missing_locations(marked)
+
+
+def bind(code: types.CodeType) -> types.CodeType:
+    """Compiled code whose marks write where ``taken`` reads."""
+    constants = tuple(
+        bind(c) if isinstance(c, types.CodeType) else _VALUES[c] if isinstance(c, str) and c in _VALUES else c
+        for c in code.co_consts
+    )
+    return code.replace(co_consts=constants)
+
+
+def compile_with_marks(module: ast.Module, file: str, flags: int) -> types.CodeType:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # a text is called, until ``bind``
+        return bind(compile(with_marks(module, file), file, "exec", flags=flags, dont_inherit=True))
+
+
+class _Marker(ast.NodeTransformer):
+    def __init__(self, file: str) -> None:
+        self._file = file
+
+    def _number(self, node: ast.AST, kind: str) -> int:
+        place = self._file, getattr(node, "lineno", 0), getattr(node, "col_offset", 0), kind
+        if len(_numbers) == MOST:
+            return MOST - 1
+        return _numbers.setdefault(place, len(_numbers))
+
+    def _mark(self, node: ast.AST, kind: str) -> ast.stmt:
+        target = ast.Subscript(ast.Constant(_STORE), ast.Constant(self._number(node, kind)), ast.Store())
+        return ast.copy_location(ast.Assign([target], ast.Constant(1)), node)
+
+    def _block(self, body: list[ast.stmt], kind: str) -> None:
+        if body:
+            body.insert(0, self._mark(body[0], kind))
+
+    def _value(self, node: ast.expr, kind: str) -> ast.expr:
+        """``(mark(k), value)[1]``, where the value calls something."""
+        inside = list(ast.walk(node))
+        if not any(isinstance(x, ast.Call) for x in inside):
+            return node
+        if any(isinstance(x, (ast.Yield, ast.YieldFrom, ast.Await, ast.NamedExpr)) for x in inside):
+            return node
+        call = ast.Call(ast.Constant(_CALL), [ast.Constant(self._number(node, kind)), ast.Constant(1)], [])
+        both = ast.Tuple([call, node], ast.Load())
+        return ast.copy_location(ast.Subscript(both, ast.Constant(1), ast.Load()), node)
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        self.generic_visit(node)
+        leaves = isinstance(node.body[-1], LEAVES)
+        self._block(node.body, "if")
+        if node.orelse:
+            self._block(node.orelse, "else")
+        elif leaves:
+            node.orelse = [self._mark(node, "not")]
+        return node
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        self.generic_visit(node)
+        self._block(node.body, "for")
+        self._block(node.orelse, "else")
+        return node
+
+    def visit_While(self, node: ast.While) -> ast.AST:
+        self.generic_visit(node)
+        self._block(node.body, "while")
+        self._block(node.orelse, "else")
+        return node
+
+    def visit_Try(self, node: ast.Try) -> ast.AST:
+        self.generic_visit(node)
+        for handler in node.handlers:
+            self._block(handler.body, "except")
+        self._block(node.orelse, "else")
+        return node
+
+    def visit_match_case(self, node: ast.match_case) -> ast.AST:
+        self.generic_visit(node)
+        self._block(node.body, "case")
+        return node
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        self.generic_visit(node)
+        node.body, node.orelse = self._value(node.body, "if"), self._value(node.orelse, "else")
+        return node
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        self.generic_visit(node)
+        node.values = [node.values[0], *(self._value(v, f"and {k}") for k, v in enumerate(node.values[1:]))]
+        return node
+
+    def visit_ListComp(self, node: ast.ListComp) -> ast.AST:
+        self.generic_visit(node)
+        if any(g.ifs for g in node.generators):
+            node.elt = self._value(node.elt, "item")
+        return node

@@ -1,0 +1,764 @@
+"""``Inputs``: everything that making a sample may read, with a complete digest of each part.
+
+A cached sample may be served only if nothing that made it has changed. ``Inputs`` goes from the dataset into its
+attributes, items, classes, functions and modules, and digests every byte that it finds. A digest is complete, or there
+is none: then ``opaque`` names the object, and nothing that depends on it may be cached.
+
+::
+
+    dataset ── attributes and slots ── values: plain ones, arrays, tensors, tables, containers
+       └ class ── methods, class attributes ── code, defaults, closures ── globals that the code names ── modules
+                                                                      └ modules that it imports, os.environ
+
+Only what is the user's is entered: functions and classes of libraries are known by their names. Two ``Inputs`` of the
+same object, made in the same process or in a fork of it, can be compared. See docs/concepts/exact.md.
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import copyreg
+import dis
+import functools
+import hashlib
+import importlib.util
+import io
+import logging
+import mmap
+import os
+import pickle
+import random
+import socket
+import stat
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ..core.marked_code import original
+from ..core.object_tree import PLAIN, VALUES, is_filesystem, is_table
+from ..core.packages import PACKAGE, is_users
+
+MOST_BYTES = 4 << 30  # of arrays: more is not digested before each epoch
+WIDTH = 200  # items of a container that get an entry of their own, if they are no plain values
+DEPTH = 40  # of objects inside objects
+BUILTIN_CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
+GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, torch.Generator)
+# What they hold says nothing about samples.
+IGNORED = (
+    *GENERATORS,
+    type(threading.Lock()),
+    type(threading.RLock()),
+    threading.Thread,
+    threading.Condition,
+    threading.Event,
+    threading.Semaphore,
+    logging.Logger,
+    logging.Handler,
+)
+NATIVE_CODE = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, np.ufunc)
+# Immutable, and the digest of their content would take as long as reading it.
+IMMUTABLE_MODULES = ("pyarrow", "re")
+# Handles of files: known by the name of their file, of which the stamps are inputs, too.
+HANDLES = {
+    "h5py": ("filename",),
+    "lmdb": ("path",),
+    "sqlite3": (),
+    "_sqlite3": (),
+    "zipfile": ("filename",),
+    "tarfile": ("name",),
+}
+SKIPPED_MEMBERS = frozenset(
+    {"__module__", "__dict__", "__weakref__", "__doc__", "__annotations__", "__init__", "__qualname__", "__slots__"}
+    | {"__firstlineno__", "__static_attributes__", "__abstractmethods__", "_abc_impl", "__parameters__", "__orig_bases__"}
+    | {"__annotate__", "__annotate_func__", "__annotations_cache__", "__classdictcell__", "__dataclass_fields__"}
+)
+HEAPTYPE = 1 << 9
+CODE = (types.FunctionType, type)
+
+
+class Entry(NamedTuple):
+    """One part of the inputs."""
+
+    text: str  # for people
+    digest: object  # of every byte of it; compared by ``==``
+    is_opaque: bool = False  # the digest is its type only
+
+
+class _NotPlain(Exception):
+    """A container holds objects that are no plain values."""
+
+
+class _Sink:
+    """A file that hashes what is written to it."""
+
+    def __init__(self) -> None:
+        self.hash = hashlib.blake2b(digest_size=16)
+        self.write = self.hash.update
+
+
+class Inputs:
+    """What making a sample may read, now.
+
+    Attributes:
+        entries: by path, ``dataset[0].labels``; see ``Entry``.
+        opaque: what has no complete digest: "dataset.clahe is a cv2.CLAHE"; "" where there is none.
+        functions: the user's functions that may run.
+        names: texts that may name files.
+    """
+
+    def __init__(
+        self,
+        dataset: object,
+        functions: Collection[object] = (),
+        *,
+        names: set[str] | None = None,
+        skip: Collection[str] = (),
+        held: dict[str, object] | None = None,
+        shared: bool = True,
+        ignored: Collection[str] = (),
+    ) -> None:
+        """``functions``: of the user's, that run besides; ``names``: attributes that code may read, None: any;
+        ``skip``: paths that do not count, nor what is below them; ``held``: more values, by name; ``shared``: whether
+        memory that processes share counts; ``ignored``: names of attributes and globals that do not count."""
+        self.entries: dict[str, Entry] = {}
+        self.opaque: dict[str, str] = {}
+        self.functions: dict[int, types.FunctionType] = {}
+        self._names = names
+        self._skip = skip
+        self._ignored = ignored
+        self._shared = shared
+        self._bytes = 0
+        # By id: a number, the object (else its id might become that of another one), and the path where it was found.
+        self._seen: dict[int, tuple[int, object, str]] = {}
+        self._modules: dict[str, set[str]] = {}  # names that were looked up in a module of the user's
+        self._visit(dataset, "dataset[0]", DEPTH)
+        for k, fn in enumerate(functions):
+            self._visit(fn, f"dataset[{k + 1}]", DEPTH)
+        for name, value in (held or {}).items():
+            self._visit(value, f"dataset[1][{name!r}]", DEPTH)
+
+    @property
+    def objects(self) -> Collection[int]:
+        """The ids of all objects that have parts."""
+        return self._seen.keys()
+
+    # -- the tree of paths
+
+    def _visit(self, x: Any, path: str, depth: int) -> None:
+        if path in self.entries or path in self._skip:
+            return
+        found = self._leaf(x, path)
+        if found is not None:
+            self.entries[path] = found
+            return
+        if id(x) in self._seen:
+            place = self._seen[id(x)][2]
+            self.entries[path] = Entry("an object", place) if not isinstance(x, CODE) else Entry(x.__qualname__, _named(x))
+            return
+        self._seen[id(x)] = len(self._seen), x, path
+        if depth == 0:
+            self._add_opaque(path, x, "lies too deep")
+            return
+        try:
+            self._visit_inside(x, path, depth - 1)
+        except RecursionError:
+            self._add_opaque(path, x, "lies too deep")
+        except Exception as e:  # a class of the user's, whose code fails
+            self._add_opaque(path, x, f"fails: {type(e).__name__}")
+
+    def _visit_inside(self, x: Any, path: str, depth: int) -> None:
+        if isinstance(x, types.FunctionType):
+            self._visit_function(x, path, depth)
+        elif isinstance(x, type):
+            self._visit_class(x, path, depth)
+        elif isinstance(x, types.ModuleType):
+            self.entries[path] = Entry(f"module {x.__name__}", x.__name__)
+        elif type(x) in BUILTIN_CONTAINERS:
+            self._visit_container(x, path, depth)
+        elif isinstance(x, types.MethodType):
+            self._visit(x.__func__, f"{path}.__func__", depth)
+            self._visit(x.__self__, f"{path}.__self__", depth)
+        elif isinstance(x, functools.partial):
+            for name in ("func", "args", "keywords"):
+                self._visit(getattr(x, name), f"{path}.{name}", depth)
+        elif isinstance(x, (staticmethod, classmethod)):
+            self._visit(x.__func__, path, depth)
+        elif isinstance(x, property):
+            for name in ("fget", "fset"):
+                self._visit(getattr(x, name), f"{path}.{name}", depth)
+        elif isinstance(x, functools._lru_cache_wrapper):
+            self._visit(x.__wrapped__, f"{path}.__wrapped__", depth)
+        elif isinstance(x, weakref.ref):
+            self._visit(x(), f"{path}()", depth)
+        else:
+            self._visit_instance(x, path, depth)
+
+    def _visit_container(self, x: Any, path: str, depth: int) -> None:
+        text = f"a {type(x).__name__} of {len(x)}"
+        if isinstance(x, collections.deque):
+            self.entries[path] = Entry(text, x.maxlen)
+            self._visit_container(list(x), f"{path}[:]", depth)
+            return
+        try:
+            self.entries[path] = Entry(text, self._flat(x, plain=True))
+            return
+        except _NotPlain:
+            pass
+        except (ValueError, RecursionError):  # it holds itself
+            self._add_opaque(path, x, "holds itself")
+            return
+        if len(x) > WIDTH or isinstance(x, (set, frozenset)):
+            self.entries[path] = Entry(text, self._flat(x, plain=False, path=path))
+            return
+        items = x.items() if isinstance(x, dict) else enumerate(x)
+        keys = list(x) if isinstance(x, dict) else len(x)
+        self.entries[path] = Entry(text, (type(x).__name__, self._flat(keys, plain=False, path=path)))
+        for k, v in items:
+            self._visit(v, f"{path}[{k!r}]", depth)
+
+    def _visit_instance(self, x: Any, path: str, depth: int) -> None:
+        own = getattr(type(x), "_stoker_children", None)
+        if own is not None:
+            for step, value in x._stoker_children():
+                self._visit(value, path + step, depth)
+            return
+        cls = type(x)
+        self.entries[path] = Entry(f"a {cls.__name__}", f"{cls.__module__}.{cls.__qualname__}")
+        if is_filesystem(x):
+            for name in ("storage_args", "storage_options"):
+                self._visit(getattr(x, name, None), f"{path}.{name}", depth)
+            return
+        if not _is_library_class(cls):
+            self._visit_class(cls, path, depth)
+        for name, value in _attributes(x):
+            if self._is_read(name) and not isinstance(getattr(cls, name, None), functools.cached_property):
+                self._visit(value, f"{path}.{name}", depth)
+        native = _native_base(cls)
+        if native is object:
+            return
+        if issubclass(native, BUILTIN_CONTAINERS):
+            self._visit_container(native(x) if native is not collections.deque else list(x), f"{path}[:]", depth)
+        elif issubclass(native, (*PLAIN[:-1], bytearray)):
+            self.entries[f"{path}[:]"] = Entry("a value", _plain_token(native(x)))
+        else:
+            found, is_complete = self._native_state(x)
+            if is_complete:
+                self._visit(found, f"{path}.__reduce__", depth)
+            else:
+                self._add_opaque(path, x)
+
+    def _visit_function(self, fn: types.FunctionType, path: str, depth: int) -> None:
+        code = fn.__code__
+        if not _is_users_code(code):
+            self.entries[path] = Entry(fn.__qualname__, f"{fn.__module__}.{fn.__qualname__}")
+            return
+        self.functions[id(fn)] = fn
+        self.entries[path] = Entry(fn.__qualname__, _code_token(code))
+        for k, value in enumerate(fn.__defaults__ or ()):
+            self._visit(value, f"{path}.__defaults__[{k}]", depth)
+        for name, value in (fn.__kwdefaults__ or {}).items():
+            self._visit(value, f"{path}.{name}", depth)
+        for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=False):
+            try:
+                self._visit(cell.cell_contents, f"{path}.{name}", depth)
+            except ValueError:
+                self.entries[f"{path}.{name}"] = Entry("not set", None)
+        for name, value in fn.__dict__.items():
+            self._visit(value, f"{path}.{name}", depth)
+        self._visit_scope(code, fn.__globals__, depth)
+
+    def _visit_scope(self, code: types.CodeType, scope: dict[str, Any], depth: int) -> None:
+        """What code reads of its module, of other modules, and of the environment."""
+        read, mentioned, imported = names_in(original(code))
+        module = str(scope.get("__name__", ""))
+        if "globals" in read:
+            read = read | (mentioned & scope.keys()) if mentioned & scope.keys() - read else frozenset(scope)
+        for name in read:
+            path = f"dataset[1]['{module}.{name}']"
+            if name in scope and name not in self._ignored:
+                self._visit_global(scope[name], path, mentioned, depth)
+        if mentioned & {"environ", "getenv", "environb"} or read & {"environ", "getenv"}:
+            self.entries["os.environ"] = Entry("the environment", self._flat(dict(os.environ), plain=True))
+        for name in imported:
+            self._visit_import(name, mentioned, depth)
+
+    def _visit_global(self, value: Any, path: str, mentioned: frozenset[str], depth: int) -> None:
+        if isinstance(value, types.ModuleType):
+            self._visit_module(value, mentioned, depth)
+        else:
+            self._visit(value, path, depth)
+
+    def _visit_module(self, module: types.ModuleType, mentioned: frozenset[str], depth: int) -> None:
+        if not is_users_module(module) or depth <= 0:
+            return
+        scope = vars(module)
+        wanted = set(mentioned & scope.keys())
+        if {"getattr", "vars", "__dict__"} & mentioned:
+            wanted = set(scope) - {"__builtins__", "__loader__", "__spec__", "__cached__", "__file__"}
+        done = self._modules.setdefault(module.__name__, set())
+        for name in sorted(wanted - done):
+            done.add(name)
+            self._visit_global(scope[name], f"dataset[1]['{module.__name__}.{name}']", mentioned, depth - 1)
+        for name in sorted(mentioned - scope.keys()):
+            self._visit_import(f"{module.__name__}.{name}", mentioned, depth - 1, only_loaded=True)
+
+    def _visit_import(
+        self, name: str, mentioned: frozenset[str], depth: int, only_loaded: bool = False
+    ) -> None:
+        module = sys.modules.get(name)
+        if module is not None:
+            parts = name.split(".")
+            for k in range(1, len(parts) + 1):
+                found = sys.modules.get(".".join(parts[:k]))
+                if found is not None:
+                    self._visit_module(found, mentioned, depth)
+            return
+        if only_loaded:
+            return
+        self.entries[f"dataset[1]['{name}']"] = Entry(f"module {name}, not imported yet", _file_of_module(name))
+
+    def _visit_class(self, cls: type, path: str, depth: int) -> None:
+        if _is_library_class(cls):
+            self.entries.setdefault(path, Entry(cls.__qualname__, f"{cls.__module__}.{cls.__qualname__}"))
+            return
+        self.entries.setdefault(path, Entry(cls.__qualname__, f"{cls.__module__}.{cls.__qualname__}"))
+        known = f"class {cls.__module__}.{cls.__qualname__}"
+        if id(cls) in self._seen and known in self.entries:
+            return
+        self._seen.setdefault(id(cls), (len(self._seen), cls, path))
+        self.entries[known] = Entry(cls.__qualname__, tuple(f"{c.__module__}.{c.__qualname__}" for c in cls.__mro__))
+        for base in cls.__mro__:
+            if _is_library_class(base):
+                continue
+            for name, value in list(vars(base).items()):
+                if name in SKIPPED_MEMBERS or isinstance(value, (types.MemberDescriptorType, types.GetSetDescriptorType)):
+                    continue
+                if (name.startswith("__") and name.endswith("__")) or self._is_read(name):
+                    self._visit(value, f"dataset[1]['{base.__module__}.{base.__qualname__}.{name}']", depth)
+
+    def _is_read(self, name: str) -> bool:
+        return (self._names is None or name in self._names) and name not in self._ignored
+
+    # -- digests
+
+    def _leaf(self, x: Any, path: str) -> Entry | None:
+        """The entry of a value that has no parts; None: it has some."""
+        if type(x) in PLAIN:
+            return Entry(repr(x)[:60], _plain_token(x))
+        if isinstance(x, VALUES):
+            return Entry(repr(x)[:60], (type(x).__name__, repr(x)))
+        if isinstance(x, np.ndarray):
+            return self._array(x, path)
+        if isinstance(x, torch.Tensor):
+            return self._tensor(x, path)
+        if isinstance(x, (bytearray, array.array)):
+            code = getattr(x, "typecode", "")
+            return Entry(f"a {type(x).__name__} of {len(x)}", (code, self._bytes_token(memoryview(x).cast("B"))))
+        if isinstance(x, IGNORED) or isinstance(x, (NATIVE_CODE, types.CodeType)):
+            return Entry(f"a {type(x).__name__}", _name_of_native(x))
+        if is_table(x):
+            return self._table(x, path)
+        ctypes_bytes = _ctypes_bytes(x)
+        if ctypes_bytes is not None:
+            return Entry("a value in shared memory", self._bytes_token(ctypes_bytes) if self._shared else "shared")
+        if isinstance(x, (io.IOBase, mmap.mmap, socket.socket)):
+            return self._file(x, path)
+        package = type(x).__module__.partition(".")[0]
+        if package in IMMUTABLE_MODULES:
+            return Entry(f"a {type(x).__name__}", ("immutable", id(self._keep(x))))
+        if package in HANDLES:
+            return Entry(f"a {type(x).__name__}", (type(x).__name__, _handle_name(x, package)))
+        if isinstance(x, (types.GeneratorType, types.CoroutineType)) or (
+            hasattr(type(x), "__next__") and type(x).__module__ in ("builtins", "itertools")
+        ):
+            self.opaque[path] = f"{readable(path)} is an iterator ({type(x).__name__})"
+            return Entry(f"a {type(x).__name__}", type(x).__name__, True)
+        return None
+
+    def _keep(self, x: Any) -> Any:
+        self._seen.setdefault(id(x), (len(self._seen), x, ""))
+        return x
+
+    def _array(self, x: Any, path: str) -> Entry:
+        text = "an array"
+        if x.dtype.hasobject:
+            digest: object = self._flat(x.reshape(-1).tolist(), plain=False, path=path)
+        elif isinstance(x, np.memmap) and not x.flags.writeable and getattr(x, "filename", None):
+            digest = _stamp(str(x.filename))  # its file is the input
+        else:
+            digest = self._bytes_token(np.ascontiguousarray(x).reshape(-1).view(np.uint8)) if x.size else b""
+        return Entry(text, (type(x).__name__, repr(x.dtype), x.shape, x.strides if x.size else (), digest))
+
+    def _tensor(self, x: torch.Tensor, path: str) -> Entry:
+        text = "a tensor"
+        kind = type(x).__name__, str(x.dtype), tuple(x.shape), x.requires_grad, str(x.layout)
+        if not self._shared and x.is_shared():
+            return Entry(text, kind)
+        if not x.is_cpu or x.is_quantized or x.is_nested:
+            return self._opaque_entry(path, x, f"is a tensor on {x.device}" if not x.is_cpu else "is no plain tensor")
+        with torch.no_grad():
+            if x.layout is not torch.strided:
+                parts = [x._indices(), x._values()] if x.layout is torch.sparse_coo else None
+                if parts is None and x.layout is torch.sparse_csr:
+                    parts = [x.crow_indices(), x.col_indices(), x.values()]
+                if parts is None:
+                    return self._opaque_entry(path, x, f"is a tensor with layout {x.layout}")
+                return Entry(text, (kind, *(self._tensor(p, path).digest for p in parts)))
+            plain = x.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg().contiguous().reshape(-1)
+            numbers = self._bytes_token(plain.view(torch.uint8).numpy()) if x.numel() else b""
+        more = self._flat(vars(x), plain=False, path=path) if vars(x) else b""
+        return Entry(text, (kind, x.stride() if x.numel() else (), numbers, more))
+
+    def _table(self, x: Any, path: str) -> Entry:
+        columns = [(str(name), column) for name, column in _columns(x)]
+        found = [(name, str(c.dtype), self._column(c, path)) for name, c in columns]
+        more = self._flat(list(map(str, getattr(x, "columns", ()))), plain=True)
+        return Entry(f"a {type(x).__name__} of {len(x)}", (type(x).__name__, x.shape, more, tuple(found)))
+
+    def _column(self, column: Any, path: str) -> object:
+        values = column.to_numpy()
+        return self._array(values, path).digest
+
+    def _file(self, x: Any, path: str) -> Entry:
+        name = getattr(x, "name", None)
+        if isinstance(x, (io.BytesIO, io.StringIO)):
+            return Entry(f"a {type(x).__name__}", self._flat(x.getvalue(), plain=True))
+        if isinstance(name, (str, bytes)):
+            return Entry(f"a file {name!r}", (type(x).__name__, _stamp(os.fsdecode(name))))
+        return self._opaque_entry(path, x)
+
+    def _bytes_token(self, data: Any) -> bytes:
+        self._bytes += len(data)
+        if self._bytes > MOST_BYTES:
+            self.opaque["."] = f"it holds more than {MOST_BYTES >> 30} GB, which takes too long to compare"
+            return b"too many"
+        return hashlib.blake2b(data, digest_size=16).digest()
+
+    def _flat(self, x: object, *, plain: bool, path: str = "") -> bytes:
+        """A digest of a value with all that it holds. ``plain``: raises _NotPlain at the first object that is none."""
+        sink = _Sink()
+        pickler = _Flat(self, sink, plain, path)
+        pickler.dump(x)
+        return sink.hash.digest()
+
+    def _native_state(self, x: Any) -> tuple[object, bool]:
+        """What a native object pickles to, and whether that is all of it."""
+        cls = type(x)
+        own = copyreg.dispatch_table.get(cls)
+        plain: Any = object
+        defines = cls.__reduce_ex__ is not plain.__reduce_ex__ or cls.__reduce__ is not plain.__reduce__
+        try:
+            if own is not None:
+                return own(x), True
+            if defines or getattr(cls, "__getstate__", None) is not getattr(plain, "__getstate__", None):
+                made = x.__reduce_ex__(5)
+                if isinstance(made, tuple):
+                    return [made[0], *(list(part) if hasattr(part, "__next__") else part for part in made[1:5])], True
+                return made, isinstance(made, str)
+        except Exception:
+            return None, False
+        return None, False
+
+    def _add_opaque(self, path: str, x: object, why: str = "") -> None:
+        self.entries[path] = self._opaque_entry(path, x, why)
+
+    def _opaque_entry(self, path: str, x: object, why: str = "") -> Entry:
+        kind = f"{type(x).__module__}.{type(x).__qualname__}"
+        self.opaque[path] = f"{readable(path)} {why or f'is a {kind}, whose state cannot be read'}"
+        return Entry(f"a {type(x).__name__}", kind, True)
+
+    # -- comparing
+
+    def changes(self, later: Inputs, opened: dict[str, Entry] | None = None) -> list[str]:
+        """What differs in later inputs of the same object, for people. ``opened``: what loading samples makes when it
+        is first needed, by path: it may be there or not."""
+        opened = opened or {}
+        out = []
+        for path in sorted({**self.entries, **later.entries}, key=lambda p: not p.startswith("dataset[0]")):
+            old, new = self.entries.get(path), later.entries.get(path)
+            if old is not None and new is not None and old.digest == new.digest:
+                continue
+            if _is_opened(path, old, new, opened) or (out and path.startswith("class ")):
+                continue
+            if old is None and path.startswith("dataset[0]"):  # an attribute that stood in the class
+                old = _of_class(path.rpartition(".")[2], self.entries)
+            if old is None or new is None:
+                out.append(f"{path} is {new.text}" if new is not None else f"{path} is no more")
+            elif old.text != new.text:
+                out.append(f"{path} was {old.text} and is {new.text}")
+            else:
+                out.append(path)
+        return out
+
+    def why_incomplete(self, opened: dict[str, Entry]) -> str:
+        """The first object that has no complete digest and that loading samples did not make; "" where there is none."""
+        return next((why for path, why in self.opaque.items() if not _lies_in(path, opened)), "")
+
+    def opened(self, later: Inputs) -> dict[str, Entry]:
+        """What differs in later inputs, after a sample was loaded: by path, what is there then."""
+        absent = Entry("not set", None)
+        paths = {**self.entries, **later.entries}
+        return {
+            path: later.entries.get(path, absent)
+            for path in paths
+            if self.entries.get(path, absent).digest != later.entries.get(path, absent).digest
+        }
+
+
+class _Flat(pickle.Pickler):
+    """Writes a value, its items and their attributes, by value: ``fast`` leaves out what depends on identity."""
+
+    def __init__(self, inputs: Inputs, sink: _Sink, plain: bool, path: str) -> None:
+        super().__init__(sink, 5)
+        self.fast = True
+        self._inputs = inputs
+        self._plain = plain
+        self._path = path
+
+    def reducer_override(self, x: Any) -> Any:
+        if x is _mark:
+            return NotImplemented
+        leaf = self._inputs._leaf(x, self._path)
+        if leaf is not None:
+            return _mark, (leaf.digest,) if not leaf.is_opaque else (leaf.digest, "opaque")
+        if self._plain:
+            raise _NotPlain
+        inputs = self._inputs
+        if id(x) in inputs._seen:
+            return _mark, ("again", inputs._seen[id(x)][0])
+        inputs._seen[id(x)] = len(inputs._seen), x, self._path
+        cls = type(x)
+        if isinstance(x, (types.FunctionType, type, types.ModuleType, types.MethodType, property, functools.partial)) or (
+            isinstance(x, (staticmethod, classmethod, functools._lru_cache_wrapper, weakref.ref))
+        ):
+            path = f"{self._path}<{inputs._seen[id(x)][0]}>"
+            inputs._visit_inside(x, path, DEPTH // 2)
+            return _mark, (path,)
+        if not _is_library_class(cls):
+            inputs._visit_class(cls, f"class {cls.__module__}.{cls.__qualname__}", DEPTH // 2)
+        state: dict[str, object] = {k: v for k, v in _attributes(x) if inputs._is_read(k)}
+        native = _native_base(cls)
+        value: object = None
+        if issubclass(native, BUILTIN_CONTAINERS):
+            value = native(x) if native is not collections.deque else list(x)
+        elif issubclass(native, (*PLAIN[:-1], bytearray)):
+            value = native(x)
+        elif native is not object:
+            value, is_complete = inputs._native_state(x)
+            if not is_complete:
+                inputs.opaque[self._path] = (
+                    f"{readable(self._path)} holds a {cls.__module__}.{cls.__qualname__}, whose state cannot be read"
+                )
+        return _mark, (f"{cls.__module__}.{cls.__qualname__}", state, value)
+
+
+def _mark(*_: object) -> None:
+    """Stands in a digest for an object that is no plain value."""
+
+
+def _of_class(name: str, entries: dict[str, Entry]) -> Entry | None:
+    return next((entry for path, entry in entries.items() if path.endswith(f".{name}']")), None)
+
+
+def _is_opened(path: str, old: Entry | None, new: Entry | None, opened: dict[str, Entry]) -> bool:
+    """Whether a difference is one that loading samples makes: an object that is made when it is first needed, there
+    or not; data that it makes, there or not, but no other data."""
+    known = opened.get(path)
+    if known is not None:
+        return all(x is None or x.text == "None" or x.digest == known.digest or x.is_opaque for x in (old, new))
+    return False
+
+
+def _lies_in(path: str, paths: Collection[str]) -> bool:
+    """Whether a path is one of some, or below one."""
+    return any(f"{path}.".startswith((f"{p}.", f"{p}[")) for p in paths)
+
+
+# -- what things are
+
+
+def readable(path: str) -> str:
+    """A path for people: "dataset.flags" of "dataset[0].flags", "conf.SIZE" of "dataset[1]['conf.SIZE']"."""
+    if path.startswith("dataset[1]['"):
+        return path.removeprefix("dataset[1]['").replace("']", "", 1)
+    return path.replace("dataset[0]", "dataset", 1)
+
+
+def _named(x: Any) -> object:
+    """What a function or a class is known by, where its parts have entries already."""
+    return _code_token(x.__code__) if isinstance(x, types.FunctionType) else f"{x.__module__}.{x.__qualname__}"
+
+
+def _plain_token(x: object) -> object:
+    if isinstance(x, float):
+        return "float", x.hex() if x == x else "nan"
+    if isinstance(x, complex):
+        return "complex", x.real.hex(), x.imag.hex()
+    return type(x).__name__, x
+
+
+def _name_of_native(x: Any) -> object:
+    owner = getattr(x, "__self__", None)
+    if isinstance(x, types.BuiltinFunctionType) and owner is not None and not isinstance(owner, types.ModuleType):
+        return type(x).__name__, x.__name__, type(owner).__qualname__, id(owner)
+    return type(x).__name__, getattr(x, "__module__", ""), getattr(x, "__qualname__", "")
+
+
+def _attributes(x: object) -> Iterator[tuple[str, Any]]:
+    """What an object holds in its ``__dict__`` and its slots. No code of its class runs."""
+    try:
+        own = object.__getattribute__(x, "__dict__")
+    except AttributeError:
+        own = {}
+    yield from sorted(((k, v) for k, v in dict(own).items() if isinstance(k, str)), key=lambda item: item[0])
+    for cls in type(x).__mro__:
+        if "__slots__" in vars(cls):
+            for name, slot in vars(cls).items():
+                if type(slot) is types.MemberDescriptorType:
+                    try:
+                        yield name, slot.__get__(x)
+                    except AttributeError:
+                        yield name, _NOT_SET
+
+
+_NOT_SET = "a slot that is not set"
+
+
+def _native_base(cls: type) -> type:
+    """The class in the MRO whose memory layout is not Python's: ``object`` where instances are attributes alone. As
+    ``copyreg._reduce_ex`` finds it."""
+    for base in cls.__mro__:
+        if not base.__flags__ & HEAPTYPE:
+            return base
+        new = base.__dict__.get("__new__")
+        if isinstance(new, types.BuiltinFunctionType) and new.__self__ is base:
+            return base
+    return object
+
+
+def _is_library_class(cls: type) -> bool:
+    module = sys.modules.get(cls.__module__)
+    if cls.__module__ == "__main__":
+        return False
+    return module is None or not is_users_module(module)
+
+
+def is_users_module(module: object) -> bool:
+    """Whether a module is neither a library's nor the standard library's."""
+    if getattr(module, "__name__", "") == "__main__":
+        return True
+    file = getattr(module, "__file__", None)
+    if file is None:  # a namespace package, or built in
+        paths = list(getattr(module, "__path__", ()))
+        return bool(paths) and is_users(os.path.join(paths[0], "x.py"))
+    return is_users(file) and file.endswith((".py", ".pyc"))
+
+
+def _is_users_code(code: types.CodeType) -> bool:
+    file = code.co_filename
+    if file.startswith("<"):
+        return not file.startswith("<frozen ") and not file.startswith("<__array_function__")
+    return is_users(file) and not file.startswith(PACKAGE)
+
+
+@functools.lru_cache(maxsize=4096)
+def _code_digest(code: types.CodeType) -> bytes:
+    parts = []
+    for c in codes_of(code):
+        constants = [
+            sorted(map(repr, v)) if isinstance(v, frozenset) else v
+            for v in c.co_consts
+            if not isinstance(v, types.CodeType)
+        ]
+        parts.append((c.co_code, c.co_names, c.co_varnames, c.co_freevars, constants))
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
+
+
+def _code_token(code: types.CodeType) -> bytes:
+    return _code_digest(original(code))
+
+
+def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code, and that of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from codes_of(constant)
+
+
+@functools.lru_cache(maxsize=4096)
+def names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """Global variables that a function loads; all names and texts that it mentions; modules that it imports."""
+    read, mentioned, imported = set(), set(), set()
+    for c in codes_of(code):
+        mentioned |= {*c.co_names, *(k for k in c.co_consts if isinstance(k, str) and k.isidentifier())}
+        for op in dis.get_instructions(c):
+            if op.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
+                read.add(str(op.argval))
+            elif op.opname == "IMPORT_NAME":
+                imported.add(str(op.argval))
+    return frozenset(read), frozenset(mentioned), frozenset(imported)
+
+
+def _file_of_module(name: str) -> object:
+    """The stamps of the file from which a module would be imported."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return None
+    if spec is None or spec.origin is None or not is_users(spec.origin):
+        return None
+    return _stamp(spec.origin)
+
+
+def _stamp(path: str) -> tuple[object, ...]:
+    """When a file was written, its size and its number; that it is not there."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return (path,)
+    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+        return path, found.st_mode
+    return path, found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _handle_name(x: object, package: str) -> object:
+    for name in HANDLES[package]:
+        try:
+            value = getattr(x, name)
+            value = value() if callable(value) else value
+            return _stamp(os.fsdecode(value))
+        except Exception:
+            continue
+    return ""
+
+
+def _columns(x: Any) -> Iterator[tuple[object, Any]]:
+    if hasattr(x, "get_columns"):  # polars
+        yield from ((c.name, c) for c in x.get_columns())
+    elif hasattr(x, "columns"):
+        yield from ((name, x.iloc[:, k]) for k, name in enumerate(x.columns))
+        yield "index", x.index
+    else:
+        yield "", x
+        if hasattr(x, "iloc"):
+            yield "index", x.index
+
+
+def _ctypes_bytes(x: Any) -> Any:
+    """The bytes of ``multiprocessing.Value`` and ``Array``, and of values of ctypes; None for anything else."""
+    ctypes = sys.modules.get("ctypes")
+    if ctypes is None:
+        return None
+    if type(x).__module__ == "multiprocessing.sharedctypes" and hasattr(x, "get_obj"):
+        x = x.get_obj()
+    kinds = ctypes._SimpleCData, ctypes.Array, ctypes.Structure
+    return memoryview(x).cast("B") if isinstance(x, kinds) and ctypes.sizeof(x) else None
+

@@ -1,0 +1,248 @@
+"""The files that samples are read from, with their stamps: a cached sample is right only while none was written.
+
+Which files these are::
+
+    named      each text in the dataset that names a file or a folder, also relative to a folder that it names
+    opened     folders in which the samples of a trial opened something, natively, too (inotify(7), ``FolderWatch``)
+    listed     all files in these folders, and in those of named files; folders that were named, with all below them
+
+A stamp is the time of the last write in ns, the size and the inode. Hidden files, Python's own, and files that readers
+write to (locks of LMDB and SQLite) do not count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import stat
+import struct
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..core.object_tree import TABLES, attributes
+from ..core.shared import SharedList
+
+DEPTH = 8  # of objects in objects, in which file names are looked for
+MOST_FILES = 200_000  # whose stamps are compared
+MOST_FOLDERS = 4_000  # that are listed, or watched in a trial
+LEVELS = 4  # of folders below one that is named
+MOST_NAMED = 16  # folders that are named
+TRIES = 10_000  # names that are looked for in a folder in vain
+TRIES_PER_HIT = 100  # more, for each that is found
+NO_PATHS = (bool, int, float, complex, type(None), type, torch.Tensor)
+IN_ACCESS, IN_OPEN, IN_NONBLOCK = 0x1, 0x20, 0o4000
+NOT_DATA = (".py", ".pyc", ".so", "-shm", "lock.mdb", "-journal")
+Stamp = tuple[int, int, int] | None
+
+
+class SourceFiles:
+    """Files with their stamps. ``folders``, ``files``: that a trial has seen; None: there was no trial, and only what
+    the dataset names is looked at."""
+
+    def __init__(self, dataset: object, folders: Iterable[str] | None = None, files: Iterable[str] = ()) -> None:
+        names = Names(dataset)
+        self._files = [*names.files, *files]
+        parents = {os.path.dirname(os.path.abspath(path)) for path in self._files}
+        self._folders = [] if folders is None else _not_too_general({*parents, *folders})
+        self._trees = _not_too_general(names.folders)
+        self.stamps = self.now()
+
+    def now(self) -> dict[str, Stamp]:
+        """The stamps of all files."""
+        out: dict[str, Stamp] = {path: stamp_of(path) for path in self._files}
+        for path in self._trees:
+            for folder in folders_below(path, LEVELS):
+                _list(folder, out)
+        for path in self._folders:
+            _list(path, out)
+        return out
+
+    def changes(self) -> list[str]:
+        """Files that were written, made or removed since then."""
+        now = self.now()
+        return [path for path, stamp in {**self.stamps, **now}.items() if now.get(path) != self.stamps.get(path)]
+
+
+class Names:
+    """The files and folders that a dataset's texts name."""
+
+    def __init__(self, dataset: object) -> None:
+        self.files: list[str] = []
+        self.folders: list[str] = []
+        texts = list(dict.fromkeys(texts_in(dataset)))
+        left: list[str] = []
+        for text in texts:
+            found = _kind(text)
+            if found == "file":
+                self.files.append(text)
+            elif found == "folder" and len(self.folders) < MOST_NAMED:
+                self.folders.append(text)
+            elif not os.path.isabs(text):
+                left.append(text)
+        self._look_in_folders(left)
+
+    def _look_in_folders(self, texts: list[str]) -> None:
+        for folder in list(self.folders):
+            tries = TRIES
+            for text in texts:
+                if tries <= 0:  # texts that are no names, a million captions, are not looked for everywhere
+                    break
+                path = os.path.join(folder, text)
+                found = _kind(path)
+                tries += TRIES_PER_HIT if found else -1
+                if found == "file":
+                    self.files.append(path)
+
+
+def texts_in(dataset: object) -> Iterator[str]:
+    """Texts and paths that a dataset holds, and that the code of its classes mentions."""
+    seen: set[int] = set()
+    waiting: list[tuple[object, int]] = [(dataset, DEPTH)]
+    classes: set[type] = set()
+    count = 0
+    while waiting and count < MOST_FILES:
+        x, depth = waiting.pop()
+        if isinstance(x, (str, bytes, os.PathLike)):
+            count += 1
+            text = os.fsdecode(x) if not isinstance(x, str) else x
+            if 0 < len(text) <= 4096 and "\0" not in text and "\n" not in text:
+                yield text
+        elif depth and not isinstance(x, NO_PATHS) and id(x) not in seen:
+            seen.add(id(x))
+            waiting += [(v, depth - 1) for v in _items(x)]
+            if hasattr(x, "__dict__"):
+                classes.update(c for c in type(x).__mro__ if c.__module__ not in ("builtins", "torch.utils.data.dataset"))
+    for cls in classes:
+        for member in list(vars(cls).values()):
+            code = getattr(getattr(member, "__func__", member), "__code__", None)
+            for constant in getattr(code, "co_consts", ()) or (member,):
+                if isinstance(constant, str) and 0 < len(constant) < 256 and not set(constant) & set("\0\n "):
+                    yield constant
+
+
+def _items(x: Any) -> Iterable[object]:
+    if isinstance(x, Mapping):
+        with contextlib.suppress(Exception):
+            return [*x.values(), *x.keys()]
+        return ()
+    if isinstance(x, (list, tuple, set, frozenset, deque, SharedList)):
+        return x
+    if isinstance(x, np.ndarray):
+        return x.reshape(-1).tolist() if x.dtype.kind in "OUS" else ()
+    if type(x).__module__.partition(".")[0] in TABLES and hasattr(x, "to_numpy"):
+        with contextlib.suppress(Exception):
+            return (x.to_numpy(),)
+        return ()
+    return attributes(x).values()
+
+
+def _kind(path: str) -> str:
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return ""
+    return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else ""
+
+
+def stamp_of(path: str) -> Stamp:
+    """When a file was last written, its size and number; None: it is not there."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _not_too_general(folders: Iterable[str]) -> list[str]:
+    general = {"/", os.path.expanduser("~"), os.getcwd(), os.environ.get("TMPDIR", "/tmp"), "/tmp", "/home", "/root", "/proc", "/dev"}
+    real = dict.fromkeys(os.path.abspath(f) for f in folders)
+    return [f for f in real if f not in general and not f.startswith(("/proc/", "/sys/", "/dev/", "/etc/"))]
+
+
+def folders_below(path: str, levels: int) -> list[str]:
+    """A folder and those below it."""
+    out, waiting = [], [(path, levels)]
+    while waiting and len(out) < MOST_FOLDERS:
+        folder, left = waiting.pop()
+        out.append(folder)
+        if left:
+            try:
+                with os.scandir(folder) as found:
+                    inside = [e.path for e in found if not e.name.startswith((".", "__pycache__")) and e.is_dir()]
+            except OSError:
+                continue
+            waiting += [(each, left - 1) for each in inside]
+    return out
+
+
+def _list(folder: str, out: dict[str, Stamp]) -> None:
+    """Adds the files of a folder; not of those below it."""
+    try:
+        with os.scandir(folder) as found:
+            for entry in found:
+                name = entry.name
+                if len(out) >= MOST_FILES or name.startswith(".") or name.endswith(NOT_DATA):
+                    continue
+                with contextlib.suppress(OSError):
+                    status = entry.stat()
+                    if stat.S_ISREG(status.st_mode):
+                        out[entry.path] = status.st_mtime_ns, status.st_size, status.st_ino
+    except OSError:
+        pass
+
+
+class FolderWatch:
+    """Notes in which folders files are opened while it lasts, by native code, too. Linux; elsewhere it sees nothing."""
+
+    def __init__(self, dataset: object) -> None:
+        self._names: dict[int, str] = {}
+        self._fd = -1
+        names = Names(dataset)
+        parents = {os.path.dirname(os.path.abspath(path)) for path in names.files}
+        near = {os.path.dirname(path) for path in parents}  # root/labels of root/images/0.jpg
+        candidates: dict[str, None] = {}
+        for root in _not_too_general({*names.folders, *parents, *near}):
+            candidates |= dict.fromkeys(folders_below(root, LEVELS))
+        try:
+            libc = ctypes.CDLL(None, use_errno=True)
+            self._fd = libc.inotify_init1(IN_NONBLOCK)
+            for folder in list(candidates)[:MOST_FOLDERS]:
+                number = libc.inotify_add_watch(self._fd, os.fsencode(folder), IN_ACCESS | IN_OPEN)
+                if number >= 0:
+                    self._names[number] = folder
+        except (OSError, AttributeError):
+            self._fd = -1
+
+    def folders(self) -> list[str]:
+        """Folders in which something was opened so far. Where there are several beside each other, one for each sample,
+        those beside them, too."""
+        if self._fd < 0:
+            return []
+        data = b""
+        while select.select([self._fd], [], [], 0)[0]:
+            try:
+                part = os.read(self._fd, 1 << 16)
+            except OSError:
+                break
+            if not part:
+                break
+            data += part
+        os.close(self._fd)
+        self._fd = -1
+        found: dict[str, None] = {}
+        at = 0
+        while at + 16 <= len(data):
+            number, _, _, size = struct.unpack_from("iIII", data, at)
+            at += 16 + size
+            if number in self._names:
+                found[self._names[number]] = None
+        parents = [os.path.dirname(path) for path in found]
+        beside = {path for path in parents if parents.count(path) > 1}
+        known = set(self._names.values())
+        return [*found, *(p for p in known if os.path.dirname(p) in beside and p not in found)]

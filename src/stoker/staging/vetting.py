@@ -1,0 +1,75 @@
+"""Vets branches of the user's code: a sample that takes a new one is made again in other surroundings and compared."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from ..core.compare import equal_bits
+from ..core.random_state import RandomState
+from . import branches
+from .executed_code import Executed
+from .plan import Unplanned
+
+Made = TypeVar("Made")
+RUNS = 2  # that must give the same
+SEED = 77_000
+
+
+class Vetting:
+    """Whether what was made may be kept, by the branches that it took. In one process."""
+
+    def __init__(self, dataset: object, vetted: branches.Vetted, states: Callable[[], RandomState]) -> None:
+        self.dataset = dataset
+        self._vetted = vetted
+        self._states = states
+
+    def run(self, make: Callable[[], Made]) -> tuple[Made, bool]:
+        """What ``make`` makes, and whether it may be kept. Random states are those after ``make``."""
+        around = branches.taken()
+        branches.begin()
+        try:
+            made = make()
+            may_be_kept = self.may_keep(made, make)
+        finally:
+            branches.restore(around)
+        return made, may_be_kept
+
+    def has_new(self) -> bool:
+        """Whether a branch was taken since ``branches.begin`` that was not vetted."""
+        return bool(self._vetted.new(branches.taken()))
+
+    def may_keep(self, made: object, make: Callable[[], object]) -> bool:
+        """Whether what was made since ``branches.begin`` may be kept."""
+        new = self._vetted.new(branches.taken())
+        if not new:
+            return True
+        if self._vetted.may_not(new):
+            return False
+        states = self._states()
+        code = Executed(self.dataset)
+        is_same = True
+        for k in range(RUNS):
+            _seed(SEED + k)
+            before = self._states()
+            try:
+                is_same = is_same and equal_bits(made, code.run(make) if k == 0 else make())
+            except (Exception, Unplanned):
+                is_same = False
+            is_same = is_same and not before.moved()
+            if not is_same:
+                break
+        states.restore()
+        is_same = is_same and not code.asks
+        self._vetted.note(new, is_same)
+        return is_same
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
