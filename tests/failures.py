@@ -34,7 +34,9 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed:
-        path = Path(item.config.rootpath, ".pytest_cache", "failures", re.sub(r"[^\w.-]+", ".", item.nodeid)[:200] + ".txt")
+        path = Path(
+            item.config.rootpath, ".pytest_cache", "failures", re.sub(r"[^\w.-]+", ".", item.nodeid)[:200] + ".txt"
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         parts = [f"{report.when}\n{report.longreprtext}", *(f"-- {title}\n{text}" for title, text in report.sections)]
         path.write_text("\n\n".join(parts), errors="backslashreplace")
@@ -63,7 +65,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if failed:
         terminalreporter.section("summary of failures")
     for report in failed:
-        expected, got, log = dict(getattr(report, "user_properties", ())).get("failure", ("the test ends", report.longreprtext, ""))
+        expected, got, log = dict(getattr(report, "user_properties", ())).get(
+            "failure", ("the test ends", report.longreprtext, "")
+        )
         again = f"{'' if seed is None else f'STOKER_SEED={seed} '}make test ARGS=\"-m '' '{report.nodeid}'\""
         terminalreporter.write_line(f"FAILED {report.nodeid}", red=True)
         terminalreporter.write_line(f"  run again:  {again}")

@@ -36,7 +36,6 @@ class Draws(Dataset[Any]):
         if i == self.bad:
             raise ValueError(f"sample {i} is broken")
         info = get_worker_info()
-        assert info is not None
         drawn = random.gauss(0, 1), np.random.randn(), torch.randn(())
         return {"x": torch.full((3,), float(i)), "drawn": drawn, "worker": (info.id, info.num_workers, info.seed)}
 

@@ -1,12 +1,12 @@
-"""Trials that give way to no other work: the tests here wait for them, beside other tests."""
+"""Served samples are not made again for comparison here: tests count how often samples are made."""
 
 from __future__ import annotations
 
 import pytest
 
-from stoker.staging import isolate
+from stoker.staging import change_watch
 
 
 @pytest.fixture(autouse=True)
-def _trials_at_full_priority(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolate, "NICE", 0)
+def _nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(change_watch, "COMPARED", 0)

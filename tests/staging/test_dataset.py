@@ -52,7 +52,6 @@ class Source(Dataset[Any]):
             return torch.full((1 + i % 5,), i), f"name {i}"
         if self.kind == "dict":
             return {"image": x.numpy(), "point": Point(i, np.float32(i)), "flag": i % 2 == 0}
-        assert self.kind == "odd"
         return (x, i) if i % 10 else (x[:1], i)
 
 

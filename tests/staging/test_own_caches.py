@@ -258,14 +258,14 @@ def test_an_empty_one_in_its_place_is_no_change() -> None:
     """A thread looks for changes while another one makes a first part."""
     data = InADictionary()
     split = stoker.split(data)
-    before = split.fingerprint()
+    before = split.inputs()
     assert split.plan is not None
     with own_caches.emptied(data, split.plan.own_caches):
         data.clean(3)
         assert len(data.cache) == 1
-        assert before.added_or_changed_since(split.fingerprint(), {}) == []
+        assert before.changes(split.inputs()) == []
     data.cache[3] = np.zeros(4)
-    assert "cache" in " ".join(before.added_or_changed_since(split.fingerprint(), {}))
+    assert "cache" in " ".join(before.changes(split.inputs()))
 
 
 def test_many_threads_at_once() -> None:

@@ -812,7 +812,7 @@ def test_what_the_script_changes_in_each_epoch_is_left_to_the_second_part() -> N
     ours = [
         str(w.message) for w in said if issubclass(w.category, stoker.StokerWarning)
     ]  # Python 3.12's are about fork
-    assert ["epoch was" in message for message in ours] == [True, True]
+    assert ["epoch" in message for message in ours] == [True, True]
     assert staged.account.filled == len(data)
     assert not staged.is_exact
 
@@ -997,7 +997,8 @@ class Record:
         self.i, self.attrs, self.is_closed = i, {"label": "abc"[i % 3]}, False
 
     def read(self, places: slice = slice(None)) -> torch.Tensor:
-        assert not self.is_closed
+        if self.is_closed:
+            raise ValueError("it is closed")
         return (torch.arange(20.0) + self.i)[places]
 
     def close(self) -> None:

@@ -66,7 +66,7 @@ class Batches:
         return self._gathered(store, rows, indices, where)
 
     def _gathered(
-        self, store: Store, rows: torch.Tensor, indices: Sequence[Index], where: NDArray[np.int64]
+        self, store: Store, rows: torch.Tensor, indices: Sequence[Index], where: NDArray[np.int64] | None
     ) -> Batch:
         made, columns = store.layout, store.columns
         assert made is not None
@@ -77,5 +77,6 @@ class Batches:
             if not self._gathers:
                 return batch
         self._checked = True
-        self._staged.compare_one(store, indices, where)
+        if where is not None:
+            self._staged.compare_one(store, indices, where)
         return made.batch(self._select(columns, rows))

@@ -10,16 +10,14 @@ surroundings (see ``Filler``), before it may be stored.
         x = self.noise(x)                    hits[12] = 1
                                              x = self.noise(x)
 
-A function's code is replaced in place (``fn.__code__``), so it stays the same object, with the same lines in tracebacks.
+A function's code is replaced in place (``fn.__code__``): it stays the same object, with the same lines in tracebacks.
 Functions of libraries have no marks, nor have lambdas that no other function contains.
 """
 
 from __future__ import annotations
 
 import ast
-import copy
 import ctypes
-import dis
 import mmap
 import types
 import warnings
@@ -28,9 +26,8 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from ..core.marked_code import CODES
-
 MOST = 1 << 14  # branches of all functions
+
 
 class _Hits(ctypes.c_ubyte * MOST):  # type: ignore[misc]
     """Bytes that may be a constant of code, which is hashed."""
@@ -45,7 +42,6 @@ _STORE, _CALL = "\0stoker-store", "\0stoker-call"  # stand for ``_hits`` and a f
 _VALUES = {_STORE: _hits, _CALL: _hits.__setitem__}
 KINDS: tuple[type, ...] = (int, np.int64, np.int32, str, torch.Tensor, tuple, list)  # of indices
 LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
-JUMPS = ("JUMP", "FOR_ITER", "PUSH_EXC_INFO", "SETUP_FINALLY")
 
 
 def begin() -> None:
@@ -102,46 +98,6 @@ class Vetted:
     def note(self, numbers: Iterable[int], is_same: bool) -> None:
         for k in numbers:
             self._made[k] = self.SAME if is_same else self.DIFFERS
-
-
-def mark(functions: Iterable[types.FunctionType]) -> str:
-    """Puts marks into functions. Returns why a sample may not be kept: one of them has branches and no source; "" if
-    all are marked."""
-    from .source import NoSource, tree_of  # these use ``original``
-
-    why = ""
-    for fn in functions:
-        code = fn.__code__
-        if code in CODES or not _has_branches(code) or fn.__name__ == "<lambda>":
-            continue
-        try:
-            function = tree_of(fn)
-            made = _marked(fn, function.tree, function.owner)
-        except (NoSource, SyntaxError, ValueError) as e:
-            made = None
-            reason = str(e)
-        else:
-            reason = f"{fn.__qualname__} cannot be compiled again"
-        if made is None or made.co_freevars != code.co_freevars:
-            why = why or f"which branches samples take is not known: {reason}"
-            continue
-        CODES[made] = code
-        fn.__code__ = made
-    return why
-
-
-def _has_branches(code: types.CodeType) -> bool:
-    if any(name in op.opname for op in dis.get_instructions(code) for name in JUMPS):
-        return True
-    return any(isinstance(c, types.CodeType) and _has_branches(c) for c in code.co_consts)
-
-
-def _marked(fn: types.FunctionType, tree: ast.FunctionDef, owner: str) -> types.CodeType | None:
-    from .recompile import compiled_like
-    from .source import Function
-
-    made = compiled_like(fn, Function(tree, owner), [(copy.deepcopy(tree), False)])
-    return made[0].__code__ if made else None
 
 
 def with_marks(module: ast.Module, file: str) -> ast.Module:

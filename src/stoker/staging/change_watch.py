@@ -21,6 +21,7 @@ from .verify import changed_name
 FILE = "file"
 CHECK_S = 1.0  # between two checks, at least
 CHECK_SHARE = 500  # of this many parts of the time, one is spent on checking
+FIRST_COMPARE_S = 1.0  # after which more than ``COMPARED`` samples are made again
 COMPARED = 8  # samples of each epoch that are made again, at least
 MAX_DISCARDS = 3  # caches in a row that served no epoch: each costs a trial
 COMPARE_SHARE = 100  # of this many parts of the time, one is spent on making again what is served
@@ -132,7 +133,7 @@ class Comparison:
     def is_due(self) -> bool:
         """Whether a sample of the batch that is made now is to be compared."""
         if self._process != os.getpid():
-            self._process, self._next = os.getpid(), 0.0
+            self._process, self._next = os.getpid(), time.monotonic() + FIRST_COMPARE_S
             self.begin_epoch()
         if self._left > 0:
             self._left -= 1

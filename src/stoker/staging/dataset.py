@@ -21,7 +21,7 @@ from ..workers.gather import Select
 from ..workers.read_threads import ReadThreads
 from . import device_tier
 from .batches import Batches
-from .branches import Vetted, mark
+from .branches import Vetted
 from .cache_key import key_of, name_of
 from .callee import Call
 from .change_watch import ChangeWatch, Discards, shortly
@@ -35,6 +35,7 @@ from .source_files import SourceFiles
 from .split import REMEDY, Split, map_style
 from .store.memory import Memory
 from .store.store import Store, StoreStats
+from .vetting import mark
 
 NO_CACHE = "no cache"
 STALE = "is another than when it was cached"
@@ -132,7 +133,8 @@ class Staged(Dataset[Sample]):
             raise UsageError(f"only calls can be kept, and these in memory only: {'; '.join(memo.root.all_shown())}")
         self._table = None if memo is None else table_for(self._samples, memo.sites, *self._memories[1:])
         self._bind()
-        why = (self._watch.why_unknown or self._unmarked) if self.split is not None else ""  # of ``prepare`` the user says it
+        # Of ``prepare`` the user says that it is deterministic.
+        why = (self._watch.why_unknown or self._unmarked) if self.split is not None else ""
         if why:
             raise UsageError(f"{why}. {REMEDY}")
         self._store = self._open_store()
@@ -169,7 +171,9 @@ class Staged(Dataset[Sample]):
         self._watch = ChangeWatch(self._inputs, {} if split is None else split.opened, self._source_files)
         self._unmarked = mark(self._watch.functions) if split is not None else ""
         is_whole, for_file = self._augment is None, self._folder is not None
-        self._filler = Filler(self.dataset, split, self._said, self._prepare, is_whole, for_file, self._vetted, self._disable)
+        self._filler = Filler(
+            self.dataset, split, self._said, self._prepare, is_whole, for_file, self._vetted, self._disable
+        )
 
     def _inputs(self) -> Inputs:
         """What the deterministic part may read, now."""

@@ -20,7 +20,7 @@ import time
 import types
 import uuid
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -29,6 +29,7 @@ from torch.utils.data._utils import worker as torch_worker
 from ..core.garbage import no_collection
 from ..core.packages import PACKAGE, in_stdlib, is_users
 from ..core.types import Attributes
+from .callee import Value
 from .source import NoSource, tree_of_code
 from .switches import names_stored, scope_of, switched_on
 from .syntax import attributes_assigned, changes_state, is_setup, local_variables, names_written
@@ -38,7 +39,7 @@ CLOSED = {"torch", "numpy"}  # packages whose functions draw as a whole
 NATIVE_FUNCTIONS = (types.BuiltinFunctionType, types.MethodType, type(len), np.ufunc)
 OBJECTS = 64  # that are held for each attribute
 BY_NAME = {"getattr", "vars", "__dict__", "eval", "exec", "attrgetter"}
-ENTROPY: dict[Any, str] = {os.urandom: "os.urandom"}
+ENTROPY: dict[object, str] = {os.urandom: "os.urandom"}
 if hasattr(os, "getrandom"):
     ENTROPY[os.getrandom] = "os.getrandom"
 # Native functions that draw from a generator of their own, or seed one from the system.
@@ -47,7 +48,7 @@ NATIVE_RANDOM = {  # by name: the type of what it belongs to
     **dict.fromkeys(("effect_spread", "effect_noise"), "ImagingCore"),  # Pillow's
     "seed": "Generator",  # torch's
 }
-CLOCKS: dict[Any, str] = {
+CLOCKS: dict[object, str] = {
     id: "id",
     hash: "hash",
     os.getpid: "os.getpid",
@@ -164,12 +165,7 @@ class Executed:
             return
         if event != "call":
             return
-        if code in UUIDS:
-            self._ask(UUIDS[code])
-        if code in PROCESS and frame.f_back is not None and not is_library(frame.f_back.f_code):
-            self._ask(PROCESS[code])
-        if code is SEEDS and frame.f_locals.get("a") is None:
-            self._ask("random.seed without a number")
+        self._note_python_call(frame, code)
         first = code.co_varnames[0] if code.co_argcount else ""
         if first == ".0" and code in self._run:
             return  # a generator expression is called once an item
@@ -195,6 +191,15 @@ class Executed:
             if len(objects) < OBJECTS and not any(x is bound for x in objects):
                 objects.append(bound)
 
+    def _note_python_call(self, frame: types.FrameType, code: types.CodeType) -> None:
+        """Notes functions of the standard library that answer something else each time."""
+        if code in UUIDS:
+            self._ask(UUIDS[code])
+        if code in PROCESS and frame.f_back is not None and not is_library(frame.f_back.f_code):
+            self._ask(PROCESS[code])
+        if code is SEEDS and frame.f_locals.get("a") is None:
+            self._ask("random.seed without a number")
+
     def _note_written(self, frame: types.FrameType, first: str, bound: object) -> None:
         """A function of the user's runs: notes what it changes, if that outlives the sample."""
         code = frame.f_code
@@ -209,7 +214,7 @@ class Executed:
         on.body = [switched_on(x, scope_of(tree, frame.f_globals, first, bound)) for x in tree.body]
         self._written[code] = frozenset(names_written(on, first))
 
-    def _note_call(self, frame: types.FrameType, called: Any) -> None:
+    def _note_call(self, frame: types.FrameType, called: Value) -> None:
         try:
             asks = ENTROPY.get(called)
             if asks is not None and _is_seeded_anyway(frame):
@@ -277,7 +282,7 @@ class Executed:
 _worker_seeds = itertools.count(0x5EED)
 
 
-def _native_random(called: Any) -> str | None:
+def _native_random(called: types.BuiltinFunctionType) -> str | None:
     owner = type(getattr(called, "__self__", None)).__name__
     return f"{called.__name__} of native code" if NATIVE_RANDOM[called.__name__] == owner else None
 

@@ -7,6 +7,7 @@ the dataset in every epoch, from the random states that the dataset would have f
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -39,6 +40,10 @@ ONE_IN, BY_CHANCE = 8, 4
 
 
 Part = tuple[Sample, int]  # the deterministic part of a sample, and the nanoseconds that it took
+
+
+def _made_together(get_many: Callable[[Sequence[Index]], Sequence[Sample]], wanted: Sequence[Index]) -> list[Sample]:
+    return list(get_many(wanted))
 
 
 def _same_part(a: Part | None, b: Part | None) -> bool:
@@ -171,7 +176,8 @@ class Filler:
             began = time.perf_counter_ns()
             with contextlib.suppress(Exception):  # the sample that fails is found below
                 branches.begin()
-                make = lambda: list(get_many([indices[k] for k in misses]))  # noqa: E731
+                wanted = [indices[k] for k in misses]
+                make = functools.partial(_made_together, get_many, wanted)
                 samples = make()
                 took = (time.perf_counter_ns() - began) // len(misses)
                 if len(samples) == len(misses) and self.vetting.may_keep(samples, make):

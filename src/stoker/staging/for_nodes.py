@@ -37,6 +37,7 @@ def for_nodes(staged: Travels, samples: int, budget: int) -> ForNodes:
         budget: bytes that the user grants on each machine; 0: half of what is free there.
     """
     state = staged.__getstate__() | dict.fromkeys(("_store", "_table", "_folder"))
+    state |= {"_epoch": 0, "_first_epoch": 0}
     state |= {"_discards": Discards(), "_epochs_are_announced": True}
     state["cache"] = "ram" if samples else None  # also for those who ask whether anything has changed
     sites = None if staged.split is None or staged.split.memo is None else staged.split.memo.sites

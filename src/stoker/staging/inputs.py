@@ -36,7 +36,7 @@ import threading
 import types
 import weakref
 from collections.abc import Collection, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -76,11 +76,22 @@ HANDLES = {
 }
 SKIPPED_MEMBERS = frozenset(
     {"__module__", "__dict__", "__weakref__", "__doc__", "__annotations__", "__init__", "__qualname__", "__slots__"}
-    | {"__firstlineno__", "__static_attributes__", "__abstractmethods__", "_abc_impl", "__parameters__", "__orig_bases__"}
+    | {
+        "__firstlineno__",
+        "__static_attributes__",
+        "__abstractmethods__",
+        "_abc_impl",
+        "__parameters__",
+        "__orig_bases__",
+    }
     | {"__annotate__", "__annotate_func__", "__annotations_cache__", "__classdictcell__", "__dataclass_fields__"}
 )
 HEAPTYPE = 1 << 9
+Held: TypeAlias = Any  # a value of the user's, of which everything is asked
 CODE = (types.FunctionType, type)
+SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+FUNCTIONS = (types.MethodType, property, functools.partial, staticmethod, classmethod, functools._lru_cache_wrapper)
+WRAPPERS = (*CODE, *FUNCTIONS, types.ModuleType, weakref.ref)
 
 
 class Entry(NamedTuple):
@@ -151,7 +162,7 @@ class Inputs:
 
     # -- the tree of paths
 
-    def _visit(self, x: Any, path: str, depth: int) -> None:
+    def _visit(self, x: Held, path: str, depth: int) -> None:
         if path in self.entries or path in self._skip:
             return
         found = self._leaf(x, path)
@@ -160,7 +171,9 @@ class Inputs:
             return
         if id(x) in self._seen:
             place = self._seen[id(x)][2]
-            self.entries[path] = Entry("an object", place) if not isinstance(x, CODE) else Entry(x.__qualname__, _named(x))
+            self.entries[path] = (
+                Entry("an object", place) if not isinstance(x, CODE) else Entry(x.__qualname__, _named(x))
+            )
             return
         self._seen[id(x)] = len(self._seen), x, path
         if depth == 0:
@@ -173,7 +186,7 @@ class Inputs:
         except Exception as e:  # a class of the user's, whose code fails
             self._add_opaque(path, x, f"fails: {type(e).__name__}")
 
-    def _visit_inside(self, x: Any, path: str, depth: int) -> None:
+    def _visit_inside(self, x: Held, path: str, depth: int) -> None:
         if isinstance(x, types.FunctionType):
             self._visit_function(x, path, depth)
         elif isinstance(x, type):
@@ -200,7 +213,7 @@ class Inputs:
         else:
             self._visit_instance(x, path, depth)
 
-    def _visit_container(self, x: Any, path: str, depth: int) -> None:
+    def _visit_container(self, x: Held, path: str, depth: int) -> None:
         text = f"a {type(x).__name__} of {len(x)}"
         if isinstance(x, collections.deque):
             self.entries[path] = Entry(text, x.maxlen)
@@ -223,7 +236,7 @@ class Inputs:
         for k, v in items:
             self._visit(v, f"{path}[{k!r}]", depth)
 
-    def _visit_instance(self, x: Any, path: str, depth: int) -> None:
+    def _visit_instance(self, x: Held, path: str, depth: int) -> None:
         own = getattr(type(x), "_stoker_children", None)
         if own is not None:
             for step, value in x._stoker_children():
@@ -235,7 +248,7 @@ class Inputs:
             for name in ("storage_args", "storage_options"):
                 self._visit(getattr(x, name, None), f"{path}.{name}", depth)
             return
-        if not _is_library_class(cls):
+        if not is_library_class(cls):
             self._visit_class(cls, path, depth)
         for name, value in _attributes(x):
             if self._is_read(name) and not isinstance(getattr(cls, name, None), functools.cached_property):
@@ -274,7 +287,7 @@ class Inputs:
             self._visit(value, f"{path}.{name}", depth)
         self._visit_scope(code, fn.__globals__, depth)
 
-    def _visit_scope(self, code: types.CodeType, scope: dict[str, Any], depth: int) -> None:
+    def _visit_scope(self, code: types.CodeType, scope: dict[str, Held], depth: int) -> None:
         """What code reads of its module, of other modules, and of the environment."""
         read, mentioned, imported = names_in(original(code))
         module = str(scope.get("__name__", ""))
@@ -289,7 +302,7 @@ class Inputs:
         for name in imported:
             self._visit_import(name, mentioned, depth)
 
-    def _visit_global(self, value: Any, path: str, mentioned: frozenset[str], depth: int) -> None:
+    def _visit_global(self, value: Held, path: str, mentioned: frozenset[str], depth: int) -> None:
         if isinstance(value, types.ModuleType):
             self._visit_module(value, mentioned, depth)
         else:
@@ -309,9 +322,7 @@ class Inputs:
         for name in sorted(mentioned - scope.keys()):
             self._visit_import(f"{module.__name__}.{name}", mentioned, depth - 1, only_loaded=True)
 
-    def _visit_import(
-        self, name: str, mentioned: frozenset[str], depth: int, only_loaded: bool = False
-    ) -> None:
+    def _visit_import(self, name: str, mentioned: frozenset[str], depth: int, only_loaded: bool = False) -> None:
         module = sys.modules.get(name)
         if module is not None:
             parts = name.split(".")
@@ -325,7 +336,7 @@ class Inputs:
         self.entries[f"dataset[1]['{name}']"] = Entry(f"module {name}, not imported yet", _file_of_module(name))
 
     def _visit_class(self, cls: type, path: str, depth: int) -> None:
-        if _is_library_class(cls):
+        if is_library_class(cls):
             self.entries.setdefault(path, Entry(cls.__qualname__, f"{cls.__module__}.{cls.__qualname__}"))
             return
         self.entries.setdefault(path, Entry(cls.__qualname__, f"{cls.__module__}.{cls.__qualname__}"))
@@ -335,10 +346,12 @@ class Inputs:
         self._seen.setdefault(id(cls), (len(self._seen), cls, path))
         self.entries[known] = Entry(cls.__qualname__, tuple(f"{c.__module__}.{c.__qualname__}" for c in cls.__mro__))
         for base in cls.__mro__:
-            if _is_library_class(base):
+            if is_library_class(base):
                 continue
             for name, value in list(vars(base).items()):
-                if name in SKIPPED_MEMBERS or isinstance(value, (types.MemberDescriptorType, types.GetSetDescriptorType)):
+                if name in SKIPPED_MEMBERS or isinstance(
+                    value, (types.MemberDescriptorType, types.GetSetDescriptorType)
+                ):
                     continue
                 if (name.startswith("__") and name.endswith("__")) or self._is_read(name):
                     self._visit(value, f"dataset[1]['{base.__module__}.{base.__qualname__}.{name}']", depth)
@@ -348,7 +361,7 @@ class Inputs:
 
     # -- digests
 
-    def _leaf(self, x: Any, path: str) -> Entry | None:
+    def _leaf(self, x: Held, path: str) -> Entry | None:
         """The entry of a value that has no parts; None: it has some."""
         if type(x) in PLAIN:
             return Entry(repr(x)[:60], _plain_token(x))
@@ -361,7 +374,7 @@ class Inputs:
         if isinstance(x, (bytearray, array.array)):
             code = getattr(x, "typecode", "")
             return Entry(f"a {type(x).__name__} of {len(x)}", (code, self._bytes_token(memoryview(x).cast("B"))))
-        if isinstance(x, IGNORED) or isinstance(x, (NATIVE_CODE, types.CodeType)):
+        if isinstance(x, (*IGNORED, *NATIVE_CODE, types.CodeType)):
             return Entry(f"a {type(x).__name__}", _name_of_native(x))
         if is_table(x):
             return self._table(x, path)
@@ -382,11 +395,11 @@ class Inputs:
             return Entry(f"a {type(x).__name__}", type(x).__name__, True)
         return None
 
-    def _keep(self, x: Any) -> Any:
+    def _keep(self, x: Held) -> Held:
         self._seen.setdefault(id(x), (len(self._seen), x, ""))
         return x
 
-    def _array(self, x: Any, path: str) -> Entry:
+    def _array(self, x: Held, path: str) -> Entry:
         text = "an array"
         if x.dtype.hasobject:
             digest: object = self._flat(x.reshape(-1).tolist(), plain=False, path=path)
@@ -416,17 +429,17 @@ class Inputs:
         more = self._flat(vars(x), plain=False, path=path) if vars(x) else b""
         return Entry(text, (kind, x.stride() if x.numel() else (), numbers, more))
 
-    def _table(self, x: Any, path: str) -> Entry:
+    def _table(self, x: Held, path: str) -> Entry:
         columns = [(str(name), column) for name, column in _columns(x)]
         found = [(name, str(c.dtype), self._column(c, path)) for name, c in columns]
         more = self._flat(list(map(str, getattr(x, "columns", ()))), plain=True)
         return Entry(f"a {type(x).__name__} of {len(x)}", (type(x).__name__, x.shape, more, tuple(found)))
 
-    def _column(self, column: Any, path: str) -> object:
+    def _column(self, column: Held, path: str) -> object:
         values = column.to_numpy()
         return self._array(values, path).digest
 
-    def _file(self, x: Any, path: str) -> Entry:
+    def _file(self, x: Held, path: str) -> Entry:
         name = getattr(x, "name", None)
         if isinstance(x, (io.BytesIO, io.StringIO)):
             return Entry(f"a {type(x).__name__}", self._flat(x.getvalue(), plain=True))
@@ -434,7 +447,7 @@ class Inputs:
             return Entry(f"a file {name!r}", (type(x).__name__, _stamp(os.fsdecode(name))))
         return self._opaque_entry(path, x)
 
-    def _bytes_token(self, data: Any) -> bytes:
+    def _bytes_token(self, data: Held) -> bytes:
         self._bytes += len(data)
         if self._bytes > MOST_BYTES:
             self.opaque["."] = f"it holds more than {MOST_BYTES >> 30} GB, which takes too long to compare"
@@ -448,11 +461,11 @@ class Inputs:
         pickler.dump(x)
         return sink.hash.digest()
 
-    def _native_state(self, x: Any) -> tuple[object, bool]:
+    def _native_state(self, x: Held) -> tuple[object, bool]:
         """What a native object pickles to, and whether that is all of it."""
         cls = type(x)
         own = copyreg.dispatch_table.get(cls)
-        plain: Any = object
+        plain: Held = object
         defines = cls.__reduce_ex__ is not plain.__reduce_ex__ or cls.__reduce__ is not plain.__reduce__
         try:
             if own is not None:
@@ -480,7 +493,7 @@ class Inputs:
         """What differs in later inputs of the same object, for people. ``opened``: what loading samples makes when it
         is first needed, by path: it may be there or not."""
         opened = opened or {}
-        out = []
+        out: list[str] = []
         for path in sorted({**self.entries, **later.entries}, key=lambda p: not p.startswith("dataset[0]")):
             old, new = self.entries.get(path), later.entries.get(path)
             if old is not None and new is not None and old.digest == new.digest:
@@ -498,7 +511,7 @@ class Inputs:
         return out
 
     def why_incomplete(self, opened: dict[str, Entry]) -> str:
-        """The first object that has no complete digest and that loading samples did not make; "" where there is none."""
+        """The first object without a complete digest that loading samples did not make; "" where there is none."""
         return next((why for path, why in self.opaque.items() if not _lies_in(path, opened)), "")
 
     def opened(self, later: Inputs) -> dict[str, Entry]:
@@ -522,7 +535,7 @@ class _Flat(pickle.Pickler):
         self._plain = plain
         self._path = path
 
-    def reducer_override(self, x: Any) -> Any:
+    def reducer_override(self, x: Held) -> Held:
         if x is _mark:
             return NotImplemented
         leaf = self._inputs._leaf(x, self._path)
@@ -535,13 +548,11 @@ class _Flat(pickle.Pickler):
             return _mark, ("again", inputs._seen[id(x)][0])
         inputs._seen[id(x)] = len(inputs._seen), x, self._path
         cls = type(x)
-        if isinstance(x, (types.FunctionType, type, types.ModuleType, types.MethodType, property, functools.partial)) or (
-            isinstance(x, (staticmethod, classmethod, functools._lru_cache_wrapper, weakref.ref))
-        ):
+        if isinstance(x, WRAPPERS):
             path = f"{self._path}<{inputs._seen[id(x)][0]}>"
             inputs._visit_inside(x, path, DEPTH // 2)
             return _mark, (path,)
-        if not _is_library_class(cls):
+        if not is_library_class(cls):
             inputs._visit_class(cls, f"class {cls.__module__}.{cls.__qualname__}", DEPTH // 2)
         state: dict[str, object] = {k: v for k, v in _attributes(x) if inputs._is_read(k)}
         native = _native_base(cls)
@@ -591,7 +602,7 @@ def readable(path: str) -> str:
     return path.replace("dataset[0]", "dataset", 1)
 
 
-def _named(x: Any) -> object:
+def _named(x: Held) -> object:
     """What a function or a class is known by, where its parts have entries already."""
     return _code_token(x.__code__) if isinstance(x, types.FunctionType) else f"{x.__module__}.{x.__qualname__}"
 
@@ -604,14 +615,14 @@ def _plain_token(x: object) -> object:
     return type(x).__name__, x
 
 
-def _name_of_native(x: Any) -> object:
+def _name_of_native(x: Held) -> object:
     owner = getattr(x, "__self__", None)
     if isinstance(x, types.BuiltinFunctionType) and owner is not None and not isinstance(owner, types.ModuleType):
         return type(x).__name__, x.__name__, type(owner).__qualname__, id(owner)
     return type(x).__name__, getattr(x, "__module__", ""), getattr(x, "__qualname__", "")
 
 
-def _attributes(x: object) -> Iterator[tuple[str, Any]]:
+def _attributes(x: object) -> Iterator[tuple[str, Held]]:
     """What an object holds in its ``__dict__`` and its slots. No code of its class runs."""
     try:
         own = object.__getattribute__(x, "__dict__")
@@ -643,7 +654,7 @@ def _native_base(cls: type) -> type:
     return object
 
 
-def _is_library_class(cls: type) -> bool:
+def is_library_class(cls: type) -> bool:
     module = sys.modules.get(cls.__module__)
     if cls.__module__ == "__main__":
         return False
@@ -740,7 +751,7 @@ def _handle_name(x: object, package: str) -> object:
     return ""
 
 
-def _columns(x: Any) -> Iterator[tuple[object, Any]]:
+def _columns(x: Held) -> Iterator[tuple[object, Held]]:
     if hasattr(x, "get_columns"):  # polars
         yield from ((c.name, c) for c in x.get_columns())
     elif hasattr(x, "columns"):
@@ -752,7 +763,7 @@ def _columns(x: Any) -> Iterator[tuple[object, Any]]:
             yield "index", x.index
 
 
-def _ctypes_bytes(x: Any) -> Any:
+def _ctypes_bytes(x: Held) -> Held:
     """The bytes of ``multiprocessing.Value`` and ``Array``, and of values of ctypes; None for anything else."""
     ctypes = sys.modules.get("ctypes")
     if ctypes is None:
@@ -761,4 +772,3 @@ def _ctypes_bytes(x: Any) -> Any:
         x = x.get_obj()
     kinds = ctypes._SimpleCData, ctypes.Array, ctypes.Structure
     return memoryview(x).cast("B") if isinstance(x, kinds) and ctypes.sizeof(x) else None
-

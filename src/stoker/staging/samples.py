@@ -31,7 +31,20 @@ from .store.encode import CacheError
 
 SAMPLES = 3  # whose parts are compared with the whole
 ATTEMPTS = 12  # samples that are tried until so many could be loaded
-OUTPUT = {"print", "log", "logger", "logging", "info", "warning", "warn", "debug", "write", "writelines", "dump", "save"}
+OUTPUT = {
+    "print",
+    "log",
+    "logger",
+    "logging",
+    "info",
+    "warning",
+    "warn",
+    "debug",
+    "write",
+    "writelines",
+    "dump",
+    "save",
+}
 SEED = 1000  # of the samples that are made as a whole
 
 

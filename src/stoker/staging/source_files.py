@@ -18,15 +18,16 @@ import os
 import select
 import stat
 import struct
+import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import torch
 
 from ..core.object_tree import TABLES, attributes
 from ..core.shared import SharedList
+from .inputs import is_library_class
 
 DEPTH = 8  # of objects in objects, in which file names are looked for
 MOST_FILES = 200_000  # whose stamps are compared
@@ -38,6 +39,7 @@ TRIES_PER_HIT = 100  # more, for each that is found
 NO_PATHS = (bool, int, float, complex, type(None), type, torch.Tensor)
 IN_ACCESS, IN_OPEN, IN_NONBLOCK = 0x1, 0x20, 0o4000
 NOT_DATA = (".py", ".pyc", ".so", "-shm", "lock.mdb", "-journal")
+GENERAL = ("/", "/tmp", "/home", "/root", "/proc", "/dev")
 Stamp = tuple[int, int, int] | None
 
 
@@ -104,29 +106,35 @@ def texts_in(dataset: object) -> Iterator[str]:
     """Texts and paths that a dataset holds, and that the code of its classes mentions."""
     seen: set[int] = set()
     waiting: list[tuple[object, int]] = [(dataset, DEPTH)]
-    classes: set[type] = set()
+    classes: dict[type, None] = {}
     count = 0
     while waiting and count < MOST_FILES:
         x, depth = waiting.pop()
         if isinstance(x, (str, bytes, os.PathLike)):
             count += 1
-            text = os.fsdecode(x) if not isinstance(x, str) else x
+            text = x if isinstance(x, str) else os.fsdecode(x)
             if 0 < len(text) <= 4096 and "\0" not in text and "\n" not in text:
                 yield text
         elif depth and not isinstance(x, NO_PATHS) and id(x) not in seen:
             seen.add(id(x))
             waiting += [(v, depth - 1) for v in _items(x)]
-            if hasattr(x, "__dict__"):
-                classes.update(c for c in type(x).__mro__ if c.__module__ not in ("builtins", "torch.utils.data.dataset"))
+            classes.update(dict.fromkeys(type(x).__mro__ if hasattr(x, "__dict__") else ()))
     for cls in classes:
-        for member in list(vars(cls).values()):
-            code = getattr(getattr(member, "__func__", member), "__code__", None)
-            for constant in getattr(code, "co_consts", ()) or (member,):
-                if isinstance(constant, str) and 0 < len(constant) < 256 and not set(constant) & set("\0\n "):
-                    yield constant
+        yield from _texts_in_class(cls)
 
 
-def _items(x: Any) -> Iterable[object]:
+def _texts_in_class(cls: type) -> Iterator[str]:
+    if is_library_class(cls):
+        return
+    for member in list(vars(cls).values()):
+        fn = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
+        constants = fn.__code__.co_consts if isinstance(fn, types.FunctionType) else (member,)
+        for constant in constants:
+            if isinstance(constant, str) and 0 < len(constant) < 256 and not set(constant) & set("\0\n "):
+                yield constant
+
+
+def _items(x: object) -> Iterable[object]:
     if isinstance(x, Mapping):
         with contextlib.suppress(Exception):
             return [*x.values(), *x.keys()]
@@ -160,14 +168,16 @@ def stamp_of(path: str) -> Stamp:
 
 
 def _not_too_general(folders: Iterable[str]) -> list[str]:
-    general = {"/", os.path.expanduser("~"), os.getcwd(), os.environ.get("TMPDIR", "/tmp"), "/tmp", "/home", "/root", "/proc", "/dev"}
+    """Without folders that hold more than data."""
+    general = {os.path.expanduser("~"), os.getcwd(), os.environ.get("TMPDIR", "/tmp"), *GENERAL}
     real = dict.fromkeys(os.path.abspath(f) for f in folders)
     return [f for f in real if f not in general and not f.startswith(("/proc/", "/sys/", "/dev/", "/etc/"))]
 
 
 def folders_below(path: str, levels: int) -> list[str]:
     """A folder and those below it."""
-    out, waiting = [], [(path, levels)]
+    out: list[str] = []
+    waiting = [(path, levels)]
     while waiting and len(out) < MOST_FOLDERS:
         folder, left = waiting.pop()
         out.append(folder)

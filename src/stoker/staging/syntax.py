@@ -119,52 +119,73 @@ def attributes_assigned(tree: ast.FunctionDef, first: str) -> set[str]:
     return out
 
 
-MUTATORS = frozenset(
-    "append appendleft add update extend insert pop popleft popitem remove discard clear setdefault sort reverse "
-    "write writelines fill fill_ copy_ zero_ add_ sub_ mul_ div_ put itemset resize".split()
-)
+MUTATORS = {"append", "appendleft", "add", "update", "extend", "insert", "pop", "popleft", "popitem", "remove"}
+MUTATORS |= {"discard", "clear", "setdefault", "sort", "reverse", "write", "writelines", "put", "itemset", "resize"}
+MUTATORS |= {"fill", "fill_", "copy_", "zero_", "add_", "sub_", "mul_", "div_"}
 
 
 def names_written(tree: ast.FunctionDef, first: str) -> set[str]:
     """Names of attributes and global variables whose value a function changes in any branch: it assigns to them, to an
     item of them, or calls a method of theirs that changes a container. What only local variables hold does not count,
     nor ``is_setup``."""
-    out: set[str] = set()
-    locals_ = local_variables(tree)
-    other_names: dict[str, set[str]] = {}  # local variables, with the attributes that they may be or be part of
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(whole := _without_items(node.value), ast.Attribute):
-            for target in node.targets:
-                if isinstance(target, ast.Name):
-                    other_names.setdefault(target.id, set()).add(whole.attr)
+    return _Written(tree, first).names
 
-    def note(holder: ast.expr, name: str = "") -> None:
-        """``name``: the attribute of the holder that is assigned to; "": the holder itself changes."""
+
+class _Written(ast.NodeVisitor):
+    def __init__(self, tree: ast.FunctionDef, first: str) -> None:
+        self.names: set[str] = set()
+        self._first = first
+        self._locals = local_variables(tree)
+        # local variables, with the attributes that they may be or be part of
+        self._attributes: dict[str, set[str]] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and isinstance(whole := _without_items(node.value), ast.Attribute):
+                for target in node.targets:
+                    if isinstance(target, ast.Name):
+                        self._attributes.setdefault(target.id, set()).add(whole.attr)
+        for statement in tree.body:
+            self.visit(statement)
+
+    def _changes(self, holder: ast.expr, name: str = "") -> None:
+        """A value changes. ``name``: the attribute of it that is assigned to."""
         whole = _without_items(holder)
         root: ast.expr = whole
         while isinstance(root, (ast.Attribute, ast.Subscript)):
             root = root.value
-        is_local = isinstance(root, ast.Name) and root.id in locals_
-        if is_local and root is whole:
-            out.update(other_names.get(root.id, ()) if not name else {name} if root.id in other_names else ())  # type: ignore[attr-defined]
-        elif not is_local or root.id in other_names:  # type: ignore[attr-defined]
-            out.update({name} if name else {whole.attr} if isinstance(whole, ast.Attribute) else {whole.id} if isinstance(whole, ast.Name) else ())
+        of_local = root.id if isinstance(root, ast.Name) and root.id in self._locals else ""
+        if of_local and of_local not in self._attributes:
+            return
+        if name:
+            self.names.add(name)
+        elif isinstance(whole, ast.Attribute):
+            self.names.add(whole.attr)
+        elif isinstance(whole, ast.Name):
+            self.names |= self._attributes[of_local] if of_local else {whole.id}
 
-    waiting: list[ast.AST] = [*tree.body]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.stmt) and is_setup(node, first):
-            continue
-        if isinstance(node, (ast.Global, ast.Nonlocal)):
-            out.update(node.names)
-        elif isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
-            note(node.value, node.attr)
-        elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
-            note(node.value)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MUTATORS:
-            note(node.func.value)
-        waiting += ast.iter_child_nodes(node)
-    return out
+    def visit_If(self, node: ast.If) -> None:
+        if not is_setup(node, self._first):
+            self.generic_visit(node)
+
+    def visit_Global(self, node: ast.Global) -> None:
+        self.names.update(node.names)
+
+    def visit_Nonlocal(self, node: ast.Nonlocal) -> None:
+        self.names.update(node.names)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if not isinstance(node.ctx, ast.Load):
+            self._changes(node.value, node.attr)
+        self.generic_visit(node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        if not isinstance(node.ctx, ast.Load):
+            self._changes(node.value)
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if isinstance(node.func, ast.Attribute) and node.func.attr in MUTATORS:
+            self._changes(node.func.value)
+        self.generic_visit(node)
 
 
 def _without_items(node: ast.expr) -> ast.expr:

@@ -105,8 +105,15 @@ def find_plan(
     nodes = nodes_in(found.plan.root) if found.plan else found.memo.root.nodes() if found.memo else ()
     sources = sorted({file for node in nodes if isinstance(node, Compiled) for file, _ in node.rewritten})
     return found._replace(
-        sample_s=samples.sample_s, changes=changes, opened=samples.made, files=files_read(), folders=watch.folders(), is_stateless=is_stateless,
-        has_no_effects=is_stateless and samples.has_no_effects, assigns=assigns, sources=sources
+        sample_s=samples.sample_s,
+        changes=changes,
+        opened=samples.made,
+        files=files_read(),
+        folders=watch.folders(),
+        is_stateless=is_stateless,
+        has_no_effects=is_stateless and samples.has_no_effects,
+        assigns=assigns,
+        sources=sources,
     )
 
 

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import ast
+import copy
+import dis
 import random
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import numpy as np
 import torch
 
 from ..core.compare import equal_bits
+from ..core.marked_code import CODES
 from ..core.random_state import RandomState
 from . import branches
 from .executed_code import Executed
 from .plan import Unplanned
+from .recompile import compiled_like
+from .source import Function, NoSource, tree_of
 
 Made = TypeVar("Made")
 RUNS = 2  # that must give the same
 SEED = 77_000
+JUMPS = ("JUMP", "FOR_ITER", "PUSH_EXC_INFO", "SETUP_FINALLY")  # in names of opcodes that begin a branch
 
 
 class Vetting:
@@ -67,6 +75,41 @@ class Vetting:
         is_same = is_same and not code.asks
         self._vetted.note(new, is_same)
         return is_same
+
+
+def mark(functions: Iterable[types.FunctionType]) -> str:
+    """Puts marks into functions. Returns why a sample may not be kept: one of them has branches and no source; "" if
+    all are marked."""
+    why = ""
+    for fn in functions:
+        code = fn.__code__
+        if code in CODES or not _has_branches(code) or fn.__name__ == "<lambda>":
+            continue
+        try:
+            function = tree_of(fn)
+            made = _marked(fn, function.tree, function.owner)
+        except (NoSource, SyntaxError, ValueError) as e:
+            made = None
+            reason = str(e)
+        else:
+            reason = f"{fn.__qualname__} cannot be compiled again"
+        if made is None or made.co_freevars != code.co_freevars:
+            why = why or f"which branches samples take is not known: {reason}"
+            continue
+        CODES[made] = code
+        fn.__code__ = made
+    return why
+
+
+def _has_branches(code: types.CodeType) -> bool:
+    if any(name in op.opname for op in dis.get_instructions(code) for name in JUMPS):
+        return True
+    return any(isinstance(c, types.CodeType) and _has_branches(c) for c in code.co_consts)
+
+
+def _marked(fn: types.FunctionType, tree: ast.FunctionDef, owner: str) -> types.CodeType | None:
+    made = compiled_like(fn, Function(tree, owner), [(copy.deepcopy(tree), False)])
+    return made[0].__code__ if made else None
 
 
 def _seed(seed: int) -> None:
