@@ -12,6 +12,7 @@ DOCS := docs/constraints.txt
 MKDOCS := NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs
 UNFINISHED := .venv/.unfinished
 RELEASE_STAMP := .venv-release/.ready
+PINS := $(shell cat constraints.txt pyproject.toml | sha256sum | cut -c1-16)
 REPORT := examples/data/stoker-report
 PYTHON ?=
 ARGS ?=
@@ -37,7 +38,8 @@ $(STAMP): pyproject.toml constraints.txt
 	else \
 		same() { :; }; \
 	fi; \
-	if test -e $(UNFINISHED) || ! $(PY) -c "$$fits" 2>/dev/null || ! $(PY) -m pip --version >/dev/null 2>&1 || ! same; then \
+	if test -e $(UNFINISHED) || ! $(PY) -c "$$fits" 2>/dev/null || ! $(PY) -m pip --version >/dev/null 2>&1 || ! same || \
+		! test "$$(cat .venv/.pins 2>/dev/null)" = "$(PINS)"; then \
 		if test -z "$$python"; then \
 			for p in python3.11 python3.12 python3.13 python3.10 python3.14 python3; do \
 				if $$p -c "$$fits" >/dev/null 2>&1; then python=$$p; break; fi; \
@@ -45,16 +47,14 @@ $(STAMP): pyproject.toml constraints.txt
 		fi; \
 		test -n "$$python" || { echo "no Python 3.10 to 3.14 with venv runs here; make PYTHON=/path/to/python" >&2; exit 1; }; \
 		echo "making .venv with $$python"; \
-		rm -rf .venv; mkdir .venv; touch $(UNFINISHED); \
-		"$$python" -m venv .venv; \
+		.ci/environment .venv "$$python" "-c constraints.txt .[dev]"; \
+		touch $(UNFINISHED); echo "$(PINS)" > .venv/.pins; \
 	fi; \
 	rm -f $@; touch $(UNFINISHED); \
-	echo "installing into .venv (a minute or two, once)"; \
-	$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev]"; \
+	$(PY) -m pip install --disable-pip-version-check -q --no-deps -e .; \
 	pwd -P > $(UNFINISHED); mv $(UNFINISHED) $@
 
-# The frameworks whose scripts are tested have an environment of their own. Made anew as a whole when anything about it
-# changed; the folder is part of the stamp here, too.
+# The frameworks whose scripts are tested have an environment of their own; the folder is part of the stamp here, too.
 ifneq ($(shell cat $(SCRIPTS_STAMP) 2>/dev/null),$(shell pwd -P))
 $(SCRIPTS_STAMP): always
 endif
@@ -63,12 +63,8 @@ $(SCRIPTS_STAMP): $(STAMP) pyproject.toml $(FRAMEWORKS)
 	@set -e; \
 	$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "the frameworks of tests/scripts are pinned for Python 3.11 and later; make PYTHON=/path/to/python" >&2; exit 1; }; \
-	rm -rf .venv-scripts; $(PY) -m venv .venv-scripts; \
-	echo "installing the frameworks into .venv-scripts (a minute or two, once)"; \
-	set -- .venv-scripts/bin/python -m pip install --disable-pip-version-check -q; \
-	"$$@" -c $(FRAMEWORKS) torch; \
-	"$$@" --no-deps -r $(FRAMEWORKS); \
-	"$$@" --no-deps -e .; \
+	.ci/environment .venv-scripts $(PY) "-c $(FRAMEWORKS) torch" "--no-deps -r $(FRAMEWORKS)"; \
+	.venv-scripts/bin/python -m pip install --disable-pip-version-check -q --no-deps -e .; \
 	pwd -P > $@
 
 $(RELEASE_STAMP): $(STAMP) release/constraints.txt
@@ -85,9 +81,7 @@ $(DOCS_STAMP): $(STAMP) pyproject.toml $(DOCS)
 	@set -e; \
 	$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "what makes the site is pinned for Python 3.11 and later; make PYTHON=/path/to/python" >&2; exit 1; }; \
-	rm -rf .venv-docs; $(PY) -m venv .venv-docs; \
-	echo "installing what makes the site into .venv-docs (some seconds, once)"; \
-	.venv-docs/bin/python -m pip install --disable-pip-version-check -q --no-deps -r $(DOCS); \
+	.ci/environment .venv-docs $(PY) "--no-deps -r $(DOCS)"; \
 	$(PY) -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 		> "$$(.venv-docs/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth"; \
 	pwd -P > $@

@@ -84,7 +84,7 @@ SKIPPED_MEMBERS = frozenset(
         "__parameters__",
         "__orig_bases__",
     }
-    | {"__annotate__", "__annotate_func__", "__annotations_cache__", "__classdictcell__", "__dataclass_fields__"}
+    | {"__annotate__", "__annotate_func__", "__annotations_cache__", "__classdictcell__", "__dataclass_fields__", "__slotnames__"}
 )
 HEAPTYPE = 1 << 9
 Held: TypeAlias = Any  # a value of the user's, of which everything is asked
