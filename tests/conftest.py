@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, settings
 
 import stoker
 from stoker.staging import isolate
+from tests.helpers import note_children
 
 pytest_plugins = ["tests.failures"]
 PROCESSES_PER_CORE = 2  # most tests wait for a process or a clock
@@ -50,6 +51,11 @@ def _own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _children_of_earlier_tests() -> None:
+    note_children()
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -107,6 +107,20 @@ class Counted:
         self.at = state["at"]
 
 
+_children_before: set[int] = set()  # pids: of an earlier test, whose workers are just ending
+
+
+def note_children() -> None:
+    """A test begins."""
+    _children_before.clear()
+    _children_before.update(p.pid or 0 for p in multiprocessing.active_children())
+
+
+def children_left() -> list[int]:
+    """The pids of processes that this test has started and that have not ended."""
+    return [p.pid or 0 for p in multiprocessing.active_children() if p.pid not in _children_before]
+
+
 SEMAPHORES = f"mp-{os.getpid()}"  # how those of these tests are called
 
 

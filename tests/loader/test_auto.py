@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import random
 import socket
@@ -24,6 +23,7 @@ from stoker.core import numpy_state
 from stoker.core.handles import held
 from stoker.loader.auto import in_process, limits
 from stoker.loader.auto.limits import first_guess
+from tests.helpers import children_left
 
 
 class Stream(IterableDataset):
@@ -177,7 +177,7 @@ def test_bits_and_order_stay_when_it_moves_to_and_fro(own: bool) -> None:
         made_here.append(where[0])
     assert made_here == [False, True, False, True]
     assert moving.dataset.asked.eq(4).all()
-    assert not multiprocessing.active_children()
+    assert not children_left()
 
 
 @pytest.mark.usefixtures("eager")
@@ -208,7 +208,7 @@ def test_what_costs_nothing_to_make_ends_without_workers() -> None:
     for _ in range(3):
         assert sum(1 for batch in loader if batch == TABLE) == 100
     assert int(loader.num_workers) == 0
-    assert not multiprocessing.active_children()
+    assert not children_left()
 
 
 def test_a_small_epoch_is_made_here_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,7 +436,7 @@ def test_an_epoch_that_is_left_without_workers_leaves_nothing() -> None:
             if i == 50:
                 break
     assert int(loader.num_workers) == 0
-    assert not multiprocessing.active_children()
+    assert not children_left()
 
 
 # ---------------------------------------------------------------------------------------------------- NumPy's generator

@@ -23,7 +23,7 @@ from stoker.core.options import Budget, Knobs, parse_bytes
 from stoker.loader.auto.controller import BURST, PER_MINUTE, Controller
 from stoker.loader.loader_state import state_of
 from stoker.loader.scheduler import Scheduler
-from tests.helpers import own_generator
+from tests.helpers import children_left, own_generator
 
 SEED = int(os.environ.get("STOKER_SEED", "0"))
 METHODS = ["process", "thread"]
@@ -97,7 +97,7 @@ def test_any_thread_may_resize(method: str) -> None:
             over.set()
             other.join(WAIT_S)
         assert torch.equal(got, fixed)
-    assert not multiprocessing.active_children()
+    assert not children_left()
 
 
 def test_a_signal_may_resize() -> None:
@@ -252,7 +252,7 @@ def test_many_resizes_leave_no_descriptor_and_no_process() -> None:
     assert len(it._workers) <= 3
     assert len(os.listdir("/proc/self/fd")) <= before + 24
     del it
-    assert not multiprocessing.active_children()
+    assert not children_left()
 
 
 class Held(Dataset):

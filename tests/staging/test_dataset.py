@@ -117,8 +117,9 @@ def test_a_cached_epoch_is_the_uncached_one_to_the_bit(settings: dict[str, Any],
     assert len(plain) == len(cached) == 24
     assert all(map(same, plain, cached))
     assert staged.account.filled == N, staged.report
-    assert source.made.max() <= 2
-    assert source.made.sum() <= N + 16
+    compared = 8 if settings is WORKERS["spawn"] else 0  # a spawned worker makes some again
+    assert source.made.max() <= 2 + bool(compared)
+    assert source.made.sum() <= N + 16 + compared
 
 
 def keep(sample: Any) -> Any:

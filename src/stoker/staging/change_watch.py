@@ -19,6 +19,7 @@ from .store.decode import stored_copy
 from .verify import changed_name
 
 FILE = "file"
+QUICK_S = 0.002  # a check that takes no longer is made for each batch of a loader without workers
 CHECK_S = 1.0  # between two checks, at least
 CHECK_SHARE = 500  # of this many parts of the time, one is spent on checking
 FIRST_COMPARE_S = 1.0  # after which more than ``COMPARED`` samples are made again
@@ -64,6 +65,8 @@ class ChangeWatch:
         self, take: Callable[[], Inputs], opened: dict[str, Entry], sources: Callable[[], SourceFiles]
     ) -> None:
         self.is_current = True
+        self._process = os.getpid()
+        self._took_s = 0.0  # the last check
         self._take = take
         self._opened = opened  # what loading samples makes in it. See ``Inputs.opened``.
         self._before = take()
@@ -99,18 +102,30 @@ class ChangeWatch:
         """The next ``check`` is not left out."""
         self._next_check = 0.0
 
+    def check_for(self, indices: Sequence[Index], announced: bool) -> None:
+        """Samples are about to be served. ``announced``: the loader says when an epoch begins.
+
+        Without workers, the loop may change the dataset after each batch, and sees the change in the next one. Workers
+        do not see it: where the script's process plays their part, the dataset was looked at when the epoch began."""
+        if torch.utils.data.get_worker_info() is None:
+            is_quick = self._took_s <= QUICK_S
+            self.check(now=is_quick or (not announced and self.is_repeated(indices)))
+        elif os.getpid() != self._process:
+            self.check(now=False)
+
     def check(self, now: bool) -> None:
         """Sets ``is_current``, and warns once if it is not. ``now``: this check may not be left out to save time."""
         began = time.monotonic()
         if not now and began <= self._next_check:
             return
-        changes = self.changes()
+        changes = self._before.changes(self._take(), self._opened)
         if changes and self.is_current:
             message = "The dataset changed since it was cached, so nothing is served from the cache"
             warn_user(f"{message}: {shortly(changes)}.")
         self.is_current = not changes
         ended = time.monotonic()
-        self._next_check = ended + max(CHECK_S, CHECK_SHARE * (ended - began))
+        self._took_s = ended - began
+        self._next_check = ended + max(CHECK_S, CHECK_SHARE * self._took_s)
 
 
 def shortly(changes: list[str]) -> str:

@@ -345,9 +345,7 @@ class Staged(Dataset[Sample]):
         store = self._store
         if store is None or not store.usable or not self._vetted.is_kind(indices):
             return None
-        # torch's own loader, in this process, announces no epochs.
-        announced = self._epochs_are_announced or torch.utils.data.get_worker_info() is not None
-        self._watch.check(now=not announced and self._watch.is_repeated(indices))
+        self._watch.check_for(indices, self._epochs_are_announced)
         return store if self._watch.is_current else None
 
     def _disable(self, reason: str) -> None:

@@ -30,6 +30,7 @@ from ..core.garbage import no_collection
 from ..core.packages import PACKAGE, in_stdlib, is_users
 from ..core.types import Attributes
 from .callee import Value
+from .recompile import HELPER
 from .source import NoSource, tree_of_code
 from .switches import names_stored, scope_of, switched_on
 from .syntax import attributes_assigned, changes_state, is_setup, local_variables, names_written
@@ -209,10 +210,14 @@ class Executed:
             self._written.setdefault(code, frozenset())  # a method of an object that was made for this sample
             return
         self._written_by_run.add(code)
-        tree = tree_of_code(code).tree
+        self._written[code] = _without_modules(_written(code), frame.f_globals)
+        try:
+            tree = tree_of_code(code).tree
+        except NoSource:
+            return
         on = copy.copy(tree)
         on.body = [switched_on(x, scope_of(tree, frame.f_globals, first, bound)) for x in tree.body]
-        self._written[code] = frozenset(names_written(on, first))
+        self._written[code] = _without_modules(names_written(on, first), frame.f_globals)
 
     def _note_call(self, frame: types.FrameType, called: Value) -> None:
         try:
@@ -241,7 +246,7 @@ class Executed:
             if is_library(code):
                 continue
             self.user_names |= names
-            self._written.setdefault(code, _written(code))
+            self._written.setdefault(code, _without_modules(_written(code), scope))
             self.looks_up_names |= bool(BY_NAME & set(code.co_names))
             for name in code.co_names:
                 value = scope.get(name, types)
@@ -289,12 +294,17 @@ def _native_random(called: types.BuiltinFunctionType) -> str | None:
 
 def written_by(fn: types.FunctionType) -> frozenset[str]:
     """Names of attributes and global variables whose value a function of the user's may change."""
-    return _written(fn.__code__)
+    return _without_modules(_written(fn.__code__), fn.__globals__)
+
+
+def _without_modules(names: Collection[str], scope: Attributes) -> frozenset[str]:
+    """``np.sort(x)`` changes nothing of ``np``."""
+    return frozenset(name for name in names if not isinstance(scope.get(name), types.ModuleType))
 
 
 @functools.lru_cache(maxsize=4096)
 def _written(code: types.CodeType) -> frozenset[str]:
-    if code.co_name == "__init__":
+    if code.co_name == "__init__" or HELPER in code.co_varnames:  # the second: a part of a function that runs whole
         return frozenset()
     try:
         tree = tree_of_code(code).tree

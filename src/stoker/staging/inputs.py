@@ -84,7 +84,14 @@ SKIPPED_MEMBERS = frozenset(
         "__parameters__",
         "__orig_bases__",
     }
-    | {"__annotate__", "__annotate_func__", "__annotations_cache__", "__classdictcell__", "__dataclass_fields__", "__slotnames__"}
+    | {
+        "__annotate__",
+        "__annotate_func__",
+        "__annotations_cache__",
+        "__classdictcell__",
+        "__dataclass_fields__",
+        "__slotnames__",
+    }
 )
 HEAPTYPE = 1 << 9
 Held: TypeAlias = Any  # a value of the user's, of which everything is asked
@@ -500,7 +507,7 @@ class Inputs:
                 continue
             if _is_opened(path, old, new, opened) or (out and path.startswith("class ")):
                 continue
-            if old is None and path.startswith("dataset[0]"):  # an attribute that stood in the class
+            if old is None and "." in path:  # an attribute that stood in the class
                 old = _of_class(path.rpartition(".")[2], self.entries)
             if old is None or new is None:
                 out.append(f"{path} is {new.text}" if new is not None else f"{path} is no more")

@@ -35,7 +35,7 @@ from stoker.transport import codec
 from stoker.transport import slots as ring
 from stoker.workers import process_main, restart
 from stoker.workers.faults import exit_reason
-from tests.helpers import pretend_device
+from tests.helpers import children_left, pretend_device
 
 SEED = int(os.environ.get("STOKER_SEED", "0"))
 LIMIT_S = 90  # for what takes a second or two
@@ -385,7 +385,7 @@ def test_a_worker_dies_that_was_told_to_leave(how: str) -> None:
     Path("told-0").write_text("go on")
     assert torch.equal(torch.cat([batch.clone() for batch in it]), calm[0])
     assert deaths(loader) == 1
-    assert len(multiprocessing.active_children()) == 0
+    assert not children_left()
 
 
 @pytest.mark.slow
