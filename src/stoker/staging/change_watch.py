@@ -66,6 +66,7 @@ class ChangeWatch:
     ) -> None:
         self.is_current = True
         self._process = os.getpid()
+        self._looked_in, self._looks_at_files = 0, False  # process; whether the next check looks at files
         self._took_s = 0.0  # the last check
         self._take = take
         self._opened = opened  # what loading samples makes in it. See ``Inputs.opened``.
@@ -99,8 +100,11 @@ class ChangeWatch:
         return self._before.why_incomplete(self._opened)
 
     def check_soon(self) -> None:
-        """The next ``check`` is not left out."""
+        """The next ``check`` is not left out. In a worker that stays it looks at files, too: its parent did for the
+        first epoch."""
         self._next_check = 0.0
+        self._looks_at_files = self._looked_in == os.getpid()
+        self._looked_in = os.getpid()
 
     def check_for(self, indices: Sequence[Index], announced: bool) -> None:
         """Samples are about to be served. ``announced``: the loader says when an epoch begins.
@@ -108,8 +112,8 @@ class ChangeWatch:
         Without workers, the loop may change the dataset after each batch, and sees the change in the next one. Workers
         do not see it: where the script's process plays their part, the dataset was looked at when the epoch began."""
         if torch.utils.data.get_worker_info() is None:
-            is_quick = self._took_s <= QUICK_S
-            self.check(now=is_quick or (not announced and self.is_repeated(indices)))
+            is_repeated = not announced and self.is_repeated(indices)  # an epoch has begun
+            self.check(now=is_repeated or self._took_s <= QUICK_S)
         elif os.getpid() != self._process:
             self.check(now=False)
 
@@ -118,7 +122,8 @@ class ChangeWatch:
         began = time.monotonic()
         if not now and began <= self._next_check:
             return
-        changes = self._before.changes(self._take(), self._opened)
+        changes = self.changes() if self._looks_at_files else self._before.changes(self._take(), self._opened)
+        self._looks_at_files = False
         if changes and self.is_current:
             message = "The dataset changed since it was cached, so nothing is served from the cache"
             warn_user(f"{message}: {shortly(changes)}.")
