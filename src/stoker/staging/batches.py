@@ -27,7 +27,7 @@ class PreparedSamples(Protocol):
 
     def look_again(self) -> None: ...
 
-    def compare_one(self, store: Store, indices: Sequence[Index], where: NDArray[np.int64]) -> None: ...
+    def is_same(self, store: Store, indices: Sequence[Index], locations: Sequence[int]) -> bool: ...
 
     def current(self, indices: Sequence[Index] = ()) -> Store | None: ...
 
@@ -77,6 +77,6 @@ class Batches:
             if not self._gathers:
                 return batch
         self._checked = True
-        if where is not None:
-            self._staged.compare_one(store, indices, where)
+        if where is not None and not self._staged.is_same(store, indices, where.tolist()):
+            return self._collate(self._staged.make(indices))
         return made.batch(self._select(columns, rows))

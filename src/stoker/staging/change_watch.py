@@ -67,6 +67,7 @@ class ChangeWatch:
         self.is_current = True
         self._process = os.getpid()
         self._looked_in, self._looks_at_files = 0, False  # process; whether the next check looks at files
+        self._written: list[str] = []  # files, when they were last looked at
         self._took_s = 0.0  # the last check
         self._take = take
         self._opened = opened  # what loading samples makes in it. See ``Inputs.opened``.
@@ -90,9 +91,11 @@ class ChangeWatch:
 
     def changes(self) -> list[str]:
         """What has changed since the cache was begun, for people."""
-        changes = self._before.changes(self._take(), self._opened)
-        written = [] if self._files is None else self._files.changes()
-        return changes + [f"{FILE} {path} was written" for path in written]
+        self._written = [] if self._files is None else self._files.changes()
+        return self._before.changes(self._take(), self._opened) + self._of_files()
+
+    def _of_files(self) -> list[str]:
+        return [f"{FILE} {path} was written" for path in self._written]
 
     @property
     def why_unknown(self) -> str:
@@ -113,8 +116,11 @@ class ChangeWatch:
         do not see it: where the script's process plays their part, the dataset was looked at when the epoch began."""
         if torch.utils.data.get_worker_info() is None:
             is_repeated = not announced and self.is_repeated(indices)  # an epoch has begun
+            self._looks_at_files |= is_repeated
             self.check(now=is_repeated or self._took_s <= QUICK_S)
         elif os.getpid() != self._process:
+            if not announced and self._looked_in != os.getpid():  # torch's own workers: nobody looked for them
+                self._looked_in, self._looks_at_files = os.getpid(), True
             self.check(now=False)
 
     def check(self, now: bool) -> None:
@@ -122,8 +128,10 @@ class ChangeWatch:
         began = time.monotonic()
         if not now and began <= self._next_check:
             return
-        changes = self.changes() if self._looks_at_files else self._before.changes(self._take(), self._opened)
+        if self._looks_at_files and self._files is not None:
+            self._written = self._files.changes()
         self._looks_at_files = False
+        changes = self._before.changes(self._take(), self._opened) + self._of_files()
         if changes and self.is_current:
             message = "The dataset changed since it was cached, so nothing is served from the cache"
             warn_user(f"{message}: {shortly(changes)}.")

@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from ..core.errors import StokerWarning, UsageError
@@ -380,31 +378,29 @@ class Staged(Dataset[Sample]):
         if store is None or where is None or parts is None:
             return self._without_cache(indices)
         locations = where.tolist()
-        compared = self._filler.to_compare(locations) if any(locations) else None
+        if any(locations) and not self.is_same(store, indices, locations):
+            return self._without_cache(indices)
         augment = self._augment
         out = []
         for k, location in enumerate(locations):
             if not location and k not in parts:
                 out.append(self._whole(indices[k]))  # in its turn: it draws
                 continue
-            if k == compared and self.split is not None and self.split.has_no_effects:
-                out.append(self._filler.compare_whole(indices[k], lambda: self._served(store.read(location))))  # noqa: B023
-                continue
-            if k == compared:
-                self._filler.compare_part(indices[k], lambda: store.read(location))  # noqa: B023
             part = store.read(location) if location else parts[k]
             out.append(part if augment is None else augment(part))
         return out
 
-    def _served(self, part: Sample) -> Sample:
-        """A sample of its deterministic part."""
-        return part if self._augment is None else self._augment(part)
-
-    def compare_one(self, store: Store, indices: Sequence[Index], where: NDArray[np.int64]) -> None:
-        """Now and then makes a stored sample again, of a batch whose samples are all stored."""
-        k = self._filler.to_compare(where.tolist())
-        if k is not None:
-            self._filler.compare_part(indices[k], lambda: store.read(int(where[k])))
+    def is_same(self, store: Store, indices: Sequence[Index], locations: Sequence[int]) -> bool:
+        """Now and then makes a stored sample of a batch again. False: it is another, and the cache is discarded."""
+        k = self._filler.to_compare(locations)
+        if k is None:
+            return True
+        read = lambda: store.read(locations[k])  # noqa: E731
+        if self.split is None or not self.split.has_no_effects:
+            return self._filler.compare_part(indices[k], read)
+        augment = self._augment
+        serve = read if augment is None else lambda: augment(read())
+        return self._filler.compare_whole(indices[k], serve)
 
     def _with_cached_calls(self, store: Store, table: Table, index: Index) -> Sample:
         """A sample, some calls of which are answered from memory."""

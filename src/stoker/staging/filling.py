@@ -254,36 +254,35 @@ class Filler:
         stored = [k for k, location in enumerate(locations) if location]
         return stored[self._comparison.choose(len(stored))] if stored else None
 
-    def compare_part(self, index: Index, read: Callable[[], Sample]) -> None:
-        """Makes the deterministic part of a stored sample again. A difference disables the cache."""
-        if self._comparison.compare(self.random_states, lambda: self._prepare(index), read):
+    def compare_part(self, index: Index, read: Callable[[], Sample]) -> bool:
+        """Makes the deterministic part of a stored sample again. Returns whether it is the same; a difference disables
+        the cache."""
+        is_same = not self._comparison.compare(self.random_states, lambda: self._prepare(index), read)
+        if not is_same:
             self._differs(index)
+        return is_same
 
-    def compare_whole(self, index: Index, serve: Callable[[], Sample]) -> Sample:
-        """What ``serve`` makes of a stored sample, compared with what the script's dataset makes of it. A difference
-        disables the cache, and the script gets its own sample. Only where making a sample has no effects: a second
-        one would show."""
+    def compare_whole(self, index: Index, serve: Callable[[], Sample]) -> bool:
+        """Whether what ``serve`` makes of a stored sample is what the script's dataset makes of it. A difference
+        disables the cache. Random states are left as they were. Only where making a sample has no effects: one more
+        would show."""
         began = time.monotonic()
         before = self.random_states()
-        served = serve()
-        kept, after = copy_of(served), self.random_states()
-        before.restore()
-        try:
-            own = self._dataset[index]
-            end = self.random_states()
-            is_same = equal_bits(kept, own) and end.in_order() == after.in_order()
-            if not is_same:  # it may draw from the system in its random part
+        is_same = True
+        with contextlib.suppress(Exception):  # what fails now was right when it was stored
+            served = copy_of(serve())
+            after = self.random_states().in_order()
+            before.restore()
+            own = copy_of(self._dataset[index])
+            is_same = equal_bits(served, own) and self.random_states().in_order() == after
+            if not is_same:  # its random part may draw from the system
                 before.restore()
-                is_same = not equal_bits(self._dataset[index], own)
-                if not is_same:
-                    self._differs(index)
-                    end.restore()
-                    return own
-        except Exception:  # what fails now was right when it was stored
-            pass
-        after.restore()
+                is_same = not equal_bits(copy_of(self._dataset[index]), own)
+        before.restore()
         self._comparison.spent(time.monotonic() - began)
-        return served
+        if not is_same:
+            self._differs(index)
+        return is_same
 
     def _differs(self, index: Index) -> None:
         self._disable(f"sample {index} is another than when it was cached: its code or data changed unseen")

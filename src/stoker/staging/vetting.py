@@ -83,7 +83,8 @@ def mark(functions: Iterable[types.FunctionType]) -> str:
     why = ""
     for fn in functions:
         code = fn.__code__
-        if code in CODES or not _has_branches(code) or fn.__name__ == "<lambda>":
+        is_generated = code.co_filename == "<string>" and fn.__name__.startswith("__")  # by dataclass, namedtuple
+        if code in CODES or is_generated or fn.__name__ == "<lambda>" or not _has_branches(code):
             continue
         try:
             function = tree_of(fn)

@@ -1,0 +1,422 @@
+"""Datasets that fool a cache, as people write them. Each changes something between epochs, or draws in its own way."""
+
+from __future__ import annotations
+
+import collections
+import configparser
+import dataclasses
+import functools
+import os
+import random
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, get_worker_info
+
+N = 24
+CASES: dict[str, type[Case]] = {}
+
+
+class Case(Dataset[Any]):
+    """A dataset, and what its script does before each epoch."""
+
+    is_random = False  # how often samples change is compared, not their bits
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        if not cls.__name__.startswith("_"):
+            CASES[cls.__name__] = cls
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+    def __len__(self) -> int:
+        return N
+
+    def between(self, epoch: int) -> None:
+        """Before an epoch, in the script."""
+
+
+def slow(i: int, size: int = 16) -> np.ndarray[Any, Any]:
+    """An array that takes a tenth of a millisecond to make."""
+    x = np.full((size, size), float(i + 1))
+    for _ in range(20):
+        x = np.sqrt(x + 1.0) * 1.5
+    return x
+
+
+# -- state that the loop changes
+
+
+class LabelsInManyRecords(Case):
+    def __init__(self, folder: Path) -> None:
+        self.records = [{"label": k % 5, "name": f"r{k}"} for k in range(300)]
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i), self.records[i * 7]["label"]
+
+    def between(self, epoch: int) -> None:
+        for record in self.records[::7]:
+            record["label"] = (record["label"] + epoch) % 11
+
+
+@dataclasses.dataclass
+class Item:
+    path: str
+    weight: float = 1.0
+
+
+class WeightsInDataclasses(Case):
+    def __init__(self, folder: Path) -> None:
+        self.items = [Item(f"{k}.png") for k in range(300)]
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * self.items[i * 9].weight
+
+    def between(self, epoch: int) -> None:
+        self.items[27].weight = float(epoch)
+
+
+class SwitchedOff(Case):
+    def __init__(self, folder: Path) -> None:
+        self.overlay: Any = np.ones((16, 16))
+
+    def __getitem__(self, i: int) -> Any:
+        x = slow(i)
+        return x if self.overlay is None else x + self.overlay
+
+    def between(self, epoch: int) -> None:
+        if epoch == 2:
+            self.overlay = None
+
+
+class MinusOneToMinusTwo(Case):
+    """hash(-1) == hash(-2)"""
+
+    def __init__(self, folder: Path) -> None:
+        self.labels = [-1] * N
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i), self.labels[i]
+
+    def between(self, epoch: int) -> None:
+        self.labels[3] = -2 if epoch >= 2 else -1
+
+
+class SettingsOfAClass(Case):
+    class Meta:
+        size = 16
+
+    def __init__(self, folder: Path) -> None:
+        type(self).Meta.size = 16
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i, self.Meta.size).mean()
+
+    def between(self, epoch: int) -> None:
+        self.Meta.size = 16 + 4 * epoch
+
+
+CFG = {"size": 16}
+
+
+def load(i: int, cfg: dict[str, int] = CFG) -> Any:
+    return slow(i, cfg["size"]).mean()
+
+
+class DefaultArgument(Case):
+    def __init__(self, folder: Path) -> None:
+        CFG["size"] = 16
+
+    def __getitem__(self, i: int) -> Any:
+        return load(i)
+
+    def between(self, epoch: int) -> None:
+        CFG["size"] = 16 + 4 * epoch
+
+
+SCALE = 1.0
+
+
+class GlobalBySubscript(Case):
+    def __init__(self, folder: Path) -> None:
+        self.between(0)
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * globals()["SCALE"]
+
+    def between(self, epoch: int) -> None:
+        global SCALE
+        SCALE = 1.0 + epoch
+
+
+class Environment(Case):
+    def __init__(self, folder: Path) -> None:
+        self.between(0)
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * int(os.environ["EXACT_SCALE"])
+
+    def between(self, epoch: int) -> None:
+        os.environ["EXACT_SCALE"] = str(1 + epoch)
+
+
+class ConfigFile(Case):
+    def __init__(self, folder: Path) -> None:
+        self.cfg = configparser.ConfigParser()
+        self.cfg.read_dict({"data": {"scale": "1"}})
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * self.cfg.getint("data", "scale")
+
+    def between(self, epoch: int) -> None:
+        self.cfg.set("data", "scale", str(1 + epoch))
+
+
+class ChainOfMaps(Case):
+    def __init__(self, folder: Path) -> None:
+        self.cfg = collections.ChainMap({}, {"scale": 1})
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * self.cfg["scale"]
+
+    def between(self, epoch: int) -> None:
+        self.cfg["scale"] = 1 + epoch
+
+
+class BankOfArrays(Case):
+    def __init__(self, folder: Path) -> None:
+        self.bank = collections.deque([np.zeros((16, 16))] * 4, maxlen=4)
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) + self.bank[i % 4]
+
+    def between(self, epoch: int) -> None:
+        self.bank.append(np.full((16, 16), float(epoch)))
+
+
+class TensorsInAList(Case):
+    def __init__(self, folder: Path) -> None:
+        self.embeddings = [torch.zeros(4) for _ in range(300)]
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.from_numpy(slow(i))[0, :4] + self.embeddings[i * 5]
+
+    def between(self, epoch: int) -> None:
+        self.embeddings[25].data.copy_(torch.full((4,), float(epoch)))  # raises no version
+
+
+class BytesOfFlags(Case):
+    def __init__(self, folder: Path) -> None:
+        self.flags = bytearray(N)
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * (1 + self.flags[i])
+
+    def between(self, epoch: int) -> None:
+        self.flags[5] = epoch
+
+
+class Slots:
+    __slots__ = ("scale",)
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+
+class HelperWithSlots(Case):
+    def __init__(self, folder: Path) -> None:
+        self.helper = Slots()
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * self.helper.scale
+
+    def between(self, epoch: int) -> None:
+        self.helper.scale = 1.0 + epoch
+
+
+class Attribute:
+    """A descriptor whose value lies in itself."""
+
+    def __init__(self) -> None:
+        self.value = 1.0
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        return self.value
+
+    def __set__(self, owner: Any, value: float) -> None:
+        self.value = value
+
+
+class BehindADescriptor(Case):
+    scale = Attribute()
+
+    def __init__(self, folder: Path) -> None:
+        self.scale = 1.0
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * self.scale
+
+    def between(self, epoch: int) -> None:
+        self.scale = 1.0 + epoch
+
+
+class MethodReplaced(Case):
+    def __init__(self, folder: Path) -> None:
+        self.transform: Callable[[Any], Any] = functools.partial(np.multiply, 1.0)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.transform(slow(i))
+
+    def between(self, epoch: int) -> None:
+        self.transform = functools.partial(np.multiply, 1.0 + epoch)
+
+
+# -- files
+
+
+class _Files(Case):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.paths = [str(folder / "x" / f"{i}.npy") for i in range(N)]
+        for name in ("x", "y"):
+            (folder / name).mkdir(exist_ok=True)
+        for i, path in enumerate(self.paths):
+            np.save(path, slow(i))
+
+    def stamp(self, path: Path | str, epoch: int) -> None:
+        """Two writes may fall into one tick of the file system's clock."""
+        os.utime(path, ns=(10**18 + epoch, 10**18 + epoch))
+
+
+class FilesWrittenAnew(_Files):
+    def __getitem__(self, i: int) -> Any:
+        return np.load(self.paths[i]).mean()
+
+    def between(self, epoch: int) -> None:
+        np.save(self.paths[21], slow(epoch))
+        self.stamp(self.paths[21], epoch)
+
+
+class FilesBesideThoseNamed(_Files):
+    def __getitem__(self, i: int) -> Any:
+        path = self.paths[i].replace("/x/", "/y/").replace(".npy", ".txt")
+        return np.load(self.paths[i]) * (float(Path(path).read_text()) if os.path.exists(path) else 1.0)
+
+    def between(self, epoch: int) -> None:
+        path = Path(self.folder) / "y" / f"{3 + epoch}.txt"
+        path.write_text(str(epoch))
+
+
+# -- what is another each time
+
+
+class FromTheWorkersSeed(Case):
+    is_random = True
+
+    def __getitem__(self, i: int) -> Any:
+        info = get_worker_info()
+        rng = np.random.default_rng((0 if info is None else info.seed) + i)
+        return slow(i) * (1 + rng.integers(1 << 30))
+
+
+class _Rare(Case):
+    """One class in six is augmented with a generator that nobody has seeded."""
+
+    is_random = True
+
+    def __getitem__(self, i: int) -> Any:
+        x = slow(i)
+        if i % 6 == 4:
+            x = self.augment(x)
+        return x
+
+    def augment(self, x: Any) -> Any:
+        raise NotImplementedError
+
+
+class RareFreshGenerator(_Rare):
+    def augment(self, x: Any) -> Any:
+        return x + np.random.default_rng().random()
+
+
+class RareSecrets(_Rare):
+    def augment(self, x: Any) -> Any:
+        return x + secrets.randbelow(1 << 30)
+
+
+class RareClock(_Rare):
+    def augment(self, x: Any) -> Any:
+        return x + np.random.RandomState(time.time_ns() % (1 << 32)).rand()
+
+
+class RareFreshRandom(_Rare):
+    def augment(self, x: Any) -> Any:
+        return x + random.Random().random()
+
+
+class SeldomUrandom(Case):
+    is_random = True
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * (-1 if os.urandom(1)[0] < 40 else 1)
+
+
+# -- state within a sample
+
+
+class Flip:
+    def __init__(self) -> None:
+        self.do = False
+
+    def randomize(self) -> None:
+        self.do = random.random() < 0.5
+
+    def __call__(self, x: Any) -> Any:
+        return x[::-1].copy() if self.do else x
+
+
+class DrawnOnAHelper(Case):
+    def __init__(self, folder: Path) -> None:
+        self.flip = Flip()
+
+    def __getitem__(self, i: int) -> Any:
+        self.flip.randomize()
+        return self.flip(np.cumsum(slow(i), 0)), self.flip(np.cumsum(slow(i + 1), 0))
+
+
+class FlagReadByTheLoader(Case):
+    def load(self, j: int) -> Any:
+        x = slow(j)
+        return x.mean() if self.gray else x.sum()
+
+    def __getitem__(self, i: int) -> Any:
+        self.gray = random.random() < 0.5
+        return self.load(random.randrange(N))
+
+
+class BankOfWhatWasLoaded(Case):
+    def __init__(self, folder: Path) -> None:
+        self.bank: list[Any] = []
+
+    def __getitem__(self, i: int) -> Any:
+        x = slow(i)
+        if i % 6 == 4:
+            self.bank.append(x)
+        return x + (self.bank[-1] if self.bank else 0.0)
+
+
+class RetriesWithAnother(Case):
+    def __getitem__(self, i: int) -> Any:
+        if i % 7 == 3:
+            return self[random.randrange(N)]
+        return slow(i)
+
+
+class TypeOfTheIndex(Case):
+    def __getitem__(self, i: int) -> Any:
+        return slow(int(i)), type(i).__name__ == "int"

@@ -1,0 +1,150 @@
+"""Datasets that fool a cache: with ``Staged`` each epoch is the one that torch's loader gives without it.
+
+A case fails if a cached sample is served although something that made it has changed, or if what a sample draws in its
+own way comes from the cache. ``docs/concepts/exact.md`` says what counts as an input.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import random
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import stoker
+from stoker.core.compare import equal_bits
+from stoker.staging import change_watch
+from tests.exact.cases import CASES, Case, N
+
+EPOCHS = 4
+NOT_KEPT = {  # nothing is kept of these, and the reason names what stands in the way
+    "FromTheWorkersSeed": "seed",
+    "SeldomUrandom": "os.urandom|is not what it is in one|is another",
+    "BankOfWhatWasLoaded": "bank",
+    "FlagReadByTheLoader": "gray",
+}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples that are made again must find nothing: without them the result is the same."""
+    monkeypatch.setattr(change_watch, "COMPARED", 0)
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXACT_SCALE", "1")
+
+
+def seed(number: int) -> None:
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)
+
+
+def epochs(data: Case, asked: Any, workers: int) -> Iterator[list[Any]]:
+    loader = DataLoader(asked, batch_size=6, shuffle=not data.is_random, num_workers=workers)
+    seed(2)
+    for epoch in range(EPOCHS):
+        data.between(epoch)
+        yield list(loader)
+
+
+def folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def changing(made: list[list[Any]]) -> int:
+    """How many samples differ from the epoch before."""
+    rows = [torch.cat(batches).flatten(1) for batches in made]
+    return sum(int((a != b).any(1).sum()) for a, b in itertools.pairwise(rows))
+
+
+@pytest.mark.few(14)
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_no_sample_is_another(name: str, workers: int, tmp_path: Path) -> None:
+    if name == "FromTheWorkersSeed" and not workers:
+        pytest.skip("there is no seed without a worker")
+    seed(1)
+    data = CASES[name](folder(tmp_path / "plain"))
+    plain = list(epochs(data, data, workers))
+    seed(1)
+    data = CASES[name](folder(tmp_path / "staged"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", stoker.StokerWarning)
+        try:
+            asked: Any = stoker.Staged(data, cache_budget="10MB")
+        except stoker.StokerError as e:
+            reason = str(e)
+        else:
+            reason = ""
+            made = list(epochs(data, asked, workers))
+    if reason:
+        assert name in NOT_KEPT, reason
+        assert re.search(NOT_KEPT[name], reason)
+        return
+    if data.is_random:
+        assert changing(made) >= changing(plain) // 2 > 0
+    else:
+        for epoch in range(EPOCHS):
+            assert equal_bits(made[epoch], plain[epoch]), f"epoch {epoch}"
+
+
+def test_of_indices_of_two_types_one_is_kept(tmp_path: Path) -> None:
+    data = CASES["TypeOfTheIndex"](tmp_path)
+    staged = stoker.Staged(data, cache_budget="10MB")
+    for _ in range(2):
+        assert [staged[i][1] for i in range(N)] == [True] * N
+        assert [staged[np.int64(i)][1] for i in range(N)] == [False] * N
+    assert staged.account.filled == N
+
+
+def test_what_has_no_digest_is_not_kept(tmp_path: Path) -> None:
+    class _Opaque(Case):
+        def __init__(self) -> None:
+            self.memory = mmap.mmap(-1, 8)
+
+        def __getitem__(self, i: int) -> Any:
+            return torch.full((4,), float(i)).exp() + self.memory[0]
+
+    with pytest.raises(stoker.StokerError, match=r"dataset\.memory is a mmap\.mmap, whose state cannot be read"):
+        stoker.Staged(_Opaque())
+
+
+class _Unseen(Case):
+    """What no digest sees: a number in native memory."""
+
+    def __init__(self) -> None:
+        self.hidden = np.zeros(1)
+        self.address = self.hidden.ctypes.data
+
+    def __getitem__(self, i: int) -> Any:
+        import ctypes
+
+        return torch.full((4,), float(i)).exp().log() + ctypes.c_double.from_address(self.address).value
+
+
+def test_served_samples_are_made_again_and_a_difference_ends_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(change_watch, "COMPARED", 8)
+    data = _Unseen()
+    hidden = data.hidden
+    del data.hidden  # the digest has only a number
+    staged = stoker.Staged(data, cache_budget="10MB")
+    loader = stoker.DataLoader(staged, 6)
+    first = torch.cat(list(loader))
+    hidden[0] = 1.0
+    with pytest.warns(stoker.StokerWarning, match=r"is another than when it was cached.*Epochs 1 to 2 may have"):
+        second = torch.cat(list(loader))
+    assert not staged.usable
+    assert torch.equal(second, first + 1)
