@@ -395,11 +395,11 @@ class Staged(Dataset[Sample]):
         k = self._filler.to_compare(locations)
         if k is None:
             return True
-        read = lambda: store.read(locations[k])  # noqa: E731
+        read: Callable[[], Sample] = lambda: store.read(locations[k])  # noqa: E731
         if self.split is None or not self.split.has_no_effects:
             return self._filler.compare_part(indices[k], read)
         augment = self._augment
-        serve = read if augment is None else lambda: augment(read())
+        serve: Callable[[], Sample] = read if augment is None else (lambda: augment(read()))
         return self._filler.compare_whole(indices[k], serve)
 
     def _with_cached_calls(self, store: Store, table: Table, index: Index) -> Sample:
