@@ -11,7 +11,7 @@ surroundings (see ``Filler``), before it may be stored.
                                              x = self.noise(x)
 
 A function's code is replaced in place (``fn.__code__``): it stays the same object, with the same lines in tracebacks.
-Functions of libraries have no marks, nor have lambdas that no other function contains.
+Functions of libraries have no marks.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ _numbers: dict[tuple[object, ...], int] = {}  # by place in the source
 _STORE, _CALL = "\0stoker-store", "\0stoker-call"  # stand for ``_hits`` and a function that writes to it
 _VALUES = {_STORE: _hits, _CALL: _hits.__setitem__}
 KINDS: tuple[type, ...] = (int, np.int64, np.int32, str, torch.Tensor, tuple, list)  # of indices
+SCOPE = "_stoker_scope"  # the function around what is compiled
 LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
@@ -146,6 +147,9 @@ class _Marker(ast.NodeTransformer):
             return node
         if any(isinstance(x, (ast.Yield, ast.YieldFrom, ast.Await, ast.NamedExpr)) for x in inside):
             return node
+        return self._always(node, kind)
+
+    def _always(self, node: ast.expr, kind: str) -> ast.expr:
         call = ast.Call(ast.Constant(_CALL), [ast.Constant(self._number(node, kind)), ast.Constant(1)], [])
         both = ast.Tuple([call, node], ast.Load())
         return ast.copy_location(ast.Subscript(both, ast.Constant(1), ast.Load()), node)
@@ -194,8 +198,23 @@ class _Marker(ast.NodeTransformer):
         node.values = [node.values[0], *(self._value(v, f"and {k}") for k, v in enumerate(node.values[1:]))]
         return node
 
-    def visit_ListComp(self, node: ast.ListComp) -> ast.AST:
+    def _visit_items(self, node: ast.AST) -> ast.AST:
         self.generic_visit(node)
-        if any(g.ifs for g in node.generators):
-            node.elt = self._value(node.elt, "item")
+        if any(g.ifs for g in node.generators):  # type: ignore[attr-defined]
+            for name in ("elt", "key", "value"):
+                if hasattr(node, name):
+                    setattr(node, name, self._value(getattr(node, name), name))
+        return node
+
+    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _visit_items
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        self.generic_visit(node)
+        if node.name != SCOPE:
+            self._block(node.body, "def")
+        return node
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        self.generic_visit(node)
+        node.body = self._always(node.body, "lambda")
         return node

@@ -60,8 +60,11 @@ CLOCKS: dict[object, str] = {
     datetime.date.today: "date.today",
     **{getattr(time, name): f"time.{name}" for name in ("localtime", "gmtime", "strftime")},
 }
-for clock in ("time", "monotonic", "perf_counter", "process_time", "thread_time"):
+for clock in ("time", "monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime"):
     CLOCKS |= {getattr(time, name): f"time.{name}" for name in (clock, f"{clock}_ns")}
+CLOCKS |= {getattr(time, name): f"time.{name}" for name in ("ctime", "asctime", "clock_getres")} | {
+    os.times: "os.times"
+}
 # Opcodes that assign to, or delete, what is no local variable.
 STORES = {
     dis.opmap[name]

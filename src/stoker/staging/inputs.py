@@ -46,6 +46,7 @@ from ..core.object_tree import PLAIN, VALUES, is_filesystem, is_table
 from ..core.packages import PACKAGE, is_users
 
 MOST_BYTES = 4 << 30  # of arrays: more is not digested before each epoch
+MOST_ARROW_BYTES = 64 << 20  # of what is larger, and mostly mapped from a file, the object counts
 WIDTH = 200  # items of a container that get an entry of their own, if they are no plain values
 DEPTH = 40  # of objects inside objects
 BUILTIN_CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
@@ -157,6 +158,7 @@ class Inputs:
         self._seen: dict[int, tuple[int, object, str]] = {}
         self._modules: dict[str, set[str]] = {}  # names that were looked up in a module of the user's
         self._visit(dataset, "dataset[0]", DEPTH)
+        self.entries["settings of libraries"] = Entry("settings", _library_settings())
         for k, fn in enumerate(functions):
             self._visit(fn, f"dataset[{k + 1}]", DEPTH)
         for name, value in (held or {}).items():
@@ -178,9 +180,10 @@ class Inputs:
             return
         if id(x) in self._seen:
             place = self._seen[id(x)][2]
-            self.entries[path] = (
-                Entry("an object", place) if not isinstance(x, CODE) else Entry(x.__qualname__, _named(x))
-            )
+            is_code = isinstance(x, CODE)
+            self.entries[path] = Entry(x.__qualname__, _named(x)) if is_code else Entry("an object", place)
+            if isinstance(x, type):
+                self._visit_constructor(x, depth - 1)
             return
         self._seen[id(x)] = len(self._seen), x, path
         if depth == 0:
@@ -198,6 +201,7 @@ class Inputs:
             self._visit_function(x, path, depth)
         elif isinstance(x, type):
             self._visit_class(x, path, depth)
+            self._visit_constructor(x, depth)
         elif isinstance(x, types.ModuleType):
             self.entries[path] = Entry(f"module {x.__name__}", x.__name__)
         elif type(x) in BUILTIN_CONTAINERS:
@@ -213,6 +217,8 @@ class Inputs:
         elif isinstance(x, property):
             for name in ("fget", "fset"):
                 self._visit(getattr(x, name), f"{path}.{name}", depth)
+        elif isinstance(x, functools.cached_property):
+            self._visit(x.func, f"{path}.func", depth)
         elif isinstance(x, functools._lru_cache_wrapper):
             self._visit(x.__wrapped__, f"{path}.__wrapped__", depth)
         elif isinstance(x, weakref.ref):
@@ -258,7 +264,7 @@ class Inputs:
         if not is_library_class(cls):
             self._visit_class(cls, path, depth)
         for name, value in _attributes(x):
-            if self._is_read(name) and not isinstance(getattr(cls, name, None), functools.cached_property):
+            if self._is_read(name):
                 self._visit(value, f"{path}.{name}", depth)
         native = _native_base(cls)
         if native is object:
@@ -278,6 +284,7 @@ class Inputs:
         code = fn.__code__
         if not _is_users_code(code):
             self.entries[path] = Entry(fn.__qualname__, f"{fn.__module__}.{fn.__qualname__}")
+            self._visit_closure(fn, path, depth)  # of a decorator: ``torch.no_grad()``, ``functools.singledispatch``
             return
         self.functions[id(fn)] = fn
         self.entries[path] = Entry(fn.__qualname__, _code_token(code))
@@ -285,14 +292,18 @@ class Inputs:
             self._visit(value, f"{path}.__defaults__[{k}]", depth)
         for name, value in (fn.__kwdefaults__ or {}).items():
             self._visit(value, f"{path}.{name}", depth)
-        for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=False):
+        self._visit_closure(fn, path, depth)
+        self._visit_scope(code, fn.__globals__, depth)
+
+    def _visit_closure(self, fn: types.FunctionType, path: str, depth: int) -> None:
+        """Variables around a function, and its attributes."""
+        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
             try:
                 self._visit(cell.cell_contents, f"{path}.{name}", depth)
             except ValueError:
                 self.entries[f"{path}.{name}"] = Entry("not set", None)
         for name, value in fn.__dict__.items():
             self._visit(value, f"{path}.{name}", depth)
-        self._visit_scope(code, fn.__globals__, depth)
 
     def _visit_scope(self, code: types.CodeType, scope: dict[str, Held], depth: int) -> None:
         """What code reads of its module, of other modules, and of the environment."""
@@ -363,6 +374,13 @@ class Inputs:
                 if (name.startswith("__") and name.endswith("__")) or self._is_read(name):
                     self._visit(value, f"dataset[1]['{base.__module__}.{base.__qualname__}.{name}']", depth)
 
+    def _visit_constructor(self, cls: type, depth: int) -> None:
+        """What makes objects of a class, where a sample may make some."""
+        for base in cls.__mro__:
+            for name in () if is_library_class(base) else ("__init__", "__new__", "__post_init__"):
+                if name in vars(base):
+                    self._visit(vars(base)[name], f"dataset[1]['{base.__module__}.{base.__qualname__}.{name}']", depth)
+
     def _is_read(self, name: str) -> bool:
         return (self._names is None or name in self._names) and name not in self._ignored
 
@@ -391,6 +409,8 @@ class Inputs:
         if isinstance(x, (io.IOBase, mmap.mmap, socket.socket)):
             return self._file(x, path)
         package = type(x).__module__.partition(".")[0]
+        if package == "pyarrow" and _size_of_arrow(x) <= MOST_ARROW_BYTES:
+            return Entry(f"a {type(x).__name__}", (type(x).__name__, *map(self._bytes_token, _arrow_buffers(x))))
         if package in IMMUTABLE_MODULES:
             return Entry(f"a {type(x).__name__}", ("immutable", id(self._keep(x))))
         if package in HANDLES:
@@ -768,6 +788,28 @@ def _columns(x: Held) -> Iterator[tuple[object, Held]]:
         yield "", x
         if hasattr(x, "iloc"):
             yield "index", x.index
+
+
+def _library_settings() -> tuple[object, ...]:
+    """Settings of libraries that scripts change, and that samples depend on."""
+    pillow, image = sys.modules.get("PIL.ImageFile"), sys.modules.get("PIL.Image")
+    settings = getattr(pillow, "LOAD_TRUNCATED_IMAGES", None), getattr(image, "MAX_IMAGE_PIXELS", None)
+    return str(torch.get_default_dtype()), str(np.geterr()), *settings
+
+
+def _size_of_arrow(x: Held) -> int:
+    try:
+        return int(x.nbytes)
+    except Exception:
+        return 0
+
+
+def _arrow_buffers(x: Held) -> Iterator[memoryview]:
+    """The memory of a table or an array of pyarrow, which may be a view of an array that can be written to."""
+    for part in getattr(x, "columns", None) or getattr(x, "chunks", None) or ():
+        yield from _arrow_buffers(part)
+    if hasattr(x, "buffers"):
+        yield from (memoryview(b) for b in x.buffers() if b is not None)
 
 
 def _ctypes_bytes(x: Held) -> Held:

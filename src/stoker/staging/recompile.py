@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..core.garbage import no_collection
-from .branches import compile_with_marks
-from .source import Function
+from .branches import SCOPE, compile_with_marks
+from .source import Function, lambda_of
 
 HELPER = "_stoker"  # the name under which rewritten code finds the object that it reports to
 
@@ -50,7 +50,7 @@ def compiled_like(
     if outside not in free:  # methods that mention their class, and functions themselves, mean the global name
         bodies.insert(0, ast.Global([outside]))
     outer = ast.FunctionDef(
-        "_stoker_scope",
+        SCOPE,
         ast.arguments(posonlyargs=[], args=[ast.arg(n) for n in free], kwonlyargs=[], kw_defaults=[], defaults=[]),
         [*bodies, ast.Pass()],
         [],
@@ -62,12 +62,24 @@ def compiled_like(
     flags = fn.__code__.co_flags & _FUTURE
     with no_collection():
         compiled = compile_with_marks(module, fn.__code__.co_filename, flags)
-    codes = [c for c in _nested(compiled) if c.co_name == fn.__code__.co_name and c.co_name != "_stoker_scope"]
+    codes = [c for c in _nested(compiled) if c.co_name == fn.__code__.co_name and c.co_name != SCOPE]
     out = []
     for code, (_, keeps) in zip(codes, trees, strict=False):
         empty = tuple(types.CellType() for _ in code.co_freevars)
         out.append(rebound(types.FunctionType(code, fn.__globals__, None, None, empty), fn, keeps))
     return out
+
+
+def marked_lambda(code: types.CodeType) -> types.CodeType:
+    """A lambda's code with marks (see ``branches``). Raises NoSource: the lambda is not found in its file."""
+    names = [ast.arg(name) for name in code.co_freevars]
+    around = ast.arguments(posonlyargs=[], args=names, kwonlyargs=[], kw_defaults=[], defaults=[])
+    outer = ast.FunctionDef(SCOPE, around, [ast.Return(copy.deepcopy(lambda_of(code)))], [])
+    module = ast.fix_missing_locations(ast.Module([outer], []))
+    with no_collection():
+        compiled = compile_with_marks(module, code.co_filename, code.co_flags & _FUTURE)
+    scope = next(c for c in compiled.co_consts if isinstance(c, types.CodeType))
+    return next(c for c in scope.co_consts if isinstance(c, types.CodeType) and c.co_name == code.co_name)
 
 
 def rebound(made: types.FunctionType, fn: types.FunctionType, keeps: bool) -> types.FunctionType:

@@ -36,6 +36,32 @@ def tree_of_code(code: types.CodeType) -> Function:
     return _tree_of(code, code.co_filename)  # code of another file may be equal
 
 
+def lambda_of(code: types.CodeType) -> ast.Lambda:
+    """The definition of a lambda. Raises NoSource: there is none, or the file changed since it was imported."""
+    lines = tuple(linecache.getlines(code.co_filename))
+    _, codes = _parsed(code.co_filename, lines)
+    where = f"a lambda ({code.co_filename}:{code.co_firstlineno})"
+    if not any(equal_code(code, other) for other in codes.get((code.co_name, code.co_firstlineno), [])):
+        raise NoSource(f"{where} has no source")
+    with no_collection():
+        module = ast.parse("".join(lines), code.co_filename)
+    found = [x for x in ast.walk(module) if isinstance(x, ast.Lambda) and x.lineno == code.co_firstlineno]
+    if len(found) > 1 and hasattr(code, "co_positions"):  # Python 3.11
+        places = [(line, column) for line, _, column, _ in code.co_positions() if line and column]
+        found = [x for x in found if places and all(_begin(x) <= place < _end(x) for place in places)]
+    if len(found) != 1:
+        raise NoSource(f"several lambdas begin in the line of {where}")
+    return found[0]
+
+
+def _begin(x: ast.Lambda) -> tuple[int, int]:
+    return x.body.lineno, x.body.col_offset
+
+
+def _end(x: ast.Lambda) -> tuple[int, int]:
+    return x.body.end_lineno or 0, x.body.end_col_offset or 0
+
+
 def parse_ahead(files: Iterable[str]) -> None:
     """Parses files, so that processes forked later need not: 8 ms for a file of 1,000 lines."""
     for file in files:
@@ -50,7 +76,7 @@ def _tree_of(code: types.CodeType, file: str) -> Function:
     where = f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})"
     if len(found) != 1:
         raise NoSource(f"{where} has no source" if not found else f"several functions begin at {where}")
-    if not any(_equal(code, other) for other in codes.get(key, [])):
+    if not any(equal_code(code, other) for other in codes.get(key, [])):
         raise NoSource(f"the source of {where} is not what runs: the file changed, or its code was rewritten")
     return found[0]
 
@@ -90,7 +116,7 @@ def _definitions(node: ast.AST, owner: str) -> Iterator[tuple[ast.FunctionDef, s
         yield from _definitions(child, child.name if isinstance(child, ast.ClassDef) else owner)
 
 
-def _equal(a: types.CodeType, b: types.CodeType) -> bool:
+def equal_code(a: types.CodeType, b: types.CodeType) -> bool:
     """The same instructions on the same names and constants."""
     if (a.co_code, a.co_names, a.co_varnames, a.co_freevars) != (b.co_code, b.co_names, b.co_varnames, b.co_freevars):
         return False
@@ -98,6 +124,6 @@ def _equal(a: types.CodeType, b: types.CodeType) -> bool:
         return False
     pairs = zip(a.co_consts, b.co_consts, strict=True)
     return all(
-        _equal(x, y) if isinstance(x, types.CodeType) and isinstance(y, types.CodeType) else repr(x) == repr(y)
+        equal_code(x, y) if isinstance(x, types.CodeType) and isinstance(y, types.CodeType) else repr(x) == repr(y)
         for x, y in pairs
     )

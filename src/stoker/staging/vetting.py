@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import copy
-import dis
 import random
 import types
 from collections.abc import Callable, Iterable
@@ -19,13 +17,12 @@ from ..core.random_state import RandomState
 from . import branches
 from .executed_code import Executed
 from .plan import Unplanned
-from .recompile import compiled_like
+from .recompile import compiled_like, marked_lambda
 from .source import Function, NoSource, tree_of
 
 Made = TypeVar("Made")
 RUNS = 2  # that must give the same
 SEED = 77_000
-JUMPS = ("JUMP", "FOR_ITER", "PUSH_EXC_INFO", "SETUP_FINALLY")  # in names of opcodes that begin a branch
 
 
 class Vetting:
@@ -78,22 +75,18 @@ class Vetting:
 
 
 def mark(functions: Iterable[types.FunctionType]) -> str:
-    """Puts marks into functions. Returns why a sample may not be kept: one of them has branches and no source; "" if
-    all are marked."""
+    """Puts marks into functions. Returns why samples may not be kept: one has no source; "" if all are marked."""
     why = ""
     for fn in functions:
         code = fn.__code__
         is_generated = code.co_filename == "<string>" and fn.__name__.startswith("__")  # by dataclass, namedtuple
-        if code in CODES or is_generated or fn.__name__ == "<lambda>" or not _has_branches(code):
+        if code in CODES or is_generated:
             continue
         try:
-            function = tree_of(fn)
-            made = _marked(fn, function.tree, function.owner)
-        except (NoSource, SyntaxError, ValueError) as e:
-            made = None
-            reason = str(e)
-        else:
+            made = marked_lambda(code) if code.co_name == "<lambda>" else _marked(fn)
             reason = f"{fn.__qualname__} cannot be compiled again"
+        except (NoSource, SyntaxError, ValueError) as e:
+            made, reason = None, str(e)
         if made is None or made.co_freevars != code.co_freevars:
             why = why or f"which branches samples take is not known: {reason}"
             continue
@@ -102,14 +95,11 @@ def mark(functions: Iterable[types.FunctionType]) -> str:
     return why
 
 
-def _has_branches(code: types.CodeType) -> bool:
-    if any(name in op.opname for op in dis.get_instructions(code) for name in JUMPS):
-        return True
-    return any(isinstance(c, types.CodeType) and _has_branches(c) for c in code.co_consts)
-
-
-def _marked(fn: types.FunctionType, tree: ast.FunctionDef, owner: str) -> types.CodeType | None:
-    made = compiled_like(fn, Function(tree, owner), [(copy.deepcopy(tree), False)])
+def _marked(fn: types.FunctionType) -> types.CodeType | None:
+    function = tree_of(fn)
+    made = compiled_like(
+        fn, Function(copy.deepcopy(function.tree), function.owner), [(copy.deepcopy(function.tree), False)]
+    )
     return made[0].__code__ if made else None
 
 
