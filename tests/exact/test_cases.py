@@ -31,6 +31,7 @@ NOT_KEPT = {  # nothing is kept of these, and the reason names what stands in th
     "SeldomUrandom": "os.urandom|is not what it is in one|is another",
     "BankOfWhatWasLoaded": "bank",
     "FlagReadByTheLoader": "gray",
+    "DrawnOnAHelper": "reads do",
 }
 
 
