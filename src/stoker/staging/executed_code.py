@@ -44,10 +44,11 @@ ENTROPY: dict[object, str] = {os.urandom: "os.urandom"}
 if hasattr(os, "getrandom"):
     ENTROPY[os.getrandom] = "os.getrandom"
 # Native functions that draw from a generator of their own, or seed one from the system.
-NATIVE_RANDOM = {  # by name: the type of what it belongs to
-    **dict.fromkeys(("randu", "randn", "randShuffle", "theRNG"), "NoneType"),  # cv2's
-    **dict.fromkeys(("effect_spread", "effect_noise"), "ImagingCore"),  # Pillow's
-    "seed": "Generator",  # torch's
+NATIVE_RANDOM = {  # by name: types of what it belongs to
+    **dict.fromkeys(("randu", "randn", "randShuffle", "theRNG"), ("NoneType",)),  # cv2's
+    **dict.fromkeys(("effect_spread", "effect_noise"), ("ImagingCore",)),  # Pillow's
+    "seed": ("Generator",),  # torch's
+    "spawn": ("Generator", "BitGenerator", "PCG64", "MT19937", "Philox", "SFC64", "SeedSequence"),  # NumPy's
 }
 CLOCKS: dict[object, str] = {
     id: "id",
@@ -292,7 +293,7 @@ _worker_seeds = itertools.count(0x5EED)
 
 def _native_random(called: types.BuiltinFunctionType) -> str | None:
     owner = type(getattr(called, "__self__", None)).__name__
-    return f"{called.__name__} of native code" if NATIVE_RANDOM[called.__name__] == owner else None
+    return f"{called.__name__} of native code" if owner in NATIVE_RANDOM[called.__name__] else None
 
 
 def written_by(fn: types.FunctionType) -> frozenset[str]:

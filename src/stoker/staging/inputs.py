@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import copyreg
 import dis
 import functools
@@ -67,13 +68,13 @@ NATIVE_CODE = (types.BuiltinFunctionType, types.MethodDescriptorType, types.Wrap
 # Immutable, and the digest of their content would take as long as reading it.
 IMMUTABLE_MODULES = ("pyarrow", "re")
 # Handles of files: known by the name of their file, of which the stamps are inputs, too.
-HANDLES = {
-    "h5py": ("filename",),
-    "lmdb": ("path",),
-    "sqlite3": (),
-    "_sqlite3": (),
-    "zipfile": ("filename",),
-    "tarfile": ("name",),
+HANDLES = {  # by package: the attribute that names the file
+    "h5py": "filename",
+    "lmdb": "path",
+    "sqlite3": "",
+    "_sqlite3": "",
+    "zipfile": "filename",
+    "tarfile": "name",
 }
 SKIPPED_MEMBERS = frozenset(
     {"__module__", "__dict__", "__weakref__", "__doc__", "__annotations__", "__init__", "__qualname__", "__slots__"}
@@ -414,7 +415,8 @@ class Inputs:
         if package in IMMUTABLE_MODULES:
             return Entry(f"a {type(x).__name__}", ("immutable", id(self._keep(x))))
         if package in HANDLES:
-            return Entry(f"a {type(x).__name__}", (type(x).__name__, _handle_name(x, package)))
+            stamp = _stamp_of_handle(x, package)
+            return Entry(f"a {type(x).__name__}", (type(x).__name__, stamp)) if stamp else self._opaque_entry(path, x)
         if isinstance(x, (types.GeneratorType, types.CoroutineType)) or (
             hasattr(type(x), "__next__") and type(x).__module__ in ("builtins", "itertools")
         ):
@@ -428,6 +430,9 @@ class Inputs:
 
     def _array(self, x: Held, path: str) -> Entry:
         text = "an array"
+        if isinstance(x, np.ma.MaskedArray):
+            parts = self._array(np.asarray(x.data), path), self._array(np.ma.getmaskarray(x), path)
+            return Entry(text, (type(x).__name__, repr(x.fill_value), *(part.digest for part in parts)))
         if x.dtype.hasobject:
             digest: object = self._flat(x.reshape(-1).tolist(), plain=False, path=path)
         elif isinstance(x, np.memmap) and not x.flags.writeable and getattr(x, "filename", None):
@@ -767,15 +772,18 @@ def _stamp(path: str) -> tuple[object, ...]:
     return path, found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _handle_name(x: object, package: str) -> object:
-    for name in HANDLES[package]:
-        try:
-            value = getattr(x, name)
-            value = value() if callable(value) else value
-            return _stamp(os.fsdecode(value))
-        except Exception:
-            continue
-    return ""
+def _stamp_of_handle(x: Held, package: str) -> tuple[object, ...]:
+    """The stamps of the file behind a handle; () where there is none: what it holds is in memory."""
+    with contextlib.suppress(Exception):
+        if package in ("sqlite3", "_sqlite3"):
+            path = x.execute("PRAGMA database_list").fetchone()[2]
+        else:
+            path = getattr(getattr(x, "file", x), HANDLES[package])
+            path = path() if callable(path) else path
+        if path and getattr(x, "driver", "") != "core":  # of h5py: in memory
+            found = _stamp(os.fsdecode(path))
+            return found if len(found) > 1 else ()
+    return ()
 
 
 def _columns(x: Held) -> Iterator[tuple[object, Held]]:

@@ -52,6 +52,7 @@ PR_SET_NO_NEW_PRIVS = 38
 NICE = 5  # the trial gives way to the script's own work
 MOST_FILES = 32  # that are noted as read
 NO_DATA = ("/proc/", "/sys/", "/dev/", "/etc/")
+RANDOM_FILES = ("/dev/urandom", "/dev/random", "/dev/hwrng")
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 EFFECTS = {  # audit events, by what they do
     "deletes files": ("os.remove", "os.rmdir", "shutil.rmtree"),
@@ -207,7 +208,7 @@ def _refuse(event: str, args: Any) -> None:
         if (isinstance(flags, int) and flags & WRITES) or (isinstance(mode, str) and set(mode) & set("wax+")):
             _stop(f"opens {path!r} for writing")
         name = os.path.abspath(os.fsdecode(path))
-        if name in ("/dev/urandom", "/dev/random", "/dev/hwrng"):
+        if name in RANDOM_FILES or name.startswith("/proc/sys/kernel/random/"):
             _stop(f"reads {name}")
         if len(_read) < MOST_FILES and not name.startswith(NO_DATA) and not name.endswith((".py", ".pyc", ".so")):
             _read[name] = None
