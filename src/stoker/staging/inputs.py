@@ -800,9 +800,14 @@ def _columns(x: Held) -> Iterator[tuple[object, Held]]:
 
 def _library_settings() -> tuple[object, ...]:
     """Settings of libraries that scripts change, and that samples depend on."""
-    pillow, image = sys.modules.get("PIL.ImageFile"), sys.modules.get("PIL.Image")
-    settings = getattr(pillow, "LOAD_TRUNCATED_IMAGES", None), getattr(image, "MAX_IMAGE_PIXELS", None)
-    return str(torch.get_default_dtype()), str(np.geterr()), *settings
+    found = [
+        getattr(sys.modules.get(module), name, default)  # a module that is not imported yet has its defaults
+        for module, name, default in (
+            ("PIL.ImageFile", "LOAD_TRUNCATED_IMAGES", False),
+            ("PIL.Image", "MAX_IMAGE_PIXELS", 1024 * 1024 * 1024 // 4 // 3),
+        )
+    ]
+    return str(torch.get_default_dtype()), str(np.geterr()), *found
 
 
 def _size_of_arrow(x: Held) -> int:

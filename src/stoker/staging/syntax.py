@@ -120,7 +120,7 @@ def attributes_assigned(tree: ast.FunctionDef, first: str) -> set[str]:
 
 
 MUTATORS = {"append", "appendleft", "add", "update", "extend", "insert", "pop", "popleft", "popitem", "remove"}
-MUTATORS |= {"discard", "clear", "setdefault", "sort", "reverse", "write", "writelines", "put", "itemset", "resize"}
+MUTATORS |= {"discard", "clear", "setdefault", "sort", "reverse", "write", "writelines"}
 MUTATORS |= {"fill", "fill_", "copy_", "zero_", "add_", "sub_", "mul_", "div_"}
 
 
@@ -136,6 +136,7 @@ class _Written(ast.NodeVisitor):
         self.names: set[str] = set()
         self._first = first
         self._locals = local_variables(tree)
+        self._arguments = set(params_of(tree)) - {first}
         # local variables, with the attributes that they may be or be part of
         self._attributes: dict[str, set[str]] = {}
         for node in ast.walk(tree):
@@ -152,6 +153,8 @@ class _Written(ast.NodeVisitor):
         root: ast.expr = whole
         while isinstance(root, (ast.Attribute, ast.Subscript)):
             root = root.value
+        if isinstance(root, ast.Name) and root.id in self._arguments:
+            return  # mostly a value of this sample
         of_local = root.id if isinstance(root, ast.Name) and root.id in self._locals else ""
         if of_local and of_local not in self._attributes:
             return
