@@ -12,7 +12,7 @@ from . import Uncovered, code, table
 
 SRC = Path(stoker.__file__).parent
 NAME = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+_?|RANK|TERM|COLUMNS")
-NO_VARIABLES = re.compile(r"(RLIMIT|SC|SIG|LOAD|STORE|IMPORT)_.*")  # names of limits, of sysconf, of bytecode
+NO_VARIABLES = re.compile(r"(RLIMIT|SC|SIG|LOAD|STORE|IMPORT|MAX)_.*")  # of limits, sysconf, bytecode, Pillow
 
 YOURS = {
     "STOKER_CACHE": "The folder of caches on disk. Where it is set, `stoker.Staged` caches on disk unless `cache=` "

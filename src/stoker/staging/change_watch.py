@@ -62,7 +62,7 @@ class ChangeWatch:
     """Whether what a cache was made from is still the same, in one process."""
 
     def __init__(
-        self, take: Callable[[], Inputs], opened: dict[str, Entry], sources: Callable[[], SourceFiles]
+        self, take: Callable[[], Inputs], opened: dict[str, Entry], sources: Callable[[Inputs], SourceFiles]
     ) -> None:
         self.is_current = True
         self._process = os.getpid()
@@ -73,7 +73,7 @@ class ChangeWatch:
         self._opened = opened  # what loading samples makes in it. See ``Inputs.opened``.
         self._before = take()
         # The script's process looks at files, and workers need not: their stamps are read once for all.
-        self._files = sources() if torch.utils.data.get_worker_info() is None else None
+        self._files = sources(self._before) if torch.utils.data.get_worker_info() is None else None
         self.functions = tuple(self._before.functions.values())  # the user's, that the cached part may run
         self._next_check = 0.0  # a worker checks when it begins
         self._asked: set[Index] = set()

@@ -23,6 +23,7 @@ from .plan import Unplanned
 from .recompile import HELPER
 from .samples import TrialSamples
 from .store.encode import CacheError
+from .syntax import ANY_NAME
 from .verify import Kept, changed_name, file_positions
 
 SECOND_CALL_SEED = 90
@@ -180,6 +181,8 @@ class Checker:
             return f"it asks {code.asks}"
         for name in sorted(code.names & set(self._changing)):
             return f"it reads {name}, which the script changes in each epoch"
+        if ANY_NAME in self._of_samples:
+            return "samples set attributes whose names are computed"
         for name in sorted(code.names & self._of_samples):
             return f"it reads {name}, which loading a sample may change"
         if share_memory(first, second):

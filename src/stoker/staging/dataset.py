@@ -134,7 +134,7 @@ class Staged(Dataset[Sample]):
         # Of ``prepare`` the user says that it is deterministic.
         why = (self._watch.why_unknown or self._unmarked) if self.split is not None else ""
         if why:
-            raise UsageError(f"{why}. {REMEDY}")
+            raise UsageError(f"{type(self.dataset).__name__} cannot be split: {why}. {REMEDY}")
         self._store = self._open_store()
         self._device = None
 
@@ -184,10 +184,12 @@ class Staged(Dataset[Sample]):
             return Inputs(self.dataset, [self._said[0]], shared=False, ignored=self._ignored)
         return split.inputs()
 
-    def _source_files(self) -> SourceFiles:
+    def _source_files(self, inputs: Inputs) -> SourceFiles:
         """The files that samples are read from."""
         split = self.split
-        return SourceFiles(self.dataset) if split is None else SourceFiles(self.dataset, split.folders, split.files)
+        if split is None:
+            return SourceFiles(self.dataset)
+        return SourceFiles(self.dataset, split.folders, split.files, inputs.texts)
 
     def _key(self) -> JsonObject:
         """What a cache on disk depends on."""

@@ -154,11 +154,13 @@ class Executed:
         """Runs a function as in a worker process, and watches each Python function that it calls."""
         info = WorkerInfo(self._dataset, self._ask, next(_worker_seeds))
         with in_worker(info):
+            threading.setprofile(self._profile)  # of threads that it starts
             sys.setprofile(self._profile)
             try:
                 return fn()
             finally:
                 sys.setprofile(None)
+                threading.setprofile(None)
 
     def _ask(self, what: str) -> None:
         self.asks = self.asks or what

@@ -47,6 +47,7 @@ from ..core.object_tree import PLAIN, VALUES, is_filesystem, is_table
 from ..core.packages import PACKAGE, is_users
 
 MOST_BYTES = 4 << 30  # of arrays: more is not digested before each epoch
+MOST_MAPPED_BYTES = 256 << 20  # of a file; of what is larger, the stamps of the file count
 MOST_ARROW_BYTES = 64 << 20  # of what is larger, and mostly mapped from a file, the object counts
 WIDTH = 200  # items of a container that get an entry of their own, if they are no plain values
 DEPTH = 40  # of objects inside objects
@@ -57,13 +58,16 @@ IGNORED = (
     *GENERATORS,
     type(threading.Lock()),
     type(threading.RLock()),
-    threading.Thread,
     threading.Condition,
-    threading.Event,
-    threading.Semaphore,
-    logging.Logger,
     logging.Handler,
 )
+LIBRARY_STATES = {  # what of an object of the standard library says something about samples
+    threading.Event: lambda x: x.is_set(),
+    threading.Semaphore: lambda x: x._value,
+    logging.Logger: lambda x: x.level,
+    threading.Thread: lambda x: "",
+    types.MappingProxyType: dict,
+}
 NATIVE_CODE = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, np.ufunc)
 # Immutable, and the digest of their content would take as long as reading it.
 IMMUTABLE_MODULES = ("pyarrow", "re")
@@ -166,6 +170,12 @@ class Inputs:
             self._visit(value, f"dataset[1][{name!r}]", DEPTH)
 
     @property
+    def texts(self) -> list[str]:
+        """Texts among the values: some may name files."""
+        found = (entry.digest for entry in self.entries.values())
+        return [d[1] for d in found if isinstance(d, tuple) and len(d) == 2 and d[0] == "str" and isinstance(d[1], str)]
+
+    @property
     def objects(self) -> Collection[int]:
         """The ids of all objects that have parts."""
         return self._seen.keys()
@@ -258,6 +268,9 @@ class Inputs:
             return
         cls = type(x)
         self.entries[path] = Entry(f"a {cls.__name__}", f"{cls.__module__}.{cls.__qualname__}")
+        if is_filesystem(x) and "memory" in str(getattr(cls, "protocol", "")):
+            self._add_opaque(path, x)
+            return
         if is_filesystem(x):
             for name in ("storage_args", "storage_options"):
                 self._visit(getattr(x, name, None), f"{path}.{name}", depth)
@@ -364,6 +377,8 @@ class Inputs:
             return
         self._seen.setdefault(id(cls), (len(self._seen), cls, path))
         self.entries[known] = Entry(cls.__qualname__, tuple(f"{c.__module__}.{c.__qualname__}" for c in cls.__mro__))
+        if not is_library_class(type(cls)):
+            self._visit_class(type(cls), f"class {type(cls).__module__}.{type(cls).__qualname__}", depth)
         for base in cls.__mro__:
             if is_library_class(base):
                 continue
@@ -400,8 +415,15 @@ class Inputs:
         if isinstance(x, (bytearray, array.array)):
             code = getattr(x, "typecode", "")
             return Entry(f"a {type(x).__name__} of {len(x)}", (code, self._bytes_token(memoryview(x).cast("B"))))
+        return self._library_object(x, path)
+
+    def _library_object(self, x: Held, path: str) -> Entry | None:
+        """The entry of an object whose class says what its state is."""
         if isinstance(x, (*IGNORED, *NATIVE_CODE, types.CodeType)):
             return Entry(f"a {type(x).__name__}", _name_of_native(x))
+        for kind, state in LIBRARY_STATES.items():
+            if type(x) is kind:
+                return Entry(f"a {kind.__name__}", self._flat(state(x), plain=False, path=path))
         if is_table(x):
             return self._table(x, path)
         ctypes_bytes = _ctypes_bytes(x)
@@ -435,11 +457,14 @@ class Inputs:
             return Entry(text, (type(x).__name__, repr(x.fill_value), *(part.digest for part in parts)))
         if x.dtype.hasobject:
             digest: object = self._flat(x.reshape(-1).tolist(), plain=False, path=path)
-        elif isinstance(x, np.memmap) and not x.flags.writeable and getattr(x, "filename", None):
+        elif isinstance(x, np.memmap) and x.nbytes > MOST_MAPPED_BYTES and getattr(x, "filename", None):
             digest = _stamp(str(x.filename))  # its file is the input
         else:
             digest = self._bytes_token(np.ascontiguousarray(x).reshape(-1).view(np.uint8)) if x.size else b""
-        return Entry(text, (type(x).__name__, repr(x.dtype), x.shape, x.strides if x.size else (), digest))
+        own = (
+            self._flat(dict(_attributes(x)), plain=False, path=path) if type(x) not in (np.ndarray, np.memmap) else b""
+        )
+        return Entry(text, (type(x).__name__, repr(x.dtype), x.shape, x.strides if x.size else (), digest, own))
 
     def _tensor(self, x: torch.Tensor, path: str) -> Entry:
         text = "a tensor"
@@ -459,17 +484,24 @@ class Inputs:
             plain = x.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg().contiguous().reshape(-1)
             numbers = self._bytes_token(plain.view(torch.uint8).numpy()) if x.numel() else b""
         more = self._flat(vars(x), plain=False, path=path) if vars(x) else b""
+        if x.is_leaf and x.grad is not None:
+            numbers += self._flat(x.grad.numpy(), plain=True)
         return Entry(text, (kind, x.stride() if x.numel() else (), numbers, more))
 
     def _table(self, x: Held, path: str) -> Entry:
         columns = [(str(name), column) for name, column in _columns(x)]
         found = [(name, str(c.dtype), self._column(c, path)) for name, c in columns]
-        more = self._flat(list(map(str, getattr(x, "columns", ()))), plain=True)
+        more = self._flat(
+            [list(map(str, getattr(x, "columns", ()))), getattr(x, "attrs", None)], plain=False, path=path
+        )
         return Entry(f"a {type(x).__name__} of {len(x)}", (type(x).__name__, x.shape, more, tuple(found)))
 
     def _column(self, column: Held, path: str) -> object:
-        values = column.to_numpy()
-        return self._array(values, path).digest
+        categories = getattr(getattr(column, "dtype", None), "categories", None)  # of pandas: their order counts
+        own = (
+            None if categories is None else self._flat([list(categories), column.dtype.ordered], plain=False, path=path)
+        )
+        return self._array(column.to_numpy(), path).digest, own
 
     def _file(self, x: Held, path: str) -> Entry:
         name = getattr(x, "name", None)

@@ -38,7 +38,8 @@ TRIES = 10_000  # names that are looked for in a folder in vain
 TRIES_PER_HIT = 100  # more, for each that is found
 NO_PATHS = (bool, int, float, complex, type(None), type, torch.Tensor)
 IN_ACCESS, IN_OPEN, IN_NONBLOCK = 0x1, 0x20, 0o4000
-NOT_DATA = (".py", ".pyc", ".so", "-shm", "lock.mdb", "-journal")
+NOT_DATA = (".pyc", ".so", "-shm", "lock.mdb", "-journal")
+SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/")
 GENERAL = ("/", "/tmp", "/home", "/root", "/proc", "/dev")
 Stamp = tuple[int, int, int] | None
 
@@ -47,11 +48,17 @@ class SourceFiles:
     """Files with their stamps. ``folders``, ``files``: that a trial has seen; None: there was no trial, and only what
     the dataset names is looked at."""
 
-    def __init__(self, dataset: object, folders: Iterable[str] | None = None, files: Iterable[str] = ()) -> None:
-        names = Names(dataset)
+    def __init__(
+        self,
+        dataset: object,
+        folders: Iterable[str] | None = None,
+        files: Iterable[str] = (),
+        texts: Iterable[str] = (),
+    ) -> None:
+        names = Names(dataset, texts)
         self._files = [*names.files, *files]
         parents = {os.path.dirname(os.path.abspath(path)) for path in self._files}
-        self._folders = [] if folders is None else _not_too_general({*parents, *folders})
+        self._folders = [] if folders is None else [f for f in {*parents, *folders} if f not in GENERAL]
         self._trees = _not_too_general(names.folders)
         self.stamps = self.now()
 
@@ -74,10 +81,10 @@ class SourceFiles:
 class Names:
     """The files and folders that a dataset's texts name."""
 
-    def __init__(self, dataset: object) -> None:
+    def __init__(self, dataset: object, more: Iterable[str] = ()) -> None:
         self.files: list[str] = []
         self.folders: list[str] = []
-        texts = list(dict.fromkeys(texts_in(dataset)))
+        texts = list(dict.fromkeys((*more, *texts_in(dataset))))
         left: list[str] = []
         for text in texts:
             found = _kind(text)
@@ -171,7 +178,7 @@ def _not_too_general(folders: Iterable[str]) -> list[str]:
     """Without folders that hold more than data."""
     general = {os.path.expanduser("~"), os.getcwd(), os.environ.get("TMPDIR", "/tmp"), *GENERAL}
     real = dict.fromkeys(os.path.abspath(f) for f in folders)
-    return [f for f in real if f not in general and not f.startswith(("/proc/", "/sys/", "/dev/", "/etc/"))]
+    return [f for f in real if f not in general and (f.startswith("/dev/shm/") or not f.startswith(SYSTEM))]
 
 
 def folders_below(path: str, levels: int) -> list[str]:
@@ -210,13 +217,13 @@ def _list(folder: str, out: dict[str, Stamp]) -> None:
 class FolderWatch:
     """Notes in which folders files are opened while it lasts, by native code, too. Linux; elsewhere it sees nothing."""
 
-    def __init__(self, dataset: object) -> None:
+    def __init__(self, dataset: object, texts: Iterable[str] = ()) -> None:
         self._names: dict[int, str] = {}
         self._fd = -1
-        names = Names(dataset)
+        names = Names(dataset, texts)
         parents = {os.path.dirname(os.path.abspath(path)) for path in names.files}
         near = {os.path.dirname(path) for path in parents}  # root/labels of root/images/0.jpg
-        candidates: dict[str, None] = {}
+        candidates: dict[str, None] = {os.getcwd(): None}
         for root in _not_too_general({*names.folders, *parents, *near}):
             candidates |= dict.fromkeys(folders_below(root, LEVELS))
         try:

@@ -124,6 +124,9 @@ MUTATORS |= {"discard", "clear", "setdefault", "sort", "reverse", "write", "writ
 MUTATORS |= {"fill", "fill_", "copy_", "zero_", "add_", "sub_", "mul_", "div_"}
 
 
+ANY_NAME = "*"  # an attribute is written whose name is computed
+
+
 def names_written(tree: ast.FunctionDef, first: str) -> set[str]:
     """Names of attributes and global variables whose value a function changes in any branch: it assigns to them, to an
     item of them, or calls a method of theirs that changes a container. What only local variables hold does not count,
@@ -160,6 +163,8 @@ class _Written(ast.NodeVisitor):
             return
         if name:
             self.names.add(name)
+        elif isinstance(whole, ast.Attribute) and whole.attr == "__dict__":
+            self.names.add(ANY_NAME)
         elif isinstance(whole, ast.Attribute):
             self.names.add(whole.attr)
         elif isinstance(whole, ast.Name):
@@ -186,6 +191,10 @@ class _Written(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
+        if isinstance(node.func, ast.Name) and node.func.id in ("setattr", "delattr") and len(node.args) > 1:
+            name = node.args[1]
+            is_known = isinstance(name, ast.Constant) and isinstance(name.value, str)
+            self.names.add(name.value if is_known else ANY_NAME)  # type: ignore[attr-defined]
         if isinstance(node.func, ast.Attribute) and node.func.attr in MUTATORS:
             self._changes(node.func.value)
         self.generic_visit(node)

@@ -34,7 +34,7 @@ from ..core.errors import one_line
 from ..core.filesystems import is_far, reopen
 from ..core.types import Index, MapDataset
 from .callee import Compiled
-from .inputs import Entry
+from .inputs import Entry, Inputs
 from .isolate import allow_connections, files_read
 from .plan import Plan, WholeNode, nodes_in
 from .pure_calls import MemoPlan, Survey
@@ -81,7 +81,7 @@ def find_plan(
         allow_connections()
         reopen(dataset)
     samples = TrialSamples(dataset, indices, sampler)
-    watch = FolderWatch(dataset)
+    watch = FolderWatch(dataset, Inputs(dataset).texts)
     try:
         samples.load_first()
         reason = samples.batches_differ()

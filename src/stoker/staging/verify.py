@@ -39,6 +39,7 @@ from .plan import Boxed, Plan, PreparedState, Unplanned, globals_now
 from .samples import TrialSamples
 from .store.decode import Layout, stored_copy
 from .store.encode import CacheError, take
+from .syntax import ANY_NAME
 
 READS = 3  # of what is kept, of which the fastest counts
 NAMES = 16  # attributes of which it is tried whether they are written before they are read
@@ -105,6 +106,8 @@ def _reads_what_changes(plan: Plan, samples: TrialSamples, code: Executed, chang
         name = changed_name(path)
         if (name in code.names or not name) and not _lies_in(path, plan.scratch):
             return f"loading a sample changes what the part before the cut reads: {readable_change(path)}"
+    if ANY_NAME in samples.written:
+        return "samples set attributes whose names are computed"
     for name in sorted(code.names & (samples.assigned | samples.written)):
         return f"some sample may change what the part before the cut reads: {name}"
     unread = {path.rpartition(".")[2] for path in plan.scratch} - code.user_names
