@@ -623,3 +623,14 @@ def test_a_fingerprint_goes_into_the_code_that_makes_a_sample(
     assert [x == y for x, y in zip(first, show(factor=3), strict=True)] == [True, False, True]
     for change in ({"size": 4}, {"scale": 2}):
         assert [x == y for x, y in zip(first, show(**change), strict=True)] == [False, True, True]
+
+
+def test_a_file_of_another_size_and_the_same_time_begins_another_cache(files: list[Path], tmp_path: Path) -> None:
+    where = tmp_path / "cache"
+    assert check(open_cache(files, where)) == N
+    before = files[17].stat()
+    files[17].write_text("12345")
+    os.utime(files[17], ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.warns(StokerWarning, match="the source files changed"):
+        again = open_cache(files, where)
+    assert check(again, values={17: 12345}) == N
