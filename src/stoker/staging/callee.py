@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
+from ..core.marked_code import original
 from ..core.types import Attributes
 from .containers import items_of
 
@@ -83,7 +84,7 @@ def key_of(called: object) -> str:
     callee = callee_of(called)
     if callee is None:
         return ""
-    code = callee.fn.__code__
+    code = original(callee.fn.__code__)
     return f"{code.co_filename}:{code.co_firstlineno}:{callee.fn.__qualname__}"
 
 

@@ -11,8 +11,8 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from ..core import marked_code
 from ..core.compare import equal_bits
-from ..core.marked_code import CODES
 from ..core.random_state import RandomState
 from . import branches
 from .executed_code import Executed
@@ -80,7 +80,7 @@ def mark(functions: Iterable[types.FunctionType]) -> str:
     for fn in functions:
         code = fn.__code__
         is_generated = code.co_filename == "<string>" and fn.__name__.startswith("__")  # by dataclass, namedtuple
-        if code in CODES or is_generated:
+        if marked_code.is_marked(code) or is_generated:
             continue
         try:
             made = marked_lambda(code) if code.co_name == "<lambda>" else _marked(fn)
@@ -90,7 +90,7 @@ def mark(functions: Iterable[types.FunctionType]) -> str:
         if made is None or made.co_freevars != code.co_freevars:
             why = why or f"which branches samples take is not known: {reason}"
             continue
-        CODES[made] = code
+        marked_code.note(made, code)
         fn.__code__ = made
     return why
 
