@@ -239,6 +239,17 @@ class HelperWithSlots(Case):
         self.helper.scale = 1.0 + epoch
 
 
+class HelpersInADictionary(Case):
+    def __init__(self, folder: Path) -> None:
+        self.helpers = {"a": Slots(), "b": Slots()}
+
+    def __getitem__(self, i: int) -> Any:
+        return slow(i) * self.helpers["b"].scale
+
+    def between(self, epoch: int) -> None:
+        self.helpers["b"].scale = 1.0 + epoch
+
+
 class Attribute:
     """A descriptor whose value lies in itself."""
 

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 import stoker
 from stoker.core.compare import equal_bits
 from stoker.staging import change_watch
+from stoker.staging.inputs import Inputs
 from tests.exact.cases import CASES, Case, N
 
 EPOCHS = 4
@@ -100,6 +101,13 @@ def test_no_sample_is_another(name: str, workers: int, tmp_path: Path) -> None:
     else:
         for epoch in range(EPOCHS):
             assert equal_bits(made[epoch], plain[epoch]), f"epoch {epoch}"
+
+
+def test_what_a_small_container_holds_is_an_input(tmp_path: Path) -> None:
+    data: Any = CASES["HelpersInADictionary"](tmp_path)
+    before = Inputs(data)
+    data.helpers["b"].scale = 3.0
+    assert before.changes(Inputs(data)) == ["dataset[0].helpers['b'].scale was 1.0 and is 3.0"]
 
 
 def test_of_indices_of_two_types_one_is_kept(tmp_path: Path) -> None:

@@ -98,9 +98,9 @@ class Fingerprint:
             return _Part("a tensor", (tuple(obj.shape), obj.dtype, _of_tensor(obj)), is_data=True), False
         if isinstance(obj, np.ndarray):
             return _Part("an array", (obj.shape, obj.dtype.str, _of_array(obj)), is_data=True), False
-        ctypes_bytes = _ctypes_bytes(obj) if self._shared else None
-        if ctypes_bytes is not None:
-            return _Part("a value in shared memory", _of_array(ctypes_bytes), is_data=True), False
+        shared = ctypes_bytes(obj) if self._shared else None
+        if shared is not None:
+            return _Part("a value in shared memory", _of_array(shared), is_data=True), False
         if isinstance(obj, CONTAINERS):
             text = f"a {type(obj).__name__} of {len(obj)}"
             return _Part(text, _of_container(obj), is_data=len(obj) > 0), len(obj) <= WIDTH
@@ -250,7 +250,7 @@ def _of_column(x: Table) -> object:
     return _of_container(values.tolist()) if values.dtype.hasobject else _of_array(values)
 
 
-def _ctypes_bytes(x: Any) -> NDArray[np.uint8] | None:
+def ctypes_bytes(x: Any) -> NDArray[np.uint8] | None:
     """The bytes of ``multiprocessing.Value`` and ``Array``, and of values of ctypes; None for anything else."""
     ctypes = sys.modules.get("ctypes")
     if ctypes is None:

@@ -20,7 +20,6 @@ import random
 import sys
 import threading
 import types
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +30,7 @@ from ..core.errors import one_line
 from ..core.marked_code import original
 from ..core.packages import is_users
 from .executed_code import is_library
+from .inputs import codes_of
 from .store.encode import CacheError
 
 # Attributes that distinguish ranks. They may differ where the deterministic part does not read them.
@@ -191,7 +191,7 @@ class _KeyPickler(_Pickler):
             return self._named(fn.__module__ or "", f"{fn.__module__}.{fn.__qualname__}")
         instructions = original(fn.__code__)
         self.code.write(_instructions(instructions))
-        names = {name for code in _codes(instructions) for name in code.co_names}
+        names = {name for code in codes_of(instructions) for name in code.co_names}
         self.packages |= {name.partition(".")[0] for name in _arguments(instructions, "IMPORT_NAME")}
         used: dict[str, object] = {}
         for name in sorted(_arguments(instructions, "LOAD_GLOBAL", "LOAD_NAME")):
@@ -254,28 +254,20 @@ def _called(bases: list[type]) -> set[str]:
         k = todo.pop()
         if k not in found:
             found.add(k)
-            names = {name for fn in methods[k] for code in _codes(fn.__code__) for name in code.co_names}
+            names = {name for fn in methods[k] for code in codes_of(fn.__code__) for name in code.co_names}
             todo += [name for name in (methods if "getattr" in names else names) if name in methods]
     return found
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A function's code, and that of the functions inside it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
-
-
 def _arguments(code: types.CodeType, *names: str) -> set[str]:
     """Arguments of some instructions of a function: the variables that it loads, the modules that it imports."""
-    return {str(op.argval) for c in _codes(code) for op in dis.get_instructions(c) if op.opname in names}
+    return {str(op.argval) for c in codes_of(code) for op in dis.get_instructions(c) if op.opname in names}
 
 
 def _instructions(code: types.CodeType) -> bytes:
     """What runs, without its place in a file."""
     parts = []
-    for c in _codes(code):
+    for c in codes_of(code):
         constants = [
             sorted(map(repr, v)) if isinstance(v, frozenset) else v
             for v in c.co_consts

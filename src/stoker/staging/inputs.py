@@ -42,6 +42,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
+from ..core.fingerprint import ctypes_bytes
 from ..core.marked_code import original
 from ..core.object_tree import PLAIN, VALUES, is_filesystem, is_table
 from ..core.packages import PACKAGE, is_users
@@ -426,9 +427,9 @@ class Inputs:
                 return Entry(f"a {kind.__name__}", self._flat(state(x), plain=False, path=path))
         if is_table(x):
             return self._table(x, path)
-        ctypes_bytes = _ctypes_bytes(x)
-        if ctypes_bytes is not None:
-            return Entry("a value in shared memory", self._bytes_token(ctypes_bytes) if self._shared else "shared")
+        shared = ctypes_bytes(x)
+        if shared is not None:
+            return Entry("a value in shared memory", self._bytes_token(shared) if self._shared else "shared")
         if isinstance(x, (io.IOBase, mmap.mmap, socket.socket)):
             return self._file(x, path)
         package = type(x).__module__.partition(".")[0]
@@ -855,14 +856,3 @@ def _arrow_buffers(x: Held) -> Iterator[memoryview]:
         yield from _arrow_buffers(part)
     if hasattr(x, "buffers"):
         yield from (memoryview(b) for b in x.buffers() if b is not None)
-
-
-def _ctypes_bytes(x: Held) -> Held:
-    """The bytes of ``multiprocessing.Value`` and ``Array``, and of values of ctypes; None for anything else."""
-    ctypes = sys.modules.get("ctypes")
-    if ctypes is None:
-        return None
-    if type(x).__module__ == "multiprocessing.sharedctypes" and hasattr(x, "get_obj"):
-        x = x.get_obj()
-    kinds = ctypes._SimpleCData, ctypes.Array, ctypes.Structure
-    return memoryview(x).cast("B") if isinstance(x, kinds) and ctypes.sizeof(x) else None
