@@ -86,7 +86,7 @@ $(DOCS_STAMP): $(STAMP) pyproject.toml $(DOCS)
 		> "$$(.venv-docs/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth"; \
 	pwd -P > $@
 
-.PHONY: always help setup demo test test-slow test-scripts test-versions lint types bench bench-gpu docs docs-serve release clean
+.PHONY: always help setup demo test test-slow test-scripts test-cluster test-versions lint types bench bench-gpu docs docs-serve release clean
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
 	@echo "  PYTHON=/path/to/python chooses the interpreter (3.10 to 3.14)"
@@ -108,7 +108,10 @@ test-slow: $(STAMP) ## those that take longest, a quarter of an hour
 	@$(PY) -m pytest -m slow $(ARGS)
 
 test-scripts: $(SCRIPTS_STAMP) ## scripts of Lightning, Hugging Face, MONAI, ... as people write them
-	@.venv-scripts/bin/python -m pytest tests/scripts -m scripts $(ARGS)
+	@.venv-scripts/bin/python -m pytest tests/scripts -m "scripts and not cluster" $(ARGS)
+
+test-cluster: $(SCRIPTS_STAMP) ## nodes of a Ray cluster, all on this machine: in one process, for each would start its own
+	@.venv-scripts/bin/python -m pytest tests/scripts -m cluster -n 0 $(ARGS)
 
 test-versions: $(STAMP) ## contract and engine with other versions of torch and Python: hours, and gigabytes each
 	@$(PY) -m benchmarks.versions run --drop

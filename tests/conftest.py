@@ -24,7 +24,7 @@ from stoker.staging import isolate
 from tests.helpers import note_children
 
 pytest_plugins = ["tests.failures"]
-PROCESSES_PER_CORE = 2  # most tests wait for a process or a clock
+PROCESSES_PER_CORE = 1.5  # most tests wait for a process or a clock
 
 isolate.NICE = 0  # else trials, for which tests wait, give way to all other tests
 compileall.compile_dir(Path(stoker.__file__).parent, quiet=2)
@@ -61,7 +61,7 @@ def _children_of_earlier_tests() -> None:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """A test that is named runs here, so that a debugger can stop it."""
     is_named = any("::" in arg for arg in config.args)
-    return 0 if is_named else PROCESSES_PER_CORE * len(os.sched_getaffinity(0))
+    return 0 if is_named else round(PROCESSES_PER_CORE * len(os.sched_getaffinity(0)))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of the time limit

@@ -43,6 +43,7 @@ from .ray_nodes import (  # noqa: E402
 
 pytestmark = [
     pytest.mark.scripts,
+    pytest.mark.cluster,
     pytest.mark.timeout(400),
     pytest.mark.filterwarnings("ignore::stoker.core.errors.StokerWarning"),
 ]
