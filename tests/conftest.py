@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import compileall
 import fcntl
+import gc
 import multiprocessing
 import os
 import signal
@@ -74,6 +75,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     with open(path, "a+") as file:  # of this process: no child inherits the lock
         fcntl.lockf(file, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
         return (yield)
+
+
+def pytest_collection_finish() -> None:
+    """No later collection of garbage visits what was imported, here or in the workers that tests fork."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # before anything is left out

@@ -187,6 +187,7 @@ def test_each_transcript_is_shown() -> None:
 # ----------------------------------------------------------------------------------------------------- generated pages
 
 
+@pytest.mark.slow
 def test_what_is_generated_covers_the_source() -> None:
     made = reference.pages()
     assert made["reference/dataloader.md"].count("{ #on_error }") == 1

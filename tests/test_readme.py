@@ -103,6 +103,7 @@ def test_the_example_reports_are_those_that_are_listed() -> None:
         assert ("healthy</b>" in page) == (not truth[name])
 
 
+@pytest.mark.slow
 def test_links_lead_somewhere() -> None:
     made = {ROOT / "docs" / name for name in reference.pages()}  # when the site is built
     pages_there = [
