@@ -263,6 +263,15 @@ def test_nothing_of_a_run_can_be_read_from_its_name(here: Path) -> None:
     assert file.stat().st_mode & 0o77 == 0
 
 
+def test_what_is_remembered_of_a_loader_is_what_it_was(here: Path) -> None:
+    good = run(step_s=3.0)
+    history.save(good)
+    found = history.load(good.command)
+    assert found is not None
+    for name in "name batches samples epochs wait_s step_s loop_s samples_per_s settings epoch_s busy_s".split():
+        assert getattr(found.loaders[0], name) == getattr(good.loaders[0], name), name
+
+
 def test_a_run_that_failed_does_not_take_the_place_of_one_that_did_not(here: Path) -> None:
     good = run()
     history.save(good)
