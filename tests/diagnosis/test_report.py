@@ -268,7 +268,8 @@ def test_what_is_remembered_of_a_loader_is_what_it_was(here: Path) -> None:
     history.save(good)
     found = history.load(good.command)
     assert found is not None
-    for name in "name batches samples epochs wait_s step_s loop_s samples_per_s settings epoch_s busy_s".split():
+    names = "name", "batches", "samples", "epochs", "wait_s", "step_s", "loop_s", "samples_per_s", "settings", "epoch_s"
+    for name in names:
         assert getattr(found.loaders[0], name) == getattr(good.loaders[0], name), name
 
 
