@@ -189,7 +189,7 @@ class Staged(Dataset[Sample]):
         split = self.split
         if split is None:
             return SourceFiles(self.dataset)
-        return SourceFiles(self.dataset, split.folders, split.files, inputs.texts)
+        return SourceFiles(self.dataset, split.folders, split.files, inputs.texts, inputs.functions.values())
 
     def _key(self) -> JsonObject:
         """What a cache on disk depends on."""

@@ -4,10 +4,12 @@ Which files these are::
 
     named      each text in the dataset that names a file or a folder, also relative to a folder that it names
     opened     folders in which the samples of a trial opened something, natively, too (inotify(7), ``FolderWatch``)
-    listed     all files in these folders, and in those of named files; folders that were named, with all below them
+    listed     files in these folders, and in those of named files, whose suffix samples read: that of a file which the
+               trial opened there, or one that the code mentions. All of them, if the code lists folders
+    trees      folders that were named, with all below them
 
 A stamp is the time of the last write in ns, the size and the inode. Hidden files, Python's own, and files that readers
-write to (locks of LMDB and SQLite) do not count.
+write to (locks of LMDB and SQLite) do not count. Nor does a checkpoint or a log that the script writes beside its data.
 """
 
 from __future__ import annotations
@@ -20,15 +22,17 @@ import stat
 import struct
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import numpy as np
 import torch
 
+from ..core.marked_code import original
 from ..core.object_tree import TABLES, attributes
 from ..core.shared import SharedList
-from .inputs import is_library_class
+from .inputs import codes_of, is_library_class
 
+SUFFIX_BYTES = 12
 DEPTH = 8  # of objects in objects, in which file names are looked for
 MOST_FILES = 200_000  # whose stamps are compared
 MOST_FOLDERS = 4_000  # that are listed, or watched in a trial
@@ -41,24 +45,31 @@ IN_ACCESS, IN_OPEN, IN_NONBLOCK = 0x1, 0x20, 0o4000
 NOT_DATA = (".pyc", ".so", "-shm", "lock.mdb", "-journal")
 SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/")
 GENERAL = ("/", "/tmp", "/home", "/root", "/proc", "/dev")
+LISTS = frozenset({"listdir", "scandir", "walk", "fwalk", "glob", "iglob", "rglob", "iterdir", "ImageFolder"})
 Stamp = tuple[int, int, int] | None
 
 
 class SourceFiles:
-    """Files with their stamps. ``folders``, ``files``: that a trial has seen; None: there was no trial, and only what
-    the dataset names is looked at."""
+    """Files with their stamps. ``folders``: in which a trial opened files, with their suffixes, None: there was no
+    trial, and only what the dataset names is looked at; ``files``: that the trial opened; ``functions``: that run."""
 
     def __init__(
         self,
         dataset: object,
-        folders: Iterable[str] | None = None,
+        folders: Mapping[str, Collection[str]] | None = None,
         files: Iterable[str] = (),
         texts: Iterable[str] = (),
+        functions: Iterable[types.FunctionType] = (),
     ) -> None:
         names = Names(dataset, texts)
         self._files = [*names.files, *files]
-        parents = {os.path.dirname(os.path.abspath(path)) for path in self._files}
-        self._folders = [] if folders is None else [f for f in {*parents, *folders} if f not in GENERAL]
+        self._folders: dict[str, Collection[str] | None] = {}  # with the suffixes that count; None: all
+        if folders is not None:
+            mentioned = _suffixes_mentioned(functions, texts)
+            parents = sorted({os.path.dirname(os.path.abspath(path)) for path in self._files})
+            for folder in dict.fromkeys((*parents, *folders)):
+                if folder not in GENERAL:
+                    self._folders[folder] = None if mentioned is None else {*mentioned, *folders.get(folder, ())}
         self._trees = _not_too_general(names.folders)
         self.stamps = self.now()
 
@@ -68,8 +79,8 @@ class SourceFiles:
         for path in self._trees:
             for folder in folders_below(path, LEVELS):
                 _list(folder, out)
-        for path in self._folders:
-            _list(path, out)
+        for path, suffixes in self._folders.items():
+            _list(path, out, suffixes)
         return out
 
     def changes(self) -> list[str]:
@@ -141,6 +152,30 @@ def _texts_in_class(cls: type) -> Iterator[str]:
                 yield constant
 
 
+def _suffixes_mentioned(functions: Iterable[types.FunctionType], texts: Iterable[str]) -> set[str] | None:
+    """Suffixes that texts of the code name, or short texts of the dataset; and none at all, "". None: the code lists
+    folders, and any file counts."""
+    out = {""}
+    for fn in functions:
+        for code in codes_of(original(fn.__code__)):
+            if not LISTS.isdisjoint(code.co_names):
+                return None
+            for text in (*code.co_consts, *(fn.__defaults__ or ())):
+                for part in text if isinstance(text, (tuple, frozenset)) else (text,):
+                    if isinstance(part, str) and len(part) < 256:
+                        out |= _suffixes_of(part)
+    for text in texts:
+        if len(text) < SUFFIX_BYTES:
+            out |= _suffixes_of(text)
+    return out
+
+
+def _suffixes_of(text: str) -> set[str]:
+    """".png" of "{}_mask.png", ".png" and "png"."""
+    last = text.rpartition(".")[2]
+    return {f".{last}"} if last.isalnum() and len(last) < SUFFIX_BYTES else set()
+
+
 def _items(x: object) -> Iterable[object]:
     if isinstance(x, Mapping):
         with contextlib.suppress(Exception):
@@ -198,13 +233,15 @@ def folders_below(path: str, levels: int) -> list[str]:
     return out
 
 
-def _list(folder: str, out: dict[str, Stamp]) -> None:
-    """Adds the files of a folder; not of those below it."""
+def _list(folder: str, out: dict[str, Stamp], suffixes: Collection[str] | None = None) -> None:
+    """Adds the files of a folder with some suffixes, None: with any; not of those below it."""
     try:
         with os.scandir(folder) as found:
             for entry in found:
                 name = entry.name
                 if len(out) >= MOST_FILES or name.startswith(".") or name.endswith(NOT_DATA):
+                    continue
+                if suffixes is not None and os.path.splitext(name)[1] not in suffixes:
                     continue
                 with contextlib.suppress(OSError):
                     status = entry.stat()
@@ -236,13 +273,25 @@ class FolderWatch:
         except (OSError, AttributeError):
             self._fd = -1
 
-    def folders(self) -> list[str]:
-        """Folders in which something was opened so far. Where there are several beside each other, one for each sample,
-        those beside them, too."""
-        if self._fd < 0:
-            return []
+    def folders(self) -> dict[str, set[str]]:
+        """Folders in which something was opened so far, with the suffixes of what was opened. Where there are several
+        beside each other, one for each sample, those beside them, too."""
+        found: dict[str, set[str]] = {}
+        for number, name in self._events():
+            if number in self._names:
+                found.setdefault(self._names[number], set()).add(os.path.splitext(name)[1])
+        parents = [os.path.dirname(path) for path in found]
+        beside = {path for path in parents if parents.count(path) > 1}
+        for path in self._names.values():
+            if os.path.dirname(path) in beside and path not in found:
+                others = (suffixes for p, suffixes in found.items() if os.path.dirname(p) == os.path.dirname(path))
+                found[path] = set().union(*others)
+        return found
+
+    def _events(self) -> Iterator[tuple[int, str]]:
+        """Which watch saw something, and the name of the file."""
         data = b""
-        while select.select([self._fd], [], [], 0)[0]:
+        while self._fd >= 0 and select.select([self._fd], [], [], 0)[0]:
             try:
                 part = os.read(self._fd, 1 << 16)
             except OSError:
@@ -250,16 +299,11 @@ class FolderWatch:
             if not part:
                 break
             data += part
-        os.close(self._fd)
-        self._fd = -1
-        found: dict[str, None] = {}
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
         at = 0
         while at + 16 <= len(data):
             number, _, _, size = struct.unpack_from("iIII", data, at)
+            yield number, os.fsdecode(data[at + 16 : at + 16 + size].rstrip(b"\0"))
             at += 16 + size
-            if number in self._names:
-                found[self._names[number]] = None
-        parents = [os.path.dirname(path) for path in found]
-        beside = {path for path in parents if parents.count(path) > 1}
-        known = set(self._names.values())
-        return [*found, *(p for p in known if os.path.dirname(p) in beside and p not in found)]

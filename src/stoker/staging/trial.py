@@ -26,15 +26,16 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..core.errors import one_line
 from ..core.filesystems import is_far, reopen
 from ..core.types import Index, MapDataset
 from .callee import Compiled
-from .inputs import Entry, Inputs
+from .inputs import Entry, Inputs, is_users_module
 from .isolate import allow_connections, files_read
 from .plan import Plan, WholeNode, nodes_in
 from .pure_calls import MemoPlan, Survey
@@ -60,7 +61,7 @@ class Found(NamedTuple):
     memo: MemoPlan | None = None  # calls that are kept instead, where that leaves less to do; ``plan`` is None then
     opened: dict[str, Entry] | None = None  # what loading the first sample makes. See ``Inputs.opened``.
     files: Sequence[str] = ()  # some of those that samples are read from
-    folders: Sequence[str] = ()  # in which the trial's samples opened files
+    folders: Mapping[str, Collection[str]] = {}  # in which the trial's samples opened files, with their suffixes
     has_no_effects: bool = False  # nor is anything printed, logged or written
     is_stateless: bool = False  # loading a sample changes nothing of the dataset, in any branch
     assigns: bool = False  # loading a sample may set attributes of the dataset, if only when they are first needed
@@ -82,6 +83,7 @@ def find_plan(
         reopen(dataset)
     samples = TrialSamples(dataset, indices, sampler)
     watch = FolderWatch(dataset, Inputs(dataset).texts)
+    known = set(sys.modules)
     try:
         samples.load_first()
         reason = samples.batches_differ()
@@ -108,13 +110,19 @@ def find_plan(
         sample_s=samples.sample_s,
         changes=changes,
         opened=samples.made,
-        files=files_read(),
+        files=[*files_read(), *_files_of_modules(sys.modules.keys() - known)],
         folders=watch.folders(),
         is_stateless=is_stateless,
         has_no_effects=is_stateless and samples.has_no_effects,
         assigns=assigns,
         sources=sources,
     )
+
+
+def _files_of_modules(names: Iterable[str]) -> list[str]:
+    """The source files of the user's modules."""
+    modules = [module for module in map(sys.modules.get, sorted(names)) if module is not None]
+    return [str(m.__file__) for m in modules if getattr(m, "__file__", None) and is_users_module(m)]
 
 
 def _find_cut(samples: TrialSamples, until: float, changing: Collection[str]) -> Found:
