@@ -132,6 +132,7 @@ class Checker:
         fingerprint = Fingerprint(samples.dataset)
         arguments = list(self._arguments(variables))
         written = file_positions(samples.dataset), output_size()
+        samples.forget_results()
         try:
             first = code.run(call)
         except Unplanned:

@@ -173,16 +173,17 @@ class Staged(Dataset[Sample]):
             self.dataset, split, self._said, self._prepare, is_whole, for_file, self._vetted, self._disable
         )
 
-    def _inputs(self) -> Inputs:
+    def _inputs(self, across_runs: bool = False) -> Inputs:
         """What the deterministic part may read, now."""
         split = self.split
-        if split is None:
-            # Not of augment: it is run each time. Not of shared memory: loading may write to it.
-            if self._ignored is None:  # what ``prepare`` itself writes to, a log, say, is its own affair
-                functions = Inputs(self.dataset, [self._said[0]], shared=False).functions
-                self._ignored = set().union(*map(written_by, functions.values()))
-            return Inputs(self.dataset, [self._said[0]], shared=False, ignored=self._ignored)
-        return split.inputs()
+        if split is not None:
+            return split.inputs(across_runs)
+        # Not of augment: it is run each time. Not of shared memory: loading may write to it.
+        functions = [self._said[0]]
+        if self._ignored is None:  # what ``prepare`` itself writes to, a log, say, is its own affair
+            found = Inputs(self.dataset, functions, shared=False).functions
+            self._ignored = set().union(*map(written_by, found.values()))
+        return Inputs(self.dataset, functions, shared=False, ignored=self._ignored, across_runs=across_runs)
 
     def _source_files(self, inputs: Inputs) -> SourceFiles:
         """The files that samples are read from."""
@@ -193,8 +194,9 @@ class Staged(Dataset[Sample]):
 
     def _key(self) -> JsonObject:
         """What a cache on disk depends on."""
-        cut = "" if self.split is None or self.split.plan is None else str(self.split.plan.root)
-        return key_of(self.dataset, self._said[0], self._samples, self._cache_key, cut)
+        split, inputs = self.split, self._inputs(across_runs=True)
+        opened, cut = ({}, "") if split is None else (split.opened, str(split.plan.root) if split.plan else "")
+        return key_of(inputs, opened, self._source_files(inputs), self._samples, self._cache_key, cut)
 
     # -- a dataset
 
@@ -380,7 +382,8 @@ class Staged(Dataset[Sample]):
         if store is None or where is None or parts is None:
             return self._without_cache(indices)
         locations = where.tolist()
-        if any(locations) and not self.is_same(store, indices, locations):
+        # Another process may have discarded the cache before this one read anything of it.
+        if any(locations) and not (store.ready() and self.is_same(store, indices, locations)):
             return self._without_cache(indices)
         augment = self._augment
         out = []

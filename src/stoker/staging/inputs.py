@@ -11,7 +11,8 @@ is none: then ``opaque`` names the object, and nothing that depends on it may be
                                                                       └ modules that it imports, os.environ
 
 Only what is the user's is entered: functions and classes of libraries are known by their names. Two ``Inputs`` of the
-same object, made in the same process or in a fork of it, can be compared. See docs/concepts/exact.md.
+same object, made in the same process or in a fork of it, can be compared; ``keys`` are the same in every process that
+has the same. See docs/concepts/exact.md.
 """
 
 from __future__ import annotations
@@ -100,11 +101,14 @@ SKIPPED_MEMBERS = frozenset(
         "__slotnames__",
     }
 )
+IMPORTED = "imported"
 HEAPTYPE = 1 << 9
 Held: TypeAlias = Any  # a value of the user's, of which everything is asked
 CODE = (types.FunctionType, type)
 SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
-FUNCTIONS = (types.MethodType, property, functools.partial, staticmethod, classmethod, functools._lru_cache_wrapper)
+BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)  # methods of native objects: ``self.names.index``
+METHODS = (types.MethodType, staticmethod, classmethod, property)
+FUNCTIONS = (*METHODS, *BOUND, functools.partial, functools._lru_cache_wrapper)
 WRAPPERS = (*CODE, *FUNCTIONS, types.ModuleType, weakref.ref)
 
 
@@ -135,6 +139,9 @@ class Inputs:
         entries: by path, ``dataset[0].labels``; see ``Entry``.
         opaque: what has no complete digest: "dataset.clahe is a cv2.CLAHE"; "" where there is none.
         functions: the user's functions that may run.
+        caches: functions with ``functools.lru_cache``.
+        handles: paths of open files, databases, and objects whose state cannot be read.
+        packages: libraries whose functions and classes may be used.
         names: texts that may name files.
     """
 
@@ -148,10 +155,12 @@ class Inputs:
         held: dict[str, object] | None = None,
         shared: bool = True,
         ignored: Collection[str] = (),
+        across_runs: bool = False,
     ) -> None:
         """``functions``: of the user's, that run besides; ``names``: attributes that code may read, None: any;
         ``skip``: paths that do not count, nor what is below them; ``held``: more values, by name; ``shared``: whether
-        memory that processes share counts; ``ignored``: names of attributes and globals that do not count."""
+        memory that processes share counts; ``ignored``: names of attributes and globals that do not count;
+        ``across_runs``: ``keys`` are wanted, which takes longer."""
         self.entries: dict[str, Entry] = {}
         self.opaque: dict[str, str] = {}
         self.functions: dict[int, types.FunctionType] = {}
@@ -159,6 +168,11 @@ class Inputs:
         self._skip = skip
         self._ignored = ignored
         self._shared = shared
+        self._across_runs = across_runs
+        self._of_code: set[str] = set()  # paths of functions
+        self.caches: list[functools._lru_cache_wrapper[Any]] = []  # functions that keep what they returned
+        self.handles: set[str] = set()
+        self.packages: set[str] = set()  # whose functions and classes may be used
         self._bytes = 0
         # By id: a number, the object (else its id might become that of another one), and the path where it was found.
         self._seen: dict[int, tuple[int, object, str]] = {}
@@ -181,11 +195,20 @@ class Inputs:
         """The ids of all objects that have parts."""
         return self._seen.keys()
 
+    def keys(self, opened: Collection[str] = ()) -> tuple[str, str]:
+        """Digests of what is held, and of the code, without what lies below paths in ``opened``."""
+        held, code = _Sink(), _Sink()
+        for path, entry in sorted(self.entries.items()):
+            if not _lies_in(path, opened):
+                (code if path in self._of_code else held).write(repr((path, entry.digest)).encode())
+        return held.hash.hexdigest(), code.hash.hexdigest()
+
     # -- the tree of paths
 
     def _visit(self, x: Held, path: str, depth: int) -> None:
         if path in self.entries or path in self._skip:
             return
+        self._note_package(x)
         found = self._leaf(x, path)
         if found is not None:
             self.entries[path] = found
@@ -193,6 +216,8 @@ class Inputs:
         if id(x) in self._seen:
             place = self._seen[id(x)][2]
             is_code = isinstance(x, CODE)
+            if isinstance(x, types.FunctionType):
+                self._of_code.add(path)
             self.entries[path] = Entry(x.__qualname__, _named(x)) if is_code else Entry("an object", place)
             if isinstance(x, type):
                 self._visit_constructor(x, depth - 1)
@@ -208,6 +233,12 @@ class Inputs:
         except Exception as e:  # a class of the user's, whose code fails
             self._add_opaque(path, x, f"fails: {type(e).__name__}")
 
+    def _note_package(self, x: Held) -> None:
+        owner = x if isinstance(x, (*CODE, *NATIVE_CODE)) else type(x)
+        module = x.__name__ if isinstance(x, types.ModuleType) else getattr(owner, "__module__", None)
+        if isinstance(module, str):
+            self.packages.add(module.partition(".")[0])
+
     def _visit_inside(self, x: Held, path: str, depth: int) -> None:
         if isinstance(x, types.FunctionType):
             self._visit_function(x, path, depth)
@@ -218,6 +249,9 @@ class Inputs:
             self.entries[path] = Entry(f"module {x.__name__}", x.__name__)
         elif type(x) in BUILTIN_CONTAINERS:
             self._visit_container(x, path, depth)
+        elif isinstance(x, BOUND):
+            self.entries[path] = Entry(x.__qualname__, (type(x).__name__, x.__qualname__))
+            self._visit(x.__self__, f"{path}.__self__", depth)
         elif isinstance(x, types.MethodType):
             self._visit(x.__func__, f"{path}.__func__", depth)
             self._visit(x.__self__, f"{path}.__self__", depth)
@@ -232,6 +266,7 @@ class Inputs:
         elif isinstance(x, functools.cached_property):
             self._visit(x.func, f"{path}.func", depth)
         elif isinstance(x, functools._lru_cache_wrapper):
+            self.caches.append(x)
             self._visit(x.__wrapped__, f"{path}.__wrapped__", depth)
         elif isinstance(x, weakref.ref):
             self._visit(x(), f"{path}()", depth)
@@ -268,7 +303,7 @@ class Inputs:
                 self._visit(value, path + step, depth)
             return
         cls = type(x)
-        self.entries[path] = Entry(f"a {cls.__name__}", f"{cls.__module__}.{cls.__qualname__}")
+        self.entries[path] = Entry(f"a {cls.__name__}", _qualified(cls))
         if is_filesystem(x) and "memory" in str(getattr(cls, "protocol", "")):
             self._add_opaque(path, x)
             return
@@ -298,10 +333,11 @@ class Inputs:
     def _visit_function(self, fn: types.FunctionType, path: str, depth: int) -> None:
         code = fn.__code__
         if not _is_users_code(code):
-            self.entries[path] = Entry(fn.__qualname__, f"{fn.__module__}.{fn.__qualname__}")
+            self.entries[path] = Entry(fn.__qualname__, _qualified(fn))
             self._visit_closure(fn, path, depth)  # of a decorator: ``torch.no_grad()``, ``functools.singledispatch``
             return
         self.functions[id(fn)] = fn
+        self._of_code.add(path)
         self.entries[path] = Entry(fn.__qualname__, _code_token(code))
         for k, value in enumerate(fn.__defaults__ or ()):
             self._visit(value, f"{path}.__defaults__[{k}]", depth)
@@ -323,16 +359,16 @@ class Inputs:
     def _visit_scope(self, code: types.CodeType, scope: dict[str, Held], depth: int) -> None:
         """What code reads of its module, of other modules, and of the environment."""
         read, mentioned, imported = names_in(original(code))
-        module = str(scope.get("__name__", ""))
+        module = _module_name(str(scope.get("__name__", "")))
         if "globals" in read:
             read = read | (mentioned & scope.keys()) if mentioned & scope.keys() - read else frozenset(scope)
-        for name in read:
+        for name in sorted(read):
             path = f"dataset[1]['{module}.{name}']"
             if name in scope and name not in self._ignored:
                 self._visit_global(scope[name], path, mentioned, depth)
         if mentioned & {"environ", "getenv", "environb"} or read & {"environ", "getenv"}:
             self.entries["os.environ"] = Entry("the environment", self._flat(dict(os.environ), plain=True))
-        for name in imported:
+        for name in sorted(imported):
             self._visit_import(name, mentioned, depth)
 
     def _visit_global(self, value: Held, path: str, mentioned: frozenset[str], depth: int) -> None:
@@ -342,6 +378,7 @@ class Inputs:
             self._visit(value, path, depth)
 
     def _visit_module(self, module: types.ModuleType, mentioned: frozenset[str], depth: int) -> None:
+        self._note_package(module)
         if not is_users_module(module) or depth <= 0:
             return
         scope = vars(module)
@@ -351,13 +388,18 @@ class Inputs:
         done = self._modules.setdefault(module.__name__, set())
         for name in sorted(wanted - done):
             done.add(name)
-            self._visit_global(scope[name], f"dataset[1]['{module.__name__}.{name}']", mentioned, depth - 1)
+            self._visit_global(
+                scope[name], f"dataset[1]['{_module_name(module.__name__)}.{name}']", mentioned, depth - 1
+            )
         for name in sorted(mentioned - scope.keys()):
             self._visit_import(f"{module.__name__}.{name}", mentioned, depth - 1, only_loaded=True)
 
     def _visit_import(self, name: str, mentioned: frozenset[str], depth: int, only_loaded: bool = False) -> None:
         module = sys.modules.get(name)
+        path = f"dataset[1]['{name}']"
         if module is not None:
+            if not only_loaded and is_users_module(module):
+                self.entries[path] = Entry(f"module {name}", IMPORTED)
             parts = name.split(".")
             for k in range(1, len(parts) + 1):
                 found = sys.modules.get(".".join(parts[:k]))
@@ -366,20 +408,20 @@ class Inputs:
             return
         if only_loaded:
             return
-        self.entries[f"dataset[1]['{name}']"] = Entry(f"module {name}, not imported yet", _file_of_module(name))
+        self.entries[path] = Entry(f"module {name}, not imported yet", _file_of_module(name))
 
     def _visit_class(self, cls: type, path: str, depth: int) -> None:
         if is_library_class(cls):
-            self.entries.setdefault(path, Entry(cls.__qualname__, f"{cls.__module__}.{cls.__qualname__}"))
+            self.entries.setdefault(path, Entry(cls.__qualname__, _qualified(cls)))
             return
-        self.entries.setdefault(path, Entry(cls.__qualname__, f"{cls.__module__}.{cls.__qualname__}"))
-        known = f"class {cls.__module__}.{cls.__qualname__}"
+        self.entries.setdefault(path, Entry(cls.__qualname__, _qualified(cls)))
+        known = f"class {_qualified(cls)}"
         if id(cls) in self._seen and known in self.entries:
             return
         self._seen.setdefault(id(cls), (len(self._seen), cls, path))
-        self.entries[known] = Entry(cls.__qualname__, tuple(f"{c.__module__}.{c.__qualname__}" for c in cls.__mro__))
+        self.entries[known] = Entry(cls.__qualname__, tuple(_qualified(c) for c in cls.__mro__))
         if not is_library_class(type(cls)):
-            self._visit_class(type(cls), f"class {type(cls).__module__}.{type(cls).__qualname__}", depth)
+            self._visit_class(type(cls), f"class {_qualified(type(cls))}", depth)
         for base in cls.__mro__:
             if is_library_class(base):
                 continue
@@ -389,14 +431,14 @@ class Inputs:
                 ):
                     continue
                 if (name.startswith("__") and name.endswith("__")) or self._is_read(name):
-                    self._visit(value, f"dataset[1]['{base.__module__}.{base.__qualname__}.{name}']", depth)
+                    self._visit(value, f"dataset[1]['{_qualified(base)}.{name}']", depth)
 
     def _visit_constructor(self, cls: type, depth: int) -> None:
         """What makes objects of a class, where a sample may make some."""
         for base in cls.__mro__:
             for name in () if is_library_class(base) else ("__init__", "__new__", "__post_init__"):
                 if name in vars(base):
-                    self._visit(vars(base)[name], f"dataset[1]['{base.__module__}.{base.__qualname__}.{name}']", depth)
+                    self._visit(vars(base)[name], f"dataset[1]['{_qualified(base)}.{name}']", depth)
 
     def _is_read(self, name: str) -> bool:
         return (self._names is None or name in self._names) and name not in self._ignored
@@ -420,7 +462,7 @@ class Inputs:
 
     def _library_object(self, x: Held, path: str) -> Entry | None:
         """The entry of an object whose class says what its state is."""
-        if isinstance(x, (*IGNORED, *NATIVE_CODE, types.CodeType)):
+        if isinstance(x, (*IGNORED, *NATIVE_CODE, types.CodeType)) and not _is_bound(x):
             return Entry(f"a {type(x).__name__}", _name_of_native(x))
         for kind, state in LIBRARY_STATES.items():
             if type(x) is kind:
@@ -436,9 +478,10 @@ class Inputs:
         if package == "pyarrow" and _size_of_arrow(x) <= MOST_ARROW_BYTES:
             return Entry(f"a {type(x).__name__}", (type(x).__name__, *map(self._bytes_token, _arrow_buffers(x))))
         if package in IMMUTABLE_MODULES:
-            return Entry(f"a {type(x).__name__}", ("immutable", id(self._keep(x))))
+            return Entry(f"a {type(x).__name__}", ("immutable", self._name_of_immutable(x, package)))
         if package in HANDLES:
             stamp = _stamp_of_handle(x, package)
+            self.handles.add(path)
             return Entry(f"a {type(x).__name__}", (type(x).__name__, stamp)) if stamp else self._opaque_entry(path, x)
         if isinstance(x, (types.GeneratorType, types.CoroutineType)) or (
             hasattr(type(x), "__next__") and type(x).__module__ in ("builtins", "itertools")
@@ -447,9 +490,12 @@ class Inputs:
             return Entry(f"a {type(x).__name__}", type(x).__name__, True)
         return None
 
-    def _keep(self, x: Held) -> Held:
+    def _name_of_immutable(self, x: Held, package: str) -> object:
+        """What an object that cannot change is known by: itself; in other processes by how it describes itself."""
         self._seen.setdefault(id(x), (len(self._seen), x, ""))
-        return x
+        if not self._across_runs:
+            return id(x)
+        return type(x).__name__, repr(getattr(x, "schema", None) or x)[:2000], _size_of_arrow(x)
 
     def _array(self, x: Held, path: str) -> Entry:
         text = "an array"
@@ -509,6 +555,7 @@ class Inputs:
         if isinstance(x, (io.BytesIO, io.StringIO)):
             return Entry(f"a {type(x).__name__}", self._flat(x.getvalue(), plain=True))
         if isinstance(name, (str, bytes)):
+            self.handles.add(path)
             return Entry(f"a file {name!r}", (type(x).__name__, _stamp(os.fsdecode(name))))
         return self._opaque_entry(path, x)
 
@@ -522,7 +569,7 @@ class Inputs:
     def _flat(self, x: object, *, plain: bool, path: str = "") -> bytes:
         """A digest of a value with all that it holds. ``plain``: raises _NotPlain at the first object that is none."""
         sink = _Sink()
-        pickler = _Flat(self, sink, plain, path)
+        pickler = (_FlatAcrossRuns if self._across_runs else _Flat)(self, sink, plain, path)
         pickler.dump(x)
         return sink.hash.digest()
 
@@ -549,6 +596,7 @@ class Inputs:
 
     def _opaque_entry(self, path: str, x: object, why: str = "") -> Entry:
         kind = f"{type(x).__module__}.{type(x).__qualname__}"
+        self.handles.add(path)
         self.opaque[path] = f"{readable(path)} {why or f'is a {kind}, whose state cannot be read'}"
         return Entry(f"a {type(x).__name__}", kind, True)
 
@@ -562,6 +610,8 @@ class Inputs:
         for path in sorted({**self.entries, **later.entries}, key=lambda p: not p.startswith("dataset[0]")):
             old, new = self.entries.get(path), later.entries.get(path)
             if old is not None and new is not None and old.digest == new.digest:
+                continue
+            if new is not None and new.digest == IMPORTED:  # what it holds has entries of its own
                 continue
             if _is_opened(path, old, new, opened) or (out and path.startswith("class ")):
                 continue
@@ -609,6 +659,7 @@ class _Flat(pickle.Pickler):
         if self._plain:
             raise _NotPlain
         inputs = self._inputs
+        inputs._note_package(x)
         if id(x) in inputs._seen:
             return _mark, ("again", inputs._seen[id(x)][0])
         inputs._seen[id(x)] = len(inputs._seen), x, self._path
@@ -618,7 +669,7 @@ class _Flat(pickle.Pickler):
             inputs._visit_inside(x, path, DEPTH // 2)
             return _mark, (path,)
         if not is_library_class(cls):
-            inputs._visit_class(cls, f"class {cls.__module__}.{cls.__qualname__}", DEPTH // 2)
+            inputs._visit_class(cls, f"class {_qualified(cls)}", DEPTH // 2)
         state: dict[str, object] = {k: v for k, v in _attributes(x) if inputs._is_read(k)}
         native = _native_base(cls)
         value: object = None
@@ -632,7 +683,16 @@ class _Flat(pickle.Pickler):
                 inputs.opaque[self._path] = (
                     f"{readable(self._path)} holds a {cls.__module__}.{cls.__qualname__}, whose state cannot be read"
                 )
-        return _mark, (f"{cls.__module__}.{cls.__qualname__}", state, value)
+        return _mark, (_qualified(cls), state, value)
+
+
+class _FlatAcrossRuns(_Flat):
+    """Writes sets in an order that does not depend on hashes, which differ in each process."""
+
+    def persistent_id(self, x: Held) -> object:
+        if type(x) not in (set, frozenset):
+            return None
+        return type(x).__name__, sorted(self._inputs._flat(item, plain=self._plain, path=self._path) for item in x)
 
 
 def _mark(*_: object) -> None:
@@ -667,9 +727,20 @@ def readable(path: str) -> str:
     return path.replace("dataset[0]", "dataset", 1)
 
 
+def _qualified(x: Held) -> str:
+    """The name of a function or a class, with its module's."""
+    return f"{_module_name(x.__module__)}.{x.__qualname__}"
+
+
+def _module_name(name: str) -> str:
+    """The script's module has the same name where another script imports it."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None) if name == "__main__" else None
+    return os.path.splitext(os.path.basename(file))[0] if file else name
+
+
 def _named(x: Held) -> object:
     """What a function or a class is known by, where its parts have entries already."""
-    return _code_token(x.__code__) if isinstance(x, types.FunctionType) else f"{x.__module__}.{x.__qualname__}"
+    return _code_token(x.__code__) if isinstance(x, types.FunctionType) else _qualified(x)
 
 
 def _plain_token(x: object) -> object:
@@ -680,10 +751,13 @@ def _plain_token(x: object) -> object:
     return type(x).__name__, x
 
 
+def _is_bound(x: Held) -> bool:
+    """Whether a native function is a method that is bound to an object."""
+    owner = getattr(x, "__self__", None) if isinstance(x, BOUND) else None
+    return owner is not None and not isinstance(owner, (types.ModuleType, type))
+
+
 def _name_of_native(x: Held) -> object:
-    owner = getattr(x, "__self__", None)
-    if isinstance(x, types.BuiltinFunctionType) and owner is not None and not isinstance(owner, types.ModuleType):
-        return type(x).__name__, x.__name__, type(owner).__qualname__, id(owner)
     return type(x).__name__, getattr(x, "__module__", ""), getattr(x, "__qualname__", "")
 
 
@@ -802,7 +876,7 @@ def _stamp(path: str) -> tuple[object, ...]:
         return (path,)
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
         return path, found.st_mode
-    return path, found.st_mtime_ns, found.st_size, found.st_ino
+    return path, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
 
 def _stamp_of_handle(x: Held, package: str) -> tuple[object, ...]:

@@ -24,11 +24,15 @@ from ..core.types import Attributes, Index, MapDataset, Sample
 from ..sampling.generators import find_generators, seed_generator
 from . import own_caches
 from .executed_code import Executed
-from .inputs import Entry, Inputs
+from .inputs import Entry, Inputs, readable
 from .isolate import output_size
 from .plan import globals_now
 from .store.encode import CacheError
 
+# What differs between processes, or threads.
+OF_PROCESS = frozenset(
+    {"getpid", "getppid", "current_process", "signal", "local", "get_ident", "get_native_id", "current_thread"}
+)
 SAMPLES = 3  # whose parts are compared with the whole
 ATTEMPTS = 12  # samples that are tried until so many could be loaded
 OUTPUT = {
@@ -81,6 +85,7 @@ class TrialSamples:
         self.filled: list[str] = []
         self.opened: Parts = {}  # attributes that loading the first sample makes. See ``Fingerprint.opened``.
         self.made: dict[str, Entry] = {}  # what loading the first sample makes. See ``Inputs.opened``.
+        self.opens: list[str] = []  # of these, paths of files, databases, and objects whose state cannot be read
         self.settled: Parts = {}  # data of the dataset that loading the first sample changes
         self.own_caches: list[own_caches.Path] = []  # attributes in which the dataset keeps what it loaded
         self.draws = False  # loading a sample moved a generator
@@ -100,13 +105,24 @@ class TrialSamples:
         return self.seed(self._seed)
 
     def seed(self, seed: int) -> RandomState:
-        """Sets the random states of a seed."""
+        """Sets the random states of a seed, in a process that has loaded nothing."""
+        self.forget_results()
         random.seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)
         torch.default_generator.manual_seed(seed)
         for k, (_, generator) in enumerate(self.generators):  # in place, so objects that share one go on sharing it
             seed_generator(generator, seed + k + 1)
         return self.states()
+
+    def forget_results(self) -> None:
+        """Functions with ``functools.lru_cache`` have returned nothing, as in a new worker: else one that draws random
+        numbers for its first call would look as if it drew none."""
+        for function in self._caches:
+            function.cache_clear()
+
+    @functools.cached_property
+    def _caches(self) -> list[functools._lru_cache_wrapper[object]]:
+        return Inputs(self.dataset).caches
 
     def seed_as_wholes(self) -> RandomState:
         """Sets the random states under which samples are made as a whole."""
@@ -140,7 +156,9 @@ class TrialSamples:
         before = Fingerprint(self.dataset)
         self.opened, self.settled = unopened.opened(before), unopened.settled(before)
         first_changes = unopened.changed_since(before)
-        self.made = inputs.opened(Inputs(self.dataset))
+        later = Inputs(self.dataset)
+        self.made = inputs.opened(later)
+        self.opens = sorted(later.handles & self.made.keys())
         try:
             self._load_fresh()
         except CacheError:
@@ -259,6 +277,21 @@ class TrialSamples:
     def has_no_effects(self) -> bool:
         """Whether no code that makes samples mentions what prints, logs or writes."""
         return not (self._executed.user_names & OUTPUT) and output_size() == 0
+
+    @property
+    def draws_once(self) -> bool:
+        """Whether a function with ``functools.lru_cache`` may have kept what it drew."""
+        return self.draws and bool(self._caches)
+
+    @property
+    def only_in_workers(self) -> str:
+        """Why no other process may play the part of the loader's workers; "" where one may."""
+        if self.draws_once:
+            return "functions with lru_cache may draw random numbers, once in each process"
+        if self.opens:
+            return f"each process opens {readable(self.opens[0])} once"
+        named = sorted(self._executed.user_names & OF_PROCESS)
+        return f"its code names {named[0]}" if named else ""
 
     @functools.cached_property
     def _executed(self) -> Executed:

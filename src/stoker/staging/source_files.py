@@ -8,8 +8,9 @@ Which files these are::
                trial opened there, or one that the code mentions. All of them, if the code lists folders
     trees      folders that were named, with all below them
 
-A stamp is the time of the last write in ns, the size and the inode. Hidden files, Python's own, and files that readers
-write to (locks of LMDB and SQLite) do not count. Nor does a checkpoint or a log that the script writes beside its data.
+A stamp is the times of the last write and of the last change in ns (nobody can set the second), the size and the
+inode. Hidden files, Python's own, and files that readers write to (locks of LMDB and SQLite) do not count. Nor does a
+checkpoint or a log that the script writes beside its data.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ NOT_DATA = (".pyc", ".so", "-shm", "lock.mdb", "-journal")
 SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/")
 GENERAL = ("/", "/tmp", "/home", "/root", "/proc", "/dev")
 LISTS = frozenset({"listdir", "scandir", "walk", "fwalk", "glob", "iglob", "rglob", "iterdir", "ImageFolder"})
-Stamp = tuple[int, int, int] | None
+Stamp = tuple[int, int, int, int] | None
 
 
 class SourceFiles:
@@ -171,7 +172,7 @@ def _suffixes_mentioned(functions: Iterable[types.FunctionType], texts: Iterable
 
 
 def _suffixes_of(text: str) -> set[str]:
-    """".png" of "{}_mask.png", ".png" and "png"."""
+    """ ".png" of "{}_mask.png", ".png" and "png"."""
     last = text.rpartition(".")[2]
     return {f".{last}"} if last.isalnum() and len(last) < SUFFIX_BYTES else set()
 
@@ -201,12 +202,12 @@ def _kind(path: str) -> str:
 
 
 def stamp_of(path: str) -> Stamp:
-    """When a file was last written, its size and number; None: it is not there."""
+    """When a file was last written and changed, its size and number; None: it is not there."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
 
 def _not_too_general(folders: Iterable[str]) -> list[str]:
@@ -246,21 +247,26 @@ def _list(folder: str, out: dict[str, Stamp], suffixes: Collection[str] | None =
                 with contextlib.suppress(OSError):
                     status = entry.stat()
                     if stat.S_ISREG(status.st_mode):
-                        out[entry.path] = status.st_mtime_ns, status.st_size, status.st_ino
+                        out[entry.path] = status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
     except OSError:
         pass
 
 
 class FolderWatch:
-    """Notes in which folders files are opened while it lasts, by native code, too. Linux; elsewhere it sees nothing."""
+    """Notes in which folders files are opened while it lasts, by native code, too. Linux; elsewhere it sees nothing.
+    Other processes open files in the working folder: there only those count whose suffix the code mentions."""
 
-    def __init__(self, dataset: object, texts: Iterable[str] = ()) -> None:
+    def __init__(
+        self, dataset: object, texts: Iterable[str] = (), functions: Iterable[types.FunctionType] = ()
+    ) -> None:
+        self._mentioned = _suffixes_mentioned(functions, texts)
         self._names: dict[int, str] = {}
         self._fd = -1
         names = Names(dataset, texts)
         parents = {os.path.dirname(os.path.abspath(path)) for path in names.files}
         near = {os.path.dirname(path) for path in parents}  # root/labels of root/images/0.jpg
-        candidates: dict[str, None] = {os.getcwd(): None}
+        here = self._here = os.getcwd()
+        candidates: dict[str, None] = {here: None}
         for root in _not_too_general({*names.folders, *parents, *near}):
             candidates |= dict.fromkeys(folders_below(root, LEVELS))
         try:
@@ -278,8 +284,10 @@ class FolderWatch:
         beside each other, one for each sample, those beside them, too."""
         found: dict[str, set[str]] = {}
         for number, name in self._events():
-            if number in self._names:
-                found.setdefault(self._names[number], set()).add(os.path.splitext(name)[1])
+            folder, suffix = self._names.get(number), os.path.splitext(name)[1]
+            is_known = self._mentioned is None or (suffix and suffix in self._mentioned)
+            if folder is not None and (folder != self._here or is_known):
+                found.setdefault(folder, set()).add(suffix)
         parents = [os.path.dirname(path) for path in found]
         beside = {path for path in parents if parents.count(path) > 1}
         for path in self._names.values():

@@ -97,15 +97,14 @@ class Split:
         """The values of the global variables that the kept part reads."""
         return globals_now((self.plan or self.memo).globals)  # type: ignore[union-attr]
 
-    def inputs(self) -> Inputs:
+    def inputs(self, across_runs: bool = False) -> Inputs:
         """What the kept part may read, now."""
-        plan = self.plan
-        if plan is None:
-            return Inputs(self.dataset, names=self.reads, held=self.globals_now())
-        # Another thread may have put an empty one in the place of a cache that the dataset keeps itself.
-        own = own_caches.values(self.dataset, plan.own_caches)
-        skip = plan.scratch | {"dataset[0]." + ".".join(path) for path in plan.own_caches}
-        return Inputs(self.dataset, names=self.reads, skip=skip, held={**self.globals_now(), **own})
+        plan, held, skip = self.plan, self.globals_now(), set()
+        if plan is not None:
+            # Another thread may have put an empty one in the place of a cache that the dataset keeps itself.
+            held |= own_caches.values(self.dataset, plan.own_caches)
+            skip = plan.scratch | {"dataset[0]." + ".".join(path) for path in plan.own_caches}
+        return Inputs(self.dataset, names=self.reads, skip=skip, held=held, across_runs=across_runs)
 
     def __str__(self) -> str:
         cells = [("kept" if row.cached else "each time", row.where, row.name, row.why) for row in self.rows]

@@ -65,6 +65,7 @@ class Found(NamedTuple):
     has_no_effects: bool = False  # nor is anything printed, logged or written
     is_stateless: bool = False  # loading a sample changes nothing of the dataset, in any branch
     assigns: bool = False  # loading a sample may set attributes of the dataset, if only when they are first needed
+    only_in_workers: str = ""  # why no other process may play the part of workers
     sources: Sequence[str] = ()  # files with the source of functions that are rewritten
 
 
@@ -82,7 +83,8 @@ def find_plan(
         allow_connections()
         reopen(dataset)
     samples = TrialSamples(dataset, indices, sampler)
-    watch = FolderWatch(dataset, Inputs(dataset).texts)
+    inputs = Inputs(dataset)
+    watch = FolderWatch(dataset, inputs.texts, inputs.functions.values())
     known = set(sys.modules)
     try:
         samples.load_first()
@@ -100,7 +102,8 @@ def find_plan(
     is_enough = found.plan is not None and (found.plan.own_caches or found.plan.tail_s <= MEMO_SHARE * samples.sample_s)
     if not reason and not is_enough:
         found = _or_pure_calls(samples, found, changing)
-    is_stateless = bool(samples.loaded) and not (samples.changes or samples.made or samples.written)
+    changed = samples.changes or samples.made or samples.written or samples.draws_once
+    is_stateless = bool(samples.loaded) and not changed
     changes = next(filter(None, map(attribute_of_dataset, samples.filled)), "")
     is_kept = found.plan is not None or found.memo is not None  # then ``samples.assigned`` is known already
     assigns = is_kept and bool(samples.opened or samples.assigned)
@@ -115,6 +118,7 @@ def find_plan(
         is_stateless=is_stateless,
         has_no_effects=is_stateless and samples.has_no_effects,
         assigns=assigns,
+        only_in_workers=samples.only_in_workers if is_kept else "",
         sources=sources,
     )
 

@@ -251,7 +251,7 @@ class ManagedDataset:
             epochs = loader.__dict__["_stoker_epochs"] = CachedEpochs(sample_s, int(loader.num_workers), cores_here())
         is_filled = epochs.is_filled(*self._filled(staged, loader))
         if is_filled and "_stoker_in_workers" not in loader.__dict__:
-            loader.__dict__["_stoker_in_workers"] = why_not(loader)
+            loader.__dict__["_stoker_in_workers"] = found.only_in_workers or why_not(loader)
         may = is_filled and not loader.__dict__["_stoker_in_workers"]
         if epochs.choose(state_of(loader).metrics.by_epoch, may) is not Maker.SCRIPT:
             return False

@@ -1,0 +1,149 @@
+"""Caches on disk: something is edited between two runs, which matters for one sample in twelve. The next run sees it by
+its key, before it serves anything; the samples that are made again and compared (``COMPARED``) are switched off."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+RUN = """
+import sys, warnings, torch, stoker
+from stoker.staging import change_watch, open_store
+change_watch.COMPARED = 0
+open_store._compare_one = lambda *_: None
+sys.dont_write_bytecode = True
+import data
+warnings.simplefilter("ignore")
+with_cache = sys.argv[1] != "plain"
+asked = data.Data("files")
+asked = stoker.Staged(asked, cache="disk", cache_dir="cache") if with_cache else asked
+found = asked.account.filled if with_cache else 0
+print(sum(float(asked[i].sum()) * (i + 1) for i in range(24)), found)
+"""
+HEAD = "import os, torch\n"
+BODY = """
+class Data(torch.utils.data.Dataset):
+    def __init__(self, folder):
+        self.folder = folder
+    def __len__(self):
+        return 24
+    def value(self, i):
+        with open(os.path.join(self.folder, "deep", "er", f"{i}.txt")) as file:
+            return torch.full((3,), float(file.read()))
+    def __getitem__(self, i):
+        %s
+"""
+PREP = "def prep(x, rare): return x * (0.5 if rare else 1)\n"
+EDIT = ("0.5", "0.25")
+
+
+def sources(call: str, head: str = "", **others: str) -> dict[str, str]:
+    files = {"data.py": HEAD + head + BODY % call.replace("; ", "\n        ")}
+    return files | {
+        name.replace("of_pkg", "pkg/__init__").replace("pkg_", "pkg/") + ".py": t for name, t in others.items()
+    }
+
+
+STATIC = """
+class Ops:
+    @staticmethod
+    def prep(x, rare): return x * (0.5 if rare else 1)
+"""
+CHAIN = """
+class Ops:
+    @classmethod
+    def prep(cls, x, rare): return x * cls.factor(rare)
+    @classmethod
+    def factor(cls, rare): return 0.5 if rare else 1
+"""
+MADE = """
+class Ops:
+    def __init__(self, rare): self.k = 0.5 if rare else 1
+    def __call__(self, x): return x * self.k
+"""
+RARE = "i % 12 == 7"
+CASES: dict[str, tuple[dict[str, str], str]] = {  # sources, which of them is edited
+    "static method": (sources(f"return Ops.prep(self.value(i), {RARE})", STATIC), "data.py"),
+    "class methods": (sources(f"return Ops.prep(self.value(i), {RARE})", CHAIN), "data.py"),
+    "constructor": (sources(f"return Ops({RARE})(self.value(i))", MADE), "data.py"),
+    "import inside": (
+        sources(f"from late import prep; return prep(self.value(i), {RARE})", late=PREP),
+        "late.py",
+    ),
+    "import of an import": (
+        sources(f"import late; return late.prep(self.value(i), {RARE})", late="from later import prep\n", later=PREP),
+        "later.py",
+    ),
+    "module of a package": (
+        sources(f"return pkg.ops.prep(self.value(i), {RARE})", "import pkg.ops\n", of_pkg="", pkg_ops=PREP),
+        "pkg/ops.py",
+    ),
+    "constant of a package": (
+        sources(f"return self.value(i) * (pkg.k.K if {RARE} else 1)", "import pkg.k\n", of_pkg="", pkg_k="K = 0.5"),
+        "pkg/k.py",
+    ),
+    "closure": (
+        sources(
+            f"return PREP(self.value(i), {RARE})",
+            "def make(k): return lambda x, rare: x * (k if rare else 1)\nPREP = make(0.5)\n",
+        ),
+        "data.py",
+    ),
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[[str], list[str]]:
+    (tmp_path / "run.py").write_text(RUN)
+    folder = tmp_path / "files" / "deep" / "er"
+    folder.mkdir(parents=True)
+    for i in range(24):
+        (folder / f"{i}.txt").write_text(f"{i + 1:4}")
+
+    def once(how: str) -> list[str]:
+        line = [sys.executable, "run.py", how]
+        p = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert p.returncode == 0, p.stderr
+        return p.stdout.split()
+
+    return once
+
+
+def check(run: Callable[[str], list[str]], edit: Callable[[], None]) -> None:
+    before, filled = run("fill")
+    assert filled == "0"
+    assert run("again") == [before, "24"]
+    edit()
+    after, _ = run("plain")
+    assert after != before
+    assert run("last") == [after, "0"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_edited_code_is_run(name: str, run: Callable[[str], list[str]], tmp_path: Path) -> None:
+    files, edited = CASES[name]
+    for file, text in files.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
+    path = tmp_path / edited
+    check(run, lambda: path.write_text(path.read_text().replace(*EDIT)) and None)
+
+
+@pytest.mark.parametrize("how", ["written", "same size and time"])
+def test_edited_files_are_read(how: str, run: Callable[[str], list[str]], tmp_path: Path) -> None:
+    (tmp_path / "data.py").write_text(HEAD + BODY % "return self.value(i)")
+    path = tmp_path / "files" / "deep" / "er" / "7.txt"
+
+    def edit() -> None:
+        found = path.stat()
+        path.write_text(" 999" if how != "written" else "12345")
+        if how != "written":
+            os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+    check(run, edit)
