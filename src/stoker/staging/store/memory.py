@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ...core.errors import UsageError
-from ...transport.mapping import map_shared
+from ...transport.mapping import map_shared, punch
 
 _thread_locks: dict[tuple[int, int], threading.Lock] = {}  # by file: record locks exclude processes, not threads
 
@@ -101,6 +101,11 @@ class Memory:
         while len(left):
             n = os.pwrite(self.fd, left, at)
             at, left = at + n, left[n:]
+
+    def give_back(self, start: int) -> None:
+        """Gives all memory from byte ``start`` on, a multiple of the page size, back to the system, in all processes.
+        It reads as zeros from then on."""
+        punch(self.fd, start, os.fstat(self.fd).st_size - start)
 
     def seal(self) -> None:
         """Does nothing: all samples are stored."""
