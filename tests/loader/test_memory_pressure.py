@@ -107,7 +107,7 @@ def test_caches_are_given_back_first(short: list[int]) -> None:
     said: list[str] = []
     shrunk: list[bool] = []
     holder = Holder()
-    reclaim.holders.add(holder)
+    reclaim.add(holder)
     watch = memory_pressure.MemoryPressure(lambda: shrunk.append(True), said.append)
     short[0] = 100 << 20
     with pytest.warns(StokerWarning, match="the 300 MB of the cache are given back"):

@@ -13,9 +13,15 @@ class Holder(Protocol):
         """Gives all of it back, for good. ``reason``: for people. Returns the bytes, 0 where there are none."""
 
 
-holders: weakref.WeakSet[Holder] = weakref.WeakSet()  # each enters itself
+_holders: set[weakref.ref[Holder]] = set()
+
+
+def add(holder: Holder) -> None:
+    """From now on it is asked, while it lives."""
+    _holders.add(weakref.ref(holder, _holders.discard))
 
 
 def give_back(reason: str) -> int:
     """Has every holder of this process give back its memory. Returns the bytes."""
-    return sum(holder.give_back(reason) for holder in list(holders))
+    holders = [ref() for ref in _holders.copy()]  # copied in one step: other threads add some
+    return sum(holder.give_back(reason) for holder in holders if holder is not None)

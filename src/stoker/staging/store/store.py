@@ -19,7 +19,6 @@ if the store is shut (``Store.copied``).
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -31,6 +30,7 @@ from numpy.typing import NDArray
 from ...core import reclaim, resources
 from ...core.types import Index, Sample
 from ...core.warn import warn_user
+from ...transport.ordering import barrier
 from .decode import Layout, layout
 from .encode import CacheError
 from .head import NUMBERS, SPEC_BYTES, Head, State
@@ -40,7 +40,6 @@ from .tables import PAGE, Medium, Samples, Tables
 
 FIRST_SAMPLES = 16  # after so many samples, at most, it is decided how samples are stored
 LOOK_S = 0.5  # between two looks at the free memory, of 0.1 ms each
-_ORDERED = platform.machine() in ("x86_64", "AMD64")  # writes are seen in the order in which they were made
 
 
 T = TypeVar("T")
@@ -106,7 +105,7 @@ class Store:
         self._low = 0  # bytes of memory that are to stay free; 0: not known yet
         self._next_look = time.monotonic() + LOOK_S
         if medium.kind == "RAM":
-            reclaim.holders.add(self)
+            reclaim.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Store, (self.medium, self.samples, self._head.budget)
@@ -224,8 +223,8 @@ class Store:
         is first asked for. One that is damaged is not stored any more."""
         if self.medium.kind == "RAM" and time.monotonic() >= self._next_look:
             self._look_at_memory()
-        self._barrier()
         at: NDArray[np.int64] = self.locations[indices]
+        barrier()  # the samples are read after their locations
         if self._verified is not None and at.any():
             if not self.ready():
                 return np.zeros_like(at)
@@ -248,11 +247,6 @@ class Store:
                     self._head.filled -= 1
         return False
 
-    def _barrier(self) -> None:
-        if not _ORDERED:  # taking the lock is a memory barrier for both sides
-            with self.medium.lock():
-                pass
-
     def copied(self, copy: Callable[[], T]) -> T:
         """What ``copy`` copies out of this store. Raises Gone: the store was shut, perhaps beforehand."""
         try:
@@ -261,7 +255,7 @@ class Store:
             if self.usable:
                 raise
         else:
-            self._barrier()
+            barrier()  # the state is read after the samples
             if self.usable:
                 return out
         self._free()  # reading what was given back takes pages again
@@ -389,6 +383,7 @@ class Store:
             allocated = {}
             with self.medium.lock():
                 self._note_error(e)
+        barrier()  # the samples are written before their locations
         with self.medium.lock():
             is_shut = not self.usable
             for i, location in () if is_shut else allocated.items():
