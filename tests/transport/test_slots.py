@@ -206,12 +206,12 @@ def test_a_fork_of_the_users_sees_its_batch_unchanged(beside: Any) -> None:
     """torch's batches survive in a forked child, because their memory is never used again."""
     loader = stoker.DataLoader(Noise(100, 5000), batch_size=2, num_workers=1)
     it = iter(loader)
-    batch = next(it)
     with beside():
-        fork_and_go_on(it, batch)
+        fork_and_go_on(it)
 
 
-def fork_and_go_on(it: Any, batch: Any) -> None:
+def fork_and_go_on(it: Any) -> None:
+    batch = next(it)
     read, write = os.pipe()
     done, go = os.pipe()
     pid = os.fork()
