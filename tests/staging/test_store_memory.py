@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +18,10 @@ import torch
 import stoker
 from stoker.core import reclaim, resources
 from stoker.core.errors import StokerWarning
+from stoker.staging.late_plan import LatePlan
 from stoker.staging.store import store as store_module
-from stoker.staging.store.encode import take
-from stoker.staging.store.memory import Memory
+from stoker.staging.store.encode import CacheError, take
+from stoker.staging.store.memory import Lock, Memory
 from stoker.staging.store.store import Gone, Store, size_of
 
 N = 24
@@ -188,3 +192,99 @@ def test_caches_that_nobody_reads_are_given_back() -> None:
     assert reclaim.give_back("short") > 10 << 20
     assert "short" in store.account.reason
     assert not reclaim.give_back("short")
+
+
+def gets_lock(path: str) -> bool:
+    """Whether another process has a lock of this file at once."""
+
+    def attempt() -> bool:
+        lock = Lock(os.open(path, os.O_RDWR))
+        signal.setitimer(signal.ITIMER_REAL, 0.3)  # ends this process
+        with lock():
+            return True
+
+    return os.waitpid(in_child(attempt), 0)[1] == 0
+
+
+def test_the_lock_holds_while_other_descriptors_are_closed(tmp_path: Path) -> None:
+    """A second cache of the same folder is collected; multiprocessing closes a duplicate."""
+    (path := tmp_path / "lock").touch()
+    lock, other = (Lock(os.open(path, os.O_RDWR)) for _ in range(2))
+    memory = Memory(1 << 20)
+    with other():
+        pass
+    with lock(), memory.lock():
+        os.close(other._fd)
+        del other
+        gc.collect()
+        os.close(os.dup(memory.fd))
+        assert not gets_lock(str(path))
+        assert not gets_lock(f"/proc/{os.getpid()}/fd/{memory.fd}")
+    assert gets_lock(str(path))
+    assert gets_lock(f"/proc/{os.getpid()}/fd/{memory.fd}")
+
+
+def test_a_child_that_outlives_a_holder_does_not_keep_its_lock(tmp_path: Path) -> None:
+    (path := tmp_path / "lock").touch()
+    read, write = os.pipe()
+
+    def die_with_lock() -> bool:
+        lock = Lock(os.open(path, os.O_RDWR))
+        with lock():
+            if not os.fork():
+                os.close(write)
+                os.read(read, 1)  # until the test ends
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return False
+
+    os.waitpid(in_child(die_with_lock), 0)
+    assert gets_lock(str(path))
+    os.close(write)
+    os.close(read)
+
+
+def as_it_is(part: Any) -> Any:
+    return part
+
+
+@pytest.mark.parametrize("what", ["nothing", "file", "fifo"])
+def test_a_worker_does_not_take_another_file_for_the_cache(what: str, tmp_path: Path) -> None:
+    """The cache is closed before a worker opens it by number, and the script opens its own file."""
+    data = Numbers()
+    staged = stoker.Staged(data, prepare=as_it_is, cache="ram", cache_budget=BUDGET)
+    for i in range(8):
+        staged[i]
+    assert staged._store is not None
+    assert isinstance(staged._store.medium, Memory)
+    fd, late = staged._store.medium.fd, LatePlan(lambda _: False)
+    late.publish(staged)
+    taken = late.read(data)
+    assert isinstance(taken, stoker.Staged)
+    assert taken.account.filled == 8
+    del taken, staged
+    gc.collect()
+    path = tmp_path / "own"
+    if what == "file":
+        path.write_bytes(bytes(8 << 20))
+    elif what == "fifo":
+        os.mkfifo(path)
+    if what != "nothing":
+        own = os.open(path, os.O_RDWR)
+        os.dup2(own, fd)
+        os.close(own)
+    with pytest.raises((CacheError, FileNotFoundError)):
+        late.read(data)
+    if what == "file":
+        assert not any(path.read_bytes())
+    if what != "nothing":
+        os.close(fd)
+
+
+def test_without_proc_there_is_a_lock_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path := tmp_path / "lock").touch()
+    lock = Lock(os.open(path, os.O_RDWR))
+    monkeypatch.setattr(Lock, "_opened", lambda _: -1)
+    with lock():
+        assert not gets_lock(str(path))
+    assert gets_lock(str(path))
