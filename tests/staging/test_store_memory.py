@@ -271,8 +271,9 @@ def test_a_worker_does_not_take_another_file_for_the_cache(what: str, tmp_path: 
         os.mkfifo(path)
     if what != "nothing":
         own = os.open(path, os.O_RDWR)
-        os.dup2(own, fd)
-        os.close(own)
+        if own != fd:
+            os.dup2(own, fd)
+            os.close(own)
     with pytest.raises((CacheError, FileNotFoundError)):
         late.read(data)
     if what == "file":
