@@ -16,6 +16,13 @@ def cache_folder(name: str) -> Path:
     return user_cache_path("stoker", appauthor=False) / name
 
 
+def make_folder(path: Path) -> None:
+    """Makes a folder and those above it that are missing, all private to the user (mode 700). Raises OSError."""
+    for each in (*reversed(path.parents), path):
+        if not each.is_dir():
+            each.mkdir(mode=0o700, exist_ok=True)
+
+
 def write(path: Path, text: str) -> None:
     """Writes a file under a temporary name and renames it when it is complete. A new file is private to the user (mode
     600), because it holds paths, names and settings. An existing file keeps its mode. Pipes and devices, such as
