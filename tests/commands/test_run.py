@@ -424,7 +424,7 @@ def test_a_command_that_starts_python_itself(tmp_path: Path) -> None:
 def test_a_report_that_cannot_be_made_leaves_the_exit_code(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*args: Any, **kwargs: Any) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(output, "give", fail)
