@@ -263,15 +263,13 @@ class Store:
 
     def read(self, location: int) -> Sample:
         """The sample at a location that ``where`` returned; its memory is its own. Raises Gone."""
-        if location < 0:  # it may be pickled, and half a pickle must not be read
-            type_spec, leaves = self.stored(location)
-            return layout(type_spec, self.medium.trusted).put(leaves)
 
-        def copy() -> Sample:
+        def to_decode() -> tuple[Layout, list[Leaf]]:
             made, leaves = self._in_place(location)
-            return made.put(leaves)
+            return made, [x.copy() if n is None else x for x, n in zip(leaves, made.sizes, strict=True)]
 
-        return self.copied(copy)
+        made, leaves = self.copied(to_decode)  # of half a text or pickle nothing may be made; of half a tensor it may
+        return self.copied(lambda: made.put(leaves))
 
     def stored(self, location: int) -> tuple[str, list[Leaf]]:
         """The type of the sample at a location that ``where`` returned, and copies of its leaves. Raises Gone."""
