@@ -29,6 +29,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(resources, "memory_granted", lambda: 16 << 30)
     monkeypatch.setattr(resources, "pressure", lambda: {"memory": 50.0})
     monkeypatch.setattr(memory_pressure, "CHECK_S", 0.0)
+    monkeypatch.setattr(reclaim, "_holders", set())  # caches of other tests
     return left
 
 
