@@ -424,7 +424,7 @@ def test_a_command_that_starts_python_itself(tmp_path: Path) -> None:
 def test_a_report_that_cannot_be_made_leaves_the_exit_code(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(output, "give", fail)
@@ -518,3 +518,12 @@ def test_a_sitecustomize_of_the_users_still_runs(tmp_path: Path) -> None:
     path = script(tmp_path, "import sys; print(mine, [p for p in sys.path if 'stoker' in p and p.endswith('_hook')])")
     p = forked_stoker(tmp_path, path, env={**os.environ, "PYTHONPATH": str(tmp_path / "site")})
     assert p.stdout == "5 []\n", p.stderr
+
+
+def test_a_link_under_the_default_name_of_the_report_is_replaced(tmp_path: Path) -> None:
+    (target := tmp_path / "target").write_text("kept")
+    (tmp_path / "stoker-report.json").symlink_to(target)
+    p = forked_stoker(tmp_path, script(tmp_path, "print('ran')"))
+    assert p.stdout == "ran\n", p.stderr
+    assert target.read_text() == "kept"
+    assert not (tmp_path / "stoker-report.json").is_symlink()

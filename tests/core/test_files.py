@@ -60,3 +60,22 @@ def test_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder("staged") == tmp_path / ".cache" / "stoker" / "staged"
+
+
+def test_a_link_or_pipe_under_a_name_that_nobody_gave_is_replaced(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("kept")
+    for k, make in enumerate((lambda p: p.symlink_to(target), lambda p: p.symlink_to("/dev/full"), os.mkfifo)):
+        path = tmp_path / f"{k}.json"
+        make(path)
+        write(path, "report", named=False)
+        assert not path.is_symlink()
+        assert (path.read_text(), mode(path)) == ("report", 0o600)
+    assert target.read_text() == "kept"
+    assert len(os.listdir(tmp_path)) == 4
+
+
+def test_a_name_prepared_by_somebody_else_is_not_written_to(tmp_path: Path) -> None:
+    (other := tmp_path / f".report.json.{os.getpid()}").write_text("")
+    write(tmp_path / "report.json", "secret")
+    assert not other.read_text()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -67,6 +69,23 @@ def test_a_diff_applies(tmp_path: Path, head: str) -> None:
     assert script.read_text() == (
         f"{head}a = 1\nx = DataLoader(d, num_workers=2)\nb = 2\nz = DataLoader(\n    e, batch_size=8, persistent_workers=True\n)"
     )
+
+
+@pytest.mark.parametrize("tool", [["git", "apply", "-p1"], ["patch", "-p1"]], ids=["git", "patch"])
+def test_a_diff_of_a_file_with_a_space_in_its_name_applies(tool: list[str], tmp_path: Path, monkeypatch: Any) -> None:
+    if shutil.which(tool[0]) is None:
+        pytest.skip(f"there is no {tool[0]}")
+    monkeypatch.chdir(tmp_path)
+    Path("my train.py").write_text("x = DataLoader(d)\n")
+    text = patch.of({"my train.py:1": {"num_workers": 2}})
+    subprocess.run(tool, input=text.encode(), check=True, cwd=tmp_path)
+    assert Path("my train.py").read_text() == "x = DataLoader(d, num_workers=2)\n"
+
+
+def test_a_name_that_would_break_the_diff_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "a\nb.py"
+    path.write_text("x = DataLoader(d)\n")
+    assert patch.of({f"{path}:1": {"num_workers": 2}}) == ""
 
 
 @pytest.mark.parametrize("name", ["gone.py:3", "?", "ipython-input-1:2", "DataLoader of Rows", ""])

@@ -420,3 +420,16 @@ def test_a_loader_that_is_watched_in_a_process_counts_its_own_looks(tmp_path: Pa
         print(json.dumps(worker_record.read(record._row)["kernel"]["cpu_ns"]))
 
     assert json.loads(forked(watched, tmp_path).stdout) < 0
+
+
+def test_names_do_not_steer_the_terminal_and_a_command_can_be_copied() -> None:
+    r = typed(full(wait_s=4.0, settings={"num_workers": 0}, by_epoch=[], epochs=1))
+    r.command = ["e$(id);.py", "--name", "a b", "\x1b]0;title\x07"]
+    r.loaders[0].name = "/home/me/\x1b[2J\ntrain.py:3"
+    r.diff = "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-\tx = 1\x1b[31m\n+\tx = 2\n"
+    out = text.render(r, Path("a\x1b[1m.json"), io.StringIO())
+    assert "\x1b" not in out
+    assert "\x07" not in out
+    assert "-\tx = 1?[31m\n+\tx = 2\n" in out
+    assert "stoker run --apply 'e$(id);.py' --name 'a b' '?]0;title?'\n" in out
+    assert "train.py:3" in out

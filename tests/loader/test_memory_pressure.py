@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker.core import resources
+from stoker.core import reclaim, resources
 from stoker.core.errors import StokerWarning
 from stoker.loader import memory_pressure
 from stoker.loader.loader_state import state_of
@@ -29,6 +29,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(resources, "memory_granted", lambda: 16 << 30)
     monkeypatch.setattr(resources, "pressure", lambda: {"memory": 50.0})
     monkeypatch.setattr(memory_pressure, "CHECK_S", 0.0)
+    monkeypatch.setattr(reclaim, "_holders", set())  # caches of other tests
     return left
 
 
@@ -93,6 +94,30 @@ def test_free_slots_are_given_back(short: list[int]) -> None:
 def memory_of(loader: Any) -> int:
     readers = [reader for it in state_of(loader).iterators for reader in it._scheduler._pool._table.readers]
     return sum(Path(f"/proc/self/fd/{reader.arena.fd}").stat().st_blocks * 512 for reader in readers)
+
+
+def test_caches_are_given_back_first(short: list[int]) -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.held = 300 << 20
+
+        def give_back(self, reason: str) -> int:
+            given, self.held = self.held, 0
+            return given
+
+    said: list[str] = []
+    shrunk: list[bool] = []
+    holder = Holder()
+    reclaim.add(holder)
+    watch = memory_pressure.MemoryPressure(lambda: shrunk.append(True), said.append)
+    short[0] = 100 << 20
+    with pytest.warns(StokerWarning, match="the 300 MB of the cache are given back"):
+        watch.check()
+    assert not shrunk
+    with pytest.warns(StokerWarning, match="one batch ahead"):
+        watch.check()
+    assert len(said) == 2
+    assert shrunk
 
 
 def test_stalls_count_where_little_is_left(short: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,3 +193,45 @@ def test_a_cgroup_that_fills_up_is_survived(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr[-2000:]
         assert done.stdout.startswith("batches 300 ballast")
         assert "one batch ahead for each worker" in done.stderr
+
+
+GROWS = """
+import sys, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Data(Dataset):
+    def __len__(self): return 1200
+    def __getitem__(self, i):
+        x = torch.full((250_000,), float(i))
+        for _ in range(6):
+            x = (x * 1.0001).sin() * 0 + float(i)
+        return x + 0 * torch.rand(1)
+
+if __name__ == "__main__":
+    kept = []
+    for epoch in range(2):
+        seen = 0
+        for k, x in enumerate(DataLoader(Data(), batch_size=4, num_workers=1)):
+            assert (x[:, 0] == torch.arange(seen, seen + len(x)).float()).all()
+            seen += len(x)
+            if not epoch and k in (100, 150, 200):
+                kept.append(torch.ones(25_000_000))
+        assert seen == 1200
+    print("done")
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_grows_beside_a_cache_is_not_killed(tmp_path: Path) -> None:
+    """It takes 300 MB in the middle of an epoch, which are there only if the cache gives its memory back."""
+    with cgroup(900 << 20) as group:
+        if group is None:
+            pytest.skip("no cgroup of one's own to be had")
+        path = tmp_path / "grows.py"
+        path.write_text(GROWS)
+        join = f"import os, runpy, sys; open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))"
+        stoker_run = "runpy.run_module('stoker', run_name='__main__')"
+        run = f"{join}; sys.argv = ['stoker', 'run', '--apply', {str(path)!r}]; {stoker_run}"
+        done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, timeout=150, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert done.stdout == "done\n"

@@ -971,6 +971,7 @@ def test_what_is_wrong_is_named() -> None:
         ({**good, "next": -1}, "next=-1"),
         ({**good, "torch_rng": "rubbish"}, "torch_rng='rubbish'"),
         ({**good, "kind": "iterable"}, "parts"),
+        ({**good, "sampler_rng": torch.zeros(3)}, "sampler_rng=tensor"),
     ):
         with pytest.raises(StateError, match=words):
             loader.load_state_dict(state)
@@ -986,6 +987,39 @@ def test_what_is_wrong_is_named() -> None:
         for _ in range(2):  # trying again does not begin a new run
             with pytest.raises(StateError, match=words):
                 iter(other)
+
+
+class Foreign:
+    """A sampler that only it knows the order of."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "kw",
+    [{}, {"shuffle": True}, {"sampler": Foreign()}, {"shuffle": "feistel"}],
+    ids=["in order", "shuffled", "own", "feistel"],
+)
+def test_a_place_beyond_the_dataset_is_an_error_and_no_empty_epoch(kw: dict[str, Any], workers: int) -> None:
+    def loader(batch_size: int = 3) -> Any:
+        return stoker.DataLoader(range(8), batch_size=batch_size, num_workers=workers, **kw)
+
+    first = loader()
+    it = iter(first)
+    states = [first.state_dict()] + [first.state_dict() for _ in it]
+    for state in states:  # the last one is at index 9
+        loader().load_state_dict(state)
+    assert states[-1]["samples"] == 9
+    other = loader()
+    other.load_state_dict(states[-1])
+    assert [len(x) for x in other] in ([], [3, 3, 2])
+    for samples in (11, 1 << 40, (1 << 63) - 1):
+        other = loader()
+        other.load_state_dict({**states[1], "samples": samples})
+        with pytest.raises(StateError, match=r"which has (fewer than )?[0-9,]+ here"):
+            list(other)
 
 
 JSON = st.recursive(

@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 
 import stoker
 from stoker.core.errors import StokerWarning
-from stoker.staging.store import folder
+from stoker.staging.store import folder, manage
 from tests.helpers import flip
 
 N = 40
@@ -636,3 +636,110 @@ def test_a_file_of_another_size_and_the_same_time_begins_another_cache(files: li
     with pytest.warns(StokerWarning, match="the source files changed"):
         again = open_cache(files, where)
     assert check(again, values={17: 12345}) == N
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+
+
+def make_foreign(path: Path) -> None:
+    os.chown(path, 12345, 12345)
+
+
+def make_open(path: Path) -> None:
+    path.chmod(0o777 if path.is_dir() else 0o666)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [pytest.param(make_foreign, "belongs to another user", marks=as_root), (make_open, "can be written to by other")],
+)
+def test_a_cache_that_others_have_made_or_can_write_to_is_refused(
+    files: list[Path], tmp_path: Path, spoil: Any, words: str
+) -> None:
+    where = tmp_path / "cache"
+    check(open_cache(files, where))
+    spoil(cache_of(where))
+    with pytest.warns(StokerWarning, match=f"There is no cache in .*: .*{words}"):
+        staged = open_cache(files, where)
+    assert check(staged) == N
+    assert os.listdir(where) == [cache_of(where).name]  # nothing of a removal is left
+
+
+@pytest.mark.parametrize("spoil", [pytest.param(make_foreign, marks=as_root), make_open])
+def test_a_file_that_others_can_write_to_is_made_anew(files: list[Path], tmp_path: Path, spoil: Any) -> None:
+    where = tmp_path / "cache"
+    check(open_cache(files, where))
+    spoil(cache_of(where) / "column-0.npy")
+    with pytest.warns(StokerWarning, match="made anew"):
+        staged = open_cache(files, where)
+    assert check(staged) == N
+    assert check(open_cache(files, where)) == 0
+
+
+def test_a_cache_under_the_name_of_another_is_made_anew(files: list[Path], tmp_path: Path) -> None:
+    where = tmp_path / "cache"
+    check(open_cache(files, where, other), add=1)
+    theirs = cache_of(where)
+    check(open_cache(files, where))
+    (mine,) = [p for p in where.iterdir() if p != theirs]
+    shutil.rmtree(mine)
+    theirs.rename(mine)
+    with pytest.warns(StokerWarning, match="made for other samples: it is made anew"):
+        staged = open_cache(files, where)
+    assert check(staged) == N
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "column-0.npy", "lock"])
+@pytest.mark.parametrize("kind", ["fifo", "zero", "copy", "folder"])
+def test_links_and_pipes_inside_a_cache_are_not_read(files: list[Path], tmp_path: Path, name: str, kind: str) -> None:
+    where = tmp_path / "cache"
+    check(open_cache(files, where))
+    path = cache_of(where) / name
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copy(path, elsewhere)
+    path.unlink()
+    if kind == "fifo":
+        os.mkfifo(path, 0o600)
+    elif kind == "folder":
+        path.mkdir(0o700)
+    else:
+        path.symlink_to("/dev/zero" if kind == "zero" else elsewhere)
+    before = elsewhere.read_bytes()
+    assert len(manage.listed(where)) <= 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StokerWarning)
+        check(open_cache(files, where))
+    assert elsewhere.read_bytes() == before
+
+
+def test_a_folder_that_is_a_link_is_not_followed(files: list[Path], tmp_path: Path) -> None:
+    where, elsewhere = tmp_path / "cache", tmp_path / "elsewhere"
+    check(open_cache(files, where))
+    path = cache_of(where)
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+    with pytest.warns(StokerWarning, match="made anew"):
+        staged = open_cache(files, where)
+    assert check(staged) == N
+    assert (elsewhere / "manifest.json").exists()
+
+
+def test_words_that_are_no_text_are_made_anew(files: list[Path], tmp_path: Path) -> None:
+    where = tmp_path / "cache"
+    check(open_cache(files, where))
+    with open(cache_of(where) / "words.npy", "r+b") as file:
+        file.seek(128)
+        file.write(b"\xff" * 1024)
+    with pytest.warns(StokerWarning, match="made anew"):
+        staged = open_cache(files, where)
+    assert check(staged) == N
+
+
+def test_all_that_is_made_is_private(files: list[Path], tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        check(open_cache(files, tmp_path / "a" / "b"))
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "a", *(tmp_path / "a").rglob("*")):
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path

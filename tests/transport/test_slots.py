@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
 import random
 import signal
+import threading
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +22,7 @@ import stoker
 from stoker.core.options import Budget
 from stoker.loader import engine
 from stoker.loader.loader_state import state_of
-from stoker.transport import slots
+from stoker.transport import ordering, slots
 from stoker.transport.arena import MAX_SLOTS, Arena
 from stoker.transport.slots import SlotReader, SlotWriter
 
@@ -179,10 +182,35 @@ def test_what_a_worker_keeps_is_not_written_again() -> None:
         assert first.eq(1.0).all()
 
 
-def test_a_fork_of_the_users_sees_its_batch_unchanged() -> None:
+@contextlib.contextmanager
+def another_thread_starts_a_worker() -> Iterator[None]:
+    started, end = threading.Event(), threading.Event()
+
+    def start() -> None:
+        with slots.own_fork():
+            started.set()
+            end.wait(60)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    started.wait(60)
+    with slots.own_fork():  # as this one did before
+        pass
+    yield
+    end.set()
+    thread.join()
+
+
+@pytest.mark.parametrize("beside", [contextlib.nullcontext, another_thread_starts_a_worker])
+def test_a_fork_of_the_users_sees_its_batch_unchanged(beside: Any) -> None:
     """torch's batches survive in a forked child, because their memory is never used again."""
     loader = stoker.DataLoader(Noise(100, 5000), batch_size=2, num_workers=1)
     it = iter(loader)
+    with beside():
+        fork_and_go_on(it)
+
+
+def fork_and_go_on(it: Any) -> None:
     batch = next(it)
     read, write = os.pipe()
     done, go = os.pipe()
@@ -212,6 +240,11 @@ def test_what_a_fork_drops_is_still_the_parents() -> None:
     for _ in it:
         pass
     assert intact(batch, 0)
+
+
+def test_a_reader_orders_what_it_read_before_it_frees_a_slot() -> None:
+    """It can be seen only on another processor; here, that it is called and ends."""
+    ordering.barrier(ordered=False)
 
 
 @pytest.mark.few(1)

@@ -298,14 +298,14 @@ def _write(report: RunReport, json_path: Path, html_path: Path | None) -> None:
     from ..diagnosis.report import html, text
 
     empty = bool(report.exit_code) and not report.loaders and not report.bypassing
-    if empty and json_path.is_file():
+    if empty and os.path.isfile(json_path):
         sys.stderr.write(text.render(report, None, sys.stderr) + f"the report of an earlier run is kept: {json_path}\n")
         return
     if str(json_path) == "-":
         # One line of its own, so that what the script printed, whose last line may have no end, can be told from it.
         print("\n" + json.dumps(report.as_dict()))
     else:
-        output.give(report.as_dict(), json_path, lambda: None)
+        output.give(report.as_dict(), json_path, lambda: None, named=json_path != Path(REPORT))
     sys.stdout.flush()  # a signal may end this process
     if html_path is not None:
         html.save(report, html_path)

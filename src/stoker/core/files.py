@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 from .errors import UsageError
@@ -16,25 +17,34 @@ def cache_folder(name: str) -> Path:
     return user_cache_path("stoker", appauthor=False) / name
 
 
-def write(path: Path, text: str) -> None:
+def make_folder(path: Path) -> None:
+    """Makes a folder and those above it that are missing, all private to the user (mode 700). Raises OSError."""
+    for each in (*reversed(path.parents), path):
+        if not each.is_dir():
+            each.mkdir(mode=0o700, exist_ok=True)
+
+
+def write(path: Path, text: str, named: bool = True) -> None:
     """Writes a file under a temporary name and renames it when it is complete. A new file is private to the user (mode
-    600), because it holds paths, names and settings. An existing file keeps its mode. Pipes and devices, such as
-    ``/dev/stdout``, are written to directly. Raises OSError: it cannot be written."""
-    path = Path(os.path.realpath(path))
+    600), because it holds paths, names and settings. The user's existing file keeps its mode. Where the user has
+    ``named`` it, links are followed, and pipes and devices, such as ``/dev/stdout``, are written to directly; else
+    the file takes their place. Raises OSError: it cannot be written."""
+    path = Path(os.path.realpath(path)) if named else path
     mode = 0o600
     try:
-        existing = path.stat()
+        existing = path.lstat()
     except OSError:
         pass
     else:
-        mode = stat.S_IMODE(existing.st_mode)
-        if not stat.S_ISREG(existing.st_mode):
+        if stat.S_ISREG(existing.st_mode) and existing.st_uid == os.geteuid():
+            mode = stat.S_IMODE(existing.st_mode)
+        if named and not stat.S_ISREG(existing.st_mode):
             with open(path, "w", encoding="utf-8") as pipe:
                 pipe.write(text)
             return
-    temp = path.with_name(f".{path.name}.{os.getpid()}")
+    fd, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temp = Path(name)
     try:
-        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(fd, "w", encoding="utf-8") as file:
             os.fchmod(fd, mode)
             file.write(text)
@@ -46,11 +56,11 @@ def write(path: Path, text: str) -> None:
 def check_writable(path: Path, option: str = "--json") -> None:
     """Raises UsageError before the run, not after it, where no file can be written."""
     reason = ""
-    if path.is_dir():
+    if os.path.isdir(path):  # unlike Path's it does not raise where it must not look
         reason = "it is a folder"
-    elif not path.parent.is_dir():
+    elif not os.path.isdir(path.parent):
         reason = f"there is no folder {path.parent}"
-    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+    elif not os.access(path if os.path.exists(path) else path.parent, os.W_OK):
         reason = "no write access"
     if reason:
         raise UsageError(f"the report cannot be written to {path}: {reason} ({option} FILE names another place)")

@@ -16,12 +16,13 @@ def check(json_path: Path | None) -> None:
         check_writable(json_path)
 
 
-def give(result: JsonObject, json_path: Path | None, show: Callable[[], object]) -> None:
-    """Shows the text, and writes the JSON if there is a path for it; ``-`` is stdout, in place of the text."""
+def give(result: JsonObject, json_path: Path | None, show: Callable[[], object], named: bool = True) -> None:
+    """Shows the text, and writes the JSON if there is a path for it; ``-`` is stdout, in place of the text. ``named``:
+    see ``write``."""
     data = json.dumps(result, indent=2)
     if str(json_path) == "-":
         print(data)
         return
     if json_path is not None:
-        write(json_path, data + "\n")
+        write(json_path, data + "\n", named)
     show()

@@ -22,6 +22,8 @@ from .types import JsonObject
 
 NO_LIMIT = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
 WORKER_BYTES = 32 << 20  # of a forked worker, as long as none has been measured
+LOW_SHARE = 0.05  # of the memory granted: less than that available is short
+LOW_LEAST = 256 << 20  # bytes; the same for a small machine
 SHM_SMALL = 256 << 20  # Docker's default is 64 MB; torch's own loader needs room for some batches
 
 
@@ -233,6 +235,13 @@ def memory_available() -> int:
     if limit and used is not None:
         available = min(available, max(0, limit - used))
     return available
+
+
+def memory_low() -> int:
+    """Bytes of memory that are to stay available: a twentieth of what is granted, 256 MB at least, and a quarter where
+    that is less."""
+    granted = memory_granted()
+    return min(granted // 4, max(LOW_LEAST, int(LOW_SHARE * granted)))
 
 
 def workers_bound(each: int) -> tuple[int, str]:

@@ -1,5 +1,5 @@
-"""Memory runs short while an epoch is under way: the loader makes fewer batches ahead, and says so, before the machine
-swaps or the kernel kills a process.
+"""Memory runs short while an epoch is under way. Caches in memory are given back first. If that is not enough, the
+loader makes fewer batches ahead. Both are said, before the machine swaps or the kernel kills a process.
 
 Two numbers are read: the memory available, to the machine and in the cgroup, and the stalls that the kernel accounts
 for (PSI, Documentation/accounting/psi.rst). The window stays small; a larger one would bring the shortage back.
@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from ..core import resources
+from ..core import reclaim, resources
 from ..core.warn import warn_user
 from ..workers.process_pool import ProcessPool
 from ..workers.thread_pool import ThreadPool
@@ -19,18 +19,16 @@ from .scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 CHECK_S = 0.5  # between two checks, of 0.1 ms each
-SHARE = 0.05  # of the memory granted: less than that available is short
-LEAST = 256 << 20  # bytes; the same for a small machine
-STALLED = 20.0  # per cent of the time in which a task waited for memory, if less than twice SHARE is left, too
+STALLED = 20.0  # per cent of the time in which a task waited for memory, if little is left, too
 
 
 class MemoryPressure:
-    """Checks the memory until it is short, and then makes the loader smaller, once."""
+    """Checks the memory until it is short and no cache is left, and then makes the loader smaller, once."""
 
     def __init__(self, shrink: Callable[[], None], report: Callable[[str], None]) -> None:
         self._shrink = shrink
         self._report = report
-        self._granted = 0
+        self._low = 0
         self._next_check = time.monotonic() + CHECK_S
         self._done = False
 
@@ -42,17 +40,23 @@ class MemoryPressure:
         shortage = self._shortage()
         if not shortage:
             return
+        given = reclaim.give_back(shortage)
+        if given:
+            self._say(f"{shortage}: the {given >> 20:,} MB of the cache are given back", "Nothing is cached any more")
+            return
         self._done = True
         self._shrink()
         line = f"{shortage}: one batch ahead for each worker from now on, and free slots are given back"
+        self._say(line, "If that is not enough: fewer num_workers, or smaller batches")
+
+    def _say(self, line: str, hint: str) -> None:
         logger.warning(line)
         self._report(line)
-        warn_user(f"{line}. If that is not enough: fewer num_workers, or smaller batches.")
+        warn_user(f"{line}. {hint}.")
 
     def _shortage(self) -> str:
-        self._granted = self._granted or resources.memory_granted()  # not earlier: workers are starting
+        self._low = low = self._low or resources.memory_low()  # not earlier: workers are starting
         available = resources.memory_available()
-        low = min(self._granted // 4, max(LEAST, int(SHARE * self._granted)))
         if available < low:
             return f"{available >> 20:,} MB of memory are left"
         stalled = resources.pressure().get("memory", 0.0) if available < 2 * low else 0.0

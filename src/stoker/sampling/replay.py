@@ -151,12 +151,16 @@ class SamplerReplay:
             self._state_at_start = pickled_state(self._sampler.state_dict)
         return self._follow(None if self._batched else torch_iterator, 0)
 
-    def _follow(self, iterator: Iterator[Index] | None, skip: int) -> Iterator[Index]:
+    def _follow(self, iterator: Iterator[Index] | None, skip: int, last: int = 1) -> Iterator[Index]:
         """What a sampler's iterator yields, as torch makes batches of it, and what has to be noted at each task.
-        ``iterator``: the sampler's; None: it is begun with the first task. ``skip``: how much of it is left out."""
+        ``iterator``: the sampler's; None: it is begun with the first task. ``skip``: how much of it is left out. That
+        may reach beyond its end by a part of the last batch, which had up to ``last`` indices."""
         own = iter(self._sampler) if iterator is None else iterator
-        next(itertools.islice(own, skip, skip), None)
         size = int(self.batch_size or 1)
+        there = max(0, skip - max(size, last) + 1)
+        if there and next(itertools.islice(own, there - 1, None), END) is END:
+            raise _beyond(skip, f"fewer than {there:,}")
+        next(itertools.islice(own, skip - there, skip - there), None)
         stateful = is_stateful(own) or is_stateful(self._sampler)
         given = in_batches(own, size, self._index_sampler.drop_last) if self._batched else own
         for tasks, indices in enumerate(given, self._start.task + 1):
@@ -237,7 +241,7 @@ class SamplerReplay:
         skip = s.next - tasks
         if self._batched:
             skip = s.samples if state is None else skip * (s.batch_size or 1)
-        indices = self._follow(iterator, skip)
+        indices = self._follow(iterator, skip, s.batch_size or 1)
         if state is None or s.next > 0:
             return indices
         # At the beginning of an epoch some samplers hold the state of the last one's end: they stop at once.
@@ -280,7 +284,7 @@ class SamplerReplay:
         self._rng_after_iter = self._capture_rng()
         mine = share_of_rest(sampler, taken)
         self._rng_after_first = self._capture_rng()
-        return self._follow(iter(mine), skip)
+        return self._follow(iter(mine), skip, s.batch_size or 1)
 
     def _check(self, s: State) -> None:
         """Raises for the state of another loader."""
@@ -309,6 +313,10 @@ class SamplerReplay:
                 f"{type(self._sampler).__name__} does not say how ranks divide the samples. A DistributedSampler "
                 "says it, also where each rank reads all of them (num_replicas=1, rank=0)"
             )
+        if self._known:
+            there = len(self._sampler)
+            if s.samples >= there + (s.batch_size or 1):
+                raise _beyond(s.samples, f"{there:,}")
         self._check_draws(s, foreign)
 
     def _check_draws(self, s: State, foreign: bool) -> None:
@@ -386,3 +394,7 @@ class SamplerReplay:
         if "torch" in moved and self._generator is None and not self.workers and is_one_draw(before, after):
             moved.remove("torch")  # by torch's base seed, not by the sampler
         return moved
+
+
+def _beyond(skip: int, there: str) -> StateError:
+    return StateError(f"the state dict is at index {skip:,} of its sampler, which has {there} here")

@@ -201,7 +201,7 @@ def _read(name: str, value: object, of: Any) -> Any:
         if found is not None and name in _CHECKS:
             _CHECKS[name](found)
         return found
-    except (ValueError, RecursionError) as e:  # the errors of json and of msgspec are ValueErrors
+    except Exception as e:  # a value may be any object, and raise anything where it is looked at
         raise StateError(f"{name}={_short(value)} in a state dict: {e}") from None
 
 

@@ -14,7 +14,7 @@ from ..core.types import Batch, Index, Sample
 from ..workers.gather import Select
 from ..workers.gather import select as new_tensors
 from .device_tier import DeviceTier
-from .store.store import Store
+from .store.store import Gone, Store
 
 
 class PreparedSamples(Protocol):
@@ -73,10 +73,17 @@ class Batches:
         if not self._checked and not store.gather_checked:
             # Once both ways: this finds a collate function that was changed inside.
             batch = self._collate(self._staged.make(indices))
-            self._gathers = store.gather_checked = equal_bits(batch, made.batch(new_tensors(columns, rows)))
+            try:
+                gathered = made.batch(store.copied(lambda: new_tensors(columns, rows)))
+            except Gone:
+                return batch
+            self._gathers = store.gather_checked = equal_bits(batch, gathered)
             if not self._gathers:
                 return batch
         self._checked = True
         if where is not None and not self._staged.is_same(store, indices, where.tolist()):
             return self._collate(self._staged.make(indices))
-        return made.batch(self._select(columns, rows))
+        try:
+            return made.batch(store.copied(lambda: self._select(columns, rows)))
+        except Gone:
+            return self._collate(self._staged.make(indices))

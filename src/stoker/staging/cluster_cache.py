@@ -34,7 +34,7 @@ from .node_cache import new_memories, peer_uid
 from .open_store import ram_budget
 from .store.encode import CacheError
 from .store.memory import Memory
-from .store.store import Store
+from .store.store import Gone, Store
 from .store.tables import Samples
 
 LENGTH = struct.Struct("<q")
@@ -209,7 +209,10 @@ class NodeCache:
         assert store is not None
         for i, location in zip(indices, store.where(indices) if store.usable else (), strict=False):
             if location and nbytes < MOST_BYTES:
-                type_spec, leaves = store.stored(int(location))
+                try:
+                    type_spec, leaves = store.stored(int(location))
+                except Gone:
+                    break
                 out.head.append((int(i), type_spec, [x.nbytes for x in leaves]))
                 out.data.extend(x.data for x in leaves)
                 nbytes += sum(x.nbytes for x in leaves)

@@ -32,7 +32,7 @@ from .open_store import CachePlan, budget_of, cache_folder, check_tier, new_stor
 from .source_files import SourceFiles
 from .split import REMEDY, Split, map_style
 from .store.memory import Memory
-from .store.store import Store, StoreStats
+from .store.store import Gone, Store, StoreStats
 from .vetting import mark
 
 NO_CACHE = "no cache"
@@ -391,7 +391,11 @@ class Staged(Dataset[Sample]):
             if not location and k not in parts:
                 out.append(self._whole(indices[k]))  # in its turn: it draws
                 continue
-            part = store.read(location) if location else parts[k]
+            try:
+                part = store.read(location) if location else parts[k]
+            except Gone:
+                out.append(self._whole(indices[k]))
+                continue
             out.append(part if augment is None else augment(part))
         return out
 

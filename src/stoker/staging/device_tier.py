@@ -11,7 +11,7 @@ import torch
 from ..core import resources
 from ..core.warn import warn_user
 from ..device.accelerator import current_device
-from .store.store import Store
+from .store.store import Gone, Store
 
 SHARE = 0.5  # of the device's free memory: the model wants the rest
 accelerator = current_device
@@ -44,7 +44,9 @@ class DeviceTier:
         if wanted > most:
             return f"{wanted:,} bytes are wanted, and half of what is free on {self.device} is {most:,}"
         try:
-            self._columns = [t.to(self.device, copy=True) for t in store.columns]
+            self._columns = store.copied(lambda: [t.to(self.device, copy=True) for t in store.columns])
+        except Gone:
+            return store.reason
         except torch.OutOfMemoryError as e:
             return f"{self.device} is out of memory: {str(e).splitlines()[0]}"
         return ""

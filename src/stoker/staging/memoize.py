@@ -32,7 +32,7 @@ from .recompile import rebound
 from .rewrite_calls import ENTER, KEEP, KEEP_CALL, KEEP_PREFIX, Selection, memoised
 from .store.encode import CacheError, take
 from .store.memory import Memory
-from .store.store import Store
+from .store.store import Gone, Store
 from .vetting import Vetting
 
 SMALL = (int, float, str, bytes, bool, type(None), np.generic, pathlib.PurePath)
@@ -288,7 +288,8 @@ class Memo:
         if at:
             if self._comparison.differs(self.states, call, lambda: store.read(at)):
                 self._on_problem(f"a call that was kept returns something else now: {key!r}")
-            return store.read(at)
+            with contextlib.suppress(Gone):
+                return store.read(at)
         cpu = time.thread_time_ns()
         before = self.states()
         keep_ns = time.thread_time_ns() - cpu

@@ -21,7 +21,7 @@ from .store.decode import stored_copy
 from .store.encode import CacheError
 from .store.folder import Folder, discard, open_for, root
 from .store.memory import Memory
-from .store.store import Store, size_of
+from .store.store import Gone, Store, size_of
 
 RAM_SHARE = 0.5  # of the free memory, where no budget is given
 DISK_SHARE = 0.5  # of the free disk
@@ -106,7 +106,10 @@ def _compare_one(plan: CachePlan, store: Store, folder: Folder) -> None:
     if not location:
         return  # damaged: it is made anew when it is asked for
 
-    before = store.read(location)
+    try:
+        before = store.read(location)
+    except Gone:
+        return  # another process has shut it
 
     def is_same() -> bool:
         try:

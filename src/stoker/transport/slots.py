@@ -14,12 +14,15 @@ A page-locked slot that the consumer drops is FREE only when the device has read
 
 In shared memory only "free or not" has to be known by both sides: one 32-bit stamp a slot, 0 while taken, else a
 count that grows with every release, so the worker takes the slot that was released last, whose pages are warm.
-The stamp is the only word that both sides write, and each side writes it only in its own moves.
+The stamp is the only word that both sides write, and each side writes it only in its own moves. The consumer's reads of
+a batch come before the stamp that frees its slot (``ordering.barrier``). The worker's writes come after it: whether
+they are made depends on the stamp, which orders them on all processors.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +32,7 @@ import numpy as np
 
 from .arena import Arena, aligned
 from .mapping import Memory, populate
+from .ordering import barrier
 
 if TYPE_CHECKING:
     import numpy.typing as npt  # at run time it would cost ten milliseconds
@@ -167,11 +171,11 @@ class SlotReader:
         self.leases: dict[int, tuple[weakref.ref[Bytes], int]] = {}  # slots that the consumer holds
         self._maps: dict[int, tuple[int, Memory]] = {}  # slot: offset in the file, mapping
         self._stamp = max(arena.stamps[: max(arena.slots, 1)], default=0) + 1
-        self._getpid = os.getpid  # a batch may outlive the module, at the end of the interpreter
+        self._getpid, self._barrier = os.getpid, barrier  # a batch may outlive the module, as the interpreter ends
         self._owner = os.getpid()
         # slots that a forked child sees, which are never written again, and their bytes in use
         self.pinned_by_fork: dict[int, int] = {}
-        _readers.add(self)
+        _readers.add(weakref.ref(self, _readers.discard))
 
     def lock_with(self, locker: Locker | None) -> None:
         """From now on slots are page-locked; those that are mapped already, too."""
@@ -235,6 +239,7 @@ class SlotReader:
         if self._getpid() != self._owner or slot in self.pinned_by_fork or slot in self._read_by_device:
             return
         self._stamp = self._stamp % 0xFFFFFFFF + 1  # never 0, which means "taken"
+        self._barrier()
         self.arena.stamps[slot] = self._stamp
 
     def reclaim(self) -> None:
@@ -246,7 +251,8 @@ class SlotReader:
     def retain_for_fork(self) -> None:
         """User code has forked: the child sees the leased slots, so they are never written again. A consumer that forks
         again and again has its batches copied out (``degraded``) before that takes much memory."""
-        self.pinned_by_fork.update((slot, used) for slot, (_, used) in list(self.leases.items()))
+        # copied in one step: leases end in any thread, and wherever an object is made
+        self.pinned_by_fork.update((slot, used) for slot, (_, used) in self.leases.copy().items())
 
     @property
     def degraded(self) -> bool:
@@ -263,26 +269,36 @@ class SlotReader:
         return mapped[1]
 
 
-_readers: weakref.WeakSet[SlotReader] = weakref.WeakSet()
-_own_fork = False
+_readers: set[weakref.ref[SlotReader]] = set()
+
+
+class _Forks(threading.local):
+    """What the thread that forks is doing. Another one may fork for the user meanwhile."""
+
+    own = False  # it starts a process of stoker's
+
+
+_forks = _Forks()
 
 
 @contextmanager
 def own_fork() -> Iterator[None]:
     """Around the start of stoker's own processes, which never read leased slots."""
-    global _own_fork
-    before, _own_fork = _own_fork, True
+    before, _forks.own = _forks.own, True
     try:
         yield
     finally:
-        _own_fork = before
+        _forks.own = before
 
 
-def _forked() -> None:
+def _forks_for_user() -> None:
     # torch's batches survive a fork because their memory is never used again; so do those a child can see here.
-    if not _own_fork:
-        for reader in list(_readers):
-            reader.retain_for_fork()
+    if not _forks.own:
+        for ref in _readers.copy():
+            reader = ref()
+            if reader is not None:
+                reader.retain_for_fork()
 
 
-os.register_at_fork(after_in_parent=_forked)
+# Before and after: other threads begin and end leases meanwhile.
+os.register_at_fork(before=_forks_for_user, after_in_parent=_forks_for_user)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...core.files import cache_folder, write
+from ...core.files import cache_folder, make_folder, write
 from .schema import Finding, LoaderReport, RememberedRun, RunReport
 
 VERSION = 1
@@ -49,7 +49,7 @@ def save(report: RunReport) -> None:
         old = load(report.command)
         if len(text) > MAX_BYTES or (old is not None and old.complete and not run.complete):
             return
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(path.parent)
         write(path, text)
         _prune(path.parent)
 

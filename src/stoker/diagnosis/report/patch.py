@@ -48,9 +48,12 @@ def _of_file(path: str, lines: Mapping[int, JsonObject]) -> str:
     except (OSError, ValueError, SyntaxError):
         return ""
     shown = path.lstrip("/")
+    if not shown.isprintable():
+        return ""  # a name that both git and patch would want quoted, each in its own way
+    end = "\t" if " " in shown else ""  # as git writes it: else patch takes the name to end at the space
     return "".join(
         text if text.endswith("\n") else f"{text}\n\\ No newline at end of file\n"
-        for text in difflib.unified_diff(before, after, f"a/{shown}", f"b/{shown}", n=1)
+        for text in difflib.unified_diff(before, after, f"a/{shown}{end}", f"b/{shown}{end}", n=1)
     )
 
 

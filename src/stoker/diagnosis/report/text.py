@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from ...core.terminal import colour_wanted, human_seconds, short, style, table, width
+import msgspec
+
+from ...core.terminal import colour_wanted, human_seconds, printable, short, style, table, width
 from ..doctor.loader_stats import LoaderStats, filling_epochs, later_epochs
 from .before_after_text import applied_lines
 from .money import sentences
@@ -28,6 +32,7 @@ LOADER_HEADERS = ["loader", "workers", "batches", "waited", "of loop", "step", "
 def render(report: RunReport, path: Path | None, stream: TextIO, columns: int = 0) -> str:
     """The whole report as text that fits the stream. ``path``: where it was written, if it was."""
     colour, columns = colour_wanted(stream), columns or width(stream)
+    report = _printable(report)
 
     def wrapped(text: str, indent: str = "") -> str:
         return textwrap.fill(text, columns, initial_indent=indent, subsequent_indent=indent + "  ")
@@ -49,7 +54,7 @@ def render(report: RunReport, path: Path | None, stream: TextIO, columns: int = 
         if report.applied is not None:
             out += applied_lines(report.applied, columns, colour, stream)
         elif path is not None and apply_helps(report):
-            out.append("try: stoker run --apply " + " ".join(report.command))
+            out.append("try: stoker run --apply " + shlex.join(report.command))
         if report.diff:  # lines that can be copied: neither wrapped nor indented
             diff = [(line, DIFF_COLOURS.get(line[:1])) for line in report.diff.removesuffix("\n").split("\n")]
             out += ["", "the same in your own code:", *(style(line, c, colour) if c else line for line, c in diff)]
@@ -60,9 +65,23 @@ def render(report: RunReport, path: Path | None, stream: TextIO, columns: int = 
     return "\n".join(out) + "\n"
 
 
+def _printable(report: RunReport) -> RunReport:
+    """The report without control characters in names, errors and settings. A diff keeps its tabs and lines."""
+
+    def clean(x: object) -> object:
+        if isinstance(x, dict):
+            return {clean(k): clean(v) for k, v in x.items()}
+        if isinstance(x, list):
+            return list(map(clean, x))
+        return printable(re.sub(r"\s", " ", x)) if isinstance(x, str) else x
+
+    diff = "".join(c if c in "\t\n" else printable(c) for c in report.diff)
+    return msgspec.convert({**clean(report.as_dict()), "diff": diff}, RunReport)  # type: ignore[dict-item]
+
+
 def _last_line(report: RunReport, path: Path, columns: int) -> str:
     """Where the report is; and what explains the first cause, if that fits into the line."""
-    line = f"report: {path}"
+    line = f"report: {printable(str(path))}"
     more = f"{line}; see stoker explain {report.findings[0].cause}" if report.findings else line
     return more if len(more) <= columns else line
 

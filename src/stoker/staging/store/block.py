@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...core.types import Sample
 from .decode import Layout, layout
 from .encode import ALIGN
 from .spec import Leaf
@@ -45,14 +44,8 @@ def pack(type_spec: str, leaves: Sequence[Leaf], i: int, checked: bool = True) -
     return block
 
 
-def unpack(heap: Leaf, offset: int, trusted: bool) -> Sample:
-    """The sample at an offset of the heap. In a file the caller has to ask ``is_intact`` first."""
-    made, leaves = parts(heap, offset, trusted)
-    return made.put(leaves)
-
-
 def parts(heap: Leaf, offset: int, trusted: bool) -> tuple[Layout, list[Leaf]]:
-    """Type and leaves of the sample at an offset of the heap."""
+    """Type and leaves of the sample at an offset of the heap. In a file the caller has to ask ``is_intact`` first."""
     _, spec_bytes, length = _HEADER.unpack(heap[offset : offset + _HEADER.size].tobytes())
     body = heap[offset + _HEADER.size : offset + length]
     made = layout(body[:spec_bytes].tobytes().decode(), trusted)

@@ -7,7 +7,9 @@
 - ``column-0.npy`` ...: samples of one type, a column a leaf; ``crc.npy``: a checksum a row;
 - ``heap.npy``: samples of other types, each with its checksum.
 
-The files are sparse until they are written. Nothing in them is ever unpickled.
+The files are sparse until they are written. Nothing in them is ever unpickled. A checksum finds damage, and not what
+somebody else has written on purpose: folder and files must be the user's or root's, and writable to nobody else. Links
+are not followed from the folder on.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import json
 import mmap
 import os
 import shutil
+import stat
 import tempfile
 import time
 import weakref
@@ -30,7 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ...core.files import cache_folder
+from ...core.files import cache_folder, make_folder
 from ...core.types import JsonObject
 from .encode import CacheError
 from .memory import Lock
@@ -39,6 +42,8 @@ FORMAT = 4
 GROWING = ("column-", "heap")  # tables whose room is taken block by block; that of others is taken at once
 PART = ".part"
 MANIFEST = "manifest.json"
+MANIFEST_BYTES = 1 << 24  # at most
+SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # no link is followed, no pipe waited for
 REMOVED = ".gone-"  # prefix of the folder into which a cache is moved before it is removed
 
 
@@ -55,30 +60,60 @@ def digest(key: JsonObject) -> str:
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
 
 
+class NotOwn(CacheError):
+    """Somebody else made it, or can write to it."""
+
+
+def _check_own(fd: int, path: Path) -> None:
+    found = os.fstat(fd)
+    if found.st_uid not in (0, os.geteuid()):
+        raise NotOwn(f"{path} belongs to another user")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise NotOwn(f"{path} can be written to by other users")
+
+
+def _open_folder(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _check_folder(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        fd = _open_folder(path)
+        try:
+            _check_own(fd, path)
+        finally:
+            os.close(fd)
+
+
 class Folder:
-    """Tables in files of one folder. Raises OSError: it cannot be opened."""
+    """Tables in files of one folder. Raises OSError: it cannot be opened; NotOwn."""
 
     trusted = False  # anyone may have written it
     kind = "disk"
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._dir = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._dir = _open_folder(path)
         weakref.finalize(self, os.close, self._dir).atexit = False
+        _check_own(self._dir, path)
         self.writable = os.access(path, os.W_OK)
         self._files: dict[str, tuple[int, int]] = {}  # by table: the descriptor, and where the values begin
         self.lock: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         try:
             self.lock = Lock(self._open("lock", os.O_RDWR | os.O_CREAT))
-        except OSError:  # a folder that can only be read
+        except (OSError, CacheError):  # a folder that can only be read
             self.writable = False
 
     def __reduce__(self) -> tuple[Callable[[Path], Folder], tuple[Path]]:
         return _reopened, (self.path,)
 
     def _open(self, name: str, flags: int) -> int:
-        fd = os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=self._dir)
+        """Raises OSError; CacheError: it is no file of one's own."""
+        fd = os.open(name, flags | SAFE, 0o600, dir_fd=self._dir)
         weakref.finalize(self, os.close, fd).atexit = False
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise CacheError(f"{self.path / name} is no file")
+        _check_own(fd, self.path / name)
         return fd
 
     def table(self, name: str, dtype: DTypeLike, count: int, start: int) -> NDArray[Any]:
@@ -127,6 +162,9 @@ class Folder:
         """Writes bytes into a table. Its room was reserved."""
         table[offset : offset + len(data)] = data
 
+    def give_back(self, start: int) -> None:
+        """Does nothing: the system drops pages of files itself."""
+
     def seal(self) -> None:
         """All samples are stored: brings them to the disk and gives the folder its final name."""
         if self.path.suffix != PART or not self.writable:
@@ -170,7 +208,7 @@ def _check_length(path: Path, fd: int, want: int) -> None:
 def manifest_of(path: Path) -> JsonObject:
     """A cache's manifest. Raises CacheError: there is none, or it is damaged or of another version."""
     try:
-        found = json.loads((path / MANIFEST).read_text())
+        found = json.loads(_read_manifest(path))
     except (OSError, ValueError, RecursionError) as e:
         raise CacheError(f"{path} has no readable {MANIFEST} ({e})") from e
     if not isinstance(found, dict) or found.get("format") != FORMAT or not isinstance(found.get("key"), dict):
@@ -178,16 +216,31 @@ def manifest_of(path: Path) -> JsonObject:
     return found
 
 
+def _read_manifest(path: Path) -> bytes:
+    folder = _open_folder(path)
+    try:
+        fd = os.open(MANIFEST, os.O_RDONLY | SAFE, dir_fd=folder)
+    finally:
+        os.close(folder)
+    with open(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ValueError("it is no file")
+        return file.read(MANIFEST_BYTES)
+
+
 def open_for(base: Path, name: str, key: JsonObject) -> tuple[Folder, str]:
     """The folder of a cache for this key: complete, partly filled, or new; and why an earlier one is not used, or
-    "". ``key``: what the samples depend on; texts and numbers. Raises OSError: it cannot be created or opened."""
+    "". ``key``: what the samples depend on; texts and numbers. Raises OSError: it cannot be created or opened;
+    NotOwn."""
     final = base / f"{name}-{digest(key)}"
     part = final.with_name(final.name + PART)
     note = ""
     for path in (final, part):
         if path.is_dir():
+            _check_folder(path)
             try:
-                manifest_of(path)
+                if digest(manifest_of(path)["key"]) != digest(key):
+                    raise CacheError(f"{path} was made for other samples")
             except CacheError as e:
                 note = f"{e}: it is made anew"
                 discard(path)
@@ -196,7 +249,7 @@ def open_for(base: Path, name: str, key: JsonObject) -> tuple[Folder, str]:
             return Folder(final), note
         if not part.is_dir():
             note = note or _what_changed(base, name, key)
-            base.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(base)
             try:
                 _create(base, part, key)
             except OSError as e:
@@ -212,7 +265,9 @@ def _create(base: Path, part: Path, key: JsonObject) -> None:
     temporary = Path(tempfile.mkdtemp(prefix=".stoker-", dir=base))
     try:
         manifest = {"format": FORMAT, "made": time.strftime("%Y-%m-%d %H:%M:%S"), "key": key}
-        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        fd = os.open(temporary / MANIFEST, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE, 0o600)
+        with open(fd, "w") as file:
+            json.dump(manifest, file, indent=1)
         os.rename(temporary, part)
     except OSError:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -223,8 +278,10 @@ def discard(path: Path) -> None:
     """Removes a cache. Processes that have it mapped can go on reading."""
     with contextlib.suppress(OSError):
         removed = Path(tempfile.mkdtemp(prefix=REMOVED, dir=path.parent))
-        os.rename(path, removed / path.name)
-        shutil.rmtree(removed, ignore_errors=True)
+        try:
+            os.rename(path, removed / path.name)
+        finally:
+            shutil.rmtree(removed, ignore_errors=True)
 
 
 def caches(base: Path) -> list[Path]:
@@ -244,6 +301,7 @@ def _what_changed(base: Path, name: str, key: JsonObject) -> str:
         return ""
     newest = max(others, key=lambda p: p.stat().st_mtime)
     try:
+        _check_folder(newest)
         old = manifest_of(newest)["key"]
     except CacheError:
         return ""

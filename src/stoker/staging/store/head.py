@@ -63,7 +63,7 @@ class Head:
     @property
     def spec(self) -> str:
         """The type of the samples in rows, as ``encode.take`` has it."""
-        return self._texts[: self.spec_length].tobytes().decode()
+        return self._texts[: self.spec_length].tobytes().decode(errors="replace")  # a damaged one is no type
 
     @spec.setter
     def spec(self, spec: str) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import struct
 import threading
 import weakref
 from collections.abc import Iterator
@@ -17,30 +18,77 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ...core.errors import UsageError
-from ...transport.mapping import map_shared
+from ...transport.mapping import map_shared, punch
 
+FLOCK = "hhqqi"  # struct flock: kind, whence, first byte, bytes, process
 _thread_locks: dict[tuple[int, int], threading.Lock] = {}  # by file: record locks exclude processes, not threads
 
 
 class Lock:
-    """One writer at a time, among threads and processes. The kernel releases it if its holder dies (fcntl(2))."""
+    """One writer at a time, among threads and processes. The kernel releases it if its holder dies.
+
+    It is two locks, of the first and the second byte (fcntl(2)). A record lock excludes all processes, but ends when
+    its holder closes any other descriptor of the file: a second cache that is collected, a duplicate for a spawned
+    worker. The lock of an open file description does not, but each process has to open the file itself. Where it
+    cannot, because it has no descriptor left or no /proc, the record lock stands alone."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        found = os.fstat(fd)
-        self._file = found.st_dev, found.st_ino
+        self._file = identity(fd)
+        self._own: int | None = None  # descriptor that this process has opened; -1: it cannot
+        self._close: weakref.finalize[..., Lock] | None = None
+        _locks.add(self)
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
         with _thread_locks.setdefault(self._file, threading.Lock()):
-            fcntl.lockf(self._fd, fcntl.LOCK_EX)
+            if self._own is None:
+                self._own = self._opened()
+            fcntl.lockf(self._fd, fcntl.LOCK_EX, 1)
             try:
+                self._of_description(fcntl.F_WRLCK)
                 yield
             finally:
-                fcntl.lockf(self._fd, fcntl.LOCK_UN)
+                self._of_description(fcntl.F_UNLCK)
+                fcntl.lockf(self._fd, fcntl.LOCK_UN, 1)
+
+    def _of_description(self, kind: int) -> None:
+        if self._own is not None and self._own >= 0:
+            fcntl.fcntl(self._own, fcntl.F_OFD_SETLKW, struct.pack(FLOCK, kind, os.SEEK_SET, 1, 1, 0))
+
+    def _opened(self) -> int:
+        mode = fcntl.fcntl(self._fd, fcntl.F_GETFL) & os.O_ACCMODE
+        try:
+            fd = os.open(f"/proc/self/fd/{self._fd}", mode | os.O_CLOEXEC)
+        except (OSError, UsageError):  # in a trial, which may not open files for writing
+            return -1
+        self._close = weakref.finalize(self, os.close, fd)
+        self._close.atexit = False
+        return fd if identity(fd) == self._file else -1
+
+    def forked(self) -> None:
+        """In a forked child: what it has inherited is its parent's, and would keep the lock when that dies."""
+        if self._close is not None:
+            self._close()
+        self._own = self._close = None
 
 
-os.register_at_fork(after_in_child=_thread_locks.clear)  # another thread may have held one while this child was forked
+def identity(fd: int) -> tuple[int, int]:
+    """Which file it is: no other one has the same numbers while it exists."""
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
+
+
+_locks: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    _thread_locks.clear()  # another thread may have held one while this child was forked
+    for lock in list(_locks):
+        lock.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Memory:
@@ -101,6 +149,11 @@ class Memory:
         while len(left):
             n = os.pwrite(self.fd, left, at)
             at, left = at + n, left[n:]
+
+    def give_back(self, start: int) -> None:
+        """Gives all memory from byte ``start`` on, a multiple of the page size, back to the system, in all processes.
+        It reads as zeros from then on."""
+        punch(self.fd, start, os.fstat(self.fd).st_size - start)
 
     def seal(self) -> None:
         """Does nothing: all samples are stored."""

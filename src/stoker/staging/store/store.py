@@ -11,20 +11,26 @@ Many processes and threads fill one store. A writer
 3. enters its location in ``locations``, a single word, under the lock.
 
 A reader that sees the word sees the sample. A writer that is killed between 1 and 3 has taken room and entered nothing.
+
+The memory of a store is given back at any time (``Store.shut``): the state is set first, for good, and then the pages
+become zeros, under readers too. So a reader copies first, asks for the state after that, and drops what it has copied
+if the store is shut (``Store.copied``).
 """
 
 from __future__ import annotations
 
-import platform
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...core import reclaim, resources
 from ...core.types import Index, Sample
+from ...core.warn import warn_user
+from ...transport.ordering import barrier
 from .decode import Layout, layout
 from .encode import CacheError
 from .head import NUMBERS, SPEC_BYTES, Head, State
@@ -33,7 +39,14 @@ from .spec import Leaf
 from .tables import PAGE, Medium, Samples, Tables
 
 FIRST_SAMPLES = 16  # after so many samples, at most, it is decided how samples are stored
-_ORDERED = platform.machine() in ("x86_64", "AMD64")  # writes are seen in the order in which they were made
+LOOK_S = 0.5  # between two looks at the free memory, of 0.1 ms each
+
+
+T = TypeVar("T")
+
+
+class Gone(Exception):
+    """The store was shut while a sample was read."""
 
 
 class StoreStats(NamedTuple):
@@ -89,6 +102,10 @@ class Store:
         if not medium.trusted:
             self._verified = Memory(samples + 1).table("seen", np.uint8, samples, 0)
         self._no_room_for_tables = False
+        self._low = 0  # bytes of memory that are to stay free; 0: not known yet
+        self._next_look = time.monotonic() + LOOK_S
+        if medium.kind == "RAM":
+            reclaim.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Store, (self.medium, self.samples, self._head.budget)
@@ -135,13 +152,36 @@ class Store:
             self._head.gather_checked = value
 
     def shut(self, reason: str) -> bool:
-        """From now on no process serves or stores samples. Returns whether this call did it."""
+        """From now on no process serves or stores samples, and their memory is the system's again. Returns whether this
+        call did it."""
         with self.medium.lock():
             if self._head.state == State.DISABLED or not self.medium.writable:
                 return False
             self._head.reason = reason
             self._head.state = State.DISABLED
-            return True
+            if self.medium.kind == "RAM":
+                self._head.filled = self._head.reserved = 0
+                self.locations[:] = 0
+        self._free()
+        return True
+
+    def give_back(self, reason: str) -> int:
+        """Shuts the store if it has taken memory. Returns the bytes. See ``reclaim``."""
+        nbytes = self._head.reserved
+        return nbytes if nbytes and self.shut(f"its memory was given back: {reason}") else 0
+
+    def _free(self) -> None:
+        self.medium.give_back(_tables_start(self.samples))
+
+    def _look_at_memory(self) -> None:
+        """Gives the memory back where the machine runs short. Each process that reads looks: the loader may be
+        torch's, which does not."""
+        self._next_look = time.monotonic() + LOOK_S
+        self._low = self._low or resources.memory_low()
+        left = resources.memory_available()
+        given = self.give_back(f"{left >> 20:,} MB were left") if left < self._low else 0
+        if given:
+            warn_user(f"The {given >> 20:,} MB of the cache are given back: {left >> 20:,} MB of memory are left.")
 
     def divide(self, ranks: int) -> None:
         """The budget is for this many ranks: it may be used up once all of them have joined."""
@@ -181,10 +221,10 @@ class Store:
     def where(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """The location of each sample, for ``read``; 0 where it is not stored. In a file, a sample is verified when it
         is first asked for. One that is damaged is not stored any more."""
-        if not _ORDERED:  # taking the lock is a memory barrier for both sides
-            with self.medium.lock():
-                pass
+        if self.medium.kind == "RAM" and time.monotonic() >= self._next_look:
+            self._look_at_memory()
         at: NDArray[np.int64] = self.locations[indices]
+        barrier()  # the samples are read after their locations
         if self._verified is not None and at.any():
             if not self.ready():
                 return np.zeros_like(at)
@@ -207,14 +247,40 @@ class Store:
                     self._head.filled -= 1
         return False
 
+    def copied(self, copy: Callable[[], T]) -> T:
+        """What ``copy`` copies out of this store. Raises Gone: the store was shut, perhaps beforehand."""
+        try:
+            out = copy()
+        except Exception:
+            if self.usable:
+                raise
+        else:
+            barrier()  # the state is read after the samples
+            if self.usable:
+                return out
+        self._free()  # reading what was given back takes pages again
+        raise Gone
+
     def read(self, location: int) -> Sample:
-        """The sample at a location that ``where`` returned; its memory is its own."""
-        self.ready()
-        assert self._tables is not None
-        return self._tables.read(location)
+        """The sample at a location that ``where`` returned; its memory is its own. Raises Gone."""
+
+        def to_decode() -> tuple[Layout, list[Leaf]]:
+            made, leaves = self._in_place(location)
+            return made, [x.copy() if n is None else x for x, n in zip(leaves, made.sizes, strict=True)]
+
+        made, leaves = self.copied(to_decode)  # of half a text or pickle nothing may be made; of half a tensor it may
+        return self.copied(lambda: made.put(leaves))
 
     def stored(self, location: int) -> tuple[str, list[Leaf]]:
-        """The type of the sample at a location that ``where`` returned, and its leaves. Not to be written to."""
+        """The type of the sample at a location that ``where`` returned, and copies of its leaves. Raises Gone."""
+
+        def copy() -> tuple[str, list[Leaf]]:
+            made, leaves = self._in_place(location)
+            return made.type_spec, [x.copy() for x in leaves]
+
+        return self.copied(copy)
+
+    def _in_place(self, location: int) -> tuple[Layout, list[Leaf]]:
         self.ready()
         assert self._tables is not None
         return self._tables.stored(location)
@@ -232,7 +298,8 @@ class Store:
 
     @property
     def columns(self) -> list[torch.Tensor]:
-        """One tensor a leaf, a row a sample; [] where a batch is not one gather from each. Not to be written to."""
+        """One tensor a leaf, a row a sample; [] where a batch is not one gather from each. To be read by ``copied``
+        only, and not to be written to."""
         return self._tables.tensors if self._tables is not None else []
 
     def ready(self) -> bool:
@@ -314,11 +381,15 @@ class Store:
             allocated = {}
             with self.medium.lock():
                 self._note_error(e)
+        barrier()  # the samples are written before their locations
         with self.medium.lock():
-            for i, location in allocated.items():
+            is_shut = not self.usable
+            for i, location in () if is_shut else allocated.items():
                 self._head.filled += not self.locations[i]
                 self.locations[i] = location
             self._head.store_ns += time.thread_time_ns() - began_ns
+        if is_shut:
+            self._free()  # while this was written
 
     def _allocate(self, samples: Samples, tables: Tables, blocks: dict[int, NDArray[np.uint8]]) -> dict[int, int]:
         """Takes room for as many samples as fit. Returns their locations by index. The caller holds the lock."""

@@ -12,8 +12,7 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 
 from ...core import resources
-from ...core.types import Sample
-from .block import is_intact, pack, parts, unpack
+from .block import is_intact, pack, parts
 from .decode import Layout, layout
 from .head import Head, State
 from .spec import Leaf
@@ -21,7 +20,6 @@ from .spec import Leaf
 PAGE = 4096
 BLOCK = 1 << 16  # bytes that are reserved at once: few calls, little waste in a set that is never read as a whole
 CHECK_MEMORY = 64 << 20  # bytes that are reserved between two checks of the free memory
-SPARE = 256 << 20  # bytes of memory that stay free, whatever the budget
 
 Samples: TypeAlias = dict[int, tuple[str, list[Leaf]]]  # by index: what ``encode.take`` returns
 
@@ -38,6 +36,7 @@ class Medium(Protocol):
     def table(self, name: str, dtype: DTypeLike, count: int, start: int) -> NDArray[Any]: ...
     def reserve(self, name: str, offset: int, nbytes: int) -> None: ...
     def write(self, table: NDArray[np.uint8], start: int, offset: int, data: NDArray[np.uint8]) -> None: ...
+    def give_back(self, start: int) -> None: ...
     def seal(self) -> None: ...
 
 
@@ -86,20 +85,12 @@ class Tables:
 
     # -- reading
 
-    def read(self, location: int) -> Sample:
-        """The sample at a location; its memory is its own."""
-        if location > 0:
-            assert self.layout is not None
-            return self.layout.put([c.rows[location - 1] for c in self._columns])
-        return unpack(self._heap, -location - 1, self._medium.trusted)
-
-    def stored(self, location: int) -> tuple[str, list[Leaf]]:
+    def stored(self, location: int) -> tuple[Layout, list[Leaf]]:
         """The type of the sample at a location, and its leaves in place."""
         if location > 0:
             assert self.layout is not None
-            return self.layout.type_spec, [c.rows[location - 1] for c in self._columns]
-        made, leaves = parts(self._heap, -location - 1, self._medium.trusted)
-        return made.type_spec, leaves
+            return self.layout, [c.rows[location - 1] for c in self._columns]
+        return parts(self._heap, -location - 1, self._medium.trusted)
 
     def is_intact(self, i: int, location: int) -> bool:
         """Whether sample ``i`` is at this location of a file, unchanged, and no other sample will be written there."""
@@ -175,9 +166,9 @@ class Tables:
             return False
         if self._medium.kind == "RAM" and head.reserved >= head.check_memory_at:
             head.check_memory_at = head.reserved + CHECK_MEMORY
-            free = resources.memory_available()
-            if free < SPARE + CHECK_MEMORY:
-                words = f"{free >> 20:,} MB of memory are free, of which {SPARE >> 20} stay free"
+            free, low = resources.memory_available(), resources.memory_low()
+            if free < 2 * low:  # not ``low``: a cache that is given back at the next change serves nobody
+                words = f"{free >> 20:,} MB of memory are free, of which {low >> 20} stay free"
                 head.reason = f"no more samples are stored: {words}"
                 return False
         self._medium.reserve(table, offset, nbytes)
