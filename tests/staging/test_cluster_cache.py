@@ -60,7 +60,7 @@ def test_what_another_node_has_arrives_to_the_bit(nodes, kind):
     found = worker.fetch([*range(10, 40)], 0.1)
     assert sorted(found) == [*range(10, 32)]
     for i, (type_spec, leaves) in found.items():
-        assert equal_bits(layout(type_spec, True).put(leaves), sample(i, kind))
+        assert equal_bits(layout(type_spec, False).put(leaves), sample(i, kind))
 
 
 def test_who_does_not_know_the_secret_gets_nothing(nodes):

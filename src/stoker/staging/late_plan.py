@@ -88,7 +88,7 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, x: object) -> object:  # type: ignore[override]
         if isinstance(x, Memory):
-            return _opened, (f"/proc/{os.getpid()}/fd/{x.fd}",)
+            return _opened, (f"/proc/{os.getpid()}/fd/{x.fd}", x.pickles)
         if x is self._staged:
             return copyreg.__newobj__, (Staged,), {**x.__getstate__(), "_store": x._store, "_table": x._table}  # type: ignore[attr-defined]
         return NotImplemented
@@ -103,5 +103,5 @@ class _Unpickler(pickle.Unpickler):
         return self._dataset
 
 
-def _opened(path: str) -> Memory:
-    return Memory.of(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+def _opened(path: str, pickles: bool) -> Memory:
+    return Memory.of(os.open(path, os.O_RDWR | os.O_CLOEXEC), pickles)

@@ -58,7 +58,7 @@ def digest(key: JsonObject) -> str:
 class Folder:
     """Tables in files of one folder. Raises OSError: it cannot be opened."""
 
-    trusted = False  # anyone may have written it
+    trusted = pickles = False  # anyone may have written it
     kind = "disk"
 
     def __init__(self, path: Path) -> None:
