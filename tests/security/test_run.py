@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
+import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from .users import LIMIT_S, OTHER, VICTIM, environment, needs, network, out_of, user
+from stoker.core import private_sockets
+from stoker.core.metrics import LoaderMetrics
+from stoker.diagnosis.watch.watch import Watch
+from stoker.workers import hangs
+
+from .users import LIMIT_S, OTHER, SOURCE, VICTIM, environment, needs, network, out_of, user
 
 SCRIPT = """
 import os, sys
@@ -86,8 +96,8 @@ class Run:
 
     def attack(self, *before: str, code: str = ATTACK) -> list[str]:
         """The command line of an attacker."""
-        socket = os.path.join(self.folder, "reports")
-        return [*self.network, *before, sys.executable, "-c", code, str(self.temp), socket]
+        reports = os.path.join(self.folder, "reports")
+        return [*self.network, *before, sys.executable, "-c", code, str(self.temp), reports]
 
     def reached_by(self, *before: str) -> tuple[int, int]:
         """How many sockets an attacker has tried to connect to, and how many answered."""
@@ -143,6 +153,135 @@ def test_another_user_does_not_where_user_namespaces_hide_who_is_who(start: Call
     assert not reached
     assert run.reached_by(*user(VICTIM)) == (1, 1)
     run.end()
+
+
+def test_a_report_that_nobody_received_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where more processes connect at once than may wait: the loop does not wait, only its end does."""
+    folder = tmp_path / "run"
+    folder.mkdir(0o700)
+    monkeypatch.setenv("STOKER_RUN", str(folder))
+    watch = Watch()
+    watch.loaders["x"] = LoaderMetrics("x")
+    watch.send()
+    server, is_first = private_sockets.meet(str(folder), private_sockets.REPORTS, 1.0)
+    assert is_first
+    server.listen(0)
+    waiting = [private_sockets.connect(str(folder), private_sockets.REPORTS, 1.0)]
+    with server, waiting[0]:
+        watch.send()  # there is no place for it
+        server.accept()[0].close()
+        watch.send()
+        with server.accept()[0] as connection:
+            received, fds, _, _ = connection_of(connection)
+            assert (received, len(fds)) == (b"\n", 1)
+            os.close(fds[0])
+            assert json.loads(connection.recv(1 << 20))["loaders"][0]["name"] == "x"
+    watch.forked()
+
+
+def connection_of(connection: socket.socket) -> tuple[bytes, list[int], int, object]:
+    connection.settimeout(LIMIT_S)
+    return socket.recv_fds(connection, 1, 1)
+
+
+@pytest.mark.parametrize("mode", [0o750, 0o705, 0o770, 0o777])
+def test_a_folder_that_others_may_enter_is_not_used(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    folder.chmod(mode)
+    for use in (private_sockets.connect, private_sockets.meet):
+        with pytest.raises(PermissionError, match="other users may enter it"):
+            use(str(folder), "x", 1.0)  # type: ignore[operator]
+    folder.chmod(0o700)
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    with pytest.raises(OSError, match=r"Not a directory|symbolic"):
+        private_sockets.meet(str(link), "x", 1.0)
+
+
+def test_the_folder_of_another_user_is_not_used(temp: Path) -> None:
+    """Root may enter any."""
+    needs()
+    folder = temp / "run"
+    folder.mkdir(0o700)
+    os.chown(folder, OTHER, OTHER)
+    with pytest.raises(PermissionError, match="other users may enter it"):
+        private_sockets.meet(str(folder), "x", 1.0)
+
+
+def test_long_names_of_temp_folders_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("x" * 100) / ("y" * 100)
+    deep.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    folder, server = private_sockets.listen_in_new_folder()
+    with server, private_sockets.connect(folder, private_sockets.REPORTS, 1.0):
+        server.accept()[0].close()
+
+
+def test_the_name_of_a_process_that_has_ended_is_free(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir(0o700)
+    server, is_first = private_sockets.meet(str(folder), "x", 1.0)
+    other, is_second = private_sockets.meet(str(folder), "x", 1.0)
+    assert (is_first, is_second) == (True, False)
+    other.close()
+    server.close()
+    again, is_first = private_sockets.meet(str(folder), "x", 1.0)
+    again.close()
+    assert is_first
+
+
+def test_a_server_survives_a_shortage_of_descriptors(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir(0o700)
+    server, _ = private_sockets.meet(str(folder), "x", 1.0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held: list[int] = []
+    with server, ThreadPoolExecutor(1) as pool:
+        client = private_sockets.connect(str(folder), "x", 1.0)
+        arrived = pool.submit(next, private_sockets.connections(server))
+        arrived.result(LIMIT_S).close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 64, hard))
+        try:
+            waits = private_sockets.connect(str(folder), "x", 1.0)
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(os.dup(0))
+            arrived = pool.submit(next, private_sockets.connections(server))
+            with pytest.raises(TimeoutError):
+                arrived.result(0.2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for fd in held:
+                os.close(fd)
+        arrived.result(LIMIT_S).close()
+        client.close()
+        waits.close()
+
+
+HOSTILE = """
+import os, signal, sys
+sys.path.insert(0, {source!r})
+from stoker.workers import hangs
+fd = os.memfd_create(hangs.FILE)
+signal.signal(hangs.DUMP_SIGNAL, lambda *_: os.ftruncate(fd, 1 << 42))
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_a_process_that_writes_without_end_is_read_to_a_limit() -> None:
+    """``stoker why`` asks processes of anybody, where root does."""
+    line = [sys.executable, "-c", HOSTILE.format(source=str(SOURCE))]
+    with subprocess.Popen(line, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            text = hangs.dump(process.pid, hangs.files(process.pid))
+        finally:
+            process.kill()
+    assert 0 < len(text) <= hangs.MAX_BYTES
 
 
 @pytest.mark.slow
