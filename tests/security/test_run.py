@@ -53,18 +53,6 @@ print(len(tried), len(reached))
 """
 
 
-@pytest.fixture
-def temp(tmp_path: Path) -> Path:
-    """A temp folder of all users, as /tmp is, where all of them get to it."""
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.stat().st_uid == os.getuid() and not folder.stat().st_mode & 0o001:
-            folder.chmod(folder.stat().st_mode | 0o011)
-    made = tmp_path / "temp"
-    made.mkdir()
-    made.chmod(0o1777)
-    return made
-
-
 class Run:
     """``stoker run`` of a script that waits for a line, as ``VICTIM``."""
 
@@ -92,6 +80,7 @@ class Run:
         """Lets the script go on. Returns what it prints."""
         out, err = self.process.communicate("\n", timeout=LIMIT_S)
         assert self.process.returncode == 0, err
+        assert self.report.exists(), err
         return out
 
     def attack(self, *before: str, code: str = ATTACK) -> list[str]:
@@ -216,6 +205,20 @@ def test_long_names_of_temp_folders_do_not_matter(tmp_path: Path, monkeypatch: p
     folder, server = private_sockets.listen_in_new_folder()
     with server, private_sockets.connect(folder, private_sockets.REPORTS, 1.0):
         server.accept()[0].close()
+
+
+def test_the_folder_of_a_run_that_was_killed_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed, server = private_sockets.listen_in_new_folder()
+    server.close()
+    runs, other = private_sockets.listen_in_new_folder()
+    (tmp_path / "stoker-mine").mkdir()  # not a run's
+    last, server = private_sockets.listen_in_new_folder()
+    with server, other:
+        assert sorted(map(str, tmp_path.iterdir())) == sorted([runs, last, str(tmp_path / "stoker-mine")])
+        assert not os.path.exists(killed)
 
 
 def test_the_name_of_a_process_that_has_ended_is_free(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import os
 import shutil
 import socket
@@ -18,6 +19,7 @@ import time
 from collections.abc import Iterator
 
 REPORTS = "reports"  # the name of the socket to which watched processes report
+PREFIX = "stoker-"  # of the folders' names
 MOST_BYTES = 107  # of a socket's path (unix(7))
 BACKLOG = 4096  # connections that wait; the kernel may allow fewer
 RETRY_S = 0.05  # after a connection that could not be accepted
@@ -25,10 +27,17 @@ SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECON
 
 
 def listen_in_new_folder() -> tuple[str, socket.socket]:
-    """A folder in the temp folder, and the server ``REPORTS`` in it. Raises OSError: neither can be made there."""
-    folder = tempfile.mkdtemp(prefix="stoker-")  # of mode 700
+    """A folder in the temp folder, and the server ``REPORTS`` in it. Removes folders that runs have left there which
+    were killed. Raises OSError: neither can be made there."""
+    for old in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), f"{PREFIX}*", REPORTS)):
+        with contextlib.suppress(OSError), _entered(os.path.dirname(old)) as fd, _locked(fd):
+            try:
+                _connect(fd, REPORTS, 0.0).close()
+            except ConnectionRefusedError:
+                shutil.rmtree(os.path.dirname(old))
+    folder = tempfile.mkdtemp(prefix=PREFIX)  # of mode 700
     try:
-        with _entered(folder) as fd:
+        with _entered(folder) as fd, _locked(fd):  # until it listens, it would seem left
             return folder, _listen(fd, folder, REPORTS)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -46,6 +55,15 @@ def _entered(folder: str) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def _locked(fd: int) -> Iterator[None]:
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)  # a child that another thread has forked has the descriptor, too
 
 
 def _in_folder(fd: int, name: str) -> str:
@@ -85,16 +103,12 @@ def _connect(fd: int, name: str, timeout: float) -> socket.socket:
 def meet(folder: str, name: str, timeout: float) -> tuple[socket.socket, bool]:
     """A server, for the first who asks for this name, and a connection to it for the others; and whether it is the
     server. Raises OSError: neither is possible."""
-    with _entered(folder) as fd:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        try:
-            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
-                return _connect(fd, name, timeout), False
-            with contextlib.suppress(FileNotFoundError):  # of a process that has ended
-                os.unlink(name, dir_fd=fd)
-            return _listen(fd, folder, name), True
-        finally:
-            fcntl.flock(fd, fcntl.LOCK_UN)  # a child that another thread has forked has the descriptor, too
+    with _entered(folder) as fd, _locked(fd):
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+            return _connect(fd, name, timeout), False
+        with contextlib.suppress(FileNotFoundError):  # of a process that has ended
+            os.unlink(name, dir_fd=fd)
+        return _listen(fd, folder, name), True
 
 
 def connections(server: socket.socket) -> Iterator[socket.socket]:

@@ -118,7 +118,7 @@ class NodeCache:
         self._door, self._workers_door = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sockets = weakref.WeakSet([self._door, self._workers_door])
         self._strangers: deque[socket.socket] = deque()
-        self._lock = threading.Lock()  # of the line above
+        self._strangers_change = threading.Condition()
         self._peers: list[_Peer] = []
         self._first = itertools.count()  # who is asked first, so that all are asked as often
         self._secret = b""
@@ -167,10 +167,11 @@ class NodeCache:
 
     def _accept_nodes(self, server: socket.socket) -> None:
         for connection in connections(server):
-            with self._lock:
+            with self._strangers_change:
+                while len(self._strangers) >= MOST_STRANGERS:
+                    _end(self._strangers[0])
+                    self._strangers_change.wait()
                 self._strangers.append(connection)
-                if len(self._strangers) > MOST_STRANGERS:
-                    _end(self._strangers.popleft())
             self._answer(connection, self._answer_node)
 
     def _answer(self, connection: socket.socket, answer: Callable[[socket.socket], None]) -> None:
@@ -188,8 +189,9 @@ class NodeCache:
 
     def _is_known(self, connection: socket.socket) -> None:
         """It is no stranger's any more."""
-        with self._lock, contextlib.suppress(ValueError):
+        with self._strangers_change, contextlib.suppress(ValueError):
             self._strangers.remove(connection)
+            self._strangers_change.notify()
 
     def _answer_node(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
