@@ -64,6 +64,11 @@ class Pairs(Data):
         return torch.from_numpy(self.sort(i)), torch.from_numpy(self.sort(j))
 
 
+class Odd(Data):
+    def __getitem__(self, i):
+        return torch.from_numpy(self.sort(i)), complex(i, 1)
+
+
 def find_calls(dataset, limit_s, *_):
     while not (found := find_plan(dataset, limit_s)).memo:
         pass  # on a busy machine the calls may have seemed not to be worth it
@@ -84,7 +89,7 @@ def serve(staged, first, last):
 if __name__ == "__main__":
     if "CALLS" in os.environ:
         node_cache.find_plan = find_calls
-    data = (Pairs if "CALLS" in os.environ else Data)(int(os.environ.get("SEED", "0")))
+    data = (Pairs if "CALLS" in os.environ else Odd if "ODD" in os.environ else Data)(int(os.environ.get("SEED", "0")))
     trial = start_trial(data, 30.0)
     say(kind=type(trial).__name__)
     trial.wait(60)
@@ -186,6 +191,20 @@ def test_calls_that_one_rank_made_are_answered_to_the_other(start: Callable[...,
     assert made["right"]
     assert again["right"]
     assert made["prepared"] == again["prepared"] == 128
+
+
+@pytest.mark.slow
+def test_ranks_whose_samples_need_a_pickle_share_the_trial_and_no_memory(start: Callable[..., Rank]) -> None:
+    ranks = [start(0, ODD="1"), start(1, ODD="1")]
+    assert [r.kind for r in ranks] == ["_Owner", "_Member"]
+    first, second = (r.hear() for r in ranks)
+    assert first["sample_s"] == second["sample_s"]
+    assert first["file"] != second["file"]
+    assert not first["shared"]
+    assert not second["shared"]
+    for rank in ranks:
+        assert rank.serve(0, 64)["filled"] == 64
+        assert rank.serve(0, 64)["right"]
 
 
 @pytest.mark.slow
