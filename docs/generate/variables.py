@@ -41,7 +41,7 @@ LAUNCHERS = {
     "RAY_ADDRESS": 'The cluster, where `worker_method="ray"` names none; [other machines](../cluster.md).',
 }
 OWN = {
-    "STOKER_RUN": "The address of the socket on which `stoker run` listens.",
+    "STOKER_RUN": "The folder of the run's sockets: on one `stoker run` listens, at others ranks meet.",
     "STOKER_HOME": "The folder from which the watched process imports stoker.",
     "STOKER_APPLY": "`1`: with `--apply`.",
     "STOKER_DEBUG": "`1`: with `--debug`.",

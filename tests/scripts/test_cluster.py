@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -363,6 +364,50 @@ def test_the_session_of_a_script_that_uses_ray_is_joined_and_stays(cluster, tmp_
     p = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=200)
     assert p.returncode == 0, p.stderr
     assert p.stdout.endswith("over\n"), p.stdout  # Ray itself may have printed of nodes that other tests ended
+
+
+NOTES = """
+import json, os, sys, time
+import ray, stoker, torch
+from torch.utils.data import Dataset
+
+class Notes(Dataset):
+    def __init__(self, folder): self.folder = folder
+    def __len__(self): return 200
+    def __getitem__(self, i):
+        time.sleep(0.004)
+        if "RAY_RAYLET_PID" in os.environ:  # on a node
+            with open(os.path.join(self.folder, f"{os.getpid()}.new"), "w") as file:
+                json.dump(dict(os.environ), file)
+            os.replace(file.name, file.name[:-4] + ".json")
+        return torch.full((4,), float(i))
+
+os.environ["SET_LATER"] = "hunter3"
+ray.init(address="auto", log_to_driver=False, runtime_env={"env_vars": {"DATA_ROOT": "/data"}})
+loader = stoker.DataLoader(Notes(sys.argv[1]), batch_size=4, num_workers=1, worker_method="ray", task_seeds=True)
+until = time.monotonic() + 100
+while not any(name.endswith(".json") for name in os.listdir(sys.argv[1])) and time.monotonic() < until:
+    assert sum(float(x[:, 0].sum()) for x in loader) == 199 * 100
+ray.shutdown()
+"""
+
+
+def test_of_the_environment_nodes_get_what_is_named(cluster, tmp_path):
+    """The rest may be credentials. Ray's own ``runtime_env`` names more."""
+    (tmp_path / "train.py").write_text(NOTES)
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    secrets = {"AWS_SECRET_ACCESS_KEY": "hunter2", "WANDB_API_KEY": "hunter2", "HF_TOKEN": "hunter2"}
+    env = environment(tmp_path) | secrets | {"NUMBA_CACHE_DIR": "/numba", "DATA_ROOT": "/elsewhere"}
+    p = subprocess.run(
+        [sys.executable, tmp_path / "train.py", notes], env=env, text=True, capture_output=True, timeout=200
+    )
+    assert p.returncode == 0, p.stderr
+    found = [json.loads(path.read_text()) for path in notes.glob("*.json")]
+    assert found
+    for variables in found:
+        assert not {*secrets, "SET_LATER"} & set(variables)
+        assert (variables["NUMBA_CACHE_DIR"], variables["DATA_ROOT"]) == ("/numba", "/data")
 
 
 LIGHTNING = """

@@ -60,20 +60,7 @@ def test_what_another_node_has_arrives_to_the_bit(nodes, kind):
     found = worker.fetch([*range(10, 40)], 0.1)
     assert sorted(found) == [*range(10, 32)]
     for i, (type_spec, leaves) in found.items():
-        assert equal_bits(layout(type_spec, True).put(leaves), sample(i, kind))
-
-
-def test_who_does_not_know_the_secret_gets_nothing(nodes):
-    _, store = worker_of(nodes[1])
-    store.admit({i: take(sample(i, "rows")) for i in range(N)}, 10**9)
-    stranger = node()
-    stranger.serve("127.0.0.1", b"t" * 32)
-    stranger.set_peers([peer.address for peer in nodes[0]._peers])
-    try:
-        assert worker_of(stranger)[0].fetch([1, 2, 3], 0.1) == {}
-        assert all(peer.failed for peer in stranger._peers)
-    finally:
-        stranger.close()
+        assert equal_bits(layout(type_spec, False).put(leaves), sample(i, kind))
 
 
 def test_a_store_that_is_shut_sends_nothing(nodes):

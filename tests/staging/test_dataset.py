@@ -758,7 +758,7 @@ def test_words_from_elsewhere_do_no_harm() -> None:
         "[" * 5000,
     ):
         with pytest.raises(CacheError):
-            Layout(words, trusted=False)
+            Layout(words, pickles=False)
 
 
 def test_the_compressed_cache_is_gone() -> None:

@@ -2,8 +2,8 @@
 
 The script runs in its own Python process, so ``__main__``, argv, tracebacks, pickling and the exit code are its own,
 without stoker's frames in between. A ``sitecustomize`` on PYTHONPATH starts the watch in that process and in every
-Python it starts (torchrun, accelerate, ``python -m``). The watches report over a Unix socket in the abstract namespace
-(unix(7)), which is not a file and so cannot be left behind.
+Python it starts (torchrun, accelerate, ``python -m``). The watches report over a Unix socket in a folder that only this
+user may enter.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import os
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..core import output
+from ..core import output, private_sockets
 from ..core.errors import UsageError
 from ..core.options import cluster_of
 from ..core.processes import die_with_parent
@@ -158,39 +157,32 @@ def command(
 
 
 class Listener:
-    """Collects the latest snapshot of every watched process: ``last``, by process id."""
+    """Collects the latest snapshot of every watched process: ``last``, by process id. Raises UsageError: there is no
+    place for its socket."""
 
     def __init__(self) -> None:
-        self.address = f"stoker-{os.urandom(16).hex()}"
         self.last: dict[int, JsonObject] = {}
         self._live: dict[int, Live] = {}
-        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._server.bind("\0" + self.address)
-        self._server.listen(64)
+        try:
+            self.folder, self._server = private_sockets.listen_in_new_folder()  # ranks meet in it, too
+        except OSError as e:
+            raise UsageError(f"no socket can be made in the temp folder: {e} (TMPDIR names another)") from e
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         threading.Thread(target=self._accept, name="stoker_listen", daemon=True).start()
 
     def close(self) -> None:
-        """No new connections; what was sent on the old ones is read to its end."""
+        """No new connections; what was sent on the old ones is read to its end. The folder is removed."""
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
         for t in self._threads:
             t.join(timeout=2.0)  # a process that outlives the command does not keep the report waiting
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._server.accept()
-            except OSError:
-                return
-            # An abstract socket has no permissions of its own: only this user's processes are heard.
-            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            if struct.unpack("iII", credentials)[1] != os.getuid():
-                connection.close()
-                continue
+        for connection in private_sockets.connections(self._server):
             t = threading.Thread(target=self._read, args=(connection,), daemon=True)
             self._threads.append(t)
             t.start()
@@ -264,9 +256,11 @@ def run(options: Options) -> int:
         prometheus.check()
     listener = Listener()
     began = time.monotonic()
-    code, machine = _execute(options, listener)
-    wall_s = time.monotonic() - began
-    listener.close()
+    try:
+        code, machine = _execute(options, listener)
+        wall_s = time.monotonic() - began
+    finally:
+        listener.close()
     from ..diagnosis.report import build, history
 
     gate = Gate() if code else options.gate  # a script that failed has said why
@@ -312,12 +306,12 @@ def _write(report: RunReport, json_path: Path, html_path: Path | None) -> None:
     sys.stderr.write(text.render(report, None if str(json_path) == "-" else json_path, sys.stderr))
 
 
-def _environment(address: str, options: Options) -> dict[str, str]:
+def _environment(folder: str, options: Options) -> dict[str, str]:
     env = dict(os.environ)
     path = env.get("PYTHONPATH")
     env["PYTHONPATH"] = f"{HOOK}{os.pathsep}{path}" if path else str(HOOK)
     env.update(
-        STOKER_RUN=address,
+        STOKER_RUN=folder,
         STOKER_HOME=str(SOURCE),
         STOKER_APPLY="1" if options.apply else "",
         STOKER_WORKERS_ON=options.workers_on,
@@ -339,7 +333,7 @@ def _in_foreground() -> bool:
 def _execute(options: Options, listener: Listener) -> tuple[int, JsonObject]:
     """Runs the command and passes signals on to it. Returns its exit code, and what ``SystemMonitor`` saw."""
     line = command_line(options.command, options.module)
-    env = _environment(listener.address, options)
+    env = _environment(listener.folder, options)
     shared_group = _in_foreground()  # else it gets its own process group, or it would get our signals twice
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARD)
 

@@ -116,6 +116,7 @@ class Checker:
         self.struck = False  # a call must not be kept
         self.checked = 0  # calls so far
         self.nbytes = 0.0  # of what they returned
+        self.pickled = ""  # a class of which an object is pickled in that; "" where none is
         self.names_read: set[str] = set()  # as ``Executed.names``, of all calls
         self.variables: set[tuple[str, str]] = set()  # as ``Executed.variables``
         self.looks_up_names = False  # as ``Executed.looks_up_names``
@@ -154,7 +155,8 @@ class Checker:
             why = "it prints, logs or writes to a file"
         if not why:
             try:
-                self.nbytes += Kept(first).nbytes
+                kept = Kept(first)
+                self.nbytes, self.pickled = self.nbytes + kept.nbytes, self.pickled or kept.pickled
             except CacheError as e:
                 why = str(e)
         if why:

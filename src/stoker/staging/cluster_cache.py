@@ -3,43 +3,46 @@
 ::
 
     worker  --1. what is missing-->  actor of its node  --2. the same-->  actors of other nodes, one after the other
-       ^            (unix)             |         ^              (TCP)        |
+       ^         (inherited)           |         ^              (TCP)        |
        +---4. all that came------------+         +---3. what is in its store-+
 
 A worker enters what came into its node's store, as far as there is room. Only bytes travel, as they lie in a store; no
-actor makes samples of them. Nodes of one run have a secret, and a new one for each dataset, so that no sample of
-another dataset is ever sent.
+actor makes samples of them, and none is ever unpickled. Nodes of one run have a secret, and a new one for each dataset,
+so that no sample of another dataset is ever sent. Both ends prove that they know it, and each message does
+(``peer_link``).
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import itertools
 import json
 import os
-import secrets
 import socket
-import struct
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .node_cache import new_memories, peer_uid
+from ..core.private_sockets import connections
+from ..workers.handover import Fd
+from . import peer_link
+from .node_cache import new_memories
 from .open_store import ram_budget
+from .peer_link import LENGTH, Link
 from .store.encode import CacheError
 from .store.memory import Memory
 from .store.store import Gone, Store
 from .store.tables import Samples
 
-LENGTH = struct.Struct("<q")
 BACKLOG = 256
-CONNECT_S = 2.0
+CONNECT_S = 2.0  # until another node has proved that it knows the secret
+MOST_STRANGERS = 64  # connections that have proved nothing yet; one more ends the oldest
 ANSWER_S = 5.0  # that another node may take; one that takes longer is asked no more
 MOST_ASKED = 8  # nodes, for one batch: where nobody has them, asking costs as many round trips
 MOST_BYTES = 64 << 20  # of one answer
@@ -75,17 +78,18 @@ class Answer(NamedTuple):
     head: list[tuple[int, str, list[int]]]
     data: list[memoryview]
 
-    def send(self, connection: socket.socket) -> None:
+    def send(self, link: Link) -> None:
         """Sends it: the length of the head, the head as JSON, the leaves."""
         head = json.dumps(self.head).encode()
-        connection.sendall(b"".join([LENGTH.pack(len(head)), head, *self.data]))
+        link.send(LENGTH.pack(len(head)), head, *self.data)
 
     @classmethod
-    def receive(cls, connection: socket.socket) -> Answer:
+    def receive(cls, link: Link) -> Answer:
         """Receives one."""
-        (length,) = LENGTH.unpack(_receive(connection, LENGTH.size))
-        head = json.loads(bytes(_receive(connection, length)))
-        return cls(head, [_receive(connection, sum(sum(sizes) for _, _, sizes in head))])
+        message = link.receive()
+        (length,) = LENGTH.unpack(message[: LENGTH.size])
+        end = LENGTH.size + length
+        return cls(json.loads(bytes(message[LENGTH.size : end])), [message[end:]])
 
     def samples(self) -> Samples:
         """By index: what a store takes."""
@@ -96,21 +100,6 @@ class Answer(NamedTuple):
             out[i] = type_spec, [data[a:b] for a, b in itertools.pairwise(ends)]
             at = ends[-1]
         return out
-
-
-def _receive(connection: socket.socket, n: int) -> memoryview:
-    data = memoryview(bytearray(n))
-    at = 0
-    while at < n:
-        got = connection.recv_into(data[at:])
-        if not got:
-            raise ConnectionResetError
-        at += got
-    return data
-
-
-def _send_indices(connection: socket.socket, indices: NDArray[np.int64]) -> None:
-    connection.sendall(LENGTH.pack(len(indices)) + indices.tobytes())
 
 
 class NodeCache:
@@ -125,35 +114,32 @@ class NodeCache:
     def __init__(self, memories: tuple[Memory, ...], samples: int) -> None:
         self._memories = memories
         self._store = Store(memories[0], samples, 0) if len(memories) == 1 else None
-        self._name = "" if self._store is None else f"\0stoker-peers-{secrets.token_hex(16)}"
-        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        # Workers inherit the second one, and send their ends of connections to the first.
+        self._door, self._workers_door = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._sockets = weakref.WeakSet([self._door, self._workers_door])
+        self._strangers: deque[socket.socket] = deque()
+        self._strangers_change = threading.Condition()
         self._peers: list[_Peer] = []
         self._first = itertools.count()  # who is asked first, so that all are asked as often
         self._secret = b""
 
-    def __reduce__(self) -> tuple[type[CacheOfWorker], tuple[tuple[Memory, ...], str]]:
-        return CacheOfWorker, (self._memories, self._name)
+    def __reduce__(self) -> tuple[type[CacheOfWorker], tuple[tuple[Memory, ...], Fd | None]]:
+        return CacheOfWorker, (self._memories, None if self._store is None else Fd(self._workers_door.fileno()))
 
     def serve(self, host: str, secret: bytes) -> int:
         """Answers other nodes, and workers of this one. Returns the port; 0: there is nothing to ask for."""
         if self._store is None:
             return 0
         self._secret = secret
-        workers = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        workers.bind(self._name)
-        workers.listen(BACKLOG)
-        self._start(workers, self._answer_worker)
+        threading.Thread(target=self._accept_workers, name="stoker_cache", daemon=True).start()
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             nodes = socket.create_server((host, 0), family=family, backlog=BACKLOG)
         except OSError:  # an address that others know this machine by, and it does not
             return 0
-        self._start(nodes, self._answer_node)
+        self._sockets.add(nodes)
+        threading.Thread(target=self._accept_nodes, args=(nodes,), name="stoker_cache", daemon=True).start()
         return int(nodes.getsockname()[1])
-
-    def _start(self, server: socket.socket, answer: Callable[[socket.socket], None]) -> None:
-        self._sockets.add(server)
-        threading.Thread(target=self._accept, args=(server, answer), name="stoker_cache", daemon=True).start()
 
     def set_peers(self, addresses: Sequence[Address]) -> None:
         """The other nodes that may be asked."""
@@ -166,38 +152,58 @@ class NodeCache:
     def close(self) -> None:
         """Answers nobody any more."""
         for each in list(self._sockets):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+            _end(each)
             each.close()
         self.set_peers(())
 
-    def _accept(self, server: socket.socket, answer: Callable[[socket.socket], None]) -> None:
-        def run(connection: socket.socket) -> None:
-            with connection, contextlib.suppress(OSError, CacheError, ValueError, MemoryError):
-                answer(connection)
-
+    def _accept_workers(self) -> None:
         with contextlib.suppress(OSError):  # closed
             while True:
-                connection, _ = server.accept()
-                self._sockets.add(connection)
-                threading.Thread(target=run, args=(connection,), name="stoker_cache", daemon=True).start()
+                knock, fds, _, _ = socket.recv_fds(self._door, 1, 1, socket.MSG_CMSG_CLOEXEC)
+                if not knock:
+                    return
+                for fd in fds:  # none in a shortage of descriptors
+                    self._answer(socket.socket(fileno=fd), self._answer_worker)
+
+    def _accept_nodes(self, server: socket.socket) -> None:
+        for connection in connections(server):
+            with self._strangers_change:
+                while len(self._strangers) >= MOST_STRANGERS:
+                    _end(self._strangers[0])
+                    self._strangers_change.wait()
+                self._strangers.append(connection)
+            self._answer(connection, self._answer_node)
+
+    def _answer(self, connection: socket.socket, answer: Callable[[socket.socket], None]) -> None:
+        def run() -> None:
+            with connection, contextlib.suppress(OSError, CacheError, ValueError, MemoryError):
+                answer(connection)
+            self._is_known(connection)
+
+        self._sockets.add(connection)
+        try:
+            threading.Thread(target=run, name="stoker_cache", daemon=True).start()
+        except RuntimeError:  # too many threads
+            connection.close()
+            self._is_known(connection)
+
+    def _is_known(self, connection: socket.socket) -> None:
+        """It is no stranger's any more."""
+        with self._strangers_change, contextlib.suppress(ValueError):
+            self._strangers.remove(connection)
+            self._strangers_change.notify()
 
     def _answer_node(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.settimeout(CONNECT_S)
-        if not hmac.compare_digest(bytes(_receive(connection, len(self._secret))), self._secret):
-            return
-        connection.settimeout(None)
+        link = peer_link.accept(connection, self._secret, CONNECT_S)
+        self._is_known(connection)
         while True:
-            self._found(self._indices(connection)).send(connection)
+            self._found(self._indices(link)).send(link)
 
-    def _indices(self, connection: socket.socket) -> NDArray[np.int64]:
+    def _indices(self, link: Link) -> NDArray[np.int64]:
         """A request. Raises ValueError: it is none."""
         assert self._store is not None
-        (n,) = LENGTH.unpack(_receive(connection, LENGTH.size))
-        if not 0 < n <= self._store.samples:
-            raise ValueError
-        indices = np.frombuffer(_receive(connection, 8 * n), np.int64)
+        indices = np.frombuffer(link.receive(8 * self._store.samples), np.int64)
         if indices.min() < 0 or indices.max() >= self._store.samples:
             raise ValueError
         return indices
@@ -219,8 +225,9 @@ class NodeCache:
         return out
 
     def _answer_worker(self, connection: socket.socket) -> None:
-        while peer_uid(connection) == os.getuid():
-            self._ask_nodes(self._indices(connection)).send(connection)
+        link = Link(connection)
+        while True:
+            self._ask_nodes(self._indices(link)).send(link)
 
     def _ask_nodes(self, indices: NDArray[np.int64]) -> Answer:
         """What other nodes have of these samples."""
@@ -246,18 +253,19 @@ class _Peer:
         self._secret = secret
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
+        self._link: Link | None = None  # over it
 
     def ask(self, indices: NDArray[np.int64]) -> Answer:
         """What it has of these samples."""
         with self._lock:
             try:
-                if self._connection is None:
+                if self._link is None:
                     self._connection = socket.create_connection(self.address, CONNECT_S)
                     self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    self._link = peer_link.connect(self._connection, self._secret, CONNECT_S)
                     self._connection.settimeout(ANSWER_S)
-                    self._connection.sendall(self._secret)
-                _send_indices(self._connection, indices)
-                return Answer.receive(self._connection)
+                self._link.send(indices.data)
+                return Answer.receive(self._link)
             except (OSError, ValueError):  # it has gone, or works for another dataset
                 self.failed = True
                 self._close()
@@ -266,14 +274,19 @@ class _Peer:
     def _close(self) -> None:
         if self._connection is not None:
             self._connection.close()
-            self._connection = None
+            self._connection = self._link = None
 
     def close(self) -> None:
         """Ends the connection, also under a thread that waits for an answer."""
         self.failed, connection = True, self._connection
-        with contextlib.suppress(OSError):
-            if connection is not None:
-                connection.shutdown(socket.SHUT_RDWR)
+        if connection is not None:
+            _end(connection)
+
+
+def _end(connection: socket.socket) -> None:
+    """Ends a connection, also under a thread that waits for it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 class CacheOfWorker:
@@ -281,13 +294,13 @@ class CacheOfWorker:
 
     Args:
         memories: of the store, and of the table of calls.
-        name: of the actor's socket; "": other nodes are not asked.
+        door: where the actor receives connections; None: other nodes are not asked.
     """
 
-    def __init__(self, memories: tuple[Memory, ...], name: str) -> None:
+    def __init__(self, memories: tuple[Memory, ...], door: Fd | None) -> None:
         self.memories = memories
-        self._name = name
-        self._connection: socket.socket | None = None
+        self._door = door
+        self._link: Link | None = None
         self._pause = self._left = 0  # batches
 
     def look_again(self) -> None:
@@ -301,25 +314,33 @@ class CacheOfWorker:
             missing: indices.
             part_s: what it takes to make one; 0.0: not known.
         """
-        if not self._name or not missing:
+        if self._door is None or not missing:
             return {}
         if self._left:
             self._left -= 1
             return {}
         began = time.monotonic()
         try:
-            if self._connection is None:
-                self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                self._connection.settimeout(MOST_ASKED * (CONNECT_S + ANSWER_S))
-                self._connection.connect(self._name)
-            _send_indices(self._connection, np.array(missing, np.int64))
-            samples = Answer.receive(self._connection).samples()
+            if self._link is None:
+                self._link = Link(_through(self._door))
+            self._link.send(np.array(missing, np.int64).data)
+            found = Answer.receive(self._link).samples()
         except (OSError, ValueError):  # the actor is about to end, or cannot read what is stored
-            self._name = ""
+            self._door = self._link = None
             return {}
+        samples = {i: found[i] for i in missing if i in found}
         took = time.monotonic() - began
         if samples and (not part_s or took <= PAYS * len(samples) * part_s):
             self._pause = 0
         else:
             self._left = self._pause = min(LONGEST_PAUSE, 2 * self._pause or 1)
         return samples
+
+
+def _through(door: Fd) -> socket.socket:
+    """A connection to the actor, to which its other end is sent."""
+    own, theirs = socket.socketpair()
+    own.settimeout(MOST_ASKED * (CONNECT_S + ANSWER_S))
+    with theirs, socket.socket(fileno=os.dup(door.fd)) as through:
+        socket.send_fds(through, [b" "], [theirs.fileno()], socket.MSG_DONTWAIT)
+    return own

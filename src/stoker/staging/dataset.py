@@ -54,7 +54,8 @@ class Staged(Dataset[Sample]):
     Args:
         dataset: map-style; or a list of paths.
         prepare: deterministic, ``prepare(dataset[i])`` or ``prepare(path)``: what it returns is cached. Tensors,
-            arrays, PIL images, numbers and strings in tuples, lists and dicts; anything else is pickled.
+            arrays, PIL images, numbers and strings in tuples, lists and dicts. Anything else is pickled, in memory
+            of one process and its workers only.
         augment: random, ``augment(prepared)``, run every time. Neither given: ``split`` finds both.
         augment_batch: random, ``augment_batch(batch)``, run once on each batch after it was collated; wants
             ``stoker.DataLoader``.
@@ -168,10 +169,8 @@ class Staged(Dataset[Sample]):
         self._memo: Memo | None = None
         self._watch = ChangeWatch(self._inputs, {} if split is None else split.opened, self._source_files)
         self._unmarked = mark(self._watch.functions) if split is not None else ""
-        is_whole, for_file = self._augment is None, self._folder is not None
-        self._filler = Filler(
-            self.dataset, split, self._said, self._prepare, is_whole, for_file, self._vetted, self._disable
-        )
+        is_whole = self._augment is None
+        self._filler = Filler(self.dataset, split, self._said, self._prepare, is_whole, self._vetted, self._disable)
 
     def _inputs(self, across_runs: bool = False) -> Inputs:
         """What the deterministic part may read, now."""

@@ -29,7 +29,7 @@ from .plan import Unplanned
 from .split import Split
 from .store.decode import layout
 from .store.decode import stored_copy as copy_of
-from .store.encode import CacheError, foreign, take
+from .store.encode import CacheError, take
 from .store.store import Store
 from .store.tables import Samples
 from .vetting import Vetting
@@ -60,7 +60,6 @@ class Filler:
         functions: Sequence[object],
         prepare: Callable[[Index], Sample],
         is_whole: bool,
-        for_file: bool,
         vetted: branches.Vetted,
         disable: Callable[[str], None],
     ) -> None:
@@ -69,7 +68,6 @@ class Filler:
         self._functions = functions  # the user's; generators that they hold are watched, too
         self._prepare = prepare  # makes the deterministic part of a sample
         self._is_whole = is_whole  # the deterministic part is the sample
-        self._for_file = for_file  # pickled values are refused
         self._disable = disable  # called with the reason why the cache cannot be used any more
         self.vetting = Vetting(dataset, vetted, self.random_states)
         self._samples = len(dataset)
@@ -126,9 +124,10 @@ class Filler:
         asked = sorted(set(wanted.values()) - self._without_part)
         samples = self.cluster.fetch(asked, self.part_s)
         try:
+            found = {k: layout(samples[i][0], False).put(samples[i][1]) for k, i in wanted.items() if i in samples}
             if samples:
                 store.admit(samples, 0)
-            return {k: layout(samples[i][0], True).put(samples[i][1]) for k, i in wanted.items() if i in samples}
+            return found
         except CacheError:  # of a class that this process has not defined
             return {}
 
@@ -146,21 +145,17 @@ class Filler:
         began = time.thread_time_ns() - keep_ns
         for k, (part, nanoseconds) in parts.items():
             spent += nanoseconds
-            size += self._take(taken, int(indices[k]) % self._samples, part)
+            size += self._take(taken, store, int(indices[k]) % self._samples, part)
             if size > STORED_AT_ONCE:
                 store.admit(taken, spent, time.thread_time_ns() - began)
                 taken, spent, size, began = {}, 0, 0, time.thread_time_ns()
         if taken or spent:
             store.admit(taken, spent, time.thread_time_ns() - began)
 
-    def _take(self, taken: Samples, i: int, part: Sample) -> int:
+    def _take(self, taken: Samples, store: Store, i: int, part: Sample) -> int:
         """Takes a part to pieces, for the store. Returns its bytes."""
         try:
-            type_spec, leaves = take(part, dense=self._is_whole)
-            pickled = foreign(type_spec) if self._for_file else None
-            if pickled is not None:
-                kinds = "tensors, arrays, pictures, numbers, text"
-                raise CacheError(f"a sample has a {pickled}, which a file does not keep: {kinds}")
+            type_spec, leaves = take(part, self._is_whole, store.medium.pickles)
         except CacheError as e:
             self._disable(str(e))
             return 0

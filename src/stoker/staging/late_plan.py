@@ -89,7 +89,7 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, x: object) -> object:  # type: ignore[override]
         if isinstance(x, Memory):
-            return _opened, (f"/proc/{os.getpid()}/fd/{x.fd}", identity(x.fd))
+            return _opened, (f"/proc/{os.getpid()}/fd/{x.fd}", identity(x.fd), x.pickles)
         if x is self._staged:
             return copyreg.__newobj__, (Staged,), {**x.__getstate__(), "_store": x._store, "_table": x._table}  # type: ignore[attr-defined]
         return NotImplemented
@@ -104,13 +104,13 @@ class _Unpickler(pickle.Unpickler):
         return self._dataset
 
 
-def _opened(path: str, wanted: tuple[int, int]) -> Memory:
+def _opened(path: str, wanted: tuple[int, int], pickles: bool) -> Memory:
     """The memory, if that is still there: its descriptor may have been closed, and the script's own file have the
     number. ``O_PATH`` does nothing to the file, and what is opened for writing is the file that was looked at."""
     found = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         if identity(found) != wanted:
             raise CacheError("the cache was closed meanwhile")
-        return Memory.of(os.open(f"/proc/self/fd/{found}", os.O_RDWR | os.O_CLOEXEC))
+        return Memory.of(os.open(f"/proc/self/fd/{found}", os.O_RDWR | os.O_CLOEXEC), pickles)
     finally:
         os.close(found)

@@ -302,7 +302,7 @@ class Memo:
         number = self._table.find(key, claim=True)
         if number >= 0:
             try:
-                taken = take(out)
+                taken = take(out, pickles=store.medium.pickles)
                 store.admit({number: taken}, spent, keep_ns + time.thread_time_ns() - cpu)
             except CacheError as e:
                 self._on_problem(str(e))

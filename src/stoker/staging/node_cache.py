@@ -1,13 +1,15 @@
 """One trial and one cache in memory for all ranks of a node that have the same dataset.
 
-1. Each rank makes a name from the run and a digest of its dataset, for a socket in the abstract namespace (unix(7)).
+1. Each rank makes a name from a digest of its dataset, for a socket in the folder of ``stoker run``, which only this
+   user may enter (``core.private_sockets``).
 2. The first rank binds it (``_Owner``). It makes the trial, and then the memory.
-3. Every other rank connects (``_Member``) and waits. It receives what the trial found, and the memory's descriptor
-   (SCM_RIGHTS).
+3. Every other rank connects (``_Member``) and waits. It receives what the trial found, as JSON, and the memory's
+   descriptor (SCM_RIGHTS).
 4. A rank whose owner has ended makes its own trial.
 
-Nothing has a name in a file system. The kernel removes the socket however its owner ends; ranks that have the memory
-mapped keep it, and the next rank makes a new one.
+Neither what is received nor what is in the memory is ever unpickled. Where a sample has an object that only a pickle
+keeps, each rank has its own memory. The memory has no name; ranks that have it mapped keep it, and the next rank makes
+a new one.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import pickle
 import socket
 import struct
 import threading
@@ -23,9 +24,10 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from ..core import resources
-from ..core.errors import StokerError
+from ..core import private_sockets, resources
+from ..core.errors import StokerError, UsageError
 from ..core.types import Index
+from . import plain
 from .digest import digest
 from .isolate import Trial, run_isolated
 from .memoize import table_for
@@ -37,18 +39,17 @@ from .trial import Found, find_plan
 
 DIGEST_S = 1.5  # for the digest of a dataset; a cache whose digest takes longer is not shared
 CONNECT_S = 1.0
-BACKLOG = 128  # ranks that wait while the trial runs
 HEADER = struct.Struct("<q")  # bytes that follow
 
 _sockets: list[socket.socket] = []
 
 
 def new_memories(samples: int, sites: int | None, budget: int, ranks: int) -> tuple[Memory, ...]:
-    """Memory of an empty cache: of its store and, where ``sites`` calls of the code are kept, of the table of calls.
-    Raises OSError: there is no such memory here."""
+    """Memory of an empty cache of several processes: of its store and, where ``sites`` calls of the code are kept, of
+    the table of calls. Raises OSError: there is no such memory here."""
     table = None if sites is None else table_for(samples, sites)
     places = samples if table is None else table.slots
-    memory = Memory(size_of(places, budget))
+    memory = Memory(size_of(places, budget), pickles=False)
     Store(memory, places, budget).divide(ranks)
     return (memory,) if table is None else (memory, table.memory)
 
@@ -76,23 +77,23 @@ def start_trial(
     def find() -> Found:
         return find_plan(dataset, limit_s, changing, indices, sampler)
 
-    if resources.ranks() > 1:
+    folder = os.environ.get("STOKER_RUN")
+    if folder and resources.ranks() > 1:
         with contextlib.suppress(StokerError, OSError):
             name, left_out = _name(dataset)
-            meeting = _meet(name)
-            if isinstance(meeting, _Server):
+            meeting, is_first = private_sockets.meet(folder, name, CONNECT_S)
+            _sockets.append(meeting)
+            if is_first:
                 return _Owner(find, 2 * limit_s, meeting, len(dataset), left_out)
-            if meeting is not None:
-                return _Member(find, 2 * limit_s, meeting, left_out)
+            return _Member(find, 2 * limit_s, meeting, left_out)
     return Trial(find, 2 * limit_s)
 
 
-def _name(dataset: Any) -> tuple[bytes, set[str]]:
+def _name(dataset: Any) -> tuple[str, set[str]]:
     """The socket's name, the same in all ranks of a run that have the same dataset; and which attributes may differ."""
-    run = [os.environ.get(k) for k in ("STOKER_RUN", "MASTER_ADDR", "MASTER_PORT")]
+    run = [os.environ.get(k) for k in ("MASTER_ADDR", "MASTER_PORT")]
     content, left_out = run_isolated(lambda: digest((len(dataset), dataset)), DIGEST_S)  # it runs the user's code
-    key = repr((run, os.getuid(), os.getcwd(), content))
-    return b"\0stoker-node-" + hashlib.sha256(key.encode()).hexdigest()[:32].encode(), left_out
+    return "ranks-" + hashlib.sha256(repr((run, os.getcwd(), content)).encode()).hexdigest()[:32], left_out
 
 
 def _globals(found: Found, left_out: set[str]) -> str | None:
@@ -102,41 +103,6 @@ def _globals(found: Found, left_out: set[str]) -> str | None:
         return ""
     may_differ = left_out and (plan.reads is None or plan.reads & left_out)
     return None if may_differ else digest(globals_now(plan.globals))[0]
-
-
-class _Server(socket.socket):
-    """The socket of the first rank."""
-
-
-def _meet(name: bytes) -> socket.socket | None:
-    """The server, in the first rank; a connection to it in the others. None: it does not answer."""
-    until = time.monotonic() + CONNECT_S
-    while time.monotonic() < until:
-        server = _Server(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            server.bind(name)
-            server.listen(BACKLOG)
-            _sockets.append(server)
-            return server
-        except OSError:  # another rank has it
-            server.close()
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(CONNECT_S)
-        try:
-            connection.connect(name)
-            if peer_uid(connection) != os.getuid():  # abstract sockets have no permissions of their own
-                break
-            _sockets.append(connection)
-            return connection
-        except OSError:  # not listening yet, or gone since
-            connection.close()
-            time.sleep(0.001)
-    return None
-
-
-def peer_uid(connection: socket.socket) -> int:
-    """The user at the other end of a Unix socket."""
-    return int(struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
 
 
 class _Owner(Trial):
@@ -160,37 +126,34 @@ class _Owner(Trial):
         return self._answered.wait(seconds)
 
     def _serve(self, server: socket.socket) -> None:
-        agreed = None
+        answer = b""
         try:
             super().wait(self._limit_s + 1)
-            agreed = self._agree()
+            answer = self._agree()
         except Exception:  # the others look for themselves
             self.memories = ()
         finally:
             self._answered.set()
-        answer = pickle.dumps((agreed, b"".join(self._parts)))
-        while True:
-            try:
-                connection, _ = server.accept()
-            except OSError:
-                return
+        for connection in private_sockets.connections(server):
             with connection, contextlib.suppress(OSError):
                 connection.settimeout(CONNECT_S)
-                if peer_uid(connection) == os.getuid():
-                    socket.send_fds(connection, [HEADER.pack(len(answer))], [memory.fd for memory in self.memories])
-                    connection.sendall(answer)
+                socket.send_fds(connection, [HEADER.pack(len(answer))], [memory.fd for memory in self.memories])
+                connection.sendall(answer)
 
-    def _agree(self) -> str | None:
-        """Makes the memory. Returns the digest that the others compare with theirs."""
+    def _agree(self) -> bytes:
+        """Makes the memory. Returns what the others receive: the digest that they compare with theirs, why the trial
+        failed, and what it found."""
         try:
             found = self.result()
-        except StokerError:
-            return ""
+        except StokerError as e:
+            return plain.dumps(("", str(e), None))
         agreed = _globals(found, self._left_out)
-        if agreed:
+        answer = plain.dumps((agreed, "", found))
+        kept = found.plan or found.memo
+        if agreed and kept is not None and not kept.pickled:
             sites = None if found.memo is None else found.memo.sites
             self.memories = new_memories(self._samples, sites, ram_budget(), resources.ranks())
-        return agreed
+        return answer
 
 
 class _Member(Trial):
@@ -205,6 +168,7 @@ class _Member(Trial):
         self._connection: socket.socket | None = connection
         self._received = b""
         self._fds: list[int] = []
+        self._others: tuple[str, Found | None] | None = None  # why the other rank's trial failed, and what it found
 
     def wait(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
@@ -233,14 +197,18 @@ class _Member(Trial):
         there = len(self._received) - HEADER.size
         return there >= 0 and there == HEADER.unpack_from(self._received)[0]
 
+    def result(self) -> Found:
+        why, found = self._others or ("", None)
+        if why:
+            raise UsageError(why)
+        return found or super().result()
+
     def _take(self) -> None:
         """Uses the other rank's answer, or begins a trial."""
-        memories = tuple(map(Memory.of, self._fds))
-        if self._complete():
-            agreed, data = pickle.loads(self._received[HEADER.size :])
-            self._parts, self._reader = [data], -1
-            with contextlib.suppress(Exception):
-                if agreed == "" or (agreed and agreed == _globals(self.result(), self._left_out)):
-                    self.memories = memories
-                    return
+        memories = tuple(Memory.of(fd, pickles=False) for fd in self._fds)
+        with contextlib.suppress(Exception):  # it is empty: the other rank has no answer
+            agreed, why, found = plain.loads(self._received[HEADER.size :])
+            if agreed == "" or (agreed and agreed == _globals(found, self._left_out)):
+                self._others, self.memories, self._reader = (why, found), memories, -1
+                return
         super().__init__(self._find, self._limit_s)

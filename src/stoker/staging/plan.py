@@ -246,6 +246,7 @@ class Plan:
     tail_s: float = 0.0  # seconds that the second part takes
     read_s: float = 0.0  # seconds to copy a kept state out of memory
     nbytes: float = 0.0  # bytes that are kept of a sample
+    pickled: str = ""  # a class of which an object is pickled in it; "" where none is
 
     @property
     def slices(self) -> bool:

@@ -53,6 +53,7 @@ class MemoPlan:
     globals: list[tuple[str, str]] = field(default_factory=list)
     served_s: float = 0.0  # seconds of a sample when all calls are answered
     nbytes: float = 0.0  # bytes that are kept of a call
+    pickled: str = ""  # a class of which an object is pickled in it; "" where none is
     sites: int = 0  # how many calls of the code are kept
 
 
@@ -280,7 +281,7 @@ class Survey:
             function.struck.add(number)
         if unchecked:
             return False
-        plan.nbytes = checker.nbytes / max(1, checker.checked)
+        plan.nbytes, plan.pickled = checker.nbytes / max(1, checker.checked), checker.pickled
         names, variables = _reads_in_calls(plan.root, self._root)
         plan.reads = None if checker.looks_up_names else checker.names_read | names
         plan.globals = sorted(checker.variables | variables)

@@ -38,7 +38,7 @@ from .own_caches import emptied
 from .plan import Boxed, Plan, PreparedState, Unplanned, globals_now
 from .samples import TrialSamples
 from .store.decode import Layout, stored_copy
-from .store.encode import CacheError, take
+from .store.encode import CacheError, pickled, take
 from .syntax import ANY_NAME
 
 READS = 3  # of what is kept, of which the fastest counts
@@ -174,6 +174,7 @@ class _Verification:
         if (moved and not only_containers) or whole.states != states_after:
             raise CacheError("what comes before the cut draws random numbers")
         plan.moves = sorted({*plan.moves, *moved})
+        plan.pickled = plan.pickled or kept.pickled
         return Cost(head_s, read_s, kept.nbytes)
 
     def _is_kept_by_dataset(self, i: int) -> bool:
@@ -318,6 +319,7 @@ class Kept:
 
     def __init__(self, state: PreparedState) -> None:
         self._text, leaves = take(state)
+        self.pickled = pickled(self._text)
         self._leaves = [x.copy() for x in leaves]
         self.nbytes = float(sum(x.nbytes for x in leaves))
 

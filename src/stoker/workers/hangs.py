@@ -17,6 +17,8 @@ FILE = "stoker-stack"  # the name of the anonymous file
 ANSWER_S = 1.0  # how long to wait for a stack; a process that sleeps in the kernel does not answer
 SETTLED_S = 0.02  # a stack is complete when no line has come for so long
 MAX_LINES = 16  # of a stack
+MAX_BYTES = 1 << 20  # that are read of what a process writes, which may be anybody's
+MAX_FILES = 8
 _ENGINE = tuple(  # as faulthandler writes paths
     f'  File "{path}'.encode("ascii", "backslashreplace").decode()
     for path in (packages.PACKAGE, packages.torch_file("utils", "data", ""))
@@ -38,23 +40,29 @@ def files(pid: int) -> list[Path]:
             with contextlib.suppress(OSError):
                 if os.readlink(path).startswith(f"/memfd:{FILE}"):
                     found.append(path)
-    return found
+    return found[:MAX_FILES]
 
 
 def dump(pid: int, paths: list[Path]) -> str:
     """What a process that has called ``dump_on_request`` writes when it is asked; "" if it does not answer."""
-    before = {path: path.stat().st_size for path in paths}
-    if not before:
-        return ""
-    os.kill(pid, DUMP_SIGNAL)
-    deadline = time.monotonic() + ANSWER_S
-    sizes, since = before, time.monotonic()
-    while time.monotonic() < deadline and (sizes == before or time.monotonic() - since < SETTLED_S):
-        time.sleep(SETTLED_S / 4)
-        now = {path: path.stat().st_size for path in paths}
-        if now != sizes:
-            sizes, since = now, time.monotonic()
-    return "".join(path.read_bytes()[before[path] :].decode(errors="replace") for path in paths)
+    with contextlib.ExitStack() as opened:
+        fds = []
+        for path in paths:
+            fds.append(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+            opened.callback(os.close, fds[-1])
+        before = [os.fstat(fd).st_size for fd in fds]
+        if not before:
+            return ""
+        os.kill(pid, DUMP_SIGNAL)
+        deadline = time.monotonic() + ANSWER_S
+        sizes, since = before, time.monotonic()
+        while time.monotonic() < deadline and (sizes == before or time.monotonic() - since < SETTLED_S):
+            time.sleep(SETTLED_S / 4)
+            now = [os.fstat(fd).st_size for fd in fds]
+            if now != sizes:
+                sizes, since = now, time.monotonic()
+        written = [os.pread(fd, MAX_BYTES, start) for fd, start in zip(fds, before, strict=True)]
+    return b"".join(written).decode(errors="replace")
 
 
 def current_thread(text: str) -> str:

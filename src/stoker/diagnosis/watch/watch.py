@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from ...core import resources
+from ...core import private_sockets, resources
 from ...core.metrics import LoaderMetrics
 from ...core.ranks import rank_and_ranks
 from ...core.types import JsonObject, LoaderLike
@@ -200,13 +200,18 @@ class Watch:
             return
         try:
             if self._socket is None:
-                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                self._socket.settimeout(1.0)
-                self._socket.connect("\0" + os.environ["STOKER_RUN"])
-                socket.send_fds(self._socket, [b"\n"], [self._live.fd])
+                self._socket = self._connected(final)
             self._socket.sendall(json.dumps(self.snapshot(final), default=str).encode() + b"\n")
         except (OSError, KeyError):
             pass
+
+    def _connected(self, final: bool) -> socket.socket:
+        """A connection to ``stoker run``. Where there is none yet, the next report tries again; the last one waits."""
+        folder, wait_s = os.environ["STOKER_RUN"], SEND_S if final else 0.0
+        connection = private_sockets.connect(folder, private_sockets.REPORTS, wait_s)
+        connection.settimeout(SEND_S)
+        socket.send_fds(connection, [b"\n"], [self._live.fd])
+        return connection
 
     def end(self) -> None:
         self.send(final=True)

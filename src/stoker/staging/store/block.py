@@ -44,11 +44,11 @@ def pack(type_spec: str, leaves: Sequence[Leaf], i: int, checked: bool = True) -
     return block
 
 
-def parts(heap: Leaf, offset: int, trusted: bool) -> tuple[Layout, list[Leaf]]:
+def parts(heap: Leaf, offset: int, pickles: bool) -> tuple[Layout, list[Leaf]]:
     """Type and leaves of the sample at an offset of the heap. In a file the caller has to ask ``is_intact`` first."""
     _, spec_bytes, length = _HEADER.unpack(heap[offset : offset + _HEADER.size].tobytes())
     body = heap[offset + _HEADER.size : offset + length]
-    made = layout(body[:spec_bytes].tobytes().decode(), trusted)
+    made = layout(body[:spec_bytes].tobytes().decode(), pickles)
     count = len(made.sizes)
     sizes = struct.unpack(f"<{count}Q", body[spec_bytes : spec_bytes + 8 * count].tobytes())
     to = _padded(_HEADER.size + spec_bytes + 8 * count) - _HEADER.size

@@ -31,9 +31,9 @@ def stored_copy(sample: Sample) -> Sample:
 
 class Layout:
     """How samples of one type are put together from the bytes of their leaves. Raises CacheError: the type is invalid,
-    or its classes are not defined in this process."""
+    or its classes are not defined in this process. ``pickles``: it may have values that are unpickled."""
 
-    def __init__(self, type_spec: str, trusted: bool = True) -> None:
+    def __init__(self, type_spec: str, pickles: bool = True) -> None:
         self.type_spec = type_spec  # as ``take`` returned it
         self.sizes: list[int | None] = []  # bytes of each leaf; None for one whose size differs from sample to sample
         # of leaves that are tensors, arrays or numbers; None for others
@@ -58,7 +58,7 @@ class Layout:
             spec.LONG_LIST: lambda tree: self._variable(_rows if tree[1] == spec.TUPLE else _plain),
             spec.IMAGE: self._image,
         }
-        if trusted:  # a file is never unpickled
+        if pickles:  # what this process and its workers alone can have written
             self._makers[spec.PICKLED] = lambda tree: self._variable(lambda leaf: pickle.loads(leaf.data))
         try:
             self._tree: Spec = json.loads(type_spec)
@@ -206,9 +206,9 @@ def _rows(leaf: Leaf) -> Any:
 
 
 @functools.lru_cache(maxsize=4096)  # images of any size have as many types as sizes
-def layout(type_spec: str, trusted: bool) -> Layout:
+def layout(type_spec: str, pickles: bool) -> Layout:
     """The ``Layout`` of a type; one object for each."""
-    return Layout(type_spec, trusted)
+    return Layout(type_spec, pickles)
 
 
 def _batch(tree: Spec, columns: Iterator[torch.Tensor]) -> Batch:

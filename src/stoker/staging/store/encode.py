@@ -1,8 +1,9 @@
 """A sample as its type (``spec``) and the bytes of its leaves.
 
 Tensors, NumPy arrays and scalars, PIL images, numbers, strings and bytes, in any nesting of tuples, named tuples,
-lists and dicts, come back as they were: type, dtype, shape, strides. Everything else is pickled. Only a cache in this
-run's own memory takes that: a file is never unpickled.
+lists and dicts, come back as they were: type, dtype, shape, strides. Everything else is pickled. Only a cache in memory
+of one process and its workers takes that: what lies in a file, in memory of several ranks, or on another node is never
+unpickled.
 
 What does not come back: that two leaves shared memory, strides of expanded tensors, that an array was read-only, and
 the file that an image was read from (its class, its ``format``).
@@ -47,10 +48,10 @@ class CacheError(StokerError, RuntimeError):
     """A cache that cannot be used: damaged, of another format, or of a sample that cannot be stored."""
 
 
-def take(sample: Sample, dense: bool = False) -> tuple[str, list[Leaf]]:
+def take(sample: Sample, dense: bool = False, pickles: bool = True) -> tuple[str, list[Leaf]]:
     """The type of a sample as JSON, and the bytes of its leaves, as views where possible. ``dense``: tensors are stored
     in the order of their dimensions, whatever their strides, so that they can be stacked. Raises CacheError: it can
-    neither be stored nor pickled.
+    neither be stored nor pickled, or must not be pickled (``pickles``).
 
     Example:
         >>> spec, leaves = take((torch.zeros(2, dtype=torch.uint8), 7))
@@ -63,16 +64,19 @@ def take(sample: Sample, dense: bool = False) -> tuple[str, list[Leaf]]:
     text, last = repr(tree), _last  # compared as text: for == True is 1
     if text != last[0]:
         _last = last = text, json.dumps(tree, separators=(",", ":"))
+    if not pickles and (found := pickled(last[1])):
+        kinds = "tensors, arrays, pictures, numbers, text"
+        raise CacheError(f"a sample has a {found}, which is kept in memory of one process only: others keep {kinds}")
     return last[1], leaves
 
 
 _last = "[]", "[]"  # the last type: most datasets have one, and json.dumps takes 10 us
 
 
-def foreign(type_spec: str) -> str | None:
-    """The class of a value that is pickled in samples of this type; None where none is. Files have no such values."""
+def pickled(type_spec: str) -> str:
+    """The class of a value that is pickled in samples of this type; "" where none is."""
     found = _PICKLED.search(type_spec)
-    return found[1] if found else None
+    return found[1] if found else ""
 
 
 def _take(x: Sample, out: list[Leaf], dense: bool) -> Spec:

@@ -88,7 +88,7 @@ def _check_folder(path: Path) -> None:
 class Folder:
     """Tables in files of one folder. Raises OSError: it cannot be opened; NotOwn."""
 
-    trusted = False  # anyone may have written it
+    trusted = pickles = False  # anyone may have written it
     kind = "disk"
 
     def __init__(self, path: Path) -> None:

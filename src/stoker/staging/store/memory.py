@@ -93,14 +93,19 @@ os.register_at_fork(after_in_child=_after_fork)
 
 class Memory:
     """Tables in an anonymous file (memfd_create(2)). Limits of ``/dev/shm`` do not apply to it. Forked workers inherit
-    it, spawned ones receive its descriptor. ``nbytes``: the file's size. Only pages that are written take memory.
-    Raises OSError: such files are not supported here."""
+    it, spawned ones receive its descriptor. Only pages that are written take memory. Raises OSError: such files are not
+    supported here.
 
-    trusted = True  # this run wrote all of it, so it may contain pickles and needs no checksums
+    Args:
+        nbytes: the file's size.
+        pickles: it stays with this process and its workers, so samples may have values that are unpickled.
+    """
+
+    trusted = True  # this run wrote all of it, so it needs no checksums
     writable = True
     kind = "RAM"
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, pickles: bool = True) -> None:
         if not hasattr(os, "memfd_create"):
             raise OSError(errno.ENOSYS, "shared memory of workers is supported on Linux only")
         fd = os.memfd_create("stoker-cache", os.MFD_CLOEXEC)
@@ -109,28 +114,29 @@ class Memory:
         except BaseException:
             os.close(fd)
             raise
-        self._attach(fd)
+        self._attach(fd, pickles)
 
-    def _attach(self, fd: int) -> None:
+    def _attach(self, fd: int, pickles: bool) -> None:
         self.fd = fd
+        self.pickles = pickles
         self.lock = Lock(fd)
         weakref.finalize(self, os.close, fd).atexit = False
 
     @classmethod
-    def of(cls, fd: int) -> Memory:
+    def of(cls, fd: int, pickles: bool) -> Memory:
         """The memory behind a descriptor from another process. It closes the descriptor."""
         memory = cls.__new__(cls)
-        memory._attach(fd)
+        memory._attach(fd, pickles)
         return memory
 
     @classmethod
-    def _attached(cls, fd: Any) -> Memory:
-        return cls.of(fd.detach())
+    def _attached(cls, fd: Any, pickles: bool) -> Memory:
+        return cls.of(fd.detach(), pickles)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         if get_spawning_popen() is None:
             raise UsageError("a cache in memory belongs to this run and its workers; it cannot be pickled elsewhere")
-        return Memory._attached, (reduction.DupFd(self.fd),)
+        return Memory._attached, (reduction.DupFd(self.fd), self.pickles)
 
     def table(self, name: str, dtype: DTypeLike, count: int, start: int) -> NDArray[Any]:
         """``count`` values from byte ``start`` on, a multiple of the page size; zeros where nothing was written."""

@@ -350,7 +350,7 @@ class Store:
         head = self._head
         state = State.BLOCKS
         specs = {type_spec for type_spec, _ in samples.values()}
-        made = layout(min(specs, key=len), self.medium.trusted)
+        made = layout(min(specs, key=len), self.medium.pickles)
         if len(specs) == 1 and made.fixed and made.nbytes and len(made.type_spec) <= SPEC_BYTES:
             if made.nbytes > head.budget:
                 head.reason = f"a sample of {made.nbytes:,} bytes exceeds the budget of {head.budget:,}"

@@ -27,7 +27,8 @@ Samples: TypeAlias = dict[int, tuple[str, list[Leaf]]]  # by index: what ``encod
 class Medium(Protocol):
     """What tables are made of: ``memory.Memory`` or ``folder.Folder``."""
 
-    trusted: bool
+    trusted: bool  # samples are as they were written: no checksums
+    pickles: bool  # samples may have values that are unpickled
     writable: bool
     kind: str
 
@@ -63,7 +64,7 @@ class Tables:
         self._columns: list[_Column] = []
         self._crc: NDArray[np.uint32] | None = None  # of each row; in a file only
         if head.state == State.ROWS:
-            self.layout = layout(head.spec, medium.trusted)
+            self.layout = layout(head.spec, medium.pickles)
             start = self._open_columns(self.layout, head.rows, start)
             self.tensors = _tensors(self.layout, [c.rows for c in self._columns])
         self._heap_start = start  # where the tables begin in memory
@@ -90,7 +91,7 @@ class Tables:
         if location > 0:
             assert self.layout is not None
             return self.layout, [c.rows[location - 1] for c in self._columns]
-        return parts(self._heap, -location - 1, self._medium.trusted)
+        return parts(self._heap, -location - 1, self._medium.pickles)
 
     def is_intact(self, i: int, location: int) -> bool:
         """Whether sample ``i`` is at this location of a file, unchanged, and no other sample will be written there."""

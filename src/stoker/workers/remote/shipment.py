@@ -15,6 +15,7 @@ import io
 import linecache
 import os
 import pickle
+import re
 import secrets
 import sys
 from collections.abc import Callable, Sequence
@@ -34,7 +35,14 @@ from ..protocol import WorkerSpec
 
 EXTRA = 'Ray is not installed: pip install "stoker[ray]"'
 MODULES_BYTES = 20 << 20  # of source files; more than that is no script's own code
-LOCAL_VARIABLES = ("RAY_", "CUDA_", "LD_", "PATH", "PYTHON", "HOME", "PWD", "TMP", "XDG_", "SSH_", "SLURM_", "VIRTUAL_")
+# Variables that are sent, by name: threads and settings of libraries, language and time zone, folders of models and
+# data, ranks. No others, for any may be a credential, and more so one that the script has set itself. A user names
+# more by Ray's ``runtime_env``.
+TRAVELS = re.compile(
+    r"(OMP|GOMP|KMP|MKL|OPENBLAS|NUMEXPR|NUMBA|TORCH|PYTORCH|OPENCV|LC)_\w+|LANG|LANGUAGE|TZ|PYTHONHASHSEED"
+    r"|HF_(HOME|HUB_CACHE|HUB_OFFLINE|DATASETS_CACHE|DATASETS_OFFLINE)|TRANSFORMERS_(CACHE|OFFLINE)"
+    r"|TOKENIZERS_PARALLELISM|NLTK_DATA|(LOCAL_)?(RANK|WORLD_SIZE)"
+)
 
 
 class Cache(Protocol):
@@ -83,7 +91,7 @@ class Shipment:
         modules: files and sources of the script's own modules, by name.
         paths: the trainer's ``sys.path``; those that exist on the node are added.
         folder: the trainer's working directory, which is taken where it exists.
-        variables: of the trainer's environment; those that the node does not have are set.
+        variables: of the trainer's environment, those of ``TRAVELS``; those that the node does not have are set.
         secret: known to those that have this shipment, and to nobody else.
     """
 
@@ -98,7 +106,7 @@ class Shipment:
     @classmethod
     def of(cls, pickled: SpecPickle) -> Shipment:
         """Packs a specification that ``pickled_spec`` made, with what is around it now."""
-        variables = {k: v for k, v in os.environ.items() if not k.startswith(LOCAL_VARIABLES)}
+        variables = {k: v for k, v in os.environ.items() if TRAVELS.fullmatch(k)}
         return cls(pickled, _main_sources(), _own_modules(), [p for p in sys.path if p], os.getcwd(), variables)
 
     def settle(self) -> None:

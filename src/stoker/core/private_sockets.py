@@ -1,0 +1,124 @@
+"""Unix sockets in a folder that only this user may enter.
+
+A socket in the abstract namespace (unix(7)) has no permissions: every user, and every container that shares the network
+of the machine, can connect to it. One in a folder of mode 700 is reached by processes of the same user to which the
+folder is mounted, and by no others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import glob
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+
+REPORTS = "reports"  # the name of the socket to which watched processes report
+PREFIX = "stoker-"  # of the folders' names
+MOST_BYTES = 107  # of a socket's path (unix(7))
+BACKLOG = 4096  # connections that wait; the kernel may allow fewer
+RETRY_S = 0.05  # after a connection that could not be accepted
+SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED}
+
+
+def listen_in_new_folder() -> tuple[str, socket.socket]:
+    """A folder in the temp folder, and the server ``REPORTS`` in it. Removes folders that runs have left there which
+    were killed. Raises OSError: neither can be made there."""
+    for old in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), f"{PREFIX}*", REPORTS)):
+        with contextlib.suppress(OSError), _entered(os.path.dirname(old)) as fd, _locked(fd):
+            try:
+                _connect(fd, REPORTS, 0.0).close()
+            except ConnectionRefusedError:
+                shutil.rmtree(os.path.dirname(old))
+    folder = tempfile.mkdtemp(prefix=PREFIX)  # of mode 700
+    try:
+        with _entered(folder) as fd, _locked(fd):  # until it listens, it would seem left
+            return folder, _listen(fd, folder, REPORTS)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def _entered(folder: str) -> Iterator[int]:
+    """A descriptor of the folder. Raises OSError: it is not there, or other users may enter it."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(fd)
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise PermissionError(errno.EPERM, "other users may enter it", folder)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _locked(fd: int) -> Iterator[None]:
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)  # a child that another thread has forked has the descriptor, too
+
+
+def _in_folder(fd: int, name: str) -> str:
+    return f"/proc/self/fd/{fd}/{name}"  # short, and the folder that was looked at
+
+
+def _listen(fd: int, folder: str, name: str) -> socket.socket:
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path = os.path.join(folder, name)  # programs that clean temp folders look for it in /proc/net/unix
+        server.bind(path if len(os.fsencode(path)) <= MOST_BYTES else _in_folder(fd, name))
+        server.listen(BACKLOG)
+    except BaseException:
+        server.close()
+        raise
+    return server
+
+
+def connect(folder: str, name: str, timeout: float) -> socket.socket:
+    """A connection to a server, with this time limit in seconds. Raises OSError: nobody listens there, or too many
+    connections wait."""
+    with _entered(folder) as fd:
+        return _connect(fd, name, timeout)
+
+
+def _connect(fd: int, name: str, timeout: float) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(timeout)
+        connection.connect(_in_folder(fd, name))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def meet(folder: str, name: str, timeout: float) -> tuple[socket.socket, bool]:
+    """A server, for the first who asks for this name, and a connection to it for the others; and whether it is the
+    server. Raises OSError: neither is possible."""
+    with _entered(folder) as fd, _locked(fd):
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+            return _connect(fd, name, timeout), False
+        with contextlib.suppress(FileNotFoundError):  # of a process that has ended
+            os.unlink(name, dir_fd=fd)
+        return _listen(fd, folder, name), True
+
+
+def connections(server: socket.socket) -> Iterator[socket.socket]:
+    """Connections to a server until it is closed, also after a shortage of descriptors or memory."""
+    while True:
+        try:
+            connection, _ = server.accept()
+        except OSError as e:
+            if server.fileno() < 0 or e.errno not in SHORTAGES:
+                return
+            time.sleep(RETRY_S)
+            continue
+        yield connection

@@ -1,0 +1,65 @@
+"""What a trial found, as JSON: what travels between ranks is never unpickled.
+
+Of objects only the classes named here come back, made from their fields. Their fields are plain values: numbers, texts,
+bytes, and tuples, lists, sets and dicts of these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from typing import Any, TypeAlias
+
+from .cut_function import Cut
+from .inputs import Entry
+from .memoize import MemoNode
+from .plan import CutNode, Plan, SliceNode, WholeNode
+from .pure_calls import MemoPlan
+from .stages import Row
+from .trial import Found
+
+Plain: TypeAlias = Any  # a plain value, or what stands for it in JSON
+RECORDS = {c.__name__: c for c in (Found, Plan, WholeNode, CutNode, SliceNode, Cut, MemoPlan, MemoNode, Row, Entry)}
+GROUPS = {c.__name__: c for c in (tuple, list, set, frozenset)}
+BYTES, DICT, COUNTER = "bytes", "dict", "Counter"
+
+
+def dumps(value: Plain) -> bytes:
+    """A value as JSON. Raises TypeError: it is no plain value."""
+    return json.dumps(_tree(value)).encode()
+
+
+def loads(data: bytes) -> Plain:
+    """The value that ``dumps`` wrote. Raises ValueError, LookupError or TypeError: it is none."""
+    return _value(json.loads(data))
+
+
+def _tree(x: Plain) -> Plain:
+    """A text or number stands for itself; anything else is a list that begins with its class."""
+    cls: Plain = type(x)
+    if x is None or cls in (bool, int, float, str):
+        return x
+    if cls is bytes:
+        return [BYTES, x.hex()]
+    if cls in GROUPS.values():
+        return [cls.__name__, *map(_tree, x)]
+    if cls in (dict, Counter):
+        return [cls.__name__, *([_tree(k), _tree(v)] for k, v in x.items())]
+    if cls in RECORDS.values():
+        names = getattr(cls, "_fields", None) or [f.name for f in dataclasses.fields(cls)]
+        return [cls.__name__, *(_tree(getattr(x, name)) for name in names)]
+    raise TypeError(f"{cls.__name__} is no plain value")
+
+
+def _value(tree: Plain) -> Plain:
+    if not isinstance(tree, list):
+        return tree
+    name, *inside = tree
+    if name == BYTES:
+        return bytes.fromhex(inside[0])
+    if name in (DICT, COUNTER):
+        return {DICT: dict, COUNTER: Counter}[name]({_value(k): _value(v) for k, v in inside})
+    if name in GROUPS:
+        return GROUPS[name](map(_value, inside))
+    return RECORDS[name](*map(_value, inside))
