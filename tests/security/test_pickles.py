@@ -206,4 +206,4 @@ def test_a_type_with_a_pickle_is_refused() -> None:
     with pytest.raises(CacheError):
         Layout(type_spec, pickles=False)
     with pytest.raises(CacheError):
-        block.unpack(block.pack(type_spec, leaves, 0), 0, pickles=False)
+        block.parts(block.pack(type_spec, leaves, 0), 0, pickles=False)

@@ -261,6 +261,8 @@ class TrialSamples:
     def written(self) -> set[str]:
         """Attributes and global variables whose value the user's code changes while it loads some sample, without those
         that the first one opened, and the dataset's own caches."""
+        if not self.loaded:
+            return set()
         return self._executed.written - self._handles - {path[-1] for path in self.own_caches}
 
     @property

@@ -86,10 +86,33 @@ def find_plan(
     inputs = Inputs(dataset)
     watch = FolderWatch(dataset, inputs.texts, inputs.functions.values())
     known = set(sys.modules)
+    found = _found(samples, time.monotonic() + limit_s, changing)
+    is_stateless = bool(samples.loaded) and not (
+        samples.changes or samples.made or samples.written or samples.draws_once
+    )
+    is_kept = found.plan is not None or found.memo is not None  # then ``samples.assigned`` is known already
+    nodes = nodes_in(found.plan.root) if found.plan else found.memo.root.nodes() if found.memo else ()
+    return found._replace(
+        sample_s=samples.sample_s,
+        changes=next(filter(None, map(attribute_of_dataset, samples.filled)), ""),
+        opened=samples.made,
+        files=[*files_read(), *_files_of_modules(sys.modules.keys() - known)],
+        folders=watch.folders(),
+        is_stateless=is_stateless,
+        has_no_effects=is_stateless and samples.has_no_effects,
+        assigns=is_kept and bool(samples.opened or samples.assigned),
+        only_in_workers=samples.only_in_workers if is_kept else "",
+        sources=sorted({file for node in nodes if isinstance(node, Compiled) for file, _ in node.rewritten}),
+    )
+
+
+def _found(samples: TrialSamples, until: float, changing: Collection[str]) -> Found:
+    """The plan, or the calls that are kept instead, or why there is neither."""
+    reason = ""
     try:
         samples.load_first()
         reason = samples.batches_differ()
-        found = Found(None, [], reason) if reason else _find_cut(samples, time.monotonic() + limit_s, changing)
+        found = Found(None, [], reason) if reason else _find_cut(samples, until, changing)
     except CacheError as e:
         reason = str(e)
         found = Found(None, [], reason)
@@ -100,27 +123,7 @@ def find_plan(
         samples.sample_s = min(samples.sample_s, found.plan.head_s + found.plan.tail_s)
     # Beside calls that are kept a cache of the dataset's own would grow: the samples would be held twice.
     is_enough = found.plan is not None and (found.plan.own_caches or found.plan.tail_s <= MEMO_SHARE * samples.sample_s)
-    if not reason and not is_enough:
-        found = _or_pure_calls(samples, found, changing)
-    changed = samples.changes or samples.made or samples.written or samples.draws_once
-    is_stateless = bool(samples.loaded) and not changed
-    changes = next(filter(None, map(attribute_of_dataset, samples.filled)), "")
-    is_kept = found.plan is not None or found.memo is not None  # then ``samples.assigned`` is known already
-    assigns = is_kept and bool(samples.opened or samples.assigned)
-    nodes = nodes_in(found.plan.root) if found.plan else found.memo.root.nodes() if found.memo else ()
-    sources = sorted({file for node in nodes if isinstance(node, Compiled) for file, _ in node.rewritten})
-    return found._replace(
-        sample_s=samples.sample_s,
-        changes=changes,
-        opened=samples.made,
-        files=[*files_read(), *_files_of_modules(sys.modules.keys() - known)],
-        folders=watch.folders(),
-        is_stateless=is_stateless,
-        has_no_effects=is_stateless and samples.has_no_effects,
-        assigns=assigns,
-        only_in_workers=samples.only_in_workers if is_kept else "",
-        sources=sources,
-    )
+    return found if reason or is_enough else _or_pure_calls(samples, found, changing)
 
 
 def _files_of_modules(names: Iterable[str]) -> list[str]:
