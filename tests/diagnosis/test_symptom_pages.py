@@ -17,7 +17,7 @@ import stoker
 from stoker.commands import explain
 from stoker.commands.main import main
 from stoker.diagnosis import symptom_pages
-from stoker.diagnosis.doctor.verdict import CAUSES, REMEDY
+from stoker.diagnosis.doctor.verdict import CAUSES, REMEDY, STALE
 from stoker.diagnosis.symptom_pages import Symptom, ranked
 
 SRC = Path(stoker.__file__).parent
@@ -103,7 +103,7 @@ def test_what_a_page_quotes_is_what_stoker_prints() -> None:
 
 
 def known() -> list[str]:
-    return [*CAUSES, REMEDY.__name__]
+    return [*CAUSES, REMEDY.__name__, STALE]
 
 
 @pytest.mark.parametrize("text", ["use more cores", "workers idle in its short steps"])

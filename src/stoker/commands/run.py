@@ -62,6 +62,7 @@ class Options:
     command: tuple[str, ...]
     module: bool
     apply: bool
+    on_mismatch: str
     workers_on: str
     json_path: Path
     html_path: Path | None
@@ -84,6 +85,13 @@ class Options:
     default="",
     metavar="ray[:HOST:PORT]",
     help="With --apply: the nodes of this Ray cluster make batches, too (stoker[ray]).",
+)
+@click.option(
+    "--on-mismatch",
+    type=click.Choice(["warn", "stop"]),
+    default="warn",
+    show_default=True,
+    help="With --apply: what to do if a sample from the cache is another than the script makes. stop: an error.",
 )
 @click.option(
     "--json",
@@ -314,6 +322,7 @@ def _environment(folder: str, options: Options) -> dict[str, str]:
         STOKER_RUN=folder,
         STOKER_HOME=str(SOURCE),
         STOKER_APPLY="1" if options.apply else "",
+        STOKER_ON_MISMATCH=options.on_mismatch if options.apply else "",
         STOKER_WORKERS_ON=options.workers_on,
         STOKER_DEBUG="1" if options.debug else "",
         STOKER_MAX_STEPS=str(options.max_steps or ""),

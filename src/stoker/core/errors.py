@@ -27,6 +27,11 @@ class BudgetError(StokerError, MemoryError):
     """The request does not fit the budget; nothing was started."""
 
 
+class StaleCacheError(StokerError, RuntimeError):
+    """A sample that was served from a cache is another than the script would make now, and the run was to end then:
+    ``stoker run --apply --on-mismatch stop``."""
+
+
 class StateError(StokerError, ValueError):
     """Not a stoker state dict, one written by a newer version, or one that does not match this loader."""
 

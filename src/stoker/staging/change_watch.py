@@ -58,6 +58,10 @@ class Discards:
         self._last.clear()
 
 
+STALE = "is another than when it was cached"
+ON_MISMATCH = "STOKER_ON_MISMATCH"
+
+
 class ChangeWatch:
     """Whether what a cache was made from is still the same, in one process."""
 

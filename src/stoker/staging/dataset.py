@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from ..core.errors import StokerWarning, UsageError
+from ..core.errors import StaleCacheError, StokerWarning, UsageError
 from ..core.types import Batch, Index, JsonObject, MapDataset, Sample
 from ..core.warn import warn_user
 from ..workers.gather import Select
@@ -22,7 +22,7 @@ from .batches import Batches
 from .branches import Vetted
 from .cache_key import key_of, name_of
 from .callee import Call
-from .change_watch import ChangeWatch, Discards, shortly
+from .change_watch import ON_MISMATCH, ChangeWatch, Discards, shortly
 from .executed_code import written_by
 from .filling import Filler, Part
 from .for_nodes import ForNodes, for_nodes
@@ -36,7 +36,6 @@ from .store.store import Gone, Store, StoreStats
 from .vetting import mark
 
 NO_CACHE = "no cache"
-STALE = "is another than when it was cached"
 OWN = {"dataset", "augment_batch", "cache", "split", "stands_for"}  # its attributes that have public names
 
 
@@ -349,11 +348,15 @@ class Staged(Dataset[Sample]):
         self._watch.check_for(indices, self._epochs_are_announced)
         return store if self._watch.is_current else None
 
-    def _disable(self, reason: str) -> None:
+    def _disable(self, reason: str, stale: bool = False) -> None:
+        """Ends the cache, in all processes. ``stale``: samples that were served may have been wrong."""
+        first, last = self._first_epoch + 1, self._epoch
+        if stale and last > first:
+            reason += f"; epochs {first} to {last} may have had stale samples"
         if self._store is not None and self._store.shut(reason):
-            first, last = self._first_epoch + 1, self._epoch
-            affected = f" Epochs {first} to {last} may have had stale samples." if last > first else ""
-            warn_user(f"Cache discarded: {reason}.{affected if STALE in reason else ''}")
+            warn_user(f"Cache discarded: {reason}.")
+        if stale and os.environ.get(ON_MISMATCH) == "stop":
+            raise StaleCacheError(reason)
 
     @property
     def read_threads(self) -> int | str:

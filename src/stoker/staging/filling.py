@@ -23,7 +23,7 @@ from ..core.types import Index, MapDataset, Sample
 from ..sampling.generators import find_generators
 from ..workers.read_threads import ReadThreads
 from . import branches
-from .change_watch import Comparison
+from .change_watch import STALE, Comparison
 from .cluster_cache import CacheOfWorker
 from .plan import Unplanned
 from .split import Split
@@ -61,7 +61,7 @@ class Filler:
         prepare: Callable[[Index], Sample],
         is_whole: bool,
         vetted: branches.Vetted,
-        disable: Callable[[str], None],
+        disable: Callable[..., None],
     ) -> None:
         self._dataset = dataset
         self._split = split  # how it was divided; None: by ``prepare`` and ``augment``
@@ -280,4 +280,4 @@ class Filler:
         return is_same
 
     def _differs(self, index: Index) -> None:
-        self._disable(f"sample {index} is another than when it was cached: its code or data changed unseen")
+        self._disable(f"sample {index} {STALE}: its code or data changed unseen", stale=True)

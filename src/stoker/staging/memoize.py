@@ -26,7 +26,7 @@ from ..core.object_tree import parts
 from ..core.random_state import RandomState, owns_global_generators
 from ..core.types import Attributes, MapDataset
 from .callee import AnyCallable, Arguments, Call, Callee, Compiled, Thunk, Value, Values, callee_of, key_of
-from .change_watch import Comparison
+from .change_watch import STALE, Comparison
 from .plan import Node, PreparedState, Unplanned, nodes_in
 from .recompile import rebound
 from .rewrite_calls import ENTER, KEEP, KEEP_CALL, KEEP_PREFIX, Selection, memoised
@@ -269,7 +269,7 @@ class Memo:
         store: Store,
         table: Table,
         save_random: Callable[[], RandomState],
-        on_problem: Callable[[str], None],
+        on_problem: Callable[..., None],
         vetting: Vetting,
     ) -> None:
         self._vetting = vetting
@@ -287,7 +287,8 @@ class Memo:
         at = int(store.where(np.array([number]))[0]) if number >= 0 else 0
         if at:
             if self._comparison.differs(self.states, call, lambda: store.read(at)):
-                self._on_problem(f"a call that was kept returns something else now: {key!r}")
+                self._on_problem(f"the result of a call {STALE}: {key!r}", stale=True)
+                return call()
             with contextlib.suppress(Gone):
                 return store.read(at)
         cpu = time.thread_time_ns()

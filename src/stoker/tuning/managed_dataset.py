@@ -24,7 +24,7 @@ from ..loader.emulated_workers import EmulatedWorkersIter, SeededTasksIter, work
 from ..loader.loader_state import state_of
 from ..sampling.worker_init import only_seeds
 from ..staging import subsets
-from ..staging.change_watch import Discards, shortly
+from ..staging.change_watch import STALE, Discards, shortly
 from ..staging.dataset import Staged
 from ..staging.executed_code import written_by
 from ..staging.inputs import Inputs
@@ -301,6 +301,7 @@ class ManagedDataset:
             "shared": account.ranks,  # of this node, that fill and read one cache: "nbytes" is counted in each of them
             "fill_s": account.keep_s,
             "discarded": "" if self.staged.usable else account.reason,
+            "stale": not self.staged.usable and STALE in account.reason,
             "cut": "" if now.plan is None else now.plan.shown,
         }
 

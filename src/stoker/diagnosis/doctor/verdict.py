@@ -34,6 +34,7 @@ RULES: tuple[Callable[[LoaderStats], Found | None], ...] = (
     loop.checkpoint_or_logging,
 )
 FIRST, LAST, REMEDY = storage.cold_cache, workers.too_few_cores, sample_code.cacheable_prefix
+STALE = "stale_cache"  # of --apply: see report/applied.py
 CAUSES = tuple(rule.__name__ for rule in (*RULES, FIRST, LAST))
 TRANSFERS = ("pageable_transfer", "sync_transfer", "batch_too_small")
 ABOUT_AS_MUCH = 0.1  # of the loop

@@ -20,7 +20,17 @@ def findings(applied: Applied) -> list[Finding]:
     for name, settings in applied.settings.items():
         if name in rows:
             found += [f for f in (_cached(name, settings, rows[name]), _workers(name, settings, rows[name])) if f]
-    return sorted(found, key=lambda f: -(f.measured_speedup or 0.0))
+    found.sort(key=lambda f: -(f.measured_speedup or 0.0))
+    return [*filter(None, map(_stale, applied.settings, applied.settings.values())), *found]
+
+
+def _stale(name: str, settings: AppliedSettings) -> Finding | None:
+    """A sample from the cache was another than the script would have made: nothing matters more."""
+    cache = settings.cache
+    if not cache.stale:
+        return None
+    text = f"some samples may have been wrong: {cache.discarded}. Nothing was served from the cache after that"
+    return Finding("stale_cache", 0.0, msgspec.to_builtins(cache), text, loader=name)
 
 
 def _cached(name: str, settings: AppliedSettings, row: LoaderChange) -> Finding | None:

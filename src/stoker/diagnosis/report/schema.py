@@ -137,7 +137,7 @@ class EpochTimes(Struct):
 
 class Cache(Struct):
     """What ``--apply`` caches for a loader. ``calls``: ``filled`` counts results of calls, of which a sample has any
-    number."""
+    number. ``stale``: it was discarded because a sample was made again and was another."""
 
     kept: str = ""
     cut: str = ""
@@ -149,6 +149,7 @@ class Cache(Struct):
     shared: int = 1
     fill_s: float = 0.0
     discarded: str = ""
+    stale: bool = False
 
 
 class LoaderSettings(Struct):
