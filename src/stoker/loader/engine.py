@@ -35,6 +35,7 @@ from ..sampling.cursor import Cursor
 from ..sampling.stateful import load_into
 from ..workers.faults import validate
 from ..workers.fetcher import alone, staged_in
+from ..workers.protocol import WorkersUselessError
 from . import rank_batches
 from .describe import called
 from .device_iterator import ResidentIter, resident
@@ -224,7 +225,7 @@ def _choose(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> _BaseData
         return _inline(loader, cursor, faults)
     torchs = torch_serves(loader)
     if not torchs:
-        return _pool(loader, state, cursor, faults, method, standby)
+        return _pool_or_inline(loader, state, cursor, faults, method, standby)
     if cursor.saved is not None:
         raise StateError(f"no run can be resumed: {torchs}")
     return torch_get_iterator(loader)  # type: ignore[arg-type]
@@ -277,6 +278,30 @@ def _inline(loader: LoaderLike, cursor: Cursor, faults: tuple[OnError, ErrorLog]
     return it
 
 
+def _pool_or_inline(
+    loader: LoaderLike,
+    state: LoaderState,
+    cursor: Cursor,
+    faults: tuple[OnError, ErrorLog] | None,
+    method: str,
+    standby: tuple[int, int] | None,
+) -> _BaseDataLoaderIter:
+    """Workers; the script's own process where stoker has chosen them and they cannot be started."""
+    if not isinstance(loader.num_workers, AutoWorkers):
+        return _pool(loader, state, cursor, faults, method, standby)
+    before = RandomState([] if loader.generator is None else [("own", loader.generator)])
+    try:
+        return _pool(loader, state, cursor, faults, method, standby)
+    except WorkersUselessError as e:
+        from .auto import decide
+
+        before.restore()
+        decide.retreat(loader, state).said(str(e))
+        again = Cursor(loader._index_sampler, loader.generator)
+        again.task_seeds = _task_seeds(loader, state)
+        return _inline(loader, again, faults)
+
+
 def _pool(
     loader: LoaderLike,
     state: LoaderState,
@@ -297,11 +322,11 @@ def _pool(
         from ..workers.rng_watch import GlobalRngUse
 
         state.rng_watch = GlobalRngUse()
-    make_batch = None
+    make_batch, retreat = None, None
     if auto:
         from .auto import decide
 
-        make_batch = decide.maker(loader, state, cursor)
+        make_batch, retreat = decide.maker(loader, state, cursor)
     if not threads:
         _name_reopened(loader.dataset, state.metrics.decisions)
     nodes = _nodes(loader, state)
@@ -314,6 +339,7 @@ def _pool(
         faults=faults,
         fatal_samples=state.fatal_samples if not threads and validate.restarts(loader) else None,
         make_batch=make_batch,
+        retreat=retreat,
         nodes=nodes,
         standby=standby,
         late=None if threads or nodes is not None else loader.__dict__.get("_stoker_late"),

@@ -43,6 +43,7 @@ from ..loader.auto.limits import first_guess
 from ..loader.loader_state import state_of
 from ..staging.late_plan import LatePlan
 from ..staging.streams import dataset_inside
+from ..workers.can_start import why_not
 from ..workers.fetcher import is_plain
 from .cached_epochs import WORTH, Epoch
 from .managed_dataset import ManagedDataset
@@ -218,11 +219,12 @@ def _decide(loader: LoaderLike, known: ManagedDataset, applied: JsonObject, why_
     own = int(loader.num_workers)
     count, reason = (own, why_own_count) if why_own_count else workers_for(loader, known)
     where = os.environ.get(WORKERS_ON, "")
-    if where and not why_own_count:
+    by_task = bool(where) and not why_own_count and not (own == 0 and why_not(loader))
+    if by_task:
         count = count or first_guess(loader)[0]
         loader.__dict__["worker_method"] = where
         reason += f"; and workers on other nodes ({where}): random numbers are set per batch"
-    _use_workers(loader, count, by_task=bool(where) and not why_own_count)
+    _use_workers(loader, count, by_task)
     # Threads that read ahead load samples in another order, and several at once.
     is_safe = known.found is not None and known.found.is_stateless
     if loader.__dict__.get("read_threads") is None or "_stoker_applied" in loader.__dict__:
@@ -260,6 +262,9 @@ def workers_for(loader: LoaderLike, known: ManagedDataset) -> tuple[int, str]:
     if not 0 < found.sample_s < math.inf:
         return 0, f"kept 0: {found.why_not}"
     plan, size = found.plan, loader.batch_size or 1
+    cannot = state_of(loader).no_workers or why_not(loader, threads=True)
+    if cannot:
+        return 0, f"kept 0: {cannot}"
     changes = found.changes or known.own_cache
     if changes:
         return 0, f"kept 0: loading a sample changes {changes}, which the script would not see from a worker"
@@ -281,10 +286,12 @@ def _collates_long(loader: LoaderLike) -> bool:
 
 def _use_workers(loader: LoaderLike, count: int, by_task: bool) -> None:
     """Gives a loader a count. Its own count keeps torch's seeds; another one seeds each task, as ``by_task`` asks."""
-    if count == int(loader.num_workers) and not by_task:
+    own = int(loader.num_workers)
+    if count == own and not by_task:
         return
     loader.num_workers = AutoWorkers(count)
     if loader.prefetch_factor is None:
         loader.prefetch_factor = 2
     state = state_of(loader)
     state.first_count_reason = state.first_count_reason or "applied"
+    state.own_workers = own

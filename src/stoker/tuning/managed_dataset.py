@@ -242,7 +242,7 @@ class ManagedDataset:
     def is_for_script(self, loader: LoaderLike) -> bool:
         """Whether the epoch that begins is to be made in the script's own process."""
         staged, found = self.staged, self.found
-        if staged is None or found is None or found.changes or not staged.usable:
+        if staged is None or found is None or found.changes or not staged.usable or not int(loader.num_workers):
             return False
         epochs = loader.__dict__.get("_stoker_epochs")
         if epochs is None:

@@ -45,6 +45,7 @@ from .worker_handle import ProcessState, Received, WorkerHandle
 
 logger = logging.getLogger(__name__)
 PARENT_POLL_S = 5.0  # how late the parent may notice a death that no descriptor told; torch's own interval
+LOOK_S = 0.5  # the same for a worker that hangs on a lock, where the script's own process can do without it
 FLUSH_S = 0.01  # between two attempts to write to a task pipe that was full
 
 
@@ -67,6 +68,8 @@ class ProcessPool:
         launcher = Launcher(context, spec)
         self.budget = budget
         self.finishing = False  # the task queue takes no more tasks
+        self.dispensable = False  # the script's own process can make the batches, too
+        self._next_look = 0.0
         self._wake_fd = -1
         self._spec = spec
         self._arenas = arenas
@@ -232,11 +235,7 @@ class ProcessPool:
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._ready:
             left = PARENT_POLL_S if deadline is None else max(0.0, deadline - time.monotonic())
-            if self._spec.timed:
-                left = min(left, check_interval_s(self._spec.sample_timeout))
-            if not self._flush():
-                left = min(left, FLUSH_S)
-            events = poll.poll(min(left, PARENT_POLL_S) * 1000)
+            events = poll.poll(min(left, self._interval_s()) * 1000)
             if self._wake_fd >= 0 and self._woken(events):
                 return None
             with self._lock:
@@ -248,13 +247,27 @@ class ProcessPool:
                     health.kill_late(self._workers)
                 self._check_deaths(events)
             if not events:
-                health.replace_deadlocked(self._workers, self._table.launcher, self._spec)
+                self._check_locks()
             if not events and deadline is not None and time.monotonic() >= deadline:
                 return None
         r = self._ready.popleft()
         handle = self._workers[r.worker]
         handle.answered += 1
         return Received(self.lease_or_copy, r, handle.reader)
+
+    def _interval_s(self) -> float:
+        """How long to wait for results before the next check. Writes tasks that wait."""
+        most = LOOK_S if self.dispensable else PARENT_POLL_S
+        if self._spec.timed:
+            most = min(most, check_interval_s(self._spec.sample_timeout))
+        return most if self._flush() else min(most, FLUSH_S)
+
+    def _check_locks(self) -> None:
+        if not self.dispensable:
+            health.replace_deadlocked(self._workers, self._table.launcher, self._spec)
+        elif time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + LOOK_S
+            health.check_locks(self._workers, self._table.launcher)
 
     def lease_or_copy(self, reader: SlotReader, slot: int, used: int) -> Bytes:
         """The slot's bytes for the consumer: in place within the budget, copied out beyond it."""

@@ -19,6 +19,7 @@ from ...core.ranks import rank_and_ranks
 from ...core.types import JsonObject, LoaderLike
 from ...loader.describe import called, settings_of
 from ...loader.loader_state import state_of
+from ...workers.can_start import why_not
 from .clock import Clock
 from .device import DeviceWatch
 from .shared_counters import LIVE, Live, WorkerTimes
@@ -86,6 +87,8 @@ class Watch:
         state = state_of(loader)
         state.metrics = metrics
         metrics.settings.update(settings_of(loader))
+        if not metrics.settings["num_workers"] and "no_workers" not in metrics.settings:
+            metrics.settings["no_workers"] = why_not(loader, threads=True)
         return metrics
 
     def times_of(self, metrics: LoaderMetrics) -> WorkerTimes:
