@@ -274,7 +274,9 @@ def _inline(loader: LoaderLike, cursor: Cursor, faults: tuple[OnError, ErrorLog]
     _warn_ignored(loader, "without workers there is one batch at a time", "budget")
     it = InlineIter(loader, cursor) if faults is None else GuardedIter(loader, cursor, *faults)
     fetcher = it._dataset_fetcher
-    fetcher.fetch = gathered(loader.dataset, it._auto_collation, it._collate_fn, fetcher.fetch) or fetcher.fetch
+    gather = gathered(loader.dataset, it._auto_collation, it._collate_fn, fetcher.fetch)
+    if gather is not None:  # its own method, put there, would hold itself, and the dataset until a garbage collection
+        fetcher.fetch = gather
     return it
 
 

@@ -174,13 +174,16 @@ def _only_workers(loader: LoaderLike, kind: str) -> bool:
 
 
 def _why_not_here(loader: LoaderLike, state: LoaderState) -> Callable[[], str]:
-    ref = weakref.ref(loader)
-    return lambda: "samples kill workers" if state.fatal_samples else held(getattr(ref(), "dataset", None))
+    ref, fatal = weakref.ref(loader), state.fatal_samples
+    return lambda: "samples kill workers" if fatal else held(getattr(ref(), "dataset", None))
 
 
+# Weak references, here and below: the state holds what calls these, and its cursor the dataset.
 def _opened(state: LoaderState) -> Callable[[], str | None]:
+    iterators = state.iterators
+
     def opened() -> str | None:
-        found = [it.opened() for it in list(state.iterators)]
+        found = [it.opened() for it in list(iterators)]
         return next(filter(None, found), None if None in found else "")
 
     return opened
@@ -188,9 +191,12 @@ def _opened(state: LoaderState) -> Callable[[], str | None]:
 
 def _most(state: LoaderState) -> Callable[[], int]:
     """How many workers there may be: by memory, and more for each core the more of their time they wait."""
-    before = [0, 0]
+    before, ref = [0, 0], weakref.ref(state)
 
     def most() -> int:
+        state = ref()
+        if state is None:
+            return 1
         m = state.metrics
         cpu, wall = m.cpu_ns, m.fetch_ns + m.collate_ns + m.transport_ns
         busy = (cpu - before[0]) / max(1, wall - before[1])  # since the last call
