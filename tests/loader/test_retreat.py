@@ -83,7 +83,7 @@ def auto(dataset: Dataset[Any]) -> stoker.DataLoader[Any]:
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_lock_detector, "RETREAT_S", 0.3)
     monkeypatch.setattr(process_pool, "LOOK_S", 0.1)
-    monkeypatch.setattr(can_start, "_hung", [])
+    monkeypatch.setattr(can_start, "_failed", [])
 
 
 @pytest.fixture

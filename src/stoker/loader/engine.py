@@ -33,6 +33,7 @@ from ..core.types import JsonObject, LoaderLike, MapDataset
 from ..core.warn import warn_user
 from ..sampling.cursor import Cursor
 from ..sampling.stateful import load_into
+from ..workers import can_start
 from ..workers.faults import validate
 from ..workers.fetcher import alone, staged_in
 from ..workers.protocol import WorkersUselessError
@@ -298,6 +299,7 @@ def _pool_or_inline(
         from .auto import decide
 
         before.restore()
+        can_start.failed(str(e))
         decide.retreat(loader, state).said(str(e))
         again = Cursor(loader._index_sampler, loader.generator)
         again.task_seeds = _task_seeds(loader, state)

@@ -39,6 +39,7 @@ from ..core.metrics import LoaderMetrics
 from ..core.options import Budget, Knobs
 from ..core.types import Batch, Index
 from ..sampling.order import Task
+from ..workers import can_start
 from ..workers.protocol import Lost, Made, Pool, Result, WorkersUselessError
 from .in_flight import InFlight, Tasks, TaskState
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from ..sampling.cursor import Cursor
     from ..workers.restart import Restarts
 
+MOST_REDONE = 3  # batches of an epoch that fail in workers alone: fewer may be chance, as with a file server
 AHEAD_SHARE = 16  # part of the bytes in flight that is for what is made ahead only because some samples are slow
 NextIndices: TypeAlias = Callable[[], Index]
 MakeBatch: TypeAlias = Callable[[int, Index], Batch]  # of a task's number and indices
@@ -84,6 +86,7 @@ class Scheduler:
         self._restarts = restarts
         self._make_batch = make_batch
         self._retreat = retreat
+        self._redone = 0  # tasks that failed in a worker and not here
         self._alone = False  # there are no workers any more
         self.epoch = -1
         self._next_indices: NextIndices = iter(()).__next__
@@ -260,10 +263,12 @@ class Scheduler:
         try:
             result = self._pool.receive(timeout, task.worker if self._knobs.in_order else None)
         except WorkersUselessError as e:
+            can_start.failed(str(e))
             self._go_home(str(e))
             return None
         except WorkerDiedError as e:
             if self._retreat is not None and self._retreat.redo:
+                can_start.failed(str(e))
                 self._go_home(str(e))
             elif self._restarts is None:
                 self._handle_lost_tasks(e)
@@ -319,7 +324,8 @@ class Scheduler:
         if self._retreat is None or not self._retreat.redo or self._make_batch is None:
             return error
         batch = self._make_batch(number, indices)
-        if not self._alone:
+        self._redone += 1
+        if not self._alone and self._redone == MOST_REDONE:
             self._go_home(f"a worker failed where the script's own process does not: {error.exc_type.__name__}")
         return batch
 

@@ -26,7 +26,7 @@ DEFINES = (
     *(ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef),
     *(ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Delete, ast.Assert, ast.Pass),
 )
-_hung: list[str] = []
+_failed: list[str] = []
 
 
 def why_not(loader: LoaderLike, threads: bool = False) -> str:
@@ -34,10 +34,10 @@ def why_not(loader: LoaderLike, threads: bool = False) -> str:
     threads that run the script's code are a reason, too."""
     if multiprocessing.current_process().daemon:
         return "this process is daemonic (of a multiprocessing.Pool, for example) and may have no children"
+    if _failed:
+        return _failed[0]
     method = processes.method_of(getattr(loader, "multiprocessing_context", None) or torch.multiprocessing)
     if method == "fork":
-        if _hung:
-            return _hung[0]
         thread = thread_of_script() if threads else ""
         return (
             thread and f"thread {thread} runs the script's code: forked workers see neither its changes nor its locks"
@@ -52,9 +52,9 @@ def why_not(loader: LoaderLike, threads: bool = False) -> str:
     return ""
 
 
-def forked_worker_hung(how: str) -> None:
-    """Tells ``why_not``: a later one, of another loader, may hang, too."""
-    _hung.append(how)
+def failed(how: str) -> None:
+    """Tells ``why_not``: workers of this process hang, die or cannot be started. Those of other loaders may, too."""
+    _failed.append(how)
 
 
 def can_start_elsewhere(needed: object) -> bool:

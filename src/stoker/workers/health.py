@@ -15,7 +15,7 @@ from ..core.errors import WorkerDiedError
 from ..core.warn import warn_user
 from ..transport.arena import TaskId
 from . import fork_lock_detector, hangs
-from .can_start import can_start_elsewhere, forked_worker_hung
+from .can_start import can_start_elsewhere
 from .launch import Launcher
 from .protocol import WorkerSpec, WorkersUselessError
 from .worker_handle import ProcessState, WorkerHandle
@@ -103,5 +103,4 @@ def check_locks(workers: Iterable[WorkerHandle], launcher: Launcher) -> None:
         if detector.is_deadlocked(pid, fork_lock_detector.RETREAT_S):
             for other in running:
                 other.process.kill()
-            forked_worker_hung(detector.message(pid))
             raise WorkersUselessError(detector.message(pid))

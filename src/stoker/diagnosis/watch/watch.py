@@ -205,7 +205,7 @@ class Watch:
     def send(self, final: bool = False) -> None:
         """Sends a snapshot to ``stoker run``, if this process was started by it. Does not wait for it: what it does not
         take now goes with the next call, and until then there is no other snapshot. Only ``final`` waits."""
-        if not self.loaders or not self.listened or not self._sending.acquire(blocking=False):
+        if not self.loaders or not self.listened or self._live.fd < 0 or not self._sending.acquire(blocking=False):
             return
         try:
             until = time.monotonic() + END_S * final
@@ -256,6 +256,7 @@ class Watch:
             with contextlib.suppress(OSError):
                 self._socket.close()
         self._socket, self._steps, self._sent, self._sending = None, 0, 0.0, threading.Lock()
+        self._live.close()
         self._live = Live()
         for metrics in self.loaders.values():
             metrics.__init__(metrics.name, settings=metrics.settings)  # type: ignore[misc]

@@ -76,6 +76,7 @@ def begin(loader: LoaderLike, state: LoaderState, kind: str) -> None:
 def retreat(loader: LoaderLike, state: LoaderState) -> Retreat:
     """What becomes of a loader whose workers, chosen by stoker, cannot do their work."""
     ref, before = weakref.ref(loader), int(loader.num_workers)
+    name = loader.__dict__.get("_stoker_name") or called(loader)
 
     def said(reason: str) -> None:
         loader = ref()
@@ -83,8 +84,7 @@ def retreat(loader: LoaderLike, state: LoaderState) -> Retreat:
         if loader is not None:
             leave_workers(loader, state)
         _record(state, f"{before} -> 0 workers: {reason}")
-        name = "" if loader is None else f"{loader.__dict__.get('_stoker_name') or called(loader)}: "
-        sys.stderr.write(f"stoker: {name}batches are made in the script's own process, without workers: {reason}\n")
+        sys.stderr.write(f"stoker: {name}: batches are made in the script's own process, without workers: {reason}\n")
 
     return Retreat(said, redo=state.own_workers == 0)
 
