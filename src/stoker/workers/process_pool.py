@@ -23,7 +23,7 @@ import pickle
 import select
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -46,6 +46,7 @@ from .worker_handle import ProcessState, Received, WorkerHandle
 logger = logging.getLogger(__name__)
 PARENT_POLL_S = 5.0  # how late the parent may notice a death that no descriptor told; torch's own interval
 LOOK_S = 0.5  # the same for a worker that hangs on a lock, where the script's own process can do without it
+READ_S = 1.0  # that closing waits for a thread that reads results
 FLUSH_S = 0.01  # between two attempts to write to a task pipe that was full
 
 
@@ -176,6 +177,10 @@ class ProcessPool:
     # -- tasks
 
     def submit(self, worker: int | None, task: Task) -> None:
+        with self._until_closed():
+            self._submit(worker, task)
+
+    def _submit(self, worker: int | None, task: Task) -> None:
         payload = pickle.dumps(task.indices, protocol=5)
         if worker is None:
             assert self._queue is not None
@@ -228,6 +233,23 @@ class ProcessPool:
         return True
 
     def receive(self, timeout: float | None, worker: int | None = None) -> Received | None:
+        with self._until_closed():
+            return self._receive(timeout, worker)
+
+    @contextlib.contextmanager
+    def _until_closed(self) -> Iterator[None]:
+        """Around what a thread does that may go on while another one closes the pool. At the interpreter's end that is
+        a daemon thread, which has only to wait for the end."""
+        try:
+            yield
+        except OSError:
+            if not self._closed:
+                raise
+            if threading.current_thread().daemon and not threading.main_thread().is_alive():
+                threading.Event().wait()
+            raise AssertionError("the workers of this iterator have been shut down") from None
+
+    def _receive(self, timeout: float | None, worker: int | None) -> Received | None:
         # Results of other workers would wake this process for nothing. But the end of an iterable dataset has to be
         # known early, as in torch.
         alone = worker is not None and self._spec.kind != _DatasetKind.Iterable
@@ -239,6 +261,8 @@ class ProcessPool:
             if self._wake_fd >= 0 and self._woken(events):
                 return None
             with self._lock:
+                if self._closed:
+                    raise OSError("closed by another thread")
                 if self._table.read(events):
                     self._reap_leavers()
                 if self._ready:
@@ -352,7 +376,10 @@ class ProcessPool:
     def close(self, leave_s: float = LEAVE_S) -> None:
         if self._closed or os.getpid() != self._owner:
             return
+        is_alone = self._lock.acquire(timeout=READ_S)
         self._closed = True
+        if is_alone:
+            self._lock.release()
         for reader in self._table.readers:
             reader.arena.stop = 1
         for worker in self._workers:
