@@ -330,3 +330,22 @@ def test_all_that_is_opened_is_closed(how: str, tmp_path: Path) -> None:
     line = [sys.executable, "-X", "dev", "-W", "error", str(path), how]
     out = subprocess.run(line, capture_output=True, text=True, timeout=180)
     assert (out.stdout, out.stderr) == ("28.0\n28.0\n", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_thread_that_iterates_at_the_end_says_nothing(tmp_path: Path, method: str) -> None:
+    """A daemon thread waits for a batch, or gives out a task, while the interpreter's end closes its workers."""
+    body = f"""
+        if __name__ == "__main__":
+            begun = threading.Event()
+            def iterate():
+                for b in stoker.DataLoader(Data(4000, 0.001), batch_size=4, num_workers=2, multiprocessing_context={method!r}):
+                    begun.set()
+            threading.Thread(target=iterate, daemon=True).start()
+            begun.wait()
+    """
+    path = tmp_path / "train.py"
+    path.write_text(PRELUDE + textwrap.dedent(body))
+    p = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=LIMIT_S)
+    assert (p.returncode, p.stdout, p.stderr) == (0, "", "")

@@ -20,8 +20,8 @@ WHAT_TO_DO = {
     "UsageError": "Change the argument that the message names; it says which values there are. A command ends with "
     "exit code 2. It is a `ValueError`.",
     "BudgetError": "Ask for less, or give more: the message has both numbers. It is a `MemoryError`.",
-    "StaleCacheError": "`--on-mismatch stop` ended the run: an input of the dataset changed unseen. Epochs since the cache "
-    "was filled may have had wrong samples; [the rules](../concepts/exact.md) say what is seen.",
+    "StaleCacheError": "`--on-mismatch stop` ended the run: an input of the dataset changed unseen. Epochs since "
+    "the cache was filled may have had wrong samples; [the rules](../concepts/exact.md) say what is seen.",
     "StateError": "Load a state that this loader, or one with the same dataset and order, has given. A newer stoker's "
     "state wants that version. It is a `ValueError`.",
     "TransportError": "A message between processes was damaged: it is a bug in stoker, or something else writes to its "

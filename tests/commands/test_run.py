@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +15,7 @@ import psutil
 import pytest
 
 from stoker.commands import main as cli
-from stoker.commands.run import command_line
+from stoker.commands.run import HOOK, SOURCE, command_line
 from stoker.core import output
 from tests.commands.helpers import forked_stoker, python, report, script, stoker
 from tests.diagnosis.helpers import NOT_HERE
@@ -527,3 +529,20 @@ def test_a_link_under_the_default_name_of_the_report_is_replaced(tmp_path: Path)
     assert p.stdout == "ran\n", p.stderr
     assert target.read_text() == "kept"
     assert not (tmp_path / "stoker-report.json").is_symlink()
+
+
+OLD = [f"python{version}" for version in ("2.7", "3.6", "3.7", "3.8", "3.9")]
+
+
+def test_pythons_that_stoker_does_not_know_are_left_in_peace(tmp_path: Path) -> None:
+    """None that is older than 3.10 can read the watch. What stands in front of their own sitecustomize, all can."""
+    path = HOOK / "sitecustomize.py"
+    newer = ast.JoinedStr, ast.AnnAssign, ast.NamedExpr, ast.Nonlocal
+    assert not any(isinstance(node, newer) for node in ast.walk(ast.parse(path.read_text())))
+    env = {"PYTHONPATH": str(path.parent), "STOKER_RUN": "nobody", "STOKER_HOME": str(SOURCE)}
+    for name in filter(shutil.which, OLD):
+        line = [name, "-B", "-c", "import sys; sys.stdout.write('ran')"]
+        if subprocess.run(line, capture_output=True).returncode:
+            continue  # a shim without an interpreter behind it
+        p = subprocess.run(line, env={**os.environ, **env}, capture_output=True, text=True, timeout=60)
+        assert (p.returncode, p.stdout, p.stderr) == (0, "ran", "")

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.core.picklable import MAX_ITEMS, culprit, refused
-from stoker.workers.fork_lock_detector import can_start_elsewhere
+from stoker.workers.can_start import can_start_elsewhere
 from stoker.workers.handover import Pickled
 
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import signal
+import time
+import weakref
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +19,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from stoker.core.errors import UsageError
 from stoker.loader.loader_state import state_of
+from stoker.staging.isolate import run_isolated
 from stoker.tuning import apply
 
 
@@ -64,7 +71,7 @@ def negative(x: Any) -> Any:
 
 @pytest.fixture
 def applied(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    for name, value in {"_datasets": [], "_entries": [], "_made": deque(), "keep_freed_memory": lambda: None}.items():
+    for name, value in {"_datasets": [], "_entries": {}, "_made": deque(), "keep_freed_memory": lambda: None}.items():
         monkeypatch.setattr(apply, name, value)
     monkeypatch.setattr(apply, "_with_gradients", set())
     for name in ("WAIT_S", "LONG_WAIT_S"):
@@ -295,3 +302,74 @@ def test_indices_that_are_no_numbers(applied: dict[str, Any], monkeypatch: pytes
     (known,) = apply._datasets
     assert known.staged is not None, known.reason
     assert known.staged.account.filled == 8
+
+
+class Stuck(Slow):
+    """Its samples wait for ever in a trial, and take SIGALRM for a timeout of their own."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+
+    def __getitem__(self, i: int) -> Any:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        signal.alarm(0)
+        if os.getpid() != self.process:
+            while True:
+                time.sleep(1000)
+        return torch.zeros(2)
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGALRM)
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_one_trial_runs_and_ends_with_its_dataset(
+    applied: dict[str, Any], monkeypatch: pytest.MonkeyPatch, alarm: None
+) -> None:
+    monkeypatch.setattr(apply, "WAIT_S", 0.0)
+    first = Loader(Stuck(), batch_size=8)
+    assert sum(1 for _ in first) == 8
+    (known,) = apply._datasets
+    assert known.is_trying
+    other = Loader(Drawn([slow, roll]), batch_size=8)
+    for _ in range(2):
+        assert sum(1 for _ in other) == 8
+    assert [known.is_trying for known in apply._datasets] == [True, False]  # a trial more waits for its turn
+    trial = known.trial
+    assert trial is not None
+    pid = trial._pid
+    del first
+    assert not known.is_trying
+    assert not os.path.exists(f"/proc/{pid}")  # killed, and reaped
+    monkeypatch.setattr(apply, "WAIT_S", 60.0)
+    assert sum(1 for _ in other) == 8
+    assert apply._datasets[-1].found is not None
+
+
+def test_a_script_that_makes_its_dataset_anew_has_one_trial(
+    applied: dict[str, Any], monkeypatch: pytest.MonkeyPatch, alarm: None
+) -> None:
+    monkeypatch.setattr(apply, "WAIT_S", 0.0)
+    before = len(children())
+    refs = []
+    for _ in range(4):
+        loader = Loader(Stuck(), batch_size=8)
+        refs.append(weakref.ref(loader.dataset))
+        assert sum(1 for _ in loader) == 8
+        assert len(children()) <= before + 1
+    del loader
+    assert len(children()) == before
+    assert not any(ref() for ref in refs)  # nothing of stoker's holds a dataset that has no cache
+
+
+def children() -> list[str]:
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+
+
+def test_the_kernel_ends_a_trial_that_takes_too_long(alarm: None) -> None:
+    data = Stuck()
+    with pytest.raises(UsageError, match="it took too long"):
+        run_isolated(lambda: data[0], limit_s=0.2)

@@ -75,7 +75,7 @@ class Held:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Held:
-    for name, value in {"_datasets": [], "_entries": [], "_made": deque(), "keep_freed_memory": lambda: None}.items():
+    for name, value in {"_datasets": [], "_entries": {}, "_made": deque(), "keep_freed_memory": lambda: None}.items():
         monkeypatch.setattr(apply, name, value)
     monkeypatch.setattr(apply, "_with_gradients", set())
     monkeypatch.setattr(Loader, "_get_iterator", DataLoader._get_iterator)

@@ -54,7 +54,7 @@ class Loader(DataLoader[Any]):
 
 @pytest.fixture(autouse=True)
 def applied(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    for name, value in {"_datasets": [], "_entries": [], "_made": deque(), "keep_freed_memory": lambda: None}.items():
+    for name, value in {"_datasets": [], "_entries": {}, "_made": deque(), "keep_freed_memory": lambda: None}.items():
         monkeypatch.setattr(apply, name, value)
     monkeypatch.setattr(apply, "_with_gradients", set())
     monkeypatch.setattr(apply, "WAIT_S", 60.0)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
+import select
 import shutil
 import signal
 import socket
@@ -28,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..core import output, private_sockets
-from ..core.errors import UsageError
+from ..core.errors import UsageError, one_line
 from ..core.options import cluster_of
 from ..core.processes import die_with_parent
 from ..core.types import JsonObject
@@ -36,6 +38,7 @@ from . import arguments
 from .gate import Gate, condition
 
 if TYPE_CHECKING:
+    from ..core.monitor import SystemMonitor
     from ..diagnosis.report.prices import Prices
     from ..diagnosis.report.schema import RunReport
     from ..diagnosis.watch.shared_counters import Live
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
 REPORT = "stoker-report.json"
 HOOK = Path(__file__).parents[1] / "diagnosis" / "watch" / "_hook"
 SOURCE = Path(__file__).parents[2]
+LOOK_S = 0.2  # how late the end of the command, or of the run, may be noticed where nothing tells
+CLOSE_S = 2.0  # for reading what processes sent that outlive the command
 MAX_LINE = 16 << 20  # bytes of one report of a process; a longer line is not a report
 # Imported beside the script, not before or after it: 120 ms.
 REPORTING: tuple[str, ...] = ("rich.console", "rich.table", "platformdirs.unix")
@@ -164,9 +169,18 @@ def command(
     return run(Options(**options, prices=prices, gate=Gate(fail_on, fail_above)))
 
 
+class _Connection:
+    """Of one watched process."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.live: Live | None = None  # its counters, which come first
+        self.rest = bytearray()  # of a line that has not come as a whole
+
+
 class Listener:
-    """Collects the latest snapshot of every watched process: ``last``, by process id. Raises UsageError: there is no
-    place for its socket."""
+    """Collects the latest snapshot of every watched process: ``last``, by process id. One thread reads all. Raises
+    UsageError: there is no place for its socket."""
 
     def __init__(self) -> None:
         self.last: dict[int, JsonObject] = {}
@@ -175,44 +189,77 @@ class Listener:
             self.folder, self._server = private_sockets.listen_in_new_folder()  # ranks meet in it, too
         except OSError as e:
             raise UsageError(f"no socket can be made in the temp folder: {e} (TMPDIR names another)") from e
-        self._threads: list[threading.Thread] = []
+        self._ending = threading.Event()
+        self._server.setblocking(False)
+        self._connections: dict[int, _Connection] = {}
+        self._thread = threading.Thread(target=self._run, name="stoker_listen", daemon=True)
 
     def start(self) -> None:
-        threading.Thread(target=self._accept, name="stoker_listen", daemon=True).start()
+        """Raises RuntimeError: there can be no more threads."""
+        self._thread.start()
 
     def close(self) -> None:
         """No new connections; what was sent on the old ones is read to its end. The folder is removed."""
+        self._ending.set()
         with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
+            self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        if self._thread.ident is not None:
+            self._thread.join(2 * CLOSE_S)
         self._server.close()
-        for t in self._threads:
-            t.join(timeout=2.0)  # a process that outlives the command does not keep the report waiting
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _accept(self) -> None:
-        for connection in private_sockets.connections(self._server):
-            t = threading.Thread(target=self._read, args=(connection,), daemon=True)
-            self._threads.append(t)
-            t.start()
+    def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self._server, select.POLLIN)
+        until = math.inf
+        while self._connections or not self._ending.is_set():
+            for fd, _ in poll.poll(1000 * LOOK_S):
+                connection = self._connections.get(fd)
+                if connection is None:
+                    self._accept(poll)
+                elif not self._read(connection):
+                    poll.unregister(fd)
+                    self._connections.pop(fd).socket.close()
+            if self._ending.is_set():
+                # A process that outlives the command does not keep the report waiting.
+                until = min(until, time.monotonic() + CLOSE_S)
+                if time.monotonic() >= until:
+                    return
 
-    def _read(self, connection: socket.socket) -> None:
+    def _accept(self, poll: select.poll) -> None:
+        try:
+            connection, _ = self._server.accept()
+        except OSError:  # no more descriptors (ulimit -n): it waits in the queue
+            if self._ending.wait(LOOK_S):
+                poll.unregister(self._server)
+            return
+        connection.setblocking(False)
+        self._connections[connection.fileno()] = _Connection(connection)
+        poll.register(connection, select.POLLIN)
+
+    def _read(self, connection: _Connection) -> bool:
+        """Reads what has come. Returns whether more may."""
         from ..diagnosis.watch.shared_counters import Live  # see REPORTING
 
-        with connection:
-            try:
-                _, fds, _, _ = socket.recv_fds(connection, 1, 1)
-                live = Live(fds[0])
+        try:
+            if connection.live is None:
+                _, fds, _, _ = socket.recv_fds(connection.socket, 1, 1)
+                connection.live = Live(fds[0])
                 os.close(fds[0])
-            except (OSError, IndexError, ValueError):
-                return
-            with connection.makefile("rb") as lines:
-                for line in iter(lambda: lines.readline(MAX_LINE), b""):
-                    try:
-                        snapshot = json.loads(line)
-                        self._live[int(snapshot["pid"])] = live
-                        self.last[int(snapshot["pid"])] = snapshot
-                    except (ValueError, KeyError, TypeError):
-                        continue  # half a line of a process that was killed
+                return True
+            data = connection.socket.recv(1 << 20)
+        except BlockingIOError:
+            return True
+        except (OSError, IndexError, ValueError):
+            return False
+        *lines, rest = (connection.rest + data).split(b"\n") if b"\n" in data else [connection.rest + data]
+        connection.rest = bytearray(rest)
+        for line in lines:
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # half a line of a process that was killed
+                snapshot = json.loads(line)
+                self._live[int(snapshot["pid"])] = connection.live
+                self.last[int(snapshot["pid"])] = snapshot
+        return bool(data) and len(rest) <= MAX_LINE
 
     def snapshots(self) -> list[JsonObject]:
         """The last snapshot of each process; of one that was killed, brought up to its last batch."""
@@ -344,10 +391,10 @@ def _execute(options: Options, listener: Listener) -> tuple[int, JsonObject]:
     line = command_line(options.command, options.module)
     env = _environment(listener.folder, options)
     shared_group = _in_foreground()  # else it gets its own process group, or it would get our signals twice
-    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARD)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [*FORWARD, signal.SIGCHLD])
 
     def child() -> None:  # between fork and exec; no thread has been started yet
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARD)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [*FORWARD, signal.SIGCHLD])
         if not shared_group:
             os.setpgid(0, 0)
         die_with_parent()
@@ -356,23 +403,37 @@ def _execute(options: Options, listener: Listener) -> tuple[int, JsonObject]:
         process = subprocess.Popen(line, env=env, preexec_fn=child)
     except OSError as e:
         raise UsageError(f"cannot run {line[0]}: {e.strerror}") from e
-    listener.start()
-    threading.Thread(target=_forward, args=(process, shared_group), name="stoker_signals", daemon=True).start()
-    from ..core.monitor import SystemMonitor  # see REPORTING
-    from ..integrations import prometheus
-
-    monitor = SystemMonitor()
-    for name in REPORTING:
-        import_module(name)
-    with prometheus.serving(options.metrics_port, listener.snapshots):
-        code = process.wait()
-    return code, monitor.stop()
+    with contextlib.ExitStack() as beside:
+        monitor = _beside(listener, options, beside)
+        code = _wait(process, shared_group)
+        return code, {} if monitor is None else monitor.stop()
 
 
-def _forward(process: subprocess.Popen[bytes], shared_group: bool) -> None:
-    while True:
-        info = signal.sigwaitinfo(FORWARD)
+def _beside(listener: Listener, options: Options, stack: contextlib.ExitStack) -> SystemMonitor | None:
+    """Begins what goes on beside the script. The script runs already, so a failure is told and no more."""
+    try:
+        listener.start()
+        from ..core import resources  # see REPORTING
+        from ..core.monitor import SystemMonitor
+        from ..integrations import prometheus
+
+        for name in REPORTING:
+            import_module(name)
+        stack.enter_context(prometheus.serving(options.metrics_port, listener.snapshots))
+        return None if resources.threads_are_scarce() else SystemMonitor()
+    except (OSError, RuntimeError) as e:  # no more processes (ulimit -u) or descriptors (ulimit -n), no /proc
+        sys.stderr.write(f"stoker: the report will lack something: {one_line(e)}\n")
+        return None
+
+
+def _wait(process: subprocess.Popen[bytes], shared_group: bool) -> int:
+    """Waits for the command and passes signals on to it. Returns its exit code."""
+    while process.poll() is None:
+        info = signal.sigtimedwait([*FORWARD, signal.SIGCHLD], LOOK_S)
+        if info is None or info.si_signo == signal.SIGCHLD:
+            continue
         if shared_group and info.si_code == SI_KERNEL:
             continue  # the terminal has sent it already
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(info.si_signo)
+    return int(process.returncode)

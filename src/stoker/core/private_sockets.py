@@ -32,7 +32,7 @@ def listen_in_new_folder() -> tuple[str, socket.socket]:
     for old in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), f"{PREFIX}*", REPORTS)):
         with contextlib.suppress(OSError), _entered(os.path.dirname(old)) as fd, _locked(fd):
             try:
-                _connect(fd, REPORTS, 0.0).close()
+                _connect(fd, os.path.dirname(old), REPORTS, 0.0).close()
             except ConnectionRefusedError:
                 shutil.rmtree(os.path.dirname(old))
     folder = tempfile.mkdtemp(prefix=PREFIX)  # of mode 700
@@ -86,14 +86,15 @@ def connect(folder: str, name: str, timeout: float) -> socket.socket:
     """A connection to a server, with this time limit in seconds. Raises OSError: nobody listens there, or too many
     connections wait."""
     with _entered(folder) as fd:
-        return _connect(fd, name, timeout)
+        return _connect(fd, folder, name, timeout)
 
 
-def _connect(fd: int, name: str, timeout: float) -> socket.socket:
+def _connect(fd: int, folder: str, name: str, timeout: float) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(timeout)
-        connection.connect(_in_folder(fd, name))
+        is_there = os.path.exists("/proc/self/fd")  # not everywhere
+        connection.connect(_in_folder(fd, name) if is_there else os.path.join(folder, name))
     except BaseException:
         connection.close()
         raise
@@ -105,7 +106,7 @@ def meet(folder: str, name: str, timeout: float) -> tuple[socket.socket, bool]:
     server. Raises OSError: neither is possible."""
     with _entered(folder) as fd, _locked(fd):
         with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
-            return _connect(fd, name, timeout), False
+            return _connect(fd, folder, name, timeout), False
         with contextlib.suppress(FileNotFoundError):  # of a process that has ended
             os.unlink(name, dir_fd=fd)
         return _listen(fd, folder, name), True

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import multiprocessing
+import multiprocessing.context as multiprocessing_context
 import os
 import select
 import signal
@@ -52,8 +54,14 @@ def starts_processes(context: object) -> bool:
 
 
 def method_of(context: object) -> str:
-    """By which method a multiprocessing context starts processes."""
-    return str(getattr(context, "get_start_method", lambda: "")())
+    """By which method a multiprocessing context starts processes; "" where it does not say. multiprocessing itself
+    takes its default as chosen when it is asked, and then the script could set no other one."""
+    ask = getattr(context, "get_start_method", None)
+    if ask is None:
+        return ""
+    if getattr(ask, "__self__", None) is multiprocessing_context._default_context:
+        return str(ask(allow_none=True) or multiprocessing.get_all_start_methods()[0])
+    return str(ask())
 
 
 def alive(process: BaseProcess) -> bool:

@@ -24,6 +24,7 @@ NO_LIMIT = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
 WORKER_BYTES = 32 << 20  # of a forked worker, as long as none has been measured
 LOW_SHARE = 0.05  # of the memory granted: less than that available is short
 LOW_LEAST = 256 << 20  # bytes; the same for a small machine
+SCARCE = 64  # processes and threads
 SHM_SMALL = 256 << 20  # Docker's default is 64 MB; torch's own loader needs room for some batches
 
 
@@ -256,6 +257,13 @@ def workers_bound(each: int) -> tuple[int, str]:
     if processes is not None:
         bounds.append((processes - 1, f"{processes:,} processes are allowed"))
     return min(bounds)
+
+
+def threads_are_scarce() -> bool:
+    """Whether the user may have so few processes and threads (``ulimit -u``) that stoker starts none that it can do
+    without: a script may need the last ones."""
+    most = _limit("RLIMIT_NPROC")
+    return most is not None and most < SCARCE
 
 
 def pss(pid: int | str = "self") -> int:

@@ -33,8 +33,10 @@ from ..core.types import JsonObject, LoaderLike, MapDataset
 from ..core.warn import warn_user
 from ..sampling.cursor import Cursor
 from ..sampling.stateful import load_into
+from ..workers import can_start
 from ..workers.faults import validate
 from ..workers.fetcher import alone, staged_in
+from ..workers.protocol import WorkersUselessError
 from . import rank_batches
 from .describe import called
 from .device_iterator import ResidentIter, resident
@@ -224,7 +226,7 @@ def _choose(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> _BaseData
         return _inline(loader, cursor, faults)
     torchs = torch_serves(loader)
     if not torchs:
-        return _pool(loader, state, cursor, faults, method, standby)
+        return _pool_or_inline(loader, state, cursor, faults, method, standby)
     if cursor.saved is not None:
         raise StateError(f"no run can be resumed: {torchs}")
     return torch_get_iterator(loader)  # type: ignore[arg-type]
@@ -273,8 +275,35 @@ def _inline(loader: LoaderLike, cursor: Cursor, faults: tuple[OnError, ErrorLog]
     _warn_ignored(loader, "without workers there is one batch at a time", "budget")
     it = InlineIter(loader, cursor) if faults is None else GuardedIter(loader, cursor, *faults)
     fetcher = it._dataset_fetcher
-    fetcher.fetch = gathered(loader.dataset, it._auto_collation, it._collate_fn, fetcher.fetch) or fetcher.fetch
+    gather = gathered(loader.dataset, it._auto_collation, it._collate_fn, fetcher.fetch)
+    if gather is not None:  # its own method, put there, would hold itself, and the dataset until a garbage collection
+        fetcher.fetch = gather
     return it
+
+
+def _pool_or_inline(
+    loader: LoaderLike,
+    state: LoaderState,
+    cursor: Cursor,
+    faults: tuple[OnError, ErrorLog] | None,
+    method: str,
+    standby: tuple[int, int] | None,
+) -> _BaseDataLoaderIter:
+    """Workers; the script's own process where stoker has chosen them and they cannot be started."""
+    if not isinstance(loader.num_workers, AutoWorkers):
+        return _pool(loader, state, cursor, faults, method, standby)
+    before = RandomState([] if loader.generator is None else [("own", loader.generator)])
+    try:
+        return _pool(loader, state, cursor, faults, method, standby)
+    except WorkersUselessError as e:
+        from .auto import decide
+
+        before.restore()
+        can_start.failed(str(e))
+        decide.retreat(loader, state).said(str(e))
+        again = Cursor(loader._index_sampler, loader.generator)
+        again.task_seeds = _task_seeds(loader, state)
+        return _inline(loader, again, faults)
 
 
 def _pool(
@@ -297,11 +326,11 @@ def _pool(
         from ..workers.rng_watch import GlobalRngUse
 
         state.rng_watch = GlobalRngUse()
-    make_batch = None
+    make_batch, retreat = None, None
     if auto:
         from .auto import decide
 
-        make_batch = decide.maker(loader, state, cursor)
+        make_batch, retreat = decide.maker(loader, state, cursor)
     if not threads:
         _name_reopened(loader.dataset, state.metrics.decisions)
     nodes = _nodes(loader, state)
@@ -314,6 +343,7 @@ def _pool(
         faults=faults,
         fatal_samples=state.fatal_samples if not threads and validate.restarts(loader) else None,
         make_batch=make_batch,
+        retreat=retreat,
         nodes=nodes,
         standby=standby,
         late=None if threads or nodes is not None else loader.__dict__.get("_stoker_late"),

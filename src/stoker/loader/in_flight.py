@@ -44,9 +44,10 @@ class Tasks:
         self._tasks[self.drawn] = task
         self.drawn += 1
 
-    def remove(self, number: int) -> None:
-        """A task is delivered, or lost."""
-        self._tasks.pop(number, None)
+    def remove(self, number: int) -> Index:
+        """A task is delivered, or lost. Returns its indices, where they are known."""
+        task = self._tasks.pop(number, None)
+        return None if task is None else task.indices
 
     def find_due(self, is_active: Callable[[int], bool]) -> InFlight | None:
         """The next task that can still come; None if there is none. Tasks of workers that are not active are lost."""
@@ -85,6 +86,12 @@ class Tasks:
 
     def with_workers(self) -> dict[int, Index]:
         return {n: task.indices for n, task in self._tasks.items() if task.state is TaskState.WITH_WORKER}
+
+    def take_home(self) -> None:
+        """All of them are for this process from now on."""
+        self.drop_results()
+        for task in self._tasks.values():
+            task.state = TaskState.HERE
 
     def drop_results(self) -> None:
         """Frees the slots of the results that wait."""

@@ -40,6 +40,8 @@ class LoaderState:
         self.iterators: weakref.WeakSet[PoolIter] = weakref.WeakSet()  # those that are alive
         self.controller: Controller | None = None  # changes the count of ``num_workers="auto"`` while an epoch runs
         self.place: Place | None = None  # decides whether workers pay; None where that is settled
+        self.no_workers = ""  # why stoker starts none of its own accord; "" where it may
+        self.own_workers: int | None = None  # the script's count, where ``--apply`` has set another one
         self.advised = False  # the dataset has been searched for lists that each forked worker copies
         self.warned: set[str] = set()  # why some settings have no effect, as far as the user was told
         self.pinning = Pinning()  # what is kept of ``pin_memory``

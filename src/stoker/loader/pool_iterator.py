@@ -6,6 +6,7 @@ The base class is torch's own, so the order in which samplers are started and se
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import pickle
 import weakref
@@ -23,13 +24,14 @@ from torch.utils.data.dataloader import (
 )
 
 from ..core import packages
-from ..core.errors import StateError, UsageError
+from ..core.errors import StateError, UsageError, one_line
 from ..core.fingerprint import Fingerprint
 from ..core.handles import opened
 from ..core.metrics import LoaderMetrics
 from ..core.nested import pin
 from ..core.options import AutoWorkers, Knobs
 from ..core.picklable import culprit
+from ..core.processes import method_of
 from ..core.types import Batch, JsonObject, LoaderLike
 from ..core.warn import warn_user
 from ..sampling.shard import READ_HERE
@@ -38,7 +40,7 @@ from ..transport.task_queue import supported
 from ..workers.faults.policy import NOTHING, Partial
 from ..workers.fetcher import state_of
 from ..workers.process_pool import ProcessPool
-from ..workers.protocol import Pool, WorkerReply, WorkerSpec
+from ..workers.protocol import Pool, WorkerReply, WorkerSpec, WorkersUselessError
 from ..workers.restart import Restarts  # not later: the workers would compete for the cores with its import
 from ..workers.start_pool import start
 from .memory_pressure import MemoryPressure, shrinker
@@ -87,7 +89,8 @@ class PoolIter(_BaseDataLoaderIter):
         parts = self._resume_dataset(loader, partition)
         self._warn_idle(partition)
         knobs = self._knobs_of(loader, partition, int(prefetch or 1), plan)
-        workers, spec = self._start_workers(loader, self._spec_of(loader, knobs, partition, parts, plan), plan)
+        spec = self._spec_of(loader, knobs, partition, parts, plan)
+        workers, spec = self._start_workers(loader, spec, plan)
         if spec.num_workers < partition.workers:
             try:
                 knobs = replace(knobs, num_workers=self._take_fewer(spec, partition, bool(parts)))
@@ -102,7 +105,7 @@ class PoolIter(_BaseDataLoaderIter):
         restarts = None
         if plan.fatal_samples is not None and isinstance(workers, ProcessPool):
             restarts = Restarts(workers, spec, plan.fatal_samples, metrics)
-        self._scheduler = Scheduler(pool, knobs, metrics, plan.budget, restarts, make_batch)
+        self._scheduler = Scheduler(pool, knobs, metrics, plan.budget, restarts, make_batch, plan.retreat)
         self._scheduler.here = plan.standby is not None
         self._pressure = MemoryPressure(shrinker(self._scheduler, workers), metrics.decisions.append)
         stays = knobs.persistent and not cursor.one_dataset
@@ -208,11 +211,17 @@ class PoolIter(_BaseDataLoaderIter):
             heaps: list[HeapWriter] = plan.slots  # type: ignore[assignment]
             return ThreadPool(spec, plan.budget, plan.thread_rng, heaps, plan.locker), spec
         arenas: list[SlotReader] = plan.slots  # type: ignore[assignment]
-        context = loader.multiprocessing_context or torch.multiprocessing
+        context = loader.multiprocessing_context or multiprocessing.get_context(method_of(torch.multiprocessing))
         standby = plan.standby is not None
         try:
-            return start(spec, context, plan.budget, arenas, plan.locker, plan.saved_parts, standby)
-        except (TypeError, AttributeError, pickle.PicklingError) as e:
+            pool, spec = start(spec, context, plan.budget, arenas, plan.locker, plan.saved_parts, standby)
+            pool.dispensable = plan.retreat is not None
+            return pool, spec
+        except Exception as e:
+            if plan.retreat is not None:
+                raise WorkersUselessError(one_line(e)) from e
+            if not isinstance(e, (TypeError, AttributeError, pickle.PicklingError)):
+                raise
             hint = torch_message(_MultiProcessingDataLoaderIter.__init__, "Got pickle error")
             if hint:
                 warn_user(hint, UserWarning)

@@ -10,7 +10,7 @@ from ..core.types import Index
 from ..device.pinned_slots import Locker
 from ..sampling.shard import Place
 from ..workers.faults.policy import Failure, OnError
-from .scheduler import MakeBatch
+from .scheduler import MakeBatch, Retreat
 
 if TYPE_CHECKING:
     from ..transport.slots import SlotReader
@@ -52,6 +52,7 @@ class PoolPlan:
     # those that kill workers, by index, where a dead worker is replaced; None: a death is an error
     fatal_samples: dict[Index, Failure] | None = None
     make_batch: MakeBatch | None = None  # makes the batch of a task in this process; None: workers make all
+    retreat: Retreat | None = None  # None: what fails in workers is an error
     nodes: Nodes | None = None  # of a cluster that make batches, too; None: this machine makes all
     # workers, and batches in flight for each, should any be wanted: the epoch begins without
     standby: tuple[int, int] | None = None

@@ -24,31 +24,50 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from ..core.errors import BudgetError, UsageError, WorkerDiedError, WorkerTimeoutError
+from torch._utils import ExceptionWrapper
+
+from ..core.errors import (
+    BudgetError,
+    UsageError,
+    WorkerDiedError,
+    WorkerTimeoutError,
+    one_line,
+)
 from ..core.metrics import LoaderMetrics
 from ..core.options import Budget, Knobs
 from ..core.types import Batch, Index
 from ..sampling.order import Task
-from ..workers.protocol import Lost, Made, Pool, Result
+from ..workers import can_start
+from ..workers.protocol import Lost, Made, Pool, Result, WorkersUselessError
 from .in_flight import InFlight, Tasks, TaskState
 
 if TYPE_CHECKING:
     from ..sampling.cursor import Cursor
     from ..workers.restart import Restarts
 
+MOST_REDONE = 3  # batches of an epoch that fail in workers alone: fewer may be chance, as with a file server
 AHEAD_SHARE = 16  # part of the bytes in flight that is for what is made ahead only because some samples are slow
 NextIndices: TypeAlias = Callable[[], Index]
 MakeBatch: TypeAlias = Callable[[int, Index], Batch]  # of a task's number and indices
 Tuner: TypeAlias = Callable[[int], "int | None"]
 
 
+class Retreat(NamedTuple):
+    """What happens where workers that stoker has chosen itself cannot do their work: the rest of the epoch is made in
+    the script's own process by ``make_batch``, with the same batches."""
+
+    said: Callable[[str], None]  # called with the reason
+    redo: bool  # the script has no workers of its own: what fails in one is tried here, and raises the script's error
+
+
 class Scheduler:
     """One epoch after another over one pool. Prefetch is a count of credits, the window: drawing a task spends one,
     delivering a batch gives one back, and ``resize`` changes the window at any moment. Credits are not spent while the
     batches in flight fill their share of the budget. ``restarts`` replaces workers that die; None: a death is an error,
-    as in torch. ``make_batch`` makes the batch of a task in this process; None: workers make all."""
+    as in torch. ``make_batch`` makes the batch of a task in this process; None: workers make all. ``retreat``: see
+    there; None: there is none. It needs ``make_batch``, and tasks that any worker may take."""
 
     def __init__(
         self,
@@ -58,6 +77,7 @@ class Scheduler:
         budget: Budget,
         restarts: Restarts | None = None,
         make_batch: MakeBatch | None = None,
+        retreat: Retreat | None = None,
     ) -> None:
         self._pool = pool
         self._knobs = knobs
@@ -65,6 +85,9 @@ class Scheduler:
         self._budget = budget
         self._restarts = restarts
         self._make_batch = make_batch
+        self._retreat = retreat
+        self._redone = 0  # tasks that failed in a worker and not here
+        self._alone = False  # there are no workers any more
         self.epoch = -1
         self._next_indices: NextIndices = iter(()).__next__
         self._spent = 0  # credits: tasks drawn, less batches delivered
@@ -147,7 +170,7 @@ class Scheduler:
 
     def _resize(self) -> None:
         n, self._wanted = self._wanted, None
-        if n is None or self._stopped:
+        if n is None or self._stopped or self._alone:
             return
         self._knobs = replace(self._knobs, num_workers=n)
         self.here = False
@@ -194,9 +217,10 @@ class Scheduler:
         began, cpu = time.perf_counter_ns(), time.thread_time_ns()
         try:
             data = self._make_batch(number, task.indices)
-        except Exception:
+        except Exception as e:
+            if self._alone:
+                return Lost(-1, self.epoch, number, e)
             task.state = TaskState.WITH_WORKER
-            self._make_batch = None
             self._pool.submit(None, Task(self.epoch, number, task.indices))  # first: after the last task there is none
             self._wanted = self._wanted or self._knobs.num_workers
             self._resize()
@@ -238,11 +262,19 @@ class Scheduler:
         """A result of the pool's. None: a worker was replaced, or, if ``timeout`` is 0.0, there is none."""
         try:
             result = self._pool.receive(timeout, task.worker if self._knobs.in_order else None)
+        except WorkersUselessError as e:
+            can_start.failed(str(e))
+            self._go_home(str(e))
+            return None
         except WorkerDiedError as e:
-            if self._restarts is None:
+            if self._retreat is not None and self._retreat.redo:
+                can_start.failed(str(e))
+                self._go_home(str(e))
+            elif self._restarts is None:
                 self._handle_lost_tasks(e)
                 raise
-            self._restart_workers(self._restarts, e)
+            else:
+                self._restart_workers(self._restarts, e)
             return None
         if result is None and timeout:
             raise WorkerTimeoutError(f"DataLoader timed out after {self._knobs.timeout} seconds")
@@ -278,6 +310,25 @@ class Scheduler:
             self._tasks.keep(Lost(self._tasks.worker_of(number) or 0, self.epoch, number, error))
         restarts.emit_warnings()
 
+    def _go_home(self, reason: str) -> None:
+        """This process makes all batches that were not delivered yet, and there are no workers any more."""
+        assert self._retreat is not None
+        self._alone = self.here = True
+        self._wanted = None
+        self._tasks.take_home()
+        self._pool.close()
+        self._retreat.said(reason)
+
+    def _made_here(self, error: ExceptionWrapper, number: int, indices: Index) -> Batch:
+        """The batch of a task that failed in a worker. Raises the script's own error, if it fails here, too."""
+        if self._retreat is None or not self._retreat.redo or self._make_batch is None:
+            return error
+        batch = self._make_batch(number, indices)
+        self._redone += 1
+        if not self._alone and self._redone == MOST_REDONE:
+            self._go_home(f"a worker failed where the script's own process does not: {error.exc_type.__name__}")
+        return batch
+
     def _handle_lost_tasks(self, e: WorkerDiedError) -> None:
         """What died with workers is lost, and so is skipped; the others go on."""
         if not self._knobs.shared:
@@ -303,19 +354,20 @@ class Scheduler:
                 f"one batch takes {result.nbytes:,} bytes and the budget is {self._budget.flight_bytes:,}: "
                 "a larger budget=, or a smaller batch_size"
             )
-        self._tasks.remove(result.task)
+        indices = self._tasks.remove(result.task)
         self.worker = result.worker
         self._move_cursor(result)
         if not self._knobs.shared:
             self._load[result.worker] -= 1
         self._spent -= 1
-        change = None if self.tuner is None else self.tuner(self._waited_ns)
+        change = None if self.tuner is None or self._alone else self.tuner(self._waited_ns)
         if change is not None:
             self._wanted = self._wanted or change
         if self._wanted is not None:
             self._resize()
         self._fill()
-        return result.take()
+        batch = result.take()
+        return self._made_here(batch, result.task, indices) if isinstance(batch, ExceptionWrapper) else batch
 
     def _move_cursor(self, result: Result) -> None:
         cursor = self._cursor
@@ -374,10 +426,20 @@ class Scheduler:
             self._load[worker] += 1
             if self._restarts is not None and self._restarts.own is not None:
                 self._restarts.own.given(worker, task)
-        state = TaskState.HERE if self.here else TaskState.WITH_WORKER
+        state = TaskState.HERE
         if not self.here:
-            self._pool.submit(worker, task)
+            state = self._give(worker, task)
         self._tasks.add(InFlight(state, worker, indices if self._knobs.shared else None))
+
+    def _give(self, worker: int | None, task: Task) -> TaskState:
+        try:
+            self._pool.submit(worker, task)
+        except Exception as e:  # indices that cannot be pickled, a worker that cannot be started any more
+            if self._retreat is None:
+                raise
+            self._go_home(one_line(e))
+            return TaskState.HERE
+        return TaskState.WITH_WORKER
 
     def _take_turn(self) -> int | None:
         n = self._knobs.num_workers

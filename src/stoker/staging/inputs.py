@@ -602,6 +602,11 @@ class Inputs:
 
     # -- comparing
 
+    def let_go(self, root: object) -> Inputs:
+        """Holds the object itself no longer."""
+        self._seen.pop(id(root), None)
+        return self
+
     def changes(self, later: Inputs, opened: dict[str, Entry] | None = None) -> list[str]:
         """What differs in later inputs of the same object, for people. ``opened``: what loading samples makes when it
         is first needed, by path: it may be there or not."""

@@ -44,7 +44,6 @@ Result = TypeVar("Result")
 DIED = {
     signal.SIGSEGV: "the trial's process died: a sample writes to shared memory, or native code crashed",
     signal.SIGBUS: "the trial's process died: a sample writes to shared memory, or native code crashed",
-    signal.SIGALRM: "the trial took too long",
     signal.SIGKILL: "the trial's process was killed: there was not enough memory, or it took too long",
 }
 MAP_FIXED = 0x10
@@ -74,7 +73,8 @@ class SideEffect(UsageError):
 
 
 class Trial:
-    """A function that runs in a child process, which sends its result as a pickle. A timer ends that."""
+    """A function that runs in a child process, which sends its result as a pickle. The kernel ends that after
+    ``limit_s``."""
 
     memories: Sequence[Memory] = ()  # of the node, for what is kept, if its ranks share a cache
 
@@ -91,7 +91,7 @@ class Trial:
                 os._exit(0)
         os.close(writer)
         self._process = os.getpid()
-        self._ended = ""
+        self._ended = "the trial was ended, because it took too long or nobody needs it any more"
 
     def wait(self, seconds: float) -> bool:
         """Waits for the child's answer or end, at most so long; returns whether it came."""
@@ -103,6 +103,7 @@ class Trial:
         while poll.poll(max(0.0, 1000 * (until - time.monotonic()))):
             part = os.read(self._reader, 1 << 20)
             if not part:
+                self._ended = self._why_it_ended()
                 self.close()
                 return True
             self._parts.append(part)
@@ -121,13 +122,17 @@ class Trial:
             raise UsageError(value)
         return value
 
+    @property
+    def is_running(self) -> bool:
+        """Its child has not ended, or its answer was not received."""
+        return self._reader >= 0
+
     def close(self) -> None:
+        """Ends the child, whatever it does."""
         if self._reader < 0 or os.getpid() != self._process:
             return
         os.close(self._reader)
         self._reader = -1
-        if not self._parts:
-            self._ended = self._why_it_ended()
         processes.kill(self._pid)
 
     def _why_it_ended(self) -> str:
@@ -153,9 +158,8 @@ def run_isolated(fn: Callable[[], Result], limit_s: float = 60.0) -> Result:
 
 
 def _child(fn: Callable[[], object], writer: int, limit_s: float) -> None:
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    _end_after(limit_s)
     processes.die_with_parent()
     with contextlib.suppress(OSError):
         os.nice(NICE)
@@ -178,6 +182,18 @@ def _child(fn: Callable[[], object], writer: int, limit_s: float) -> None:
     data = pickle.dumps(answer)
     while data:
         data = data[os.write(writer, data) :]
+
+
+def _end_after(seconds: float) -> None:
+    """Has the kernel kill this process. Not by SIGALRM, which the user's code may take for its own timeouts."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "timer_create"):  # glibc < 2.34
+        libc = ctypes.CDLL("librt.so.1")
+    event = ctypes.create_string_buffer(struct.pack("=Qii", 0, signal.SIGKILL, 0), 64)  # sigevent(3type): SIGEV_SIGNAL
+    timer, whole = ctypes.c_void_p(), int(seconds)
+    if libc.timer_create(time.CLOCK_MONOTONIC, event, ctypes.byref(timer)) == 0:
+        until = struct.pack("@4l", 0, 0, whole, max(1, int((seconds - whole) * 1e9)))  # itimerspec(3type): once
+        libc.timer_settime(timer, 0, until, None)
 
 
 _effects: list[str] = []

@@ -3,8 +3,8 @@
 What happens to a loader::
 
     made                a trial of its dataset begins in a child process, beside what the script does next: it makes a
-                        model and an optimizer. One runs at a time: that of a second loader begins when the result
-                        of the first is taken
+                        model and an optimizer. One runs at a time: that of a second dataset begins when the first
+                        one has ended. It ends with its dataset
     first iterated      if the script has changed the dataset since then, a new trial begins
     ... WAIT_S later    the trial has ended: the first epoch fills the cache, or nothing is kept
                         it has not: the epoch begins without a cache, and workers get it when the trial has ended
@@ -43,6 +43,7 @@ from ..loader.auto.limits import first_guess
 from ..loader.loader_state import state_of
 from ..staging.late_plan import LatePlan
 from ..staging.streams import dataset_inside
+from ..workers.can_start import why_not
 from ..workers.fetcher import is_plain
 from .cached_epochs import WORTH, Epoch
 from .managed_dataset import ManagedDataset
@@ -51,6 +52,7 @@ WAIT_S = 1.0  # before the first batch; a trial that takes longer goes on beside
 # The same for far storage, where the samples that the trial reads take long, and so does the first epoch; and for a
 # stream, whose workers keep the dataset that they are started with.
 LONG_WAIT_S = 4.0
+MOST_VAIN_S = 4.0  # of waiting for trials that did not end meanwhile: a script may make its dataset anew each epoch
 TINY_SAMPLE_S = 100e-6  # samples that take no longer are mostly views of memory: a worker would copy them
 TINY_BATCH_S = 0.002  # a batch that takes no longer in the script's own process stays there
 MOST_DATASETS = 8  # that are remembered
@@ -59,7 +61,8 @@ BY_SCRIPT = "; batches from the cache are made without them, in the script's own
 WORKERS_ON = "STOKER_WORKERS_ON"  # of the environment: a ``worker_method`` with nodes of a cluster
 
 _datasets: list[ManagedDataset] = []
-_entries: list[tuple[JsonObject, ManagedDataset]] = []
+_entries: dict[str, tuple[JsonObject, ManagedDataset, weakref.ref[LoaderLike]]] = {}  # by loader
+_vain: list[float] = []  # seconds waited for trials that did not end
 _with_gradients: set[bool] = set()  # whether epochs were begun so, and so otherwise
 _made: deque[weakref.ref[LoaderLike]] = deque(maxlen=MOST_DATASETS // 2)  # that were not iterated yet
 
@@ -95,7 +98,7 @@ def loader_made(loader: LoaderLike) -> None:
 
 
 def _begin_next_trial() -> None:
-    while _made and all(known.trial is None for known in _datasets):
+    while _made and not _is_trying():
         loader = _made.popleft()()
         if loader is not None and "_stoker_applied" not in loader.__dict__:
             with _left_as_it_is(loader):
@@ -104,6 +107,11 @@ def _begin_next_trial() -> None:
                     known.is_same(without_subsets(loader.dataset)) for known in _datasets
                 ):
                     _managed(loader).is_fresh = False
+
+
+def _is_trying() -> bool:
+    """Whether a trial runs. Ranks of a node agree on theirs, and wait for no other."""
+    return ranks() == 1 and any(known.is_trying for known in _datasets)
 
 
 def cache_alone(module: Any, applied: JsonObject, loader: LoaderLike) -> contextlib.AbstractContextManager[None]:
@@ -140,8 +148,13 @@ def _left_as_it_is(loader: LoaderLike) -> Iterator[None]:
 
 def refresh() -> None:
     """Brings the entries of all loaders up to date."""
-    for entry, known in _entries:
+    for entry, known, made in _entries.values():
         entry["cache"] = known.report()
+        loader = made()
+        left = "" if loader is None else state_of(loader).no_workers
+        if left and entry["to"]["num_workers"]:
+            entry["to"]["num_workers"] = entry["from"]["num_workers"]
+            entry["reason"] = f"kept {entry['from']['num_workers']}: {left}"
         if known.staged is not None and not known.is_single_pass:
             entry["from"]["staged"], entry["to"]["staged"] = False, True
         if known.by_script and BY_SCRIPT not in entry["reason"]:
@@ -183,7 +196,10 @@ def _manage(loader: LoaderLike, applied: JsonObject, why_own_count: str = "") ->
     known.is_single_pass = _expects_single_pass(loader, known)
     is_long = loader._dataset_kind != 0 or (known.waited_s == 0 and is_far(loader.dataset))
     waits_s = LONG_WAIT_S if is_long else WAIT_S
-    known.take_result(waits_s if known.waited_s == 0 else 0)
+    is_first = known.waited_s == 0 and sum(_vain) < MOST_VAIN_S
+    known.take_result(waits_s if is_first else 0)
+    if is_first and known.trial is not None:
+        _vain.append(known.waited_s)
     if "_stoker_applied" not in loader.__dict__ or (known.trial is None and loader.__dict__["_stoker_undecided"]):
         _decide(loader, known, applied, why_own_count)
     return known
@@ -193,7 +209,7 @@ def _expects_single_pass(loader: LoaderLike, known: ManagedDataset) -> bool:
     """Whether a script only predicts so far, and asks for no more samples than there are. Keeping them costs
     time, and pays in a second pass only. Workers that stay could not begin to keep them later."""
     _with_gradients.add(torch.is_grad_enabled())
-    is_first = known.asked_for <= len(known.dataset) and isinstance(loader.sampler, SequentialSampler)
+    is_first = known.asked_for <= len(without_subsets(loader.dataset)) and isinstance(loader.sampler, SequentialSampler)
     return is_first and not (True in _with_gradients or loader.persistent_workers)
 
 
@@ -205,10 +221,13 @@ def _managed(loader: LoaderLike) -> ManagedDataset:
     before = next((x for x in same if x.has_served(asked)), None)
     known = before if len(same) == 1 and before else next((x for x in same if x.is_unchanged()), before)
     if known is None:
+        _datasets[:] = [known for known in _datasets if known.dataset is not None]
         if len(_datasets) == MOST_DATASETS:
-            del _datasets[0]
-        known = ManagedDataset(loader)
+            _datasets.pop(0).end_trial()
+        known = ManagedDataset(loader, may_try=not _is_trying())
         _datasets.append(known)
+    elif known.waits and not _is_trying():
+        known.start_trial()
     known.serve(asked)
     return known
 
@@ -218,11 +237,12 @@ def _decide(loader: LoaderLike, known: ManagedDataset, applied: JsonObject, why_
     own = int(loader.num_workers)
     count, reason = (own, why_own_count) if why_own_count else workers_for(loader, known)
     where = os.environ.get(WORKERS_ON, "")
-    if where and not why_own_count:
+    by_task = bool(where) and not why_own_count and not (own == 0 and why_not(loader))
+    if by_task:
         count = count or first_guess(loader)[0]
         loader.__dict__["worker_method"] = where
         reason += f"; and workers on other nodes ({where}): random numbers are set per batch"
-    _use_workers(loader, count, by_task=bool(where) and not why_own_count)
+    _use_workers(loader, count, by_task)
     # Threads that read ahead load samples in another order, and several at once.
     is_safe = known.found is not None and known.found.is_stateless
     if loader.__dict__.get("read_threads") is None or "_stoker_applied" in loader.__dict__:
@@ -230,11 +250,11 @@ def _decide(loader: LoaderLike, known: ManagedDataset, applied: JsonObject, why_
     # Whether a loader without workers gets some is decided again when the trial has ended, and what its own collate
     # function takes is known.
     may_collate = not is_plain(loader.collate_fn)
-    loader.__dict__["_stoker_undecided"] = not (count or why_own_count) and (known.trial is not None or may_collate)
-    entry = loader.__dict__.setdefault("_stoker_applied", {})
-    if not entry:
-        _entries.append((entry, known))
-    applied[loader.__dict__.get("_stoker_name", "?")] = entry
+    is_open = known.waits or known.trial is not None or may_collate
+    loader.__dict__["_stoker_undecided"] = not (count or why_own_count) and is_open
+    name = loader.__dict__.get("_stoker_name", "?")
+    entry = applied[name] = loader.__dict__.setdefault("_stoker_applied", {})
+    _entries[name] = entry, known, weakref.ref(loader)
     entry |= {
         "from": {"num_workers": own},
         "to": {"num_workers": count},
@@ -260,6 +280,9 @@ def workers_for(loader: LoaderLike, known: ManagedDataset) -> tuple[int, str]:
     if not 0 < found.sample_s < math.inf:
         return 0, f"kept 0: {found.why_not}"
     plan, size = found.plan, loader.batch_size or 1
+    cannot = state_of(loader).no_workers or why_not(loader, threads=True)
+    if cannot:
+        return 0, f"kept 0: {cannot}"
     changes = found.changes or known.own_cache
     if changes:
         return 0, f"kept 0: loading a sample changes {changes}, which the script would not see from a worker"
@@ -281,10 +304,12 @@ def _collates_long(loader: LoaderLike) -> bool:
 
 def _use_workers(loader: LoaderLike, count: int, by_task: bool) -> None:
     """Gives a loader a count. Its own count keeps torch's seeds; another one seeds each task, as ``by_task`` asks."""
-    if count == int(loader.num_workers) and not by_task:
+    own = int(loader.num_workers)
+    if count == own and not by_task:
         return
     loader.num_workers = AutoWorkers(count)
     if loader.prefetch_factor is None:
         loader.prefetch_factor = 2
     state = state_of(loader)
     state.first_count_reason = state.first_count_reason or "applied"
+    state.own_workers = own

@@ -6,6 +6,7 @@ import contextlib
 import math
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -51,15 +52,19 @@ LEAST_SHARE = 0.05  # of a dataset that has to fit into the cache
 
 
 class ManagedDataset:
-    """The dataset of one of the script's loaders, and what is known of it."""
+    """The dataset of one of the script's loaders, and what is known of it. Without a cache for it the dataset is not
+    held: once the script has let it go, its trial ends. ``may_try``: no other trial runs."""
 
-    def __init__(self, loader: LoaderLike) -> None:
+    def __init__(self, loader: LoaderLike, may_try: bool = True) -> None:
         asked = loader.dataset
-        self.dataset = dataset = without_subsets(asked)
+        dataset = without_subsets(asked)
+        self._dataset = _weakly(dataset)
+        self._length = len(dataset)
         self._samples = len(asked)  # that one loader wants
-        self._served: deque[MapDataset] = deque(maxlen=MOST_SERVED)
+        self._served: deque[Callable[[], MapDataset | None]] = deque(maxlen=MOST_SERVED)
         self._indices = subsets.for_trial(asked)
-        self._sampler = loader._index_sampler
+        self._loader = weakref.ref(loader)
+        self._end_trial: Callable[[], object] = lambda: None
         self.found: Found | None = None  # by the trial
         self.reason = ""  # why nothing is kept
         self.staged: Staged | None = None  # the dataset with its cache
@@ -73,20 +78,38 @@ class ManagedDataset:
         self._lock = threading.Lock()  # a script may take batches in another thread than it makes iterators in
         self._discards = Discards()  # trials of a dataset that was changed meanwhile
         self._written: dict[int, set[str]] = {}  # by a loader's id: names of what its functions may change
+        self.waits = False  # until no other trial runs
         self._is_second = False  # no sample could be loaded in the first trial
         if hasattr(type(dataset), "_stoker_batches"):
             self.reason = "the dataset is staged already"
         elif len(dataset) < FEWEST_SAMPLES:
             self.reason = f"{len(dataset)} samples are too few for a trial"
+        elif may_try:
+            self.start_trial()
         else:
-            self._start_trial()
+            self.reason = "the trial of another dataset has not ended yet"
+            self.waits = True
 
-    def _start_trial(self) -> None:
-        began, self.is_fresh = time.monotonic(), True
+    @property
+    def dataset(self) -> MapDataset | None:
+        """None: the script has let it go."""
+        return self._dataset()
+
+    def start_trial(self) -> None:
+        """Begins to look for what can be kept."""
+        began, self.is_fresh, self.waits = time.monotonic(), True, False
+        dataset, loader = self.dataset, self._loader()
+        if dataset is None:
+            return
+        sampler = () if loader is None else loader._index_sampler
         try:
-            self.trial = start_trial(self.dataset, LIMIT_S, self._discards.changing, self._indices, self._sampler)
+            self.trial = start_trial(dataset, LIMIT_S, self._discards.changing, self._indices, sampler)
             self.reason = "the trial has not ended yet"
-            self._looked_at = Inputs(self.dataset)  # beside the trial
+            self._looked_at = Inputs(dataset).let_go(dataset)  # beside the trial
+            with contextlib.suppress(TypeError):
+                gone = weakref.finalize(dataset, self.trial.close)
+                gone.atexit = False
+                self._end_trial = gone
         except OSError as e:
             self.reason = f"no process can be started for the trial: {e}"
         self.start_s += time.monotonic() - began
@@ -100,12 +123,22 @@ class ManagedDataset:
         with self._lock:
             while self.trial is not None and self.trial.wait(max(0.0, began + seconds - time.monotonic())):
                 trial, self.trial = self.trial, None
+                self.end_trial()
                 try:
                     self._take(trial)
                 except Exception as e:  # a script must not fail because it is to be faster
                     self.reason = str(e)
         self.waited_s += time.monotonic() - began
         self.is_fresh = False
+
+    @property
+    def is_trying(self) -> bool:
+        """Whether its trial's process runs."""
+        return self.trial is not None and self.trial.is_running
+
+    def end_trial(self) -> None:
+        """Nobody asks for its result any more."""
+        self._end_trial()
 
     def _take(self, trial: Trial) -> None:
         found: Found | None = None
@@ -116,7 +149,7 @@ class ManagedDataset:
         has_loaded = found is not None and math.isfinite(found.sample_s)
         if not (has_loaded or self.is_fresh or self._is_second or ranks() > 1):  # the files may have come since then
             self._is_second = True
-            self._start_trial()
+            self.start_trial()
             return
         # Ranks of a node share one trial, which is not begun again.
         changes = [] if self.is_fresh or ranks() > 1 else self._changes(found, self._looked_at)
@@ -128,7 +161,7 @@ class ManagedDataset:
         if self._discards.too_many:
             self.reason = f"it changes before each epoch: {shortly(changes)}"
         else:
-            self._start_trial()
+            self.start_trial()
 
     def late_plan(self, loader: LoaderLike) -> LatePlan | None:
         """How workers that are about to start come by the cache, if the trial ends in the middle of their epoch; None
@@ -170,12 +203,15 @@ class ManagedDataset:
         why = "" if found.plan is None else why_it_does_not_pay(found.plan)
         if why:
             return f"{why}; not more, because {found.why_not}" if found.why_not else why
-        staged = Staged(self.dataset, _split=Split(self.dataset, found), _memories=memories)
+        dataset = self.dataset
+        assert dataset is not None  # its loader asks
+        staged = Staged(dataset, _split=Split(dataset, found), _memories=memories)
         nbytes = kept.nbytes * self._samples
         if staged.account.budget < LEAST_SHARE * nbytes:
             return f"it would not fit: {nbytes / 1e9:,.1f} GB"
-        staged.stands_for = self.dataset
+        staged.stands_for = dataset
         self.staged = staged
+        self._dataset = lambda: dataset
         return ""
 
     @property
@@ -217,7 +253,7 @@ class ManagedDataset:
         if type(dataset) is not type(self.dataset) or self.staged is None:
             return False
         try:
-            return len(dataset) == len(self.dataset) and equal_bits(dataset, self.dataset)
+            return len(dataset) == self._length and equal_bits(dataset, self.dataset)
         except Exception:
             return False
 
@@ -227,22 +263,22 @@ class ManagedDataset:
 
     def has_served(self, asked: MapDataset) -> bool:
         """Whether a loader had this dataset, or this subset of it, before."""
-        return any(x is asked for x in self._served)
+        return any(served() is asked for served in self._served)
 
     def serve(self, asked: MapDataset) -> None:
         """A loader has this dataset, or a subset of it. Where the script has made it anew, its random part is that
         object's from now on."""
         dataset = without_subsets(asked)
         if self.staged is not None and dataset is not self.dataset:
-            self.dataset = dataset
+            self._dataset = lambda: dataset
             self.staged.replace_dataset(dataset)
         if not self.has_served(asked):
-            self._served.append(asked)
+            self._served.append(_weakly(asked))
 
     def is_for_script(self, loader: LoaderLike) -> bool:
         """Whether the epoch that begins is to be made in the script's own process."""
         staged, found = self.staged, self.found
-        if staged is None or found is None or found.changes or not staged.usable:
+        if staged is None or found is None or found.changes or not staged.usable or not int(loader.num_workers):
             return False
         epochs = loader.__dict__.get("_stoker_epochs")
         if epochs is None:
@@ -286,7 +322,7 @@ class ManagedDataset:
 
     def report(self) -> JsonObject:
         """What a report says of the cache, without what is empty."""
-        out: JsonObject = {"why_not": self.reason, "samples": len(self.dataset)}
+        out: JsonObject = {"why_not": self.reason, "samples": self._length}
         if self.staged is None or self.found is None:
             return out
         if self.is_single_pass:
@@ -304,6 +340,14 @@ class ManagedDataset:
             "stale": not self.staged.usable and STALE in account.reason,
             "cut": "" if now.plan is None else now.plan.shown,
         }
+
+
+def _weakly(x: MapDataset) -> Callable[[], MapDataset | None]:
+    """Returns the object, None once the script has let it go. Lists and the like are held."""
+    try:
+        return weakref.ref(x)
+    except TypeError:
+        return lambda: x
 
 
 def why_it_does_not_pay(plan: Plan) -> str:

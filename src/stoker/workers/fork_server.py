@@ -19,6 +19,7 @@ import select
 import signal
 import socket
 import threading
+import weakref
 from typing import Any
 
 from ..core import processes
@@ -137,6 +138,7 @@ class RemoteProcess:
         self.name = f"stoker_worker_{worker}"
         self.sentinel = sentinel
         self._ended = False
+        weakref.finalize(self, os.close, sentinel).atexit = False  # in __del__ modules may be gone
 
     @property
     def pid(self) -> int | None:
@@ -173,7 +175,3 @@ class RemoteProcess:
         if not self._wait(0) and self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
-
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self.sentinel)

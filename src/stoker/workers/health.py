@@ -14,10 +14,10 @@ from ..core import processes
 from ..core.errors import WorkerDiedError
 from ..core.warn import warn_user
 from ..transport.arena import TaskId
-from . import hangs
-from .fork_lock_detector import can_start_elsewhere
+from . import fork_lock_detector, hangs
+from .can_start import can_start_elsewhere
 from .launch import Launcher
-from .protocol import WorkerSpec
+from .protocol import WorkerSpec, WorkersUselessError
 from .worker_handle import ProcessState, WorkerHandle
 
 KILLED_S = 1.0  # how long one is waited for that was killed
@@ -88,3 +88,19 @@ def replace_deadlocked(workers: Iterable[WorkerHandle], launcher: Launcher, spec
         warn_user(f"{text} {remedy}")
         if replace:
             os.kill(pid, signal.SIGKILL)
+
+
+def check_locks(workers: Iterable[WorkerHandle], launcher: Launcher) -> None:
+    """For workers that the script's own process can do without: raises WorkersUselessError where one hangs on a lock,
+    also one that it has met after its first batches."""
+    detector = launcher.fork_locks
+    running = [w for w in workers if w.state is ProcessState.RUNNING] if detector is not None else []
+    for worker in running:
+        pid, arena = worker.process.pid, worker.reader.arena
+        if pid is None or (arena.ready and arena.current_task is None):
+            continue  # it waits for a task
+        assert detector is not None
+        if detector.is_deadlocked(pid, fork_lock_detector.RETREAT_S):
+            for other in running:
+                other.process.kill()
+            raise WorkersUselessError(detector.message(pid))

@@ -20,7 +20,8 @@ from ..core.warn import warn_user
 from ..transport.slots import own_fork
 from ..transport.task_queue import TaskQueue
 from . import native_threads, signals
-from .fork_lock_detector import ForkLockDetector, can_start_elsewhere
+from .can_start import can_start_elsewhere
+from .fork_lock_detector import ForkLockDetector
 from .handover import Fd
 from .process_main import Ends, main
 from .protocol import WorkerSpec

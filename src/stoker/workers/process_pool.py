@@ -23,7 +23,7 @@ import pickle
 import select
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -45,6 +45,8 @@ from .worker_handle import ProcessState, Received, WorkerHandle
 
 logger = logging.getLogger(__name__)
 PARENT_POLL_S = 5.0  # how late the parent may notice a death that no descriptor told; torch's own interval
+LOOK_S = 0.5  # the same for a worker that hangs on a lock, where the script's own process can do without it
+READ_S = 1.0  # that closing waits for a thread that reads results
 FLUSH_S = 0.01  # between two attempts to write to a task pipe that was full
 
 
@@ -67,6 +69,8 @@ class ProcessPool:
         launcher = Launcher(context, spec)
         self.budget = budget
         self.finishing = False  # the task queue takes no more tasks
+        self.dispensable = False  # the script's own process can make the batches, too
+        self._next_look = 0.0
         self._wake_fd = -1
         self._spec = spec
         self._arenas = arenas
@@ -173,6 +177,10 @@ class ProcessPool:
     # -- tasks
 
     def submit(self, worker: int | None, task: Task) -> None:
+        with self._until_closed():
+            self._submit(worker, task)
+
+    def _submit(self, worker: int | None, task: Task) -> None:
         payload = pickle.dumps(task.indices, protocol=5)
         if worker is None:
             assert self._queue is not None
@@ -225,6 +233,23 @@ class ProcessPool:
         return True
 
     def receive(self, timeout: float | None, worker: int | None = None) -> Received | None:
+        with self._until_closed():
+            return self._receive(timeout, worker)
+
+    @contextlib.contextmanager
+    def _until_closed(self) -> Iterator[None]:
+        """Around what a thread does that may go on while another one closes the pool. At the interpreter's end that is
+        a daemon thread, which has only to wait for the end."""
+        try:
+            yield
+        except OSError:
+            if not self._closed:
+                raise
+            if threading.current_thread().daemon and not threading.main_thread().is_alive():
+                threading.Event().wait()
+            raise AssertionError("the workers of this iterator have been shut down") from None
+
+    def _receive(self, timeout: float | None, worker: int | None) -> Received | None:
         # Results of other workers would wake this process for nothing. But the end of an iterable dataset has to be
         # known early, as in torch.
         alone = worker is not None and self._spec.kind != _DatasetKind.Iterable
@@ -232,14 +257,12 @@ class ProcessPool:
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._ready:
             left = PARENT_POLL_S if deadline is None else max(0.0, deadline - time.monotonic())
-            if self._spec.timed:
-                left = min(left, check_interval_s(self._spec.sample_timeout))
-            if not self._flush():
-                left = min(left, FLUSH_S)
-            events = poll.poll(min(left, PARENT_POLL_S) * 1000)
+            events = poll.poll(min(left, self._interval_s()) * 1000)
             if self._wake_fd >= 0 and self._woken(events):
                 return None
             with self._lock:
+                if self._closed:
+                    raise OSError("closed by another thread")
                 if self._table.read(events):
                     self._reap_leavers()
                 if self._ready:
@@ -248,13 +271,27 @@ class ProcessPool:
                     health.kill_late(self._workers)
                 self._check_deaths(events)
             if not events:
-                health.replace_deadlocked(self._workers, self._table.launcher, self._spec)
+                self._check_locks()
             if not events and deadline is not None and time.monotonic() >= deadline:
                 return None
         r = self._ready.popleft()
         handle = self._workers[r.worker]
         handle.answered += 1
         return Received(self.lease_or_copy, r, handle.reader)
+
+    def _interval_s(self) -> float:
+        """How long to wait for results before the next check. Writes tasks that wait."""
+        most = LOOK_S if self.dispensable else PARENT_POLL_S
+        if self._spec.timed:
+            most = min(most, check_interval_s(self._spec.sample_timeout))
+        return most if self._flush() else min(most, FLUSH_S)
+
+    def _check_locks(self) -> None:
+        if not self.dispensable:
+            health.replace_deadlocked(self._workers, self._table.launcher, self._spec)
+        elif time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + LOOK_S
+            health.check_locks(self._workers, self._table.launcher)
 
     def lease_or_copy(self, reader: SlotReader, slot: int, used: int) -> Bytes:
         """The slot's bytes for the consumer: in place within the budget, copied out beyond it."""
@@ -339,7 +376,10 @@ class ProcessPool:
     def close(self, leave_s: float = LEAVE_S) -> None:
         if self._closed or os.getpid() != self._owner:
             return
+        is_alone = self._lock.acquire(timeout=READ_S)
         self._closed = True
+        if is_alone:
+            self._lock.release()
         for reader in self._table.readers:
             reader.arena.stop = 1
         for worker in self._workers:

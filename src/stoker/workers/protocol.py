@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ..core.errors import StokerError
 from ..core.types import Batch, Index, MapDataset
 from ..sampling.order import Task
 from ..sampling.shard import Place
@@ -25,6 +24,11 @@ class Phase(enum.IntEnum):
     BATCH = 0  # makes the batch
     PROBING = 1  # loads each sample alone, to find the one that kills
     PROBED = 2  # makes the batch; each sample could be loaded alone
+
+
+class WorkersUselessError(Exception):
+    """Workers that stoker has chosen itself cannot do their work; the script's own process goes on without them. No
+    script sees this."""
 
 
 class Position(NamedTuple):
@@ -194,7 +198,7 @@ class Lost:
 
     ended, nbytes, times = False, 0, (0, 0, 0, 0)
 
-    def __init__(self, worker: int, epoch: int, task: int, error: StokerError) -> None:
+    def __init__(self, worker: int, epoch: int, task: int, error: Exception) -> None:
         self.worker, self.epoch, self.task, self._error = worker, epoch, task, error
 
     def take(self) -> Batch:

@@ -14,9 +14,10 @@ sample that fails is not returned, so it is loaded again in its turn, and raises
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch.utils.data.dataloader import _DatasetKind
@@ -158,6 +159,8 @@ class ReadThreads:
         began = time.perf_counter()
         try:
             made = self._at_once(indices, first=1)
+            if self.why_not:
+                return made
             took_s = (time.perf_counter() - began) / (len(indices) - 1)
             changes = before.changed(self._objects)
             same = all(k in made and self._same(sample, made[k]) for k, sample in known.items())
@@ -195,14 +198,17 @@ class ReadThreads:
 
     def _stop(self) -> None:
         if self._pool is not None:
-            self._pool.shutdown(wait=False)
+            self._pool.shutdown(wait=False, cancel_futures=True)
         self._pool, self._slow = None, 0
 
     def _at_once(self, indices: Sequence[Index], first: int = 0) -> dict[int, Sample]:
         """Loads samples by threads, without those that fail."""
         assert self._pool is not None
         began, began_cpu = time.perf_counter(), time.process_time_ns() - time.thread_time_ns()
-        futures = {k: self._pool.submit(self._load, indices[k]) for k in range(first, len(indices))}
+        futures: dict[int, Future[Sample]] = {}
+        with contextlib.suppress(RuntimeError):  # no more threads can be started (ulimit -u)
+            for k in range(first, len(indices)):
+                futures[k] = self._pool.submit(self._load, indices[k])
         made = {}
         for k, future in futures.items():
             if self._on_wait is not None:
@@ -210,6 +216,9 @@ class ReadThreads:
             if future.exception() is None:
                 made[k] = future.result()
         self._cpu_ns += time.process_time_ns() - time.thread_time_ns() - began_cpu
+        if len(futures) < len(indices) - first:
+            self._end("no more threads can be started")
+            return made
         self._batches += 1
         if self._batches % AGAIN == 0 and made:
             k = next(iter(made))

@@ -33,6 +33,13 @@ def main_process_loading(stats: LoaderStats) -> Found | None:
     gain = speedup(stats, stats.cores)
     if gain is not None and gain < HANDOVER_PAYS:
         return None  # so little work a sample that handing it over costs as much
+    cannot = stats.loader.settings.no_workers
+    if cannot:
+        return Found(
+            stats.share,
+            {"wait_ms": stats.wait * 1e3, "step_ms": stats.step * 1e3},
+            f"loading and training take turns in one process, which has to load itself: {cannot}",
+        )
     return Found(
         stats.share,
         {"wait_ms": stats.wait * 1e3, "step_ms": stats.step * 1e3},
@@ -187,7 +194,7 @@ def _gil_bound_helpers(stats: LoaderStats) -> Found | None:
         return None
     if not ONE_HELPER_CORE[0] <= used <= ONE_HELPER_CORE[1]:
         return None
-    more = stats.workers < stats.cores
+    more = stats.workers < stats.cores and not stats.loader.settings.no_workers
     return Found(
         stats.share,
         {"cores_used": used, "fetching_thread_waits": stats.waits},

@@ -167,6 +167,7 @@ class LoaderSettings(Struct):
     worker_method: object = "process"
     multiprocessing_context: object = None
     iterable: bool = False
+    no_workers: str = ""  # why worker processes cannot be started for it; "" where they can
     engine: str = ""
     threads: int = 1
     processes: int = 1

@@ -18,19 +18,31 @@ COLUMNS = 4  # fetch, collate, CPU (nanoseconds), tasks
 
 
 class Live:
-    """A table with one row of doubles, ``LIVE``, for each loader."""
+    """A table with one row of doubles, ``LIVE``, for each loader. ``fd`` is -1 where it cannot be shared, because there
+    are no more descriptors."""
 
     def __init__(self, fd: int | None = None) -> None:
         size = ROWS * len(LIVE) * 8
+        self.fd = -1
         if fd is None:
-            self.fd = os.memfd_create("stoker-live", os.MFD_CLOEXEC)
-            os.ftruncate(self.fd, size)
-            memory = mmap.mmap(self.fd, size)
+            try:
+                self.fd = os.memfd_create("stoker-live", os.MFD_CLOEXEC)
+                os.ftruncate(self.fd, size)
+                memory = mmap.mmap(self.fd, size)
+            except OSError:
+                self.close()
+                memory = mmap.mmap(-1, size)
         else:
             self.fd = fd  # the memory of another process' table, to read
             memory = mmap.mmap(fd, size, prot=mmap.PROT_READ)
         self._view = memoryview(memory).cast("d")
         self._beyond = memoryview(bytearray(len(LIVE) * 8)).cast("d")
+
+    def close(self) -> None:
+        """Gives the descriptor back; rows stay."""
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd = -1
 
     def row(self, index: int) -> memoryview[float]:
         """The row of a process' loader number ``index``. Those beyond the table get one that is not read."""

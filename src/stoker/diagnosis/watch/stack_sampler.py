@@ -37,6 +37,7 @@ from types import CodeType, FrameType
 from typing import NamedTuple
 
 from ...core import packages
+from ...core.resources import threads_are_scarce
 from ...core.stacks import DECODES, decoder, listed_in, short, transform_of
 
 INTERVAL_S = 0.01  # between two samples at first
@@ -93,8 +94,11 @@ class StackSampler:
         self._ended = False
         self._states = [0, 0]  # samples since it was asked: it ran, it waited
         self._notes: deque[_Note] = deque()
-        if threading.get_ident() == thread and _interrupts.install(self):
-            threading.Thread(target=self._run, name="stoker_sampler", daemon=True).start()
+        if threading.get_ident() == thread and not threads_are_scarce() and _interrupts.install(self):
+            try:
+                threading.Thread(target=self._run, name="stoker_sampler", daemon=True).start()
+            except RuntimeError:  # the system has no more of them (ulimit -u)
+                _interrupts.remove(self)
 
     def end(self) -> None:
         """No more samples; the sampling thread ends when it wakes next."""

@@ -6,7 +6,9 @@ import contextlib
 import ctypes
 import json
 import os
+import select
 import socket
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from ...core.ranks import rank_and_ranks
 from ...core.types import JsonObject, LoaderLike
 from ...loader.describe import called, settings_of
 from ...loader.loader_state import state_of
+from ...workers.can_start import why_not
 from .clock import Clock
 from .device import DeviceWatch
 from .shared_counters import LIVE, Live, WorkerTimes
@@ -26,6 +29,7 @@ from .shared_counters import LIVE, Live, WorkerTimes
 FILLS = 0.05  # of its samples; a cache that grew by less in an epoch is full
 NOTES = 240  # of a loader over time; after that every other one is dropped
 SEND_S = 1.0  # between two reports of a process
+END_S = 1.0  # that its last report may wait for ``stoker run``
 
 
 def unchanged(loader: LoaderLike) -> contextlib.AbstractContextManager[None]:
@@ -46,6 +50,8 @@ class Watch:
         self.made: Callable[[LoaderLike], None] | None = None  # what ``--apply`` does when a loader was made
         self.around: Callable[[LoaderLike], contextlib.AbstractContextManager[None]] = unchanged
         self._socket: socket.socket | None = None
+        self._unsent = b""  # of the last snapshot
+        self._sending = threading.Lock()
         self._steps = 0
         self._sent = 0.0
         self._born = time.perf_counter()
@@ -86,6 +92,8 @@ class Watch:
         state = state_of(loader)
         state.metrics = metrics
         metrics.settings.update(settings_of(loader))
+        if not metrics.settings["num_workers"] and "no_workers" not in metrics.settings:
+            metrics.settings["no_workers"] = why_not(loader, threads=True)
         return metrics
 
     def times_of(self, metrics: LoaderMetrics) -> WorkerTimes:
@@ -195,23 +203,49 @@ class Watch:
             del metrics.over_time[1:-1:2]
 
     def send(self, final: bool = False) -> None:
-        """Sends a snapshot to ``stoker run``, if this process was started by it."""
-        if not self.loaders or not self.listened:
+        """Sends a snapshot to ``stoker run``, if this process was started by it. Does not wait for it: what it does not
+        take now goes with the next call, and until then there is no other snapshot. Only ``final`` waits."""
+        if not self.loaders or not self.listened or self._live.fd < 0 or not self._sending.acquire(blocking=False):
             return
         try:
+            until = time.monotonic() + END_S * final
             if self._socket is None:
-                self._socket = self._connected(final)
-            self._socket.sendall(json.dumps(self.snapshot(final), default=str).encode() + b"\n")
-        except (OSError, KeyError):
-            pass
+                self._socket, self._unsent = self._connected(until), b""
+            if self._write(until):
+                self._unsent = json.dumps(self.snapshot(final), default=str).encode() + b"\n"
+                self._write(until)
+        except (OSError, KeyError):  # the next call tries to connect again
+            if self._socket is not None:
+                self._socket.close()
+            self._socket = None
+        finally:
+            self._sending.release()
 
-    def _connected(self, final: bool) -> socket.socket:
-        """A connection to ``stoker run``. Where there is none yet, the next report tries again; the last one waits."""
-        folder, wait_s = os.environ["STOKER_RUN"], SEND_S if final else 0.0
+    def _connected(self, until: float) -> socket.socket:
+        """A connection to ``stoker run``. Raises OSError: there is none at the moment. KeyError: nobody listens."""
+        folder, wait_s = os.environ["STOKER_RUN"], max(0.0, until - time.monotonic())
         connection = private_sockets.connect(folder, private_sockets.REPORTS, wait_s)
-        connection.settimeout(SEND_S)
-        socket.send_fds(connection, [b"\n"], [self._live.fd])
+        try:
+            connection.setblocking(False)
+            socket.send_fds(connection, [b"\n"], [self._live.fd])
+        except BaseException:
+            connection.close()
+            raise
         return connection
+
+    def _write(self, until: float) -> bool:
+        """Writes what is unsent, and returns whether nothing is left. ``until``: when it gives up waiting."""
+        assert self._socket is not None
+        while self._unsent:
+            try:
+                sent = self._socket.send(self._unsent, socket.MSG_NOSIGNAL)
+                self._unsent = self._unsent[sent:]
+            except BlockingIOError:
+                poll = select.poll()
+                poll.register(self._socket, select.POLLOUT)
+                if not poll.poll(max(0.0, 1000 * (until - time.monotonic()))):
+                    return False
+        return True
 
     def end(self) -> None:
         self.send(final=True)
@@ -221,7 +255,8 @@ class Watch:
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.close()
-        self._socket, self._steps, self._sent = None, 0, 0.0
+        self._socket, self._steps, self._sent, self._sending = None, 0, 0.0, threading.Lock()
+        self._live.close()
         self._live = Live()
         for metrics in self.loaders.values():
             metrics.__init__(metrics.name, settings=metrics.settings)  # type: ignore[misc]

@@ -7,6 +7,7 @@ Nothing is measured before the first batch. A loader begins with a first guess.
 from __future__ import annotations
 
 import logging
+import sys
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -16,12 +17,17 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from ...core import resources
 from ...core.handles import held
-from ...core.options import AutoWorkers
-from ...core.types import LoaderLike
+from ...core.options import AutoWorkers, cluster_of
+from ...core.types import Batch, Index, LoaderLike
 from ...sampling.stateful import is_stateful
 from ...sampling.worker_init import only_seeds
+from ...transport.task_queue import supported
+from ...workers.can_start import why_not
+from ...workers.exceptions import note
 from ...workers.faults import validate
+from ..describe import called
 from ..inline_iterator import here
+from ..scheduler import Retreat
 from .controller import Controller
 from .in_process import MakeBatch, Place, State, Worked
 from .limits import cores_here, first_guess, per_core
@@ -35,6 +41,12 @@ logger = logging.getLogger("stoker.loader.engine")
 
 def begin(loader: LoaderLike, state: LoaderState, kind: str) -> None:
     """Sets ``num_workers`` of a loader before an iterator of it is made."""
+    if kind != "thread" and not (state.manual_workers or state.own_workers):
+        state.no_workers = state.no_workers or why_not(loader)
+    if state.no_workers:
+        state.first_count_reason = state.first_count_reason or f"0 workers: {state.no_workers}"
+        leave_workers(loader, state)
+        return
     if not state.first_count_reason:
         count, state.first_count_reason = first_guess(loader)
         loader.num_workers = AutoWorkers(count)
@@ -61,19 +73,58 @@ def begin(loader: LoaderLike, state: LoaderState, kind: str) -> None:
         _record(state, f"{before} -> {int(loader.num_workers)} workers: {words}")
 
 
+def retreat(loader: LoaderLike, state: LoaderState) -> Retreat:
+    """What becomes of a loader whose workers, chosen by stoker, cannot do their work."""
+    ref, before = weakref.ref(loader), int(loader.num_workers)
+    name = loader.__dict__.get("_stoker_name") or called(loader)
+
+    def said(reason: str) -> None:
+        loader = ref()
+        state.no_workers = reason
+        if loader is not None:
+            leave_workers(loader, state)
+        _record(state, f"{before} -> 0 workers: {reason}")
+        sys.stderr.write(f"stoker: {name}: batches are made in the script's own process, without workers: {reason}\n")
+
+    return Retreat(said, redo=state.own_workers == 0)
+
+
+def leave_workers(loader: LoaderLike, state: LoaderState) -> None:
+    """A loader without workers, from the next iterator on. One that the script has made so has the script's own random
+    numbers again."""
+    loader.num_workers = AutoWorkers(0) if state.own_workers is None else 0
+    vars(loader).update(prefetch_factor=None, persistent_workers=False, timeout=0)
+    state.place = None
+
+
 def _with_workers(loader: LoaderLike, place: Place) -> None:
     """The settings of a loader with workers again."""
     if not int(loader.num_workers):
         loader.num_workers, loader.prefetch_factor = AutoWorkers(place.workers), place.prefetch
 
 
-def maker(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> MakeBatch | None:
-    """What makes a loader's batches in this process; None where workers make all."""
+def maker(loader: LoaderLike, state: LoaderState, cursor: Cursor) -> tuple[MakeBatch | None, Retreat | None]:
+    """What makes a loader's batches in this process, and what happens where workers cannot; None, None: workers make
+    all."""
     place = state.place
-    if place is None or place.state is State.ONLY_WORKERS:
-        return None
-    settings = loader.dataset, loader._auto_collation, loader.collate_fn, loader.drop_last
-    return place.timed(here(*settings, lambda: (cursor.base_seed, cursor.epoch)))
+    if state.own_workers != 0 and (place is None or place.state is State.ONLY_WORKERS):
+        return None, None
+    may = supported() and cursor.saved is None and cluster_of(getattr(loader, "worker_method", "")) is None
+    leaves = retreat(loader, state) if may else None
+    dataset = loader.dataset
+    settings = dataset, loader._auto_collation, loader.collate_fn, loader.drop_last
+    made = here(*settings, lambda: (cursor.base_seed, cursor.epoch))
+    if place is not None:
+        return place.timed(made), leaves
+
+    def noted(number: int, indices: Index) -> Batch:
+        try:
+            return made(number, indices)
+        except Exception as e:
+            note(e, dataset)
+            raise
+
+    return noted, leaves
 
 
 def tuner(loader: LoaderLike, state: LoaderState) -> Callable[[int], int | None]:
@@ -123,13 +174,16 @@ def _only_workers(loader: LoaderLike, kind: str) -> bool:
 
 
 def _why_not_here(loader: LoaderLike, state: LoaderState) -> Callable[[], str]:
-    ref = weakref.ref(loader)
-    return lambda: "samples kill workers" if state.fatal_samples else held(getattr(ref(), "dataset", None))
+    ref, fatal = weakref.ref(loader), state.fatal_samples
+    return lambda: "samples kill workers" if fatal else held(getattr(ref(), "dataset", None))
 
 
+# Weak references, here and below: the state holds what calls these, and its cursor the dataset.
 def _opened(state: LoaderState) -> Callable[[], str | None]:
+    iterators = state.iterators
+
     def opened() -> str | None:
-        found = [it.opened() for it in list(state.iterators)]
+        found = [it.opened() for it in list(iterators)]
         return next(filter(None, found), None if None in found else "")
 
     return opened
@@ -137,9 +191,12 @@ def _opened(state: LoaderState) -> Callable[[], str | None]:
 
 def _most(state: LoaderState) -> Callable[[], int]:
     """How many workers there may be: by memory, and more for each core the more of their time they wait."""
-    before = [0, 0]
+    before, ref = [0, 0], weakref.ref(state)
 
     def most() -> int:
+        state = ref()
+        if state is None:
+            return 1
         m = state.metrics
         cpu, wall = m.cpu_ns, m.fetch_ns + m.collate_ns + m.transport_ns
         busy = (cpu - before[0]) / max(1, wall - before[1])  # since the last call

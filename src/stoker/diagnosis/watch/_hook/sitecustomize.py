@@ -1,4 +1,8 @@
-"""Found by every Python that ``stoker run`` starts (PYTHONPATH): arms the watch, then gives way to the real one."""
+"""Found by every Python that ``stoker run`` starts (PYTHONPATH): arms the watch, then gives way to the real one.
+
+Every Python means 2.7, too: this file is in words that all of them know, and does nothing in those before 3.10, which
+stoker does not know.
+"""
 
 import os
 import sys
@@ -8,10 +12,12 @@ sys.path[:] = [p for p in sys.path if os.path.abspath(p or ".") != _here]
 _this = sys.modules.pop("sitecustomize", None)
 try:
     import sitecustomize  # type: ignore[import-not-found] # noqa: F401  the one this file stands in front of
-except ModuleNotFoundError:
+except ImportError as _error:
+    if getattr(_error, "name", "sitecustomize") != "sitecustomize":
+        raise  # the real one lacks something
     if _this is not None:
         sys.modules["sitecustomize"] = _this
-if "STOKER_RUN" in os.environ:
+if "STOKER_RUN" in os.environ and sys.version_info >= (3, 10):
     try:
         import importlib.util
 
@@ -24,4 +30,4 @@ if "STOKER_RUN" in os.environ:
             _spec.loader.exec_module(_hook)
             _hook.arm()
     except Exception as e:
-        sys.stderr.write(f"stoker: not watching this process: {type(e).__name__}: {e}\n")
+        sys.stderr.write("stoker: not watching this process: " + type(e).__name__ + ": " + str(e) + "\n")

@@ -1,0 +1,127 @@
+"""Whether worker processes can be started, asked before any is.
+
+A start that fails cannot always be taken back: under spawn and forkserver a new interpreter imports the script's main
+module, and runs again what is not under ``if __name__ == "__main__"``.
+"""
+
+from __future__ import annotations
+
+import ast
+import multiprocessing
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import torch.multiprocessing
+
+from ..core import packages, processes
+from ..core.picklable import culprit, refused
+from ..core.types import LoaderLike
+
+# Statements that may stand in a module that is imported twice. A call for its effect (``print``, ``main()``) and a loop
+# may not: stoker's own workers are not to repeat what the script does.
+DEFINES = (
+    *(ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef),
+    *(ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Delete, ast.Assert, ast.Pass),
+)
+_failed: list[str] = []
+
+
+def why_not(loader: LoaderLike, threads: bool = False) -> str:
+    """Why stoker does not give worker processes to a loader of its own accord; "" where it may. ``threads``: other
+    threads that run the script's code are a reason, too."""
+    if multiprocessing.current_process().daemon:
+        return "this process is daemonic (of a multiprocessing.Pool, for example) and may have no children"
+    if _failed:
+        return _failed[0]
+    method = processes.method_of(getattr(loader, "multiprocessing_context", None) or torch.multiprocessing)
+    if method == "fork":
+        thread = thread_of_script() if threads else ""
+        return (
+            thread and f"thread {thread} runs the script's code: forked workers see neither its changes nor its locks"
+        )
+    line = line_run_again(calls=True)
+    if line:
+        return f"a worker that is started by {method} would run line {line} of the script again"
+    for name in ("dataset", "collate_fn", "worker_init_fn"):
+        value = getattr(loader, name, None)
+        if refused(value) is not None:
+            return f"{culprit(value, name)} cannot be pickled, which {method} needs"
+    return ""
+
+
+def failed(how: str) -> None:
+    """Tells ``why_not``: workers of this process hang, die or cannot be started. Those of other loaders may, too."""
+    _failed.append(how)
+
+
+def can_start_elsewhere(needed: object) -> bool:
+    """Whether what workers need can be pickled, and the main module imported without running the script."""
+    return not line_run_again() and refused(needed) is None
+
+
+def line_run_again(calls: bool = False) -> int:
+    """A line of the main module that runs at this moment, and would again in a new interpreter, which imports the
+    module; 0: there is none. ``calls``: or a line of it that does more than define something."""
+    main = sys.modules.get("__main__")
+    path = getattr(main, "__file__", None)
+    if path is None:  # a notebook or an interpreter: nothing is imported
+        return 0
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return 1
+    running = next((f.f_lineno for f in _frames() if f.f_globals is vars(main) and f.f_code.co_name == "<module>"), 0)
+    for statement in _unguarded(tree.body):
+        is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        runs = statement.lineno <= running <= (statement.end_lineno or 0)
+        if runs or (calls and not is_text and not isinstance(statement, DEFINES)):
+            return statement.lineno
+    return 0
+
+
+def thread_of_script() -> str:
+    """The name of another thread that runs the script's own code at this moment; "" if there is none. Forked workers
+    would have the locks that it holds, held for ever, and what it changes they would not see."""
+    frames = sys._current_frames()
+    for thread in threading.enumerate():
+        frame = frames.get(thread.ident or 0)
+        if thread is not threading.current_thread() and any(
+            packages.is_users(f.f_code.co_filename) for f in _up(frame)
+        ):
+            return thread.name
+    return ""
+
+
+def _unguarded(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a module that importing it runs, without those that hold others."""
+    for statement in body:
+        if isinstance(statement, ast.If) and _is_guard(statement.test):
+            yield from _unguarded(statement.orelse)
+        elif isinstance(statement, (ast.If, ast.With, ast.Try)):
+            parts = [statement, *getattr(statement, "handlers", ())]
+            for part in parts:
+                for name in ("body", "orelse", "finalbody"):
+                    yield from _unguarded(getattr(part, name, ()))
+        else:
+            yield statement
+
+
+def _is_guard(test: ast.expr) -> bool:
+    """Whether this is ``__name__ == "__main__"``, also as a part of an ``and``."""
+    if isinstance(test, ast.BoolOp):
+        return isinstance(test.op, ast.And) and any(map(_is_guard, test.values))
+    return ast.unparse(test) in ("__name__ == '__main__'", "'__main__' == __name__")
+
+
+def _frames() -> Iterator[FrameType]:
+    for frame in sys._current_frames().values():
+        yield from _up(frame)
+
+
+def _up(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

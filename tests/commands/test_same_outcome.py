@@ -1,0 +1,93 @@
+"""A script ends under ``stoker run --apply`` as it does without: the same exit code, the same output."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker.workers.can_start import _unguarded
+
+from .helpers import LIMIT_S, stoker
+
+SCRIPT = """
+import multiprocessing as mp
+import time
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Data(Dataset):
+    def __init__(self):
+        self.of = {of}
+    def __len__(self):
+        return 64
+    def __getitem__(self, i):
+        time.sleep(0.002)
+        return torch.full((8,), float(i))
+
+def train():
+    for epoch in range(2):
+        print(epoch, sum(float(x.sum()) for x in DataLoader(Data(), batch_size=8)), flush=True)
+
+def main():
+    mp.set_start_method({method!r})
+    if {daemon}:
+        child = mp.Process(target=train, daemon=True)
+        child.start()
+        child.join()
+        print("exit code", child.exitcode)
+    else:
+        train()
+
+{guard}main()
+"""
+GUARDS = {True: 'if __name__ == "__main__": ', False: ""}
+MATRIX = [*itertools.product(("fork", "spawn", "forkserver"), (False, True), (True, False), ("None", "lambda: 0"))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "daemon", "guard", "of"), MATRIX)
+def test_start_methods(tmp_path: Path, method: str, daemon: bool, guard: bool, of: str) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT.format(method=method, daemon=daemon, guard=GUARDS[guard], of=of))
+    line = [sys.executable, str(path)]
+    plain = subprocess.run(line, cwd=tmp_path, text=True, capture_output=True, timeout=LIMIT_S)
+    applied = stoker(tmp_path, "--apply", path)
+    assert (applied.returncode, applied.stdout) == (plain.returncode, plain.stdout), applied.stderr
+    assert "left as it is" not in applied.stderr
+    report = json.loads((tmp_path / "stoker-report.json").read_text())
+    counts = [x["to"]["num_workers"] for x in report["applied"]["settings"].values()]
+    may = not daemon and (method == "fork" or (guard and of == "None"))
+    assert all(n == 0 for n in counts) or may, "what may not be"
+    assert any(counts) or not may, "what may be"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "daemon", "guard"), [("fork", True, True), ("spawn", False, False)])
+def test_advice_is_none_that_would_end_the_script(tmp_path: Path, method: str, daemon: bool, guard: bool) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT.format(method=method, daemon=daemon, guard=GUARDS[guard], of="None"))
+    assert stoker(tmp_path, path).returncode == 0
+    findings = json.loads((tmp_path / "stoker-report.json").read_text())["findings"]
+    (fix,) = [f["fix"] for f in findings if f["cause"] == "main_process_loading"]
+    assert ("daemonic" if daemon else "again") in fix
+    assert not any("num_workers" in f["change"] for f in findings)
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("import os\nif __name__ == '__main__':\n    main()", [1]),
+        ("if '__main__' == __name__ and os.name:\n    main()\nelse:\n    x = 1", [4]),
+        ("if __name__ == '__main__' or x:\n    main()", [2]),
+        ("try:\n    import a\nexcept E:\n    a = 1\nfinally:\n    b = 2\nmain()", [2, 6, 4, 7]),
+        ("with f() as x:\n    if __name__ == '__main__':\n        main()\n    y = x", [4]),
+    ],
+)
+def test_what_an_import_runs(source: str, lines: list[int]) -> None:
+    assert [statement.lineno for statement in _unguarded(ast.parse(source).body)] == lines
