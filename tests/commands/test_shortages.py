@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from stoker.commands.run import Listener
+from stoker.core import private_sockets
 from stoker.diagnosis.watch.shared_counters import Live
 
 from .helpers import LIMIT_S, script
@@ -94,8 +95,7 @@ def test_no_more_threads(tmp_path: Path, flags: list[str]) -> None:
 
 
 def connected(listener: Listener) -> tuple[socket.socket, Live]:
-    connection, live = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), Live()
-    connection.connect("\0" + listener.address)
+    connection, live = private_sockets.connect(listener.folder, private_sockets.REPORTS, LIMIT_S), Live()
     socket.send_fds(connection, [b"\n"], [live.fd])
     return connection, live
 
@@ -114,8 +114,7 @@ def test_one_thread_reads_what_all_processes_send() -> None:
                 connection.sendall(line[at : at + 40_000])
         for connection, _ in made:
             connection.sendall(b"\n{]\n\n")
-    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    stranger.connect("\0" + listener.address)
+    stranger = private_sockets.connect(listener.folder, private_sockets.REPORTS, LIMIT_S)
     stranger.sendall(b"no descriptor comes with this")
     for connection, _ in made:
         connection.sendall(b'{"pid": 99, "half')

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import socket
 import threading
@@ -10,23 +12,23 @@ from collections.abc import Iterator
 
 import pytest
 
+from stoker.core import private_sockets
 from stoker.core.metrics import LoaderMetrics
 from stoker.diagnosis.watch.watch import Watch
 
-NAME = "stoker-test-sends"
 SENDS = 300  # each of a second, if it waited
 LIMIT_S = 60.0
 
 
 @pytest.fixture
 def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    name = f"{NAME}-{id(monkeypatch)}"
-    monkeypatch.setenv("STOKER_RUN", name)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
-        server.bind("\0" + name)
+    folder, server = private_sockets.listen_in_new_folder()
+    monkeypatch.setenv("STOKER_RUN", folder)
+    with server:
         server.listen(1)
         server.settimeout(LIMIT_S)
         yield server
+    shutil.rmtree(folder)
 
 
 @pytest.fixture
@@ -69,7 +71,7 @@ def test_a_full_queue_of_connections_is_tried_again(listener: socket.socket, wat
     while not error:
         others.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         others[-1].setblocking(False)
-        error = others[-1].connect_ex(listener.getsockname())
+        error = others[-1].connect_ex(f"{os.environ['STOKER_RUN']}/{private_sockets.REPORTS}")
     send_often(watch)
     assert watch._socket is None
     for _ in others[:-1]:

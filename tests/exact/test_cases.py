@@ -153,7 +153,7 @@ def test_served_samples_are_made_again_and_a_difference_ends_the_cache(monkeypat
     loader = stoker.DataLoader(staged, 6)
     first = torch.cat(list(loader))
     hidden[0] = 1.0
-    with pytest.warns(stoker.StokerWarning, match=r"is another than when it was cached.*Epochs 1 to 2 may have"):
+    with pytest.warns(stoker.StokerWarning, match=r"is another than when it was cached.*epochs 1 to 2 may have"):
         second = torch.cat(list(loader))
     assert not staged.usable
     assert torch.equal(second, first + 1)
