@@ -379,6 +379,13 @@ class Staged(Dataset[Sample]):
         store = self.current(indices)
         if store is not None and self._table is not None:
             return [self._with_cached_calls(store, self._table, i) for i in indices]
+        if store is not None and self.split is not None and self.split.may_write:
+            # One sample may read what the one before it has changed.
+            return [sample for index in indices for sample in self._make(store, [index])]
+        return self._make(store, indices)
+
+    def _make(self, store: Store | None, indices: Sequence[Index]) -> list[Sample]:
+        """Samples: first all deterministic parts, then all random ones."""
         where = store.find(indices) if store is not None else None
         parts = self._filler.fill(store, indices, where) if store is not None and where is not None else None
         if store is None or where is None or parts is None:

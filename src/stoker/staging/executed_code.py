@@ -33,7 +33,14 @@ from .callee import Value
 from .recompile import HELPER
 from .source import NoSource, tree_of_code
 from .switches import names_stored, scope_of, switched_on
-from .syntax import attributes_assigned, changes_state, is_setup, local_variables, names_written
+from .syntax import (
+    attributes_assigned,
+    changes_state,
+    is_setup,
+    local_variables,
+    names_written,
+    names_written_through_locals,
+)
 
 Result = TypeVar("Result")
 CLOSED = {"torch", "numpy"}  # packages whose functions draw as a whole
@@ -301,6 +308,15 @@ def _native_random(called: types.BuiltinFunctionType) -> str | None:
 def written_by(fn: types.FunctionType) -> frozenset[str]:
     """Names of attributes and global variables whose value a function of the user's may change."""
     return _without_modules(_written(fn.__code__), fn.__globals__)
+
+
+def written_through_locals(fn: types.FunctionType) -> set[str]:
+    """See ``syntax.names_written_through_locals``."""
+    try:
+        tree = tree_of_code(fn.__code__).tree
+    except NoSource:
+        return set()
+    return names_written_through_locals(tree, fn.__code__.co_varnames[0] if fn.__code__.co_argcount else "")
 
 
 def _without_modules(names: Collection[str], scope: Attributes) -> frozenset[str]:

@@ -69,7 +69,9 @@ class Filler:
         self._prepare = prepare  # makes the deterministic part of a sample
         self._is_whole = is_whole  # the deterministic part is the sample
         self._disable = disable  # called with the reason why the cache cannot be used any more
-        self.vetting = Vetting(dataset, vetted, self.random_states)
+        self.vetting = Vetting(
+            dataset, vetted, self.random_states, self._inputs, split.opened if split else {}, disable
+        )
         self._samples = len(dataset)
         self._asked = 0  # samples, those that are in the cache, too
         self.part_s = 0.0  # that a sample of the last batch took; 0.0: none was made yet
@@ -81,6 +83,11 @@ class Filler:
         self.read_threads: int | str = "auto"  # see ``DataLoader``
         self.reads: ReadThreads | None = None
         self.cluster: CacheOfWorker | None = None  # in a worker on a node of a cluster
+
+    def _inputs(self) -> list[Inputs]:
+        """What the kept parts may read, and what any sample may. What ``prepare`` changes is the user's affair."""
+        split = self._split
+        return [] if split is None else [split.inputs(), split.inputs(of_all=True)]
 
     def replace_dataset(self, dataset: MapDataset) -> None:
         """From now on another object with the same content is used."""
@@ -106,8 +113,9 @@ class Filler:
         began = time.thread_time_ns()
         states = self.random_states() if owns_global_generators() else None
         keep_ns = time.thread_time_ns() - began
-        parts = self._parts(indices, misses, states if self._watch_each else None)
-        if states is not None and not self._watch_each and states.moved():
+        watch_each = self._watch_each or self._in_turn
+        parts = self._parts(indices, misses, states if watch_each else None)
+        if states is not None and not watch_each and states.moved():
             self._watch_each = True  # from now on, in this process, it is asked after each sample which one draws
             states.restore()
             parts = self._parts(indices, misses, states)
@@ -145,6 +153,8 @@ class Filler:
         began = time.thread_time_ns() - keep_ns
         for k, (part, nanoseconds) in parts.items():
             spent += nanoseconds
+            if int(indices[k]) % self._samples in self._without_part:
+                continue
             size += self._take(taken, store, int(indices[k]) % self._samples, part)
             if size > STORED_AT_ONCE:
                 store.admit(taken, spent, time.thread_time_ns() - began)
@@ -220,15 +230,28 @@ class Filler:
             failed = True
         took = time.perf_counter_ns() - began
         moved = set(before.moved()) if before is not None else set()
-        if before is not None and moved:
+        may_move = self._may_move
+        # In turn, it is used and not kept: what it changed, it shall not change twice.
+        in_turn = self._in_turn and not (failed or unplanned or may_move)
+        if before is not None and moved and not in_turn:
             before.restore()
         if failed:
             return None
-        plan = None if self._split is None else self._split.plan
-        if unplanned or not may_be_kept or moved - set(() if plan is None else plan.moves):
+        if unplanned or not may_be_kept or moved - may_move:
             self._without_part.add(int(index) % self._samples)
-            return None
+            return (value, took) if in_turn else None
         return value, took
+
+    @property
+    def _may_move(self) -> set[str]:
+        """Generators that the first part draws from, and of which it keeps the state."""
+        plan = None if self._split is None else self._split.plan
+        return set() if plan is None else set(plan.moves)
+
+    @property
+    def _in_turn(self) -> bool:
+        """Whether samples are made one after the other, since one may read what another has changed."""
+        return self._split is not None and self._split.may_write
 
     def _too_many_draw(self) -> bool:
         """Whether so many samples have no deterministic part that caching only costs. The cache is disabled then."""

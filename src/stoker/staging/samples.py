@@ -8,7 +8,8 @@ import functools
 import itertools
 import random
 import time
-from collections.abc import Iterable, Sequence
+import types
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,13 +19,14 @@ from ..core.compare import equal_bits
 from ..core.dataset_tree import without_subsets
 from ..core.errors import one_line
 from ..core.fingerprint import Fingerprint, Parts
+from ..core.marked_code import original
 from ..core.object_tree import PLAIN
 from ..core.random_state import RandomState
 from ..core.types import Attributes, Index, MapDataset, Sample
 from ..sampling.generators import find_generators, seed_generator
 from . import own_caches
-from .executed_code import Executed
-from .inputs import Entry, Inputs, readable
+from .executed_code import Executed, written_by, written_through_locals
+from .inputs import Entry, Inputs, names_in, readable
 from .isolate import output_size
 from .plan import globals_now
 from .store.encode import CacheError
@@ -164,9 +166,19 @@ class TrialSamples:
         except CacheError:
             self.load(self.loaded[0])
         after = Fingerprint(self.dataset)
-        self.changes = before.changed_since(after)
+        self.changes = before.changed_since(after) + self._changed_results()
         self.filled = before.added_or_changed_since(after, {}) + (first_changes if self.settled else [])
         self._find_own_caches(empty)
+
+    def _changed_results(self) -> list[str]:
+        """Functions with ``functools.lru_cache``, if a sample is another where they have kept what they returned."""
+        if not self._caches:
+            return []
+        states = self.seed_as_wholes()
+        first = copy.deepcopy(self.make(self.loaded[0]))
+        states.restore()
+        again = self.make(self.loaded[0])
+        return [] if equal_bits(first, again) else [f"dataset.{f.__name__}" for f in self._caches]
 
     def _of_sampler(self) -> list[Index]:
         """The first indices that the loader's sampler gives, batch by batch or one by one."""
@@ -181,6 +193,10 @@ class TrialSamples:
         empty again."""
         grown = sorted(were_empty - own_caches.empty_ones(self.dataset))
         if not grown or self.by_batch:
+            return
+        # A cache whose items are changed later holds more than what was loaded.
+        changed = set().union(*map(written_through_locals, Inputs(self.dataset).functions.values()))
+        if any(path[-1] in changed for path in grown):
             return
         sample_s = self.sample_s
         with own_caches.watched(self.dataset, grown) as watched:
@@ -261,9 +277,22 @@ class TrialSamples:
     def written(self) -> set[str]:
         """Attributes and global variables whose value the user's code changes while it loads some sample, without those
         that the first one opened, and the dataset's own caches."""
-        if not self.loaded:
-            return set()
         return self._executed.written - self._handles - {path[-1] for path in self.own_caches}
+
+    @property
+    def may_write(self) -> set[str]:
+        """The same, of all functions that may run: those with a name that the code mentions. It is known that nothing
+        else is written; what is in it may belong to another class."""
+        return self.written.union(*map(written_by, self._may_run()))
+
+    def _may_run(self) -> Iterator[types.FunctionType]:
+        """The user's functions, in any branch, so far as code that may run mentions their names."""
+        waiting, names = list(Inputs(self.dataset).functions.values()), set(self._executed.user_names)
+        while found := [fn for fn in waiting if fn.__name__ in names or fn.__name__.startswith("__")]:
+            yield from found
+            waiting = [fn for fn in waiting if fn not in found]
+            for fn in found:
+                names |= names_in(original(fn.__code__))[1]
 
     @property
     def stored(self) -> set[str]:

@@ -74,6 +74,7 @@ class Split:
         self.sample_s = found.sample_s  # seconds that a sample takes as a whole
         self.opened = found.opened or {}  # what loading the first sample makes
         self.has_no_effects = found.has_no_effects
+        self.may_write = found.may_write
         self.files, self.folders = found.files, found.folders
         parse_ahead(found.sources)  # here, and not in each worker of each epoch
         self.exact = self.plan is not None and self.plan.exact
@@ -97,14 +98,15 @@ class Split:
         """The values of the global variables that the kept part reads."""
         return globals_now((self.plan or self.memo).globals)  # type: ignore[union-attr]
 
-    def inputs(self, across_runs: bool = False) -> Inputs:
-        """What the kept part may read, now."""
+    def inputs(self, across_runs: bool = False, of_all: bool = False) -> Inputs:
+        """What the kept part may read, now. ``of_all``: what any code of the dataset may read."""
         plan, held, skip = self.plan, self.globals_now(), set()
         if plan is not None:
             # Another thread may have put an empty one in the place of a cache that the dataset keeps itself.
             held |= own_caches.values(self.dataset, plan.own_caches)
             skip = plan.scratch | {"dataset[0]." + ".".join(path) for path in plan.own_caches}
-        return Inputs(self.dataset, names=self.reads, skip=skip, held=held, across_runs=across_runs)
+        names = None if of_all else self.reads
+        return Inputs(self.dataset, names=names, skip=skip, held=held, across_runs=across_runs)
 
     def __str__(self) -> str:
         cells = [("kept" if row.cached else "each time", row.where, row.name, row.why) for row in self.rows]

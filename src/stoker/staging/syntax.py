@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, TypeVar
@@ -121,7 +122,8 @@ def attributes_assigned(tree: ast.FunctionDef, first: str) -> set[str]:
 
 MUTATORS = {"append", "appendleft", "add", "update", "extend", "insert", "pop", "popleft", "popitem", "remove"}
 MUTATORS |= {"discard", "clear", "setdefault", "sort", "reverse", "write", "writelines"}
-MUTATORS |= {"fill", "fill_", "copy_", "zero_", "add_", "sub_", "mul_", "div_"}
+MUTATORS |= {"fill"}
+IN_PLACE = re.compile(r"[a-z]\w*[a-z0-9]_")  # of tensors: ``mul_``
 
 
 ANY_NAME = "*"  # an attribute is written whose name is computed
@@ -134,9 +136,15 @@ def names_written(tree: ast.FunctionDef, first: str) -> set[str]:
     return _Written(tree, first).names
 
 
+def names_written_through_locals(tree: ast.FunctionDef, first: str) -> set[str]:
+    """Those among them of which a part is changed that a local variable holds: ``x = self.kept[i]; x.mul_(2)``."""
+    return _Written(tree, first).through_locals
+
+
 class _Written(ast.NodeVisitor):
     def __init__(self, tree: ast.FunctionDef, first: str) -> None:
         self.names: set[str] = set()
+        self.through_locals: set[str] = set()
         self._first = first
         self._locals = local_variables(tree)
         self._arguments = set(params_of(tree)) - {first}
@@ -169,6 +177,7 @@ class _Written(ast.NodeVisitor):
             self.names.add(whole.attr)
         elif isinstance(whole, ast.Name):
             self.names |= self._attributes[of_local] if of_local else {whole.id}
+            self.through_locals |= self._attributes[of_local] if of_local else set()
 
     def visit_If(self, node: ast.If) -> None:
         if not is_setup(node, self._first):
@@ -195,7 +204,7 @@ class _Written(ast.NodeVisitor):
             name = node.args[1]
             is_known = isinstance(name, ast.Constant) and isinstance(name.value, str)
             self.names.add(name.value if is_known else ANY_NAME)  # type: ignore[attr-defined]
-        if isinstance(node.func, ast.Attribute) and node.func.attr in MUTATORS:
+        if isinstance(node.func, ast.Attribute) and (node.func.attr in MUTATORS or IN_PLACE.fullmatch(node.func.attr)):
             self._changes(node.func.value)
         self.generic_visit(node)
 

@@ -63,6 +63,7 @@ class Found(NamedTuple):
     files: Sequence[str] = ()  # some of those that samples are read from
     folders: Mapping[str, Collection[str]] = {}  # in which the trial's samples opened files, with their suffixes
     has_no_effects: bool = False  # nor is anything printed, logged or written
+    may_write: bool = True  # loading a sample may change something that another one reads, in some branch
     is_stateless: bool = False  # loading a sample changes nothing of the dataset, in any branch
     assigns: bool = False  # loading a sample may set attributes of the dataset, if only when they are first needed
     only_in_workers: str = ""  # why no other process may play the part of workers
@@ -87,9 +88,8 @@ def find_plan(
     watch = FolderWatch(dataset, inputs.texts, inputs.functions.values())
     known = set(sys.modules)
     found = _found(samples, time.monotonic() + limit_s, changing)
-    is_stateless = bool(samples.loaded) and not (
-        samples.changes or samples.made or samples.written or samples.draws_once
-    )
+    may_write = not samples.loaded or bool(samples.changes or samples.may_write)
+    is_stateless = not (may_write or samples.made or samples.draws_once)
     is_kept = found.plan is not None or found.memo is not None  # then ``samples.assigned`` is known already
     nodes = nodes_in(found.plan.root) if found.plan else found.memo.root.nodes() if found.memo else ()
     return found._replace(
@@ -98,6 +98,7 @@ def find_plan(
         opened=samples.made,
         files=[*files_read(), *_files_of_modules(sys.modules.keys() - known)],
         folders=watch.folders(),
+        may_write=may_write,
         is_stateless=is_stateless,
         has_no_effects=is_stateless and samples.has_no_effects,
         assigns=is_kept and bool(samples.opened or samples.assigned),

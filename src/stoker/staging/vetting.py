@@ -1,11 +1,15 @@
-"""Vets branches of the user's code: a sample that takes a new one is made again in other surroundings and compared."""
+"""Vets branches of the user's code: a sample that takes a new one is made again in other surroundings and compared.
+
+That happens in a child process, which can change nothing here. A branch that changes what the dataset holds is never
+kept; one that changes what kept parts read ends the cache.
+"""
 
 from __future__ import annotations
 
 import copy
 import random
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -13,25 +17,41 @@ import torch
 
 from ..core import marked_code
 from ..core.compare import equal_bits
+from ..core.errors import UsageError
 from ..core.random_state import RandomState
 from . import branches
+from .change_watch import shortly
 from .executed_code import Executed
+from .inputs import Entry, Inputs
+from .isolate import run_isolated
 from .plan import Unplanned
 from .recompile import compiled_like, marked_lambda
 from .source import Function, NoSource, tree_of
 
 Made = TypeVar("Made")
 RUNS = 2  # that must give the same
+LIMIT_S = 30.0
 SEED = 77_000
 
 
 class Vetting:
     """Whether what was made may be kept, by the branches that it took. In one process."""
 
-    def __init__(self, dataset: object, vetted: branches.Vetted, states: Callable[[], RandomState]) -> None:
+    def __init__(
+        self,
+        dataset: object,
+        vetted: branches.Vetted,
+        states: Callable[[], RandomState],
+        inputs: Callable[[], Sequence[Inputs]],
+        opened: dict[str, Entry],
+        end: Callable[[str], None],
+    ) -> None:
         self.dataset = dataset
         self._vetted = vetted
         self._states = states
+        self._inputs = inputs  # what kept parts may read now, and what any sample may; none: what they change is known
+        self._opened = opened  # what loading samples makes. See ``Inputs.opened``.
+        self._end = end  # ends the cache, for a reason
 
     def run(self, make: Callable[[], Made]) -> tuple[Made, bool]:
         """What ``make`` makes, and whether it may be kept. Random states are those after ``make``."""
@@ -55,7 +75,18 @@ class Vetting:
             return True
         if self._vetted.may_not(new):
             return False
-        states = self._states()
+        try:
+            is_same, changes = run_isolated(lambda: self._check(made, make), LIMIT_S)
+        except UsageError:  # it would change something outside, or takes too long
+            is_same, changes = False, []
+        self._vetted.note(new, is_same)
+        if changes:
+            self._end(f"some samples change what others read: {shortly(changes)}")
+        return is_same
+
+    def _check(self, made: object, make: Callable[[], object]) -> tuple[bool, list[str]]:
+        """Whether ``make`` gives the same again and changes nothing; and what it changes of what kept parts read."""
+        held = self._inputs()
         code = Executed(self.dataset)
         is_same = True
         for k in range(RUNS):
@@ -66,12 +97,8 @@ class Vetting:
             except (Exception, Unplanned):
                 is_same = False
             is_same = is_same and not before.moved()
-            if not is_same:
-                break
-        states.restore()
-        is_same = is_same and not code.asks
-        self._vetted.note(new, is_same)
-        return is_same
+        changes = [x.changes(later, self._opened) for x, later in zip(held, self._inputs(), strict=True)]
+        return is_same and not code.asks and not any(changes), next(iter(changes), [])
 
 
 def mark(functions: Iterable[types.FunctionType]) -> str:
