@@ -152,7 +152,8 @@ class Cache(Struct):
 
 
 class LoaderSettings(Struct):
-    """A loader's settings by torch's names. What a user's class may have of any type is ``object``."""
+    """A loader's settings by torch's names. What a user's class may have of any type is ``object``. ``divides``: an
+    iterable dataset's code asks which worker it is in."""
 
     class_: str = field(default="", name="class")
     dataset: str = ""
@@ -166,6 +167,7 @@ class LoaderSettings(Struct):
     worker_method: object = "process"
     multiprocessing_context: object = None
     iterable: bool = False
+    divides: bool = False
     engine: str = ""
     threads: int = 1
     processes: int = 1
