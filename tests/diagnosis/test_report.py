@@ -157,7 +157,7 @@ def test_an_estimate_may_show_that_it_got_slower() -> None:
     """Later epochs from the cache take 6 s, and the first one without stoker took 4.3 s."""
     first, *others = ROWS
     rows = [first, *([*row[:4], 6.0, *row[5:]] for row in others)]
-    r = full({NAME: SETTINGS}, by_epoch=rows, loop_s=17.0)
+    r = full({NAME: SETTINGS}, by_epoch=rows, loop_s=17.0, samples_per_s=47.0)
     compared = r["applied"]["compared"]
     (row,) = compared["loaders"]
     assert row["later"] == {"before": pytest.approx(4.3), "after": pytest.approx(6.0)}
