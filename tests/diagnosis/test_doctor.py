@@ -434,6 +434,21 @@ def test_a_datasets_own_threads() -> None:
     assert causes(**changes, kernel=turns, cores=4) == ["gil_bound"]
 
 
+@pytest.mark.parametrize("workers", [0, 1, 8])
+def test_no_diff_gives_other_workers_to_a_stream_that_would_repeat_its_samples(workers: int) -> None:
+    """Of one that asks which worker it is in, it does."""
+    changes: dict[str, Any] = {"wait_s": 4.0, "step_s": 0.1, "stages": {**fields()["stages"], "fetch": {"self_s": 4.0}}}
+    if workers == 8:  # too many for two cores
+        changes["kernel"] = {"delay_ns": 8_000_000_000, "seconds": 10.0}
+    for divides in (True, False):
+        stream = {**fields()["settings"], "num_workers": workers, "iterable": True, "divides": divides}
+        found = diagnose([entry(**changes, settings=stream)], 2, False)[1]
+        about = [f for f in found if f.cause.endswith(("_workers", "_loading"))]
+        assert len(about) == 1
+        assert about[0].change == ({"num_workers": 2} if divides else {})
+        assert ("get_worker_info" in about[0].fix) != divides
+
+
 def test_what_was_dropped_for_want_of_memory_is_not_the_storages() -> None:
     where = [{"kind": "fetch", "name": "__getitem__", "line": "train.py:9", "ran": 0.1, "waited": 0.7}]
     waits = {"wait_s": 3.0, "step_s": 0.5, "looks": 100, "where": where, "stages": {"fetch": {"self_s": 6.0}}}

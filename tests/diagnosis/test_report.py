@@ -153,6 +153,19 @@ def test_an_estimate_leaves_the_warm_up_of_the_first_step_out() -> None:
     assert row["later"]["before"] == pytest.approx(4.3 - 0.55)
 
 
+def test_an_estimate_may_show_that_it_got_slower() -> None:
+    """Later epochs from the cache take 6 s, and the first one without stoker took 4.3 s."""
+    first, *others = ROWS
+    rows = [first, *([*row[:4], 6.0, *row[5:]] for row in others)]
+    r = full({NAME: SETTINGS}, by_epoch=rows, loop_s=17.0, samples_per_s=47.0)
+    compared = r["applied"]["compared"]
+    (row,) = compared["loaders"]
+    assert row["later"] == {"before": pytest.approx(4.3), "after": pytest.approx(6.0)}
+    assert row["samples_per_s"]["before"] > row["samples_per_s"]["after"]
+    assert compared["script"]["before"] < compared["script"]["after"]
+    assert "0.72x" in shown(r)
+
+
 def test_nothing_is_estimated_where_nothing_was_kept() -> None:
     kept = {**SETTINGS, "to": {"num_workers": 4}, "cache": {"why_not": "its __getitem__ draws before it reads"}}
     r = full({NAME: kept})

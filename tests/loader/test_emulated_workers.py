@@ -17,7 +17,7 @@ import stoker
 from stoker.core.options import AutoWorkers
 from stoker.loader.emulated_workers import EmulatedWorkersIter, SeededTasksIter, worker_copies
 from stoker.loader.loader_state import state_of
-from stoker.workers.native_threads import OneThread
+from stoker.workers.native_threads import OneThread, look
 from tests.contract.trace import canon
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="torch's workers are forked here")
@@ -201,6 +201,42 @@ def test_a_batch_is_not_in_shared_memory() -> None:
     """torch's collate function takes shared memory in what it thinks to be a worker."""
     assert not next(iter(Here(Draws(), batch_size=4, num_workers=2)))["x"].is_shared()
     assert not next(iter(Here(Draws(), batch_size=4, num_workers=2, collate_fn=collate)))[0].is_shared()
+
+
+class Product(Dataset[Any]):
+    """A sum and a product whose last bits depend on the number of threads."""
+
+    def __init__(self) -> None:
+        self.basis = np.random.RandomState(0).randn(64, 513).astype("f4")
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, i: int) -> Any:
+        x = np.random.RandomState(i).randn(513, 301).astype("f4")
+        return (
+            torch.from_numpy(self.basis @ x),
+            torch.from_numpy(x).repeat(4, 1).sum(),
+            torch.from_numpy(x) @ torch.ones(301),
+        )
+
+
+@pytest.mark.parametrize("workers", [2, AutoWorkers(2)])
+def test_sums_and_products_have_the_bits_of_a_worker(workers: Any) -> None:
+    """A worker has one thread, and this process as many as there are cores."""
+    loader = stoker.DataLoader(Product(), batch_size=2, num_workers=workers)
+    cls = SeededTasksIter if isinstance(workers, AutoWorkers) else lambda x: EmulatedWorkersIter(x, worker_copies(x))
+    of_workers = [canon(batch) for batch in loader]
+    pools = look().lib_controllers
+    before = [pool.get_num_threads() for pool in pools]
+    try:
+        for pool in pools:
+            pool.set_num_threads(2)
+        assert [canon(batch) for batch in cls(loader)] == of_workers
+        assert {pool.get_num_threads() for pool in pools} == {2}
+    finally:
+        for pool, count in zip(pools, before, strict=True):
+            pool.set_num_threads(count)
 
 
 def test_one_thread_is_one_thread_and_then_as_before() -> None:

@@ -19,7 +19,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from stoker.core.compare import equal_bits
 from stoker.core.errors import UsageError
+from stoker.core.random_state import RandomState
 from stoker.loader.loader_state import state_of
 from stoker.staging.isolate import run_isolated
 from stoker.tuning import apply
@@ -183,7 +185,7 @@ def test_workers_are_decided_on_again_when_the_trial_has_ended(
 
     monkeypatch.setattr(apply, "WAIT_S", 0)
     monkeypatch.setattr(apply, "first_guess", lambda loader: (2, "two cores"))
-    loader = Loader(Drawn([*[slow] * 4, roll]), batch_size=8)  # so slow that workers help
+    loader = Loader(Drawn([*[slow] * 4, negative]), batch_size=8)  # so slow that workers help
     assert len(list(loader)) == 8
     assert applied["?"]["reason"] == "kept 0: the trial has not ended yet"
     known = apply._datasets[0]
@@ -373,3 +375,78 @@ def test_the_kernel_ends_a_trial_that_takes_too_long(alarm: None) -> None:
     data = Stuck()
     with pytest.raises(UsageError, match="it took too long"):
         run_isolated(lambda: data[0], limit_s=0.2)
+
+
+class Labelled(Drawn):
+    """Of one class, which is no sample of the trial's, it draws."""
+
+    rare = -1
+
+    def __getitem__(self, i: int) -> Any:
+        x = super().__getitem__(i)
+        return (x + torch.rand(1) if i == self.rare else x), i
+
+
+def shaken(samples: list[Any]) -> Any:
+    return torch.stack([x for x, _ in samples]) + float(np.random.rand()), torch.tensor([i for _, i in samples])
+
+
+def stacked(samples: list[Any]) -> Any:
+    return torch.stack([x for x, _ in samples]), torch.tensor([i for _, i in samples])
+
+
+@pytest.mark.parametrize(
+    ("parts", "rare", "collate_fn", "counts"),
+    [
+        ([slow, roll], -1, None, [0, 0, 0]),
+        ([slow, roll], -1, stacked, [0, 0, 0]),
+        ([slow, negative], 37, None, [0, 0, 0]),
+        ([slow, negative], -1, shaken, [0, 0, 0]),
+        ([slow, negative], -1, stacked, [0, 2, 2]),
+    ],
+    ids=["samples", "samples and a function", "few samples", "collate_fn", "none"],
+)
+def test_a_script_without_workers_draws_what_it_drew(
+    applied: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    parts: list[Any],
+    rare: int,
+    collate_fn: Any,
+    counts: list[int],
+) -> None:
+    """Where making a batch draws in the script's process, workers would have that draw elsewhere, and the sampler's
+    next order would be another. With and without ``--apply`` batches and random states are the same to the bit."""
+    monkeypatch.setattr(apply, "first_guess", lambda loader: (2, "two"))
+    monkeypatch.setattr(apply, "TINY_BATCH_S", 0.0)
+    monkeypatch.setattr(apply, "TINY_SAMPLE_S", 0.0)
+
+    def epochs(cls: type[DataLoader[Any]]) -> list[Any]:
+        data = Labelled(parts)
+        data.rare = rare
+        random.seed(3)
+        np.random.seed(3)
+        torch.manual_seed(3)
+        loader = cls(data, batch_size=8, shuffle=True, collate_fn=collate_fn)
+        out = []
+        for _ in counts:
+            batches = list(loader)
+            out.append((int(loader.num_workers), batches, RandomState()))
+        return out
+
+    for (count, batches, states), (_, own, own_states), wanted in zip(
+        epochs(Loader), epochs(DataLoader), counts, strict=True
+    ):
+        assert count == wanted, applied["?"]["reason"]
+        assert equal_bits(batches, own)
+        assert states == own_states
+
+
+def test_a_loader_that_draws_nothing_gets_workers_at_once(
+    applied: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apply, "first_guess", lambda loader: (2, "two"))
+    monkeypatch.setattr(apply, "TINY_BATCH_S", 0.0)
+    monkeypatch.setattr(apply, "TINY_SAMPLE_S", 0.0)
+    loader = Loader(Drawn([slow, negative]), batch_size=8, shuffle=True)
+    assert len(list(loader)) == 8
+    assert int(loader.num_workers) == 2

@@ -221,7 +221,8 @@ def test_the_loader_and_all_random_state_stay_as_they_are() -> None:
 def test_iterable_datasets(n: int | None) -> None:
     before = children()
     r = stoker.tune(DataLoader(Stream(n), batch_size=5), budget_s=1)
-    assert r.best.num_workers >= 1
+    assert r.best.num_workers == 1  # more would give all samples as often
+    assert any("get_worker_info" in note for note in r.notes)
     assert children() <= before
 
 

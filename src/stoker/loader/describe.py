@@ -13,6 +13,7 @@ import torch
 import torch.utils.data.dataloader as torch_loader
 
 from ..core import packages
+from ..core.division import divides
 from ..core.options import AutoWorkers
 from ..core.stacks import short
 from ..core.types import Batch, JsonObject
@@ -25,6 +26,7 @@ def settings_of(loader: object) -> JsonObject:
         return getattr(loader, name, default)
 
     context, whole = get("multiprocessing_context"), owner(loader)
+    is_stream = get("_dataset_kind", 0) != 0
     return {
         "class": type(whole).__qualname__,
         "dataset": type(getattr(whole, "dataset", None)).__name__,
@@ -39,7 +41,8 @@ def settings_of(loader: object) -> JsonObject:
         "in_order": get("in_order", True),
         "worker_method": get("worker_method", "process"),
         "multiprocessing_context": context.get_start_method() if hasattr(context, "get_start_method") else None,
-        "iterable": get("_dataset_kind", 0) != 0,
+        "iterable": is_stream,
+        "divides": is_stream and divides(get("dataset")),
     }
 
 

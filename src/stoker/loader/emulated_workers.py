@@ -100,12 +100,14 @@ class SeededTasksIter(WorkerlessIter):
 
     def __init__(self, loader: LoaderLike) -> None:
         super().__init__(loader)
+        self._one_thread = OneThread()
         seeds = int(self._base_seed), 0  # the first epoch: its workers would be new
         self._make = here(loader.dataset, self._auto_collation, self._collate_fn, self._drop_last, lambda: seeds)
 
     def _run(self, number: int, indices: Index) -> Batch:
         try:
-            return self._make(number, indices)
+            with self._one_thread:
+                return self._make(number, indices)
         except Exception:
             return Caught(f"in DataLoader worker process {number % self._num_workers}", self._dataset, "")
 

@@ -25,6 +25,7 @@ from ..workers.read_threads import ReadThreads
 from . import branches
 from .change_watch import STALE, Comparison
 from .cluster_cache import CacheOfWorker
+from .inputs import Inputs
 from .plan import Unplanned
 from .split import Split
 from .store.decode import layout

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from ..core import processes
+from ..core import packages, processes
 from ..core.errors import StokerError, UsageError, one_line
 from ..transport.slots import own_fork
 
@@ -229,7 +229,10 @@ def _refuse(event: str, args: Any) -> None:
         if len(_read) < MOST_FILES and not name.startswith(NO_DATA) and not name.endswith((".py", ".pyc", ".so")):
             _read[name] = None
     elif event in _refused and not (event == "os.truncate" and _is_memory(args[0])):
-        _stop(_refused[event])
+        if event != "os.mkdir":
+            _stop(_refused[event])
+        elif not os.path.exists(args[0]):  # else it makes none: ``os.makedirs(path, exist_ok=True)``
+            _stop(f"{_refused[event]}, {os.fsdecode(args[0])!r}{_in_library()}")
 
 
 def allow_connections() -> None:
@@ -240,6 +243,18 @@ def allow_connections() -> None:
 def _is_memory(file: object) -> bool:
     """Whether it is an anonymous file in memory, as stoker's own stores are (memfd_create(2))."""
     return isinstance(file, int) and "memfd:" in os.readlink(f"/proc/self/fd/{file}")
+
+
+def _in_library() -> str:
+    """The installed package whose code runs, in words; "" where none does."""
+    frame = sys._getframe(2)  # behind the audit hook
+    while frame.f_back is not None and not frame.f_code.co_filename.startswith(packages.PACKAGE):
+        file = frame.f_code.co_filename
+        package = "" if packages.in_stdlib(file) else packages.installed(file).partition(os.sep)[0]
+        if package:
+            return f" ({package} does: call it once before the loader is made)"
+        frame = frame.f_back
+    return ""
 
 
 def _stop(effect: str) -> None:

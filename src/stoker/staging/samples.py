@@ -51,6 +51,9 @@ OUTPUT = {
     "dump",
     "save",
 }
+# Names of what draws that do not say "rand".
+DRAWS = frozenset(("choice", "choices", "sample", "shuffle", "permutation", "uniform", "uniform_", "normal", "normal_"))
+DRAWS |= frozenset(("bernoulli", "binomial", "dropout", "gauss", "multinomial", "poisson"))
 SEED = 1000  # of the samples that are made as a whole
 
 
@@ -308,6 +311,12 @@ class TrialSamples:
     def has_no_effects(self) -> bool:
         """Whether no code that makes samples mentions what prints, logs or writes."""
         return not (self._executed.user_names & OUTPUT) and output_size() == 0
+
+    @property
+    def may_draw(self) -> bool:
+        """Whether some sample may draw, as far as the names in the user's code say."""
+        names = self._executed.user_names if self.loaded and not self.draws else set()
+        return self.draws or any("rand" in name.lower() or name in DRAWS for name in names)
 
     @property
     def draws_once(self) -> bool:

@@ -67,6 +67,8 @@ class Found(NamedTuple):
     is_stateless: bool = False  # loading a sample changes nothing of the dataset, in any branch
     assigns: bool = False  # loading a sample may set attributes of the dataset, if only when they are first needed
     only_in_workers: str = ""  # why no other process may play the part of workers
+    draws: bool = False  # making a sample moved a random generator
+    may_draw: bool = False  # the user's code names what draws, though perhaps not for each sample
     sources: Sequence[str] = ()  # files with the source of functions that are rewritten
 
 
@@ -103,6 +105,8 @@ def find_plan(
         has_no_effects=is_stateless and samples.has_no_effects,
         assigns=is_kept and bool(samples.opened or samples.assigned),
         only_in_workers=samples.only_in_workers if is_kept else "",
+        draws=samples.draws,
+        may_draw=samples.may_draw,
         sources=sorted({file for node in nodes if isinstance(node, Compiled) for file, _ in node.rewritten}),
     )
 

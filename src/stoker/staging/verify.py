@@ -201,7 +201,7 @@ class _Verification:
             for x in [x for names in (scope, *map(vars, type(dataset).__mro__)) for x in names.values()]:
                 if (
                     isinstance(x, functools._lru_cache_wrapper)
-                    and x.cache_info().maxsize
+                    and x.cache_info().maxsize != 0
                     and x.cache_info().currsize >= least
                 ):
                     x.cache_clear()

@@ -10,8 +10,9 @@ What happens to a loader::
                         it has not: the epoch begins without a cache, and workers get it when the trial has ended
                         (``staging.late_plan``); without workers the next epoch does
 
-The worker count is decided once, when a loader is first iterated. A failure in here leaves the loader as its script
-made it.
+The worker count is decided when a loader is first iterated; of one without workers again, while it is not known what
+its trial finds, or whether its batches draw random numbers, in which case it keeps none. A failure in here leaves the
+loader as its script made it.
 """
 
 from __future__ import annotations
@@ -36,13 +37,16 @@ from ..core.errors import one_line
 from ..core.filesystems import is_far
 from ..core.handles import held
 from ..core.options import AutoWorkers
+from ..core.random_state import RandomState
 from ..core.resources import ranks
-from ..core.types import Batch, JsonObject, LoaderLike, MapDataset
+from ..core.types import Batch, Index, JsonObject, LoaderLike, MapDataset
 from ..loader import engine
 from ..loader.auto.limits import first_guess
 from ..loader.loader_state import state_of
+from ..sampling.generators import find_generators
 from ..staging.late_plan import LatePlan
 from ..staging.streams import dataset_inside
+from ..staging.trial import Found
 from ..workers.can_start import why_not
 from ..workers.fetcher import is_plain
 from .cached_epochs import WORTH, Epoch
@@ -58,6 +62,7 @@ TINY_BATCH_S = 0.002  # a batch that takes no longer in the script's own process
 MOST_DATASETS = 8  # that are remembered
 BY_SCRIPT = "; batches from the cache are made without them, in the script's own process, where that is faster"
 
+UNSEEN = "an epoch without workers shows first whether making its batches draws random numbers"
 WORKERS_ON = "STOKER_WORKERS_ON"  # of the environment: a ``worker_method`` with nodes of a cluster
 
 _datasets: list[ManagedDataset] = []
@@ -84,7 +89,7 @@ def attach(module: Any, applied: JsonObject) -> None:
             late = None if known is None else known.late_plan(loader)
         _begin_next_trial()
         with engine.with_dataset(loader, staged, late):
-            return make(loader)
+            return _watched(loader, make(loader))
 
     module.DataLoader._get_iterator = _get_iterator
 
@@ -248,9 +253,9 @@ def _decide(loader: LoaderLike, known: ManagedDataset, applied: JsonObject, why_
     if loader.__dict__.get("read_threads") is None or "_stoker_applied" in loader.__dict__:
         loader.__dict__["read_threads"] = "auto" if is_safe else 1
     # Whether a loader without workers gets some is decided again when the trial has ended, and what its own collate
-    # function takes is known.
+    # function takes, or whether its samples draw, is known.
     may_collate = not is_plain(loader.collate_fn)
-    is_open = known.waits or known.trial is not None or may_collate
+    is_open = known.waits or known.trial is not None or may_collate or UNSEEN in reason
     loader.__dict__["_stoker_undecided"] = not (count or why_own_count) and is_open
     name = loader.__dict__.get("_stoker_name", "?")
     entry = applied[name] = loader.__dict__.setdefault("_stoker_applied", {})
@@ -283,6 +288,9 @@ def workers_for(loader: LoaderLike, known: ManagedDataset) -> tuple[int, str]:
     cannot = state_of(loader).no_workers or why_not(loader, threads=True)
     if cannot:
         return 0, f"kept 0: {cannot}"
+    drawn = _drawn(loader, found)
+    if drawn:
+        return 0, f"kept 0: {drawn}"
     changes = found.changes or known.own_cache
     if changes:
         return 0, f"kept 0: loading a sample changes {changes}, which the script would not see from a worker"
@@ -291,6 +299,45 @@ def workers_for(loader: LoaderLike, known: ManagedDataset) -> tuple[int, str]:
     if is_tiny and not _collates_long(loader):
         return 0, f"kept 0: a batch takes {served_s * size * 1e3:.2g} ms"
     return guess, why
+
+
+def _drawn(loader: LoaderLike, found: Found) -> str:
+    """Why a loader without workers is to have none: random numbers that making its batches draws in the script's
+    process, where the sampler's next order is drawn, too; "" where none are."""
+    seen: _Draws = loader.__dict__.get("_stoker_draws") or _Draws()
+    if found.draws or seen.moved:
+        return "making its batches draws random numbers, and what the script draws next depends on that"
+    may_draw = found.may_draw or not is_plain(loader.collate_fn)
+    is_known = not may_draw or seen.batches >= len(loader)
+    return "" if is_known else UNSEEN
+
+
+class _Draws:
+    """Whether making batches in the script's process has moved a random generator."""
+
+    batches = 0  # that were looked at
+    moved = False
+
+
+def _watched(loader: LoaderLike, it: Iterator[Batch]) -> Iterator[Batch]:
+    """The iterator; of a loader that may get workers later it is noted whether making a batch draws."""
+    fetcher = getattr(it, "_dataset_fetcher", None)
+    if fetcher is None or not loader.__dict__.get("_stoker_undecided"):
+        return it
+    seen: _Draws = loader.__dict__.setdefault("_stoker_draws", _Draws())
+    fetch, generators = fetcher.fetch, find_generators(loader.collate_fn)
+    generators += [] if loader.generator is None else [("generator", loader.generator)]
+
+    def watched(index: Index) -> Batch:
+        before = RandomState(generators)
+        try:
+            return fetch(index)
+        finally:
+            seen.batches += 1
+            seen.moved |= bool(before.moved())
+
+    fetcher.fetch = watched
+    return it
 
 
 def _collates_long(loader: LoaderLike) -> bool:

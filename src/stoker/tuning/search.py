@@ -19,6 +19,7 @@ from dataclasses import replace
 import torch
 
 from ..core import resources, terminal
+from ..core.division import divides
 from ..core.errors import UsageError
 from ..device.accelerator import accelerator
 from ..device.pin_policy import decide
@@ -38,6 +39,10 @@ SHARE_OF_MEMORY = 0.8  # a dataset that reads more than this is as cold in the s
 READS = 1 << 14  # bytes a batch; below it, what was read are messages
 WORKER_BYTES = 64 << 20  # of a worker whose memory is not known yet
 RANDOM_SAMPLERS = ("RandomSampler", "Feistel", "Chunk")
+NOT_DIVIDED = (
+    "no other number of workers is tried: the iterable dataset was not seen to ask get_worker_info(), so each worker "
+    "would give all of its samples"
+)
 
 
 class Search:
@@ -55,6 +60,9 @@ class Search:
         """The setting to recommend. Raises UsageError: a sample cannot be loaded, or not one batch comes within the
         budget."""
         s = Setting(1, batch_size=self.loader.batch_size)
+        if "num_workers" in self.knobs and self.measured.is_stream and not divides(self.loader.dataset):
+            self.knobs = [knob for knob in self.knobs if knob != "num_workers"]
+            self.notes.append(NOT_DIVIDED)
         try:
             self._first(s)
             self._climb(s, self._fixed(s))

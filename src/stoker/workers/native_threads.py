@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import threadpoolctl
@@ -31,21 +31,20 @@ def cap_process() -> None:
     """One thread for every pool of this process. For worker processes only."""
     torch.set_num_threads(1)
     for pool in look().lib_controllers:
-        if pool.internal_api != "openblas" or not _cap_openblas(pool):
-            pool.set_num_threads(1)
+        _set(pool, 1)
     cv2: Any = sys.modules.get("cv2")
     if cv2 is not None:
         cv2.setNumThreads(0)  # 0 runs without a pool; 1 would try to end threads that do not exist after a fork
 
 
-def _cap_openblas(pool: threadpoolctl.LibController) -> bool:
-    """Sets the variable that ``openblas_set_num_threads`` writes. After a fork that function would first start all
-    threads again, which spin for 0.1 s of processor time before they sleep."""
-    try:
-        ctypes.c_int.in_dll(pool.dynlib, "blas_cpu_number").value = 1
-    except (AttributeError, ValueError):  # a build that does not export it
-        return False
-    return True
+def _set(pool: threadpoolctl.LibController, count: int) -> None:
+    """Of OpenBLAS the variable that ``openblas_set_num_threads`` writes. After a fork that function would first start
+    all threads again, which spin for 0.1 s of processor time before they sleep."""
+    if pool.internal_api == "openblas":
+        with suppress(AttributeError, ValueError):  # a build that does not export it
+            ctypes.c_int.in_dll(pool.dynlib, "blas_cpu_number").value = count
+            return
+    pool.set_num_threads(count)
 
 
 def cap_thread() -> None:
@@ -59,25 +58,30 @@ def cap_thread() -> None:
 
 
 class OneThread:
-    """A context in which the calling thread uses one OpenMP thread, as a worker does: sums over large tensors are then
-    added up in the same order."""
+    """A context in which the calling thread uses one native thread, as a worker does: sums over large tensors and
+    products of matrices are then added up in the same order. BLAS has one count for the whole process, so other threads
+    of the script have one thread meanwhile, too."""
 
     def __init__(self) -> None:
         torch.get_num_threads()  # torch sets a thread's count when the thread first asks for it
-        self._pools = [pool for pool in look().lib_controllers if pool.user_api == "openmp"]
+        self._pools: list[threadpoolctl.LibController] = []
         self._counts: list[int] = []
 
     def __enter__(self) -> None:
+        self._pools = look().lib_controllers  # a sample's code may have imported more
         self._counts = [pool.get_num_threads() for pool in self._pools]
-        for pool in self._pools:
-            pool.set_num_threads(1)
+        self._cap()
 
     def __exit__(self, *_: object) -> None:
         self._restore()
 
+    def _cap(self) -> None:
+        for pool in self._pools:
+            _set(pool, 1)
+
     def _restore(self) -> None:
         for pool, count in zip(self._pools, self._counts, strict=True):
-            pool.set_num_threads(count)
+            _set(pool, count)
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
@@ -86,8 +90,7 @@ class OneThread:
         try:
             yield
         finally:
-            for pool in self._pools:
-                pool.set_num_threads(1)
+            self._cap()
 
 
 look()  # on import, so that the first batch does not wait for it

@@ -195,6 +195,12 @@ class LoaderStats:
     # Questions that several rules ask.
 
     @property
+    def repeats(self) -> bool:
+        """Whether another number of workers would repeat samples, or leave some out: of an iterable dataset that was
+        not seen to divide them among workers."""
+        return self.loader.settings.iterable and not self.loader.settings.divides
+
+    @property
     def workers(self) -> int:
         return self.loader.settings.num_workers
 

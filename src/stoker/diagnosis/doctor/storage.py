@@ -26,11 +26,11 @@ def slow_storage(stats: LoaderStats) -> Found | None:
     if not shares or part - stats.stalled < MIN_WAITING * max(MIN_TIME_WITH_CORE, 1 - stats.coreless):
         return None
     line = max(shares, key=lambda code: shares[code])
+    more = "a stream divided among more workers" if stats.repeats else "use more workers"
     return Found(
         stats.share * part * stats.explained_by_code,
         {"line": line, "share_of_a_task": part, "looks": stats.loader.looks},
-        f"workers wait {part:.0%} of a task's time at {line}: use more workers, which wait at the same time, or a "
-        "local copy",
+        f"workers wait {part:.0%} of a task's time at {line}: {more}, which wait at the same time, or a local copy",
         without(stats, part),
     )
 

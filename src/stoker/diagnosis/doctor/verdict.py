@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import msgspec
+
 from ..report.schema import Around, Finding, LoaderReport
 from . import device, loop, memory, sample_code, storage, workers
 from .loader_stats import MIN_BATCHES, STARVED, Found, LoaderStats, filling_epochs, later_epochs
@@ -37,6 +39,10 @@ FIRST, LAST, REMEDY = storage.cold_cache, workers.too_few_cores, sample_code.cac
 STALE = "stale_cache"  # of --apply: see report/applied.py
 CAUSES = tuple(rule.__name__ for rule in (*RULES, FIRST, LAST))
 TRANSFERS = ("pageable_transfer", "sync_transfer", "batch_too_small")
+BY_HAND = (
+    "not by a setting: the iterable dataset was not seen to ask get_worker_info(), so each worker would give all "
+    "samples. Divide them in __iter__ (see stoker explain iterable-datasets)"
+)
 ABOUT_AS_MUCH = 0.1  # of the loop
 MIN_SHARE = 0.03  # of the loop; what costs less is not worth a line
 
@@ -81,11 +87,21 @@ def _findings(stats: LoaderStats) -> list[Finding]:
     if not any(found.values()) and stats.starved:
         found[LAST.__name__] = LAST(stats)
     found[REMEDY.__name__] = REMEDY(stats)
+    worth = {cause: f for cause, f in found.items() if f is not None and not 0 < f.share < MIN_SHARE}
+    if stats.repeats:
+        worth = {cause: _by_hand(f) for cause, f in worth.items()}
     return [
         Finding(cause, f.share, f.evidence, f.fix, f.predicted_speedup, f.change, stats.loader.name)
-        for cause, f in found.items()
-        if f is not None and not 0 < f.share < MIN_SHARE
+        for cause, f in worth.items()
     ]
+
+
+def _by_hand(f: Found) -> Found:
+    """The same without a change of the number of workers, where that would change which samples come."""
+    if "num_workers" not in f.change:
+        return f
+    change = {name: value for name, value in f.change.items() if name != "num_workers"}
+    return msgspec.structs.replace(f, fix=f"{BY_HAND}; then {f.fix}", change=change)
 
 
 def _rank(f: Finding, weight: float) -> float:

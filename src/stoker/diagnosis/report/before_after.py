@@ -37,7 +37,7 @@ def compare(
             continue
         now = loader.epoch_s
         warm_up_s = loader.by_epoch[0].warm_up_s if loader.by_epoch else 0.0
-        later_s = min(first_s, max(now.later or 0.0, first_s - warm_up_s))
+        later_s = first_s - warm_up_s if warm_up_s < first_s else first_s
         each = [first_s, *([later_s] * (len(now.each) - 1))]
         saved = sum(each) - sum(now.each)
         rate = loader.samples / (loader.loop_s + saved) if loader.loop_s + saved > 0 else None
@@ -60,7 +60,7 @@ def _first_epoch_without_stoker(loader: schema.LoaderReport, changed: schema.App
     if not (cache.filled or changed.after.staged) or now.later is None or now.first is None:
         return None
     spent = changed.measured_s + cache.fill_s / max(1, loader.settings.num_workers)
-    return max(now.later, now.first - spent) if spent < now.first else now.first
+    return now.first - spent if spent < now.first else now.first
 
 
 def _row(loader: schema.LoaderReport, before: schema.EpochTimes, rate: float | None) -> schema.LoaderChange:

@@ -153,7 +153,8 @@ class Cache(Struct):
 
 
 class LoaderSettings(Struct):
-    """A loader's settings by torch's names. What a user's class may have of any type is ``object``."""
+    """A loader's settings by torch's names. What a user's class may have of any type is ``object``. ``divides``: an
+    iterable dataset's code asks which worker it is in."""
 
     class_: str = field(default="", name="class")
     dataset: str = ""
@@ -168,6 +169,7 @@ class LoaderSettings(Struct):
     multiprocessing_context: object = None
     iterable: bool = False
     no_workers: str = ""  # why worker processes cannot be started for it; "" where they can
+    divides: bool = False
     engine: str = ""
     threads: int = 1
     processes: int = 1
