@@ -326,7 +326,11 @@ def _without_modules(names: Collection[str], scope: Attributes) -> frozenset[str
 
 @functools.lru_cache(maxsize=4096)
 def _written(code: types.CodeType) -> frozenset[str]:
-    if code.co_name == "__init__" or HELPER in code.co_varnames:  # the second: a part of a function that runs whole
+    by_standard_library = code.co_name.startswith("__") or code.co_varnames[:1] == ("_cls",)  # dataclass, namedtuple
+    is_generated = code.co_filename == "<string>" and by_standard_library
+    if (
+        code.co_name == "__init__" or is_generated or HELPER in code.co_varnames
+    ):  # the second: a part of a function that runs whole
         return frozenset()
     try:
         tree = tree_of_code(code).tree

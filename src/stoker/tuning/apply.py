@@ -325,19 +325,28 @@ def _watched(loader: LoaderLike, it: Iterator[Batch]) -> Iterator[Batch]:
     if fetcher is None or not loader.__dict__.get("_stoker_undecided"):
         return it
     seen: _Draws = loader.__dict__.setdefault("_stoker_draws", _Draws())
-    fetch, generators = fetcher.fetch, find_generators(loader.collate_fn)
+    generators = find_generators(loader.collate_fn)
     generators += [] if loader.generator is None else [("generator", loader.generator)]
-
-    def watched(index: Index) -> Batch:
-        before = RandomState(generators)
-        try:
-            return fetch(index)
-        finally:
-            seen.batches += 1
-            seen.moved |= bool(before.moved())
-
-    fetcher.fetch = watched
+    it._dataset_fetcher = _WatchedFetcher(fetcher, seen, generators)  # type: ignore[attr-defined]
     return it
+
+
+class _WatchedFetcher:
+    """torch's fetcher, and whether it draws. No part of it refers to the whole: a dataset ends with its iterator."""
+
+    def __init__(self, fetcher: Any, seen: _Draws, generators: list[tuple[str, Any]]) -> None:
+        self._fetcher, self._seen, self._generators = fetcher, seen, generators
+
+    def fetch(self, index: Index) -> Batch:
+        before = RandomState(self._generators)
+        try:
+            return self._fetcher.fetch(index)
+        finally:
+            self._seen.batches += 1
+            self._seen.moved |= bool(before.moved())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fetcher, name)
 
 
 def _collates_long(loader: LoaderLike) -> bool:
