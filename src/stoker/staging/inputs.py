@@ -19,26 +19,19 @@ from __future__ import annotations
 
 import array
 import collections
-import contextlib
 import copyreg
-import dis
 import functools
 import hashlib
-import importlib.util
 import io
-import logging
 import mmap
 import os
 import pickle
-import random
 import socket
-import stat
 import sys
-import threading
 import types
 import weakref
-from collections.abc import Collection, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,7 +39,36 @@ import torch
 from ..core.fingerprint import ctypes_bytes
 from ..core.marked_code import original
 from ..core.object_tree import PLAIN, VALUES, is_filesystem, is_table
-from ..core.packages import PACKAGE, is_users
+from .library_objects import (
+    BOUND,
+    HANDLES,
+    IGNORED,
+    IMMUTABLE_MODULES,
+    LIBRARY_STATES,
+    NATIVE_CODE,
+    Held,
+    arrow_buffers,
+    attributes_of,
+    columns_of,
+    file_stamp,
+    is_bound,
+    library_settings,
+    name_of_native,
+    native_base,
+    size_of_arrow,
+    stamp_of_handle,
+    token_of_plain,
+)
+from .users_code import (
+    file_of_module,
+    is_library_class,
+    is_users_code,
+    is_users_module,
+    module_name,
+    names_in,
+    qualified_name,
+    token_of_code,
+)
 
 MOST_BYTES = 4 << 30  # of arrays: more is not digested before each epoch
 MOST_MAPPED_BYTES = 256 << 20  # of a file; of what is larger, the stamps of the file count
@@ -54,34 +76,6 @@ MOST_ARROW_BYTES = 64 << 20  # of what is larger, and mostly mapped from a file,
 WIDTH = 200  # items of a container that get an entry of their own, if they are no plain values
 DEPTH = 40  # of objects inside objects
 BUILTIN_CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
-GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator, torch.Generator)
-# What they hold says nothing about samples.
-IGNORED = (
-    *GENERATORS,
-    type(threading.Lock()),
-    type(threading.RLock()),
-    threading.Condition,
-    logging.Handler,
-)
-LIBRARY_STATES = {  # what of an object of the standard library says something about samples
-    threading.Event: lambda x: x.is_set(),
-    threading.Semaphore: lambda x: x._value,
-    logging.Logger: lambda x: x.level,
-    threading.Thread: lambda x: "",
-    types.MappingProxyType: dict,
-}
-NATIVE_CODE = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, np.ufunc)
-# Immutable, and the digest of their content would take as long as reading it.
-IMMUTABLE_MODULES = ("pyarrow", "re")
-# Handles of files: known by the name of their file, of which the stamps are inputs, too.
-HANDLES = {  # by package: the attribute that names the file
-    "h5py": "filename",
-    "lmdb": "path",
-    "sqlite3": "",
-    "_sqlite3": "",
-    "zipfile": "filename",
-    "tarfile": "name",
-}
 SKIPPED_MEMBERS = frozenset(
     {"__module__", "__dict__", "__weakref__", "__doc__", "__annotations__", "__init__", "__qualname__", "__slots__"}
     | {
@@ -102,11 +96,8 @@ SKIPPED_MEMBERS = frozenset(
     }
 )
 IMPORTED = "imported"
-HEAPTYPE = 1 << 9
-Held: TypeAlias = Any  # a value of the user's, of which everything is asked
 CODE = (types.FunctionType, type)
 SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
-BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)  # methods of native objects: ``self.names.index``
 METHODS = (types.MethodType, staticmethod, classmethod, property)
 FUNCTIONS = (*METHODS, *BOUND, functools.partial, functools._lru_cache_wrapper)
 WRAPPERS = (*CODE, *FUNCTIONS, types.ModuleType, weakref.ref)
@@ -178,7 +169,7 @@ class Inputs:
         self._seen: dict[int, tuple[int, object, str]] = {}
         self._modules: dict[str, set[str]] = {}  # names that were looked up in a module of the user's
         self._visit(dataset, "dataset[0]", DEPTH)
-        self.entries["settings of libraries"] = Entry("settings", _library_settings())
+        self.entries["settings of libraries"] = Entry("settings", library_settings())
         for k, fn in enumerate(functions):
             self._visit(fn, f"dataset[{k + 1}]", DEPTH)
         for name, value in (held or {}).items():
@@ -303,7 +294,7 @@ class Inputs:
                 self._visit(value, path + step, depth)
             return
         cls = type(x)
-        self.entries[path] = Entry(f"a {cls.__name__}", _qualified(cls))
+        self.entries[path] = Entry(f"a {cls.__name__}", qualified_name(cls))
         if is_filesystem(x) and "memory" in str(getattr(cls, "protocol", "")):
             self._add_opaque(path, x)
             return
@@ -313,16 +304,16 @@ class Inputs:
             return
         if not is_library_class(cls):
             self._visit_class(cls, path, depth)
-        for name, value in _attributes(x):
+        for name, value in attributes_of(x):
             if self._is_read(name):
                 self._visit(value, f"{path}.{name}", depth)
-        native = _native_base(cls)
+        native = native_base(cls)
         if native is object:
             return
         if issubclass(native, BUILTIN_CONTAINERS):
             self._visit_container(native(x) if native is not collections.deque else list(x), f"{path}[:]", depth)
         elif issubclass(native, (*PLAIN[:-1], bytearray)):
-            self.entries[f"{path}[:]"] = Entry("a value", _plain_token(native(x)))
+            self.entries[f"{path}[:]"] = Entry("a value", token_of_plain(native(x)))
         else:
             found, is_complete = self._native_state(x)
             if is_complete:
@@ -332,13 +323,13 @@ class Inputs:
 
     def _visit_function(self, fn: types.FunctionType, path: str, depth: int) -> None:
         code = fn.__code__
-        if not _is_users_code(code):
-            self.entries[path] = Entry(fn.__qualname__, _qualified(fn))
+        if not is_users_code(code):
+            self.entries[path] = Entry(fn.__qualname__, qualified_name(fn))
             self._visit_closure(fn, path, depth)  # of a decorator: ``torch.no_grad()``, ``functools.singledispatch``
             return
         self.functions[id(fn)] = fn
         self._of_code.add(path)
-        self.entries[path] = Entry(fn.__qualname__, _code_token(code))
+        self.entries[path] = Entry(fn.__qualname__, token_of_code(code))
         for k, value in enumerate(fn.__defaults__ or ()):
             self._visit(value, f"{path}.__defaults__[{k}]", depth)
         for name, value in (fn.__kwdefaults__ or {}).items():
@@ -359,7 +350,7 @@ class Inputs:
     def _visit_scope(self, code: types.CodeType, scope: dict[str, Held], depth: int) -> None:
         """What code reads of its module, of other modules, and of the environment."""
         read, mentioned, imported = names_in(original(code))
-        module = _module_name(str(scope.get("__name__", "")))
+        module = module_name(str(scope.get("__name__", "")))
         if "globals" in read:
             read = read | (mentioned & scope.keys()) if mentioned & scope.keys() - read else frozenset(scope)
         for name in sorted(read):
@@ -389,7 +380,7 @@ class Inputs:
         for name in sorted(wanted - done):
             done.add(name)
             self._visit_global(
-                scope[name], f"dataset[1]['{_module_name(module.__name__)}.{name}']", mentioned, depth - 1
+                scope[name], f"dataset[1]['{module_name(module.__name__)}.{name}']", mentioned, depth - 1
             )
         for name in sorted(mentioned - scope.keys()):
             self._visit_import(f"{module.__name__}.{name}", mentioned, depth - 1, only_loaded=True)
@@ -408,20 +399,20 @@ class Inputs:
             return
         if only_loaded:
             return
-        self.entries[path] = Entry(f"module {name}, not imported yet", _file_of_module(name))
+        self.entries[path] = Entry(f"module {name}, not imported yet", file_of_module(name))
 
     def _visit_class(self, cls: type, path: str, depth: int) -> None:
         if is_library_class(cls):
-            self.entries.setdefault(path, Entry(cls.__qualname__, _qualified(cls)))
+            self.entries.setdefault(path, Entry(cls.__qualname__, qualified_name(cls)))
             return
-        self.entries.setdefault(path, Entry(cls.__qualname__, _qualified(cls)))
-        known = f"class {_qualified(cls)}"
+        self.entries.setdefault(path, Entry(cls.__qualname__, qualified_name(cls)))
+        known = f"class {qualified_name(cls)}"
         if id(cls) in self._seen and known in self.entries:
             return
         self._seen.setdefault(id(cls), (len(self._seen), cls, path))
-        self.entries[known] = Entry(cls.__qualname__, tuple(_qualified(c) for c in cls.__mro__))
+        self.entries[known] = Entry(cls.__qualname__, tuple(qualified_name(c) for c in cls.__mro__))
         if not is_library_class(type(cls)):
-            self._visit_class(type(cls), f"class {_qualified(type(cls))}", depth)
+            self._visit_class(type(cls), f"class {qualified_name(type(cls))}", depth)
         for base in cls.__mro__:
             if is_library_class(base):
                 continue
@@ -431,14 +422,14 @@ class Inputs:
                 ):
                     continue
                 if (name.startswith("__") and name.endswith("__")) or self._is_read(name):
-                    self._visit(value, f"dataset[1]['{_qualified(base)}.{name}']", depth)
+                    self._visit(value, f"dataset[1]['{qualified_name(base)}.{name}']", depth)
 
     def _visit_constructor(self, cls: type, depth: int) -> None:
         """What makes objects of a class, where a sample may make some."""
         for base in cls.__mro__:
             for name in () if is_library_class(base) else ("__init__", "__new__", "__post_init__"):
                 if name in vars(base):
-                    self._visit(vars(base)[name], f"dataset[1]['{_qualified(base)}.{name}']", depth)
+                    self._visit(vars(base)[name], f"dataset[1]['{qualified_name(base)}.{name}']", depth)
 
     def _is_read(self, name: str) -> bool:
         return (self._names is None or name in self._names) and name not in self._ignored
@@ -448,7 +439,7 @@ class Inputs:
     def _leaf(self, x: Held, path: str) -> Entry | None:
         """The entry of a value that has no parts; None: it has some."""
         if type(x) in PLAIN:
-            return Entry(repr(x)[:60], _plain_token(x))
+            return Entry(repr(x)[:60], token_of_plain(x))
         if isinstance(x, VALUES):
             return Entry(repr(x)[:60], (type(x).__name__, repr(x)))
         if isinstance(x, np.ndarray):
@@ -462,8 +453,8 @@ class Inputs:
 
     def _library_object(self, x: Held, path: str) -> Entry | None:
         """The entry of an object whose class says what its state is."""
-        if isinstance(x, (*IGNORED, *NATIVE_CODE, types.CodeType)) and not _is_bound(x):
-            return Entry(f"a {type(x).__name__}", _name_of_native(x))
+        if isinstance(x, (*IGNORED, *NATIVE_CODE, types.CodeType)) and not is_bound(x):
+            return Entry(f"a {type(x).__name__}", name_of_native(x))
         for kind, state in LIBRARY_STATES.items():
             if type(x) is kind:
                 return Entry(f"a {kind.__name__}", self._flat(state(x), plain=False, path=path))
@@ -475,12 +466,12 @@ class Inputs:
         if isinstance(x, (io.IOBase, mmap.mmap, socket.socket)):
             return self._file(x, path)
         package = type(x).__module__.partition(".")[0]
-        if package == "pyarrow" and _size_of_arrow(x) <= MOST_ARROW_BYTES:
-            return Entry(f"a {type(x).__name__}", (type(x).__name__, *map(self._bytes_token, _arrow_buffers(x))))
+        if package == "pyarrow" and size_of_arrow(x) <= MOST_ARROW_BYTES:
+            return Entry(f"a {type(x).__name__}", (type(x).__name__, *map(self._bytes_token, arrow_buffers(x))))
         if package in IMMUTABLE_MODULES:
             return Entry(f"a {type(x).__name__}", ("immutable", self._name_of_immutable(x, package)))
         if package in HANDLES:
-            stamp = _stamp_of_handle(x, package)
+            stamp = stamp_of_handle(x, package)
             self.handles.add(path)
             return Entry(f"a {type(x).__name__}", (type(x).__name__, stamp)) if stamp else self._opaque_entry(path, x)
         if isinstance(x, (types.GeneratorType, types.CoroutineType)) or (
@@ -495,7 +486,7 @@ class Inputs:
         self._seen.setdefault(id(x), (len(self._seen), x, ""))
         if not self._across_runs:
             return id(x)
-        return type(x).__name__, repr(getattr(x, "schema", None) or x)[:2000], _size_of_arrow(x)
+        return type(x).__name__, repr(getattr(x, "schema", None) or x)[:2000], size_of_arrow(x)
 
     def _array(self, x: Held, path: str) -> Entry:
         text = "an array"
@@ -505,11 +496,13 @@ class Inputs:
         if x.dtype.hasobject:
             digest: object = self._flat(x.reshape(-1).tolist(), plain=False, path=path)
         elif isinstance(x, np.memmap) and x.nbytes > MOST_MAPPED_BYTES and getattr(x, "filename", None):
-            digest = _stamp(str(x.filename))  # its file is the input
+            digest = file_stamp(str(x.filename))  # its file is the input
         else:
             digest = self._bytes_token(np.ascontiguousarray(x).reshape(-1).view(np.uint8)) if x.size else b""
         own = (
-            self._flat(dict(_attributes(x)), plain=False, path=path) if type(x) not in (np.ndarray, np.memmap) else b""
+            self._flat(dict(attributes_of(x)), plain=False, path=path)
+            if type(x) not in (np.ndarray, np.memmap)
+            else b""
         )
         return Entry(text, (type(x).__name__, repr(x.dtype), x.shape, x.strides if x.size else (), digest, own))
 
@@ -536,7 +529,7 @@ class Inputs:
         return Entry(text, (kind, x.stride() if x.numel() else (), numbers, more))
 
     def _table(self, x: Held, path: str) -> Entry:
-        columns = [(str(name), column) for name, column in _columns(x)]
+        columns = [(str(name), column) for name, column in columns_of(x)]
         found = [(name, str(c.dtype), self._column(c, path)) for name, c in columns]
         more = self._flat(
             [list(map(str, getattr(x, "columns", ()))), getattr(x, "attrs", None)], plain=False, path=path
@@ -556,7 +549,7 @@ class Inputs:
             return Entry(f"a {type(x).__name__}", self._flat(x.getvalue(), plain=True))
         if isinstance(name, (str, bytes)):
             self.handles.add(path)
-            return Entry(f"a file {name!r}", (type(x).__name__, _stamp(os.fsdecode(name))))
+            return Entry(f"a file {name!r}", (type(x).__name__, file_stamp(os.fsdecode(name))))
         return self._opaque_entry(path, x)
 
     def _bytes_token(self, data: Held) -> bytes:
@@ -674,9 +667,9 @@ class _Flat(pickle.Pickler):
             inputs._visit_inside(x, path, DEPTH // 2)
             return _mark, (path,)
         if not is_library_class(cls):
-            inputs._visit_class(cls, f"class {_qualified(cls)}", DEPTH // 2)
-        state: dict[str, object] = {k: v for k, v in _attributes(x) if inputs._is_read(k)}
-        native = _native_base(cls)
+            inputs._visit_class(cls, f"class {qualified_name(cls)}", DEPTH // 2)
+        state: dict[str, object] = {k: v for k, v in attributes_of(x) if inputs._is_read(k)}
+        native = native_base(cls)
         value: object = None
         if issubclass(native, BUILTIN_CONTAINERS):
             value = native(x) if native is not collections.deque else list(x)
@@ -688,7 +681,7 @@ class _Flat(pickle.Pickler):
                 inputs.opaque[self._path] = (
                     f"{readable(self._path)} holds a {cls.__module__}.{cls.__qualname__}, whose state cannot be read"
                 )
-        return _mark, (_qualified(cls), state, value)
+        return _mark, (qualified_name(cls), state, value)
 
 
 class _FlatAcrossRuns(_Flat):
@@ -732,206 +725,6 @@ def readable(path: str) -> str:
     return path.replace("dataset[0]", "dataset", 1)
 
 
-def _qualified(x: Held) -> str:
-    """The name of a function or a class, with its module's."""
-    return f"{_module_name(x.__module__)}.{x.__qualname__}"
-
-
-def _module_name(name: str) -> str:
-    """The script's module has the same name where another script imports it."""
-    file = getattr(sys.modules.get("__main__"), "__file__", None) if name == "__main__" else None
-    return os.path.splitext(os.path.basename(file))[0] if file else name
-
-
 def _named(x: Held) -> object:
     """What a function or a class is known by, where its parts have entries already."""
-    return _code_token(x.__code__) if isinstance(x, types.FunctionType) else _qualified(x)
-
-
-def _plain_token(x: object) -> object:
-    if isinstance(x, float):
-        return "float", x.hex() if x == x else "nan"
-    if isinstance(x, complex):
-        return "complex", x.real.hex(), x.imag.hex()
-    return type(x).__name__, x
-
-
-def _is_bound(x: Held) -> bool:
-    """Whether a native function is a method that is bound to an object."""
-    owner = getattr(x, "__self__", None) if isinstance(x, BOUND) else None
-    return owner is not None and not isinstance(owner, (types.ModuleType, type))
-
-
-def _name_of_native(x: Held) -> object:
-    return type(x).__name__, getattr(x, "__module__", ""), getattr(x, "__qualname__", "")
-
-
-def _attributes(x: object) -> Iterator[tuple[str, Held]]:
-    """What an object holds in its ``__dict__`` and its slots. No code of its class runs."""
-    try:
-        own = object.__getattribute__(x, "__dict__")
-    except AttributeError:
-        own = {}
-    yield from sorted(((k, v) for k, v in dict(own).items() if isinstance(k, str)), key=lambda item: item[0])
-    for cls in type(x).__mro__:
-        if "__slots__" in vars(cls):
-            for name, slot in vars(cls).items():
-                if type(slot) is types.MemberDescriptorType:
-                    try:
-                        yield name, slot.__get__(x)
-                    except AttributeError:
-                        yield name, _NOT_SET
-
-
-_NOT_SET = "a slot that is not set"
-
-
-def _native_base(cls: type) -> type:
-    """The class in the MRO whose memory layout is not Python's: ``object`` where instances are attributes alone. As
-    ``copyreg._reduce_ex`` finds it."""
-    for base in cls.__mro__:
-        if not base.__flags__ & HEAPTYPE:
-            return base
-        new = base.__dict__.get("__new__")
-        if isinstance(new, types.BuiltinFunctionType) and new.__self__ is base:
-            return base
-    return object
-
-
-def is_library_class(cls: type) -> bool:
-    module = sys.modules.get(cls.__module__)
-    if cls.__module__ == "__main__":
-        return False
-    return module is None or not is_users_module(module)
-
-
-def is_users_module(module: object) -> bool:
-    """Whether a module is neither a library's nor the standard library's."""
-    if getattr(module, "__name__", "") == "__main__":
-        return True
-    file = getattr(module, "__file__", None)
-    if file is None:  # a namespace package, or built in
-        paths = list(getattr(module, "__path__", ()))
-        return bool(paths) and is_users(os.path.join(paths[0], "x.py"))
-    return is_users(file) and file.endswith((".py", ".pyc"))
-
-
-def _is_users_code(code: types.CodeType) -> bool:
-    file = code.co_filename
-    if file.startswith("<"):
-        return not file.startswith("<frozen ") and not file.startswith("<__array_function__")
-    return is_users(file) and not file.startswith(PACKAGE)
-
-
-@functools.lru_cache(maxsize=4096)
-def _code_digest(code: types.CodeType) -> bytes:
-    parts = []
-    for c in codes_of(code):
-        constants = [
-            sorted(map(repr, v)) if isinstance(v, frozenset) else v
-            for v in c.co_consts
-            if not isinstance(v, types.CodeType)
-        ]
-        parts.append((c.co_code, c.co_names, c.co_varnames, c.co_freevars, constants))
-    return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
-
-
-def _code_token(code: types.CodeType) -> bytes:
-    return _code_digest(original(code))
-
-
-def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A function's code, and that of the functions inside it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from codes_of(constant)
-
-
-@functools.lru_cache(maxsize=4096)
-def names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """Global variables that a function loads; all names and texts that it mentions; modules that it imports."""
-    read, mentioned, imported = set(), set(), set()
-    for c in codes_of(code):
-        mentioned |= {*c.co_names, *(k for k in c.co_consts if isinstance(k, str) and k.isidentifier())}
-        for op in dis.get_instructions(c):
-            if op.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
-                read.add(str(op.argval))
-            elif op.opname == "IMPORT_NAME":
-                imported.add(str(op.argval))
-    return frozenset(read), frozenset(mentioned), frozenset(imported)
-
-
-def _file_of_module(name: str) -> object:
-    """The stamps of the file from which a module would be imported."""
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError, AttributeError):
-        return None
-    if spec is None or spec.origin is None or not is_users(spec.origin):
-        return None
-    return _stamp(spec.origin)
-
-
-def _stamp(path: str) -> tuple[object, ...]:
-    """When a file was written, its size and its number; that it is not there."""
-    try:
-        found = os.stat(path)
-    except (OSError, ValueError):
-        return (path,)
-    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
-        return path, found.st_mode
-    return path, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
-
-
-def _stamp_of_handle(x: Held, package: str) -> tuple[object, ...]:
-    """The stamps of the file behind a handle; () where there is none: what it holds is in memory."""
-    with contextlib.suppress(Exception):
-        if package in ("sqlite3", "_sqlite3"):
-            path = x.execute("PRAGMA database_list").fetchone()[2]
-        else:
-            path = getattr(getattr(x, "file", x), HANDLES[package])
-            path = path() if callable(path) else path
-        if path and getattr(x, "driver", "") != "core":  # of h5py: in memory
-            found = _stamp(os.fsdecode(path))
-            return found if len(found) > 1 else ()
-    return ()
-
-
-def _columns(x: Held) -> Iterator[tuple[object, Held]]:
-    if hasattr(x, "get_columns"):  # polars
-        yield from ((c.name, c) for c in x.get_columns())
-    elif hasattr(x, "columns"):
-        yield from ((name, x.iloc[:, k]) for k, name in enumerate(x.columns))
-        yield "index", x.index
-    else:
-        yield "", x
-        if hasattr(x, "iloc"):
-            yield "index", x.index
-
-
-def _library_settings() -> tuple[object, ...]:
-    """Settings of libraries that scripts change, and that samples depend on."""
-    found = [
-        getattr(sys.modules.get(module), name, default)  # a module that is not imported yet has its defaults
-        for module, name, default in (
-            ("PIL.ImageFile", "LOAD_TRUNCATED_IMAGES", False),
-            ("PIL.Image", "MAX_IMAGE_PIXELS", 1024 * 1024 * 1024 // 4 // 3),
-        )
-    ]
-    return str(torch.get_default_dtype()), str(np.geterr()), *found
-
-
-def _size_of_arrow(x: Held) -> int:
-    try:
-        return int(x.nbytes)
-    except Exception:
-        return 0
-
-
-def _arrow_buffers(x: Held) -> Iterator[memoryview]:
-    """The memory of a table or an array of pyarrow, which may be a view of an array that can be written to."""
-    for part in getattr(x, "columns", None) or getattr(x, "chunks", None) or ():
-        yield from _arrow_buffers(part)
-    if hasattr(x, "buffers"):
-        yield from (memoryview(b) for b in x.buffers() if b is not None)
+    return token_of_code(x.__code__) if isinstance(x, types.FunctionType) else qualified_name(x)

@@ -26,10 +26,11 @@ from ..core.types import Attributes, Index, MapDataset, Sample
 from ..sampling.generators import find_generators, seed_generator
 from . import own_caches
 from .executed_code import Executed, written_by, written_through_locals
-from .inputs import Entry, Inputs, names_in, readable
+from .inputs import Entry, Inputs, readable
 from .isolate import output_size
 from .plan import globals_now
 from .store.encode import CacheError
+from .users_code import names_in
 
 # What differs between processes, or threads.
 OF_PROCESS = frozenset(

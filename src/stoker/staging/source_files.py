@@ -31,7 +31,7 @@ import torch
 from ..core.marked_code import original
 from ..core.object_tree import TABLES, attributes
 from ..core.shared import SharedList
-from .inputs import codes_of, is_library_class
+from .users_code import codes_of, is_library_class
 
 SUFFIX_BYTES = 12
 DEPTH = 8  # of objects in objects, in which file names are looked for

@@ -35,7 +35,7 @@ from ..core.errors import one_line
 from ..core.filesystems import is_far, reopen
 from ..core.types import Index, MapDataset
 from .callee import Compiled
-from .inputs import Entry, Inputs, is_users_module
+from .inputs import Entry, Inputs
 from .isolate import allow_connections, files_read
 from .plan import Plan, WholeNode, nodes_in
 from .pure_calls import MemoPlan, Survey
@@ -44,6 +44,7 @@ from .search import Search, weaker_plans, with_less_stored
 from .source_files import FolderWatch
 from .stages import Row, cut_of, rows_of
 from .store.encode import UNCACHEABLE, CacheError
+from .users_code import is_users_module
 from .verify import CHANGES, attribute_of_dataset, verify
 
 MOST_PLANS = 24  # that are verified

@@ -1,0 +1,102 @@
+"""What code is the user's, and which names it mentions."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import hashlib
+import importlib.util
+import os
+import sys
+import types
+from collections.abc import Iterator
+
+from ..core.marked_code import original
+from ..core.packages import PACKAGE, is_users
+from .library_objects import Held, file_stamp
+
+
+def qualified_name(x: Held) -> str:
+    """The name of a function or a class, with its module's."""
+    return f"{module_name(x.__module__)}.{x.__qualname__}"
+
+
+def module_name(name: str) -> str:
+    """The script's module has the same name where another script imports it."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None) if name == "__main__" else None
+    return os.path.splitext(os.path.basename(file))[0] if file else name
+
+
+def is_library_class(cls: type) -> bool:
+    module = sys.modules.get(cls.__module__)
+    if cls.__module__ == "__main__":
+        return False
+    return module is None or not is_users_module(module)
+
+
+def is_users_module(module: object) -> bool:
+    """Whether a module is neither a library's nor the standard library's."""
+    if getattr(module, "__name__", "") == "__main__":
+        return True
+    file = getattr(module, "__file__", None)
+    if file is None:  # a namespace package, or built in
+        paths = list(getattr(module, "__path__", ()))
+        return bool(paths) and is_users(os.path.join(paths[0], "x.py"))
+    return is_users(file) and file.endswith((".py", ".pyc"))
+
+
+def is_users_code(code: types.CodeType) -> bool:
+    file = code.co_filename
+    if file.startswith("<"):
+        return not file.startswith("<frozen ") and not file.startswith("<__array_function__")
+    return is_users(file) and not file.startswith(PACKAGE)
+
+
+@functools.lru_cache(maxsize=4096)
+def code_digest(code: types.CodeType) -> bytes:
+    parts = []
+    for c in codes_of(code):
+        constants = [
+            sorted(map(repr, v)) if isinstance(v, frozenset) else v
+            for v in c.co_consts
+            if not isinstance(v, types.CodeType)
+        ]
+        parts.append((c.co_code, c.co_names, c.co_varnames, c.co_freevars, constants))
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
+
+
+def token_of_code(code: types.CodeType) -> bytes:
+    return code_digest(original(code))
+
+
+def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code, and that of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from codes_of(constant)
+
+
+@functools.lru_cache(maxsize=4096)
+def names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """Global variables that a function loads; all names and texts that it mentions; modules that it imports."""
+    read, mentioned, imported = set(), set(), set()
+    for c in codes_of(code):
+        mentioned |= {*c.co_names, *(k for k in c.co_consts if isinstance(k, str) and k.isidentifier())}
+        for op in dis.get_instructions(c):
+            if op.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
+                read.add(str(op.argval))
+            elif op.opname == "IMPORT_NAME":
+                imported.add(str(op.argval))
+    return frozenset(read), frozenset(mentioned), frozenset(imported)
+
+
+def file_of_module(name: str) -> object:
+    """The stamps of the file from which a module would be imported."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return None
+    if spec is None or spec.origin is None or not is_users(spec.origin):
+        return None
+    return file_stamp(spec.origin)
