@@ -15,7 +15,6 @@ import stoker
 from stoker.core.errors import StokerWarning
 from stoker.core.types import Sample
 from stoker.staging import late_plan, node_cache, plain
-from stoker.staging.inputs import Entry
 from stoker.staging.isolate import run_isolated
 from stoker.staging.own_caches import Path as Attributes
 from stoker.staging.pure_calls import MemoPlan
@@ -25,6 +24,7 @@ from stoker.staging.store.encode import CacheError, take
 from stoker.staging.store.memory import Memory
 from stoker.staging.store.store import Store, size_of
 from stoker.staging.trial import Found, find_plan
+from stoker.staging.value_digests import Entry
 
 N = 64
 SRC = Path(stoker.__file__).parent

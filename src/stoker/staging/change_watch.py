@@ -12,10 +12,11 @@ from ..core.compare import equal_bits
 from ..core.random_state import RandomState
 from ..core.types import Index, Sample
 from ..core.warn import warn_user
-from .inputs import Entry, Inputs, readable
+from .inputs import Inputs
 from .plan import Unplanned
 from .source_files import SourceFiles
 from .store.decode import stored_copy
+from .value_digests import Entry, readable
 from .verify import changed_name
 
 FILE = "file"

@@ -17,46 +17,26 @@ has the same. See docs/concepts/exact.md.
 
 from __future__ import annotations
 
-import array
 import collections
-import copyreg
 import functools
 import hashlib
-import io
-import mmap
 import os
 import pickle
-import socket
 import sys
 import types
 import weakref
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import torch
-
-from ..core.fingerprint import ctypes_bytes
 from ..core.marked_code import original
-from ..core.object_tree import PLAIN, VALUES, is_filesystem, is_table
+from ..core.object_tree import PLAIN, is_filesystem
 from .library_objects import (
     BOUND,
-    HANDLES,
-    IGNORED,
-    IMMUTABLE_MODULES,
-    LIBRARY_STATES,
     NATIVE_CODE,
     Held,
-    arrow_buffers,
     attributes_of,
-    columns_of,
-    file_stamp,
-    is_bound,
     library_settings,
-    name_of_native,
     native_base,
-    size_of_arrow,
-    stamp_of_handle,
     token_of_plain,
 )
 from .users_code import (
@@ -69,10 +49,8 @@ from .users_code import (
     qualified_name,
     token_of_code,
 )
+from .value_digests import Entry, ValueDigests, readable
 
-MOST_BYTES = 4 << 30  # of arrays: more is not digested before each epoch
-MOST_MAPPED_BYTES = 256 << 20  # of a file; of what is larger, the stamps of the file count
-MOST_ARROW_BYTES = 64 << 20  # of what is larger, and mostly mapped from a file, the object counts
 WIDTH = 200  # items of a container that get an entry of their own, if they are no plain values
 DEPTH = 40  # of objects inside objects
 BUILTIN_CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
@@ -103,14 +81,6 @@ FUNCTIONS = (*METHODS, *BOUND, functools.partial, functools._lru_cache_wrapper)
 WRAPPERS = (*CODE, *FUNCTIONS, types.ModuleType, weakref.ref)
 
 
-class Entry(NamedTuple):
-    """One part of the inputs."""
-
-    text: str  # for people
-    digest: object  # of every byte of it; compared by ``==``
-    is_opaque: bool = False  # the digest is its type only
-
-
 class _NotPlain(Exception):
     """A container holds objects that are no plain values."""
 
@@ -123,7 +93,7 @@ class _Sink:
         self.write = self.hash.update
 
 
-class Inputs:
+class Inputs(ValueDigests):
     """What making a sample may read, now.
 
     Attributes:
@@ -152,21 +122,15 @@ class Inputs:
         ``skip``: paths that do not count, nor what is below them; ``held``: more values, by name; ``shared``: whether
         memory that processes share counts; ``ignored``: names of attributes and globals that do not count;
         ``across_runs``: ``keys`` are wanted, which takes longer."""
+        super().__init__(shared, across_runs)
         self.entries: dict[str, Entry] = {}
-        self.opaque: dict[str, str] = {}
         self.functions: dict[int, types.FunctionType] = {}
         self._names = names
         self._skip = skip
         self._ignored = ignored
-        self._shared = shared
-        self._across_runs = across_runs
         self._of_code: set[str] = set()  # paths of functions
         self.caches: list[functools._lru_cache_wrapper[Any]] = []  # functions that keep what they returned
-        self.handles: set[str] = set()
         self.packages: set[str] = set()  # whose functions and classes may be used
-        self._bytes = 0
-        # By id: a number, the object (else its id might become that of another one), and the path where it was found.
-        self._seen: dict[int, tuple[int, object, str]] = {}
         self._modules: dict[str, set[str]] = {}  # names that were looked up in a module of the user's
         self._visit(dataset, "dataset[0]", DEPTH)
         self.entries["settings of libraries"] = Entry("settings", library_settings())
@@ -436,129 +400,6 @@ class Inputs:
 
     # -- digests
 
-    def _leaf(self, x: Held, path: str) -> Entry | None:
-        """The entry of a value that has no parts; None: it has some."""
-        if type(x) in PLAIN:
-            return Entry(repr(x)[:60], token_of_plain(x))
-        if isinstance(x, VALUES):
-            return Entry(repr(x)[:60], (type(x).__name__, repr(x)))
-        if isinstance(x, np.ndarray):
-            return self._array(x, path)
-        if isinstance(x, torch.Tensor):
-            return self._tensor(x, path)
-        if isinstance(x, (bytearray, array.array)):
-            code = getattr(x, "typecode", "")
-            return Entry(f"a {type(x).__name__} of {len(x)}", (code, self._bytes_token(memoryview(x).cast("B"))))
-        return self._library_object(x, path)
-
-    def _library_object(self, x: Held, path: str) -> Entry | None:
-        """The entry of an object whose class says what its state is."""
-        if isinstance(x, (*IGNORED, *NATIVE_CODE, types.CodeType)) and not is_bound(x):
-            return Entry(f"a {type(x).__name__}", name_of_native(x))
-        for kind, state in LIBRARY_STATES.items():
-            if type(x) is kind:
-                return Entry(f"a {kind.__name__}", self._flat(state(x), plain=False, path=path))
-        if is_table(x):
-            return self._table(x, path)
-        shared = ctypes_bytes(x)
-        if shared is not None:
-            return Entry("a value in shared memory", self._bytes_token(shared) if self._shared else "shared")
-        if isinstance(x, (io.IOBase, mmap.mmap, socket.socket)):
-            return self._file(x, path)
-        package = type(x).__module__.partition(".")[0]
-        if package == "pyarrow" and size_of_arrow(x) <= MOST_ARROW_BYTES:
-            return Entry(f"a {type(x).__name__}", (type(x).__name__, *map(self._bytes_token, arrow_buffers(x))))
-        if package in IMMUTABLE_MODULES:
-            return Entry(f"a {type(x).__name__}", ("immutable", self._name_of_immutable(x, package)))
-        if package in HANDLES:
-            stamp = stamp_of_handle(x, package)
-            self.handles.add(path)
-            return Entry(f"a {type(x).__name__}", (type(x).__name__, stamp)) if stamp else self._opaque_entry(path, x)
-        if isinstance(x, (types.GeneratorType, types.CoroutineType)) or (
-            hasattr(type(x), "__next__") and type(x).__module__ in ("builtins", "itertools")
-        ):
-            self.opaque[path] = f"{readable(path)} is an iterator ({type(x).__name__})"
-            return Entry(f"a {type(x).__name__}", type(x).__name__, True)
-        return None
-
-    def _name_of_immutable(self, x: Held, package: str) -> object:
-        """What an object that cannot change is known by: itself; in other processes by how it describes itself."""
-        self._seen.setdefault(id(x), (len(self._seen), x, ""))
-        if not self._across_runs:
-            return id(x)
-        return type(x).__name__, repr(getattr(x, "schema", None) or x)[:2000], size_of_arrow(x)
-
-    def _array(self, x: Held, path: str) -> Entry:
-        text = "an array"
-        if isinstance(x, np.ma.MaskedArray):
-            parts = self._array(np.asarray(x.data), path), self._array(np.ma.getmaskarray(x), path)
-            return Entry(text, (type(x).__name__, repr(x.fill_value), *(part.digest for part in parts)))
-        if x.dtype.hasobject:
-            digest: object = self._flat(x.reshape(-1).tolist(), plain=False, path=path)
-        elif isinstance(x, np.memmap) and x.nbytes > MOST_MAPPED_BYTES and getattr(x, "filename", None):
-            digest = file_stamp(str(x.filename))  # its file is the input
-        else:
-            digest = self._bytes_token(np.ascontiguousarray(x).reshape(-1).view(np.uint8)) if x.size else b""
-        own = (
-            self._flat(dict(attributes_of(x)), plain=False, path=path)
-            if type(x) not in (np.ndarray, np.memmap)
-            else b""
-        )
-        return Entry(text, (type(x).__name__, repr(x.dtype), x.shape, x.strides if x.size else (), digest, own))
-
-    def _tensor(self, x: torch.Tensor, path: str) -> Entry:
-        text = "a tensor"
-        kind = type(x).__name__, str(x.dtype), tuple(x.shape), x.requires_grad, str(x.layout)
-        if not self._shared and x.is_shared():
-            return Entry(text, kind)
-        if not x.is_cpu or x.is_quantized or x.is_nested:
-            return self._opaque_entry(path, x, f"is a tensor on {x.device}" if not x.is_cpu else "is no plain tensor")
-        with torch.no_grad():
-            if x.layout is not torch.strided:
-                parts = [x._indices(), x._values()] if x.layout is torch.sparse_coo else None
-                if parts is None and x.layout is torch.sparse_csr:
-                    parts = [x.crow_indices(), x.col_indices(), x.values()]
-                if parts is None:
-                    return self._opaque_entry(path, x, f"is a tensor with layout {x.layout}")
-                return Entry(text, (kind, *(self._tensor(p, path).digest for p in parts)))
-            plain = x.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg().contiguous().reshape(-1)
-            numbers = self._bytes_token(plain.view(torch.uint8).numpy()) if x.numel() else b""
-        more = self._flat(vars(x), plain=False, path=path) if vars(x) else b""
-        if x.is_leaf and x.grad is not None:
-            numbers += self._flat(x.grad.numpy(), plain=True)
-        return Entry(text, (kind, x.stride() if x.numel() else (), numbers, more))
-
-    def _table(self, x: Held, path: str) -> Entry:
-        columns = [(str(name), column) for name, column in columns_of(x)]
-        found = [(name, str(c.dtype), self._column(c, path)) for name, c in columns]
-        more = self._flat(
-            [list(map(str, getattr(x, "columns", ()))), getattr(x, "attrs", None)], plain=False, path=path
-        )
-        return Entry(f"a {type(x).__name__} of {len(x)}", (type(x).__name__, x.shape, more, tuple(found)))
-
-    def _column(self, column: Held, path: str) -> object:
-        categories = getattr(getattr(column, "dtype", None), "categories", None)  # of pandas: their order counts
-        own = (
-            None if categories is None else self._flat([list(categories), column.dtype.ordered], plain=False, path=path)
-        )
-        return self._array(column.to_numpy(), path).digest, own
-
-    def _file(self, x: Held, path: str) -> Entry:
-        name = getattr(x, "name", None)
-        if isinstance(x, (io.BytesIO, io.StringIO)):
-            return Entry(f"a {type(x).__name__}", self._flat(x.getvalue(), plain=True))
-        if isinstance(name, (str, bytes)):
-            self.handles.add(path)
-            return Entry(f"a file {name!r}", (type(x).__name__, file_stamp(os.fsdecode(name))))
-        return self._opaque_entry(path, x)
-
-    def _bytes_token(self, data: Held) -> bytes:
-        self._bytes += len(data)
-        if self._bytes > MOST_BYTES:
-            self.opaque["."] = f"it holds more than {MOST_BYTES >> 30} GB, which takes too long to compare"
-            return b"too many"
-        return hashlib.blake2b(data, digest_size=16).digest()
-
     def _flat(self, x: object, *, plain: bool, path: str = "") -> bytes:
         """A digest of a value with all that it holds. ``plain``: raises _NotPlain at the first object that is none."""
         sink = _Sink()
@@ -566,32 +407,8 @@ class Inputs:
         pickler.dump(x)
         return sink.hash.digest()
 
-    def _native_state(self, x: Held) -> tuple[object, bool]:
-        """What a native object pickles to, and whether that is all of it."""
-        cls = type(x)
-        own = copyreg.dispatch_table.get(cls)
-        plain: Held = object
-        defines = cls.__reduce_ex__ is not plain.__reduce_ex__ or cls.__reduce__ is not plain.__reduce__
-        try:
-            if own is not None:
-                return own(x), True
-            if defines or getattr(cls, "__getstate__", None) is not getattr(plain, "__getstate__", None):
-                made = x.__reduce_ex__(5)
-                if isinstance(made, tuple):
-                    return [made[0], *(list(part) if hasattr(part, "__next__") else part for part in made[1:5])], True
-                return made, isinstance(made, str)
-        except Exception:
-            return None, False
-        return None, False
-
     def _add_opaque(self, path: str, x: object, why: str = "") -> None:
         self.entries[path] = self._opaque_entry(path, x, why)
-
-    def _opaque_entry(self, path: str, x: object, why: str = "") -> Entry:
-        kind = f"{type(x).__module__}.{type(x).__qualname__}"
-        self.handles.add(path)
-        self.opaque[path] = f"{readable(path)} {why or f'is a {kind}, whose state cannot be read'}"
-        return Entry(f"a {type(x).__name__}", kind, True)
 
     # -- comparing
 
@@ -716,13 +533,6 @@ def _lies_in(path: str, paths: Collection[str]) -> bool:
 
 
 # -- what things are
-
-
-def readable(path: str) -> str:
-    """A path for people: "dataset.flags" of "dataset[0].flags", "conf.SIZE" of "dataset[1]['conf.SIZE']"."""
-    if path.startswith("dataset[1]['"):
-        return path.removeprefix("dataset[1]['").replace("']", "", 1)
-    return path.replace("dataset[0]", "dataset", 1)
 
 
 def _named(x: Held) -> object:

@@ -12,12 +12,12 @@ from collections import Counter
 from typing import Any, TypeAlias
 
 from .cut_function import Cut
-from .inputs import Entry
 from .memoize import MemoNode
 from .plan import CutNode, Plan, SliceNode, WholeNode
 from .pure_calls import MemoPlan
 from .stages import Row
 from .trial import Found
+from .value_digests import Entry
 
 Plain: TypeAlias = Any  # a plain value, or what stands for it in JSON
 RECORDS = {c.__name__: c for c in (Found, Plan, WholeNode, CutNode, SliceNode, Cut, MemoPlan, MemoNode, Row, Entry)}

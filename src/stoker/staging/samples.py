@@ -26,11 +26,12 @@ from ..core.types import Attributes, Index, MapDataset, Sample
 from ..sampling.generators import find_generators, seed_generator
 from . import own_caches
 from .executed_code import Executed, written_by, written_through_locals
-from .inputs import Entry, Inputs, readable
+from .inputs import Inputs
 from .isolate import output_size
 from .plan import globals_now
 from .store.encode import CacheError
 from .users_code import names_in
+from .value_digests import Entry, readable
 
 # What differs between processes, or threads.
 OF_PROCESS = frozenset(

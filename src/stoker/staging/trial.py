@@ -35,7 +35,7 @@ from ..core.errors import one_line
 from ..core.filesystems import is_far, reopen
 from ..core.types import Index, MapDataset
 from .callee import Compiled
-from .inputs import Entry, Inputs
+from .inputs import Inputs
 from .isolate import allow_connections, files_read
 from .plan import Plan, WholeNode, nodes_in
 from .pure_calls import MemoPlan, Survey
@@ -45,6 +45,7 @@ from .source_files import FolderWatch
 from .stages import Row, cut_of, rows_of
 from .store.encode import UNCACHEABLE, CacheError
 from .users_code import is_users_module
+from .value_digests import Entry
 from .verify import CHANGES, attribute_of_dataset, verify
 
 MOST_PLANS = 24  # that are verified

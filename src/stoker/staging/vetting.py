@@ -22,11 +22,12 @@ from ..core.random_state import RandomState
 from . import branches
 from .change_watch import shortly
 from .executed_code import Executed
-from .inputs import Entry, Inputs
+from .inputs import Inputs
 from .isolate import run_isolated
 from .plan import Unplanned
 from .recompile import compiled_like, marked_lambda
 from .source import Function, NoSource, tree_of
+from .value_digests import Entry
 
 Made = TypeVar("Made")
 RUNS = 2  # that must give the same
