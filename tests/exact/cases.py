@@ -431,3 +431,87 @@ class RetriesWithAnother(Case):
 class TypeOfTheIndex(Case):
     def __getitem__(self, i: int) -> Any:
         return slow(int(i)), type(i).__name__ == "int"
+
+
+# -- what is changed seldom, by a helper, or kept by lru_cache
+
+
+class _Counter:
+    def __init__(self) -> None:
+        self.n = 0
+
+    def note(self) -> None:
+        self.n += 1
+
+
+class _Counting(Case):
+    def __init__(self, folder: Path) -> None:
+        self.counter = _Counter()
+
+
+class SeldomCountedFirst(_Counting):
+    """By a method that no sample of the trial calls; the random part reads it."""
+
+    def __getitem__(self, i: int) -> Any:
+        if i % 7 == 4:
+            self.counter.note()
+        x = slow(i)
+        return torch.from_numpy(x) + torch.rand(16, 16) * (1 + self.counter.n)
+
+
+class SeldomCountedLast(_Counting):
+    def __getitem__(self, i: int) -> Any:
+        x = slow(i)
+        noise = torch.rand(16, 16)
+        if i % 7 == 4:
+            self.counter.note()
+        return torch.from_numpy(x) + noise * (1 + self.counter.n)
+
+
+class SeldomCountedAndRead(_Counting):
+    """No part of it is random."""
+
+    def __getitem__(self, i: int) -> Any:
+        if i % 7 == 4:
+            self.counter.note()
+        return slow(i) + self.counter.n
+
+
+@functools.lru_cache
+def chosen_shift(label: int) -> int:
+    return random.randrange(8)
+
+
+class DrawnOnceForEachClass(Case):
+    """In each worker of each epoch."""
+
+    is_random = True
+
+    def __getitem__(self, i: int) -> Any:
+        return np.roll(slow(i) * np.arange(16.0)[:, None], chosen_shift(i % 3), 0)
+
+
+class KeptByLruCacheAndChanged(Case):
+    @functools.cache  # noqa: B019
+    def load(self, i: int) -> Any:
+        return slow(i)
+
+    def __getitem__(self, i: int) -> Any:
+        x = self.load(i)
+        x += 0.01
+        return x.copy()
+
+
+class OwnCacheSeldomChanged(Case):
+    """A cache of the dataset's own, an item of which is changed in place."""
+
+    def __init__(self, folder: Path) -> None:
+        self.kept: dict[int, Any] = {}
+
+    def __getitem__(self, i: int) -> Any:
+        if i not in self.kept:
+            self.kept[i] = torch.from_numpy(slow(i))
+        x = self.kept[i]
+        if random.random() < 0.1:
+            x.mul_(0.5)
+        return x.clone()

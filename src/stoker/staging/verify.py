@@ -12,7 +12,6 @@ Each of the samples is made as a whole, and in two parts with the first part und
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import itertools
 import re
@@ -147,7 +146,6 @@ class _Verification:
         samples, plan = self._samples, self._plan
         whole = samples.whole(i)
         states = samples.seed_anew()
-        self._clear_caches()
         began = time.perf_counter()
         state = self._head(i)
         head_s = time.perf_counter() - began
@@ -160,7 +158,6 @@ class _Verification:
         sample = plan.tail(samples.dataset, argument)
         states_after = samples.states().in_order()
         samples.seed_anew()
-        self._clear_caches(least=1)
         again = first_state[0] if first_state else self.code.run(lambda: self._head(i))
         if not equal_bits(kept.read(), stored_copy(again)):
             raise CacheError("what comes before the cut gives other bits on a repeat")
@@ -192,19 +189,6 @@ class _Verification:
         with contextlib.suppress(Exception, Unplanned):  # for some random numbers
             code.run(lambda: self._plan.tail(self._samples.dataset, state))
         return code.names
-
-    def _clear_caches(self, least: int = 2) -> None:
-        """Empties what ``functools.lru_cache`` holds of samples: of so few it holds all, of a shuffled epoch few.
-        ``least``: entries of those that are emptied; one entry is mostly a file that all samples need."""
-        for dataset in inner_datasets(self._samples.dataset):
-            scope = getattr(getattr(type(dataset), "__getitem__", None), "__globals__", {})
-            for x in [x for names in (scope, *map(vars, type(dataset).__mro__)) for x in names.values()]:
-                if (
-                    isinstance(x, functools._lru_cache_wrapper)
-                    and x.cache_info().maxsize != 0
-                    and x.cache_info().currsize >= least
-                ):
-                    x.cache_clear()
 
     def tail_time(self) -> float:
         """Seconds that the second part takes, the mean over random states: some branches load another sample."""
