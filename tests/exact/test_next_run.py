@@ -3,6 +3,7 @@ its key, before it serves anything; the samples that are made again and compared
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -147,3 +148,37 @@ def test_edited_files_are_read(how: str, run: Callable[[str], list[str]], tmp_pa
             os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
 
     check(run, edit)
+
+
+CHANGES_UNSEEN = """
+import ctypes, time, torch
+hidden = torch.zeros(1, dtype=torch.float64)
+class Data(torch.utils.data.Dataset):
+    def __init__(self, address):
+        self.address = address
+    def __len__(self):
+        return 400
+    def __getitem__(self, i):
+        x = torch.full((64,), float(i))
+        for _ in range(200):
+            x = x.exp().log()
+        return x + ctypes.c_double.from_address(self.address).value
+loader = torch.utils.data.DataLoader(Data(hidden.data_ptr()), batch_size=20, num_workers=2)
+for epoch in range(4):
+    sums = [float(batch.sum()) for batch in loader]
+    hidden += 1  # no digest sees it
+print("ended")
+"""
+
+
+@pytest.mark.parametrize("how", ["warn", "stop"])
+def test_a_mismatch_stands_first_in_the_report_and_may_end_the_run(how: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CHANGES_UNSEEN)
+    line = [sys.executable, "-m", "stoker", "run", "--apply", "--on-mismatch", how, "train.py"]
+    p = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (p.returncode, "ended" in p.stdout) == ((0, True) if how == "warn" else (1, False)), p.stderr
+    assert "is another than when it was cached" in p.stderr
+    assert ("StaleCacheError" in p.stderr) == (how == "stop")
+    first = json.loads((tmp_path / "stoker-report.json").read_text())["findings"][0]
+    assert first["cause"] == "stale_cache"
+    assert "epochs 1 to 2 may have had stale samples" in first["fix"]
