@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from stoker.core import resources
+from stoker.core.errors import UsageError
 from stoker.loader.auto import limits
 from stoker.staging import node_cache
-from stoker.staging.digest import digest
 from stoker.staging.isolate import Trial
 from stoker.staging.store.encode import take
 from stoker.staging.store.memory import Memory
@@ -321,7 +321,7 @@ DIGEST = """
 import functools, random, sys, threading
 import numpy as np
 import torch
-from stoker.staging.digest import digest
+from stoker.staging.node_cache import _content
 
 class Transform:
     def __init__(self, size):
@@ -338,7 +338,7 @@ class Data:
         self.me = self
 
 for size in (160, 128):
-    print(*digest(Data(int(sys.argv[1]), size)))
+    print(*_content(Data(int(sys.argv[1]), size)))
 """
 
 
@@ -359,8 +359,8 @@ def test_the_digest_is_the_same_in_each_process_and_differs_with_the_content(tmp
 
 
 def test_what_has_no_content_has_no_digest() -> None:
-    with socket.socket() as connection, pytest.raises(TypeError):
-        digest(connection)
+    with socket.socket() as connection, pytest.raises(UsageError):
+        node_cache._content(connection)
 
 
 TRAIN = """

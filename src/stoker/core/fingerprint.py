@@ -7,7 +7,7 @@ It is quick and no proof. What is compared, down to eight levels: plain values, 
 - Containers of up to 10,000 plain values, or tuples of such, as a whole; larger ones by 64 items.
 - Tables of pandas and polars by their columns, in the same way.
 
-For a digest that is equal in other processes and runs see ``staging/digest.py``.
+For a digest that is equal in other processes and runs see ``staging/inputs.py``.
 """
 
 from __future__ import annotations

@@ -102,6 +102,7 @@ class Inputs(ValueDigests):
         functions: the user's functions that may run.
         caches: functions with ``functools.lru_cache``.
         handles: paths of open files, databases, and objects whose state cannot be read.
+        left_out: attributes that were found and are ignored.
         packages: libraries whose functions and classes may be used.
         names: texts that may name files.
     """
@@ -128,6 +129,7 @@ class Inputs(ValueDigests):
         self._names = names
         self._skip = skip
         self._ignored = ignored
+        self.left_out: set[str] = set()
         self._of_code: set[str] = set()  # paths of functions
         self.caches: list[functools._lru_cache_wrapper[Any]] = []  # functions that keep what they returned
         self.packages: set[str] = set()  # whose functions and classes may be used
@@ -396,7 +398,10 @@ class Inputs(ValueDigests):
                     self._visit(vars(base)[name], f"dataset[1]['{qualified_name(base)}.{name}']", depth)
 
     def _is_read(self, name: str) -> bool:
-        return (self._names is None or name in self._names) and name not in self._ignored
+        if name in self._ignored:
+            self.left_out.add(name)
+            return False
+        return self._names is None or name in self._names
 
     # -- digests
 

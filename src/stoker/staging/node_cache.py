@@ -28,7 +28,7 @@ from ..core import private_sockets, resources
 from ..core.errors import StokerError, UsageError
 from ..core.types import Index
 from . import plain
-from .digest import digest
+from .inputs import Inputs
 from .isolate import Trial, run_isolated
 from .memoize import table_for
 from .open_store import ram_budget
@@ -37,6 +37,8 @@ from .store.memory import Memory
 from .store.store import Store, size_of
 from .trial import Found, find_plan
 
+# Attributes that distinguish ranks. They may differ where the deterministic part does not read them.
+OF_RANK = frozenset({"rank", "local_rank", "global_rank", "node_rank", "process_index", "local_process_index", "gpu"})
 DIGEST_S = 1.5  # for the digest of a dataset; a cache whose digest takes longer is not shared
 CONNECT_S = 1.0
 HEADER = struct.Struct("<q")  # bytes that follow
@@ -92,8 +94,18 @@ def start_trial(
 def _name(dataset: Any) -> tuple[str, set[str]]:
     """The socket's name, the same in all ranks of a run that have the same dataset; and which attributes may differ."""
     run = [os.environ.get(k) for k in ("MASTER_ADDR", "MASTER_PORT")]
-    content, left_out = run_isolated(lambda: digest((len(dataset), dataset)), DIGEST_S)  # it runs the user's code
+    content, left_out = run_isolated(lambda: _content(dataset), DIGEST_S)  # it runs the user's code
     return "ranks-" + hashlib.sha256(repr((run, os.getcwd(), content)).encode()).hexdigest()[:32], left_out
+
+
+def _content(dataset: object, held: dict[str, object] | None = None) -> tuple[str, set[str]]:
+    """A digest of everything that samples may read, and of ``held``, the same in each rank that has the same; and the
+    attributes that it leaves out. Raises UsageError: something has no digest."""
+    found = Inputs(dataset, held=held, ignored=OF_RANK, across_runs=True)
+    if found.opaque:
+        raise UsageError(next(iter(found.opaque.values())))
+    environment = {"environ", "getenv"} if found.entries.pop("os.environ", None) else set()  # each rank has its own
+    return "".join(found.keys()), found.left_out | environment
 
 
 def _globals(found: Found, left_out: set[str]) -> str | None:
@@ -102,7 +114,7 @@ def _globals(found: Found, left_out: set[str]) -> str | None:
     if plan is None:
         return ""
     may_differ = left_out and (plan.reads is None or plan.reads & left_out)
-    return None if may_differ else digest(globals_now(plan.globals))[0]
+    return None if may_differ else _content(None, globals_now(plan.globals))[0]
 
 
 class _Owner(Trial):
