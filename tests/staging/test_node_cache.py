@@ -36,7 +36,6 @@ from stoker.staging.dataset import Staged
 from stoker.staging.trial import find_plan
 
 SCALE = float(os.environ.get("SCALE", "1"))
-FIFO = os.environ.get("FIFO", "")
 
 
 class Data(torch.utils.data.Dataset):
@@ -52,10 +51,15 @@ class Data(torch.utils.data.Dataset):
         return np.sort(self.base * (i + 1) * SCALE)[-64:] MORE
 
     def __getitem__(self, i):
-        if FIFO:
-            open(FIFO).close()
         x = self.sort(i)
         return torch.from_numpy(x), torch.rand(1)
+
+
+class Waits(Data):
+    def __getitem__(self, i):
+        if "FIFO" in os.environ:
+            open(os.environ["FIFO"]).close()
+        return super().__getitem__(i)
 
 
 class Pairs(Data):
@@ -89,7 +93,8 @@ def serve(staged, first, last):
 if __name__ == "__main__":
     if "CALLS" in os.environ:
         node_cache.find_plan = find_calls
-    data = (Pairs if "CALLS" in os.environ else Odd if "ODD" in os.environ else Data)(int(os.environ.get("SEED", "0")))
+    chosen = [cls for name, cls in (("CALLS", Pairs), ("ODD", Odd), ("WAITS", Waits)) if name in os.environ] or [Data]
+    data = chosen[0](int(os.environ.get("SEED", "0")))
     trial = start_trial(data, 30.0)
     say(kind=type(trial).__name__)
     trial.wait(60)
@@ -259,7 +264,7 @@ def test_a_rank_that_is_killed_while_it_fills_hurts_nobody(start: Callable[..., 
 def test_a_rank_that_is_killed_in_its_trial_leaves_it_to_another(start: Callable[..., Rank], tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    owner, member = start(0, FIFO=str(fifo)), start(1)
+    owner, member = start(0, FIFO=str(fifo), WAITS="1"), start(1, WAITS="1")
     assert [owner.kind, member.kind] == ["_Owner", "_Member"]
     owner.kill()
     assert not member.hear()["shared"]
