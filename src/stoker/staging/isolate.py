@@ -78,7 +78,8 @@ class Trial:
 
     memories: Sequence[Memory] = ()  # of the node, for what is kept, if its ranks share a cache
 
-    def __init__(self, fn: Callable[[], object], limit_s: float) -> None:
+    def __init__(self, fn: Callable[[], object], limit_s: float, waits: bool = False) -> None:
+        """``waits``: a batch waits for it, so it does not give way to other processes."""
         self._parts: list[bytes] = []
         self._reader, writer = os.pipe2(os.O_CLOEXEC)
         with own_fork():
@@ -86,7 +87,7 @@ class Trial:
         if self._pid == 0:
             try:
                 os.close(self._reader)
-                _child(fn, writer, limit_s)
+                _child(fn, writer, limit_s, 0 if waits else NICE)
             finally:
                 os._exit(0)
         os.close(writer)
@@ -143,12 +144,12 @@ class Trial:
         return "the trial's process died"
 
 
-def run_isolated(fn: Callable[[], Result], limit_s: float = 60.0) -> Result:
+def run_isolated(fn: Callable[[], Result], limit_s: float = 60.0, waits: bool = False) -> Result:
     """Calls ``fn`` in a child process and returns its result. On other systems than Linux, it is called here. Raises
     UsageError: ``fn`` raised an error, would have changed something outside, took too long, or the child died."""
     if sys.platform != "linux":
         return fn()
-    trial = Trial(fn, limit_s)
+    trial = Trial(fn, limit_s, waits)
     try:
         trial.wait(limit_s + 1)
         result: Result = trial.result()
@@ -157,12 +158,12 @@ def run_isolated(fn: Callable[[], Result], limit_s: float = 60.0) -> Result:
         trial.close()
 
 
-def _child(fn: Callable[[], object], writer: int, limit_s: float) -> None:
+def _child(fn: Callable[[], object], writer: int, limit_s: float, nice: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     _end_after(limit_s)
     processes.die_with_parent()
     with contextlib.suppress(OSError):
-        os.nice(NICE)
+        os.nice(nice)
     torch.set_num_threads(1)  # OpenMP's own threads have stayed in the parent
     gc.freeze()  # a collection that is due would go through all that the script holds: 50 ms after importing torch
     threading.excepthook = lambda _: None

@@ -77,7 +77,7 @@ class Vetting:
         if self._vetted.may_not(new):
             return False
         try:
-            is_same, changes = run_isolated(lambda: self._check(made, make), LIMIT_S)
+            is_same, changes = run_isolated(lambda: self._check(made, make), LIMIT_S, waits=True)
         except UsageError:  # it would change something outside, or takes too long
             is_same, changes = False, []
         self._vetted.note(new, is_same)
