@@ -70,9 +70,8 @@ class Filler:
         self._prepare = prepare  # makes the deterministic part of a sample
         self._is_whole = is_whole  # the deterministic part is the sample
         self._disable = disable  # called with the reason why the cache cannot be used any more
-        self.vetting = Vetting(
-            dataset, vetted, self.random_states, self._inputs, split.opened if split else {}, disable
-        )
+        reads, opened = (None, {}) if split is None else (split.reads, split.opened)
+        self.vetting = Vetting(dataset, vetted, self.random_states, self._inputs, reads, opened, disable)
         self._samples = len(dataset)
         self._asked = 0  # samples, those that are in the cache, too
         self.part_s = 0.0  # that a sample of the last batch took; 0.0: none was made yet
@@ -85,10 +84,9 @@ class Filler:
         self.reads: ReadThreads | None = None
         self.cluster: CacheOfWorker | None = None  # in a worker on a node of a cluster
 
-    def _inputs(self) -> list[Inputs]:
-        """What the kept parts may read, and what any sample may. What ``prepare`` changes is the user's affair."""
-        split = self._split
-        return [] if split is None else [split.inputs(), split.inputs(of_all=True)]
+    def _inputs(self) -> Inputs | None:
+        """What any sample may read, now. None: what ``prepare`` changes is the user's affair."""
+        return None if self._split is None else self._split.inputs(of_all=True)
 
     def replace_dataset(self, dataset: MapDataset) -> None:
         """From now on another object with the same content is used."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import TypeVar
 
 import numpy as np
@@ -43,14 +44,16 @@ class Vetting:
         dataset: object,
         vetted: branches.Vetted,
         states: Callable[[], RandomState],
-        inputs: Callable[[], Sequence[Inputs]],
+        inputs: Callable[[], Inputs | None],
+        reads: Collection[str] | None,
         opened: dict[str, Entry],
         end: Callable[[str], None],
     ) -> None:
         self.dataset = dataset
         self._vetted = vetted
         self._states = states
-        self._inputs = inputs  # what kept parts may read now, and what any sample may; none: what they change is known
+        self._inputs = inputs  # what any sample may read, now; None: what samples change is the user's affair
+        self._reads = reads  # names of attributes and globals that kept parts may read; None: any
         self._opened = opened  # what loading samples makes. See ``Inputs.opened``.
         self._end = end  # ends the cache, for a reason
 
@@ -98,8 +101,15 @@ class Vetting:
             except (Exception, Unplanned):
                 is_same = False
             is_same = is_same and not before.moved()
-        changes = [x.changes(later, self._opened) for x, later in zip(held, self._inputs(), strict=True)]
-        return is_same and not code.asks and not any(changes), next(iter(changes), [])
+        later = self._inputs()
+        changes = [] if held is None or later is None else held.changes(later, self._opened)
+        read = [change for change in changes if self._reads is None or _name_in(change) in self._reads]
+        return is_same and not code.asks and not changes, read
+
+
+def _name_in(change: str) -> str:
+    """The attribute or global variable of a change: "n" of "dataset[0].stats.n was 1 and is 2"."""
+    return str(re.findall(r"[A-Za-z_]\w*", change.partition(" ")[0])[-1])
 
 
 def mark(functions: Iterable[types.FunctionType]) -> str:
