@@ -103,7 +103,8 @@ class Life:
             how = r.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGSTOP])
             if running:
                 pid = r.choice(running).pid
-                os.kill(pid, how)
+                with contextlib.suppress(ProcessLookupError):  # an earlier blow may have ended it just now
+                    os.kill(pid, how)
                 if how == signal.SIGSTOP:
                     threading.Timer(0.05, wake, [pid]).start()
         if self.auto and r.random() < 0.1:
