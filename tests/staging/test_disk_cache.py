@@ -689,6 +689,7 @@ def test_a_cache_under_the_name_of_another_is_made_anew(files: list[Path], tmp_p
     assert check(staged) == N
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", ["manifest.json", "column-0.npy", "lock"])
 @pytest.mark.parametrize("kind", ["fifo", "zero", "copy", "folder"])
 def test_links_and_pipes_inside_a_cache_are_not_read(files: list[Path], tmp_path: Path, name: str, kind: str) -> None:
