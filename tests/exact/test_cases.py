@@ -74,7 +74,7 @@ def changing(made: list[list[Any]]) -> int:
     return sum(int((a != b).any(1).sum()) for a, b in itertools.pairwise(rows))
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", CASES)
 def test_no_sample_is_another(name: str, workers: int, tmp_path: Path) -> None:

@@ -99,7 +99,9 @@ def open_in(pid: int) -> set[str]:
     return out
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method", ["fork", *(pytest.param(name, marks=pytest.mark.slow) for name in ("spawn", "forkserver"))]
+)
 def test_workers_and_parent_share_nothing_with_a_name(method: str) -> None:
     before = open_in(os.getpid())
     it: Any = iter(stoker.DataLoader(list(range(64)), batch_size=4, num_workers=2, multiprocessing_context=method))

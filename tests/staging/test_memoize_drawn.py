@@ -27,7 +27,7 @@ def compare(text: str, workers: tuple[int, ...] = (0,)) -> None:
         check(text, folder, workers)
 
 
-@settings(QUICK, max_examples=2)
+@settings(QUICK, max_examples=1)
 @given(RANDOM)
 def test_never_a_wrong_bit(rng: random.Random) -> None:
     compare(drawn_pairs.source_of(rng))
