@@ -184,7 +184,7 @@ class Filler:
                 make = functools.partial(_made_together, get_many, wanted)
                 samples = make()
                 took = (time.perf_counter_ns() - began) // len(misses)
-                if len(samples) == len(misses) and self.vetting.may_keep(samples, make):
+                if len(samples) == len(misses) and self.vetting.may_keep(samples, make, took * len(misses) / 1e9):
                     return {k: (sample, took) for k, sample in zip(misses, samples, strict=True)}
         branches.begin()
         made = self.by_threads([indices[k] for k in misses]) if states is None else {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import random
 import re
+import time
 import types
 from collections.abc import Callable, Collection, Iterable
 from typing import TypeVar
@@ -32,7 +33,9 @@ from .value_digests import Entry
 
 Made = TypeVar("Made")
 RUNS = 2  # that must give the same
-LIMIT_S = 30.0
+LIMIT_S = 5.0  # and LIMIT times what making the sample took
+LIMIT = 2 * RUNS
+MOST_FAILURES = 2  # then no more branches are vetted: each may have cost the whole limit
 SEED = 77_000
 
 
@@ -56,14 +59,16 @@ class Vetting:
         self._reads = reads  # names of attributes and globals that kept parts may read; None: any
         self._opened = opened  # what loading samples makes. See ``Inputs.opened``.
         self._end = end  # ends the cache, for a reason
+        self._failures = 0
 
     def run(self, make: Callable[[], Made]) -> tuple[Made, bool]:
         """What ``make`` makes, and whether it may be kept. Random states are those after ``make``."""
         around = branches.taken()
         branches.begin()
         try:
+            began = time.monotonic()
             made = make()
-            may_be_kept = self.may_keep(made, make)
+            may_be_kept = self.may_keep(made, make, time.monotonic() - began)
         finally:
             branches.restore(around)
         return made, may_be_kept
@@ -72,17 +77,19 @@ class Vetting:
         """Whether a branch was taken since ``branches.begin`` that was not vetted."""
         return bool(self._vetted.new(branches.taken()))
 
-    def may_keep(self, made: object, make: Callable[[], object]) -> bool:
+    def may_keep(self, made: object, make: Callable[[], object], took_s: float) -> bool:
         """Whether what was made since ``branches.begin`` may be kept."""
         new = self._vetted.new(branches.taken())
         if not new:
             return True
         if self._vetted.may_not(new):
             return False
-        try:
-            is_same, changes = run_isolated(lambda: self._check(made, make), LIMIT_S, waits=True)
-        except UsageError:  # it would change something outside, or takes too long
-            is_same, changes = False, []
+        is_same, changes = False, list[str]()
+        if self._failures < MOST_FAILURES:
+            try:
+                is_same, changes = run_isolated(lambda: self._check(made, make), LIMIT_S + LIMIT * took_s, waits=True)
+            except UsageError:  # it would change something outside, or waits for a thread that its child does not have
+                self._failures += 1
         self._vetted.note(new, is_same)
         if changes:
             self._end(f"some samples change what others read: {shortly(changes)}")
