@@ -85,6 +85,8 @@ import ctypes, os, signal
 from torch.utils.data import DataLoader, Dataset
 
 R, W = os.pipe()
+HANGS, SAYS = os.pipe()
+libc = ctypes.PyDLL(None)  # its calls keep the GIL
 
 class Data(Dataset):
     def __len__(self):
@@ -93,24 +95,33 @@ class Data(Dataset):
         if i == 4:
             os.read(R, 1)
             print("there", flush=True)
+            libc.write(SAYS, b".", 1)
             {hang}
         return i
 
 it = iter(DataLoader(Data(), batch_size=4, num_workers=1))
 it._data_queue._reader.poll(60)
 os.write(W, b".")
+os.read(HANGS, 1)  # else the worker may still hand it over
+{until}
 next(it)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("hang", "name"),
-    [("ctypes.PyDLL(None).sleep(10**6)", "sleep"), ("os.kill(os.getpid(), signal.SIGSTOP)", "stopped")],
+    ("hang", "until", "name"),
+    [
+        ("libc.sleep(10**6)", "", "sleep"),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", "os.waitpid(it._workers[0].pid, os.WUNTRACED)", "stopped"),
+    ],
+    ids=["sleep", "stopped"],
 )
-def test_a_worker_that_does_not_hand_over_the_memory_of_a_batch(hang: str, name: str, tmp_path: Path) -> None:
+def test_a_worker_that_does_not_hand_over_the_memory_of_a_batch(
+    hang: str, until: str, name: str, tmp_path: Path
+) -> None:
     path = tmp_path / "train.py"
-    path.write_text(SENT.format(hang=hang))
+    path.write_text(SENT.format(hang=hang, until=until))
     with running(path) as p:
         (job,), cause = judged(p.pid, name, lambda jobs: jobs[0].waited_for)
         assert job.loop is not None
