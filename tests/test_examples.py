@@ -44,6 +44,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_photos_are_what_the_csv_says(photos: Path) -> None:
     with open(photos / "labels.csv", newline="") as file:
         rows = list(csv.DictReader(file))

@@ -534,6 +534,7 @@ def test_a_link_under_the_default_name_of_the_report_is_replaced(tmp_path: Path)
 OLD = [f"python{version}" for version in ("2.7", "3.6", "3.7", "3.8", "3.9")]
 
 
+@pytest.mark.slow
 def test_pythons_that_stoker_does_not_know_are_left_in_peace(tmp_path: Path) -> None:
     """None that is older than 3.10 can read the watch. What stands in front of their own sitecustomize, all can."""
     path = HOOK / "sitecustomize.py"

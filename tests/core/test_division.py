@@ -126,6 +126,7 @@ def test_what_is_seen_to_divide_itself(dataset: Any, yes: bool) -> None:
     assert divides(dataset) == yes
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dataset", [d for d, yes in STREAMS if yes and not isinstance(d, data.IterDataPipe)])
 def test_what_is_seen_to_gives_each_sample_once(dataset: Any) -> None:
     seen = [int(i) for batch in DataLoader(dataset, batch_size=2, num_workers=2) for i in batch]

@@ -242,6 +242,7 @@ def test_looks_take_nothing_from_the_code_they_look_at(monkeypatch: pytest.Monke
     assert sum(map(sum, looks.counts.values())) > 20
 
 
+@pytest.mark.slow
 def test_a_signal_that_somebody_else_takes_is_left_to_them() -> None:
     looks = StackSampler(threading.get_ident(), threading.get_native_id())
     number = next(n for n in UNUSED if signal.getsignal(n) not in (signal.SIG_DFL, signal.SIG_IGN))

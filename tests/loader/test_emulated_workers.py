@@ -221,6 +221,7 @@ class Product(Dataset[Any]):
         )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [2, AutoWorkers(2)])
 def test_sums_and_products_have_the_bits_of_a_worker(workers: Any) -> None:
     """A worker has one thread, and this process as many as there are cores."""

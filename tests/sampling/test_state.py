@@ -996,6 +996,7 @@ class Foreign:
         return iter(range(8))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
     "kw",

@@ -279,7 +279,7 @@ def test_auto_gives_the_same_bits() -> None:
 
 @pytest.mark.parametrize("replacement", [False, True])
 @pytest.mark.parametrize("persistent", [True, False])
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_how_far_workers_were_ahead_when_an_epoch_is_left_shows_in_no_later_one(
     replacement: bool, persistent: bool
 ) -> None:

@@ -150,7 +150,7 @@ def noisy(part: Any) -> Any:
     return (x + torch.rand(()), *rest)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("loader", [stoker.DataLoader, torch.utils.data.DataLoader])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("kind", "augment"), [("rows", None), ("rows", noisy), ("blocks", noisy)])

@@ -395,7 +395,7 @@ def stacked(samples: list[Any]) -> Any:
     return torch.stack([x for x, _ in samples]), torch.tensor([i for _, i in samples])
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("parts", "rare", "collate_fn", "counts"),
     [

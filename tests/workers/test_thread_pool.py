@@ -230,7 +230,7 @@ class Refused(Info):
         raise KeyError("no such sample")
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "persistent"), [("error", False), ("break", False), ("break", True), ("end", False), ("end", True)]
 )

@@ -360,7 +360,7 @@ CASES = [
 ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.timeout(2 * LIMIT_S + 30)
 @pytest.mark.parametrize(("kind", "fault", "moment"), CASES)
 def test_the_run_survives_or_says_why(kind: str, fault: str, moment: str, tmp_path: Path) -> None:
