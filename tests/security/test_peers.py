@@ -289,15 +289,17 @@ def test_who_says_nothing_or_little_is_left(node: Callable[[], NodeCache], monke
                 raise AssertionError("it is still waited for")
 
 
+def own_sockets() -> set[str]:
+    fds = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    links = [os.readlink(fd) for fd in fds if os.path.exists(fd)]
+    return {link[8:-1] for link in links if link.startswith("socket:")}
+
+
 def test_the_sockets_of_workers_have_no_name(node: Callable[[], NodeCache]) -> None:
-    before = set(map(int, os.listdir("/proc/self/fd")))
+    before = own_sockets()  # of other tests, which may end at any time
     _, worker = asks(node, ("127.0.0.1", 1))
     worker.fetch([1], 0.1)
-    # Not a module's, which another test in this process may have left.
-    fds = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd") if int(fd) not in before]
-    inodes = {
-        link[8:-1] for fd in fds if os.path.exists(fd) for link in [os.readlink(fd)] if link.startswith("socket:")
-    }
+    inodes = own_sockets() - before
     rows = [line.split() for line in open("/proc/net/unix")][1:]
     own = [row for row in rows if row[6] in inodes]
     assert len(own) >= 4
