@@ -22,10 +22,11 @@ from hypothesis import HealthCheck, settings
 
 import stoker
 from stoker.staging import isolate
+from tests import huge_pages
 from tests.helpers import note_children
 
 pytest_plugins = ["tests.failures"]
-PROCESSES_PER_CORE = 1.5  # most tests wait for a process or a clock
+PROCESSES_PER_CORE = 1.5  # most slow tests wait for a process or a clock; a fast one uses its core
 
 isolate.NICE = 0  # else trials, for which tests wait, give way to all other tests
 compileall.compile_dir(Path(stoker.__file__).parent, quiet=2)
@@ -61,8 +62,10 @@ def _children_of_earlier_tests() -> None:
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """A test that is named runs here, so that a debugger can stop it."""
-    is_named = any("::" in arg for arg in config.args)
-    return 0 if is_named else round(PROCESSES_PER_CORE * len(os.sched_getaffinity(0)))
+    if any("::" in arg for arg in config.args):
+        return 0
+    cores = len(os.sched_getaffinity(0))
+    return cores if "not slow" in config.option.markexpr else round(PROCESSES_PER_CORE * cores)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of the time limit
@@ -81,6 +84,7 @@ def pytest_collection_finish() -> None:
     """No later collection of garbage visits what was imported, here or in the workers that tests fork."""
     gc.collect()
     gc.freeze()
+    huge_pages.collapse()  # a fork takes half as long
 
 
 @pytest.hookimpl(tryfirst=True)  # before anything is left out

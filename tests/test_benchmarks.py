@@ -47,6 +47,7 @@ def test_stored_results_name_no_folder_of_a_machine() -> None:
         assert not found, (path.name, found[:3])
 
 
+@pytest.mark.slow
 def test_wrong_usage(tmp_path: Path) -> None:
     assert benchmarks("run", "--workloads", "nothing").returncode == 2
     assert benchmarks("run", "--rounds", "0").returncode == 2

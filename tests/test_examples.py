@@ -78,6 +78,7 @@ def test_another_seed_gives_other_photos_and_keeps_what_is_not_ours(tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
+@pytest.mark.slow
 def test_photos_that_are_there_are_kept(photos: Path) -> None:
     before = (photos / "photos/00000.jpg").stat()
     done = run("make_photos.py", "--out", photos, "--count", 20)

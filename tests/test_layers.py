@@ -51,6 +51,7 @@ def package_of(module: str) -> str:
     return name if name in LEVEL else ""
 
 
+@functools.cache
 def imports(module: str) -> dict[str, int]:
     """The modules of stoker that a module imports, also inside functions and for types, with the line."""
     path = MODULES[module]

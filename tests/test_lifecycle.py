@@ -125,7 +125,7 @@ def first_line(process: subprocess.Popen[str]) -> list[int]:
     return [int(w) for w in process.stdout.readline().split()]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_is_left_when_a_script_ends(tmp_path: Path, way: str) -> None:
     before = shm()

@@ -90,13 +90,13 @@ def there_and_back(obj: Any) -> Any:
     return decode(blob[: len(e.meta)], bytearray(blob[len(e.meta) :]))
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(trees)
 def test_any_object_comes_back(obj: Any) -> None:
     assert canon(there_and_back(obj)) == canon(obj)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(tensors(), st.integers(0, 3))
 def test_what_overlaps_goes_on_overlapping(t: torch.Tensor, i: int) -> None:
     if t.dim() == 0 or t.shape[0] <= i or t[i].numel() == 0 or 0 in t.stride():
@@ -140,7 +140,7 @@ def test_an_array_lies_as_pickle_lays_it(dtype: str, writeable: bool) -> None:
         assert (got.strides, got.tolist()) == (wanted.strides, wanted.tolist())
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 3 * INLINE), max_size=20))
 @example([5000] * 100)  # more than one read takes, so a record is cut in two
 def test_records_of_any_length_arrive_whole(sizes: list[int]) -> None:

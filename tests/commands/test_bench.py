@@ -166,6 +166,7 @@ def test_streams() -> None:
     json.dumps(found.as_dict(), allow_nan=False)
 
 
+@pytest.mark.slow
 def test_time_that_is_over() -> None:
     found = measure(DataLoader(Stream(1 << 60)), 1 << 50, budget_s=0.3)
     assert 0 < found.batches < 1 << 50

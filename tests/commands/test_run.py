@@ -21,6 +21,7 @@ from tests.commands.helpers import forked_stoker, python, report, script, stoker
 from tests.diagnosis.helpers import NOT_HERE
 
 
+@pytest.mark.slow
 def test_an_untouched_script_is_observed(tmp_path: Path) -> None:
     path = script(tmp_path, nap=0.002)
     plain = python(path, "--lr", "1")

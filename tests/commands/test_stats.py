@@ -151,6 +151,7 @@ def test_what_a_naive_float32_sum_gets_wrong() -> None:
     same_as_numpy(mean_std(Rows(x), num_workers=2), x)
 
 
+@pytest.mark.slow
 def test_the_count_of_workers_changes_no_bit() -> None:
     x = np.random.default_rng(1).normal(3, 1, (700, 3, 5, 4))
     found = [mean_std(Rows(x), num_workers=n) for n in (0, 1, 2, "auto")]

@@ -42,6 +42,7 @@ def test_freed_memory_is_kept() -> None:
     assert few < PAGES / 10, f"{few} page faults"
 
 
+@pytest.mark.slow
 def test_limits_that_the_user_sets_stay() -> None:
     assert not faults("keep", MALLOC_TRIM_THRESHOLD_="100000")[0]
     assert not faults("keep", GLIBC_TUNABLES="glibc.malloc.trim_threshold=100000")[0]

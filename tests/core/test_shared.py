@@ -39,7 +39,7 @@ items = st.recursive(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.lists(items, max_size=12), st.data())
 def test_a_list_is_as_it_was(original: list[Any], data: Any) -> None:
     shared = stoker.share(original)
@@ -57,7 +57,7 @@ def test_a_list_is_as_it_was(original: list[Any], data: Any) -> None:
             shared[i]
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(
     st.lists(
         st.fixed_dictionaries({"path": st.text(), "label": st.integers(), "box": st.tuples(st.floats(0, 1))}),
@@ -145,6 +145,7 @@ def test_workers_read_the_same_memory(context: str) -> None:
     assert torch.cat(mapped).all()
 
 
+@pytest.mark.slow
 def test_workers_weigh_themselves() -> None:
     loader = stoker.DataLoader(Rows([{"y": i} for i in range(4000)]), batch_size=1, num_workers=2)
     while len(state_of(loader).metrics.worker_pss) < 2:

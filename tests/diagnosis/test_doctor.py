@@ -130,6 +130,7 @@ def test_a_transform_is_called_by_its_name(dataset: Any) -> None:
     assert most(looked_at(dataset)) == ("transform", "Blur")
 
 
+@pytest.mark.slow
 def test_a_transform_that_is_not_known_in_advance() -> None:
     class Hidden(Data):
         def __getitem__(self, i: int) -> Any:
@@ -139,7 +140,7 @@ def test_a_transform_that_is_not_known_in_advance() -> None:
     assert any(most(looked_at(Hidden())) == ("transform", "Blur") for _ in range(4))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("usual", "own_s"), [(0.005, None), (0.005, 0.001), (0.001001, None)])
 def test_looks_rest_and_leave_the_switch_interval_as_it_was(
     usual: float, own_s: float | None, monkeypatch: Any
@@ -262,10 +263,12 @@ def test_a_signal_that_somebody_else_takes_is_left_to_them() -> None:
         looks.end()
 
 
+@pytest.mark.slow
 def test_a_plain_function_is_a_transform_too() -> None:
     assert parts(looked_at(Data(spin)))["transform", "spin"] > 0.5
 
 
+@pytest.mark.slow
 def test_waiting_is_told_from_computing() -> None:
     waits = looked_at(Data(read=nap))
     computes = looked_at(Data(read=spin))
@@ -273,6 +276,7 @@ def test_waiting_is_told_from_computing() -> None:
     assert sum(ran for ran, _ in computes.counts.values()) > 0.5 * sum(map(sum, computes.counts.values()))
 
 
+@pytest.mark.slow
 def test_decoding_is_known_by_its_library() -> None:
     from PIL import Image
 
@@ -285,11 +289,13 @@ def test_decoding_is_known_by_its_library() -> None:
     assert parts(looked_at(Data(read=read)))["decode", "PIL"] > 0.5
 
 
+@pytest.mark.slow
 def test_collating_is_told_from_fetching() -> None:
     kinds = parts(looked_at(Data(), many, lambda d: many([torch.ones(2)] * 4)))
     assert sum(v for (kind, _), v in kinds.items() if kind == "collate") > 0.5
 
 
+@pytest.mark.slow
 def test_the_sample_at_work_in_a_slow_task_is_named() -> None:
     assert set(looked_at(Data(spin)).slow) == {"7"}
 

@@ -25,6 +25,7 @@ class Slow(Dataset):
         return torch.full((8, 8), float(i))
 
 
+@pytest.mark.slow
 def test_on_and_off() -> None:
     torchs: Any = DataLoader
     before = torchs._get_iterator

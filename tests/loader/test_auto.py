@@ -152,9 +152,9 @@ def test_nothing_is_loaded_but_the_batches(own: bool) -> None:
     assert "first guess" in loader.decisions[0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("restless")
 @pytest.mark.parametrize("own", [False, True])
-@pytest.mark.few(1)
 def test_bits_and_order_stay_when_it_moves_to_and_fro(own: bool) -> None:
     kw: dict[str, Any] = {"sampler": Own(), "shuffle": None} if own else {}
     fixed = auto(Where(), **kw)

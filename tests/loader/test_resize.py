@@ -75,8 +75,8 @@ def test_resizing_changes_no_bit(method: str, persistent: bool) -> None:
         assert torch.equal(epoch(loader, changes), fixed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.few(1)
 def test_any_thread_may_resize(method: str) -> None:
     """As often as it likes, while the consumer takes batches: none is lost, none changes."""
     print(f"STOKER_SEED={SEED}")

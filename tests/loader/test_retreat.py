@@ -112,6 +112,7 @@ def epoch(loader: Any, begun: Callable[[], None] = lambda: None) -> list[Any]:
     return [[x.tolist() for x in batch] for batch in it]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [auto, Applied])
 @pytest.mark.parametrize("first", [0, 30])
 def test_workers_that_hang_on_a_lock_go_away(

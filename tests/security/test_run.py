@@ -133,6 +133,7 @@ def test_a_container_with_the_same_user_and_network_does_not(start: Callable[...
     assert not reached
 
 
+@pytest.mark.slow
 def test_another_user_does_not_where_user_namespaces_hide_who_is_who(start: Callable[..., Run]) -> None:
     """In a user namespace that maps no users, each has the id 65534."""
     needs("--user")

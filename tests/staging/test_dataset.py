@@ -158,6 +158,7 @@ def test_a_subset_is_served_from_the_same_cache() -> None:
     assert source.made[rows[:16]].max() <= 3  # a try, a fill
 
 
+@pytest.mark.slow
 def test_torchs_own_loader_takes_it() -> None:
     staged = stoker.Staged(Source(), prepare=keep, augment=flip, cache_budget="20MB")
     without = stoker.Staged(Source(), prepare=keep, augment=flip, cache=None)
@@ -225,8 +226,8 @@ def test_an_augment_that_writes_to_its_sample_changes_nothing_that_is_kept() -> 
     assert all(map(same, first, [staged[i] for i in range(N)]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tensor", "ragged"])
-@pytest.mark.few(1)
 def test_the_budget_holds_and_what_is_in_stays(kind: str) -> None:
     n = 800
     source = Source(n, kind)

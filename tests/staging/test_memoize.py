@@ -752,7 +752,7 @@ class GrowsAfterwards(SometimesScaled):
         return image, slow_array(self.numbers[i])
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Grows, GrowsOnce, GrowsAfterwards])
 def test_what_loading_a_sample_may_change_is_read_by_nothing_that_is_kept(kind: Any) -> None:
     staged = stoker.Staged(kind())

@@ -181,6 +181,7 @@ class Effects(Base):
         return x + torch.rand(())
 
 
+@pytest.mark.slow
 def test_a_trial_prints_and_logs_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     print("before", end="")  # stays in the buffer
     log = logging.getLogger("tests.odd")
@@ -224,7 +225,7 @@ def test_a_trial_writes_no_file(tmp_path: Path) -> None:
     assert (tmp_path / "kept").read_text() == "here"
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("flush", [False, True])
 def test_a_trial_leaves_an_open_log_alone(tmp_path: Path, flush: bool) -> None:
     with open(tmp_path / "log", "a+") as log:
@@ -405,6 +406,7 @@ class Fresh(Base):
         return [x + torch.rand(()) if self.draws else x, {"name": [i]}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loader", "settings", "draws"),
     [
@@ -415,7 +417,6 @@ class Fresh(Base):
     ],
     ids=["collate, whole", "one by one, cut", "torch, collate, cut", "torch, one by one, whole"],
 )
-@pytest.mark.few(2)
 def test_what_is_written_to_a_sample_stays_in_that_sample(loader: Any, settings: Any, draws: bool) -> None:
     def run(data: Any) -> list[Any]:
         random.seed(1), np.random.seed(1), torch.manual_seed(1)
@@ -543,12 +544,12 @@ class FromFiles(Base):
         return x + self.noise * random.random() if self.noise else x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "settings"),
     [(0.0, {"num_workers": 0}), (0.5, {"num_workers": 2, "persistent_workers": True})],
     ids=["whole", "cut, workers that stay"],
 )
-@pytest.mark.few(1)
 def test_files_that_are_written_between_epochs_are_read_anew(
     noise: float, settings: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -800,6 +800,7 @@ class ByEpoch(Pictures):
         return x + rng.random()
 
 
+@pytest.mark.slow
 def test_what_the_script_changes_in_each_epoch_is_left_to_the_second_part() -> None:
     data = ByEpoch()
     staged = stoker.Staged(data, cache_budget="1MB")
@@ -859,6 +860,7 @@ class LoopsInPairs(Loops):
         return {"x": x, "y": y}
 
 
+@pytest.mark.slow
 def test_a_loop_over_transforms_is_cut_between_them() -> None:
     found = same_bits(Loops(scale, scale, noise, scale)).split
     assert found is not None

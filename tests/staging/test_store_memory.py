@@ -70,7 +70,7 @@ def used(store: Store) -> int:
     return os.fstat(store.medium.fd).st_blocks * 512
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["rows", "blocks"])
 def test_no_reader_sees_memory_that_was_given_back(kind: str) -> None:
     for _ in range(4):

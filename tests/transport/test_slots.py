@@ -98,6 +98,7 @@ def test_writing_to_a_batch_changes_no_other() -> None:
     assert all(intact(b, 2 * i) for i, b in enumerate(loader))
 
 
+@pytest.mark.slow
 def test_every_third_batch_is_kept(small_budget: None) -> None:
     loader = stoker.DataLoader(Noise(360, 20_000), batch_size=3, num_workers=2)
     kept = [b for i, b in enumerate(loader) if i % 3 == 0]
@@ -247,7 +248,7 @@ def test_a_reader_orders_what_it_read_before_it_frees_a_slot() -> None:
     ordering.barrier(ordered=False)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kw", [{}, {"persistent_workers": True}, {"worker_method": "thread"}], ids=str)
 def test_a_fork_uses_the_loader_as_well(kw: dict[str, Any]) -> None:
     """Both go on with a loader that was used before, each with memory and workers of its own."""
@@ -406,6 +407,7 @@ def test_the_ring_does_not_grow_with_epochs_left_early() -> None:
     assert all(r.arena.slots <= 6 for r in state_of(loader).arenas)
 
 
+@pytest.mark.slow
 def test_the_ring_does_not_grow_with_the_epoch() -> None:
     loader = stoker.DataLoader(Noise(200, 5000), batch_size=2, num_workers=2)
     for batch in loader:

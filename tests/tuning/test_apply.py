@@ -102,6 +102,7 @@ def test_a_trial_begins_when_a_loader_is_made(applied: dict[str, Any]) -> None:
     assert len(apply._datasets) == 2
 
 
+@pytest.mark.slow
 def test_what_the_script_changes_after_a_loader_is_made_is_looked_at_anew(applied: dict[str, Any]) -> None:
     """Of samples that do not draw, all would be kept, until one was seen to draw."""
     data = Drawn([slow, negative])
@@ -288,7 +289,7 @@ class Draws:
         return 64
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_indices_that_are_no_numbers(applied: dict[str, Any], monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
     """The trial asks the loader's sampler for some; calls that do not depend on the rest of an index are kept."""
@@ -328,6 +329,7 @@ def alarm() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.slow
 def test_one_trial_runs_and_ends_with_its_dataset(
     applied: dict[str, Any], monkeypatch: pytest.MonkeyPatch, alarm: None
 ) -> None:

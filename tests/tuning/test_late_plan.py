@@ -118,7 +118,7 @@ def same(a: Any, b: Any) -> bool:
     return all(torch.equal(x[0], y[0]) and torch.equal(x[1], y[1]) and x[2] == y[2] for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "way"),
     [
@@ -168,7 +168,7 @@ def test_with_task_seeds(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     assert same(found, epochs(Loader, Drawn(), 2, num_workers=1))  # its trial ends before the first batch
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("at_first", "later"), [(0.0, 5.0), (5.0, 0.0)])
 def test_what_the_loop_changes_before_that_is_not_served(at_first: float, later: float, held: Held) -> None:
     """Workers have the dataset as it was when they started. The trial saw what the loop changes (first case), or what
@@ -229,6 +229,7 @@ def test_a_worker_that_is_killed_after_that(held: Held) -> None:
     assert same(found, epochs(DataLoader, Drawn(), 2))
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_loader_whose_epoch_runs(held: Held) -> None:
     """Frameworks copy attributes of loaders: what is only for one epoch is none of them."""
     loader = Loader(Drawn(), batch_size=BATCH, num_workers=2)

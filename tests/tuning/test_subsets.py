@@ -126,6 +126,7 @@ def _of_whole(part: Any) -> list[int]:
     return part.indices if type(part.dataset) is not Subset else [part.dataset.indices[i] for i in part.indices]
 
 
+@pytest.mark.slow
 def test_a_later_fold_makes_no_sample_anew() -> None:
     first, second, _ = folds(Whole())
     list(Loader(first, batch_size=4, num_workers=2))

@@ -268,6 +268,7 @@ class Pools(Dataset):
         return [torch.get_num_threads(), max(pools), max(blas)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow), None])
 def test_native_pools_are_capped_in_workers_and_nowhere_else(context: str | None) -> None:
     import threadpoolctl
@@ -365,6 +366,7 @@ def test_the_consumer_may_draw_during_a_task_that_is_watched(monkeypatch: pytest
     assert use.who is not None
 
 
+@pytest.mark.slow
 def test_draws_that_begin_in_a_later_epoch_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mixup after the warm-up."""
     monkeypatch.setattr(rng_watch, "REWATCH_S", 0.0)

@@ -38,6 +38,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return room_for_workers(monkeypatch, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_fewer_workers_where_there_can_be_no_more(processes: list[int], context: str) -> None:
     loader = stoker.DataLoader(Numbers(), batch_size=BATCH, num_workers=4, multiprocessing_context=context)

@@ -123,7 +123,7 @@ def test_a_single_sample() -> None:
     assert [int(x[0]) for x in loader] == [0, 1, 3, 4]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["two", "auto"])
 def test_where_nothing_hangs_no_bit_changes(mode: str) -> None:
     found = []

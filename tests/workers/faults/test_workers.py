@@ -146,7 +146,7 @@ def test_samples_that_kill_once_change_no_bit(mode: str, how: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(calm, shaken, strict=True))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "dataset", "keep_ns"),
     [("persistent", Drawn, 0), ("two", Batched, 0), ("persistent", Batched, 1 << 61), ("two", Drawn, 1 << 61)],
@@ -505,7 +505,7 @@ def test_nothing_is_left_behind_by_many_deaths() -> None:
     assert not {p.pid for p in multiprocessing.active_children()} & {p.pid for p in workers}
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["two", "auto"])
 def test_slots_that_the_dead_were_filling_are_used_again(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each batch kills once, when its slot is taken and not yet sent."""
@@ -703,7 +703,7 @@ class Restless(Drawn):
         raise AssertionError
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["two", "auto"])
 def test_a_loop_of_crashes_does_not_spin(mode: str) -> None:
     loader = loader_of(Restless(), MODES[mode])
@@ -789,7 +789,7 @@ def test_raise_is_torchs_way(at: int) -> None:
     assert "sample" not in found
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["two", "auto"])
 def test_warnings_may_be_errors_to_somebody(mode: str) -> None:
     """Then one ends ``next``, and nothing is lost for whoever asks again."""
