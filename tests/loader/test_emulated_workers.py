@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import sys
 import warnings
@@ -319,3 +321,45 @@ def test_memory_of_a_batch_is_used_again_only_when_nothing_refers_to_it(collate_
     del kept, parts
     places = {x.untyped_storage().data_ptr() for x, _ in loader}
     assert len(places) <= 3 or collate_fn is pairs  # one is looked at while the next is made; others may be in no slot
+
+
+class OpenedOnce(OwnGenerators):
+    """A library of which each process may open a file once: a worker does, and this process has done so already."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.after, self.process = after, os.getpid()
+
+    def __getitem__(self, i: int) -> Any:
+        if i >= self.after and os.getpid() == self.process:
+            raise RuntimeError("already open in this process")
+        return super().__getitem__(i)
+
+
+@pytest.mark.parametrize("after", [0, 17, 40])
+@pytest.mark.parametrize(
+    "settings", [{}, {"shuffle": True, "drop_last": True}, {"sampler": DrawingSampler(41), "collate_fn": collate}]
+)
+def test_after_an_error_workers_make_the_rest(after: int, settings: dict[str, Any]) -> None:
+    settings = {"num_workers": 2, "batch_size": 4, **settings}
+    assert epochs(Here, OpenedOnce(after), **settings) == epochs(DataLoader, OwnGenerators(), **settings)
+
+
+def test_after_an_error_workers_make_the_rest_with_task_seeds() -> None:
+    settings: dict[str, Any] = {"num_workers": 2, "batch_size": 4, "shuffle": True}
+
+    class Once(OpenedOnce, Simple):
+        pass
+
+    assert epochs(HereSeeded, Once(9), **settings) == epochs(Seeded, Simple(), **settings)
+
+
+def test_an_error_that_no_worker_had_is_told() -> None:
+    told: list[str] = []
+    for dataset in (OpenedOnce(9), Draws(bad=6)):
+        it = iter(Here(dataset, batch_size=4, num_workers=2))
+        it.failed_here = told.append
+        with contextlib.suppress(ValueError):
+            list(it)
+    assert len(told) == 1
+    assert "already open in this process" in told[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -120,6 +121,32 @@ def test_they_have_one_cache(
     assert known.staged.usable
     assert known.staged.account.filled == len({int(i) % SAMPLES for part in parts(data()) for i in _of_whole(part)})
     assert known.by_script is (workers > 0 and init is None)
+
+
+FORKED = [False]  # whether this process is a child of the script's
+os.register_at_fork(after_in_child=lambda: FORKED.__setitem__(0, True))
+
+
+def once_per_process(samples: list[Any]) -> Any:
+    """What a library does that the script's process has in use already."""
+    if not FORKED[0]:
+        raise RuntimeError("already open in this process")
+    return torch.stack(samples)
+
+
+def test_where_the_scripts_process_fails_workers_take_over(
+    applied: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apply, "first_guess", lambda loader: (2, "as it has"))
+    by = {False: Maker.WORKERS, True: Maker.SCRIPT}
+    monkeypatch.setattr(CachedEpochs, "choose", lambda epochs, rows, filled: by[filled])
+    wanted, found = (epochs(cls, [Drawn()], 4, num_workers=2, collate_fn=once_per_process) for cls in (DataLoader, Loader))
+    assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
+    (known,) = apply._datasets
+    assert known.by_script
+    apply.refresh()
+    (entry,) = applied.values()
+    assert "workers took over where that failed and they did not: RuntimeError: already open" in entry["reason"]
 
 
 def _of_whole(part: Any) -> list[int]:

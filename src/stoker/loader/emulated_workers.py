@@ -13,11 +13,15 @@ A forked worker also has the dataset as it was when the epoch began. Where the d
 function hold random generators, each emulated worker has copies of the objects that lead to them.
 
 Starting workers and moving batches between processes then cost nothing. A batch is made while its consumer waits.
+
+A sample that fails here may not fail in a worker: a library may open a file once a process. So after an error workers
+make the epoch anew, from the same seed and indices, and give the batches from the failed one on.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 import weakref
 from abc import ABC, abstractmethod
@@ -44,7 +48,7 @@ from ..workers.collate import SlotCollate
 from ..workers.exceptions import Caught
 from ..workers.fetcher import BatchFetcher, staged_in
 from ..workers.native_threads import OneThread
-from .engine import budget
+from . import engine
 from .inline_iterator import here
 from .loader_state import state_of
 
@@ -60,10 +64,16 @@ class WorkerlessIter(_BaseDataLoaderIter, ABC):
     """
 
     def __init__(self, loader: LoaderLike) -> None:
+        self._loader = loader
+        self._drawn_from = loader.generator or torch.default_generator
+        self._before = self._drawn_from.get_state()
         super().__init__(loader)  # type: ignore[arg-type]  # draws the base seed
         self._workers: list[object] = []  # frameworks look for it
+        self._drawn: list[Index] = []  # the indices of all tasks so far
         self._indices: deque[Index] = deque()
         self._made = 0
+        self._by_workers: Iterator[Batch] | None = None  # after an error
+        self.failed_here: Callable[[str], object] = lambda error: None  # is told of an error that no worker had
         for _ in range((loader.prefetch_factor or 2) * self._num_workers):
             self._draw()
 
@@ -74,21 +84,43 @@ class WorkerlessIter(_BaseDataLoaderIter, ABC):
     def _draw(self) -> None:
         """Reads the sampler for one task more."""
         try:
-            self._indices.append(self._next_index())  # type: ignore[no-untyped-call]
+            self._drawn.append(self._next_index())  # type: ignore[no-untyped-call]
         except StopIteration:
             return
+        self._indices.append(self._drawn[-1])
 
     def _next_data(self) -> Batch:
+        if self._by_workers is not None:
+            return next(self._by_workers)
         if not self._indices:
             raise StopIteration
         batch = self._run(self._made, self._indices.popleft())
+        if isinstance(batch, ExceptionWrapper):
+            self._by_workers = self._begin_anew()
+            batch, error = next(self._by_workers), batch  # raises what a worker raises, as torch does
+            self.failed_here(error.exc_msg.strip().rpartition("\n")[2])
+            return batch
         self._made += 1
         self._draw()
-        if isinstance(batch, ExceptionWrapper):
-            batch.reraise()
         if self._pin_memory:
             batch = pin(batch, self._pin_memory_device)
         return batch
+
+    def _begin_anew(self) -> Iterator[Batch]:
+        """Workers that make this epoch from its beginning, of which the batches that were delivered are dropped. Their
+        dataset is the script's own, without a cache."""
+        again = copy.copy(self._loader)
+        sampler = "batch_sampler" if self._auto_collation else "sampler"
+        vars(again)[sampler] = itertools.chain(self._drawn, self._sampler_iter)
+        now = self._drawn_from.get_state()
+        self._drawn_from.set_state(self._before)  # the base seed is drawn again
+        try:
+            it = engine.get_iterator(again)
+        finally:
+            self._drawn_from.set_state(now)
+        for _ in range(self._made):
+            next(it)
+        return it
 
     def _shutdown_workers(self) -> None:
         """There are none; frameworks call it."""
@@ -121,7 +153,7 @@ class EmulatedWorkersIter(WorkerlessIter):
         self._one_thread = OneThread()
         self._worker_init_fn = loader.worker_init_fn
         heaps = state_of(loader).heaps
-        self._heap = heaps.pop() if heaps else HeapWriter(budget(loader).lease_bytes)
+        self._heap = heaps.pop() if heaps else HeapWriter(engine.budget(loader).lease_bytes)
         weakref.finalize(self, heaps.append, self._heap).atexit = False  # no other iterator has it meanwhile
         self._emulated = [self._emulate(worker, *of_worker) for worker, of_worker in enumerate(own)]
 

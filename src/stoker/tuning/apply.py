@@ -61,7 +61,7 @@ TINY_SAMPLE_S = 100e-6  # samples that take no longer are mostly views of memory
 TINY_BATCH_S = 0.002  # a batch that takes no longer in the script's own process stays there
 MOST_DATASETS = 8  # that are remembered
 BY_SCRIPT = "; batches from the cache are made without them, in the script's own process, where that is faster"
-
+TAKEN_OVER = "; workers took over where that failed and they did not:"
 UNSEEN = "an epoch without workers shows first whether making its batches draws random numbers"
 WORKERS_ON = "STOKER_WORKERS_ON"  # of the environment: a ``worker_method`` with nodes of a cluster
 
@@ -164,6 +164,8 @@ def refresh() -> None:
             entry["from"]["staged"], entry["to"]["staged"] = False, True
         if known.by_script and BY_SCRIPT not in entry["reason"]:
             entry["reason"] += BY_SCRIPT
+        if known.failed_in_script and TAKEN_OVER not in entry["reason"]:
+            entry["reason"] += f"{TAKEN_OVER} {known.failed_in_script}"
 
 
 def _is_manageable(loader: LoaderLike) -> bool:

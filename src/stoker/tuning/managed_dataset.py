@@ -21,7 +21,7 @@ from ..core.resources import ranks
 from ..core.types import Batch, JsonObject, LoaderLike, MapDataset
 from ..loader import engine
 from ..loader.auto.limits import cores_here
-from ..loader.emulated_workers import EmulatedWorkersIter, SeededTasksIter, worker_copies
+from ..loader.emulated_workers import EmulatedWorkersIter, SeededTasksIter, WorkerlessIter, worker_copies
 from ..loader.loader_state import state_of
 from ..sampling.worker_init import only_seeds
 from ..staging import subsets
@@ -71,6 +71,7 @@ class ManagedDataset:
         self.start_s = 0.0  # that the script waited while the trial was started
         self.waited_s = 0.0  # that it waited for the trial's end
         self.by_script = False  # batches that came from the cache were made in the script's own process
+        self.failed_in_script = ""  # an error there that workers did not have
         self.trial: Trial | None = None  # that has not ended yet
         self.is_fresh = False  # the script has done nothing since the trial began
         self.asked_for = 0  # samples, in the epochs that were begun
@@ -311,12 +312,19 @@ class ManagedDataset:
             return engine.get_iterator
         self.by_script = True
 
+        def failed(error: str) -> None:
+            self.failed_in_script = loader.__dict__["_stoker_in_workers"] = error
+
         def make(loader: LoaderLike) -> Iterator[Batch]:
+            it: WorkerlessIter
             if isinstance(loader.num_workers, AutoWorkers):
                 with engine.with_dataset(loader, own[0][0]) if alone else contextlib.nullcontext():
-                    return SeededTasksIter(loader)
-            loader.check_worker_number_rationality()  # type: ignore[attr-defined]  # as torch does
-            return EmulatedWorkersIter(loader, own)
+                    it = SeededTasksIter(loader)
+            else:
+                loader.check_worker_number_rationality()  # type: ignore[attr-defined]  # as torch does
+                it = EmulatedWorkersIter(loader, own)
+            it.failed_here = failed
+            return it
 
         return make
 
