@@ -111,7 +111,7 @@ class ChangeWatch:
         """The next ``check`` is not left out. In a worker that stays it looks at files, too: its parent did for the
         first epoch."""
         self._next_check = 0.0
-        self._looks_at_files = self._looked_in == os.getpid()
+        self._looks_at_files = self._looked_in == os.getpid() != self._process
         self._looked_in = os.getpid()
 
     def check_for(self, indices: Sequence[Index], announced: bool) -> None:

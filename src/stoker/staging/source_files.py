@@ -77,11 +77,11 @@ class SourceFiles:
     def now(self) -> dict[str, Stamp]:
         """The stamps of all files."""
         out: dict[str, Stamp] = {path: stamp_of(path) for path in self._files}
-        for path in self._trees:
-            for folder in folders_below(path, LEVELS):
-                _list(folder, out)
-        for path, suffixes in self._folders.items():
-            _list(path, out, suffixes)
+        whole = dict.fromkeys(folder for path in self._trees for folder in folders_below(path, LEVELS))
+        for folder in whole:
+            _list(folder, out)
+        for folder in self._folders.keys() - whole.keys():
+            _list(folder, out, self._folders[folder])
         return out
 
     def changes(self) -> list[str]:
