@@ -965,7 +965,7 @@ def test_what_is_wrong_is_named() -> None:
     for state, words in (
         (b"\x80", "a state dict is a dict, not b"),
         ({"epoch": 1}, "has no key 'stoker'"),
-        ({"_snapshot": 1}, "looks like torchdata's and is not"),
+        ({"_snapshot": 1}, "is of torchdata's StatefulDataLoader, and only that loader"),
         ({**good, "stoker": 99}, "version 99, this stoker reads up to 3: a newer stoker"),
         ({k: v for k, v in good.items() if k != "next"}, "lacks 'next'"),
         ({**good, "next": -1}, "next=-1"),

@@ -281,8 +281,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Nothing is unpickled. A state that does not fit this loader is refused here, or by that ``iter``.
 
         Args:
-            state_dict: of this or an earlier version of stoker, of one rank or of all (``stoker.AllRanks``), or of
-                torchdata's ``StatefulDataLoader``; and of a loader with the same dataset and order.
+            state_dict: of this or an earlier version of stoker, of one rank or of all (``stoker.AllRanks``), and of a
+                loader with the same dataset and order.
 
         Raises:
             StateError: no state dict, one of a newer stoker, or one that does not say enough for this number of ranks.

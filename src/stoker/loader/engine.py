@@ -78,9 +78,7 @@ def get_iterator(loader: LoaderLike) -> _BaseDataLoaderIter:
     it = _resume(loader, state, saved)  # if it raises, the state stays pending: trying again does not begin anew
     if saved.dealt_anew:
         state.saved_parts = 0  # the next epoch is divided as a new run is
-    _drop_batches(loader, it, state.pending_skip)
     state.pending_state = state.pending_dict = None
-    state.pending_skip = 0
     return it
 
 
@@ -115,18 +113,6 @@ def _resume(loader: LoaderLike, state: LoaderState, saved: State) -> _BaseDataLo
         end.go_to_end()
     _restore_generator(loader, saved)
     return _make(loader, state)
-
-
-def _drop_batches(loader: LoaderLike, it: _BaseDataLoaderIter, batches: int) -> None:
-    """Takes batches that were delivered after a state of torchdata's."""
-    read_here = batches and loader._dataset_kind == _DatasetKind.Iterable and not loader.num_workers
-    before = RandomState() if read_here else None
-    for _ in range(batches):
-        next(it, None)
-    if before is not None:
-        from .inline_iterator import check_not_random
-
-        check_not_random(before, loader)
 
 
 def _warn_of_differences(loader: LoaderLike, state: LoaderState, saved: State) -> None:
@@ -165,16 +151,12 @@ def state_dict(loader: LoaderLike) -> JsonObject:
 def load_state_dict(loader: LoaderLike, state_dict: JsonObject) -> None:
     """The next iterator resumes where the state dict was taken; with ``{}`` it begins a new run."""
     from ..sampling import rank_states  # not every run is saved
-    from . import torchdata_state
 
-    saved, skip = None, 0
-    if torchdata_state.recognised(state_dict):
-        saved, skip = torchdata_state.convert(state_dict, loader)
-    elif not isinstance(state_dict, dict) or state_dict:
+    saved = None
+    if not isinstance(state_dict, dict) or state_dict:
         saved = rank_states.read(state_dict, *rank_and_ranks())
     state = state_of(loader)
     state.begin_run()
-    state.pending_skip = skip
     state.pending_state = saved
     state.pending_dict = None if saved is None else dict(state_dict)
     loader._iterator = None

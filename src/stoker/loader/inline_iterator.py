@@ -11,10 +11,9 @@ from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIt
 
 from ..core.errors import StateError
 from ..core.nested import pin
-from ..core.random_state import RandomState, is_one_draw, preserved
+from ..core.random_state import preserved
 from ..core.types import Batch, Index, JsonObject, LoaderLike, MapDataset
 from ..sampling.cursor import Cursor
-from ..sampling.replay import REPLAYED
 from ..sampling.seeding import seed_here
 from ..sampling.stateful import is_stateful, load_into, pickled_state, read_state
 from ..sampling.task_seeds import ObjectSeeds, run_here
@@ -74,10 +73,7 @@ class InlineIter(_SingleProcessDataLoaderIter):
             super().__init__(loader)
             return
         cursor.restore_rng_before(saved)
-        before = RandomState()
         super().__init__(loader)
-        if saved.sampler == REPLAYED:
-            check_not_random(before, loader, base_seed=True)
 
     def _skip(self, saved: RunState, part: Part) -> None:
         """Takes what an iterable dataset gave since its state was taken, or since the beginning."""
@@ -131,18 +127,6 @@ def _resume_dataset(loader: LoaderLike, cursor: Cursor, saved: RunState) -> Part
     if part is not None:
         load_into(loader.dataset, part.dataset_state, "dataset")
     return part
-
-
-def check_not_random(before: RandomState, loader: LoaderLike, base_seed: bool = False) -> None:
-    """Raises if an iterable dataset has drawn random numbers, because torchdata has not saved them."""
-    moved = before.moved()
-    if base_seed and moved == ["torch"] and loader.generator is None and is_one_draw(before, RandomState()):
-        return
-    if moved:
-        raise StateError(
-            f"{type(loader.dataset).__name__} draws random numbers, and torchdata has not saved its random state: the "
-            "batches that were delivered cannot be made again"
-        )
 
 
 def here(

@@ -60,7 +60,6 @@ class LoaderState:
         self.pending_dict: JsonObject | None = None
         # made by ``state_dict()`` because there was none; the next ``iter`` returns it
         self.unclaimed_iterator: _BaseDataLoaderIter | None = None
-        self.pending_skip = 0  # batches after that state which are made again and dropped
         self.saved_parts = 0  # parts of the resumed run of an iterable dataset; else 0
         self.task_seeds = False  # the resumed run sets random state by task
 

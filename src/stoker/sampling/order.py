@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sized
@@ -153,19 +152,6 @@ def with_first_drawn(indices: Iterator[Index]) -> Iterator[Index]:
     """The same indices, with whatever is drawn for the first of them drawn now."""
     first = next(indices, END)
     return iter(()) if first is END else itertools.chain([first], indices)
-
-
-def order_from(index_sampler: Iterable[Index], generator: torch.Generator, skip: int) -> Iterator[Index]:
-    """``order`` of a ``RandomSampler``, drawn from another generator than the sampler's."""
-    index_sampler = copy.copy(index_sampler)
-    if type(index_sampler) is BatchSampler:
-        index_sampler.sampler = copy.copy(index_sampler.sampler)
-        index_sampler.sampler.generator = generator  # type: ignore[attr-defined]
-    else:
-        index_sampler.generator = generator  # type: ignore[attr-defined]
-    found = order(index_sampler, skip)
-    assert found is not None
-    return found
 
 
 def _shuffled(sampler: RandomSampler, skip: int) -> Iterator[list[int]]:

@@ -36,15 +36,13 @@ from ..core.ranks import rank_and_ranks
 from ..core.types import Index
 from ..core.types import State as ObjectState
 from .division import share_of_rest
-from .order import END, TORCH_SAMPLERS, in_batches, order, order_from, with_first_drawn
+from .order import END, TORCH_SAMPLERS, in_batches, order, with_first_drawn
 from .stateful import is_stateful, load_into, pickled_state, read_state
 
 if TYPE_CHECKING:
     from .state import State
 
-REPLAYED = "replayed"  # of a run of torchdata: an order that only its sampler knows, and that is never random
-FOREIGN = "torchdata RandomSampler"  # of a run of torchdata: its generator is not the sampler's
-OPAQUE_ORDERS = ("stateful", "distributed", "other", REPLAYED)  # orders that only their sampler knows
+OPAQUE_ORDERS = ("stateful", "distributed", "other")  # orders that only their sampler knows
 
 
 class _Start(NamedTuple):
@@ -98,7 +96,6 @@ class SamplerReplay:
         self._drawn_in_iter: list[str] | None = None  # generators that moved between these two
         self._rng_after_first: RandomState | None = None
         self._state_at_start: bytes | None = None
-        self._foreign = False  # the order is ``FOREIGN``
         self._sampler_states: deque[_SamplerState] = deque()
 
     @property
@@ -194,27 +191,12 @@ class SamplerReplay:
         drawn = bool(s.workers or s.next or s.finished)
         with preserved() if drawn or (self._known and not s.torch_rng_restored) else nullcontext():
             if not self._known:
-                before = self._capture_rng()
-                found = with_first_drawn(self._restart_sampler(s))
-                if s.sampler == REPLAYED and before.moved(self._capture_rng()):
-                    raise StateError(
-                        f"{type(self._sampler).__name__} is random, and torchdata has not saved its random state"
-                    )
-                return found
-            if s.sampler == FOREIGN:
-                return self._resume_foreign(s)
+                return with_first_drawn(self._restart_sampler(s))
             RandomState.from_texts(s.sampler_rng, self._sampler_generator).restore_saved()
             self._rng_after_iter = self._capture_rng()
             indices = order(self._index_sampler, s.samples)
             assert indices is not None
             return with_first_drawn(indices)
-
-    def _resume_foreign(self, s: State) -> Iterator[Index]:
-        generator = torch.Generator()
-        set_from_text(generator, s.sampler_rng["generator"])
-        self._foreign = True
-        self._rng_after_iter = RandomState([("generator", generator)], ())
-        return with_first_drawn(order_from(self._index_sampler, generator, s.samples))
 
     def _restart_sampler(self, s: State) -> Iterator[Index]:
         """Resumes an order that only its sampler knows."""
@@ -302,8 +284,7 @@ class SamplerReplay:
                 f"the state dict has batch_size={s.batch_size} and batches that were delivered out of order, so this "
                 f"loader needs that batch_size, too, not {self.batch_size}"
             )
-        foreign = s.sampler == FOREIGN and name.startswith("RandomSampler")
-        if s.sampler != name and not foreign and (self._known or s.sampler not in OPAQUE_ORDERS):
+        if s.sampler != name and (self._known or s.sampler not in OPAQUE_ORDERS):
             raise StateError(f"the state dict is of the order {s.sampler}, this loader's is {name}")
         if (s.world is None) != (self._ranks() is None):
             raise StateError(f"the state dict's world is {s.world}, and the sampler is {type(self._sampler).__name__}")
@@ -317,16 +298,16 @@ class SamplerReplay:
             there = len(self._sampler)
             if s.samples >= there + (s.batch_size or 1):
                 raise _beyond(s.samples, f"{there:,}")
-        self._check_draws(s, foreign)
+        self._check_draws(s)
 
-    def _check_draws(self, s: State, foreign: bool) -> None:
+    def _check_draws(self, s: State) -> None:
         length = self._shuffled_length()
         if length != s.length:
             raise StateError(
                 f"the state dict is of {s.length:,} samples in random order, this loader has {length:,}: another order"
             )
         source = "torch" if self._sampler_generator is None else "generator"
-        if self._known and length >= 0 and set(s.sampler_rng) != {"generator" if foreign else source}:
+        if self._known and length >= 0 and set(s.sampler_rng) != {source}:
             saved_source = "one generator" if source == "torch" else "torch's global generator"
             raise StateError(f"the state dict's order was drawn from {saved_source}, this sampler draws from another")
         if s.sampler_state is not None and not (is_stateful(self._sampler) or s.sampler_state["sampler"] is None):
@@ -339,8 +320,6 @@ class SamplerReplay:
         sampler = self._sampler
         if not self._known:
             return "other" if self._ranks() is None else "distributed"
-        if self._foreign:
-            return FOREIGN
         options = [getattr(sampler, name) for name in ("chunk_size", "resident") if hasattr(sampler, name)]
         if not options and self._shuffled_length() not in (-1, getattr(sampler, "num_samples", -1)):
             options = [sampler.num_samples]

@@ -147,6 +147,8 @@ class State:
         if not isinstance(d, dict):
             raise StateError(f"a state dict is a dict, not {_short(d)}")
         version = d.get("stoker")
+        if version is None and ("_snapshot" in d or "_num_yielded" in d):
+            raise StateError("the state dict is of torchdata's StatefulDataLoader, and only that loader can read it")
         if version is None:
             raise StateError("no state dict of a stoker.DataLoader: it has no key 'stoker'")
         if type(version) is not int or version < 1:
