@@ -27,26 +27,24 @@ MAX_COLUMNS = 100  # longer lines are hard to read
 @click.argument("words", metavar="[CAUSE|WORDS]...", nargs=-1)
 @arguments.json_file
 def command(words: tuple[str, ...], json_path: Path | None) -> int:
-    """Explain a cause that stoker run names, or a symptom in your own words.
+    """Explain a cause that stoker run names, or a symptom by words of its title.
 
     A page says what the symptom looks like, what stoker run prints then, and the fix, with stoker and without it.
-    Without words all pages are listed. Exit code 1: no page has any of the words.
+    Without words all pages are listed. Exit code 1: no page has all of the words.
 
     \b
     Examples:
       stoker explain slow_decode
-      stoker explain gpu utilization low
+      stoker explain gpu utilization
     """
     question = " ".join(words)
     if not question.strip():
         found = {"schema": SCHEMA, "pages": [_entry(page) for page in symptom_pages.pages()]}
         output.give(found, json_path, lambda: print(listed(sys.stdout)))
         return 0
-    pages = symptom_pages.ranked(question)
+    pages = symptom_pages.find(question)
     if not pages:
-        close = symptom_pages.nearest(question)
-        hint = f"the nearest: {', '.join(close)}" if close else "stoker explain lists all pages"
-        raise StokerError(f"no page is about {question[:MAX_QUOTED]!r}; {hint}")
+        raise StokerError(f"no page has all words of {question[:MAX_QUOTED]!r}; stoker explain lists all pages")
     best, others = pages[0], pages[1 : 1 + MORE]
     result = {"schema": SCHEMA, "asked": question, "page": {**_entry(best), "text": best.text}}
     result["others"] = [_entry(page) for page in others]
@@ -64,7 +62,7 @@ def listed(stream: TextIO) -> str:
     lines = []
     for page in symptom_pages.pages():
         lines += [style(page.title, "bold", colour), f"    {', '.join((page.name, *page.causes))}"]
-    return "\n".join([*lines, "", "stoker explain NAME prints a page; a cause or your own words will do, too."])
+    return "\n".join([*lines, "", "stoker explain NAME prints a page; a cause or words of its title will do, too."])
 
 
 def render(page: Symptom, others: list[Symptom], stream: TextIO) -> str:

@@ -16,7 +16,7 @@ from . import arguments
 FIRST = {
     "run": "Run a script and report what its data loaders did; --apply speeds it up.",
     "check": "Show what this machine really grants: cores, memory, GPUs.",
-    "explain": "Explain a cause that stoker run names, or a symptom in your own words.",
+    "explain": "Explain a cause that stoker run names, or a symptom by words of its title.",
 }
 MORE = {
     "bench": "Measure how fast a data loader is, without a model.",
